@@ -1,0 +1,81 @@
+"""Everything that can end a run early, on one screen. No other module defines an exception of its own.
+
+    RunnerError                 1  our own fault: a bug, its traceback is in log.txt
+    ├── ConfigError             2  a key, a value or a combination that cannot work
+    ├── DataError               2  rows that do not fit the trainer, or cannot be read
+    ├── SickRun                 3  the training itself went wrong (loss not finite, wrong reference, ...)
+    ├── FolderError             4  the run folder is in use, or holds another run
+    ├── EnvironmentFault        5  disk, memory, or a library that is missing
+    └── Interrupted       130/143  stopped by SIGINT or SIGTERM; the same command continues
+
+The number is the exit code of the process; 0 means finished. An error carries faults, all that were found at once,
+and each fault has four beats: where it is, what was found, what was expected, what to type.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong, in four beats. ``where`` is a YAML path, a file and row, or a folder."""
+
+    where: str
+    found: str
+    expected: str = ""
+    cure: str = ""
+
+    def __str__(self) -> str:
+        beats = [("found", self.found), ("expected", self.expected), ("type", self.cure)]
+        return "\n".join([f"  {self.where}"] + [f"    {name:<9} {text}" for name, text in beats if text])
+
+
+class RunnerError(Exception):
+    """The root of what the runner raises; prints as a heading and its faults, and sets the exit code."""
+
+    code = 1
+    heading = "internal error"
+
+    def __init__(self, faults: Fault | Iterable[Fault]):
+        self.faults = [faults] if isinstance(faults, Fault) else list(faults)
+        super().__init__(self.faults)
+
+    def __str__(self) -> str:
+        count = len(self.faults)
+        title = self.heading if count == 1 else f"{self.heading}: {count} faults"
+        return "\n".join([title, *map(str, self.faults)])
+
+
+class ConfigError(RunnerError):
+    code = 2
+    heading = "config"
+
+
+class DataError(RunnerError):
+    code = 2
+    heading = "data"
+
+
+class SickRun(RunnerError):
+    code = 3
+    heading = "sick run"
+
+
+class FolderError(RunnerError):
+    code = 4
+    heading = "run folder"
+
+
+class EnvironmentFault(RunnerError):
+    code = 5
+    heading = "environment"
+
+
+class Interrupted(RunnerError):
+    """Raised after the last step was saved; ``code`` is 128 plus the signal's number."""
+
+    heading = "interrupted"
+
+    def __init__(self, faults: Fault | Iterable[Fault], signal_number: int = 15):
+        super().__init__(faults)
+        self.code = 128 + signal_number
