@@ -1,14 +1,16 @@
-"""Everything that can end a run early, on one screen. No other module defines an exception of its own.
+"""Everything that can end a run early, on one screen. No other module defines an exception of its
+own.
 
     RunnerError                 1  our own fault: a bug, its traceback is in log.txt
     ├── ConfigError             2  a key, a value or a combination that cannot work
     ├── DataError               2  rows that do not fit the trainer, or cannot be read
-    ├── SickRun                 3  the training itself went wrong (loss not finite, wrong reference, ...)
+    ├── SickRun                 3  the training itself went wrong: a wrong reference, no finite loss
     ├── FolderError             4  the run folder is in use, or holds another run
     ├── EnvironmentFault        5  disk, memory, or a library that is missing
     └── Interrupted       130/143  stopped by SIGINT or SIGTERM; the same command continues
 
-The number is the exit code of the process; 0 means finished. An error carries faults, all that were found at once,
+The number is the exit code of the process; 0 means finished. An error carries faults, all that were
+found at once,
 and each fault has four beats: where it is, what was found, what was expected, what to type.
 """
 
@@ -18,7 +20,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong, in four beats. ``where`` is a YAML path, a file and row, or a folder."""
+    """One thing that is wrong, in four beats. ``where`` is a YAML path, a file and row, or a
+    folder.
+    """
 
     where: str
     found: str
@@ -31,7 +35,9 @@ class Fault:
 
 
 class RunnerError(Exception):
-    """The root of what the runner raises; prints as a heading and its faults, and sets the exit code."""
+    """The root of what the runner raises; prints as a heading and its faults, and sets the exit
+    code.
+    """
 
     code = 1
     heading = "internal error"

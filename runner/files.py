@@ -1,4 +1,5 @@
-"""Files that are either whole or absent: atomic writes, syncs, hashes, and what ships with the package.
+"""Files that are either whole or absent: atomic writes, hashes, sealed folders, and what ships with
+the package.
 
 Standard library only. Locks live in ``run``, because only runs are locked.
 """
@@ -8,17 +9,20 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
 SHIPPED = "runner://"
+SEAL = "seal.json"
 
 
 def shipped(path: str) -> str:
     """The place on this machine of ``runner://dataset/toy``; any other path comes back as it is.
 
-    Configs name shipped files by this scheme, so that a frozen config and its key hold no path of one machine.
+    Configs name shipped files by this scheme, so that a frozen config and its key hold no path of
+    one machine.
     """
     return str(PACKAGE / path.removeprefix(SHIPPED)) if path.startswith(SHIPPED) else path
 
@@ -82,6 +86,42 @@ def sha256(path: Path) -> str:
     """The hex digest of a file's bytes, read in pieces."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def seal(folder: Path) -> None:
+    """Put every byte of a folder on the disk, then its sizes and hashes, so that damage can be told
+    from health.
+    """
+    files = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SEAL):
+        path.chmod(0o644 if path.stat().st_mode & 0o077 == 0 else path.stat().st_mode)
+        sync(path)
+        files[path.relative_to(folder).as_posix()] = [path.stat().st_size, sha256(path)]
+    write_json(folder / SEAL, files)
+    sync(folder.parent)
+
+
+def verify(folder: Path) -> bool:
+    """Whether every file is there with the size and the hash of its seal."""
+    files = read_json(folder / SEAL)
+    return files is not None and all(
+        (folder / name).is_file() and (folder / name).stat().st_size == size and sha256(folder / name) == digest
+        for name, (size, digest) in files.items()
+    )
+
+
+def remove(folder: Path) -> None:
+    """Delete a folder so that no reader meets half of it: rename first."""
+    doomed = folder.with_name(f".{folder.name}.removed")
+    shutil.rmtree(doomed, ignore_errors=True)
+    folder.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    """The hash of every file below a folder, by its relative name."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): sha256(path) for path in paths}
 
 
 def _umask() -> int:

@@ -1,0 +1,123 @@
+"""One node with a ``_target_``: that it may run, and its keys against what the target takes."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from runner.check.allow import find_target_fault
+from runner.check.known import FROM_GROUP, OWN, Asked, Node, keys_of, special_keys
+from runner.check.place import find_unknown
+from runner.check.value import misfit, shown
+from runner.errors import Fault
+from runner.signature import Parameter, Signature, choices_compared
+
+# What the train command gives to a part whose signature names it, so that no config needs to.
+SERVED = {
+    "trainer": {
+        *FROM_GROUP,
+        *("tokenizer", "ref_model", "teacher_model", "reward_model", "compute_metrics"),
+        "reward_processing_classes",
+    },
+    "model": {"tokenizer", "head", "quantization_config"},
+    "dataset": {"to", "keep", "seed"},
+    "peft": {"model", "task_type"},
+    "collator": {"tokenizer", "processing_class", "pad_token_id"},
+    "optimizer": {"params", "model"},
+    "launcher": {"folder", "isolated", "debug"},
+}
+NEEDED = {"trainer": ("form", "head", "args"), "model": ("tokenizer",)}
+# Keys that hold a node themselves, so that what they misspell can be seen.
+NODES = ("trainer.args", "trainer.teacher_model", "model.tokenizer")
+# Fields that the runner sets whatever the config says; to set them would be in vain.
+OURS = {
+    "output_dir": ("nothing: the run folder is the runner's", "output_root=<folder>"),
+    "resume_from_checkpoint": ("nothing: the same command resumes", "leave it out"),
+    "disable_tqdm": ("nothing: the progress bar is the runner's", "leave it out"),
+}
+
+
+def find_node_faults(asked: Asked, path: str, node: Node) -> Iterator[Fault]:
+    """A fault for the target, or for each key that is unknown, in vain, missing or does not fit."""
+    if fault := find_target_fault(path, node["_target_"], asked.allow):
+        yield fault
+        return
+    signature = asked.signature(node)
+    known = keys_of(path, signature) | special_keys()
+    for key, value in node.items():
+        if key not in known:
+            yield from find_unknown(asked, path, node, str(key), signature)
+        elif value != "???":
+            own = f"{path}.{key}"
+            vain = _in_vain(asked, own, value)
+            yield from [vain] if vain else _value(asked, own, value, known[key], signature)
+    yield from _missing(path, node, signature)
+    if path == "trainer":
+        yield from _args_of_another(asked, node, signature)
+
+
+def _in_vain(asked: Asked, path: str, value: Any) -> Fault | None:
+    """A fault where the runner would replace a value by its own."""
+    node, _, key = path.rpartition(".")
+    if node == "trainer.args" and key in OURS and value is not None:
+        return Fault(path, shown(value), *OURS[key])
+    group = FROM_GROUP.get(key) if node == "trainer" and value is not None else None
+    if group in asked.groups:
+        options = asked.options(group)
+        cure = f"{group}={options[0]}" if options else f"{group}._target_=<module.name>"
+        return Fault(path, "a part that the runner serves", f"the group {group}", cure)
+    return None
+
+
+def _value(asked: Asked, path: str, value: Any, parameter: Parameter, signature: Signature) -> list[Fault]:
+    is_node = isinstance(value, dict) and "_target_" in value
+    if path in NODES and value is not None and not is_node:
+        cure = f"{path}._target_=<module.name>"
+        return [Fault(path, shown(value), "keys with a _target_", cure)]
+    choices = _choices(asked, path, value, parameter, signature)
+    return misfit(asked.origin(path, value), value, parameter, signature, choices)
+
+
+def _choices(asked: Asked, path: str, value: Any, parameter: Parameter, signature: Signature) -> tuple[str, ...]:
+    """The texts that the trainer's source knows for a field, if its default is one of them."""
+    trainer = asked.signature(asked.cfg.get("trainer"))
+    texts = value if isinstance(value, list) else [value]
+    is_text = any(isinstance(text, str) for text in texts)
+    if not trainer or not is_text or not path.startswith("trainer.args."):
+        return ()
+    found = choices_compared(trainer.target, parameter.name)
+    if not found or (isinstance(parameter.default, str) and parameter.default not in found):
+        return ()
+    return tuple(dict.fromkeys([*found, *choices_compared(signature.target, parameter.name, 1)]))
+
+
+def _missing(path: str, node: Node, signature: Signature) -> Iterator[Fault]:
+    """A fault for each argument that nobody gives. What is called later may wait for its rows."""
+    group = path.partition(".")[0]
+    inside = "model" if group in ("trainer", "model") else ""
+    served = SERVED.get(group if path == group else inside, set())
+    later = node.get("_partial_") is True or "completions" in signature.parameters
+    for name in () if later else signature.required:
+        if name not in node and name not in served:
+            kind = signature.parameters[name].type
+            yield _missing_key(f"{path}.{name}", signature.name, str(kind))
+    for name in NEEDED.get(path, ()):
+        if node.get(name) is None:
+            kind = keys_of(path, signature)[name].type if name in OWN[path] else "keys"
+            yield _missing_key(f"{path}.{name}", "the runner", str(kind))
+
+
+def _missing_key(path: str, who: str, kind: str) -> Fault:
+    return Fault(path, f"missing, and {who} needs it", kind, f"{path}=<value>")
+
+
+def _args_of_another(asked: Asked, node: Node, trainer: Signature) -> Iterator[Fault]:
+    """A fault where the args are the config of another trainer."""
+    signature, parameter = asked.signature(node.get("args")), trainer.parameters.get("args")
+    wanted = sorted(name for name in parameter.names if name.endswith("Config")) if parameter else []
+    if signature and wanted and not set(wanted) & set(signature.lineage):
+        package = trainer.target.rpartition(".")[0]
+        yield Fault(
+            "trainer.args._target_",
+            signature.name,
+            f"{' or '.join(wanted)}, which {trainer.name} takes",
+            f"trainer.args._target_={package}.{wanted[0]}",
+        )

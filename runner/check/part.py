@@ -1,0 +1,135 @@
+"""Whether the parts go together: what the trainer asks for, and what it is given.
+
+Read from the trainer's own constructor: a part that it does not name cannot be served, and one that
+it lives on must be there. That rows fit a trainer is not here; the train command knows the forms.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from runner.check.known import FROM_GROUP, Asked, Node, is_number
+from runner.errors import Fault
+from runner.signature import Signature, written
+from runner.signature.type import shortened
+
+# Groups that only some trainers can use; the others every run needs.
+OPTIONAL = ("reward", "peft", "collator", "callback", "loss", "optimizer")
+
+
+def find_part_faults(asked: Asked) -> Iterator[Fault]:
+    """A fault for each part that is missing, in vain, or at odds with another."""
+    node = asked.cfg.get("trainer")
+    trainer = asked.signature(node)
+    if not trainer or not trainer.parameters:
+        return
+    args = node.get("args") if isinstance(node.get("args"), dict) else {}
+    yield from _not_asked_for(asked, trainer)
+    yield from _not_given(asked, trainer)
+    yield from _quantization(asked)
+    if signature := asked.signature(args):
+        yield from _schedule(args)
+        yield from _generation(args, signature, _processes(asked.cfg))
+
+
+def _not_asked_for(asked: Asked, trainer: Signature) -> Iterator[Fault]:
+    for group in OPTIONAL:
+        node = asked.cfg.get(group)
+        if not _is_given(node) or trainer.is_open or _is_own_way(asked, node):
+            continue
+        if not any(FROM_GROUP.get(name) == group for name in trainer.parameters):
+            found = f"set, but {trainer.name} takes no {group}"
+            off = "none" if "none" in asked.menu.get(group, ()) else "null"
+            yield Fault(group, found, "none, or a trainer that takes one", f"{group}={off}")
+
+
+def _is_given(node: Any) -> bool:
+    """Whether a group holds a part; a mapping of nothing but null does not."""
+    if isinstance(node, dict):
+        return any(entry is not None for entry in node.values())
+    return bool(node)
+
+
+def _is_own_way(asked: Asked, node: Any) -> bool:
+    """Whether a part changes the model itself, so that no trainer needs to know of it."""
+    signature = asked.signature(node)
+    return signature is not None and "model" in signature.parameters
+
+
+def _not_given(asked: Asked, trainer: Signature) -> Iterator[Fault]:
+    node, names = asked.cfg["trainer"], trainer.parameters
+    rewarded = _is_given(asked.cfg.get("reward")) or node.get("environment_factory")
+    if "reward_funcs" in names and not rewarded:
+        options = asked.options("reward")
+        yield Fault(
+            "reward",
+            f"none, and {trainer.name} learns from rewards",
+            f"one of {shortened(options)}" if options else "entries with a _target_",
+            f"reward={options[0]}" if options else "reward.<name>._target_=<module.name>",
+        )
+    if "teacher_model" in names and not node.get("teacher_model"):
+        yield Fault(
+            "trainer.teacher_model",
+            f"none, and {trainer.name} learns from a teacher",
+            "a model that shares the tokenizer",
+            "trainer.teacher_model.path=<org/name>",
+        )
+
+
+def _quantization(asked: Asked) -> Iterator[Fault]:
+    quant, peft = asked.cfg.get("quant"), asked.cfg.get("peft")
+    if not isinstance(quant, dict) or not quant:
+        return
+    if not _is_given(peft) or _is_own_way(asked, peft):
+        cure = "peft=lora" if "lora" in asked.options("peft") else "peft=<an adapter>"
+        yield Fault("quant", "set, but quantised weights cannot be trained", "an adapter", cure)
+    bits = [name for name in ("load_in_4bit", "load_in_8bit") if quant.get(name)]
+    if str(quant.get("_target_")).endswith("BitsAndBytesConfig") and len(bits) != 1:
+        found = " and ".join(bits) or "neither load_in_4bit nor load_in_8bit"
+        yield Fault("quant", found, "one of the two", "quant.load_in_4bit=true")
+
+
+def _schedule(args: Node) -> Iterator[Fault]:
+    steps, warmup = args.get("max_steps"), args.get("warmup_steps")
+    if is_number(steps) and is_number(warmup) and 1 <= steps <= warmup:
+        yield Fault(
+            "trainer.args.warmup_steps",
+            f"{warmup} of {steps} steps, so the learning rate would never be reached",
+            "fewer than max_steps, or a share below 1",
+            "trainer.args.warmup_steps=0.1",
+        )
+    evaluates = args.get("eval_strategy", "no") not in ("no", False)
+    if args.get("load_best_model_at_end") is True and not evaluates:
+        yield Fault(
+            "trainer.args.load_best_model_at_end",
+            "true, but nothing is evaluated",
+            "an eval_strategy",
+            "trainer.args.eval_strategy=steps",
+        )
+
+
+def _generation(args: Node, signature: Signature, processes: int) -> Iterator[Fault]:
+    """A fault where a batch of completions does not hold whole groups of one prompt."""
+
+    def value(name: str) -> Any:
+        known = signature.parameters.get(name)
+        return args.get(name, known.default if known else None)
+
+    size, group = value("per_device_train_batch_size"), value("num_generations")
+    rounds = value("steps_per_generation") or value("gradient_accumulation_steps")
+    if not all(isinstance(number, int) and number >= 1 for number in (size, group, rounds)):
+        return
+    batch = value("generation_batch_size") or size * processes * rounds
+    if isinstance(batch, int) and group > 1 and batch % group:
+        yield Fault(
+            "trainer.args.num_generations",
+            f"{group} completions a prompt, in batches of {batch}",
+            "a batch that holds whole groups: batch size x accumulation x processes",
+            f"trainer.args.per_device_train_batch_size={group}",
+        )
+
+
+def _processes(cfg: Node) -> int:
+    launcher = cfg.get("launcher") if isinstance(cfg.get("launcher"), dict) else {}
+    counts = [launcher.get(name) for name in ("num_processes", "num_machines")]
+    first, second = (count if isinstance(count, int) and count > 0 else 1 for count in counts)
+    return first * second

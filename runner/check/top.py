@@ -1,0 +1,87 @@
+"""The top level: its settings, and that each group holds parts."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from runner.check.known import TOP, Asked
+from runner.check.place import find_unknown_top
+from runner.check.value import SETTINGS, misfit_number, misfit_type, nearest, shown, typed
+from runner.errors import Fault
+from runner.signature import written
+from runner.signature.type import expression, shortened, to_type
+
+NEEDED = ("trainer", "model", "dataset")
+READ = ("tracker", "launcher")  # where the key is there, there must be something in it
+NAMED = ("reward", "metric", "callback")  # groups of parts that each have a name
+# Groups that are read as they are, without anything to build.
+PLAIN = {"tracker": {"report_to": "str | list[str]", "environment": "dict[str, str] | None"}}
+
+
+def find_top_faults(asked: Asked) -> Iterator[Fault]:
+    """A fault for each key of the top level that is strange, missing, or holds the wrong thing."""
+    for key, value in asked.cfg.items():
+        if key in TOP:
+            yield from _setting(asked, key, value)
+        elif key in PLAIN and isinstance(value, dict):
+            yield from _plain(key, value)
+        elif key in asked.groups:
+            yield from _group(asked, key, value)
+        else:
+            yield find_unknown_top(asked, str(key), value)
+    for group in (*NEEDED, *(group for group in READ if group in asked.cfg)):
+        if asked.cfg.get(group) in (None, {}):
+            yield _nothing_chosen(asked, group, "nothing chosen")
+
+
+def _setting(asked: Asked, key: str, value: Any) -> Iterator[Fault]:
+    known = to_type(expression(TOP[key]), None)
+    if value == "???":
+        return
+    if not known.accepts(value) or isinstance(value, dict):
+        yield misfit_type(key, value, known)
+    elif fault := misfit_number(key, value, SETTINGS.get(key)):
+        yield fault
+    elif key == "name" and value is not None and not _is_folder_name(value):
+        yield Fault(key, shown(value), "a plain folder name, up to 100 letters", "name=<word>")
+    elif value == "":
+        yield Fault(key, "nothing", "a folder", f"{key}=outputs")
+    elif key == "allow" and (strange := sorted(set(value or ()) - set(asked.allow))):
+        text = written(strange)
+        yield Fault(key, f"{text} in a file", "allow on the command line only", f"allow={text}")
+
+
+def _is_folder_name(name: str) -> bool:
+    return 0 < len(name) <= 100 and name[0] not in ".-" and not set(name) & set("/\\\0\n")
+
+
+def _plain(group: str, node: dict[str, Any]) -> Iterator[Fault]:
+    kinds = PLAIN[group]
+    for key, value in node.items():
+        path = f"{group}.{key}"
+        if key not in kinds:
+            near = [*nearest(str(key), kinds), *kinds][0]
+            yield Fault(path, "no such key", near, typed(f"{group}.{near}", value))
+        elif not (known := to_type(expression(kinds[key]), None)).accepts(value):
+            yield misfit_type(path, value, known)
+
+
+def _group(asked: Asked, group: str, node: Any) -> Iterator[Fault]:
+    parts = {} if node in (None, {}) else {group: node}
+    if group in NAMED and isinstance(node, dict) and "_target_" not in node:
+        parts = {f"{group}.{name}": part for name, part in node.items() if part is not None}
+    for path, part in parts.items():
+        if not isinstance(part, dict) and path == group:
+            yield _nothing_chosen(asked, group, shown(part))
+        elif not isinstance(part, dict):
+            yield Fault(path, shown(part), "keys with a _target_", f"{path}._target_=<module.name>")
+        elif "_target_" not in part:
+            found = f"no _target_ beside {shortened(list(map(str, part)), 40)}"
+            example = f"{path}._target_=<module.name>"
+            yield Fault(path, found, "what to build from these keys", example)
+
+
+def _nothing_chosen(asked: Asked, group: str, found: str) -> Fault:
+    options = asked.menu.get(group, [])
+    near = [*nearest(found, options), *asked.options(group), "<option>"][0]
+    expected = f"one of {shortened(options)}" if options else "keys with a _target_"
+    return Fault(group, found, expected, f"{group}={near}")

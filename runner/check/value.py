@@ -1,0 +1,300 @@
+"""Whether one value fits its parameter: its type, its range, and the names that the code knows.
+
+The ranges are by the field's name, since TRL, transformers and peft call the same thing the same;
+where one class means another thing by it, that class has a row of its own.
+"""
+
+import difflib
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from runner.check.known import Asked, Scalar, is_number
+from runner.check.secret import looks_secret
+from runner.errors import Fault
+from runner.signature import Parameter, Signature, Type, written
+from runner.signature.type import shortened
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers from ``low`` to ``high``; an end is left out where ``above`` or ``below`` is set.
+
+    ``other`` is one more value that means something of its own, such as -1 for "no limit".
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False
+    below: bool = False
+    other: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        if self.other is not None and value == self.other:
+            return True
+        enough = value > self.low if self.above else value >= self.low
+        return enough and (value < self.high if self.below else value <= self.high)
+
+    def __str__(self) -> str:
+        low = f"{'above' if self.above else 'at least'} {self.low}"
+        high = f"{'below' if self.below else 'at most'} {self.high}"
+        words = [low] if math.isinf(self.high) else [low, high]
+        return " and ".join(words) + ("" if self.other is None else f", or {self.other}")
+
+
+POSITIVE = Range(0, above=True)
+STEP_SIZE = Range(0, 100, above=True)
+NOT_NEGATIVE = Range(0)
+COUNT = Range(1)
+FRACTION = Range(0, 1)
+RATE = Range(0, 1, below=True)
+SHARE = Range(0, 1, above=True)
+SEED = Range(0, 2**32 - 1)
+
+# Of the top level.
+SETTINGS = {"seed": SEED, "learning_rate": STEP_SIZE, "kl_coef": NOT_NEGATIVE}
+
+TRAINING = {
+    # the loop
+    "learning_rate": STEP_SIZE,
+    **dict.fromkeys(("num_train_epochs", "adam_epsilon"), POSITIVE),
+    **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), COUNT),
+    **dict.fromkeys(("gradient_accumulation_steps", "eval_accumulation_steps"), COUNT),
+    "max_steps": Range(1, other=-1),
+    **dict.fromkeys(("weight_decay", "max_grad_norm", "warmup_steps", "eval_delay"), NOT_NEGATIVE),
+    **dict.fromkeys(("adam_beta1", "adam_beta2", "label_smoothing_factor"), RATE),
+    **dict.fromkeys(("logging_steps", "save_steps", "eval_steps"), POSITIVE),
+    **dict.fromkeys(("save_total_limit", "torch_empty_cache_steps", "dataset_num_proc"), COUNT),
+    **dict.fromkeys(("seed", "data_seed"), SEED),
+    **dict.fromkeys(("dataloader_num_workers", "neftune_noise_alpha"), NOT_NEGATIVE),
+    **dict.fromkeys(("dataloader_prefetch_factor", "ddp_timeout", "ddp_bucket_cap_mb"), COUNT),
+    # lengths and sampling
+    **dict.fromkeys(("max_length", "max_completion_length", "max_new_tokens"), COUNT),
+    **dict.fromkeys(("pad_to_multiple_of", "vllm_max_model_length"), COUNT),
+    **dict.fromkeys(("temperature", "repetition_penalty"), POSITIVE),
+    "top_p": SHARE,
+    "top_k": Range(0, other=-1),
+    "min_p": FRACTION,
+    "num_generations": Range(2),
+    **dict.fromkeys(("num_generations_eval", "steps_per_generation", "num_iterations"), COUNT),
+    **dict.fromkeys(("generation_batch_size", "vllm_tensor_parallel_size"), COUNT),
+    "vllm_gpu_memory_utilization": SHARE,
+    # losses
+    **dict.fromkeys(("beta", "kl_coef", "entropy_coef", "router_aux_loss_coef"), NOT_NEGATIVE),
+    "label_smoothing": RATE,
+    **dict.fromkeys(("ld_alpha", "ref_model_mixup_alpha", "lmbda"), FRACTION),
+    "top_entropy_quantile": FRACTION,
+    **dict.fromkeys(("ref_model_sync_steps", "precompute_ref_batch_size"), COUNT),
+    **dict.fromkeys(("epsilon", "epsilon_high", "delta", "discopop_tau"), POSITIVE),
+    **dict.fromkeys(("desirable_weight", "undesirable_weight", "simpo_gamma"), NOT_NEGATIVE),
+    "center_rewards_coefficient": NOT_NEGATIVE,
+}
+ADAPTER = {
+    **dict.fromkeys(("r", "init_r", "target_r", "num_virtual_tokens"), COUNT),
+    **dict.fromkeys(("lora_alpha", "alpha"), POSITIVE),
+    **dict.fromkeys(("lora_dropout", "module_dropout", "rank_dropout", "vera_dropout"), RATE),
+    **dict.fromkeys(("boft_dropout", "encoder_dropout"), RATE),
+}
+OPTIMIZER = {"lr": STEP_SIZE, "eps": POSITIVE, "weight_decay": NOT_NEGATIVE, "betas": RATE}
+
+PROCESSES = {
+    **dict.fromkeys(("num_processes", "num_machines", "jobs"), COUNT),
+    "timeout_seconds": POSITIVE,
+}
+
+BY_GROUP = {
+    "trainer": TRAINING,
+    "peft": ADAPTER,
+    "optimizer": OPTIMIZER,
+    "launcher": PROCESSES,
+}
+
+# Preferences are learnt through beta: at 0 nothing is, and below it the opposite is.
+BY_CLASS = {
+    **{(f"{name}Config", "beta"): POSITIVE for name in ("DPO", "KTO", "CPO", "ORPO", "OnlineDPO", "TPO")},
+    # Between forward and reverse KL.
+    **{(f"{name}Config", "beta"): FRACTION for name in ("GKD", "GOLD", "Distillation")},
+    # r is 0 where the size of a block is given instead.
+    ("OFTConfig", "r"): NOT_NEGATIVE,
+}
+
+
+def find_range(group: str, name: str, lineage: Collection[str]) -> Range | None:
+    """The numbers that make sense for a field, if any are known."""
+    own = (BY_CLASS[owner, name] for owner in lineage if (owner, name) in BY_CLASS)
+    return next(own, BY_GROUP.get(group, {}).get(name))
+
+
+def misfit(
+    path: str,
+    value: Any,
+    parameter: Parameter,
+    signature: Signature,
+    choices: Collection[str] = (),
+) -> list[Fault]:
+    """What is wrong with a value under a signature; ``choices`` are the texts that it may be.
+
+    More than one fault only for a mapping. A number that is not finite is refused elsewhere.
+    """
+    known, default = parameter.type, parameter.default
+    if value == "None" and known.kind != "any" and known.accepts(None):
+        return [Fault(path, "the text None; YAML writes nothing as null", "null", f"{path}=null")]
+    if parameter.required and value == "":
+        return [Fault(path, "an empty text", str(known), f"{path}=<value>")]
+    if not known.accepts(value):
+        inside = list(_misfits_inside(path, value, known))
+        return inside or [misfit_type(path, value, known, default)]
+    numbers = find_range(path.partition(".")[0], parameter.name, signature.lineage)
+    fault = misfit_choice(path, value, choices) or misfit_number(path, value, numbers, default)
+    return [fault] if fault else []
+
+
+def _misfits_inside(path: str, value: Any, known: Type) -> Iterator[Fault]:
+    """A fault for each entry of a mapping whose key or value its type does not accept."""
+    shape = next((part for part in known.alternatives if part.kind in ("record", "dict")), None)
+    if not isinstance(value, dict) or not shape or not shape.parts:
+        return
+    words = shape.keys or tuple(map(str, shape.parts[0].choices))
+    for key, entry in value.items():
+        inner = f"{path}.{key}"
+        if words and key not in words:
+            near = [*nearest(str(key), words), *words][0]
+            expected = f"one of {shortened(list(words))}"
+            yield Fault(inner, "no such key", expected, typed(f"{path}.{near}", entry))
+            continue
+        part = shape.parts[words.index(key)] if shape.keys else shape.parts[1]
+        if not part.accepts(entry):
+            yield misfit_type(inner, entry, part)
+
+
+def misfit_number(path: str, value: Any, numbers: Range | None, default: Any = None) -> Fault | None:
+    """A fault for a number, or one in a list, that is outside of a range."""
+    values = value if isinstance(value, list) else [value]
+    finite = [v for v in values if is_number(v) and math.isfinite(v)]
+    if numbers is None or all(number in numbers for number in finite):
+        return None
+    return Fault(path, shown(value), str(numbers), _cure(path, default, Type("float"), numbers))
+
+
+def misfit_choice(path: str, value: Any, choices: Collection[str]) -> Fault | None:
+    """A fault for a text, or one in a list, that the code compares with nothing."""
+    values = value if isinstance(value, list) else [value]
+    strange = [each for each in values if isinstance(each, str) and each not in choices]
+    if not choices or not strange:
+        return None
+    likely = [(nearest(each, choices) or [""])[0] if each in strange else each for each in values]
+    meant = list(filter(None, likely)) or [next(iter(choices))]
+    return Fault(
+        path,
+        ", ".join(map(shown, strange)),
+        str(Type("choice", values=tuple(choices))),
+        typed(path, meant if isinstance(value, list) else meant[0]),
+    )
+
+
+def misfit_type(path: str, value: Any, known: Type, default: Any = None) -> Fault:
+    """The fault of a value that its type does not accept, with what was probably meant."""
+    meant = _meant(value, known)
+    is_guess = not meant or (meant[0] == str(value) and isinstance(default, str))
+    cure = _cure(path, default, known) if is_guess else typed(path, meant[0])
+    found = _described(value)
+    if isinstance(value, bool) and meant and isinstance(meant[0], str):
+        found += f", which is how YAML reads {meant[0]} without quotes"
+    return Fault(path, found, str(known), cure)
+
+
+def find_empty(asked: Asked, scalars: Iterable[Scalar]) -> Iterator[Fault]:
+    """A fault for each value that is still to be given, and for each number that is not finite."""
+    for path, _, value in scalars:
+        if value == "???":
+            yield Fault(path, "no value yet", "one: it has no default", f"{path}=<value>")
+        elif isinstance(value, float) and not math.isfinite(value):
+            where = asked.origin(path.removesuffix(".0"), value)
+            yield Fault(where, written(value), "a finite number", f"{where}=<number>")
+
+
+def shown(value: Any) -> str:
+    """A value as it is told in a fault: as typed, not too long, and never a secret."""
+    text = written(value)
+    if looks_secret(text):
+        return "..."
+    return text if len(text) <= 64 else f"{text[:61]}..."
+
+
+def typed(path: str, value: Any) -> str:
+    """What to type for a value at a path, with the quotes that a shell takes away."""
+    text = "..." if isinstance(value, dict) or looks_secret(str(value)) else written(value)
+    return f'{path}="{text}"' if set(text) & set("' []") else f"{path}={text}"
+
+
+def nearest(word: str, words: Iterable[str], cutoff: float = 0.6) -> list[str]:
+    """The words that look like this one, the likeliest first."""
+    scores = {each: likeness(word, each) for each in words}
+    return sorted((each for each in scores if scores[each] >= cutoff), key=lambda each: -scores[each])
+
+
+def likeness(word: str, other: str) -> float:
+    """From 0 to 1 how much two words look alike; case and separators do not count.
+
+    The start of a longer word is more like it than its end: adamw is adamw_torch, not grokadamw.
+    """
+    one, two = (re.sub(r"[\W_]", "", each).lower() for each in (word, other))
+    ratio = difflib.SequenceMatcher(None, one, two).ratio()
+    return max(0.9, ratio) if len(one) > 3 and two.startswith(one) else ratio
+
+
+def _meant(value: Any, known: Type) -> list[Any]:
+    """The value that was probably meant, in a list, or an empty list."""
+    guesses: list[Any] = [[value], str(value)]  # a list of one, or a text that looks like a number
+    if isinstance(value, bool):  # YAML reads no, off, yes and on as these
+        guesses = ["no" if value is False else "yes", "off" if value is False else "on", [value]]
+    elif isinstance(value, float) and value.is_integer():
+        guesses.insert(0, int(value))
+    elif isinstance(value, str):
+        guesses = [*_from_text(value), *nearest(value, [c for c in known.choices if str(c) == c])]
+        guesses.append([value])
+    elif value is None:
+        guesses = [choice for choice in known.choices if choice == "none"]
+    elif isinstance(value, list) and len(value) == 1:
+        guesses = value
+    return [guess for guess in guesses if known.kind != "any" and known.accepts(guess)][:1]
+
+
+def _from_text(text: str) -> list[Any]:
+    words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+    if text.lower() in words:
+        return [words[text.lower()]]
+    if text.lower() in ("none", "null", "~", ""):
+        return [None]
+    try:
+        number = float(text)
+    except ValueError:
+        return []
+    return [int(number), number] if number.is_integer() else [number]
+
+
+def _described(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case str():
+            return f"the text {shown(value)}"
+        case list():
+            return f"a list: {shown(value)}"
+        case dict():
+            return f"a mapping: {shown(value)}"
+    return shown(value)
+
+
+def _cure(path: str, default: Any, known: Type, numbers: Range | None = None) -> str:
+    """The default as what to type, where it is written down and good; else what kind of value."""
+    good = known.accepts(default) and default is not None and not isinstance(default, dict)
+    if good and (numbers is None or (is_number(default) and default in numbers)):
+        return f"{typed(path, default)}  (the default)"
+    if known.choices:
+        return typed(path, known.choices[0])
+    if numbers is not None and numbers.low in numbers and math.isfinite(numbers.low):
+        return f"{path}={numbers.low}"
+    return f"{path}=<{f'a number {numbers}' if numbers else known}>"

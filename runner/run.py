@@ -1,0 +1,253 @@
+"""The run folder: its name, its lock, its states, its manifest, and its newest sealed checkpoint.
+
+The folder is the contract between the door, the worker and every command that comes after. Nothing
+here trains,
+and nothing here imports more than the standard library and filelock.
+
+    config.yaml     frozen and resolved              status.json
+    created|running|interrupted|failed|finished
+    manifest.json   what it was made with            metrics.jsonl   one line per logged step
+    scores.json     held-out, before and after       log.txt         everything that was said
+    checkpoints/    sealed one by one                model/          what others can load
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runner.errors import Fault, FolderError
+from runner.files import SEAL, read_json, remove, verify, write_json, write_text
+
+# What names, places or launches a run but cannot change its result stays out of its key.
+VOLATILE = frozenset({"name", "output_root", "launcher", "tracker", "allow"})
+IN_THE_NAME = frozenset({"trainer", "model", "dataset", "experiment", "name", "output_root", "launcher", "tracker"})
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "datasets",
+    "accelerate",
+    "bitsandbytes",
+    "hydra-core",
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One folder under ``outputs/<name>/`` and the papers in it."""
+
+    folder: Path
+
+    @cached_property
+    def cfg(self) -> dict[str, Any]:
+        """The frozen configuration; what the run is, whatever YAML files say today."""
+        return yaml.safe_load((self.folder / "config.yaml").read_text(encoding="utf-8"))
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "model"
+
+    @property
+    def metrics(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log.txt"
+
+    def status(self) -> dict[str, Any]:
+        """The last state that was written; ``{"state": "created"}`` where none was."""
+        return read_json(self.folder / "status.json") or {
+            "state": "created",
+            "step": 0,
+            "max_steps": 0,
+        }
+
+    def set_status(self, state: str | None = None, **changes: Any) -> None:
+        """Replace the state atomically, keeping what is not named."""
+        now = _now()
+        status = {
+            "state": "created",
+            "step": 0,
+            "max_steps": 0,
+            "cause": None,
+            "started": now,
+        } | self.status()
+        status |= changes | {"pid": os.getpid(), "host": socket.gethostname(), "updated": now}
+        if state:
+            status["state"] = state
+        write_json(self.folder / "status.json", status)
+
+
+def key_of(cfg: Mapping[str, Any]) -> str:
+    """Ten hex digits that name a configuration: equal where the result must be equal.
+
+    >>> key_of({"seed": 1, "name": "a"}) == key_of({"name": "b", "seed": 1})
+    True
+    """
+    lasting = {key: value for key, value in cfg.items() if key not in VOLATILE}
+    return hashlib.sha256(json.dumps(lasting, sort_keys=True, default=str).encode()).hexdigest()[:10]
+
+
+def label_of(overrides: Sequence[str]) -> str:
+    """The overrides as a short folder name, without what the name of the run says already.
+
+    Only characters that neither a shell nor Hydra's grammar reads as their own, because people type
+    ``model.path=outputs/...``.
+
+    >>> label_of(["trainer=dpo", "kl_coef=0.05", "trainer.args.max_steps=3"])
+    'kl_coef-0.05+max_steps-3'
+    """
+    words = []
+    for override in overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        if key not in IN_THE_NAME and not key.startswith(("hydra", "~")):
+            text = f"{key.rpartition('.')[2]}-{value.rstrip('/').rpartition('/')[2]}"
+            words.append(re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-."))
+    return "+".join(words)[:80].strip("-.+") or "default"
+
+
+def open_run(cfg: Mapping[str, Any], overrides: Sequence[str]) -> Run:
+    """The folder of this configuration: the one that holds its key already, or a new one with the
+    config frozen.
+    """
+    key = key_of(cfg)
+    group = _group(cfg)
+    known = sorted(group.glob(f"*-{key}"))
+    folder = known[0] if known else group / f"{label_of(overrides)}-{key}"
+    run = Run(folder)
+    if not (folder / "config.yaml").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "config.yaml", yaml.safe_dump(dict(cfg), sort_keys=False, allow_unicode=True))
+        run.set_status("created")
+    elif key_of(run.cfg) != key:
+        raise FolderError(
+            Fault(
+                str(folder),
+                "its config.yaml is that of another run",
+                f"the key {key}",
+                "name=<another name>",
+            )
+        )
+    return run
+
+
+@contextlib.contextmanager
+def locked(run: Run) -> Iterator[None]:
+    """Hold the folder for this process; the kernel lets go when the process ends, however it ends."""
+    from filelock import FileLock, Timeout
+
+    try:
+        with FileLock(run.folder / ".lock", timeout=0):
+            yield
+    except Timeout:
+        holder = run.status()
+        found = f"held by pid {holder.get('pid')} on {holder.get('host')}"
+        raise FolderError(
+            Fault(
+                str(run.folder),
+                f"{found} since {holder.get('started')}",
+                "a folder that no other process trains in",
+                "wait for it, or start another run: name=<another name>",
+            )
+        ) from None
+
+
+def sealed_checkpoints(run: Run) -> list[Path]:
+    """The checkpoints that carry a seal, oldest first."""
+    found = [(int(path.name.rpartition("-")[2]), path) for path in run.checkpoints.glob("checkpoint-[0-9]*")]
+    return [path for _, path in sorted(found) if (path / SEAL).exists()]
+
+
+def last_checkpoint(run: Run) -> Path | None:
+    """The newest checkpoint whose every file is as it was sealed; what is newer and broken is
+    removed.
+
+    A torn checkpoint must go before training: the next save of the same step would otherwise mix
+    with it.
+    """
+    good = next((path for path in reversed(sealed_checkpoints(run)) if verify(path)), None)
+    step = int(good.name.rpartition("-")[2]) if good else -1
+    for path in run.checkpoints.glob("checkpoint-*"):
+        number = path.name.rpartition("-")[2]
+        if not number.isdigit() or int(number) > step:
+            remove(path)
+    return good
+
+
+def write_manifest(run: Run, **facts: Any) -> None:
+    """Record what is needed to repeat this run, keeping what earlier starts recorded."""
+    known = read_json(run.folder / "manifest.json") or {
+        "key": key_of(run.cfg),
+        "command": ["python", "-m", "runner", *sys.argv[1:]],
+        "created": _now(),
+        "python": platform.python_version(),
+        "versions": _versions(),
+        "git": _git(),
+        "seed": run.cfg.get("seed"),
+        "starts": 0,
+    }
+    write_json(run.folder / "manifest.json", known | facts)
+
+
+def _group(cfg: Mapping[str, Any]) -> Path:
+    """``<output_root>/<name>``, which must not lead out of the root."""
+    root = Path(str(cfg["output_root"])).absolute()
+    group = (root / str(cfg["name"])).resolve()
+    if not str(cfg["name"]).strip() or not group.is_relative_to(root.resolve()) or group == root.resolve():
+        raise FolderError(
+            Fault(
+                "name",
+                f"{cfg['name']!r} leads out of {root}",
+                "a folder name",
+                "name=<letters and digits>",
+            )
+        )
+    return root / str(cfg["name"])
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _versions() -> dict[str, str | None]:
+    def version(name: str) -> str | None:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(name)
+        return None
+
+    return {name: version(name) for name in LIBRARIES}
+
+
+def _git() -> dict[str, str] | None:
+    """The commit of the working folder and its uncommitted changes, or None outside a repository."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "diff": git("diff", "HEAD")}
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,27 @@
+"""What any dotted target takes, read from the installed source: nothing is imported.
+
+    read_signature("trl.DPOConfig")                     139 parameters with types and defaults
+    choices_compared("trl.DPOTrainer", "loss_type")     the names that its source knows
+    find_definition("trl.DPOConfig").home               where a name really comes from
+
+Where the source cannot say, the answer accepts everything rather than refuse something good.
+Whether a value is sensible, and whether a target may run at all, is for ``check``.
+"""
+
+from runner.signature.read import Parameter, Signature, choices_compared, read_signature
+from runner.signature.source import Definition, Module, find_definition, find_module, public_names
+from runner.signature.type import Type, written
+
+__all__ = [
+    "Definition",
+    "Module",
+    "Parameter",
+    "Signature",
+    "Type",
+    "choices_compared",
+    "find_definition",
+    "find_module",
+    "public_names",
+    "read_signature",
+    "written",
+]

@@ -1,0 +1,375 @@
+"""Where a dotted name is defined, found in the installed source without importing any of it.
+
+Names are followed the way Python would: through re-exports, ``if TYPE_CHECKING`` blocks, star
+imports, aliases and the tables of lazy packages. Only the top-level package is asked of the import
+system, because that imports nothing.
+"""
+
+import ast
+import functools
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Import:
+    """A name that another module provides; without ``name`` it is that module itself."""
+
+    module: str
+    name: str = ""
+
+
+Binding = ast.ClassDef | Function | ast.expr | Import
+
+
+@dataclass(frozen=True)
+class Module:
+    """One module. Without ``file`` it is compiled, built in, or a folder without ``__init__``."""
+
+    name: str
+    file: Path | None = None
+    folders: tuple[str, ...] = ()
+
+    @property
+    def readable(self) -> bool:
+        return self.file is not None or bool(self.folders)
+
+    @property
+    def changed(self) -> int:
+        """When its file was last written, in nanoseconds: what caches go by."""
+        return os.stat(self.file).st_mtime_ns if self.file else 0
+
+    @property
+    def text(self) -> str:
+        return _read(self.file, self.changed) if self.file else ""
+
+    @property
+    def bindings(self) -> dict[str, Binding]:
+        return self._contents[0]
+
+    @property
+    def stars(self) -> list[str]:
+        """The modules that this one imports with a star."""
+        return self._contents[1]
+
+    @property
+    def package(self) -> str:
+        """What a leading dot means in this module's imports."""
+        return self.name if self.folders else self.name.rpartition(".")[0]
+
+    @property
+    def tree(self) -> ast.Module:
+        return _parse(self.file, self.changed) if self.file else ast.Module([], [])
+
+    @property
+    def _contents(self) -> tuple[dict[str, Binding], list[str]]:
+        return _bindings(self, self.changed) if self.file else ({}, [])
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What a name stands for.
+
+    ``node`` is its class or function, another expression, or None where there is nothing to read;
+    ``owner`` is the class through which a method was reached.
+    """
+
+    module: Module
+    name: str
+    node: ast.ClassDef | Function | ast.expr | None = None
+    owner: "Definition | None" = None
+
+    @property
+    def home(self) -> str:
+        """The dotted name under which it is defined, whatever name led here."""
+        return f"{self.module.name}.{self.name}"
+
+
+def find_definition(target: str) -> Definition | Module | None:
+    """The definition (or module) that a dotted name leads to; None where there is no such name."""
+    top, *names = target.split(".")
+    found: Definition | Module | None = find_module(top)
+    for name in names:
+        if found is None or not name.isidentifier():
+            return None
+        found = look_up(name, found) if isinstance(found, Module) else member(name, found)
+    return found
+
+
+def find_module(name: str) -> Module | None:
+    """The module of this dotted name, or None. Imports nothing, not even its parents."""
+    top, *rest = name.split(".")
+    module = _top_module(top)
+    for part in rest:
+        module = _submodule(module, part) if module else None
+    return module
+
+
+def look_up(
+    name: str, module: Module, submodules: bool = True, seen: frozenset[str] = frozenset()
+) -> Definition | Module | None:
+    """What a name means inside a module."""
+    key = f"{module.name}:{name}"
+    if key in seen:  # ``from torch import optim`` inside torch means the submodule
+        return _submodule(module, name) if submodules else None
+    seen |= {key}
+    if not module.readable:
+        return Definition(module, name)
+    if (binding := module.bindings.get(name)) is not None:
+        return _follow(binding, name, module, seen)
+    if submodules and (submodule := _submodule(module, name)):
+        return submodule
+    for star in sorted(module.stars, key=functools.partial(_unlikely, name)):
+        source = find_module(star)
+        if source and _may_bind(name, source) and (found := look_up(name, source, False, seen)):
+            return found
+    return Definition(module, name) if DYNAMIC.search(module.text) else None
+
+
+# A module that makes names while it runs: what it has cannot be read.
+DYNAMIC = re.compile(r"^def __getattr__|^ *globals\(\)(\.update\(|\[[^]]+\] = )", re.MULTILINE)
+
+
+def _may_bind(name: str, module: Module) -> bool:
+    """Whether a module is worth parsing for a name."""
+    return name in module.text or "import *" in module.text
+
+
+def member(name: str, owner: Definition) -> Definition | None:
+    """What an attribute of a class means, its bases included; None where there is none."""
+    if owner.node is None or isinstance(owner.node, ast.expr):
+        return Definition(owner.module, f"{owner.name}.{name}")
+    if not isinstance(owner.node, ast.ClassDef):
+        return None
+    names, _ = _collect(owner.node.body, owner.module)
+    if (node := names.get(name)) is not None and not isinstance(node, Import):
+        return Definition(owner.module, f"{owner.name}.{name}", node, owner)
+    for base in bases(owner):
+        if base is None:
+            return Definition(owner.module, f"{owner.name}.{name}")
+        if found := member(name, base):
+            return Definition(found.module, found.name, found.node, found.owner and owner)
+    return None
+
+
+def bases(owner: Definition) -> Iterator[Definition | None]:
+    """The classes that a class names as its bases; None for one that cannot be read."""
+    for expression in owner.node.bases if isinstance(owner.node, ast.ClassDef) else ():
+        if last_name(expression) in ("object", "Generic", "Protocol", "ABC"):
+            continue
+        found = resolve(expression, owner.module)
+        yield (found if isinstance(found, Definition) and isinstance(found.node, ast.ClassDef) else None)
+
+
+def resolve(expression: ast.expr, module: Module) -> Definition | Module | None:
+    """What a name, dotted or subscripted expression in a module refers to."""
+    match expression:
+        case ast.Name(id=name):
+            return look_up(name, module)
+        case ast.Attribute(value=value, attr=name):
+            found = resolve(value, module)
+            if found is None:
+                return None
+            return look_up(name, found) if isinstance(found, Module) else member(name, found)
+        case ast.Subscript(value=value):
+            return resolve(value, module)
+    return None
+
+
+def public_names(target: str, like: str = "") -> list[str]:
+    """What a module or class offers, for a did-you-mean; ``like`` is the name that was looked for.
+
+    Of a module's star imports only those are read that are named like it: there may be hundreds.
+    """
+    found = find_definition(target)
+    if isinstance(found, Definition):
+        body = found.node.body if isinstance(found.node, ast.ClassDef) else []
+        inherited = [name for base in bases(found) if base for name in public_names(base.home)]
+        names = [*_collect(body, found.module)[0], *inherited]
+    elif found:
+        stars = [star for star in found.stars if _likely(like, star) or len(found.stars) < 20]
+        names = [*found.bindings, *(name for star in stars for name in public_names(star, like))]
+        names += _submodule_names(found)
+    else:
+        names = []
+    return sorted({name for name in names if not name.startswith("_")})
+
+
+def last_name(expression: ast.expr | None) -> str:
+    """``Config`` of ``Config``, ``a.Config``, ``Config[int]`` and ``Config()``; else nothing."""
+    match expression:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case ast.Subscript(value=inner) | ast.Call(func=inner):
+            return last_name(inner)
+    return ""
+
+
+def _follow(binding: Binding, name: str, module: Module, seen: frozenset[str]) -> Definition | Module | None:
+    if isinstance(binding, Import):
+        source = find_module(binding.module)
+        if source is None:  # an optional library that is not installed
+            return Definition(Module(binding.module), binding.name or name)
+        return look_up(binding.name, source, True, seen) if binding.name else source
+    if isinstance(binding, ast.Name) and binding.id != name:
+        return look_up(binding.id, module, True, seen) or Definition(module, name, binding)
+    if isinstance(binding, ast.Attribute):
+        return resolve(binding, module) or Definition(module, name, binding)
+    return Definition(module, name, binding)
+
+
+def _top_module(name: str) -> Module | None:
+    try:
+        return _found_top(name, tuple(sys.path), os.getcwd()) if name.isidentifier() else None
+    except LookupError:
+        return None
+
+
+@functools.lru_cache(maxsize=256)
+def _found_top(name: str, path: tuple[str, ...], here: str) -> Module:
+    """A top-level module; LookupError where there is none, so that an absence is not cached."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:  # the folder of the command, which is not on the path of a console script
+        if found := _submodule(Module("", folders=(here,)), name):
+            return found
+        raise LookupError(name)
+    file = Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+    return Module(name, file, tuple(spec.submodule_search_locations or ()))
+
+
+def _submodule(module: Module, name: str) -> Module | None:
+    full = f"{module.name}.{name}".lstrip(".")
+    for folder in module.folders:
+        inner = os.path.join(folder, name)
+        if os.path.isfile(file := os.path.join(inner, "__init__.py")):
+            return Module(full, Path(file), (inner,))
+        if os.path.isfile(file := f"{inner}.py"):
+            return Module(full, Path(file))
+        if any(os.path.isfile(inner + suffix) for suffix in EXTENSION_SUFFIXES):
+            return Module(full)
+        if os.path.isdir(inner) and any(name.endswith(".py") for name in os.listdir(inner)):
+            return Module(full, None, (inner,))
+    return None
+
+
+def _submodule_names(module: Module) -> list[str]:
+    entries = [entry for folder in module.folders for entry in Path(folder).iterdir()]
+    files = [entry.stem for entry in entries if entry.suffix == ".py"]
+    return files + [entry.name for entry in entries if (entry / "__init__.py").is_file()]
+
+
+@functools.lru_cache(maxsize=4096)
+def _read(file: Path, changed: int) -> str:
+    return file.read_text(encoding="utf-8", errors="replace")
+
+
+@functools.lru_cache(maxsize=256)
+def _parse(file: Path, changed: int) -> ast.Module:
+    try:
+        return ast.parse(_read(file, changed))
+    except (SyntaxError, ValueError):  # the import will say this better, with its line
+        return ast.Module([], [])
+
+
+@functools.lru_cache(maxsize=4096)
+def _bindings(module: Module, changed: int) -> tuple[dict[str, Binding], list[str]]:
+    return _collect(module.tree.body, module)
+
+
+def _collect(body: list[ast.stmt], module: Module) -> tuple[dict[str, Binding], list[str]]:
+    """The names that a block binds, and its star imports; the first branch of an ``if`` wins."""
+    names: dict[str, Binding] = {}
+    stars: list[str] = []
+    for node in body:
+        match node:
+            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                if not any(last_name(mark) == "overload" for mark in node.decorator_list):
+                    names[node.name] = node
+            case ast.Import():
+                names.update(_imports(node))
+            case ast.ImportFrom():
+                _import_from(node, module, names, stars)
+            case ast.Assign(targets=[ast.Name(id="_import_structure")], value=ast.Dict() as table):
+                names.update(_lazy_names(table.keys, table.values, module))
+            case ast.Assign(
+                targets=[ast.Subscript(value=ast.Name(id="_import_structure"), slice=key)],
+                value=value,
+            ):
+                names.update(_lazy_names([key], [value], module))
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                _assign(name, value, names)
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                _assign(name, value, names)
+            case ast.If() | ast.Try() | ast.With():
+                first, *others = _branches(node)
+                names.update(_collect(first, module)[0])
+                for block in (first, *others):
+                    inner, more = _collect(block, module)
+                    names = inner | names
+                    stars += more
+    return names, stars
+
+
+def _branches(node: ast.If | ast.Try | ast.With) -> list[list[ast.stmt]]:
+    handlers = [handler.body for handler in getattr(node, "handlers", [])]
+    return [node.body, getattr(node, "orelse", []), *handlers, getattr(node, "finalbody", [])]
+
+
+def _assign(name: str, value: ast.expr, names: dict[str, Binding]) -> None:
+    # ``Model = decorate(Model)`` is still that class for our purposes.
+    if not (isinstance(value, ast.Call) and isinstance(names.get(name), ast.ClassDef | Function)):
+        names[name] = value
+
+
+def _imports(node: ast.Import) -> dict[str, Binding]:
+    return {
+        alias.asname or alias.name.partition(".")[0]: Import(
+            alias.name if alias.asname else alias.name.partition(".")[0]
+        )
+        for alias in node.names
+    }
+
+
+def _import_from(node: ast.ImportFrom, module: Module, names: dict[str, Binding], stars: list[str]) -> None:
+    source = node.module or ""
+    if node.level:
+        package = module.package.split(".")
+        source = ".".join([*package[: len(package) - node.level + 1], *filter(None, [source])])
+    for alias in node.names:
+        if alias.name == "*":
+            stars.append(source)
+        else:
+            names[alias.asname or alias.name] = Import(source, alias.name)
+
+
+def _lazy_names(keys: Sequence[ast.expr | None], entries: Sequence[ast.expr], module: Module) -> dict[str, Binding]:
+    """The names of a lazy package's table: ``{"submodule": ["name", ...]}``."""
+    names: dict[str, Binding] = {}
+    for key, entry in zip(keys, entries, strict=True):
+        if isinstance(key, ast.Constant) and isinstance(entry, ast.List | ast.Tuple | ast.Set):
+            source = f"{module.name}.{key.value}"
+            offered = [item.value for item in entry.elts if isinstance(item, ast.Constant)]
+            names |= {name: Import(source, name) for name in offered}
+    return names
+
+
+def _likely(name: str, star: str) -> bool:
+    """Whether ``Qwen2Config`` may well come from ``...models.qwen2``."""
+    stem = re.sub(r"\W|_", "", star.rpartition(".")[2]).lower()
+    return bool(stem) and name.lower().startswith(stem)
+
+
+def _unlikely(name: str, star: str) -> int:
+    """Sorts the stars that are named like the name first, the longest of them before the others."""
+    return -len(star.rpartition(".")[2]) if _likely(name, star) else 0

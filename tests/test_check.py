@@ -1,0 +1,873 @@
+"""The check finds every fault at once, says where it belongs, and accepts what is good."""
+
+import copy
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from runner.check import check
+from runner.check.allow import is_allowed
+from runner.check.value import likeness, nearest
+from runner.signature import read_signature
+
+ROOT = Path(__file__).parent.parent
+MENU = {
+    "trainer": ["dpo", "grpo", "sft"],
+    "model": ["hub", "tiny"],
+    "dataset": ["local", "toy"],
+    "peft": ["lora", "none"],
+    "quant": ["4bit", "none"],
+    "collator": ["none"],
+    "reward": ["accuracy", "brevity", "none"],
+    "metric": ["none"],
+    "callback": ["none"],
+    "tracker": ["none", "wandb"],
+    "launcher": ["local"],
+    "experiment": ["toy_dpo"],
+}
+PACKAGES = {
+    **dict.fromkeys(("SFT", "Reward", "DPO", "KTO", "GRPO", "RLOO", "Distillation"), "trl"),
+    **{name: f"trl.experimental.{name.lower()}" for name in ("ORPO", "CPO", "GKD")},
+    "OnlineDPO": "trl.experimental.online_dpo",
+}
+WITH_KL = ("DPO", "KTO", "GRPO", "RLOO", "OnlineDPO")
+LOADED = {"path": "org/name", "dtype": "float32"}
+REWARD = {"right": {"_target_": "trl.rewards.accuracy_reward", "weight": 0.5}}
+
+
+def good(name: str = "DPO", **changes):
+    """A configuration without a fault, with changes by dotted key (two underscores for a dot)."""
+    kl_coef = 0.1 if name in WITH_KL else None
+    args = {"_target_": f"{PACKAGES[name]}.{name}Config", "learning_rate": 1e-6}
+    trainer = {"_target_": f"{PACKAGES[name]}.{name}Trainer", "form": "preference", "head": "lm"}
+    if kl_coef:
+        args["beta"] = [kl_coef] if name == "OnlineDPO" else kl_coef
+    if name in ("GKD", "Distillation"):
+        trainer["teacher_model"] = {"_target_": "runner.model.load.load_model", **LOADED}
+    cfg = {
+        "name": "run",
+        "seed": 0,
+        "learning_rate": 1e-6,
+        "kl_coef": kl_coef,
+        "allow": [],
+        "output_root": "outputs",
+        "trainer": trainer | {"args": args},
+        "model": {
+            "_target_": "runner.model.load.load_model",
+            **LOADED,
+            "tokenizer": {"_target_": "runner.model.load.load_tokenizer", "path": "org/name"},
+        },
+        "dataset": {"_target_": "runner.dataset.load.load_rows", "path": "org/rows"},
+        "peft": None,
+        "quant": None,
+        "collator": None,
+        "reward": REWARD if name in ("GRPO", "RLOO", "OnlineDPO") else None,
+        "metric": None,
+        "callback": None,
+        "tracker": {"report_to": "none"},
+        "launcher": {"_target_": "runner.launcher.local", "num_processes": 1},
+    }
+    cfg = copy.deepcopy(cfg)
+    for path, value in changes.items():
+        put(cfg, path.replace("__", "."), value)
+    return cfg
+
+
+def put(cfg, path, value):
+    *nodes, key = path.split(".")
+    for node in nodes:
+        cfg[node] = cfg = {} if cfg.get(node) is None else cfg[node]
+    cfg[key] = value
+
+
+def with_args(name: str = "DPO", **fields):
+    cfg = good(name)
+    cfg["trainer"]["args"] |= fields
+    return cfg
+
+
+def faults(cfg, **words):
+    found = check(cfg, menu=MENU, **words)
+    for line in "\n".join(map(str, found)).splitlines():
+        assert len(line) <= 100, line
+    return found
+
+
+def only(cfg, **words):
+    found = faults(cfg, **words)
+    assert len(found) == 1, "\n".join(map(str, found))
+    return found[0]
+
+
+def texts(found):
+    return "\n".join(map(str, found))
+
+
+# --- what is good ---
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_good_configuration_has_no_fault(name):
+    assert faults(good(name)) == []
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_every_field_at_its_default_is_good(name):
+    cfg = good(name)
+    args = cfg["trainer"]["args"]
+    for field, parameter in read_signature(args["_target_"]).parameters.items():
+        if parameter.default is None or isinstance(parameter.default, bool | int | float | str):
+            args.setdefault(field, parameter.default)
+    assert len(args) > 100
+    found = [fault for fault in faults(cfg) if fault.where != "trainer.args.disable_tqdm"]
+    assert found == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PACKAGES)
+def test_every_field_of_a_real_config_is_good(name):
+    import importlib
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        real = getattr(importlib.import_module(PACKAGES[name]), f"{name}Config")
+        values = real(output_dir="x", use_cpu=True, bf16=False).to_dict()
+    kept = ("output_dir", "disable_tqdm", "hub_token", "accelerator_config")  # ours, or filled in
+    plain = {key: value for key, value in json.loads(json.dumps(values)).items() if key not in kept}
+    known = read_signature(good(name)["trainer"]["args"]["_target_"]).parameters
+    cfg = good(name)
+    cfg["trainer"]["args"] = {key: v for key, v in plain.items() if key in known} | {
+        "_target_": cfg["trainer"]["args"]["_target_"]
+    }
+    assert len(cfg["trainer"]["args"]) > 100
+    assert faults(cfg) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"peft": {"_target_": "peft.LoraConfig", "r": 16, "target_modules": "all-linear"}},
+        {"peft": {"_target_": "peft.LoraConfig", "init_lora_weights": "pissa_niter_4"}},
+        {"peft": {"_target_": "peft.OFTConfig", "r": 0, "oft_block_size": 32}},
+        {"peft": {"_target_": "runner.model.freeze.train_last_layers", "layers": 2}},
+        {
+            "peft": {"_target_": "peft.LoraConfig"},
+            "quant": {"_target_": "transformers.BitsAndBytesConfig", "load_in_4bit": True},
+        },
+        {
+            "callback": {
+                "early": {
+                    "_target_": "transformers.EarlyStoppingCallback",
+                    "early_stopping_patience": 3,
+                },
+                "off": None,
+            }
+        },
+        {"metric": {"right": {"_target_": "trl.rewards.accuracy_reward"}}},
+        {"tracker": {"report_to": ["wandb"], "environment": {"WANDB_MODE": "offline"}}},
+        {"trainer__args__lr_scheduler_kwargs": {"anything": {"at": "all"}}},
+        {"trainer__args__loss_type": "ipo"},
+        {"trainer__args__loss_type": ["sigmoid", "sft"]},
+        {"trainer__args__learning_rate": 1},
+        {"trainer__args__max_steps": -1},
+        {"trainer__args__optim": "adamw_torch"},
+        {"trainer__args__fsdp_config": {"fsdp_version": 2}},
+        {"model__revision": "main", "model__tokenizer__pad_token": "<|endoftext|>"},
+    ],
+)
+def test_good_changes(changes):
+    assert faults(good(**changes)) == []
+
+
+# --- keys ---
+
+
+def test_a_misspelt_field():
+    assert str(only(with_args(lerning_rate=1e-6))).splitlines() == [
+        "  trainer.args.lerning_rate",
+        "    found     DPOConfig has no such field",
+        "    expected  learning_rate",
+        "    type      trainer.args.learning_rate=1e-06",
+    ]
+
+
+MISSPELLINGS = {
+    "a letter less": lambda word, at: word[:at] + word[at + 1 :],
+    "a letter twice": lambda word, at: word[:at] + word[at] + word[at:],
+    "two swapped": lambda word, at: word[: at - 1] + word[at] + word[at - 1] + word[at + 1 :],
+    "another letter": lambda word, at: word[:at] + ("y" if word[at] == "x" else "x") + word[at + 1 :],
+    "dashes": lambda word, at: word.replace("_", "-").upper(),
+    "camel case": lambda word, at: "".join(part.title() for part in word.split("_")),
+}
+
+
+@pytest.mark.parametrize("kind", MISSPELLINGS)
+def test_every_misspelt_field_is_found_and_nearly_every_one_is_corrected(kind):
+    fields = read_signature("trl.DPOConfig").parameters
+    pairs = {MISSPELLINGS[kind](name, len(name) // 2): name for name in fields}
+    wrong = {key: name for key, name in pairs.items() if key not in fields}
+    found = {fault.where: fault.cure for fault in faults(with_args(**dict.fromkeys(wrong)))}
+    assert set(found) == {f"trainer.args.{key}" for key in wrong} and len(wrong) > 120
+    right = [found[f"trainer.args.{key}"] == f"trainer.args.{wrong[key]}=null" for key in wrong]
+    assert sum(right) / len(right) >= 0.97
+
+
+def test_all_faults_at_once_in_the_order_of_the_configuration():
+    cfg = good(trainer__args__lerning_rate=1, model__dtpe="float16", trainer__hed="lm", nmae="x")
+    cfg["peft"] = {"_target_": "peft.LoraConfig", "r": 0, "lora_dropout": 2}
+    assert [fault.where for fault in faults(cfg)] == [
+        *("trainer.args.lerning_rate", "trainer.hed", "model.dtpe"),
+        *("peft.r", "peft.lora_dropout", "nmae"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "expected", "cure"),
+    [
+        (
+            "trainer__learning_rate",
+            "`learning_rate` belongs at the top level or trainer.args.learning_rate",
+            "learning_rate=3",
+        ),
+        ("beta", "`beta` belongs at trainer.args.beta", "trainer.args.beta=3"),
+        ("max_steps", "`max_steps` belongs at trainer.args.max_steps", "trainer.args.max_steps=3"),
+        ("model__max_length", "`max_length` belongs at trainer.args.max_length", None),
+        ("trainer__args__chat_template", None, "model.tokenizer.chat_template=3"),
+        ("trainer__args__lr", "learning_rate", "trainer.args.learning_rate=3"),
+        ("trainer__args__warmup_ratio", "warmup_steps", "trainer.args.warmup_steps=3"),
+        ("model__torch_dtype", "dtype", "model.dtype=3"),
+        (
+            "trainer__args__group_by_length",
+            "train_sampling_strategy",
+            "trainer.args.train_sampling_strategy=group_by_length",
+        ),
+        ("model__tokenizer__chat_templat", "chat_template", "model.tokenizer.chat_template=3"),
+        ("launcher__num_proceses", "num_processes", "launcher.num_processes=3"),
+        ("tracker__report", "report_to", "tracker.report_to=3"),
+        ("trainr", "trainer", "trainer=3"),
+        ("experimnt", "experiment", "experiment=3"),
+        ("learnin_rate", "learning_rate", "learning_rate=3"),
+    ],
+)
+def test_a_key_is_sent_where_it_belongs(path, expected, cure):
+    fault = only(good(**{path: 3}))
+    assert fault.where == path.replace("__", ".")
+    assert expected is None or fault.expected == expected
+    assert cure is None or fault.cure == cure
+
+
+def test_a_field_of_other_trainers():
+    fault = only(with_args("SFT", beta=0.1))
+    assert fault.expected.startswith("`beta` exists for DPO, ") and "not for SFT" in fault.expected
+    mine = {"DPO": "trl.DPOConfig", "KTO": "trl.KTOConfig", "SFT": "trl.SFTConfig"}
+    fault = only(with_args("SFT", beta=0.1), trainers=mine)
+    assert fault.expected == "`beta` exists for DPO, KTO, not for SFT"
+
+
+def test_a_key_without_any_likeness_lists_what_there_is():
+    fault = only(good(model__xyzzy=1))
+    assert fault.expected.startswith("one of ") and fault.cure == "leave xyzzy out"
+
+
+def test_an_open_target_refuses_only_what_looks_misspelt():
+    loader = "transformers.AutoTokenizer.from_pretrained"
+    node = {"_target_": loader, "pretrained_model_name_or_path": "x"}
+    cfg = good()
+    cfg["model"]["tokenizer"] = node | {"something_else": 1}
+    assert faults(cfg) == []
+    cfg["model"]["tokenizer"] = node | {"revison": "main"}
+    assert only(cfg).expected == "revision"
+
+
+def test_missing_arguments():
+    cfg = good()
+    del cfg["model"]["path"], cfg["model"]["tokenizer"], cfg["trainer"]["form"]
+    found = faults(cfg)
+    assert [fault.where for fault in found] == [
+        *("trainer.form", "model.path", "model.tokenizer"),
+    ]
+    assert all(fault.found.startswith("missing, and ") for fault in found)
+
+
+def test_a_partial_may_wait_for_the_rest():
+    node = {"_target_": "trl.rewards.get_soft_overlong_punishment"}
+    cfg = good("GRPO", reward=node)
+    where = [fault.where for fault in faults(cfg)]
+    assert where == ["reward.max_completion_len", "reward.soft_punish_cache"]
+    cfg["reward"]["_partial_"] = True
+    assert faults(cfg) == []
+    cfg["reward"]["_partial_"] = "yes"
+    assert "reward._partial_" in [fault.where for fault in faults(cfg)]
+
+
+@pytest.mark.parametrize("group", ["trainer", "model", "dataset", "tracker", "launcher"])
+def test_a_group_that_every_run_needs(group):
+    fault = only(good(**{group: None}))
+    assert fault.where == group and fault.cure.startswith(f"{group}=")
+
+
+@pytest.mark.parametrize("path", ["trainer.args", "model.tokenizer", "trainer.teacher_model"])
+@pytest.mark.parametrize("value", [3, "x", {"path": "x"}, []])
+def test_a_part_that_must_be_a_node(path, value):
+    cfg = good("GKD")
+    put(cfg, path, value)
+    assert path in [fault.where for fault in faults(cfg)]
+
+
+def test_a_group_of_the_wrong_shape():
+    assert only(good(callback=[])).where == "callback"
+    assert only(good(collator="")).where == "collator"
+    assert only(good(peft="lora")).cure == "peft=lora"
+    assert only(good(peft={"r": 3})).found == "no _target_ beside r"
+    assert only(good(callback={"x": 3})).where == "callback.x"
+
+
+def test_a_group_that_is_not_on_the_menu_would_be_dropped():
+    node = {"_target_": "torch.optim.AdamW"}
+    assert only(good(optimizer=node)).where == "optimizer"
+    assert check(good(optimizer=node), menu=MENU | {"optimizer": ["adamw"]}) == []
+
+
+def test_without_a_menu_nothing_is_offered_and_all_is_checked():
+    assert check(good()) == []
+    assert [fault.where for fault in check(good("GRPO", reward=None))] == ["reward"]
+
+
+# --- values ---
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected", "cure"),
+    [
+        ("learning_rate", "1e-4", "a number", "=0.0001"),
+        ("learning_rate", "abc", "a number", "=1e-06  (the default)"),
+        ("learning_rate", "nan", "a number", None),
+        ("max_steps", "inf", "a whole number", None),
+        ("learning_rate", 0, "above 0 and at most 100", "=1e-06  (the default)"),
+        ("learning_rate", -1e-6, "above 0 and at most 100", None),
+        ("learning_rate", 1e10, "above 0 and at most 100", None),
+        ("learning_rate", None, "a number", None),
+        ("learning_rate", True, "a number", None),
+        ("learning_rate", math.nan, "a finite number", None),
+        ("learning_rate", math.inf, "a finite number", None),
+        ("max_steps", 1e3, "a whole number", "=1000"),
+        ("max_steps", "300", "a whole number", "=300"),
+        ("max_steps", 0, "at least 1, or -1", "=-1  (the default)"),
+        ("per_device_train_batch_size", 0, "at least 1", "=8  (the default)"),
+        ("per_device_train_batch_size", 1.5, "a whole number", None),
+        ("num_train_epochs", 0, "above 0", "=3.0  (the default)"),
+        ("weight_decay", -0.1, "at least 0", None),
+        ("max_grad_norm", -1, "at least 0", None),
+        ("warmup_steps", -1, "at least 0", None),
+        ("save_steps", 0, "above 0", None),
+        ("adam_beta1", 1.0, "at least 0 and below 1", None),
+        ("label_smoothing", 1, "at least 0 and below 1", None),
+        ("seed", -1, "at least 0 and at most 4294967295", None),
+        ("max_length", 0, "at least 1", "=1024  (the default)"),
+        ("ld_alpha", 1.1, "at least 0 and at most 1", None),
+        ("bf16", "None", "null", "=null"),
+        ("bf16", "true", "true or false or null", "=true"),
+        ("bf16", 1, "true or false or null", None),
+        ("ddp_find_unused_parameters", "None", "null", "=null"),
+        ("eval_strategy", False, "one of no, steps, epoch", "=no"),
+        ("eval_strategy", "step", "one of no, steps, epoch", "=steps"),
+        ("save_strategy", "bset", "one of no, steps, epoch, best", "=best"),
+        ("lr_scheduler_type", "cosin", None, "=cosine"),
+        ("optim", "adamw", None, "=adamw_torch"),
+        ("truncation_mode", "keep_strat", None, "=keep_start"),
+        ("loss_type", "sigmod", None, "=sigmoid"),
+        ("loss_type", ["sigmoid", "hinges"], None, '="[sigmoid,hinge]"'),
+        ("loss_type", ["sigmoid", "zzz"], None, '="[sigmoid]"'),
+        ("loss_type", {"a": 1}, "a list of texts or text", None),
+        ("f_divergence_type", "reverse", None, "=reverse_kl"),
+        ("loss_weights", 1, "a list of numbers or null", '="[1]"'),
+        ("loss_weights", ["a"], "a list of numbers or null", None),
+        ("run_name", 2024, "text or null", "=\"'2024'\""),
+        ("lr_scheduler_kwargs", 3, "a mapping or text or null", None),
+        ("report_to", 3, "text or a list of texts or null", "=none  (the default)"),
+    ],
+)
+def test_a_value_that_does_not_fit(field, value, expected, cure):
+    fault = only(with_args(**{field: value}))
+    assert fault.where == f"trainer.args.{field}"
+    assert expected is None or fault.expected == expected
+    assert cure is None or fault.cure == f"trainer.args.{field}{cure}"
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        *((name, "beta", 0) for name in ("DPO", "KTO", "ORPO", "CPO", "OnlineDPO")),
+        ("GRPO", "beta", -0.1),
+        ("GKD", "beta", 1.5),
+        ("Distillation", "beta", 1.5),
+        ("OnlineDPO", "beta", [0.1, -0.1]),
+        ("GRPO", "temperature", 0),
+        ("GRPO", "top_p", 0),
+        ("GRPO", "num_generations", 1),
+        ("GRPO", "max_completion_length", 0),
+        ("GRPO", "epsilon", 0),
+        ("GRPO", "loss_type", "gspo"),
+        ("GRPO", "importance_sampling_level", "tokens"),
+        ("GRPO", "scale_rewards", "groups"),
+        ("KTO", "loss_type", "kto2"),
+        ("SFT", "loss_type", "chunked"),
+        ("SFT", "packing_strategy", "ffd"),
+        ("CPO", "loss_type", "kto_pair"),
+        ("GKD", "loss_type", "sigmoid"),
+        ("RLOO", "reward_clip_range", [0.1]),
+    ],
+)
+def test_a_value_that_does_not_fit_this_trainer(name, field, value):
+    assert only(with_args(name, **{field: value})).where == f"trainer.args.{field}"
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("GRPO", "beta", 0.0),
+        ("GRPO", "scale_rewards", True),
+        ("GRPO", "top_k", -1),
+        ("GKD", "beta", 0),
+        ("OnlineDPO", "beta", 0.2),
+        ("CPO", "loss_type", "alphapo"),
+        ("RLOO", "reward_clip_range", [-1, 1]),
+    ],
+)
+def test_a_value_that_fits_this_trainer(name, field, value):
+    assert faults(with_args(name, **{field: value})) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"learning_rate": -1, "trainer__args__learning_rate": -1}, "learning_rate"),
+        ({"learning_rate": math.nan, "trainer__args__learning_rate": math.nan}, "learning_rate"),
+        ({"kl_coef": 0, "trainer__args__beta": 0}, "kl_coef"),
+        ({"seed": -1, "trainer__args__seed": -1}, "seed"),
+        ({"model__path": 3, "model__tokenizer__path": 3}, "model.path"),
+    ],
+)
+def test_one_mistake_is_one_fault_where_it_was_made(changes, where):
+    assert only(good(**changes)).where == where
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("name", "a/../b"),
+        ("name", ".."),
+        ("name", "x" * 300),
+        ("name", ""),
+        ("name", 3),
+        ("seed", 1.5),
+        ("seed", "zero"),
+        ("learning_rate", "fast"),
+        ("kl_coef", -1),
+        ("output_root", 3),
+        ("allow", "os"),
+    ],
+)
+def test_settings_of_the_top_level(key, value):
+    assert only(good() | {key: value}).where == key
+
+
+def test_a_mandatory_value_that_nobody_gave():
+    fault = only(good(model__path="???"))
+    assert fault.where == "model.path" and fault.cure == "model.path=<value>"
+
+
+def test_numbers_that_are_not_finite_are_refused_in_free_mappings_too():
+    cfg = good(trainer__args__lr_scheduler_kwargs={"power": math.inf})
+    assert only(cfg).where == "trainer.args.lr_scheduler_kwargs.power"
+
+
+def test_keys_and_values_inside_a_typed_mapping(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "my_rows.py").write_text(
+        "from typing import Literal\ndef load(columns: dict[Literal['prompt', 'chosen'], str], to=None): ...\n"
+    )
+    cfg = good(dataset={"_target_": "my_rows.load", "columns": {"promt": "x"}})
+    fault = only(cfg, allow=("my_rows",))
+    assert fault.where == "dataset.columns.promt" and fault.cure == "dataset.columns.prompt=x"
+    cfg["dataset"]["columns"] = {"prompt": 3, "chosn": "x"}
+    where = [fault.where for fault in faults(cfg, allow=("my_rows",))]
+    assert where == ["dataset.columns.prompt", "dataset.columns.chosn"]
+
+
+# --- parts ---
+
+
+def test_a_trainer_of_rewards_needs_one():
+    fault = only(good("GRPO", reward=None))
+    assert (fault.where, fault.expected) == ("reward", "one of accuracy, brevity")
+    assert fault.cure == "reward=accuracy"
+    assert only(good("GRPO", reward={"off": None})).where == "reward"
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "node"),
+    [
+        ("SFT", "reward", REWARD),
+        ("GRPO", "collator", {"_target_": "transformers.DataCollatorWithFlattening"}),
+    ],
+)
+def test_a_part_that_the_trainer_does_not_take(name, group, node):
+    fault = only(good(name, **{group: node}))
+    assert fault.where == group and fault.cure == f"{group}=none"
+
+
+@pytest.mark.parametrize("name", ["GKD", "Distillation"])
+def test_a_trainer_with_a_teacher_needs_one(name):
+    cfg = good(name)
+    cfg["trainer"]["teacher_model"] = None
+    assert only(cfg).where == "trainer.teacher_model"
+    cfg["trainer"]["teacher_model"] = {"_target_": "runner.model.load.load_model", **LOADED}
+    assert faults(cfg) == []
+
+
+def test_a_part_among_the_trainers_keys_is_sent_to_its_group():
+    fault = only(good(trainer__peft_config={"_target_": "peft.LoraConfig"}))
+    assert fault.expected == "the group peft" and fault.cure == "peft=lora"
+
+
+def test_the_config_of_another_trainer():
+    cfg = good("SFT", trainer__args={"_target_": "trl.KTOConfig"})
+    assert only(cfg).cure == "trainer.args._target_=trl.SFTConfig"
+
+
+def test_quantised_weights_need_an_adapter():
+    quant = {"_target_": "transformers.BitsAndBytesConfig", "load_in_4bit": True}
+    assert only(good(quant=quant)).cure == "peft=lora"
+    freeze = {"_target_": "runner.model.freeze.train_last_layers", "layers": 1}
+    assert only(good(quant=quant, peft=freeze)).where == "quant"
+    lora = {"_target_": "peft.LoraConfig"}
+    assert faults(good(quant=quant | {"load_in_8bit": True}, peft=lora))[0].where == "quant"
+    assert only(good(quant={"_target_": quant["_target_"]}, peft=lora)).where == "quant"
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "where"),
+    [
+        ("DPO", {"max_steps": 10, "warmup_steps": 20}, "warmup_steps"),
+        ("DPO", {"load_best_model_at_end": True}, "load_best_model_at_end"),
+        ("GRPO", {"num_generations": 6}, "num_generations"),
+        ("GRPO", {"per_device_train_batch_size": 4}, "num_generations"),
+        ("DPO", {"output_dir": "x"}, "output_dir"),
+        ("DPO", {"resume_from_checkpoint": "x"}, "resume_from_checkpoint"),
+    ],
+)
+def test_values_that_do_not_go_together(name, fields, where):
+    assert only(with_args(name, **fields)).where == f"trainer.args.{where}"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
+        {"per_device_train_batch_size": 2, "steps_per_generation": 4},
+        {"generation_batch_size": 32},
+        {"num_generations": 4},
+    ],
+)
+def test_batches_that_hold_whole_groups(fields):
+    assert faults(with_args("GRPO", **fields)) == []
+
+
+# --- what may run ---
+
+DANGEROUS = [
+    "os.system",
+    "os.remove",
+    "os.symlink",
+    "os.popen",
+    "posix.system",
+    "subprocess.run",
+    "subprocess.Popen",
+    "shutil.rmtree",
+    "shutil.copyfile",
+    "builtins.eval",
+    "builtins.exec",
+    "builtins.open",
+    "builtins.getattr",
+    "builtins.__import__",
+    "pickle.load",
+    "pickle.loads",
+    "dill.loads",
+    "marshal.loads",
+    "importlib.import_module",
+    "runpy.run_path",
+    "functools.partial",
+    "functools.reduce",
+    "operator.attrgetter",
+    "operator.methodcaller",
+    "pathlib.Path.unlink",
+    "pathlib.Path.write_text",
+    "multiprocessing.Process",
+    "threading.Thread",
+    "ctypes.CDLL",
+    "webbrowser.open",
+    "tempfile.mkdtemp",
+    "pty.spawn",
+    "code.interact",
+    "logging.config.dictConfig",
+    "logging.Formatter",
+    "numpy.load",
+    "numpy.savetxt",
+    "numpy.f2py.compile",
+    "pandas.read_pickle",
+    "pandas.eval",
+    "sympy.sympify",
+    "torch.load",
+    "torch.save",
+    "torch.hub.load",
+    "torch.jit.load",
+    "torch.compile",
+    "torch.package.PackageImporter",
+    "torch.utils.cpp_extension.load",
+    "torch.distributed.run.main",
+    "setuptools._distutils.spawn.spawn",
+    "hydra.utils.instantiate",
+    "hydra.utils.get_method",
+    "omegaconf.OmegaConf.load",
+    "yaml.unsafe_load",
+    "datasets.load_dataset",
+    "datasets.Dataset.from_generator",
+    "huggingface_hub.HfApi",
+    "huggingface_hub.delete_repo",
+    "transformers.pipeline",
+    "transformers.Trainer",
+    "transformers.utils.hub.os",
+    "transformers.dynamic_module_utils.get_class_from_dynamic_module",
+    "trl.cli.main",
+    "trl.trainer.utils.os.system",
+    "accelerate.launchers.notebook_launcher",
+    "accelerate.utils.write_basic_config",
+    "peft.PeftModel.from_pretrained",
+    "runner.files.write_text",
+    "runner.files.os.remove",
+    "runner.run.open_run",
+    "runner.__main__.main",
+    "runner.launcher.local",
+    "runner.config.build",
+    "runner.model.load._locate",
+    "runner.model.adapter.write_adapter",
+    "runner.command.train.train",
+    "logging.os.system",
+    "copy.os.system",
+]
+
+
+@pytest.mark.parametrize("target", DANGEROUS)
+def test_a_dangerous_target_is_refused(target):
+    cfg = good(callback={"x": {"_target_": target}})
+    fault = only(cfg)
+    assert fault.where == "callback.x._target_"
+    package = target.split(".")[0]
+    is_offered = package not in {
+        *sys.stdlib_module_names,
+        "torch",
+        "numpy",
+        "hydra",
+        "transformers",
+    }
+    assert is_offered or "allow=" not in fault.cure
+
+
+@pytest.mark.parametrize("target", ["", ".", "os", "os.", ".os", "os..system", 3, None, ["os"]])
+def test_a_target_that_is_no_dotted_name(target):
+    assert only(good(callback={"x": {"_target_": target}})).where == "callback.x._target_"
+
+
+def test_a_dangerous_target_is_found_wherever_it_hides():
+    bad = {"_target_": "os.system", "command": "true"}
+    cfg = good(trainer__args__lr_scheduler_kwargs={"deep": [{"er": bad}]})
+    assert only(cfg).where == "trainer.args.lr_scheduler_kwargs.deep.0.er._target_"
+
+
+def test_reexports_do_not_lead_out(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = "from os import system as harmless\nimport os\nrun = os.popen\ndef fine(): ...\n"
+    (tmp_path / "my_parts.py").write_text(text)
+    for name in ("harmless", "run", "os.system"):
+        cfg = good(callback={"x": {"_target_": f"my_parts.{name}"}})
+        fault = only(cfg, allow=("my_parts",))
+        assert "os" in fault.found and fault.cure == ""
+    cfg = good(callback={"x": {"_target_": "my_parts.fine"}})
+    assert only(cfg).cure == "allow=[my_parts]  (if you trust that package)"
+    assert faults(cfg, allow=("my_parts",)) == []
+    assert only(cfg, allow=("my_part",)).where == "callback.x._target_"
+
+
+def test_a_package_that_only_the_file_allows():
+    fault = only(good(allow=["my_parts"]))
+    assert fault.where == "allow" and fault.cure == "allow=[my_parts]"
+    assert faults(good(allow=["my_parts"]), allow=("my_parts",)) == []
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "trl.DPOTrainer",
+        "trl.trainer.dpo_trainer.DPOTrainer",
+        "transformers.AutoModelForCausalLM.from_pretrained",
+        "transformers.AutoTokenizer.from_pretrained",
+        "transformers.Qwen2ForCausalLM",
+        "transformers.Qwen2Config",
+        "peft.LoraConfig",
+        "torch.optim.AdamW",
+        "torch.optim.lr_scheduler.OneCycleLR",
+        "torch.nn.CrossEntropyLoss",
+        "bitsandbytes.optim.AdamW8bit",
+        "runner.model.load.load_model",
+    ],
+)
+def test_targets_that_may_run(target):
+    assert is_allowed(target)
+    assert is_allowed(read_signature(target).home)
+
+
+@pytest.mark.parametrize(
+    ("target", "cure"),
+    [
+        ("trl.DPOTraner", "trl.DPOTrainer"),
+        ("trl.ORPOTrainer", "trl.experimental.orpo.ORPOTrainer"),
+        ("trl.trainer.dpo_traner.DPOTrainer", None),
+        ("peft.LoRAConfg", "peft.LoraConfig"),
+        ("torch.optim.AdamX", "torch.optim.Adamax"),
+        (
+            "transformers.AutoModelForCasualLM.from_pretrained",
+            "transformers.AutoModelForCausalLM.from_pretrained",
+        ),
+        ("transformers.EarlyStopingCallback", "transformers.EarlyStoppingCallback"),
+        ("runner.model.load.laod_model", "runner.model.load.load_model"),
+        ("not_installed_anywhere.thing", None),
+    ],
+)
+def test_a_target_that_does_not_exist(target, cure):
+    fault = only(good(callback={"x": {"_target_": target}}))
+    assert fault.found.startswith("there is no ")
+    assert cure is None or fault.cure == f"callback.x._target_={cure}"
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("model__trust_remote_code", True),
+        ("model__safetensors_only", False),
+        ("model__attention", "kernels-community/flash-attn"),
+        ("trainer__args__push_to_hub", True),
+        ("trainer__args__trackio_space_id", "someone/space"),
+        ("trainer__args__model_init_kwargs", {"trust_remote_code": True}),
+    ],
+)
+def test_what_runs_or_publishes_must_be_typed(path, value):
+    cfg, dotted = good(**{path: value}), path.replace("__", ".")
+    if isinstance(value, dict):
+        dotted += ".trust_remote_code"
+    fault = only(cfg)
+    assert fault.where == dotted and fault.cure.startswith(f"{dotted}=")
+    assert faults(cfg, typed={dotted}) == []
+
+
+def test_a_flag_counts_for_the_nodes_inside():
+    cfg = good(model__trust_remote_code=True, model__tokenizer__trust_remote_code=True)
+    assert only(cfg).where == "model.trust_remote_code"
+    assert faults(cfg, typed={"model.trust_remote_code"}) == []
+    assert only(cfg, typed={"model", "trust_remote_code"}).where == "model.trust_remote_code"
+    assert only(cfg, typed={"model.tokenizer.trust_remote_code"}).where == "model.trust_remote_code"
+
+
+SECRETS = {
+    "trainer__args__hub_token": "whatever-it-is",
+    "trainer__args__model_init_kwargs": {"token": "hf_" + "aB3" * 11},
+    "model__path": "https://user:" + "hunter22@host/model",
+    "tracker__environment": {"WANDB_API_KEY": "0123456789abcdef" * 2},
+    "trainer__args__run_name": "sk-" + "proj1234567890abcdef",
+    "trainer__args__lr_scheduler_kwargs": {"db_password": "hunter22"},
+}
+
+
+@pytest.mark.parametrize(("path", "value"), SECRETS.items())
+def test_a_secret_is_refused_and_not_repeated(path, value):
+    fault = only(good(**{path: value}))
+    assert fault.where.startswith(path.replace("__", "."))
+    secret = next(iter(value.values())) if isinstance(value, dict) else value
+    assert secret not in str(fault) and "export " in fault.cure
+
+
+def test_a_secret_under_a_misspelt_key_is_not_repeated_either():
+    secret = "hf_" + "aB3" * 11
+    assert secret not in texts(faults(with_args(hub_tokn=secret, max_steps=secret)))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("model__tokenizer__eos_token", "<|im_end|>"),
+        ("model__tokenizer__pad_token", "[PAD]"),
+        ("model__tokenizer__pad_token", "endoftext"),
+        ("model__revision", "7ae557604adf67be50417f59c2c2f167def9a775"),
+        ("trainer__args__model_init_kwargs", {"token": True}),
+        ("model__path", "hf-internal-testing/tiny-random-model"),
+    ],
+)
+def test_what_only_looks_like_a_secret(path, value):
+    assert faults(good(**{path: value})) == []
+
+
+# --- how it is done ---
+
+
+def test_the_check_is_light_and_quick():
+    code = f"""
+        import json, sys, time
+        from runner.check import check
+        cfg = json.loads({json.dumps(json.dumps(good()))})
+        assert check(cfg) == [], check(cfg)
+        cfg["trainer"]["args"]["lerning_rate"] = cfg["beta"] = 1
+        assert len(check(cfg)) == 2
+        heavy = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "omegaconf")
+        print([name for name in heavy if name in sys.modules], time.process_time())
+    """
+    done = subprocess.run([sys.executable, "-c", dedent(code)], cwd=ROOT, capture_output=True, text=True, check=True)
+    heavy, seconds = done.stdout.strip().rsplit(" ", 1)
+    assert heavy == "[]"
+    assert float(seconds) < 1.5
+
+
+JUNK = (None, -1.5, "", [], {}, [{}], [None], {"_target_": None}, {3: 4}, math.nan, "???", 10**30)
+
+
+@pytest.mark.parametrize("junk", JUNK, ids=str)
+def test_nothing_that_stands_anywhere_breaks_the_check(junk):
+    for path in paths(good("GRPO")):
+        cfg = good("GRPO")
+        put(cfg, path, junk)
+        check(cfg, menu=MENU)
+
+
+def paths(node, path=""):
+    for key, value in node.items():
+        yield f"{path}{key}"
+        if isinstance(value, dict):
+            yield from paths(value, f"{path}{key}.")
+
+
+def test_the_configuration_is_left_as_it_was():
+    cfg = with_args(lerning_rate=1)
+    before = copy.deepcopy(cfg)
+    check(cfg, menu=MENU)
+    assert cfg == before
+
+
+def test_likeness():
+    assert likeness("Learning-Rate", "learning_rate") == 1
+    assert nearest("adamw", ["grokadamw", "adamw_torch", "sgd"])[0] == "adamw_torch"
+    assert nearest("xyzzy", ["learning_rate"]) == []

@@ -1,0 +1,31 @@
+"""The exit codes are a contract, and an error says four things."""
+
+from runner import errors
+from runner.errors import ConfigError, Fault, Interrupted
+
+
+def test_exit_codes():
+    codes = {kind.__name__: kind.code for kind in errors.RunnerError.__subclasses__()}
+    assert codes == {
+        "ConfigError": 2,
+        "DataError": 2,
+        "SickRun": 3,
+        "FolderError": 4,
+        "EnvironmentFault": 5,
+        "Interrupted": 1,  # its code is the signal's, set when it is raised
+    }
+    assert errors.RunnerError.code == 1
+    assert [Interrupted(Fault("x", "y"), number).code for number in (2, 15)] == [130, 143]
+
+
+def test_all_faults_print_with_their_four_beats():
+    text = str(ConfigError([Fault("a.b", "x", "y", "a.b=1"), Fault("c", "z")]))
+    assert text.splitlines() == [
+        "config: 2 faults",
+        "  a.b",
+        "    found     x",
+        "    expected  y",
+        "    type      a.b=1",
+        "  c",
+        "    found     z",
+    ]

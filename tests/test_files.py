@@ -1,0 +1,78 @@
+"""Files are whole or absent, and damage is told from health."""
+
+import json
+import os
+
+import pytest
+
+from runner import files
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "status.json"
+    files.write_json(path, {"step": 1})
+
+    def full_disk(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        files.write_json(path, {"step": 2})
+    assert [json.loads(p.read_text()) for p in tmp_path.iterdir()] == [{"step": 1}]
+
+
+def test_written_files_can_be_read_by_the_team(tmp_path):
+    files.write_text(tmp_path / "a", "x")
+    (tmp_path / "b").write_text("x")
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
+
+
+def test_json_is_strict(tmp_path):
+    files.write_json(tmp_path / "a.json", {"loss": float("nan"), "inner": [float("inf"), 1.5]})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"loss": None, "inner": [None, 1.5]}
+
+
+def test_a_torn_json_file_reads_as_none(tmp_path):
+    (tmp_path / "a.json").write_text('{"step": ')
+    assert files.read_json(tmp_path / "a.json") is None
+    assert files.read_json(tmp_path / "missing.json") is None
+
+
+@pytest.fixture
+def sealed(tmp_path):
+    folder = tmp_path / "checkpoint-1"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "weights").write_bytes(bytes(range(256)))
+    (folder / "inner" / "state").write_text("state")
+    files.seal(folder)
+    return folder
+
+
+def test_a_sealed_folder_verifies(sealed):
+    assert files.verify(sealed)
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[0] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "delete": lambda path: path.unlink(),
+    "truncate": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "zero": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "flip a bit": flip,
+}
+
+
+@pytest.mark.parametrize("name", ["weights", "inner/state", files.SEAL])
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_every_damage_to_every_file_is_noticed(sealed, name, kind):
+    DAMAGE[kind](sealed / name)
+    assert not files.verify(sealed)
+
+
+def test_shipped_files_are_named_without_a_machine():
+    assert files.shipped("runner://errors.py") == str(files.PACKAGE / "errors.py")
+    assert files.shipped("org/name") == "org/name"

@@ -1,0 +1,120 @@
+"""The run folder: one configuration, one folder, one holder, and a state that tells the truth."""
+
+import subprocess
+import sys
+
+import pytest
+
+from runner.errors import FolderError
+from runner.files import seal
+from runner.run import Run, key_of, label_of, last_checkpoint, locked, open_run, write_manifest
+
+
+@pytest.fixture
+def cfg(tmp_path):
+    return {
+        "name": "a",
+        "seed": 0,
+        "output_root": str(tmp_path / "outputs"),
+        "trainer": {"args": {"beta": 0.1}},
+    }
+
+
+def test_the_same_configuration_opens_the_same_folder_however_it_was_typed(cfg):
+    first = open_run(cfg, ["seed=0"])
+    assert open_run(cfg, ["trainer.args.beta=0.1"]).folder == first.folder
+    assert first.folder.name.startswith("seed-0-")
+    assert first.status()["state"] == "created"
+
+
+def test_another_value_opens_another_folder(cfg):
+    assert open_run(cfg, []).folder != open_run(cfg | {"seed": 1}, []).folder
+
+
+@pytest.mark.parametrize("volatile", ["name", "output_root", "launcher", "tracker", "allow"])
+def test_what_cannot_change_the_result_stays_out_of_the_key(cfg, volatile):
+    assert key_of(cfg) == key_of(cfg | {volatile: "other"})
+
+
+def test_a_folder_that_holds_another_run_is_refused(cfg):
+    run = open_run(cfg, [])
+    (run.folder / "config.yaml").write_text("seed: 5\n")
+    with pytest.raises(FolderError, match="another run"):
+        open_run(cfg, [])
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "a/../../b", "", ".", "/tmp/x"])
+def test_a_name_cannot_lead_out_of_the_root(cfg, name):
+    with pytest.raises(FolderError, match="leads out"):
+        open_run(cfg | {"name": name}, [])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "label"),
+    [
+        ([], "default"),
+        (["trainer=dpo", "model=tiny"], "default"),
+        (["++kl_coef=0.05", "learning_rate=1e-6"], "kl_coef-0.05+learning_rate-1e-6"),
+        (["model.path=/very/long/folder/"], "path-folder"),
+        (["dataset.split.train=train[:50%]"], "train-train-50"),
+        (["x=" + "y" * 300], "x-" + "y" * 78),
+    ],
+)
+def test_labels_are_short_and_safe(overrides, label):
+    assert label_of(overrides) == label
+
+
+HOLD = """
+import sys, time
+from runner.run import Run, locked
+from pathlib import Path
+run = Run(Path(sys.argv[1]))
+with locked(run):
+    run.set_status("running")
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_held_folder_names_its_holder_and_a_killed_holder_needs_no_unlock(cfg):
+    run = open_run(cfg, [])
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(run.folder)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(FolderError, match=f"held by pid {holder.pid}"), locked(run):
+            pass
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()
+    with locked(run):
+        pass
+
+
+def make_checkpoint(run: Run, step: int, sealed: bool = True):
+    folder = run.checkpoints / f"checkpoint-{step}"
+    folder.mkdir(parents=True)
+    (folder / "weights").write_text(str(step))
+    if sealed:
+        seal(folder)
+    return folder
+
+
+def test_the_newest_checkpoint_that_verifies_is_used_and_broken_newer_ones_go(cfg):
+    run = open_run(cfg, [])
+    assert last_checkpoint(run) is None
+    good = make_checkpoint(run, 9)
+    make_checkpoint(run, 10)
+    (run.checkpoints / "checkpoint-10" / "weights").write_text("xx")
+    make_checkpoint(run, 20, sealed=False)
+    assert last_checkpoint(run) == good
+    assert [path.name for path in run.checkpoints.iterdir()] == ["checkpoint-9"]
+
+
+def test_the_manifest_keeps_its_first_record(cfg):
+    run = open_run(cfg, [])
+    write_manifest(run, starts=1)
+    first = (run.folder / "manifest.json").read_text()
+    write_manifest(run, starts=1)
+    assert (run.folder / "manifest.json").read_text() == first
+    assert ('"trl"' in first and '"commit"' in first) or '"git": null' in first
