@@ -1,0 +1,255 @@
+"""Which raw form the rows of a source have, and which column plays which role.
+
+Judged by the names of the columns and by the first row; what the user said goes before every guess.
+What is then done with the rows is in ``convert``.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from runner.dataset.convert import ARROWS, FORMS_FOR, Layout, fits
+from runner.errors import DataError, Fault
+
+log = logging.getLogger(__name__)
+
+# Text in `prompt` or `completion` is continued as it stands; in `input` or `target` it is a turn of
+# a conversation.
+ROLES = (
+    *("prompt", "completion", "chosen", "rejected", "label", "messages", "system"),
+    *("input", "target", "text", "completions", "labels"),
+)
+
+# What a form needs: one role of each group; and what it also reads where it is there.
+NEEDS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "stepwise": (("prompt", "input"), ("completions",), ("labels",)),
+    "preference": (("chosen",), ("rejected",)),
+    "unpaired": (("prompt", "input"), ("completion", "target"), ("label",)),
+    "messages": (("messages",),),
+    "prompt_completion": (("prompt", "input"), ("completion", "target")),
+    "text": (("text",),),
+    "prompt": (("prompt", "input"),),
+}
+ALSO_READS = {
+    "preference": (("prompt", "input"), ("context",)),
+    "prompt_completion": (("context",),),
+}
+
+# Other people's names for the two turns of an exchange, and for what stands below an instruction.
+EXCHANGES = (
+    ("instruction", "output", "input"),
+    ("instruction", "response", "context"),
+    ("input", "target", ""),
+    ("input", "output", ""),
+    ("question", "answer", ""),
+    ("query", "response", ""),
+    ("prompt", "response", ""),
+)
+CONVERSATIONS = ("messages", "conversations", "conversation")
+QUESTIONS = ("instruction", "input", "question", "query")
+
+# Columns that never stand beside `prompt`, because their names alone make TRL do something else.
+CLASHES: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            *("prompts", "completions", "completion_ids", "environments"),
+            *("trainer_state", "log_extra", "log_metric"),
+        ),
+        "TRL gives reward functions an argument of its own by this name",
+    ),
+    **dict.fromkeys(
+        ("completion", "messages", "chosen", "rejected", "label"),
+        "TRL would take the rows for another form",
+    ),
+    **dict.fromkeys(("image", "images"), "TRL would take the rows for pictures"),
+    **dict.fromkeys(
+        ("input_ids", "labels", "attention_mask", "completion_mask", "prompt_ids"),
+        "TRL would take the rows for tokens",
+    ),
+    "chat_template_kwargs": "it would change how the prompts are rendered",
+    "tools": "the trainer has tools of its own, and would render the prompts without these",
+}
+
+
+def detect(columns: Iterable[str], row: Mapping[str, Any]) -> str:
+    """The raw form of rows with these columns, judged by the names and by the first row.
+
+    >>> detect(["id", "question", "answer"], {"id": 1, "question": "2+2?", "answer": "4"})
+    'prompt_completion'
+    """
+    return read_layout(columns, row).form
+
+
+def read_layout(
+    columns: Iterable[str],
+    row: Mapping[str, Any],
+    *,
+    form: str | None = None,
+    given: Mapping[str, str] | None = None,
+    to: str | None = None,
+) -> Layout:
+    """The layout of rows with these columns; of several, the first that can feed the trainer form.
+
+    ``given`` maps roles to columns. Raises DataError where nothing fits.
+    """
+    columns, given = list(columns), dict(given or {})
+    _check_given(columns, given, form)
+    readings = [_read_as(name, columns, row, given) for name in ([form] if form else ARROWS)]
+    layouts = [layout for layout in readings if layout is not None]
+    if not layouts:
+        raise DataError(_unreadable(columns, form, given, to))
+    layout = next((layout for layout in layouts if fits(layout.form, to)), layouts[0])
+    if not fits(layout.form, to):
+        raise DataError(_unfit(layout, to))
+    return _without_lost_system(layout, row, given)
+
+
+def _check_given(columns: Sequence[str], given: Mapping[str, str], form: str | None) -> None:
+    faults = []
+    if form is not None and form not in ARROWS:
+        faults.append(misnamed("dataset.form", form, ARROWS))
+    for role, column in given.items():
+        if role not in ROLES:
+            faults.append(misnamed("dataset.columns", role, ROLES, "dataset.columns.{}=" + column))
+        elif column not in columns:
+            where = f"dataset.columns.{role}"
+            faults.append(misnamed(where, column, columns, where + "={}"))
+    if faults:
+        raise DataError(faults)
+
+
+def misnamed(where: str, name: str, names: Iterable[str], cure: str = "{}") -> Fault:
+    """The fault of a name that is not among the names, with the nearest one as the cure."""
+    names = list(names)
+    close = get_close_matches(str(name), names, n=1)
+    expected = "one of " + ", ".join(names)
+    return Fault(where, repr(name), expected, cure.format(*close) if close else "")
+
+
+def _read_as(form: str, columns: Sequence[str], row: Mapping[str, Any], given: Mapping[str, str]) -> Layout | None:
+    """The layout if the rows can be read as this form with every given role in use, else None."""
+    free = [name for name in columns if name not in given.values()]
+    named = {role: role for role in ROLES if role in free} | given
+    named |= _GUESSES.get(form, _guess_nothing)(free, row, named)
+    groups = (*NEEDS[form], *ALSO_READS.get(form, ()), ("system",))
+    played = {role: named[role] for group in groups for role in _player(group, named, given)}
+    missing = [group for group in NEEDS[form] if not set(group) & set(played)]
+    return None if missing or set(given) - set(played) else Layout(form, played)
+
+
+def _player(group: tuple[str, ...], named: Mapping[str, str], given: Mapping[str, str]) -> list[str]:
+    """Which of the roles that stand in for each other is meant: the given one, else the first."""
+    there = [role for role in group if role in named]
+    return [role for role in there if role in given][:1] or there[:1]
+
+
+Guess = Callable[[Sequence[str], Mapping[str, Any], Mapping[str, str]], dict[str, str]]
+
+
+def _guess_nothing(columns: Sequence[str], row: Mapping[str, Any], named: Mapping[str, str]) -> dict[str, str]:
+    return {}
+
+
+def _guess_exchange(columns: Sequence[str], row: Mapping[str, Any], named: Mapping[str, str]) -> dict[str, str]:
+    """The two turns of an exchange under other names; none where a column is called `prompt`."""
+    if {"prompt", "completion"} <= set(named) or {"input", "target"} <= set(named):
+        return {}
+    for user, assistant, below in EXCHANGES:
+        if {user, assistant} <= set(columns) and ("prompt" not in named or user == "prompt"):
+            context = {"context": below} if below in columns else {}
+            return {"input": user, "target": assistant} | context
+    return {}
+
+
+def _guess_messages(columns: Sequence[str], row: Mapping[str, Any], named: Mapping[str, str]) -> dict[str, str]:
+    found = [name for name in CONVERSATIONS if name in columns]
+    return {} if "messages" in named or not found else {"messages": found[0]}
+
+
+def _guess_question(columns: Sequence[str], row: Mapping[str, Any], named: Mapping[str, str]) -> dict[str, str]:
+    """The prompt of a pair under another name; an instruction may have an input below it."""
+    found = [name for name in QUESTIONS if name in columns]
+    if "prompt" in named or not found or named.get("input", "input") != "input":
+        return {}
+    below = {"context": "input"} if found[:2] == ["instruction", "input"] else {}
+    return {"input": found[0]} | below
+
+
+_GUESSES: dict[str, Guess] = {
+    "prompt_completion": _guess_exchange,
+    "messages": _guess_messages,
+    "preference": _guess_question,
+}
+
+
+def _without_lost_system(layout: Layout, row: Mapping[str, Any], given: Mapping[str, str]) -> Layout:
+    """The layout without a column that happens to be called `system` beside plain text."""
+    roles = layout.columns
+    turns = "input" in roles or any(isinstance(row.get(column), list) for column in roles.values())
+    if "system" not in roles or "system" in given or (turns and layout.form != "stepwise"):
+        return layout
+    log.warning("the column `system` is left out: plain text has no place for it")
+    return Layout(layout.form, {role: name for role, name in roles.items() if role != "system"})
+
+
+def _unreadable(columns: Sequence[str], form: str | None, given: Mapping[str, str], to: str | None) -> Fault:
+    told = "".join(f", {column} given as {role}" for role, column in given.items())
+    forms = [form] if form else FORMS_FOR[to] if to else list(ARROWS)
+    return Fault(
+        where="dataset.columns",
+        found=f"the columns {', '.join(columns)}{told}",
+        expected="; or ".join(f"{name}: {_spelt(name)}" for name in forms),
+        cure=_to_type(form or to or "prompt_completion"),
+    )
+
+
+def _unfit(layout: Layout, to: str) -> Fault:
+    return Fault(
+        where="dataset.form",
+        found=f"{layout.form} rows, from the columns {', '.join(layout.columns.values())}",
+        expected=f"rows for a trainer that eats {to}: {', '.join(FORMS_FOR[to])}",
+        cure=_to_type(to),
+    )
+
+
+def _spelt(form: str) -> str:
+    return " with ".join(" or ".join(group) for group in NEEDS[form])
+
+
+def _to_type(form: str) -> str:
+    """What to type so that rows are read as this form."""
+    form = "prompt_completion" if form == "demonstration" else form
+    roles = " ".join(f"dataset.columns.{group[0]}=<column>" for group in NEEDS[form])
+    return f"{roles}, or choose another dataset"
+
+
+def kept_columns(columns: Iterable[str], layout: Layout, to: str, keep: Sequence[str] | None) -> tuple[str, ...]:
+    """The source's columns that go along: for ``prompt`` what rewards may ask for, else tools only.
+
+    ``keep`` None takes every column whose name is safe. Raises DataError for a named one that is
+    not there.
+    """
+    columns = list(columns)
+    lost = {"image", "images", "chat_template_kwargs"} if to != "prompt" else set(CLASHES)
+    if to != "prompt" or keep is None:
+        for name in sorted(lost & set(columns) - set(layout.columns.values())):
+            log.warning("the column `%s` is left out: %s", name, CLASHES[name])
+    if to != "prompt":
+        return ("tools",) if "tools" in columns and layout.form not in ("text", "stepwise") else ()
+    if keep is None:
+        return tuple(name for name in columns if name not in CLASHES and name != "prompt")
+    made = {"prompt", "reference"} if layout.form not in ("prompt", "stepwise") else {"prompt"}
+    wanted = [name for name in keep if name not in made or name in columns]
+    usable = [name for name in columns if name not in CLASHES]
+    faults = [_unkept(name, columns, usable) for name in wanted if name not in usable]
+    if faults:
+        raise DataError(faults)
+    return tuple(name for name in wanted if name != "prompt")
+
+
+def _unkept(name: str, columns: Sequence[str], usable: Sequence[str]) -> Fault:
+    if name in columns:
+        cure = "give the column another name in the data"
+        return Fault("reward", f"a reward asks for the column {name!r}", CLASHES[name], cure)
+    return misnamed("reward", name, usable, "a reward that asks for {}")

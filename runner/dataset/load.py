@@ -1,0 +1,419 @@
+"""Rows from the hub or from files: split, shuffled, limited, and in the form that a trainer eats.
+
+What costs time is cached by its content, so that a second process, or the next run of a sweep, finds
+the converted rows on disk whatever else has changed. The forms are in ``convert``, what files may
+hold in ``disk``, and several sources at once in ``mix``.
+"""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from datasets import (
+    Dataset,
+    DatasetBuilder,
+    Features,
+    IterableDataset,
+    Json,
+    List,
+    Value,
+    load_dataset_builder,
+)
+from datasets.exceptions import DatasetGenerationError
+
+from runner.dataset.convert import CONVERT_VERSION, TURN_EXTRAS, Conversion, Layout
+from runner.dataset.detect import kept_columns, misnamed, read_layout
+from runner.dataset.disk import Files, check_files, find_files, header_of
+from runner.errors import DataError, EnvironmentFault, Fault
+
+log = logging.getLogger(__name__)
+
+Rows = Dataset | IterableDataset
+HeldOut = Rows | dict[str, Rows] | None
+Role = Literal[
+    "prompt",
+    "completion",
+    "chosen",
+    "rejected",
+    "label",
+    "messages",
+    "system",
+    "input",
+    "target",
+    "text",
+    "completions",
+    "labels",
+]
+
+STREAM_BUFFER = 10_000  # rows of a stream that are shuffled among each other
+STREAM_HEAD = 1_000  # lines of a streamed file that are checked before it is read
+BATCH = 1_000
+BAD_ROWS = ("refuse", "drop")
+
+
+def load_rows(
+    path: str,
+    *,
+    form: str | None = None,
+    config: str | None = None,
+    revision: str | None = None,
+    split: dict[Literal["train", "eval"], Any] | None = None,
+    columns: dict[Role, str] | None = None,
+    system: str | None = None,
+    limit: dict[Literal["train", "eval"], int | None] | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    streaming: bool = False,
+    bad_rows: str = "refuse",
+    to: str | None = None,
+    keep: Sequence[str] | None = None,
+) -> tuple[Rows | None, HeldOut]:
+    """The training rows, and the held-out rows: one set, a mapping of named sets, or None.
+
+    ``path`` is a name on the hub, a file, a folder, a pattern of files, or ``runner://...``.
+    ``split`` has ``train`` and ``eval``, each a slice as datasets writes it (``train[:90%]``);
+    ``eval`` may map names to slices. Training rows are shuffled before ``limit`` is taken, because
+    files are often sorted, and the head of a sorted file is no sample; held-out rows keep their
+    order. ``limit`` counts rows of the source. ``to`` is the trainer form; None changes no row.
+
+    Raises DataError with every bad row of a split; ``bad_rows="drop"`` tells and leaves them out.
+    """
+    train, evals = _cuts(split)
+    limits = read_limits(limit)
+    files = find_files(path)
+    _check_words(files, bad_rows, config=config, revision=revision)
+    reading = Reading(form, dict(columns or {}), system, bad_rows, to, keep)
+    with _local_main_process_first():
+        source = _open_source(path, files, config, revision, streaming)
+        order = seed if shuffle else None
+        rows = source.read("train", train, limits["train"], order, reading) if train else None
+        held_out = {name: source.read("eval", cut, limits["eval"], None, reading) for name, cut in evals.items()}
+        for name, others in held_out.items():
+            _warn_of_overlap(rows, others, f"{path} {evals[name]}")
+    return rows, held_out.get("") if set(held_out) <= {""} else held_out
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How rows are read, whichever split they are of."""
+
+    form: str | None = None
+    columns: Mapping[str, str] | None = None
+    system: str | None = None
+    bad_rows: str = "refuse"
+    to: str | None = None
+    keep: Sequence[str] | None = None
+
+
+# --- What was asked for -------------------------------------------------------------------------
+
+
+def _cuts(split: Mapping[str, Any] | None) -> tuple[str | None, dict[str, str]]:
+    """The slice to train on, and the slices to hold out by name; a single one has the name ""."""
+    split = {"train": "train"} if split is None else split
+    if odd := [name for name in split if name not in ("train", "eval")]:
+        raise DataError(misnamed("dataset.split", odd[0], ("train", "eval")))
+    evals = split.get("eval")
+    evals = evals if isinstance(evals, Mapping) else {"": evals}
+    return split.get("train"), {name: cut for name, cut in evals.items() if cut}
+
+
+def read_limits(limit: Mapping[str, int | None] | None) -> dict[str, int | None]:
+    """The most rows of ``train`` and of ``eval``, None where all are wanted."""
+    limits = {"train": None, "eval": None} | dict(limit or {})
+    faults = [
+        Fault(f"dataset.limit.{name}", str(count), "a whole number above 0, or null")
+        for name, count in limits.items()
+        if count is not None and (not isinstance(count, int) or count < 1)
+    ]
+    if faults:
+        raise DataError(faults)
+    return limits
+
+
+def _check_words(files: Files | None, bad_rows: str, **hub_only: str | None) -> None:
+    faults = [
+        Fault(f"dataset.{name}", repr(value), "null, because only the hub has them")
+        for name, value in hub_only.items()
+        if value and files
+    ]
+    if bad_rows not in BAD_ROWS:
+        faults.append(misnamed("dataset.bad_rows", bad_rows, BAD_ROWS))
+    if faults:
+        raise DataError(faults)
+
+
+# --- Where rows come from -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Source:
+    """One dataset with its splits, on disk, or as streams."""
+
+    path: str
+    builder: DatasetBuilder
+    splits: tuple[str, ...]
+    streams: Mapping[str, IterableDataset] | None = None
+
+    def read(self, use: str, cut: str, limit: int | None, seed: int | None, reading: Reading) -> Rows:
+        """The rows of one slice, in the form that ``reading`` asks for."""
+        self._check(use, cut)
+        label = f"{self.path} {cut}"
+        if self.streams is not None:
+            return _read_stream(self.streams[cut], limit, seed, reading, label)
+        with _told(self.path, f"dataset.split.{use}"):
+            rows = self.builder.as_dataset(split=cut)
+        rows, places = _ordered(rows, limit, seed)
+        return convert_rows(rows, reading, label, places, seed)
+
+    def _check(self, use: str, cut: str) -> None:
+        """Refuse splits that are not there, and slices where rows only flow past."""
+        where = f"dataset.split.{use}"
+        for part in cut.split("+"):
+            name, bracket, _ = part.strip().partition("[")
+            if name not in self.splits:
+                fault = misnamed(where, name, self.splits, where + "={}")
+                cure = fault.cure or f"{where}='{self.splits[0]}[90%:]'"
+                raise DataError(Fault(where, f"{name!r} in {self.path}", fault.expected, cure))
+            if self.streams is not None and (bracket or part != cut):
+                cure = f"dataset.limit.{use}=<rows>, or dataset.streaming=false"
+                raise DataError(Fault(where, cut, "a whole split of a stream", cure))
+
+
+def _open_source(path: str, files: Files | None, config: str | None, revision: str | None, streaming: bool) -> Source:
+    with _told(path):
+        builder = _file_builder(files) if files else load_dataset_builder(path, config, revision=revision)
+        if streaming:
+            if files:
+                check_files(files, STREAM_HEAD)
+            streams = builder.as_streaming_dataset()
+            return Source(path, builder, tuple(streams), streams)
+        if files and not os.path.exists(builder.cache_dir):  # else they were checked, and are unchanged
+            check_files(files)
+        builder.download_and_prepare()
+    return Source(path, builder, tuple(builder.info.splits))
+
+
+def _file_builder(files: Files) -> DatasetBuilder:
+    """The reader of local files; csv has no types, and what is text must not become numbers."""
+    header = header_of(files) if files.reader == "csv" else []
+    features = Features({name: Value("string") for name in header}) if header else None
+    options = dict(files.options) | ({"features": features} if features else {})
+    return load_dataset_builder(files.reader, data_files=dict(files.splits), **options)
+
+
+@contextmanager
+def _told(path: str, where: str = "dataset.path") -> Iterator[None]:
+    """The errors of datasets, told as faults of the config or of the connection."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        expected = "a file or folder here, or a name on the hub that you may read"
+        raise DataError(Fault("dataset.path", _first_line(error), expected)) from error
+    except DatasetGenerationError as error:
+        raise DataError(Fault(path, _first_line(error.__cause__ or error), "rows")) from error
+    except ConnectionError as error:
+        cure = "a local copy with dataset.path=<folder>, or unset HF_HUB_OFFLINE"
+        found = f"neither a file or folder here nor in the cache; {_first_line(error)}"
+        raise EnvironmentFault(Fault("dataset.path", found, "a connection to the hub", cure)) from error
+    except (ValueError, RuntimeError) as error:
+        text = " ".join(str(error).split())
+        cure = "dataset.config=<name>" if "Config name" in text else ""
+        raise DataError(Fault(where, text, cure=cure)) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+@contextmanager
+def _local_main_process_first() -> Iterator[None]:
+    """Where processes share a machine, the first does the work and the others find it cached."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield
+        return
+    import torch
+    from accelerate import PartialState
+
+    # Without a device the processes only know of each other if the state is told so.
+    with PartialState(cpu=not torch.accelerator.is_available()).local_main_process_first():
+        yield
+
+
+def _ordered(rows: Dataset, limit: int | None, seed: int | None) -> tuple[Dataset, Sequence[int]]:
+    """The rows shuffled and limited, and the number that each had in the slice."""
+    count = min(limit or len(rows), len(rows))
+    if seed is None:
+        return rows.select(range(count)), range(count)
+    places = np.random.default_rng(seed).permutation(len(rows))[:count]
+    key = _key(rows._fingerprint, "shuffled", seed, count)
+    return rows.select(places, new_fingerprint=key), places.tolist()
+
+
+def _key(*parts: object) -> str:
+    """A name for a result in the cache, from everything that it depends on."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+# --- Conversion ---------------------------------------------------------------------------------
+
+
+def convert_rows(
+    rows: Dataset,
+    reading: Reading,
+    label: str = "rows",
+    places: Sequence[int] | None = None,
+    seed: int | None = None,
+) -> Dataset:
+    """The rows in the form of ``reading.to``, from the cache where they were converted before.
+
+    ``places`` are the numbers that messages give to the rows. For ``unpaired`` good and bad rows
+    come out evenly mixed, because KTO's sampler keeps the order and compares within a batch.
+    """
+    if reading.to is None:
+        return rows
+    conversion = _conversion(rows, reading, label)
+    conversion.total = len(rows)
+    places = range(len(rows)) if places is None else places
+    if not conversion.first(rows):
+        _raise_all(conversion, rows, places)
+    converted = rows.map(
+        lambda cells, numbers: conversion.batch(cells, [places[number] for number in numbers]),
+        batched=True,
+        batch_size=BATCH,
+        with_indices=True,
+        remove_columns=rows.column_names,
+        features=_features(conversion, rows.features),
+        new_fingerprint=_conversion_key(rows, conversion),
+        desc=f"{label} to {reading.to}",
+    )
+    layout = conversion.layout
+    log.info("%s: %d rows of %s, %d to train on", label, len(rows), layout, len(converted))
+    return mix_labels(converted, seed or 0, label) if reading.to == "unpaired" else converted
+
+
+def _read_stream(
+    stream: IterableDataset, limit: int | None, seed: int | None, reading: Reading, label: str
+) -> IterableDataset:
+    """The rows of a stream, shuffled within a buffer; its bad rows are told batch by batch."""
+    rows = stream if seed is None else stream.shuffle(seed, buffer_size=STREAM_BUFFER)
+    rows = rows if limit is None else rows.take(limit)
+    if reading.to is None:
+        return rows
+    conversion = _conversion(stream, reading, label)
+    if not conversion.first(stream.take(STREAM_HEAD)):
+        raise DataError(Fault(label, f"no good row among the first {STREAM_HEAD}", "rows"))
+    converted = rows.map(
+        conversion.batch,
+        batched=True,
+        batch_size=BATCH,
+        with_indices=True,
+        remove_columns=list(next(iter(stream))),
+    )
+    if reading.to != "unpaired":
+        return converted
+    return converted.shuffle(seed or 0, buffer_size=STREAM_BUFFER)  # parts the halves of a pair
+
+
+def _conversion(rows: Rows, reading: Reading, label: str) -> Conversion:
+    row = next(iter(rows))
+    layout = read_layout(list(row), row, form=reading.form, given=reading.columns, to=reading.to)
+    kept = kept_columns(list(row), layout, reading.to, reading.keep)
+    return Conversion(layout, reading.to, reading.system, kept, reading.bad_rows, label)
+
+
+def _raise_all(conversion: Conversion, rows: Dataset, places: Sequence[int]) -> None:
+    """Where no row comes out, say why of each, or that none is left."""
+    for start in range(0, len(rows), BATCH):
+        conversion.batch(rows[start : start + BATCH], places[start : start + BATCH])
+    raise DataError(Fault(conversion.label, f"none of {len(rows)} rows is left", "at least one"))
+
+
+def _conversion_key(rows: Dataset, conversion: Conversion) -> str:
+    layout = conversion.layout
+    words = (conversion.to, conversion.system, conversion.kept, conversion.bad_rows)
+    return _key(CONVERT_VERSION, rows._fingerprint, layout.form, dict(layout.columns), *words)
+
+
+def _features(conversion: Conversion, source: Features) -> Features:
+    """The types of the converted columns, which must not be guessed from a first batch of nulls."""
+    turn = _turn_type(conversion.layout, source)
+    types = {name: _type_of(value, turn) for name, value in conversion.like.items()}
+    return Features(types | {name: source[name] for name in conversion.kept})
+
+
+def _turn_type(layout: Layout, source: Features) -> Any:
+    """Role and content; where the source's turns hold more, anything that JSON can hold."""
+    for column in layout.columns.values():
+        turn = getattr(source[column], "feature", source[column])
+        if isinstance(turn, Json) or (isinstance(turn, dict) and set(turn) & set(TURN_EXTRAS)):
+            return Json()
+    return {"role": Value("string"), "content": Value("string")}
+
+
+def _type_of(value: Any, turn: Any) -> Any:
+    if isinstance(value, list):
+        return List(turn if isinstance(value[0], dict) else _type_of(value[0], turn))
+    return Value("bool" if isinstance(value, bool) else "string")
+
+
+def mix_labels(rows: Dataset, seed: int, label: str = "rows") -> Dataset:
+    """Unpaired rows in an order that spreads the good and the bad evenly, each in a seeded shuffle.
+
+    With as many good as bad rows, every batch of two holds one of each, and their prompts differ.
+    """
+    labels = np.array(rows["label"][:])
+    random = np.random.default_rng(seed)
+    sides = [random.permutation(np.flatnonzero(labels == side)) for side in (True, False)]
+    if not all(len(side) for side in sides):
+        log.warning("%s: all labels are alike, so there is nothing to compare", label)
+    fractions = [(np.arange(len(side)) + 0.5) / max(1, len(side)) for side in sides]
+    order = np.concatenate(sides)[np.argsort(np.concatenate(fractions), kind="stable")]
+    return rows.select(order, new_fingerprint=_key(rows._fingerprint, "labels mixed", seed))
+
+
+# --- Contents -----------------------------------------------------------------------------------
+
+
+def fingerprint(rows: Rows) -> str:
+    """A hash of the rows and of their order, equal on every machine; "stream" for a stream."""
+    if isinstance(rows, IterableDataset):
+        return "stream"
+    return hashlib.sha256(_digests(rows).tobytes()).hexdigest()
+
+
+def _digests(rows: Dataset) -> np.ndarray:
+    """One 64-bit hash for each row, int64 of shape (rows,), cached beside the rows."""
+    digests = rows.with_format("arrow").map(
+        _digest_batch,
+        batched=True,
+        batch_size=BATCH,
+        remove_columns=rows.column_names,
+        features=Features({"digest": Value("int64")}),
+        new_fingerprint=_key(rows._fingerprint, "digests"),
+        desc="hash of the rows",
+    )
+    return np.asarray(digests.with_format("numpy")["digest"][:]).astype("<i8")
+
+
+def _digest_batch(table: pa.Table) -> pa.Table:
+    texts = (json.dumps(row, sort_keys=True, default=repr) for row in table.to_pylist())
+    hashes = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts]
+    digests = [int.from_bytes(value, "little", signed=True) for value in hashes]
+    return pa.table({"digest": pa.array(digests, pa.int64())})
+
+
+def _warn_of_overlap(train: Rows | None, held_out: Rows, label: str) -> None:
+    """Say how many held-out rows are trained on; of streams nobody knows."""
+    if isinstance(train, Dataset) and isinstance(held_out, Dataset):
+        shared = int(np.isin(_digests(held_out), _digests(train)).sum())
+        if shared:
+            count = len(held_out)
+            log.warning("%s: %d of %d held-out rows are trained on too", label, shared, count)

@@ -1,0 +1,135 @@
+"""Rows of several datasets at once, each in the trainer's form before they meet.
+
+How one dataset is read is in ``load``.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from datasets import (
+    Dataset,
+    IterableDataset,
+    Value,
+    concatenate_datasets,
+    interleave_datasets,
+)
+
+from runner.dataset.detect import misnamed
+from runner.dataset.load import STREAM_BUFFER, Rows, mix_labels, read_limits
+from runner.errors import DataError, Fault
+
+log = logging.getLogger(__name__)
+
+Part = Callable[..., tuple[Rows | None, Any]]
+
+
+def mix_rows(
+    parts: Mapping[str, Part],
+    weights: Mapping[str, float] | None = None,
+    *,
+    limit: Mapping[str, int | None] | None = None,
+    seed: int = 0,
+    to: str | None = None,
+    keep: Sequence[str] | None = None,
+) -> tuple[Rows, dict[str, Rows] | None]:
+    """The training rows of all parts in one shuffled order, and their held-out rows by part.
+
+    ``parts`` are functions such as a partial of ``load_rows``. With ``weights`` each row is drawn
+    from a part with that share, and small parts repeat until every part was seen whole: nothing is
+    thrown away, and the shares hold to the end. Without weights every row comes once.
+    ``limit`` counts mixed rows (``train``) and the rows of each held-out set (``eval``).
+    """
+    _check_weights(parts, weights)
+    limits = read_limits(limit)
+    # Every part hands over what it has, because a reward may concern the rows of one part only.
+    loaded = {name: load(to=to, keep=None, seed=seed) for name, load in parts.items()}
+    trains = {name: train for name, (train, _) in loaded.items() if train is not None}
+    if to == "prompt" and keep is not None:
+        trains = _only(trains, {"prompt", "reference", *keep}, keep)
+    if len(trains) < len(parts):
+        missing = next(name for name in parts if name not in trains)
+        raise DataError(Fault(f"dataset.parts.{missing}.split.train", "null", "rows to mix"))
+    _check_alike(trains)
+    mixed = _mixed(trains, weights, seed)
+    if to == "unpaired" and isinstance(mixed, Dataset):
+        mixed = mix_labels(mixed, seed, "mixture")
+    evals = {
+        "_".join(filter(None, (part, name))): _head(rows, limits["eval"])
+        for part, (_, held_out) in loaded.items()
+        for name, rows in _named(held_out)
+    }
+    return _head(mixed, limits["train"]), evals or None
+
+
+def _check_weights(parts: Mapping[str, Part], weights: Mapping[str, float] | None) -> None:
+    faults = [] if parts else [Fault("dataset.parts", "no parts", "at least one")]
+    for name, weight in (weights or {}).items():
+        if name not in parts:
+            faults.append(misnamed("dataset.weights", name, parts, "dataset.weights.{}=" + str(weight)))
+        elif not weight > 0:
+            faults.append(Fault(f"dataset.weights.{name}", str(weight), "a number above 0"))
+    for name in parts:
+        if weights and name not in weights:
+            where = f"dataset.weights.{name}"
+            faults.append(Fault(where, "no weight", "one for every part, or none", f"{where}=1"))
+    if faults:
+        raise DataError(faults)
+
+
+def _only(trains: Mapping[str, Rows], names: Iterable[str], keep: Sequence[str]) -> dict[str, Rows]:
+    """The parts with the columns that rewards ask for, of which each must be in at least one part."""
+    columns = {name: _columns(rows) for name, rows in trains.items()}
+    there = {column for part in columns.values() for column in part}
+    faults = [misnamed("reward", column, sorted(there)) for column in keep if column not in there]
+    if faults:
+        raise DataError(faults)
+    wanted = set(names)
+    return {
+        name: rows.select_columns([column for column in columns[name] if column in wanted])
+        for name, rows in trains.items()
+    }
+
+
+def _columns(rows: Rows) -> list[str]:
+    return rows.column_names or list(next(iter(rows)))
+
+
+def _check_alike(trains: Mapping[str, Rows]) -> None:
+    """Refuse a column that holds conversations in one part and text in another, or other types."""
+    seen: dict[str, tuple[str, Any]] = {}
+    for part, rows in trains.items():
+        for column, kind in (rows.features or {}).items():
+            if kind == Value("null"):  # nothing in it, which goes with everything
+                continue
+            first, other = seen.setdefault(column, (part, kind))
+            if other != kind:
+                found = f"{column} is {kind} here and {other} in {first}"
+                cure = f"dataset.parts.{part}.columns.<role>=<column>, or form, to read both alike"
+                raise DataError(Fault(f"dataset.parts.{part}", found, "one type in all parts", cure))
+
+
+def _mixed(trains: Mapping[str, Rows], weights: Mapping[str, float] | None, seed: int) -> Rows:
+    rows = list(trains.values())
+    if weights:
+        total = sum(weights.values())
+        shares = [weights[name] / total for name in trains]
+        mixed = interleave_datasets(rows, probabilities=shares, seed=seed, stopping_strategy="all_exhausted")
+    elif isinstance(rows[0], IterableDataset):
+        mixed = concatenate_datasets(rows).shuffle(seed, buffer_size=STREAM_BUFFER)
+    else:
+        mixed = concatenate_datasets(rows).shuffle(seed)
+    if isinstance(mixed, Dataset):
+        counts = ", ".join(f"{name} {len(part)}" for name, part in trains.items())
+        log.info("mixture of %d rows, from %s", len(mixed), counts)
+    return mixed
+
+
+def _named(held_out: Any) -> Iterable[tuple[str, Rows]]:
+    if held_out is None:
+        return []
+    return held_out.items() if isinstance(held_out, Mapping) else [("", held_out)]
+
+
+def _head(rows: Rows, limit: int | None) -> Rows:
+    return rows if limit is None else rows.take(limit)

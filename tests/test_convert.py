@@ -1,0 +1,621 @@
+"""Every raw form against every trainer form, by rows worked out by hand, and what is refused."""
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runner.dataset.convert import ARROWS, FORMS_FOR, Conversion, Layout, convert, fits
+from runner.dataset.detect import detect, kept_columns, read_layout
+from runner.errors import DataError
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def bot(text):
+    return {"role": "assistant", "content": text}
+
+
+def system(text):
+    return {"role": "system", "content": text}
+
+
+def converted(row, to, system=None, form=None, **given):
+    """The rows that one row becomes, read the way a source of such rows would be read."""
+    layout = read_layout(row, row, form=form, given=given, to=to)
+    return convert(row, layout, to, system)
+
+
+def faults(row, to, **how):
+    with pytest.raises(DataError) as caught:
+        converted(row, to, **how)
+    return caught.value.faults
+
+
+Q, A, B = [user("2+2?")], [bot("4")], [bot("5")]
+LONG = [user("hi"), bot("hello"), user("2+2?")]
+
+# A raw row, its form, and what it becomes in each trainer form that it can feed.
+CELLS = {
+    "text": ({"text": "2+2=4"}, "text", {"demonstration": [{"text": "2+2=4"}]}),
+    "messages": (
+        {"messages": Q + A},
+        "messages",
+        {
+            "demonstration": [{"messages": Q + A}],
+            "messages": [{"messages": Q + A}],
+            "prompt": [{"prompt": Q, "reference": "4"}],
+        },
+    ),
+    "several turns": (
+        {"messages": [system("Count."), *LONG, *A]},
+        "messages",
+        {
+            "demonstration": [{"messages": [system("Count."), *LONG, *A]}],
+            "messages": [{"messages": [system("Count."), *LONG, *A]}],
+            "prompt": [{"prompt": [system("Count."), *LONG], "reference": "4"}],
+        },
+    ),
+    "sharegpt": (
+        {
+            "conversations": [
+                {"from": "system", "value": "Count."},
+                {"from": "human", "value": "2+2?"},
+                {"from": "gpt", "value": "4"},
+            ]
+        },
+        "messages",
+        {
+            "demonstration": [{"messages": [system("Count."), *Q, *A]}],
+            "messages": [{"messages": [system("Count."), *Q, *A]}],
+            "prompt": [{"prompt": [system("Count."), *Q], "reference": "4"}],
+        },
+    ),
+    "a prompt beside messages": (
+        {"prompt": "2+2?", "prompt_id": "x", "messages": Q + A},
+        "messages",
+        {
+            "demonstration": [{"messages": Q + A}],
+            "messages": [{"messages": Q + A}],
+            "prompt": [{"prompt": Q, "reference": "4"}],
+        },
+    ),
+    "prompt and completion": (
+        {"prompt": "2+2=", "completion": " 4"},
+        "prompt_completion",
+        {
+            "demonstration": [{"prompt": "2+2=", "completion": " 4"}],
+            "messages": [{"messages": [user("2+2="), bot("4")]}],
+            "prompt": [{"prompt": "2+2=", "reference": " 4"}],
+        },
+    ),
+    "prompt and completion in turns": (
+        {"prompt": Q, "completion": A},
+        "prompt_completion",
+        {
+            "demonstration": [{"prompt": Q, "completion": A}],
+            "messages": [{"messages": Q + A}],
+            "prompt": [{"prompt": Q, "reference": "4"}],
+        },
+    ),
+    "a text prompt with turns": (
+        {"prompt": "2+2?", "completion": A},
+        "prompt_completion",
+        {
+            "demonstration": [{"prompt": Q, "completion": A}],
+            "messages": [{"messages": Q + A}],
+            "prompt": [{"prompt": Q, "reference": "4"}],
+        },
+    ),
+    "input and target": (
+        {"kind": "Sum", "input": "2+2?", "target": "4"},
+        "prompt_completion",
+        {
+            "demonstration": [{"prompt": Q, "completion": A}],
+            "messages": [{"messages": Q + A}],
+            "prompt": [{"prompt": Q, "reference": "4"}],
+        },
+    ),
+    "instruction, input and output": (
+        {"instruction": "Add.", "input": "2 2", "output": "4"},
+        "prompt_completion",
+        {
+            "demonstration": [{"prompt": [user("Add.\n\n2 2")], "completion": A}],
+            "messages": [{"messages": [user("Add.\n\n2 2"), *A]}],
+            "prompt": [{"prompt": [user("Add.\n\n2 2")], "reference": "4"}],
+        },
+    ),
+    "a pair": (
+        {"prompt": "2+2=", "chosen": " 4", "rejected": " 5"},
+        "preference",
+        {
+            "demonstration": [{"prompt": "2+2=", "completion": " 4"}],
+            "messages": [{"messages": [user("2+2="), bot("4")]}],
+            "preference": [{"prompt": "2+2=", "chosen": " 4", "rejected": " 5"}],
+            "unpaired": [
+                {"prompt": "2+2=", "completion": " 4", "label": True},
+                {"prompt": "2+2=", "completion": " 5", "label": False},
+            ],
+            "prompt": [{"prompt": "2+2=", "reference": " 4"}],
+        },
+    ),
+    "a pair of turns": (
+        {"prompt": LONG, "chosen": A, "rejected": B},
+        "preference",
+        {
+            "demonstration": [{"prompt": LONG, "completion": A}],
+            "messages": [{"messages": LONG + A}],
+            "preference": [{"prompt": LONG, "chosen": A, "rejected": B}],
+            "unpaired": [
+                {"prompt": LONG, "completion": A, "label": True},
+                {"prompt": LONG, "completion": B, "label": False},
+            ],
+            "prompt": [{"prompt": LONG, "reference": "4"}],
+        },
+    ),
+    "a text prompt beside a pair of whole conversations": (
+        {"prompt": "2+2?", "chosen": Q + A, "rejected": Q + B},
+        "preference",
+        {
+            "demonstration": [{"prompt": Q, "completion": A}],
+            "messages": [{"messages": Q + A}],
+            "preference": [{"prompt": Q, "chosen": A, "rejected": B}],
+            "unpaired": [
+                {"prompt": Q, "completion": A, "label": True},
+                {"prompt": Q, "completion": B, "label": False},
+            ],
+            "prompt": [{"prompt": Q, "reference": "4"}],
+        },
+    ),
+    "a judged answer": (
+        {"prompt": "2+2=", "completion": " 4", "label": True},
+        "unpaired",
+        {
+            "demonstration": [{"prompt": "2+2=", "completion": " 4"}],
+            "messages": [{"messages": [user("2+2="), bot("4")]}],
+            "unpaired": [{"prompt": "2+2=", "completion": " 4", "label": True}],
+            "prompt": [{"prompt": "2+2=", "reference": " 4"}],
+        },
+    ),
+    "an answer judged bad": (
+        {"prompt": Q, "completion": B, "label": False},
+        "unpaired",
+        {
+            "demonstration": [],
+            "messages": [],
+            "unpaired": [{"prompt": Q, "completion": B, "label": False}],
+            "prompt": [{"prompt": Q, "reference": None}],
+        },
+    ),
+    "a prompt": ({"prompt": "2+2="}, "prompt", {"prompt": [{"prompt": "2+2="}]}),
+    "a prompt in turns": ({"prompt": LONG}, "prompt", {"prompt": [{"prompt": LONG}]}),
+    "steps": (
+        {"prompt": "2+2+2?", "completions": ["2+2=4", "4+2=7"], "labels": [True, False]},
+        "stepwise",
+        {
+            "stepwise": [{"prompt": "2+2+2?", "completions": ["2+2=4", "4+2=7"], "labels": [True, False]}],
+            "prompt": [{"prompt": "2+2+2?"}],
+        },
+    ),
+}
+TABLE = [(name, to) for name in CELLS for to in FORMS_FOR]
+
+
+@pytest.mark.parametrize(("name", "to"), TABLE)
+def test_every_raw_form_in_every_trainer_form(name, to):
+    row, form, wanted = CELLS[name]
+    assert detect(row, row) == form
+    assert fits(form, to) == (to in wanted)
+    if to in wanted:
+        assert converted(row, to) == wanted[to]
+    else:
+        (fault,) = faults(row, to)
+        assert fault.where in ("dataset.form", "dataset.columns")
+        for other in FORMS_FOR[to]:
+            assert other in fault.expected
+        assert "dataset.columns." in fault.cure and "=<column>" in fault.cure
+
+
+def test_the_table_of_arrows():
+    assert {form for _, form, _ in CELLS.values()} == set(ARROWS)
+    assert FORMS_FOR["preference"] == ("preference",)
+    assert FORMS_FOR["demonstration"] == (*("preference", "unpaired", "messages", "prompt_completion", "text"),)
+    assert fits(None, "preference") and fits("text", None) and not fits("text", "prompt")
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        *(("instruction", "output"), ("instruction", "response"), ("input", "output")),
+        *(("question", "answer"), ("query", "response"), ("prompt", "response")),
+    ],
+)
+def test_other_names_of_an_exchange(question, answer):
+    row = {question: "2+2?", answer: "4", "id": 7}
+    assert converted(row, "demonstration") == [{"prompt": Q, "completion": A}]
+
+
+@pytest.mark.parametrize("blank", ["", None])
+def test_an_instruction_without_input_has_nothing_below_it(blank):
+    row = {"instruction": "2+2?", "input": blank, "output": "4"}
+    assert converted(row, "demonstration") == [{"prompt": Q, "completion": A}]
+
+
+def test_a_prompt_is_never_passed_over_for_another_name():
+    row = {"prompt": Q, "question": "another", "answer": "4"}
+    assert converted(row, "prompt") == [{"prompt": Q}]
+
+
+def test_the_form_that_fits_the_trainer_is_read_where_two_are_there():
+    row = {"prompt": "2+2=", "text": "2+2=4"}
+    assert converted(row, "prompt") == [{"prompt": "2+2="}]
+    assert converted(row, "demonstration") == [{"text": "2+2=4"}]
+
+
+# --- What the user says ---------------------------------------------------------------------------
+
+
+def test_columns_given_by_role():
+    row = {"q": "2+2=", "good": " 4", "bad": " 5", "id": 1}
+    pair = {"prompt": "2+2=", "chosen": " 4", "rejected": " 5"}
+    assert converted(row, "preference", prompt="q", chosen="good", rejected="bad") == [pair]
+
+
+def test_input_and_target_make_turns_where_prompt_and_completion_keep_text():
+    row = {"prompt": "2+2?", "completion": "4"}
+    assert converted(row, "demonstration") == [{"prompt": "2+2?", "completion": "4"}]
+    turns = converted(row, "demonstration", input="prompt", target="completion")
+    assert turns == [{"prompt": Q, "completion": A}]
+
+
+def test_given_columns_go_before_what_would_be_guessed():
+    row = {"messages": LONG + B, "question": "2+2?", "answer": "4"}
+    given = {"input": "question", "target": "answer"}
+    assert converted(row, "demonstration", **given) == [{"prompt": Q, "completion": A}]
+    row = {"prompt": "wrong", "better": "2+2="}
+    assert converted(row, "prompt", prompt="better") == [{"prompt": "2+2="}]
+
+
+def test_misspelt_roles_and_columns_all_at_once():
+    row = {"question": "2+2?", "answer": "4"}
+    where = {fault.where: fault for fault in faults(row, "demonstration", promt="x", input="questn")}
+    assert where["dataset.columns"].cure == "dataset.columns.prompt=x"
+    assert where["dataset.columns.input"].cure == "dataset.columns.input=question"
+    (fault,) = faults(row, "demonstration", form="mesages")
+    assert fault.cure == "messages"
+
+
+def test_a_form_that_the_columns_do_not_have():
+    (fault,) = faults({"prompt": "2+2="}, None, form="preference")
+    assert "prompt" in fault.found and "chosen with rejected" in fault.expected
+    assert fault.cure.startswith("dataset.columns.chosen=<column> dataset.columns.rejected=<column>")
+
+
+def test_columns_that_say_nothing():
+    (fault,) = faults({"a": 1, "b": 2}, "demonstration")
+    assert "a, b" in fault.found
+    assert "dataset.columns.prompt=<column> dataset.columns.completion=<column>" in fault.cure
+
+
+# --- System prompts -------------------------------------------------------------------------------
+
+
+def test_a_system_prompt_opens_conversations_that_have_none():
+    lead = [system("Be brief.")]
+    row = {"messages": Q + A}
+    assert converted(row, "messages", "Be brief.") == [{"messages": lead + Q + A}]
+    row = {"prompt": Q, "chosen": A, "rejected": B}
+    pair = {"prompt": lead + Q, "chosen": A, "rejected": B}
+    assert converted(row, "preference", "Be brief.") == [pair]
+    own = {"messages": [system("Count."), *Q, *A]}
+    assert converted(own, "messages", "Be brief.") == [own]
+
+
+def test_a_system_column_goes_before_the_system_prompt():
+    row = {"system": "Count.", "question": "2+2?", "chosen": "4", "rejected": "5"}
+    pair = {"prompt": [system("Count."), *Q], "chosen": A, "rejected": B}
+    assert converted(row, "preference", "Be brief.") == [pair]
+    pair["prompt"][0] = system("Be brief.")
+    assert converted(row | {"system": ""}, "preference", "Be brief.") == [pair]
+
+
+def test_plain_text_has_no_place_for_a_system_prompt(caplog):
+    row = {"prompt": "2+2=", "completion": " 4"}
+    (fault,) = faults(row, "demonstration", system="Be brief.")
+    assert "plain text" in fault.found and "dataset.columns.input=<column>" in fault.cure
+    made = converted(row, "demonstration", "Be brief.", input="prompt", target="completion")
+    assert made[0]["prompt"] == [system("Be brief."), user("2+2=")]
+    assert converted(row | {"system": "Count."}, "demonstration")[0]["prompt"] == "2+2="
+    assert "`system` is left out" in caplog.text
+
+
+# --- Where a pair begins to differ ----------------------------------------------------------------
+
+
+def pair_of(row):
+    (pair,) = converted(row, "preference")
+    return pair["prompt"], pair["chosen"], pair["rejected"]
+
+
+def test_conversations_are_cut_where_they_differ():
+    first, other = [bot("a"), user("more"), *A], [bot("b"), user("more"), *B]
+    assert pair_of({"chosen": Q + first, "rejected": Q + other}) == (Q, first, other)
+    assert pair_of({"chosen": LONG + A, "rejected": LONG + B}) == (LONG, A, B)
+
+
+def test_a_prompt_never_ends_with_the_assistant():
+    chosen = [user("hi"), bot("hello"), user("x"), bot("X")]
+    rejected = [user("hi"), bot("hello"), user("y"), bot("Y")]
+    assert pair_of({"chosen": chosen, "rejected": rejected})[0] == [user("hi")]
+
+
+def test_turns_given_as_prompt_may_precede_what_both_repeat():
+    row = {"prompt": [system("Count.")], "chosen": Q + A, "rejected": Q + B}
+    assert pair_of(row) == ([system("Count."), *Q], A, B)
+    row = {"prompt": Q, "chosen": Q + A, "rejected": Q + B}
+    assert pair_of(row) == (Q, A, B)
+
+
+def test_a_question_beside_answers_without_it():
+    assert pair_of({"question": "2+2?", "chosen": "4", "rejected": "5"}) == (Q, A, B)
+    row = {"instruction": "Add.", "input": "2 2", "chosen": "4", "rejected": "5"}
+    assert pair_of(row) == ([user("Add.\n\n2 2")], A, B)
+    assert pair_of({"prompt": "2+2?", "chosen": A, "rejected": B}) == (Q, A, B)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "cut"),
+    [
+        ("Who?\nAnna", "Who?\nAnnie", "Who?"),  # half a name would be in the prompt
+        ("Who? Ann", "Who? Ann left", "Who?"),  # one goes on where the other ends
+        ("Q: 2+2 A: 4", "Q: 2+2 A: 5", "Q: 2+2 A:"),
+        ("\n\nHuman: hi\n\nAssistant: Well, yes", "\n\nHuman: hi\n\nAssistant: Well, no", None),
+    ],
+)
+def test_texts_are_cut_where_their_answers_begin(chosen, rejected, cut):
+    cut = "\n\nHuman: hi\n\nAssistant:" if cut is None else cut
+    prompt, *answers = pair_of({"chosen": chosen, "rejected": rejected})
+    assert prompt == cut
+    assert [prompt + answer for answer in answers] == [chosen, rejected]
+
+
+@pytest.mark.parametrize("to", ARROWS["preference"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        *({"prompt": Q, "chosen": A}, {"prompt": "2+2=", "chosen": " 4"}),
+        *({"chosen": Q + A}, {"chosen": "Who? Ann"}, {"chosen": "Ann"}),
+    ],
+)
+def test_a_pair_of_equals_is_left_out(row, to):
+    assert converted(row | {"rejected": row["chosen"]}, to) == []
+
+
+def test_texts_without_a_shared_beginning_need_a_prompt():
+    (fault,) = faults({"chosen": "four", "rejected": "five"}, "preference")
+    assert fault.cure == "dataset.columns.prompt=<column>"
+    (fault,) = faults({"chosen": A, "rejected": B}, "preference")
+    assert "no prompt" in fault.found
+
+
+# --- What is kept beside the form -----------------------------------------------------------------
+
+
+def kept(row, to, keep=None):
+    return kept_columns(row, read_layout(row, row, to=to), to, keep)
+
+
+def test_rewards_get_the_other_columns(caplog):
+    row = {"question": "2+2?", "answer": "4", "level": 1}
+    assert kept(row, "prompt") == ("question", "answer", "level")
+    assert kept(row, "prompt", ["answer", "reference"]) == ("answer",)
+    assert kept(row, "demonstration") == ()
+    assert caplog.text == ""
+
+
+CLASHING = (
+    *("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"),
+    *("image", "images", "input_ids", "labels", "chat_template_kwargs", "tools", "label"),
+)
+
+
+@pytest.mark.parametrize("name", CLASHING)
+def test_columns_that_change_what_trl_does_stay_behind(name, caplog):
+    row = {"prompt": "2+2=", name: None, "answer": "4"}
+    assert kept(row, "prompt") == ("answer",)
+    assert f"`{name}` is left out" in caplog.text
+    with pytest.raises(DataError) as caught:
+        kept(row, "prompt", [name])
+    assert caught.value.faults[0].cure == "give the column another name in the data"
+
+
+def test_columns_of_the_form_stay_behind_without_a_word(caplog):
+    row = {"prompt": "2+2=", "chosen": " 4", "rejected": " 5", "source": "x"}
+    assert kept(row, "prompt") == ("source",)
+    assert caplog.text == ""
+
+
+def test_pictures_are_not_dropped_silently(caplog):
+    assert kept({"messages": Q + A, "images": [b""]}, "demonstration") == ()
+    assert "`images` is left out" in caplog.text
+
+
+def test_a_reward_that_asks_for_what_is_not_there():
+    with pytest.raises(DataError) as caught:
+        kept({"question": "2+2?", "answer": "4"}, "prompt", ["anwser"])
+    assert caught.value.faults[0].cure == "a reward that asks for answer"
+    with pytest.raises(DataError):
+        kept({"prompt": "2+2="}, "prompt", ["reference"])
+
+
+def test_a_reference_of_the_source_stays():
+    row = {"prompt": "2+2=", "completion": " 4", "reference": "four"}
+    layout = read_layout(row, row, to="prompt")
+    conversion = Conversion(layout, "prompt", kept=kept(row, "prompt"))
+    assert conversion.one(row) == [{"prompt": "2+2=", "reference": "four"}]
+
+
+# --- Turns ----------------------------------------------------------------------------------------
+
+
+def test_turns_keep_what_templates_render_and_lose_the_rest():
+    call = [{"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}]
+    turns = [
+        user("2+2?") | {"id": 3, "tool_calls": None},
+        {"role": "assistant", "content": None, "tool_calls": call},
+        {"role": "tool", "name": "add", "content": "4", "score": 1.0},
+        bot("4") | {"reasoning_content": "Add."},
+    ]
+    (made,) = converted({"messages": turns, "tools": call}, "messages")
+    assert made["messages"] == [
+        user("2+2?"),
+        {"role": "assistant", "content": "", "tool_calls": call},
+        {"role": "tool", "content": "4", "name": "add"},
+        bot("4") | {"reasoning_content": "Add."},
+    ]
+    assert kept({"messages": turns, "tools": call}, "demonstration") == ("tools",)
+
+
+def test_text_in_parts_is_joined():
+    parts = [{"type": "text", "text": "2+"}, {"type": "text", "text": "2?"}]
+    row = {"messages": [{"role": "user", "content": parts}, *A]}
+    assert converted(row, "messages") == [{"messages": Q + A}]
+
+
+def test_what_nobody_answered_is_a_prompt():
+    assert converted({"messages": LONG}, "prompt") == [{"prompt": LONG, "reference": None}]
+
+
+# --- Bad rows -------------------------------------------------------------------------------------
+
+BAD = [
+    ({"messages": [user(None), *A]}, "messages", "messages[0].content", "null"),
+    ({"messages": [user(7), *A]}, "messages", "messages[0].content", "int '7'"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages", "messages[0].role", "'robot'"),
+    ({"messages": [{"content": "x"}]}, "messages", "messages[0].role", "null"),
+    ({"messages": [*Q, None]}, "messages", "messages[1]", "null"),
+    ({"messages": []}, "messages", "messages", "list '[]'"),
+    ({"messages": "hi"}, "messages", "messages", "str 'hi'"),
+    ({"messages": None}, "messages", "messages", "null"),
+    ({"messages": Q}, "messages", "messages", "a conversation that ends with the user"),
+    ({"messages": [*Q, bot(" ")]}, "messages", "messages", "empty text from the assistant"),
+    ({"messages": A}, "prompt", "messages", "an answer alone"),
+    ({"text": None}, "demonstration", "text", "null"),
+    ({"text": 3}, "demonstration", "text", "int '3'"),
+    ({"text": "\n"}, "demonstration", "text", "empty text"),
+    ({"prompt": " ", "completion": "4"}, "demonstration", "prompt", "empty text"),
+    ({"prompt": "2+2=", "completion": ""}, "demonstration", "completion", "empty text"),
+    ({"prompt": "2+2=", "completion": None}, "demonstration", "completion", "null"),
+    ({"prompt": Q, "completion": Q}, "demonstration", "completion", "ends with the user"),
+    ({"input": "2+2?", "target": None}, "demonstration", "target", "null"),
+    ({"prompt": Q, "chosen": [bot("")], "rejected": B}, "preference", "chosen", "empty text"),
+    ({"prompt": Q, "chosen": "4", "rejected": B}, "preference", "rejected", "text beside"),
+    ({"prompt": Q, "completion": A, "label": None}, "unpaired", "label", "null"),
+    ({"prompt": Q, "completion": A, "label": "yes"}, "unpaired", "label", "str 'yes'"),
+    ({"prompt": "2", "completions": [], "labels": []}, "stepwise", "completions", "list '[]'"),
+    ({"prompt": "2", "completions": ["4"], "labels": [1, 0]}, "stepwise", "labels", "2 labels"),
+    ({"prompt": "2", "completions": ["4"], "labels": [2]}, "stepwise", "labels", "[2]"),
+]
+
+
+@pytest.mark.parametrize(("row", "to", "where", "found"), BAD)
+def test_rows_that_cannot_be_meant(row, to, where, found):
+    (fault,) = faults(row, to)
+    assert fault.where == where and found in fault.found
+
+
+def test_silence_may_be_judged_bad():
+    row = {"prompt": Q, "completion": [bot("")], "label": False}
+    assert converted(row, "unpaired") == [row]
+    row = {"prompt": "2+2=", "chosen": " 4", "rejected": ""}
+    assert converted(row, "preference") == [row]
+
+
+def batched(rows, to, **how):
+    """The rows of a whole source, and the Conversion that made them."""
+    layout = read_layout(rows[0], rows[0], to=to)
+    conversion = Conversion(layout, to, label="data train", total=len(rows), **how)
+    conversion.first(rows)
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    made = conversion.batch(columns, range(len(rows)))
+    return [dict(zip(made, values, strict=True)) for values in zip(*made.values(), strict=True)]
+
+
+ROWS = [{"input": f"{n}+1?", "target": str(n + 1)} for n in range(20)]
+
+
+def test_bad_rows_are_raised_together_and_the_first_five_are_shown():
+    rows = [row | {"target": None} if place % 3 == 0 else row for place, row in enumerate(ROWS)]
+    with pytest.raises(DataError) as caught:
+        batched(rows, "demonstration")
+    summary, *shown = caught.value.faults
+    assert summary.found == "7 of 20 rows are bad, the first 5 are below"
+    assert "dataset.bad_rows=drop" in summary.cure
+    assert [fault.where for fault in shown] == [f"data train row {place}, target" for place in (0, 3, 6, 9, 12)]
+
+
+def test_bad_rows_may_be_left_out_and_are_told(caplog):
+    rows = [ROWS[0], ROWS[1] | {"target": " "}, ROWS[2]]
+    made = batched(rows, "demonstration", bad_rows="drop")
+    assert [row["completion"][0]["content"] for row in made] == ["1", "3"]
+    assert "data train row 1, target" in caplog.text and "empty text" in caplog.text
+
+
+def test_what_is_left_out_is_counted(caplog):
+    pairs = [{"prompt": Q, "chosen": A, "rejected": other} for other in (A, B, A)]
+    assert len(batched(pairs, "preference")) == 1
+    judged = [{"prompt": Q, "completion": A, "label": label} for label in (True, False)]
+    assert batched(judged, "demonstration") == [{"prompt": Q, "completion": A}]
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert told == [
+        "data train: 2 rows left out: chosen equals rejected",
+        "data train: 1 rows left out: the label is false",
+    ]
+
+
+def test_one_column_holds_one_kind():
+    rows = [{"prompt": "2+2=", "completion": " 4"}, {"prompt": Q, "completion": A}]
+    with pytest.raises(DataError) as caught:
+        batched(rows, "demonstration")
+    assert caught.value.faults[1].where == "data train row 1, prompt"
+    assert "plain text" in caught.value.faults[1].expected
+
+
+def test_a_stream_tells_its_bad_rows_with_each_batch():
+    conversion = Conversion(Layout("text", {"text": "text"}), "demonstration", like={"text": ""})
+    assert conversion.batch({"text": ["a"]}, [0]) == {"text": ["a"]}
+    with pytest.raises(DataError) as caught:
+        conversion.batch({"text": ["b", None]}, [1, 2])
+    assert caught.value.faults[1].where == "rows row 2, text"
+    assert conversion.batch({"text": ["c"]}, [3]) == {"text": ["c"]}
+
+
+def python(code, **variables):
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here.parent), str(here)])
+    environment = os.environ | {"PYTHONPATH": paths} | variables
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+@pytest.mark.parametrize("seed", ["0", "1", "2"])
+def test_nothing_hangs_on_the_order_of_a_set(seed):
+    code = (
+        "from test_convert import *\n"
+        "for row, form, wanted in CELLS.values():\n"
+        "    assert detect(row, row) == form\n"
+        "    assert all(converted(row, to) == rows for to, rows in wanted.items())"
+    )
+    python(code, PYTHONHASHSEED=seed)
+
+
+def test_the_table_can_be_asked_before_anything_heavy_is_imported():
+    code = (
+        "import sys, runner.dataset.detect\n"
+        "assert not {'torch', 'datasets', 'pyarrow', 'numpy', 'transformers'} & set(sys.modules)"
+    )
+    python(code)

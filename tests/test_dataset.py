@@ -1,0 +1,790 @@
+"""Rows from files and from the hub: what is read, in which order, what is refused, what is cached."""
+
+import csv
+import functools
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import pytest
+import yaml
+from datasets import Dataset, IterableDataset
+
+from runner.dataset.load import Reading, convert_rows, fingerprint, load_rows
+from runner.dataset.mix import mix_rows
+from runner.errors import DataError, EnvironmentFault
+
+ROOT = Path(__file__).parent.parent
+SORT = "runner://dataset/toy_sort"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """A cache of the test's own, and no progress bars."""
+    folder = tmp_path / "cache"
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(folder))
+    datasets.disable_progress_bars()
+    return folder
+
+
+def exchange(number):
+    return {"prompt": f"{number}+1=", "completion": f" {number + 1}"}
+
+
+def pair(number):
+    return {"prompt": f"{number}+1=", "chosen": f" {number + 1}", "rejected": f" {number}"}
+
+
+def turns(number):
+    chat = [{"role": "user", "content": f"{number}+1?"}]
+    return {"messages": [*chat, {"role": "assistant", "content": str(number + 1)}]}
+
+
+def write(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A hundred exchanges in a file."""
+    return write(tmp_path / "rows.jsonl", map(exchange, range(100)))
+
+
+def numbers(rows):
+    return [int(row["prompt"].split("+")[0]) for row in rows]
+
+
+def faults(path, error=DataError, **how):
+    with pytest.raises(error) as caught:
+        load_rows(str(path), **how)
+    return caught.value.faults
+
+
+# --- Files ----------------------------------------------------------------------------------------
+
+
+def write_csv(path, rows, delimiter=","):
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0], delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+WRITERS = {
+    "rows.jsonl": lambda path, rows: write(path, rows),
+    "rows.ndjson": lambda path, rows: write(path, rows),
+    "rows.json": lambda path, rows: path.write_text(json.dumps(rows, indent=1)),
+    "lines.json": lambda path, rows: write(path, rows),
+    "rows.csv": write_csv,
+    "rows.tsv": lambda path, rows: write_csv(path, rows, "\t"),
+    "rows.parquet": lambda path, rows: Dataset.from_list(rows).to_parquet(path),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
+def test_every_kind_of_file(tmp_path, name, packed):
+    rows = [exchange(number) | {"note": 'a "quoted", word\nand a line'} for number in range(3)]
+    path = tmp_path / name
+    WRITERS[name](path, rows)
+    if packed and path.suffix != ".parquet":
+        path = path.rename(path.with_name("unpacked"))
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path = tmp_path / f"{name}.gz"
+    train, evals = load_rows(str(path), shuffle=False)
+    assert list(train) == rows and evals is None
+
+
+def test_text_in_csv_stays_as_it_is_written(tmp_path):
+    text = 'prompt,completion,label\n1+1=, 02,true\nand?,NA,FALSE\n"say ""hi""",None,1\n'
+    (tmp_path / "rows.csv").write_text(text)
+    train, _ = load_rows(str(tmp_path / "rows.csv"), shuffle=False)
+    assert train["completion"][:] == [" 02", "NA", "None"]
+    judged, _ = load_rows(str(tmp_path / "rows.csv"), to="demonstration", shuffle=False)
+    assert judged["prompt"][:] == ["1+1=", 'say "hi"']
+
+
+def test_a_folder_has_a_split_for_each_file_name(tmp_path):
+    write(tmp_path / "train-00000-of-00002.jsonl", [exchange(0)])
+    write(tmp_path / "train-00001-of-00002.jsonl", [exchange(1)])
+    write(tmp_path / "my-eval.jsonl", [exchange(2)])
+    (tmp_path / "README.md").write_text("About.")
+    split = {"train": "train", "eval": "my_eval"}
+    train, evals = load_rows(str(tmp_path), split=split, shuffle=False)
+    assert (numbers(train), numbers(evals)) == ([0, 1], [2])
+
+
+def test_a_pattern_is_one_split(tmp_path):
+    for number in range(3):
+        write(tmp_path / "deep" / f"{number}.jsonl", [exchange(number)])
+    train, _ = load_rows(f"{tmp_path}/**/*.jsonl", shuffle=False)
+    assert numbers(train) == [0, 1, 2]
+
+
+def test_shipped_rows_are_found_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train, evals = load_rows(SORT, split={"train": "train", "eval": "eval"})
+    assert len(train) > len(evals) > 0 and "chosen" in train.column_names
+
+
+def test_a_missing_file_names_the_nearest(tmp_path):
+    path = write(tmp_path / "rows.jsonl", [exchange(0)])
+    (fault,) = faults(tmp_path / "row.jsonl")
+    assert "there is no row.jsonl" in fault.found and fault.cure == f"dataset.path={path}"
+    (fault,) = faults(tmp_path / "nowhere" / "rows.jsonl")
+    assert fault.found == f"there is no folder {tmp_path / 'nowhere'}"
+    (fault,) = faults(tmp_path / "*.csv")
+    assert "no file matches" in fault.found
+
+
+def test_folders_that_hold_no_rows(tmp_path):
+    assert "nothing in it" in faults(tmp_path)[0].found
+    write(tmp_path / "a.jsonl", [exchange(0)])
+    (tmp_path / "b.csv").write_text("prompt,completion\n1,2\n")
+    assert "/*.csv" in faults(tmp_path)[0].cure
+    Dataset.from_list([exchange(0)]).save_to_disk(tmp_path / "saved")
+    assert "save_to_disk" in faults(tmp_path / "saved")[0].found
+    (tmp_path / "rows.xlsx").write_text("x")
+    assert ".jsonl" in faults(tmp_path / "rows.xlsx")[0].expected
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n"
+LINE = b'{"prompt": "1+1=", "completion": " 2"}\n'
+BROKEN = [
+    # name, bytes, where behind the path, found
+    ("empty.jsonl", b"", "", "no rows"),
+    ("blank.jsonl", b"\n \n\n", "", "no rows"),
+    ("null.jsonl", b"null\n" + LINE, ":1", "b'null'"),
+    ("later.jsonl", LINE + b"\nnull\n", ":3", "b'null'"),
+    ("broken.jsonl", LINE + b'{"prompt": \n' + LINE, ":2", "no JSON"),
+    ("torn.jsonl", LINE + LINE[:20], ":2", "no JSON"),
+    ("strings.jsonl", b'"a"\n', ":1", "b'\"a\"'"),
+    ("page.jsonl", b"<!DOCTYPE html>\n", ":1", "no JSON"),
+    ("latin.jsonl", LINE + '{"prompt": "é"}'.encode("latin-1"), ":2", "not UTF-8"),
+    ("wide.jsonl", '{"prompt": "a"}'.encode("utf-16"), ":1", "not UTF-8"),
+    ("pointer.jsonl", POINTER, "", "git-lfs"),
+    ("pointer.parquet", POINTER, "", "git-lfs"),
+    ("torn.parquet", b"PAR1 and no more", "", "a file that begins with b'PAR1'"),
+    ("list.json", b'[null, {"prompt": "a"}]', " row 0", "None"),
+    ("torn.json", b'[{"prompt": "a"},\n{"pro', ":2", "no JSON"),
+    ("nested.json", b'{\n"data": [{"prompt": "a"}]}', "", "one object with the keys data"),
+    ("none.json", b"[]", "", "no rows"),
+    ("empty.json", b"", "", "no rows"),
+    ("ragged.csv", b"prompt,completion\na,b\na,b,c\n", ":3", "3 fields"),
+    ("short.csv", b"prompt,completion\na\n", ":2", "1 fields"),
+    ("head.csv", b"prompt,completion\n", "", "no rows"),
+    ("twice.csv", b"prompt,prompt\na,b\n", ":1", "the column 'prompt' twice"),
+    ("latin.csv", "prompt,completion\né,b\n".encode("latin-1"), "", "not UTF-8"),
+    ("torn.jsonl.gz", gzip.compress(LINE * 50)[:-12], "", "broken gzip"),
+    ("plain.jsonl.gz", LINE, "", "broken gzip"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "where", "found"), BROKEN, ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize("streaming", [False, True], ids=["read", "streamed"])
+def test_bytes_that_hold_no_rows(tmp_path, name, content, where, found, streaming):
+    path = tmp_path / name
+    path.write_bytes(content)
+    fault = faults(path, streaming=streaming)[0]
+    assert fault.where == f"{path}{where}" and found in fault.found
+
+
+def test_only_the_first_faults_of_a_file_are_shown(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"null\n" * 100)
+    assert len(faults(path)) == 5
+
+
+def test_a_mark_of_byte_order_is_no_fault(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + LINE)
+    assert len(load_rows(str(path))[0]) == 1
+
+
+def test_what_only_the_hub_has_is_refused_for_files(file):
+    where = [fault.where for fault in faults(file, config="main", revision="v1")]
+    assert where == ["dataset.config", "dataset.revision"]
+
+
+# --- Splits, order and limits ---------------------------------------------------------------------
+
+
+def test_slices(file):
+    split = {"train": "train[:90%]", "eval": "train[90%:]"}
+    train, evals = load_rows(file, split=split, shuffle=False)
+    assert numbers(train) == list(range(90)) and numbers(evals) == list(range(90, 100))
+    train, evals = load_rows(file, split={"train": "train[5:7]+train[-2:]"}, shuffle=False)
+    assert numbers(train) == [5, 6, 98, 99] and evals is None
+
+
+def test_named_sets_and_no_training_rows(file):
+    split = {"train": None, "eval": {"low": "train[:2]", "high": "train[-2:]"}}
+    train, evals = load_rows(file, split=split, limit={"eval": 1})
+    assert train is None and {name: numbers(rows) for name, rows in evals.items()} == {"low": [0], "high": [98]}
+    _, evals = load_rows(file, split={"train": "train", "eval": {"only": "train[:2]"}})
+    assert list(evals) == ["only"]
+
+
+def test_splits_that_are_not_there_are_listed(tmp_path):
+    for name in ("train", "validation"):
+        write(tmp_path / f"{name}.jsonl", [exchange(0)])
+    (fault,) = faults(tmp_path, split={"train": "train", "eval": "validaton[:5]"})
+    assert fault.where == "dataset.split.eval" and "train" in fault.expected
+    assert fault.cure == "dataset.split.eval=validation"
+    path = write(tmp_path / "one" / "rows.jsonl", [exchange(0)])
+    (fault,) = faults(path, split={"train": "train", "eval": "test"})
+    assert fault.cure == "dataset.split.eval='train[90%:]'"
+    (fault,) = faults(path, split={"train": "train", "valid": "train"})
+    assert fault.where == "dataset.split"
+    for cut in ("train[1:]", "train[1:x]", "train[:"):
+        (fault,) = faults(path, split={"train": cut})
+        assert fault.where == "dataset.split.train" and cut in fault.found
+
+
+def test_training_rows_are_shuffled_before_the_limit(file):
+    split = {"train": "train[:50]", "eval": "train[50:]"}
+    load = functools.partial(load_rows, file, split=split, limit={"train": 20, "eval": 5})
+    train, evals = load(seed=1)
+    assert len(train) == 20 and max(numbers(train)) > 20 and max(numbers(train)) < 50
+    assert numbers(evals) == [50, 51, 52, 53, 54]
+    assert numbers(load(seed=1)[0]) == numbers(train) != numbers(load(seed=2)[0])
+    assert numbers(load(shuffle=False)[0]) == list(range(20))
+
+
+@pytest.mark.parametrize("count", [0, -1, 2.5])
+def test_limits_are_whole_numbers(file, count):
+    (fault,) = faults(file, limit={"eval": count})
+    assert fault.where == "dataset.limit.eval"
+
+
+def test_held_out_rows_that_are_trained_on_are_told(tmp_path, caplog):
+    rows = [exchange(number % 8) for number in range(10)]
+    path = write(tmp_path / "rows.jsonl", rows)
+    load_rows(path, split={"train": "train[:8]", "eval": "train[7:]"}, to="demonstration")
+    assert "3 of 3 held-out rows are trained on too" in caplog.text
+    caplog.clear()
+    load_rows(path, split={"train": "train[:7]", "eval": "train[7:8]"}, to="demonstration")
+    assert caplog.text == ""
+
+
+# --- Conversion -----------------------------------------------------------------------------------
+
+
+def test_rows_come_in_the_form_of_the_trainer(file):
+    train, evals = load_rows(file, split={"train": "train", "eval": "train[:2]"}, to="messages")
+    assert train.column_names == evals.column_names == ["messages"]
+    assert evals[1]["messages"] == [
+        {"role": "user", "content": "1+1="},
+        {"role": "assistant", "content": "2"},
+    ]
+    assert load_rows(file)[0].column_names == ["prompt", "completion"]
+
+
+def test_bad_rows_have_the_number_that_they_have_in_the_source(tmp_path):
+    rows = [exchange(number) for number in range(40)]
+    rows[33]["completion"] = None
+    path = write(tmp_path / "rows.jsonl", rows)
+    summary, fault = faults(path, to="demonstration", seed=3)
+    assert summary.found == "1 of 40 rows are bad"
+    assert fault.where == f"{path} train row 33, completion"
+    _, fault = faults(path, split={"train": "train[30:]"}, to="demonstration")
+    assert fault.where == f"{path} train[30:] row 3, completion"
+    # Nothing half-good was cached: the second time it is refused again.
+    assert len(faults(path, to="demonstration", seed=3)) == 2
+    train, _ = load_rows(path, to="demonstration", bad_rows="drop")
+    assert len(train) == 39
+    assert faults(path, bad_rows="keep")[0].where == "dataset.bad_rows"
+
+
+def test_where_no_row_is_left(tmp_path):
+    path = write(tmp_path / "rows.jsonl", [exchange(0) | {"completion": ""}] * 2)
+    assert faults(path, to="demonstration")[0].found == "2 of 2 rows are bad"
+    rows = [exchange(0) | {"label": False}] * 2
+    path = write(tmp_path / "judged.jsonl", rows)
+    assert faults(path, to="demonstration")[0].found == "none of 2 rows is left"
+
+
+def test_columns_whose_first_batch_is_null(tmp_path):
+    rows = [exchange(number) | {"label": number > 1200} for number in range(1300)]
+    path = write(tmp_path / "rows.jsonl", rows)
+    train, _ = load_rows(path, to="prompt", shuffle=False)
+    assert train["reference"][0] is None and train["reference"][-1] == " 1300"
+
+
+def test_rewards_get_their_columns(tmp_path):
+    rows = [{"question": "1+1?", "answer": "#### 2", "level": 1, "image": None}] * 2
+    path = write(tmp_path / "rows.jsonl", rows)
+    train, _ = load_rows(path, to="prompt")
+    prompt = [{"role": "user", "content": "1+1?"}]
+    row = {"prompt": prompt, "reference": "#### 2", "answer": "#### 2", "level": 1}
+    assert train[0] == row | {"question": "1+1?"}
+    train, _ = load_rows(path, to="prompt", keep=("answer",))
+    assert train[0] == {"prompt": prompt, "reference": "#### 2", "answer": "#### 2"}
+
+
+def test_calls_of_tools_survive_with_their_own_arguments(tmp_path):
+    def call(**arguments):
+        return [{"type": "function", "function": {"name": "f", "arguments": arguments}}]
+
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": "go"},
+                {"role": "assistant", "content": None, "tool_calls": call(**arguments)},
+            ],
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": arguments}}],
+        }
+        for arguments in ({"x": 1}, {"y": "z"})
+    ]
+    path = write(tmp_path / "rows.jsonl", rows)
+    train, _ = load_rows(path, to="demonstration", shuffle=False)
+    assert [row["messages"][1]["tool_calls"] for row in train] == [call(x=1), call(y="z")]
+    assert [row["tools"] for row in train] == [row["tools"] for row in rows]
+
+
+@pytest.mark.parametrize("batch", [2, 8])
+def test_every_batch_of_judged_answers_holds_good_and_bad_ones(tmp_path, batch):
+    path = write(tmp_path / "rows.jsonl", map(pair, range(40)))
+    train, evals = load_rows(path, split={"train": "train", "eval": "train"}, to="unpaired")
+    for rows in (train, evals):
+        labels = rows["label"][:]
+        assert len(labels) == 80 and sum(labels) == 40
+        for start in range(0, 80, batch):
+            assert sum(labels[start : start + batch]) == batch // 2
+    # A batch of two compares answers to different questions, as the KL term of KTO needs.
+    prompts = numbers(train)
+    same = sum(one == other for one, other in zip(prompts[::2], prompts[1::2], strict=True))
+    assert same < 8
+    sorted_by_label = [exchange(n) | {"label": n < 30} for n in range(40)]
+    path = write(tmp_path / "judged.jsonl", sorted_by_label)
+    labels = load_rows(path, to="unpaired")[0]["label"][:]
+    assert [sum(labels[start : start + 4]) for start in range(0, 40, 4)] == [3] * 10
+
+
+def test_labels_that_are_all_alike_are_told(tmp_path, caplog):
+    path = write(tmp_path / "rows.jsonl", [exchange(n) | {"label": True} for n in range(4)])
+    load_rows(path, to="unpaired")
+    assert "all labels are alike" in caplog.text
+
+
+def test_a_stream_is_converted_as_it_flows(tmp_path):
+    rows = [exchange(number) | {"extra": 1} for number in range(30)]
+    path = write(tmp_path / "rows.jsonl", rows)
+    train, evals = load_rows(
+        path,
+        split={"train": "train", "eval": "train"},
+        limit={"train": 10, "eval": 5},
+        streaming=True,
+        to="demonstration",
+    )
+    assert isinstance(train, IterableDataset)
+    assert [row["prompt"] for row in evals] == [f"{number}+1=" for number in range(5)]
+    shown = list(train)
+    assert len(shown) == 10 and list(shown[0]) == ["prompt", "completion"]
+    assert shown == list(train) and numbers(shown) != sorted(numbers(shown))
+    assert fingerprint(train) == "stream"
+    (fault,) = faults(path, split={"train": "train[:5]"}, streaming=True)
+    assert "dataset.limit.train" in fault.cure
+
+
+def test_a_stream_tells_its_bad_rows(tmp_path):
+    path = write(tmp_path / "rows.jsonl", [exchange(0), exchange(1) | {"completion": None}])
+    train, _ = load_rows(path, streaming=True, shuffle=False, to="demonstration")
+    with pytest.raises(DataError) as caught:
+        list(train)
+    assert caught.value.faults[1].where == f"{path} train row 1, completion"
+
+
+# --- The cache ------------------------------------------------------------------------------------
+
+AGAIN = """
+import json, sys
+from runner.dataset import load
+from runner.dataset.convert import Conversion
+seen = []
+batch = Conversion.batch
+Conversion.batch = lambda self, *how: seen.append(1) or batch(self, *how)
+how = json.loads(sys.argv[2])
+train, evals = load.load_rows(sys.argv[1], split={"train": "train", "eval": "train[:9]"}, **how)
+print(json.dumps([len(seen), train._fingerprint, load.fingerprint(train), train[0]]))
+"""
+
+
+def again(path, home, **how):
+    """What a process of its own loads: batches converted, cache key, content hash, first row."""
+    home.mkdir(exist_ok=True)
+    variables = {"HF_HOME": str(home), "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": str(len(how))}
+    done = subprocess.run(
+        [sys.executable, "-c", AGAIN, path, json.dumps(how)],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_second_process_finds_the_rows_converted(tmp_path):
+    path, home = write(tmp_path / "rows.jsonl", map(turns, range(50))), tmp_path / "home"
+    how = {"to": "messages", "seed": 4}
+    batches, *made = again(path, home, **how)
+    files = sorted(home.rglob("*.arrow"))
+    assert (batches, *made) == (2, *made) and again(path, home, **how) == [0, *made]
+    assert sorted(home.rglob("*.arrow")) == files
+    for other in ({"to": "prompt"}, {"seed": 5}, {"system": "Count."}, {"bad_rows": "drop"}):
+        batches, key, *_ = again(path, home, **how | other)
+        assert batches > 0 and key != made[0]
+
+
+def test_the_fingerprint_is_of_the_rows_alone(tmp_path):
+    rows = [turns(number) for number in range(20)]
+    here, there = write(tmp_path / "a" / "rows.jsonl", rows), write(tmp_path / "b.jsonl", rows)
+    load = functools.partial(load_rows, shuffle=False, to="messages")
+    print_of = fingerprint(load(here)[0])
+    assert fingerprint(load(there)[0]) == print_of
+    assert fingerprint(Dataset.from_list(rows)) == print_of
+    assert fingerprint(load_rows(here, to="messages", seed=1)[0]) != print_of
+    rows[7]["messages"][1]["content"] = "9"
+    assert fingerprint(load(write(tmp_path / "c.jsonl", rows))[0]) != print_of
+
+
+def test_an_edited_file_is_read_anew(tmp_path):
+    path = write(tmp_path / "rows.jsonl", [exchange(1)])
+    assert numbers(load_rows(path, to="demonstration")[0]) == [1]
+    write(tmp_path / "rows.jsonl", [exchange(2), exchange(2)])
+    assert numbers(load_rows(path, to="demonstration")[0]) == [2, 2]
+
+
+def test_rows_in_memory_convert_too():
+    rows = convert_rows(Dataset.from_list([pair(0)]), Reading(to="demonstration"))
+    assert list(rows) == [exchange(0)]
+
+
+TWO = """
+import os, sys
+from runner.dataset.convert import Conversion
+from runner.dataset.load import load_rows
+batch, rank = Conversion.batch, os.environ["RANK"]
+def told(self, *how):
+    print("converted by", rank, flush=True)
+    return batch(self, *how)
+Conversion.batch = told
+train, _ = load_rows(sys.argv[1], to="demonstration")
+print("rows", rank, len(train), train._fingerprint, flush=True)
+from accelerate import PartialState
+PartialState().destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_of_two_processes_one_converts(file, tmp_path):
+    script = tmp_path / "two.py"
+    script.write_text(TWO)
+    environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
+    done = subprocess.run([*command, str(script), file], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert [line for line in lines if line[0] == "converted"] == [["converted", "by", "0"]]
+    rows = [line[2:] for line in lines if line[0] == "rows"]
+    assert len(rows) == 2 and rows[0] == rows[1] and rows[0][0] == "100"
+
+
+# --- Mixtures -------------------------------------------------------------------------------------
+
+
+def part(path, **how):
+    return functools.partial(load_rows, str(path), **how)
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """Forty exchanges from 0, and ten pairs from 1000, each with two rows held out."""
+    few = write(tmp_path / "few.jsonl", map(pair, range(1000, 1010)))
+    many = write(tmp_path / "many.jsonl", map(exchange, range(40)))
+    split = {"train": "train", "eval": "train[:2]"}
+    return {"many": part(many, split=split), "few": part(few, split=split)}
+
+
+def test_without_weights_every_row_comes_once_and_shuffled(parts):
+    train, evals = mix_rows(parts, to="demonstration", seed=1)
+    assert sorted(numbers(train)) == [*range(40), *range(1000, 1010)]
+    assert numbers(train) != sorted(numbers(train))
+    assert {name: numbers(rows) for name, rows in evals.items()} == {"many": [0, 1], "few": [1000, 1001]}
+    assert numbers(mix_rows(parts, to="demonstration", seed=1)[0]) == numbers(train)
+
+
+def test_weights_are_the_shares_and_small_parts_repeat(parts):
+    train, _ = mix_rows(parts, {"many": 1, "few": 1}, to="demonstration")
+    drawn = numbers(train)
+    assert set(drawn) == {*range(40), *range(1000, 1010)}
+    assert 0.35 < sum(number >= 1000 for number in drawn) / len(drawn) < 0.65
+    limited, evals = mix_rows(parts, {"many": 3, "few": 1}, limit={"train": 20, "eval": 1}, to="prompt")
+    assert len(limited) == 20 and [len(rows) for rows in evals.values()] == [1, 1]
+
+
+def test_a_mixture_of_judged_answers_stays_even(parts):
+    del parts["many"]
+    train, _ = mix_rows(parts | {"again": parts["few"]}, to="unpaired")
+    labels = train["label"][:]
+    assert len(labels) == 40 and all(sum(labels[n : n + 2]) == 1 for n in range(0, 40, 2))
+
+
+def test_a_reward_may_concern_one_part_only(tmp_path, parts):
+    path = write(tmp_path / "own.jsonl", [exchange(n) | {"answer": "x", "noise": n} for n in range(3)])
+    none = write(tmp_path / "none.jsonl", [exchange(n) | {"answer": None} for n in range(2)])
+    parts |= {"none": part(none), "own": part(path)}
+    train, _ = mix_rows(parts, to="prompt", keep=("answer",), seed=2)
+    assert set(train.column_names) == {"prompt", "reference", "answer"}
+    assert train["answer"][:].count("x") == 3 and train["answer"][:].count(None) == 52
+    with pytest.raises(DataError) as caught:
+        mix_rows(parts, to="prompt", keep=("anser",))
+    assert caught.value.faults[0].where == "reward"
+
+
+def test_sets_of_a_part_are_named_by_both(tmp_path, file):
+    split = {"train": "train", "eval": {"low": "train[:2]", "high": "train[-2:]"}}
+    _, evals = mix_rows({"digits": part(file, split=split), "none": part(file)}, to="prompt")
+    assert list(evals) == ["digits_low", "digits_high"]
+    assert mix_rows({"none": part(file)})[1] is None
+
+
+def test_parts_that_do_not_go_together(tmp_path, parts):
+    chat = part(write(tmp_path / "chat.jsonl", map(turns, range(3))))
+    with pytest.raises(DataError) as caught:
+        mix_rows({"few": parts["few"], "chat": chat}, to="prompt")
+    assert caught.value.faults[0].where == "dataset.parts.chat"
+    assert "prompt is" in caught.value.faults[0].found
+    for weights in ({"many": 1}, {"many": 1, "few": 0}, {"many": 1, "few": 1, "fewer": 1}):
+        with pytest.raises(DataError) as caught:
+            mix_rows(parts, weights)
+        assert caught.value.faults[0].where.startswith("dataset.weights")
+    with pytest.raises(DataError):
+        mix_rows({})
+    with pytest.raises(DataError):
+        mix_rows(parts | {"held": part(tmp_path / "few.jsonl", split={"train": None})})
+
+
+def test_streams_mix(tmp_path, file):
+    other = write(tmp_path / "other.jsonl", map(exchange, range(100, 120)))
+    streams = {"one": part(file, streaming=True), "two": part(other, streaming=True)}
+    for weights in (None, {"one": 1, "two": 2}):
+        train, _ = mix_rows(streams, weights, to="demonstration", limit={"train": 30})
+        drawn = numbers(train)
+        assert len(drawn) == 30 and min(drawn) < 100 <= max(drawn)
+
+
+# --- The hub --------------------------------------------------------------------------------------
+
+
+def test_a_name_that_neither_the_cache_nor_the_folder_has():
+    (fault,) = faults("nobody/nothing", EnvironmentFault)
+    assert "neither a file or folder here nor in the cache" in fault.found
+    assert "nobody/nothing" in fault.found and "HF_HUB_OFFLINE" in fault.cure
+    (fault,) = faults("rows/of/nobody")
+    assert fault.where == "dataset.path" and "a name on the hub" in fault.expected
+    assert faults(" ")[0].found == "no path"
+
+
+MENU = ROOT / "conf" / "dataset"
+
+
+def option(name):
+    """What a file of the menu hands to load_rows: its own keys over those of hub.yaml."""
+    keys = yaml.safe_load((MENU / "hub.yaml").read_text())
+    keys |= yaml.safe_load((MENU / f"{name}.yaml").read_text())
+    return {key: value for key, value in keys.items() if key not in ("_target_", "defaults")}
+
+
+ON_THE_HUB = {
+    "tldr": ("demonstration", 600, 220),
+    "ultrafeedback": ("preference", 600, 220),
+    "descriptiveness": ("preference", 540, 60),
+    "sentiment": ("unpaired", 1080, 120),
+    "firefly": ("messages", 100, 500),
+    "gsm8k": ("prompt", 600, 220),
+}
+LOAD = """
+import json, sys
+from runner.dataset.load import load_rows
+from runner.errors import RunnerError
+for how in json.loads(sys.argv[1]):
+    try:
+        train, evals = load_rows(**how)
+        print(json.dumps([len(train), len(evals), evals[0]]))
+    except RunnerError as error:
+        print(json.dumps([error.code, str(error)]))
+"""
+
+
+def load_from(hub, home, jobs, **variables):
+    """What load_rows gives for each job, in a process that knows this hub."""
+    environment = hub.environment(home) | {"PYTHONPATH": str(ROOT)} | variables
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, json.dumps(jobs)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+
+
+def test_the_menu_against_a_hub_and_then_without_it(hub, tmp_path):
+    jobs = [option(name) | {"to": to} for name, (to, _, _) in ON_THE_HUB.items()]
+    loaded = load_from(hub, tmp_path, jobs)
+    assert [counts for *counts, _ in loaded] == [counts for _, *counts in ON_THE_HUB.values()]
+    tldr, ultrafeedback, descriptiveness, _, firefly, gsm8k = [row for *_, row in loaded]
+    assert tldr["prompt"].endswith("TL;DR:") and tldr["completion"].startswith(" ")
+    assert set(ultrafeedback) == {"prompt", "chosen", "rejected"}
+    for row in (ultrafeedback, descriptiveness):
+        assert [turn["role"] for turn in row["prompt"] + row["chosen"]] == ["user", "assistant"]
+    assert [turn["role"] for turn in firefly["messages"]] == ["user", "assistant"]
+    assert gsm8k["reference"] == gsm8k["answer"] and "####" in gsm8k["answer"]
+    assert load_from(hub, tmp_path, jobs, HF_HUB_OFFLINE="1") == loaded
+
+
+def test_what_the_hub_does_not_have(hub, tmp_path):
+    gsm8k = option("gsm8k")
+    jobs = [
+        gsm8k | {"config": None},
+        gsm8k | {"split": {"train": "train", "eval": "validation"}},
+        gsm8k | {"path": "openai/gsm9k"},
+    ]
+    (config, one), (split, two), (name, three) = load_from(hub, tmp_path, jobs)
+    assert (config, split, name) == (2, 2, 2)
+    assert "socratic" in one and "dataset.config=<name>" in one
+    assert "dataset.split.eval" in two and "one of train, test" in two
+    assert "openai/gsm9k" in three and "a name on the hub" in three
+
+
+def test_the_mixture_of_the_menu():
+    keys = yaml.safe_load((MENU / "mixture.yaml").read_text())
+    for node in keys["parts"].values():
+        assert node.pop("_target_") == "runner.dataset.load.load_rows" and node.pop("_partial_")
+    parts = {name: functools.partial(load_rows, **node) for name, node in keys["parts"].items()}
+    train, evals = mix_rows(parts, keys["weights"], limit={"train": 300}, to="preference")
+    sorting = sum("Sort" in row["prompt"][0]["content"] for row in train)
+    assert 150 < sorting < 250 and list(evals) == ["sort", "reviews"]
+
+
+# --- What TRL makes of the rows -------------------------------------------------------------------
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<|start|>assistant\n' }}"
+    "{% generation %}{{ m.content + '<|end|>' }}{% endgeneration %}{{ '\n' }}"
+    "{% else %}{{ '<|start|>' + m.role + '\n' + m.content + '<|end|>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"
+)
+SPECIAL = ["<|pad|>", "<|start|>", "<|end|>", "<|other|>"]
+WORDS = [*SPECIAL, "user", "assistant", "system", "Be", "brief."]
+WORDS += ["hi", "hello", "2+2?", "2+2=", "4", "5", "6"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """One token for each word, and blanks count for nothing, so that ids can be written as words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({word: id for id, word in enumerate(WORDS)}, "<|other|>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.add_special_tokens(SPECIAL)
+    fast = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<|pad|>", eos_token="<|end|>")
+    fast.chat_template = TEMPLATE
+    return fast
+
+
+def spelt(ids):
+    """Token ids as words, a dash for what the loss leaves out."""
+    return " ".join("-" if id == -100 else WORDS[id] for id in ids)
+
+
+@pytest.fixture
+def prepared(tmp_path, tokenizer):
+    """The rows of a file as a trainer tokenises them."""
+    import trl
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    def prepare(trainer, rows, to, how=None, **reading):
+        path = write(tmp_path / "rows.jsonl", rows)
+        train, _ = load_rows(path, to=to, shuffle=False, **reading)
+        sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+        heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "vocab_size": len(WORDS)}
+        args = getattr(trl, f"{trainer}Config")(
+            output_dir=str(tmp_path / "out"),
+            use_cpu=True,
+            bf16=False,
+            activation_checkpointing=False,
+            report_to="none",
+            **how or {},
+        )
+        make = functools.partial(Qwen2ForCausalLM, Qwen2Config(**sizes, **heads))
+        parts = {} if trainer == "SFT" else {"ref_model": make()}
+        made = getattr(trl, f"{trainer}Trainer")(
+            make(), args=args, train_dataset=train, processing_class=tokenizer, **parts
+        )
+        return made.train_dataset
+
+    return prepare
+
+
+def test_the_loss_of_a_completion_in_turns(prepared):
+    (row,) = prepared("SFT", [{"input": "2+2?", "target": "4"}], "demonstration", system="Be brief.")
+    lead = "<|start|> system Be brief. <|end|> <|start|> user 2+2? <|end|> <|start|> assistant"
+    assert spelt(row["input_ids"]) == f"{lead} 4 <|end|>"
+    assert spelt(row["labels"]) == "- " * len(lead.split()) + "4 <|end|>"
+
+
+def test_the_loss_of_a_completion_in_text(prepared):
+    (row,) = prepared("SFT", [{"prompt": "2+2=", "completion": " 4"}], "demonstration")
+    assert spelt(row["input_ids"]) == "2+2= 4 <|end|>"
+    assert spelt(row["labels"]) == "- 4 <|end|>"
+
+
+def test_the_loss_of_several_turns(prepared):
+    chat = [("user", "hi"), ("assistant", "hello"), ("user", "2+2?"), ("assistant", "4")]
+    rows = [{"prompt": "hi", "messages": [{"role": role, "content": text} for role, text in chat]}]
+    (row,) = prepared("SFT", rows, "demonstration", {"assistant_only_loss": True})
+    assert spelt(row["input_ids"]) == (
+        "<|start|> user hi <|end|> <|start|> assistant hello <|end|> "
+        "<|start|> user 2+2? <|end|> <|start|> assistant 4 <|end|>"
+    )
+    assert spelt(row["labels"]) == ("- - - - - - hello <|end|> - - - - - - 4 <|end|>")
+
+
+def test_answers_judged_bad_are_not_imitated(prepared):
+    rows = [
+        {"prompt": "2+2=", "completion": completion, "label": completion == " 4"} for completion in (" 5", " 4", " 6")
+    ]
+    assert [spelt(row["labels"]) for row in prepared("SFT", rows, "demonstration")] == ["- 4 <|end|>"]
+
+
+ASKED = "<|start|> user 2+2? <|end|> <|start|> assistant"
+
+
+def test_a_text_prompt_beside_whole_conversations_is_read_once(prepared):
+    asked = [{"role": "user", "content": "2+2?"}]
+    rows = [
+        {
+            "prompt": "2+2?",
+            "chosen": [*asked, {"role": "assistant", "content": "4"}],
+            "rejected": [*asked, {"role": "assistant", "content": text}],
+        }
+        for text in ("5", "4")
+    ]
+    (row,) = prepared("DPO", rows, "preference")
+    ids = {name: spelt(row[name]) for name in ("prompt_ids", "chosen_ids", "rejected_ids")}
+    assert ids == {"prompt_ids": ASKED, "chosen_ids": "4 <|end|>", "rejected_ids": "5 <|end|>"}
+    good, bad = prepared("KTO", rows, "unpaired", {"per_device_train_batch_size": 2})
+    assert [spelt(row["prompt_ids"]) for row in (good, bad)] == [ASKED] * 2
+    assert (good["label"], spelt(good["completion_ids"])) == (True, "4 <|end|>")
+    assert (bad["label"], spelt(bad["completion_ids"])) == (False, "5 <|end|>")
