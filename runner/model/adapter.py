@@ -1,0 +1,113 @@
+"""What must hold for an adapter before the trainer puts it on, and how to write it afterwards.
+
+Putting it on is the trainer's work. Which adapters there are is peft's; ``conf/peft`` lists them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from peft import PeftConfig, PeftModel, PeftType
+from torch import nn
+from transformers import PreTrainedModel
+
+from runner.errors import ConfigError, Fault
+
+# Initialisations that move part of the base model's weights into the adapter: with the adapter
+# switched off, what remains is not the base model.
+BASE_CHANGING = ("pissa", "olora", "corda", "loftq", "lora_ga")
+RANDOM = (PeftType.C3A, PeftType.VBLORA)  # these start from noise
+
+
+def changes_base(peft_config: PeftConfig | None) -> bool:
+    """Whether switching this adapter off leaves something else than the model it was put on."""
+    how = getattr(peft_config, "init_lora_weights", None)
+    return isinstance(how, str) and how.lower().startswith(BASE_CHANGING)
+
+
+def moves_start(peft_config: PeftConfig | None) -> bool:
+    """Whether this adapter answers differently from the base before anything is learnt.
+
+    Then the first step's margin or KL is not zero, though its reference is right.
+    """
+    if peft_config is None:
+        return False
+    how = getattr(peft_config, "init_weights", getattr(peft_config, "init_lora_weights", True))
+    return peft_config.is_prompt_learning or how is False or peft_config.peft_type in RANDOM
+
+
+def loaded_config(model: nn.Module) -> PeftConfig | None:
+    """The config of the adapter that the model came with, or None where it is a whole model."""
+    return model.peft_config["default"] if isinstance(model, PeftModel) else None
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """Whether the weights are held in 4 or 8 bits."""
+    return getattr(model.config, "quantization_config", None) is not None
+
+
+def check_adapter(model: PreTrainedModel | PeftModel, peft_config: PeftConfig | None) -> None:
+    """Raise ConfigError with everything that keeps this adapter from being put on this model."""
+    faults = []
+    if peft_config is not None and loaded_config(model) is not None:
+        found = "model.path is an adapter, and a second one would go on top"
+        faults.append(Fault("peft", found, "one adapter", "peft=none"))
+    if is_quantized(model):
+        faults += _quantized_faults(peft_config or loaded_config(model))
+    how = str(getattr(peft_config, "init_lora_weights", ""))
+    if how.startswith("pissa_niter"):
+        found = f"{how} draws at random, and again when the adapter is loaded: another model"
+        cure = "peft.init_lora_weights=pissa"
+        faults.append(Fault("peft.init_lora_weights", found, "an exact start", cure))
+    faults += _target_faults(model, getattr(peft_config, "target_modules", None))
+    if faults:
+        raise ConfigError(faults)
+
+
+def write_adapter(model: PeftModel, folder: Path, *, base: str | None = None, revision: str | None = None) -> None:
+    """Write the adapter alone, naming ``base`` at ``revision`` as the model that it belongs on.
+
+    Left out are the copy that DPO, KTO and GRPO keep under the name "ref" as their reference, and
+    the embeddings, which are never resized here; asking peft about them would call the hub.
+    """
+    config = model.peft_config["default"]
+    here = config.base_model_name_or_path, config.revision
+    if base is not None:
+        config.base_model_name_or_path, config.revision = base, revision
+    try:
+        model.save_pretrained(str(folder), selected_adapters=["default"], save_embedding_layers=False)
+    finally:
+        config.base_model_name_or_path, config.revision = here
+
+
+def _quantized_faults(peft_config: PeftConfig | None) -> list[Fault]:
+    if peft_config is None:
+        found = "weights of 4 or 8 bits cannot be trained"
+        return [Fault("peft", found, "an adapter on top of them", "peft=lora, or quant=none")]
+    if changes_base(peft_config):
+        found = f"{peft_config.init_lora_weights} rewrites the base, whose weights are rounded here"
+        return [Fault("peft", found, "an adapter that leaves the base alone", "peft=lora")]
+    return []
+
+
+def _target_faults(model: nn.Module, targets: Any) -> list[Fault]:
+    """Names of layers that the model does not have; peft passes over them if any other fits."""
+    if not isinstance(targets, list | set | tuple):
+        return []
+    names = [name for name, _ in model.named_modules()]
+    linear = {name.rpartition(".")[2] for name, part in model.named_modules() if _is_linear(part)}
+    return [
+        Fault(
+            "peft.target_modules",
+            f"the model has no layer {target}",
+            f"among {', '.join(sorted(linear))}",
+            "peft.target_modules=all-linear",
+        )
+        for target in sorted(targets)
+        if not any(name == target or name.endswith(f".{target}") for name in names)
+    ]
+
+
+def _is_linear(part: nn.Module) -> bool:
+    return isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"

@@ -1,0 +1,87 @@
+"""Chat templates: which one a tokenizer uses, and whether it works.
+
+The templates are the files in ``template/``. Which rows are chats is the dataset's to say.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from runner.errors import ConfigError, Fault
+from runner.files import shipped
+
+SHELF = Path(__file__).parent / "template"
+KEY = "model.tokenizer.chat_template"
+ANSWER = "probe"
+PROBE = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
+
+log = logging.getLogger(__name__)
+
+
+def template_names() -> list[str]:
+    """The templates that ship, as ``chat_template`` names them."""
+    return sorted(file.stem for file in SHELF.glob("*.jinja"))
+
+
+def read_template(name: str) -> str:
+    """The text of a shipped template (``plain``, ``chatml``) or of a ``.jinja`` file."""
+    file = Path(shipped(name)) if name.endswith(".jinja") else SHELF / f"{name}.jinja"
+    if not file.is_file():
+        choices = f"{', '.join(template_names())}, or the path of a .jinja file"
+        raise ConfigError(Fault(KEY, f"no template {name}", choices, f"{KEY}=plain"))
+    return file.read_text(encoding="utf-8")
+
+
+def set_template(tokenizer: PreTrainedTokenizerBase, name: str | None) -> None:
+    """Give the tokenizer the named template, or leave it the one it has; either must work.
+
+    A template of the tokenizer's own is replaced only here, and that is logged.
+    """
+    if name is not None:
+        chosen = read_template(name)
+        if tokenizer.chat_template and tokenizer.chat_template != chosen:
+            log.warning("the tokenizer's own chat template is replaced by %s (%s)", name, KEY)
+        tokenizer.chat_template = chosen
+    if tokenizer.chat_template:
+        _try_template(tokenizer, name)
+
+
+def check_template(tokenizer: PreTrainedTokenizerBase, *, chats: bool) -> None:
+    """Raise ConfigError where the rows are chats and the tokenizer has no template for them."""
+    if chats and not tokenizer.chat_template:
+        raise ConfigError(
+            Fault(
+                KEY,
+                "the rows are chats, and the tokenizer has no chat template",
+                f"one of {', '.join(template_names())}, or the path of a .jinja file",
+                f"{KEY}=plain",
+            )
+        )
+
+
+def turn_end(tokenizer: PreTrainedTokenizerBase) -> str:
+    """What the template writes after an answer, such as ``<|im_end|>``; empty without one."""
+    if not tokenizer.chat_template:
+        return ""
+    return tokenizer.apply_chat_template(PROBE, tokenize=False).rpartition(ANSWER)[2]
+
+
+def _try_template(tokenizer: PreTrainedTokenizerBase, name: str | None) -> None:
+    """Render one exchange: a faulty template would fail later on, without file or line."""
+    try:
+        text: Any = tokenizer.apply_chat_template(PROBE, tokenize=False)
+    except TemplateError as error:
+        line = f", line {error.lineno}" if getattr(error, "lineno", None) else ""
+        found = f"{name or 'its own template'}{line}: {error}"
+        raise ConfigError(Fault(KEY, found, "a Jinja template that renders", f"{KEY}=chatml")) from error
+    if ANSWER not in text:
+        raise ConfigError(Fault(KEY, "the template leaves out what the assistant says", "a chat template"))
+    if name is not None and tokenizer.eos_token not in turn_end(tokenizer):
+        found = f"{name} does not end an answer with {tokenizer.eos_token}"
+        cure = f"model.tokenizer.eos_token=<the mark it ends with>, or {KEY}=plain"
+        raise ConfigError(Fault(KEY, f"{found}, so the model would never learn to stop", "", cure))

@@ -1,0 +1,74 @@
+"""Training only the last part of a model, without an adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from peft import PeftModel
+from peft.utils.constants import SEQ_CLS_HEAD_NAMES
+from torch import nn
+from transformers import PreTrainedModel
+
+from runner.errors import ConfigError, Fault
+from runner.model.adapter import is_quantized
+
+PARTS = ("norm", "head")
+
+
+def train_last_layers(model: PreTrainedModel, *, layers: int, also: Sequence[str] = PARTS) -> PreTrainedModel:
+    """The same model, in which only the last ``layers`` transformer blocks are still trained.
+
+    ``also`` names what follows them: ``norm``, the final norm, and ``head``, which turns hidden
+    states into logits or a score. A head that shares its weights with the embeddings trains those.
+    """
+    blocks = _blocks(model)
+    _check(model, len(blocks), layers, also)
+    trained = list(blocks[len(blocks) - layers :])
+    if "norm" in also:
+        trained += _final_norms(model, blocks)
+    if "head" in also:
+        trained.append(_head(model))
+    model.requires_grad_(False)
+    for part in trained:
+        part.requires_grad_(True)
+    return model
+
+
+def _check(model: nn.Module, depth: int, layers: int, also: Sequence[str]) -> None:
+    faults = []
+    if not 0 <= layers <= depth:
+        found = f"{layers}, and the model has {depth} layers"
+        faults.append(Fault("peft.layers", found, f"0 to {depth}", f"peft.layers={depth // 2}"))
+    if strangers := sorted(set(also) - set(PARTS)):
+        found = ", ".join(strangers)
+        faults.append(Fault("peft.also", found, f"any of {PARTS}", "peft.also=[norm,head]"))
+    if not layers and not also:
+        faults.append(Fault("peft", "nothing would be trained", "a layer, or a head"))
+    if isinstance(model, PeftModel) or is_quantized(model):
+        found = "its weights are frozen: it is quantised, or an adapter"
+        faults.append(Fault("peft", found, "a whole model", "peft=none, or quant=none"))
+    if faults:
+        raise ConfigError(faults)
+
+
+def _blocks(model: PreTrainedModel) -> nn.ModuleList:
+    """The transformer blocks: the one list of modules as long as the model is deep."""
+    depth = model.config.get_text_config().num_hidden_layers
+    found = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == depth]
+    if not found:
+        expected = f"one list of {depth} blocks, as decoders have"
+        raise ConfigError(Fault("peft", f"no layers found in {type(model).__name__}", expected))
+    return found[0]
+
+
+def _final_norms(model: PreTrainedModel, blocks: nn.ModuleList) -> list[nn.Module]:
+    """Norms that stand beside the list of blocks, whatever the architecture calls them."""
+    owner = next(m for m in model.modules() if any(child is blocks for child in m.children()))
+    return [child for child in owner.children() if "norm" in type(child).__name__.lower()]
+
+
+def _head(model: PreTrainedModel) -> nn.Module:
+    head = model.get_output_embeddings()
+    if head is not None:
+        return head
+    return next(getattr(model, name) for name in SEQ_CLS_HEAD_NAMES if hasattr(model, name))

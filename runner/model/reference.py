@@ -1,0 +1,82 @@
+"""The reference model: the policy as it is before the first step, frozen.
+
+Trainers that are handed none find their own, and not always the right one:
+
+- DPO, KTO, GRPO and RLOO load a whole model again from ``config.name_or_path``: the weights on disk
+  rather than those in memory, of whatever revision is the default.
+- With an adapter they switch it off, or keep a copy of one that came with the model. Switched off
+  is the start model, except where putting the adapter on has changed the base.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from peft import PeftConfig, PeftModel
+from transformers import PreTrainedModel
+
+from runner.errors import ConfigError, Fault
+from runner.model.adapter import changes_base, loaded_config
+
+
+def needs_reference(
+    model: PreTrainedModel | PeftModel,
+    peft_config: PeftConfig | None = None,
+    *,
+    precomputed: bool = False,
+) -> bool:
+    """Whether a trainer must be handed a reference, because the one it would find is wrong.
+
+    ``precomputed`` says that the trainer scores all rows before the first step, which a whole model
+    can do for itself.
+    """
+    adapter = peft_config or loaded_config(model)
+    return not precomputed if adapter is None else changes_base(adapter)
+
+
+def copy_reference(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
+    """A frozen copy of the model as it is now: call this before any adapter is put on it.
+
+    An adapter that came with the model is merged into the copy.
+    """
+    reference = copy.deepcopy(model)
+    if isinstance(reference, PeftModel):
+        reference = reference.merge_and_unload()
+    return reference.requires_grad_(False).eval()
+
+
+def match_reference(trainer: Any) -> list[str]:
+    """Make the reference that a built trainer holds equal to its policy, before the first step.
+
+    Gives the names of the weights that were different. For GRPO and RLOO, which take no reference;
+    where the weights are spread over processes they are left alone. Raises ConfigError where the
+    trainer would switch an adapter off that has changed the base.
+    """
+    model, reference = trainer.model, getattr(trainer, "ref_model", None)
+    if isinstance(model, PeftModel):
+        if reference is None and changes_base(loaded_config(model)) and _penalises(trainer):
+            found = f"{type(trainer).__name__} cannot tell the start model from below this adapter"
+            expected = "an adapter that leaves the base as it is, or no KL"
+            raise ConfigError(Fault("peft", found, expected, "peft=lora, or kl_coef=0"))
+        return []
+    if reference is None or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+        return []
+    whole = trainer.accelerator.unwrap_model(reference, keep_torch_compile=False)
+    return _copy_weights(model, whole)
+
+
+def _penalises(trainer: Any) -> bool:
+    """Whether the trainer looks at a reference: it keeps a place for one and weighs the KL."""
+    return hasattr(trainer, "ref_model") and bool(getattr(trainer, "beta", 0))
+
+
+@torch.no_grad()
+def _copy_weights(model: PreTrainedModel, reference: PreTrainedModel) -> list[str]:
+    held, different = dict(reference.named_parameters()), []
+    for name, weight in model.named_parameters():
+        if not torch.equal(held[name], weight.to(held[name].device)):
+            different.append(name)
+            held[name].copy_(weight)
+    return different

@@ -1,0 +1,494 @@
+"""Models and tokenizers come in whole, agree with each other, and are refused in four beats."""
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny import tiny_model, tiny_tokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers.trainer_utils import align_special_tokens
+from trl import chat_template_utils as trl_templates
+
+from runner.errors import ConfigError, EnvironmentFault
+from runner.model.adapter import write_adapter
+from runner.model.chat import check_template, read_template, template_names
+from runner.model.load import (
+    adopt_tokens,
+    check_quantization,
+    find_commit,
+    load_model,
+    load_tokenizer,
+    new_model,
+)
+
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What did Anna see?"},
+    {"role": "assistant", "content": "A dog."},
+    {"role": "user", "content": "Where?"},
+    {"role": "assistant", "content": "At the park."},
+]
+
+
+@pytest.fixture(scope="module", params=["qwen2", "gpt_neox"])
+def folder(request, tmp_path_factory) -> Path:
+    """A whole model with its tokenizer, of either architecture."""
+    return tiny_model(tmp_path_factory.mktemp("model") / request.param, request.param)
+
+
+@pytest.fixture
+def qwen(tmp_path) -> Path:
+    """A folder of the test's own, to be damaged."""
+    return tiny_model(tmp_path / "qwen")
+
+
+def load(path: Path | str, **how):
+    return load_model(str(path), tokenizer=load_tokenizer(str(path)), **how)
+
+
+def edit_json(path: Path, **changes) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def cure_of(caught) -> str:
+    return caught.value.faults[0].cure
+
+
+# --- Tokenizer ----------------------------------------------------------------------------------
+
+
+def save_neox(folder: Path, *more: str) -> Path:
+    """A tokenizer like Pythia's, without a pad token, with these further tokens."""
+    tokenizer = tiny_tokenizer(chat=False)
+    tokenizer.add_tokens(list(more))
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_padding_ends_no_text_where_the_vocabulary_has_a_candidate(tmp_path):
+    folder = save_neox(tmp_path, "<|padding|>", "<pad>")
+    before = len(AutoTokenizer.from_pretrained(folder))
+    tokenizer = load_tokenizer(str(folder))
+    assert (tokenizer.pad_token, tokenizer.eos_token) == ("<|padding|>", "<|endoftext|>")
+    assert len(tokenizer) == before
+
+
+def test_padding_with_the_end_token_is_the_last_choice_and_is_logged(tmp_path, caplog):
+    with caplog.at_level(logging.INFO, "runner"):
+        tokenizer = load_tokenizer(str(save_neox(tmp_path)))
+    assert tokenizer.pad_token == tokenizer.eos_token
+    assert "no other candidate" in caplog.text
+
+
+def test_a_tokenizer_that_can_pad_is_left_as_it_is(qwen):
+    tokenizer, own = load_tokenizer(str(qwen)), AutoTokenizer.from_pretrained(qwen)
+    for name in ("pad_token", "eos_token", "bos_token", "padding_side", "chat_template"):
+        assert getattr(tokenizer, name) == getattr(own, name)
+
+
+def test_tokens_are_chosen_from_the_vocabulary_only(qwen):
+    chosen = load_tokenizer(str(qwen), pad_token="<|im_start|>", eos_token="<|endoftext|>")
+    assert (chosen.pad_token, chosen.eos_token) == ("<|im_start|>", "<|endoftext|>")
+    for key in ("pad_token", "eos_token"):
+        with pytest.raises(ConfigError, match="not in the vocabulary") as caught:
+            load_tokenizer(str(qwen), **{key: "<|new|>"})
+        assert caught.value.faults[0].where == f"model.tokenizer.{key}"
+
+
+def test_a_tokenizer_without_an_end_token_is_refused(tmp_path):
+    tokenizer = tiny_tokenizer()
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="ends a text") as caught:
+        load_tokenizer(str(tmp_path))
+    assert cure_of(caught).startswith("model.tokenizer.eos_token=")
+
+
+def test_a_folder_without_a_vocabulary_is_refused(qwen):
+    for file in qwen.glob("token*"):
+        file.unlink()
+    with pytest.raises(ConfigError, match="no vocabulary"):
+        load_tokenizer(str(qwen))
+
+
+# --- Templates ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", template_names())
+def test_a_shipped_template_trains_answers_with_their_end_and_nothing_else(name, folder):
+    tokenizer = load_tokenizer(str(folder), chat_template=name)
+    spelt = tokenizer.apply_chat_template(CHAT, return_dict=True, return_assistant_tokens_mask=True)
+    pairs = zip(spelt["input_ids"], spelt["assistant_masks"], strict=True)
+    trained = tokenizer.decode([token for token, mask in pairs if mask])
+    end = tokenizer.eos_token
+    assert trained == f"A dog.{end}At the park.{end}"
+    assert trl_templates.is_chat_template_prefix_preserving(tokenizer)
+    assert trl_templates.is_chat_template_stop_token_trained(tokenizer)
+
+
+@pytest.mark.parametrize("name", template_names())
+def test_the_generation_prompt_is_what_an_answer_follows(name, folder):
+    tokenizer = load_tokenizer(str(folder), chat_template=name)
+    prompt = tokenizer.apply_chat_template(CHAT[:2], add_generation_prompt=True, return_dict=False)
+    whole = tokenizer.apply_chat_template(CHAT[:3], return_dict=False)
+    assert whole[: len(prompt)] == prompt
+    assert tokenizer.decode(whole[len(prompt) :]).startswith(f"A dog.{tokenizer.eos_token}")
+
+
+def test_plain_reads_as_words(folder):
+    tokenizer = load_tokenizer(str(folder), chat_template="plain")
+    text = tokenizer.apply_chat_template(CHAT[:3], tokenize=False)
+    end = tokenizer.eos_token
+    assert text == f"System:\nBe brief.\n\nUser:\nWhat did Anna see?\n\nAssistant:\nA dog.{end}\n\n"
+
+
+def test_chats_need_a_template_and_the_cure_is_named(tmp_path):
+    tokenizer = load_tokenizer(str(save_neox(tmp_path)))
+    check_template(tokenizer, chats=False)
+    with pytest.raises(ConfigError) as caught:
+        check_template(tokenizer, chats=True)
+    assert cure_of(caught) == "model.tokenizer.chat_template=plain"
+    check_template(load_tokenizer(str(tmp_path), chat_template="plain"), chats=True)
+
+
+def test_replacing_a_template_is_logged_and_keeping_it_is_not(qwen, caplog):
+    load_tokenizer(str(qwen))
+    assert "replaced" not in caplog.text
+    replaced = load_tokenizer(str(qwen), chat_template="plain")
+    assert "replaced by plain" in caplog.text
+    assert replaced.chat_template == read_template("plain")
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("{% for m in messages %}\n{{ m }", "line 2"),
+        ("{{ raise_exception('no system turn') }}", "no system turn"),
+        ("always the same", "leaves out"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "never learn to stop"),
+    ],
+)
+def test_a_template_that_does_not_work_is_refused(qwen, tmp_path, template, told):
+    file = tmp_path / "own.jinja"
+    file.write_text(template)
+    with pytest.raises(ConfigError, match=told) as caught:
+        load_tokenizer(str(qwen), chat_template=str(file))
+    assert caught.value.faults[0].where == "model.tokenizer.chat_template"
+
+
+def test_an_unknown_template_names_those_that_ship(qwen):
+    with pytest.raises(ConfigError, match="chatml, plain"):
+        load_tokenizer(str(qwen), chat_template="llama")
+
+
+# --- Model --------------------------------------------------------------------------------------
+
+
+def test_weights_come_in_whole_and_in_float32(folder):
+    model, own = load(folder), AutoModelForCausalLM.from_pretrained(folder)
+    for name, weight in own.named_parameters():
+        assert torch.equal(model.get_parameter(name), weight)
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+    assert next(load(folder, dtype="bfloat16").parameters()).dtype == torch.bfloat16
+
+
+def test_model_and_tokenizer_agree_so_that_trainers_have_nothing_to_align(folder, caplog):
+    tokenizer = load_tokenizer(str(folder))
+    for model in (load(folder), load(folder, head="score"), load(folder, dtype="auto")):
+        assert model.config.pad_token_id == tokenizer.pad_token_id
+        align_special_tokens(model, tokenizer)
+    assert "Updated tokens" not in caplog.text
+
+
+def test_further_end_tokens_of_the_model_stay(qwen):
+    edit_json(qwen / "generation_config.json", eos_token_id=[1, 0])
+    model = load(qwen)
+    end = load_tokenizer(str(qwen)).eos_token_id
+    assert model.generation_config.eos_token_id == [end, 1, 0]
+
+
+def test_a_template_whose_mark_stops_nothing_is_said(qwen, caplog):
+    tokenizer = load_tokenizer(str(qwen), eos_token="<|endoftext|>")
+    model = AutoModelForCausalLM.from_pretrained(qwen)
+    model.generation_config.eos_token_id = None
+    adopt_tokens(model, tokenizer)
+    assert "would not stop there" in caplog.text
+    caplog.clear()
+    adopt_tokens(model, load_tokenizer(str(qwen)))
+    assert not caplog.text
+
+
+def test_a_score_does_not_depend_on_padding(folder):
+    model, tokenizer = load(folder, head="score"), load_tokenizer(str(folder))
+    texts = ["A dog.", "Anna went to the park and saw a dog there."]
+    with torch.no_grad():
+        together = model(**tokenizer(texts, padding=True, return_tensors="pt")).logits
+        alone = [model(**tokenizer([text], return_tensors="pt")).logits[0] for text in texts]
+    assert together.shape == (2, 1)
+    torch.testing.assert_close(together, torch.stack(alone))
+
+
+def test_a_new_score_head_depends_on_the_seed_alone(folder):
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    heads = [load(folder, head="score", seed=seed).score.weight for seed in (0, 0, 1)]
+    assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[0], heads[2])
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def damage_json(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+
+
+def damage_architecture(folder: Path) -> None:
+    edit_json(folder / "config.json", model_type="unheard_of")
+
+
+def bring_code(folder: Path) -> None:
+    edit_json(folder / "config.json", model_type="unheard_of", auto_map={"AutoConfig": "code.Config"})
+
+
+def deepen(folder: Path) -> None:
+    edit_json(folder / "config.json", num_hidden_layers=3, layer_types=["full_attention"] * 3)
+
+
+def widen(folder: Path) -> None:
+    edit_json(folder / "config.json", intermediate_size=256)
+
+
+def remove_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def cut_weights(folder: Path) -> None:
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+
+
+def pickle_weights(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "where", "told", "cure"),
+    [
+        (damage_json, "model.path", "not JSON", "model.path="),
+        (remove_config, "model.path", "no config.json", "model.path="),
+        (damage_architecture, "model.path", "unknown to the installed", "pip install"),
+        (bring_code, "model.trust_remote_code", "Python code", "model.trust_remote_code=true"),
+        (deepen, "model.path", "lacks 12 weights", "model.path="),
+        (widen, "model.path", "does not fit the shapes", "model.path="),
+        (cut_weights, "model.path", "cut off or damaged", "--force-download"),
+        (pickle_weights, "model.path", "no weights in safetensors", "model.safetensors_only=false"),
+    ],
+)
+def test_a_damaged_folder_is_refused_with_its_cause_and_cure(qwen, damage, where, told, cure):
+    tokenizer = load_tokenizer(str(qwen))
+    damage(qwen)
+    with pytest.raises(ConfigError, match=told) as caught:
+        load_model(str(qwen), tokenizer=tokenizer)
+    assert caught.value.faults[0].where == where and cure in cure_of(caught)
+
+
+def test_pickled_weights_load_when_asked_for(qwen):
+    own = load(qwen)
+    pickle_weights(qwen)
+    model = load(qwen, safetensors_only=False)
+    assert all(torch.equal(model.get_parameter(n), w) for n, w in own.named_parameters())
+
+
+@pytest.mark.parametrize("loader", [load_tokenizer, load])
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/no/such/folder", "there is no folder /no/such/folder"),
+        ("./nowhere", "there is no folder nowhere"),
+        ("a/b/c", "there is no folder a/b/c"),
+        ("runner://model/nothing", "there is no folder"),
+        ("what is this", "neither a folder nor a name"),
+    ],
+)
+def test_a_wrong_path_is_a_config_error(loader, path, told):
+    with pytest.raises(ConfigError, match=told) as caught:
+        loader(path)
+    assert caught.value.faults[0].where == "model.tokenizer.path"
+    with pytest.raises(ConfigError, match=told) as caught:
+        load_model(path, tokenizer=tiny_tokenizer())
+    assert caught.value.faults[0].where == "model.path" and caught.value.code == 2
+
+
+def test_choices_are_checked_all_at_once(folder):
+    with pytest.raises(ConfigError) as caught:
+        load(folder, head="value", dtype="fp32")
+    assert [fault.where for fault in caught.value.faults] == ["trainer.head", "model.dtype"]
+    with pytest.raises(ConfigError, match="attn_implementation") as caught:
+        load(folder, attention="fastest")
+    assert cure_of(caught) == "model.attention=sdpa"
+
+
+def test_a_missing_library_is_the_environments_fault(folder, monkeypatch):
+    with pytest.raises(EnvironmentFault, match="FlashAttention2") as caught:
+        load(folder, attention="flash_attention_2")
+    assert caught.value.code == 5
+    check_quantization({"load_in_4bit": True})
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    check_quantization(None)
+    with pytest.raises(EnvironmentFault) as caught:
+        check_quantization({"load_in_4bit": True})
+    assert cure_of(caught) == "pip install 'runner[quant]'"
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(qwen):
+    tokenizer = load_tokenizer(str(qwen))
+    tokenizer.add_tokens([f"<{number}>" for number in range(64)])
+    with pytest.raises(ConfigError, match="tokens, the model"):
+        load_model(str(qwen), tokenizer=tokenizer)
+
+
+# --- Adapters as path ---------------------------------------------------------------------------
+
+
+def save_adapter(path: Path, folder: Path, config: peft.PeftConfig, head="lm", **named) -> None:
+    model = peft.get_peft_model(load(path, head=head), config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight.add_(torch.full_like(weight, 0.05))
+    write_adapter(model, folder, **{"base": str(path)} | named)
+
+
+def lora(**how) -> peft.LoraConfig:
+    return peft.LoraConfig(r=4, target_modules="all-linear", **{"task_type": "CAUSAL_LM"} | how)
+
+
+def test_an_adapter_comes_on_its_base_and_can_be_trained_further(folder, tmp_path):
+    save_adapter(folder, tmp_path, lora())
+    tokenizer = load_tokenizer(str(tmp_path))  # the base's, as the adapter brings none
+    model = load_model(str(tmp_path), tokenizer=tokenizer)
+    assert isinstance(model, peft.PeftModel)
+    trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
+    assert trained and all("lora_" in name for name in trained)
+    inputs = tokenizer("Anna saw a dog.", return_tensors="pt")
+    with torch.no_grad():
+        moved = model(**inputs).logits - load(folder)(**inputs).logits
+    assert moved.abs().max() > 1e-2
+
+
+def test_an_adapter_that_cannot_be_trained_here_is_refused(qwen, tmp_path):
+    save_adapter(qwen, tmp_path / "score", lora(task_type="SEQ_CLS"), head="score")
+    with pytest.raises(ConfigError, match="adapter for SEQ_CLS"):
+        load(tmp_path / "score")
+    prompt = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    save_adapter(qwen, tmp_path / "prompt", prompt)
+    with pytest.raises(ConfigError, match="cannot train any further"):
+        load(tmp_path / "prompt")
+    save_adapter(qwen, tmp_path / "pickle", lora())
+    (tmp_path / "pickle" / "adapter_model.safetensors").rename(tmp_path / "adapter_model.bin")
+    with pytest.raises(ConfigError, match=r"no adapter_model\.safetensors"):
+        load(tmp_path / "pickle")
+
+
+# --- From scratch -------------------------------------------------------------------------------
+
+SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+SMALL |= {"num_attention_heads": 2, "max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "gpt_neox"])
+@pytest.mark.parametrize("head", ["lm", "score"])
+def test_a_new_model_depends_on_the_seed_alone(model_type, head, tmp_path):
+    tokenizer = tiny_tokenizer()
+    state = torch.get_rng_state()
+    models = [new_model(tokenizer, model_type=model_type, head=head, seed=seed, **SMALL) for seed in (0, 0, 1)]
+    first, same, other = (next(model.parameters()) for model in models)
+    assert torch.equal(first, same) and not torch.equal(first, other)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert models[0].get_input_embeddings().num_embeddings == len(tokenizer)
+    models[0].save_pretrained(tmp_path)
+    auto = AutoModelForCausalLM if head == "lm" else AutoModelForSequenceClassification
+    assert torch.equal(next(auto.from_pretrained(tmp_path).parameters()), first)
+
+
+def test_keys_that_an_architecture_lacks_are_named_all_at_once():
+    with pytest.raises(ConfigError) as caught:
+        new_model(tiny_tokenizer(), model_type="qwen2", hiden_size=32, num_layer=2)
+    assert [fault.where for fault in caught.value.faults] == ["model.hiden_size", "model.num_layer"]
+    assert cure_of(caught) == "model.hidden_size=32"
+    with pytest.raises(ConfigError, match="an architecture of transformers"):
+        new_model(tiny_tokenizer(), model_type="qwen99")
+
+
+# --- The hub ------------------------------------------------------------------------------------
+
+ASK = """
+import json, sys
+from runner.errors import RunnerError
+from runner.model.load import find_commit, load_model, load_tokenizer
+
+answers = []
+for path, revision in json.loads(sys.argv[1]):
+    try:
+        tokenizer = load_tokenizer(path, revision=revision)
+        model = load_model(path, tokenizer=tokenizer, revision=revision)
+        first = model.get_input_embeddings().weight[0, 0].item()
+        answers.append(["loaded", find_commit(path, revision), first])
+    except RunnerError as error:
+        answers.append([type(error).__name__, error.faults[0].where, error.faults[0].cure])
+print(json.dumps(answers))
+"""
+
+
+def ask(hub, home: Path, *questions: tuple[str, str | None], **variables: str) -> list[list]:
+    """What loading each (path, revision) comes to, in a process that meets this hub first."""
+    environment = hub.environment(home) | variables | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    command = [sys.executable, "-c", ASK, json.dumps(questions)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_the_hub_gives_the_revision_asked_for_or_says_why_not(hub, tmp_path):
+    old = hub.add_model("tester/two", tiny_model(tmp_path / "old", seed=1), revision="v1")
+    new = hub.add_model("tester/two", tiny_model(tmp_path / "new", seed=2))
+    hub.add_model("tester/gated", tmp_path / "new", gated=True)
+    hub.add_model("tester/private", tmp_path / "new", private=True)
+    adapted = tmp_path / "adapter"
+    save_adapter(tmp_path / "old", adapted, lora(), base="tester/two", revision="v1")
+    hub.add_model("tester/adapter", adapted)
+    first = {n: load(tmp_path / n).get_input_embeddings().weight[0, 0].item() for n in ("old", "new")}
+    questions = [("tester/two", None), ("tester/two", "v1"), ("tester/two", old)]
+    questions += [("tester/two", "v9"), ("tester/gated", None), ("tester/private", None)]
+    answers = ask(hub, tmp_path / "home", *questions)
+    assert answers == [
+        ["loaded", new, first["new"]],
+        ["loaded", old, first["old"]],
+        ["loaded", old, first["old"]],
+        ["ConfigError", "model.tokenizer.revision", "model.revision=main"],
+        ["EnvironmentFault", "model.tokenizer.path", "hf auth login"],
+        [
+            "ConfigError",
+            "model.tokenizer.path",
+            "model.path=<folder or org/name>, or for a private one: hf auth login",
+        ],
+    ]
+    [adapter] = ask(hub, tmp_path / "home", ("tester/adapter", None))
+    assert (adapter[0], adapter[2]) == ("loaded", first["old"])
+    offline = ask(hub, tmp_path / "home", *questions[:2], ("no/where", None), HF_HUB_OFFLINE="1")
+    assert offline[:2] == answers[:2]
+    assert offline[2] == [
+        "EnvironmentFault",
+        "model.tokenizer.path",
+        "hf download no/where (where there is a network)",
+    ]
+
+
+def test_a_folder_has_no_commit(folder):
+    assert find_commit(str(folder)) is None
