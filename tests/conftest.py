@@ -1,0 +1,94 @@
+"""What every test shares: offline by default, one thread, and the public command in a process of
+its own.
+"""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hub import served_hub  # noqa: F401  the session fixture `hub`
+
+# Before torch or a hub library is imported anywhere.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from runner.__main__ import main
+from runner.files import read_json
+from runner.report.read import read_metrics
+from runner.run import Run
+
+ROOT = Path(__file__).parent.parent
+
+
+class Command:
+    """``python -m runner`` in a working folder of the test's own."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]):
+        self.folder = folder
+        self.environment = environment
+
+    def __call__(self, *words: str, code: int = 0, module: str = "runner", **variables: str):
+        """Run it, check the exit code, and give back what subprocess.run gives."""
+        done = subprocess.run(
+            [sys.executable, "-m", module, *words],
+            cwd=self.folder,
+            env=self.environment | variables,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def runs(self, name: str) -> list[Path]:
+        """The run folders of a name."""
+        return sorted(path.parent for path in (self.folder / "outputs" / name).glob("*/config.yaml"))
+
+
+@pytest.fixture
+def runner(tmp_path):
+    environment = dict(os.environ) | {"HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(ROOT)}
+    return Command(tmp_path, environment)
+
+
+@dataclass
+class Trained:
+    """What one in-process call of the command left behind."""
+
+    code: int
+    run: Run
+
+    @property
+    def lines(self) -> list[dict]:
+        return read_metrics(self.run.metrics)
+
+    @property
+    def scores(self) -> dict:
+        return read_json(self.run.folder / "scores.json")
+
+    def state(self) -> str:
+        return self.run.status()["state"]
+
+
+@pytest.fixture
+def train(tmp_path):
+    """The command in this process, a few quick steps unless told otherwise, in a folder of the
+    test's own.
+    """
+
+    def call(*words: str, name: str = "run") -> Trained:
+        code = main([*words, f"name={name}", f"output_root={tmp_path / 'outputs'}"])
+        folders = sorted((tmp_path / "outputs" / name).glob("*/config.yaml"))
+        return Trained(code, Run(folders[-1].parent) if folders else None)
+
+    return call
+
+
+def pytest_addoption(parser):
+    parser.addoption("--golden", action="store_true", help="write the golden files anew instead of comparing")

@@ -1,0 +1,206 @@
+"""Tiny models and made rows, in the shapes of the models and data sets that people name.
+
+Rows come in the real schemas (columns, types, splits, configs), models in the real architectures
+and with tokenizers of the real kind; the contents are made up. ``hub`` serves them.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerFast
+
+NAMES = ("Anna", "Ben", "Cara", "Dan", "Eva", "Finn", "Gina", "Hugo")
+PLACES = ("park", "office", "lake", "school", "market", "museum", "station")
+ANIMALS = ("dog", "cat", "horse", "bird", "fox")
+
+
+def tell_story(number: int) -> tuple[str, str, str]:
+    """A post, a good summary of it and a poor one; no two of 280 numbers in a row agree."""
+    name, place = NAMES[number % len(NAMES)], PLACES[number % len(PLACES)]
+    animal = ANIMALS[number % len(ANIMALS)]
+    post = f"On day {number} {name} went to the {place} and saw a {animal} there. Nobody else came by."
+    return post, f"{name} saw a {animal} at the {place}.", "Nobody came by."
+
+
+def to_chat(prompt: str, answer: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+
+
+def _tldr(number: int) -> dict:
+    post, summary, _ = tell_story(number)
+    prompt = f"SUBREDDIT: r/tiny\n\nTITLE: Day {number}\n\nPOST: {post}\n\nTL;DR:"
+    return {"prompt": prompt, "completion": f" {summary}"}
+
+
+def _ultrafeedback(number: int) -> dict:
+    post, summary, poor = tell_story(number)
+    chats = {"chosen": to_chat(post, summary), "rejected": to_chat(post, poor)}
+    return chats | {"score_chosen": 8.0 + number % 3 / 2, "score_rejected": 3.0 + number % 5 / 2}
+
+
+def _descriptiveness(number: int) -> dict:
+    post, summary, poor = tell_story(number)
+    return {"prompt": post, "chosen": to_chat(post, summary), "rejected": to_chat(post, poor)}
+
+
+def _sentiment(number: int) -> dict:
+    post, summary, _ = tell_story(number)
+    chosen, rejected = f"A lovely day! {summary}", f"A dreadful day. {summary}"
+    return {"prompt": post, "chosen": to_chat(post, chosen), "rejected": to_chat(post, rejected)}
+
+
+def _firefly(number: int) -> dict:
+    digits = f"{number:03d}"
+    question = f"把数字{'、'.join(digits)}从小到大排列。"
+    return {"kind": "Program", "input": question, "target": "、".join(sorted(digits))}
+
+
+def _gsm8k(number: int) -> dict:
+    name, more = NAMES[number % len(NAMES)], number % 7 + 2
+    question = f"{name} has {number} apples and buys {more} more. How many apples does {name} have?"
+    total = number + more
+    answer = f"{name} has {number} + {more} = <<{number}+{more}={total}>>{total} apples.\n#### {total}"
+    return {"question": question, "answer": answer}
+
+
+def _gsm8k_socratic(number: int) -> dict:
+    row = _gsm8k(number)
+    return row | {"answer": f"How many apples are there? ** {row['answer']}"}
+
+
+MANY, FEW = 600, 220
+ROWS: dict[str, dict[str, dict[str, tuple[Callable[[int], dict], int]]]] = {
+    "trl-lib/tldr": {"default": {"train": (_tldr, MANY), "validation": (_tldr, FEW), "test": (_tldr, FEW)}},
+    "trl-lib/ultrafeedback_binarized": {"default": {"train": (_ultrafeedback, MANY), "test": (_ultrafeedback, FEW)}},
+    "trl-internal-testing/descriptiveness-sentiment-trl-style": {
+        "default": {"sentiment": (_sentiment, MANY), "descriptiveness": (_descriptiveness, MANY)}
+    },
+    "YeungNLP/firefly-train-1.1M": {"default": {"train": (_firefly, MANY)}},
+    "openai/gsm8k": {
+        "main": {"train": (_gsm8k, MANY), "test": (_gsm8k, FEW)},
+        "socratic": {"train": (_gsm8k_socratic, MANY), "test": (_gsm8k_socratic, FEW)},
+    },
+}
+
+
+def rows_of(repo_id: str) -> dict[str, dict[str, list[dict]]]:
+    """Rows of a data set in ``ROWS``: config -> split -> rows, no row in two splits."""
+    return {config: _make_splits(splits) for config, splits in ROWS[repo_id].items()}
+
+
+def _make_splits(splits: dict[str, tuple[Callable[[int], dict], int]]) -> dict[str, list[dict]]:
+    rows, start = {}, 0
+    for split, (make, count) in splits.items():
+        rows[split] = [make(number) for number in range(start, start + count)]
+        start += count
+    return rows
+
+
+# --- Models -------------------------------------------------------------------------------------
+
+# The architecture and the data type in which the real weights are kept.
+MODELS = {
+    "EleutherAI/pythia-160m": ("gpt_neox", "float16"),
+    "EleutherAI/pythia-1b-deduped": ("gpt_neox", "float16"),
+    "Qwen/Qwen2.5-0.5B-Instruct": ("qwen2", "bfloat16"),
+}
+WITHOUT_CHAT = ("gpt2", "gpt_neox")  # base models: one special token, no chat template
+TIED = ("gpt2", "qwen2", "qwen3")  # the small ones share the embedding with the output layer
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def tiny_model(
+    folder: Path,
+    architecture: str = "qwen2",
+    head: str = "lm",
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+) -> Path:
+    """Save a random model of 0.1 M parameters with its tokenizer, and return the folder.
+
+    ``architecture`` is a transformers model type; those in ``WITHOUT_CHAT`` get a tokenizer like
+    Pythia's, the others one like Qwen's. ``head`` is "lm", or "score" for sequence classification
+    with one label. As in the real ones, the embedding has more rows than the tokenizer has tokens.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    tokenizer = tiny_tokenizer(chat=architecture not in WITHOUT_CHAT)
+    config = _tiny_config(architecture, tokenizer)
+    if head == "score":
+        config.num_labels = 1
+    kind = {"lm": AutoModelForCausalLM, "score": AutoModelForSequenceClassification}[head]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = kind.from_config(config, dtype=getattr(torch, dtype))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return Path(folder)
+
+
+def _tiny_config(architecture: str, tokenizer: "PreTrainedTokenizerFast") -> "PretrainedConfig":
+    from transformers import AutoConfig
+
+    grouped = {} if architecture == "gpt_neox" else {"num_key_value_heads": 2}
+    return AutoConfig.for_model(
+        architecture,
+        **grouped,
+        vocab_size=-(-len(tokenizer) // 64) * 64,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=1024,
+        tie_word_embeddings=architecture in TIED,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def tiny_tokenizer(chat: bool = True) -> "PreTrainedTokenizerFast":
+    """A byte-level BPE tokenizer of 500 tokens, trained here and now on the rows of ``ROWS``.
+
+    With ``chat`` it is like Qwen's: ChatML template, <|im_end|> ends a turn, <|endoftext|> pads.
+    Without, like Pythia's: <|endoftext|> is the only special token, no pad token, no template.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"] if chat else ["<|endoftext|>"]
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=500,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator(_corpus(), trainer)
+    end = special[0]
+    if chat:
+        named = {"eos_token": "<|im_end|>", "pad_token": end}
+    else:
+        named = {"eos_token": end, "bos_token": end, "unk_token": end}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, model_max_length=1024, **named)
+    tokenizer.chat_template = CHATML if chat else None
+    return tokenizer
+
+
+def _corpus() -> Iterable[str]:
+    """The plain text of the first rows of every data set, and the words that templates use."""
+    yield "system user assistant\n" * 20
+    for repo_id in ROWS:
+        for splits in rows_of(repo_id).values():
+            for rows in splits.values():
+                yield from (json.dumps(row, ensure_ascii=False) for row in rows[:100])
