@@ -9,7 +9,7 @@ from typing import Any
 
 from runner.check.known import FROM_GROUP, Asked, Node, is_number
 from runner.errors import Fault
-from runner.signature import Signature, written
+from runner.signature import Signature
 from runner.signature.type import shortened
 
 # Groups that only some trainers can use; the others every run needs.
