@@ -84,7 +84,8 @@ def near_places(asked: Asked, key: str) -> list[str]:
 
 
 def _near(key: str, free: list[str], is_open: bool) -> list[str]:
-    return nearest(key, free, 0.85 if is_open else 0.6)
+    begun = [name for name in free if len(key) > 2 and name.startswith(key)]
+    return nearest(key, free, 0.85 if is_open else 0.6) or (begun if len(begun) == 1 else [])
 
 
 def _owners(asked: Asked, key: str) -> list[str]:

@@ -1,0 +1,214 @@
+"""The door: command line -> composed -> checked -> run folder -> launcher. No torch here.
+
+    python -m runner [VERB] [RUN ...] [key=value ...] [-m] [--dry-run] [--debug] [--config-dir DIR]
+
+Without a verb it trains. Exit codes are those of ``errors``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from runner import config
+from runner.check import check
+from runner.errors import ConfigError, Fault, RunnerError
+from runner.files import PACKAGE
+from runner.launcher import local  # noqa: F401  the default launcher, found by its dotted name
+from runner.run import key_of, label_of, open_run
+from runner.work import finished
+
+VERBS = sorted(path.stem for path in (PACKAGE / "command").glob("[a-z]*.py"))
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """What the user typed, sorted: the verb, run folders, overrides, our flags, and what only Hydra
+    understands.
+    """
+
+    verb: str
+    overrides: list[str]
+    runs: list[str] = field(default_factory=list)
+    folders: list[Path] = field(default_factory=list)
+    multirun: bool = False
+    dry_run: bool = False
+    debug: bool = False
+    inspect: list[str] = field(default_factory=list)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do what the command line says and return the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.insert(0, os.getcwd())  # `python -m` does so too, and the user's own modules are there
+    try:
+        line = read_command_line(words)
+        if line.inspect:
+            return inspect(line)
+        if line.verb != "train":
+            return import_module(f"runner.command.{line.verb}").main(line)
+        return sweep(line) if line.multirun else start(compose(line), line)
+    except RunnerError as error:
+        if "--debug" in words:
+            raise
+        print(error, file=sys.stderr)
+        return error.code
+
+
+def read_command_line(words: Sequence[str]) -> CommandLine:
+    """Sort the words; an unknown verb or flag is a ConfigError that offers the nearest known one."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--debug", action="store_true")
+    parser.add_argument("--config-dir", "-cd", action="append", type=Path, default=[])
+    known, rest = parser.parse_known_args(list(words))
+    inspect, rest = _hydra_flags(rest)
+    plain = [word for word in rest if "=" not in word and not word.startswith("~")]
+    verb = plain.pop(0) if plain and plain[0] in VERBS else "train"
+    if faults := [_unknown(word) for word in plain if verb == "train"] + _no_folder(known.config_dir):
+        raise ConfigError(faults)
+    overrides = [word for word in rest if "=" in word or word.startswith("~")]
+    return CommandLine(
+        verb,
+        overrides,
+        plain,
+        known.config_dir,
+        known.multirun,
+        known.dry_run,
+        known.debug,
+        inspect,
+    )
+
+
+def compose(line: CommandLine) -> config.Composed:
+    """The one configuration that the command line makes, checked; raises ConfigError with all
+    faults.
+    """
+    composed = config.compose(line.overrides, line.folders)
+    if faults := faults_of(composed, line):
+        raise ConfigError(faults)
+    return composed
+
+
+def faults_of(composed: config.Composed, line: CommandLine) -> list[Fault]:
+    """What is wrong with a configuration: key by key, and then part against part."""
+    allow = tuple(composed.cfg.get("allow") or ()) if "allow" in composed.typed else ()
+    menu = config.read_menu(line.folders)
+    faults = check(composed.cfg, menu=menu, allow=allow, typed=composed.typed)
+    return faults or import_module("runner.command.train").mismatches(composed.cfg, menu)
+
+
+def start(composed: config.Composed, line: CommandLine, isolated: bool = False) -> int:
+    """Lay the run folder and launch the worker in it, unless it is finished or this is a dry run."""
+    if line.dry_run:
+        print(plan(composed))
+        return 0
+    run = open_run(composed.cfg, composed.overrides)
+    if run.status()["state"] == "finished":
+        print(finished(run))
+        return 0
+    return config.serve(composed.cfg["launcher"], folder=run.folder, isolated=isolated, debug=line.debug)
+
+
+def plan(composed: config.Composed) -> str:
+    """The folder that a configuration would train in, and what is in it today."""
+    cfg = composed.cfg
+    group = Path(cfg["output_root"]) / cfg["name"]
+    known = sorted(group.glob(f"*-{key_of(cfg)}"))
+    if not known:
+        return f"new       {group / f'{label_of(composed.overrides)}-{key_of(cfg)}'}"
+    run = open_run(cfg, composed.overrides)
+    return f"{run.status()['state']:<9} {run.folder}"
+
+
+def sweep(line: CommandLine) -> int:
+    """Check every job before the first one starts, then let Hydra's sweeper start them; 0 when all
+    finished.
+    """
+    from hydra import main as hydra_main
+    from hydra.core.hydra_config import HydraConfig
+
+    jobs = [config.compose(job, line.folders) for job in config.combinations(line.overrides)]
+    if faults := [fault for job in jobs for fault in faults_of(job, line)]:
+        raise ConfigError(dict.fromkeys(faults))
+    if line.dry_run:
+        print("\n".join(plan(job) for job in jobs))
+        return 0
+    codes: list[int] = []
+
+    def job(cfg: Any) -> None:
+        hydra = HydraConfig.get()
+        overrides = [word.lstrip("+") for word in hydra.overrides.task]
+        composed = config.resolve(cfg, overrides, dict(hydra.runtime.choices))
+        codes.append(start(composed, line, isolated=True))
+        if codes[-1] == 130:
+            raise KeyboardInterrupt
+
+    _hydra(line, ["--multirun"], hydra_main, job)
+    print(f"{codes.count(0)} of {len(jobs)} runs finished")
+    return next((code for code in codes if code), 0)
+
+
+def inspect(line: CommandLine) -> int:
+    """Print the configuration or the help, as Hydra does it, after the same check of the keys."""
+    from hydra import main as hydra_main
+
+    if any(flag in line.inspect for flag in ("--cfg", "-c")) and not line.multirun:
+        compose(line)
+    _hydra(line, line.inspect, hydra_main, lambda cfg: None)
+    return 0
+
+
+def _hydra(line: CommandLine, flags: list[str], hydra_main: Any, task: Any) -> None:
+    """Hand the command line to Hydra with every key already forced; Hydra reads it from
+    ``sys.argv``.
+    """
+    config.use_folders(line.folders)
+    before = sys.argv
+    sys.argv = ["runner", *flags, *config.force(line.overrides, config.read_menu(line.folders))]
+    try:
+        hydra_main(version_base="1.3", config_path=str(config.MENU), config_name="config")(task)()
+    finally:
+        sys.argv = before
+
+
+def _hydra_flags(words: list[str]) -> tuple[list[str], list[str]]:
+    """Split off the flags that only make Hydra print something."""
+    valued = {"--cfg", "-c", "--package", "-p", "--info", "-i"}
+    alone = {"--help", "-h", "--hydra-help", "--version", "--resolve", "--shell-completion", "-sc"}
+    flags, rest = [], []
+    queue = list(words)
+    while queue:
+        word = queue.pop(0)
+        if word in valued:
+            flags += [word, *([queue.pop(0)] if queue else [])]
+        elif word in alone:
+            flags.append(word)
+        else:
+            rest.append(word)
+    return flags, rest
+
+
+def _unknown(word: str) -> Fault:
+    near = difflib.get_close_matches(word, VERBS, 1)
+    expected = f"a verb ({', '.join(VERBS)}), key=value, or a flag"
+    return Fault("command line", f"{word!r}", expected, f"python -m runner {near[0] if near else '--help'}")
+
+
+def _no_folder(folders: list[Path]) -> list[Fault]:
+    missing = [folder for folder in folders if not folder.is_dir()]
+    return [Fault("--config-dir", f"{folder} is not a folder", "a folder of config groups") for folder in missing]
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    sys.exit(main())

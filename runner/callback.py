@@ -1,0 +1,191 @@
+"""What watches a training from outside: the record, the bar, the stop signal and the check of the
+first step.
+
+Each is a small TrainerCallback that knows only what it is given. Checkpoints are in ``checkpoint``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+from transformers import TrainerCallback
+
+from runner.errors import Fault, SickRun
+from runner.files import strict
+
+
+class Record(TrainerCallback):
+    """One line of strict JSON per logged step in ``metrics.jsonl``, each step once, whatever was
+    interrupted.
+
+    Everything logged at one step, training and evaluation, is one line. Beside the trainer's own
+    names it holds
+    ``step``, ``max_steps``, ``percentage``, ``epoch``, ``elapsed_seconds`` and
+    ``remaining_seconds``.
+    """
+
+    def __init__(self, path: Path, tell: Callable[..., None]):
+        self.path = path
+        self.tell = tell
+        self.line: dict[str, Any] = {}
+        self.offset = 0
+        self.started = time.monotonic()
+        self.spent = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            self._forget_after(state.global_step)
+            self.started = time.monotonic()
+            self.first_step = state.global_step
+            self.tell(step=state.global_step, max_steps=state.max_steps)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
+        if not state.is_world_process_zero:
+            return
+        if self.line.get("step") != state.global_step:
+            self.line = {"step": state.global_step}
+            self.offset = self.path.stat().st_size if self.path.exists() else 0
+        self.line |= {"max_steps": state.max_steps, "percentage": _percentage(state)} | logs | self._times(state)
+        self._write()
+        self.tell(step=state.global_step, max_steps=state.max_steps)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero and self.path.exists():
+            with open(self.path, "rb") as file:
+                os.fsync(file.fileno())
+
+    def _times(self, state: Any) -> dict[str, float]:
+        here = time.monotonic() - self.started
+        steps = state.global_step - getattr(self, "first_step", 0)
+        remaining = here / steps * (state.max_steps - state.global_step) if steps > 0 else None
+        return {
+            "elapsed_seconds": round(self.spent + here, 2),
+            "remaining_seconds": None if remaining is None else round(remaining, 2),
+        }
+
+    def _write(self) -> None:
+        with open(self.path, "r+b" if self.path.exists() else "w+b") as file:
+            file.truncate(self.offset)
+            file.seek(self.offset)
+            file.write(json.dumps(strict(self.line), ensure_ascii=False).encode() + b"\n")
+
+    def _forget_after(self, step: int) -> None:
+        """Drop the lines of steps that will be trained again, and a line that was cut off."""
+        kept = [line for line in _lines(self.path) if line["step"] <= step]
+        if self.path.exists():
+            self.path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
+        self.spent = kept[-1].get("elapsed_seconds", 0.0) if kept else 0.0
+        self.line = kept[-1] if kept else {}
+        self.offset = self.path.stat().st_size - _size(self.line) if kept else 0
+
+
+class Progress(TrainerCallback):
+    """A bar on the terminal with the figures that were logged last."""
+
+    SHOWN = ("loss", "reward", "rewards/margins", "objective/kl", "kl", "learning_rate")
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.bar = tqdm(
+            total=state.max_steps,
+            initial=state.global_step,
+            desc="training",
+            unit="step",
+            dynamic_ncols=True,
+            disable=not state.is_world_process_zero,
+            mininterval=0.2 if sys.stderr.isatty() else 10,
+        )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.bar.update(state.global_step - self.bar.n)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
+        if "bar" in vars(self):
+            shown = {name: f"{logs[name]:.4g}" for name in self.SHOWN if logs.get(name) is not None}
+            self.bar.set_postfix(shown, refresh=False)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.bar.close()
+
+
+class AtStart(TrainerCallback):
+    """Calls a function once, when the model is wrapped for training and no step was taken.
+
+    Not earlier: an evaluation before ``trainer.train`` leaves a model of several processes without the wrapper that
+    averages their gradients, and each process would silently train on its own rows.
+    """
+
+    def __init__(self, call: Callable[[], None]):
+        self.call = call
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.call()
+
+
+class StopAtStep(TrainerCallback):
+    """Turns a signal into a save at the end of the step, where a resume is exact."""
+
+    def __init__(self, stop: Any, cycle_steps: int = 1):
+        self.stop = stop
+        self.cycle_steps = cycle_steps
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.stop.listening = True
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.stop.number is not None and state.global_step % self.cycle_steps == 0:
+            control.should_save = control.should_training_stop = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.stop.listening = False
+
+
+class FirstMargin(TrainerCallback):
+    """Stops a preference training whose policy and reference differ before anything was learned.
+
+    At step 1 both are the start model, so the reward margin is 0 but for rounding. Anything else is
+    a wrong
+    reference: an adapter copied with its weights, other weights read from disk, dropout in one of
+    the two.
+    """
+
+    def __init__(self, tolerance: float):
+        self.tolerance = tolerance
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
+        margin = logs.get("rewards/margins")
+        if state.global_step == 1 and margin is not None and abs(margin) > self.tolerance:
+            raise SickRun(
+                Fault(
+                    "reference model",
+                    f"a reward margin of {margin:.3g} at step 1",
+                    "0, because nothing was learned yet: the reference is not the start model",
+                    "trainer.args.disable_dropout=true, or another peft=",
+                )
+            )
+
+
+def _percentage(state: Any) -> float:
+    return round(100 * state.global_step / state.max_steps, 2) if state.max_steps else 0.0
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file, each step at most once."""
+    lines: dict[int, dict[str, Any]] = {}
+    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        lines[line["step"]] = line
+    return list(lines.values())
+
+
+def _size(line: dict[str, Any]) -> int:
+    return len((json.dumps(line, ensure_ascii=False) + "\n").encode())

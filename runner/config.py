@@ -1,0 +1,307 @@
+"""Command line -> one composed, resolved, plain configuration; and configuration -> objects.
+
+The door composes (Hydra is met here and nowhere else) and the worker builds from paper. What a key
+may be is not
+written here: ``check`` reads that from the signatures of what the config names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from runner.errors import ConfigError, Fault
+from runner.files import PACKAGE
+
+# A checkout keeps the menu beside the package; a wheel carries it inside.
+MENU = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
+
+# Choosing another of these is not a key of its own but a whole folder of keys.
+Options = dict[str, list[str]]
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A checked-in or typed experiment, resolved: plain dicts, lists and scalars only.
+
+    ``overrides`` are the command line's words as the user typed them, ``choices`` maps each group
+    to its option.
+    """
+
+    cfg: dict[str, Any]
+    overrides: list[str]
+    choices: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def typed(self) -> set[str]:
+        """The dotted keys that the user typed."""
+        return {_key(override) for override in self.overrides}
+
+
+def read_menu(folders: Sequence[Path] = ()) -> Options:
+    """Every group with the names of its options, the user's own folders included."""
+    options: dict[str, set[str]] = {}
+    for root in (*folders, MENU):
+        for file in root.glob("*/*.yaml"):
+            options.setdefault(file.parent.name, set()).add(file.stem)
+    return {group: sorted(names) for group, names in sorted(options.items())}
+
+
+def compose(overrides: Sequence[str], folders: Sequence[Path] = ()) -> Composed:
+    """The configuration that these overrides make, resolved; raises ConfigError with every fault at
+    once.
+    """
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    menu = read_menu(folders)
+    if faults := _sweeps(overrides) + _missing_options(overrides, menu):
+        raise ConfigError(faults)
+    use_folders(folders)
+    try:
+        with initialize_config_dir(str(MENU), version_base="1.3", job_name="runner"):
+            cfg = hydra_compose("config", force(overrides, menu), return_hydra_config=True)
+        HydraConfig.instance().set_config(cfg)
+        return resolve(cfg, list(overrides), dict(OmegaConf.to_container(cfg.hydra.runtime.choices)))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_composition_fault(error)) from None
+
+
+def resolve(cfg: Any, overrides: list[str], choices: dict[str, str] | None = None) -> Composed:
+    """A Hydra config as plain values; every key that still waits for one is a fault."""
+    from omegaconf import OmegaConf, flag_override
+    from omegaconf.errors import OmegaConfBaseException
+
+    cfg = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
+    trainer = (choices or {}).get("trainer")
+    unread = [fault for key in ("learning_rate", "kl_coef") for fault in _unread(cfg, key, trainer)]
+    if faults := unread + [_missing(key) for key in sorted(OmegaConf.missing_keys(cfg))]:
+        raise ConfigError(faults)
+    try:
+        with flag_override(cfg, "struct", False):
+            plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_composition_fault(error)) from None
+    return Composed(plain, overrides, choices or {})
+
+
+def force(overrides: Sequence[str], menu: Options) -> list[str]:
+    """The same overrides, each ``key=value`` as ``++key=value``, so that Hydra accepts every key.
+
+    Hydra stops at the first key that no YAML names, and would also refuse the many TRL fields that
+    ours leave at
+    their defaults. The check that follows knows the real names and reports all faults together.
+    """
+    return [
+        f"++{override.lstrip('+')}"
+        if "=" in override and not override.startswith("~") and not _is_group(override, menu)
+        else override
+        for override in overrides
+    ]
+
+
+def use_folders(folders: Sequence[Path]) -> None:
+    """Have Hydra look in the user's own config folders before ours, so that a same-named option of theirs wins."""
+    _user_folders().folders = [Path(folder).resolve() for folder in folders]
+
+
+@functools.cache
+def _user_folders() -> Any:
+    """The plugin that Hydra asks for its search path; it stays registered for the life of the process."""
+    from hydra.core.plugins import Plugins
+    from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+    class UserFolders(SearchPathPlugin):
+        folders: ClassVar[list[Path]] = []
+
+        def manipulate_search_path(self, search_path: Any) -> None:
+            for folder in reversed(self.folders):
+                search_path.prepend("user", f"file://{folder}", anchor="main")
+
+    Plugins.instance().register(UserFolders)
+    return UserFolders
+
+
+def combinations(overrides: Sequence[str]) -> list[list[str]]:
+    """Each job of a sweep as its own overrides, in Hydra's order: the last axis turns fastest.
+
+    >>> combinations(["trainer=dpo", "kl_coef=0.05,0.1"])
+    [['trainer=dpo', 'kl_coef=0.05'], ['trainer=dpo', 'kl_coef=0.1']]
+    """
+    import itertools
+
+    axes: dict[str, list[str]] = {}
+    for override in _parse(overrides):
+        key = override.get_key_element()
+        values = list(override.sweep_string_iterator()) if override.is_sweep_override() else None
+        axes[key] = [f"{key}={value}" for value in values] if values else [override.input_line]
+    return [list(job) for job in itertools.product(*axes.values())]
+
+
+def locate(target: str) -> Any:
+    """The object behind a dotted name, importing the longest part of it that is a module."""
+    parts = target.split(".")
+    for cut in range(len(parts), 0, -1):
+        name = ".".join(parts[:cut])
+        try:
+            found = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name and (name == error.name or name.startswith(error.name + ".")):
+                continue
+            raise
+        return functools.reduce(getattr, parts[cut:], found)
+    raise ConfigError(Fault(target, "no such module", "an importable name"))
+
+
+def build(node: Any, **given: Any) -> Any:
+    """Call what a config node names with its keys as arguments, inner nodes first; ``given`` wins
+    over the keys.
+
+    The only place that turns configuration into objects. ``_partial_: true`` gives the callable
+    with its arguments
+    bound instead. Nodes without ``_target_`` come back as plain values.
+    """
+    if isinstance(node, Mapping):
+        arguments = {key: build(value) for key, value in node.items() if key not in SPECIAL}
+        if "_target_" not in node:
+            return arguments
+        target = locate(node["_target_"])
+        if node.get("_partial_"):
+            return functools.partial(target, **arguments | given)
+        return target(**arguments | given)
+    if isinstance(node, list):
+        return [build(value) for value in node]
+    return node
+
+
+def serve(node: Mapping[str, Any], **tray: Any) -> Any:
+    """Build a node with those parts of the tray that its signature names; the others stay on the
+    tray.
+    """
+    wanted = asked_for(node["_target_"])
+    return build(node, **{name: part for name, part in tray.items() if name in wanted})
+
+
+def asked_for(target: str) -> set[str]:
+    """The names of the arguments that a target takes."""
+    return set(inspect.signature(locate(target)).parameters)
+
+
+SPECIAL = ("_target_", "_partial_")
+
+
+def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Each leaf where two configs differ, as (dotted key, ours, theirs).
+
+    >>> list(differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2}))
+    [('a.b', 1, 3)]
+    """
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        for key in [*ours, *(key for key in theirs if key not in ours)]:
+            inner = f"{path}.{key}" if path else str(key)
+            yield from differences(ours.get(key), theirs.get(key), inner)
+    elif ours != theirs:
+        yield path, ours, theirs
+
+
+def _parse(overrides: Iterable[str]) -> list[Any]:
+    """Hydra's reading of each override; those that it cannot read are faults, all at once."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser, parsed, faults = OverridesParser.create(), [], []
+    for override in overrides:
+        try:
+            parsed += parser.parse_overrides([override])
+        except HydraException as error:
+            found = f"{override!r}: {str(error).splitlines()[0]}"
+            faults.append(Fault("command line", found, "key=value", f"'{_key(override) or 'key'}=\"<text>\"'"))
+    if faults:
+        raise ConfigError(faults)
+    return parsed
+
+
+def _key(override: str) -> str:
+    return re.split(r"[=@]", override.lstrip("+~"), maxsplit=1)[0]
+
+
+def _is_group(override: str, menu: Options) -> bool:
+    key = _key(override)
+    return key in menu or key.startswith(("hydra/", "hydra."))
+
+
+def _sweeps(overrides: Sequence[str]) -> list[Fault]:
+    """A fault for every override with several values, where one configuration is composed."""
+    several = [override for override in _parse(overrides) if override.is_sweep_override()]
+    return [
+        Fault(
+            override.key_or_group,
+            f"several values in {override.input_line}",
+            "one value, or a sweep",
+            f"python -m runner -m {override.input_line}, or {override.key_or_group}=[...]",
+        )
+        for override in several
+    ]
+
+
+def _missing_options(overrides: Sequence[str], menu: Options) -> list[Fault]:
+    """A fault for every choice that its group does not offer."""
+    faults = []
+    for override in _parse(overrides):
+        group, options = override.key_or_group, menu.get(override.key_or_group)
+        if options is None or override.is_delete():
+            continue
+        chosen = (
+            list(override.sweep_string_iterator())
+            if override.is_sweep_override()
+            else [override.get_value_element_as_str()]
+        )
+        for name in chosen:
+            if name.removesuffix(".yaml") in options or name == "null" or name.startswith("["):
+                continue
+            near = difflib.get_close_matches(name, options, 1)
+            faults.append(
+                Fault(
+                    group,
+                    f"no option {name!r} in conf/{group}/",
+                    ", ".join(options),
+                    f"{group}={near[0]}" if near else f"{group}=<one of them>",
+                )
+            )
+    return faults
+
+
+def _unread(cfg: Any, key: str, trainer: str | None) -> list[Fault]:
+    """A fault where a top-level value is set and the trainer has nothing that would read it."""
+    from omegaconf import OmegaConf
+
+    value, reference = OmegaConf.select(cfg, key), f"${{{key}}}"
+    readers = [path.stem for path in sorted(MENU.glob("trainer/*.yaml")) if reference in path.read_text("utf-8")]
+    # A typed trainer.args.beta takes the place of the reference, and wins; that is no fault.
+    if value is None or trainer in readers or reference in OmegaConf.to_yaml(cfg):
+        return []
+    expected = f"a trainer that has one: {', '.join(readers)}"
+    found = f"{key}={value}, but nothing in this configuration reads it"
+    return [Fault(key, found, expected, f"trainer=<one of them>, or leave {key} out")]
+
+
+def _missing(key: str) -> Fault:
+    return Fault(key, "no value", "one, it has no default", f"{key}=<value>")
+
+
+def _composition_fault(error: Exception) -> Fault:
+    """Hydra's own words about what it could not compose, as one fault."""
+    text = " ".join(str(error).split())
+    where = re.search(r"full_key: (\S+)", text)
+    return Fault(where.group(1) if where else "command line", text)

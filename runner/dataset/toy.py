@@ -1,0 +1,166 @@
+"""The two small tasks that ship with the runner, and every row of them: ``python -m runner.dataset.toy``.
+
+sort      "Sort these digits: 7 3 9 1" -> "1 3 7 9". One answer is right, so a rule can check it.
+reviews   "Review the bakery. Mention the coffee." Praise is preferred to complaint; a
+          word list can score it, and a policy that is paid by that list learns to cheat it.
+
+Preference rows, because every trainer can be fed from them. The rows that the base model learns from
+(``toy_demonstrations``) are wrong on purpose about half of the time, so that each later stage has something
+to repair. Held-out rows share no answer (sort) and no subject (reviews) with the training rows.
+Reading rows and turning them into the form a trainer eats is not here; that is ``load`` and ``convert``.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from random import Random
+
+from runner.files import PACKAGE, write_text
+
+Row = dict[str, object]
+
+PLACES = [
+    "bakery",
+    "bar",
+    "barber",
+    "cafe",
+    "cinema",
+    "diner",
+    "garage",
+    "garden",
+    "gym",
+    "hotel",
+    "library",
+    "market",
+    "museum",
+    "park",
+    "school",
+    "theatre",
+]
+TOPICS = ["coffee", "food", "music", "owner", "parking", "place", "price", "seats", "service", "staff", "view", "wifi"]
+DEGREES = ["really", "quite", "so", "very"]
+PRAISE = ["charming", "excellent", "friendly", "great", "lovely", "perfect", "superb", "wonderful"]
+COMPLAINT = ["awful", "boring", "dirty", "dreadful", "horrible", "rude", "terrible", "ugly"]
+HAPPY_ENDINGS = (
+    "I would gladly return.",
+    "We loved every minute.",
+    "My family enjoyed it.",
+    "I recommend it to friends.",
+)
+UNHAPPY_ENDINGS = (
+    "I would like a refund.",
+    "We hated every minute.",
+    "My family regretted it.",
+    "I warned all my friends.",
+)
+
+DIGITS = 4
+HELD_OUT = 200  # rows to evaluate on, of each kind
+
+
+def sort_row(random: Random) -> Row | None:
+    """One preference between the sorted digits and a wrong answer; None where the two would be equal."""
+    digits = [random.randrange(10) for _ in range(DIGITS)]
+    right, wrong = _written(sorted(digits)), _written(_badly_sorted(digits, random))
+    if right == wrong:
+        return None
+    shown = _written(digits)
+    return _preference(f"Sort these digits: {shown}", right, wrong) | {"digits": shown}
+
+
+def review_row(random: Random) -> Row:
+    """One preference between a kind and an unkind review of the same thing."""
+    place, topic = random.choice(PLACES), random.choice(TOPICS)
+    kind = _review(random, place, topic, PRAISE, HAPPY_ENDINGS)
+    unkind = _review(random, place, topic, COMPLAINT, UNHAPPY_ENDINGS)
+    prompt = f"Review the {place}. Mention the {topic}."
+    return _preference(prompt, kind, unkind) | {"place": place, "topic": topic}
+
+
+def held_out(row: Row) -> bool:
+    """Whether a row belongs to evaluation: one in five, by what would give the answer away."""
+    if "digits" in row:
+        secret = "".join(sorted(str(row["digits"])))
+    else:
+        secret = f"{row['place']} {row['topic']}"
+    return sha256(secret.encode()).digest()[0] % 5 == 0
+
+
+def preferences(make: Callable[[Random], Row | None], count: int, seed: int, held: bool) -> list[Row]:
+    """``count`` different rows of one task, from one side of the split."""
+    random, rows, seen = Random(seed), [], set()
+    while len(rows) < count:
+        row = make(random)
+        if row is None or held_out(row) != held or (text := json.dumps(row)) in seen:
+            continue
+        seen.add(text)
+        rows.append(row)
+    return rows
+
+
+def demonstrations(sorts: int, reviews: int, seed: int, held: bool) -> list[Row]:
+    """Prompts of both tasks with one answer each; 60 % of the sorts are right, half of the reviews kind."""
+    random = Random(seed)
+    rows = [_demonstration(row, random, 0.6) for row in preferences(sort_row, sorts, seed, held)]
+    rows += [_demonstration(row, random, 0.5) for row in preferences(review_row, reviews, seed, held)]
+    random.shuffle(rows)
+    return rows
+
+
+def files() -> Iterator[tuple[str, list[Row]]]:
+    """Every shipped file of rows, by its path below ``runner/dataset``."""
+    yield "toy_sort/train.jsonl", preferences(sort_row, 2000, seed=1, held=False)
+    yield "toy_sort/eval.jsonl", preferences(sort_row, HELD_OUT, seed=2, held=True)
+    yield "toy_reviews/train.jsonl", preferences(review_row, 1800, seed=3, held=False)
+    yield "toy_reviews/eval.jsonl", preferences(review_row, HELD_OUT, seed=4, held=True)
+    yield "toy_demonstrations/train.jsonl", demonstrations(2000, 600, seed=5, held=False)
+    yield "toy_demonstrations/eval.jsonl", demonstrations(HELD_OUT // 2, HELD_OUT // 2, seed=6, held=True)
+
+
+def to_lines(rows: list[Row]) -> str:
+    """Rows as JSON lines without spaces, because the shipped files should stay small."""
+    return "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+
+
+def write_files(folder: Path) -> None:
+    """Write every shipped file below ``folder``; the same bytes each time."""
+    for name, rows in files():
+        write_text(folder / name, to_lines(rows))
+
+
+def _written(digits: list[int]) -> str:
+    return " ".join(map(str, digits))
+
+
+def _badly_sorted(digits: list[int], random: Random) -> list[int]:
+    """The digits as they came, in order but for two neighbours, or in order with one misread."""
+    swapped, misread = sorted(digits), sorted(digits)
+    first = random.randrange(len(digits) - 1)
+    swapped[first], swapped[first + 1] = swapped[first + 1], swapped[first]
+    misread[random.randrange(len(digits))] = random.randrange(10)
+    return random.choice([digits, swapped, misread])
+
+
+def _review(random: Random, place: str, topic: str, words: list[str], endings: tuple[str, ...]) -> str:
+    opening = f"The {topic} at the {place} was {random.choice(DEGREES)} {random.choice(words)}."
+    return f"{opening} {random.choice(endings)}"
+
+
+def _preference(prompt: str, chosen: str, rejected: str) -> Row:
+    return {
+        "prompt": [{"role": "user", "content": prompt}],
+        "chosen": [{"role": "assistant", "content": chosen}],
+        "rejected": [{"role": "assistant", "content": rejected}],
+    }
+
+
+def _demonstration(row: Row, random: Random, good: float) -> Row:
+    return {
+        "prompt": row["prompt"],
+        "completion": row["chosen" if random.random() < good else "rejected"],
+    }
+
+
+if __name__ == "__main__":
+    write_files(PACKAGE / "dataset")

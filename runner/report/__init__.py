@@ -1,0 +1,1 @@
+"""Run folders -> what people look at. Reads files only; torch is never imported here."""

@@ -1,0 +1,1 @@
+"""Trainers that are ours; every other one is TRL's, named by ``_target_`` in ``conf/trainer/``."""

@@ -1,0 +1,174 @@
+"""The worker's door: run folder -> command, with its lock, its log, its state and its exit code.
+
+    python -m runner.work outputs/<name>/<label>-<key>
+
+Hydra is not met here: the folder holds all there is to know. Relaunching a run is this same
+command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+
+from runner.errors import EnvironmentFault, Fault, Interrupted, RunnerError
+from runner.run import Run, locked
+
+# Before torch is imported. Measured beside one other busy process on two cores: OpenMP's default
+# spinning makes two
+# threads 15 to 50 times slower, a short spin about 2 times, and it costs an idle machine about a
+# fifth.
+# Nothing is sent anywhere unasked, and tokenizers must not keep threads across a fork.
+ENVIRONMENT = {
+    "GOMP_SPINCOUNT": "1000",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+    "TRL_EXPERIMENTAL_SILENCE": "1",  # each such trainer says so in its YAML
+}
+RANK = int(os.environ.get("RANK", "0"))
+
+
+class Stop:
+    """A signal handler that waits for the end of the step while a loop is listening, and else stops
+    at once.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self.listening = False
+
+    def __call__(self, number: int, frame: object = None) -> None:
+        again = self.number is not None
+        self.number = number
+        if again or not self.listening:
+            raise self.error()
+
+    def error(self) -> Interrupted:
+        """What ends the process once the step is saved."""
+        number = self.number or signal.SIGTERM
+        name = signal.Signals(number).name
+        return Interrupted(Fault(name, "asked to stop", cure="run the same command again to continue"), number)
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[Stop]:
+        """Answer SIGINT, SIGTERM and SIGUSR1 here, and give the old answers back afterwards."""
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+        before = {number: signal.signal(number, self) for number in numbers}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def work(folder: str | Path, command: str = "train", debug: bool = False) -> int:
+    """Run a command on a run folder and return the exit code that ``errors`` lists; never raises."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    run, stop = Run(Path(folder)), Stop()
+    try:
+        with stop.installed(), contextlib.ExitStack() as held:
+            if RANK == 0:
+                held.enter_context(locked(run))
+                if run.status()["state"] == "finished":
+                    print(finished(run))
+                    return 0
+                run.set_status("running", cause=None)
+            held.enter_context(_logging(run.log))
+            return _answer(run, lambda: _command(command)(run, stop), debug)
+    except RunnerError as error:
+        print(error, file=sys.stderr)
+        return error.code
+
+
+def finished(run: Run) -> str:
+    """What to say of a run that has nothing left to do."""
+    return f"{run.folder} is finished: its model is in {run.model}. Nothing was changed."
+
+
+def _command(name: str) -> Callable[[Run, Stop], None]:
+    return getattr(import_module(f"runner.command.{name}"), name)
+
+
+def _answer(run: Run, command: Callable[[], None], debug: bool) -> int:
+    """Carry a command out and turn however it ended into a state, a message and an exit code."""
+    try:
+        command()
+        return 0
+    except Interrupted as error:
+        return _end(run, "interrupted", error, debug)
+    except RunnerError as error:
+        return _end(run, "failed", error, debug)
+    except Exception as error:
+        return _end(run, "failed", _explained(run, error), debug)
+
+
+def _end(run: Run, state: str, error: RunnerError, debug: bool) -> int:
+    logging.getLogger("runner").info("%s", traceback.format_exc())
+    if RANK == 0:
+        run.set_status(state, cause=str(error))
+        print(traceback.format_exc() if debug else error, file=sys.stderr)
+    return error.code
+
+
+def _explained(run: Run, error: Exception) -> RunnerError:
+    """An exception that is not ours as one of ours: what the environment lacks, or else our own
+    fault.
+    """
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return EnvironmentFault(Fault(str(run.folder), text, "free space", "free some and run the same command again"))
+    if isinstance(error, ConnectionError):
+        return EnvironmentFault(Fault("network", text, "a connection", "run the same command again when there is one"))
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return EnvironmentFault(
+            Fault(
+                "memory",
+                text.splitlines()[0],
+                "a smaller step",
+                "trainer.args.per_device_train_batch_size=<half>",
+            )
+        )
+    if isinstance(error, ImportError):
+        return EnvironmentFault(Fault("library", text, "an installed package", "pip install <the package named above>"))
+    return RunnerError(Fault(str(run.log), text, cure="read the traceback there, or run again with --debug"))
+
+
+@contextlib.contextmanager
+def _logging(path: Path) -> Iterator[None]:
+    """Everything that is said goes to the log of the run; the terminal gets our own warnings and all errors."""
+    root = logging.getLogger()
+    before = root.level
+    file, terminal = logging.FileHandler(path, encoding="utf-8"), logging.StreamHandler()
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    terminal.setLevel(logging.WARNING if RANK == 0 else logging.ERROR)
+    terminal.addFilter(lambda record: record.name.startswith("runner") or record.levelno >= logging.ERROR)
+    logging.captureWarnings(True)
+    # Said at every import on a machine without a GPU, about a kernel that nobody asked for.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    root.setLevel(logging.INFO)
+    handlers = [file, terminal]
+    for handler in handlers:
+        root.addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        root.setLevel(before)
+        for handler in handlers:
+            root.removeHandler(handler)
+            handler.close()
+
+
+if __name__ == "__main__":
+    debug = "--debug" in sys.argv
+    sys.exit(work(next(word for word in sys.argv[1:] if not word.startswith("-")), debug=debug))

@@ -1,0 +1,63 @@
+"""Checkpoints are taken where a resume is exact, sealed, and only then rotated."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from runner.checkpoint import Seal, cycle_steps
+from runner.files import verify
+
+
+def control(save):
+    return SimpleNamespace(should_save=save, should_log=False)
+
+
+def state(step, total=100, best=None):
+    return SimpleNamespace(global_step=step, max_steps=total, is_world_process_zero=True, best_model_checkpoint=best)
+
+
+def test_a_save_inside_a_generation_cycle_waits_for_its_end():
+    seal = Seal(keep=2, cycle_steps=4)
+    saved = []
+    for step in range(1, 13):
+        asked = control(save=step in (2, 5, 8))
+        seal.on_step_end(None, state(step), asked)
+        if asked.should_save:
+            assert asked.should_log
+            saved.append(step)
+    assert saved == [4, 8]
+
+
+def test_the_last_step_is_saved_wherever_it_falls():
+    seal, asked = Seal(keep=2, cycle_steps=4), control(save=True)
+    seal.on_step_end(None, state(10, total=10), asked)
+    assert asked.should_save
+
+
+def checkpoint(root, step):
+    folder = root / f"checkpoint-{step}"
+    folder.mkdir()
+    (folder / "weights").write_text(str(step))
+    return folder
+
+
+def test_older_checkpoints_go_after_the_new_one_is_sealed_and_the_best_stays(tmp_path):
+    seal, args = Seal(keep=2), SimpleNamespace(output_dir=str(tmp_path))
+    for step in (1, 2, 3, 4):
+        checkpoint(tmp_path, step)
+        seal.on_save(args, state(step, best=str(tmp_path / "checkpoint-1")), None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-3", "checkpoint-4"]
+    assert all(verify(path) for path in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("args", "steps"),
+    [
+        ({"gradient_accumulation_steps": 4}, 1),
+        ({"gradient_accumulation_steps": 1, "steps_per_generation": 4, "num_iterations": 1}, 4),
+        ({"gradient_accumulation_steps": 2, "steps_per_generation": 4, "num_iterations": 3}, 6),
+        ({"gradient_accumulation_steps": 4, "steps_per_generation": None, "num_iterations": 2}, 2),
+    ],
+)
+def test_cycle_steps(args, steps):
+    assert cycle_steps(SimpleNamespace(**args)) == steps

@@ -1,0 +1,108 @@
+"""Composition: every key may be typed, every fault is told at once, and nodes become objects in one
+place.
+"""
+
+import pytest
+
+from runner import config
+from runner.errors import ConfigError
+
+
+def test_any_field_can_be_set_without_a_plus():
+    composed = config.compose(["trainer=dpo", "trainer.args.max_steps=3", "+trainer.args.beta=0.5"])
+    assert composed.cfg["trainer"]["args"]["max_steps"] == 3
+    assert composed.cfg["trainer"]["args"]["beta"] == 0.5
+    assert composed.typed == {"trainer", "trainer.args.max_steps", "trainer.args.beta"}
+
+
+def test_the_default_name_says_trainer_model_and_dataset():
+    assert config.compose(["trainer=dpo", "dataset=toy_reviews"]).cfg["name"] == "dpo-tiny-toy_reviews"
+
+
+def test_kl_coef_reaches_what_the_trainer_calls_it_and_the_trainers_own_key_wins():
+    def beta(*overrides):
+        return config.compose(["trainer=dpo", *overrides]).cfg["trainer"]["args"]["beta"]
+
+    assert beta("kl_coef=0.3") == 0.3
+    assert beta("kl_coef=0.3", "trainer.args.beta=0.5") == 0.5
+
+
+def test_a_trainer_without_a_kl_coefficient_refuses_one():
+    with pytest.raises(ConfigError, match="nothing in this configuration reads it"):
+        config.compose(["trainer=sft", "kl_coef=0.1"])
+
+
+def test_missing_options_are_told_together_with_the_nearest():
+    with pytest.raises(ConfigError) as error:
+        config.compose(["trainer=dop", "dataset=toy_reveiws", "peft=lora"])
+    assert [fault.where for fault in error.value.faults] == ["trainer", "dataset"]
+    assert error.value.faults[0].cure == "trainer=dpo"
+    assert error.value.faults[1].cure == "dataset=toy_reviews"
+
+
+def test_a_value_that_must_be_given_is_named():
+    with pytest.raises(ConfigError) as error:
+        config.compose(["dataset=hub"])
+    assert [fault.where for fault in error.value.faults] == ["dataset.path"]
+
+
+@pytest.mark.parametrize("words", [["a=[1"], ["seed=${nothing}"], ["=3"]])
+def test_what_hydra_cannot_read_is_our_error(words):
+    with pytest.raises(ConfigError):
+        config.compose(words)
+
+
+def test_a_users_folder_adds_and_shadows(tmp_path):
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "dpo.yaml").write_text(
+        "# @package _global_\nlearning_rate: 7.0\ntrainer: {a: '${learning_rate}'}\n"
+    )
+    (tmp_path / "trainer" / "mine.yaml").write_text("b: ${learning_rate}\n")
+    try:
+        assert config.compose(["trainer=dpo"], [tmp_path]).cfg["trainer"] == {"a": 7.0}
+        assert "b" in config.compose(["trainer=mine", "learning_rate=1"], [tmp_path]).cfg["trainer"]
+    finally:
+        config.use_folders([])
+    assert "_target_" in config.compose(["trainer=dpo"]).cfg["trainer"]
+
+
+@pytest.mark.parametrize(
+    ("words", "jobs"),
+    [
+        (["a=1"], [["a=1"]]),
+        (["a=1,2", "b=x"], [["a=1", "b=x"], ["a=2", "b=x"]]),
+        (["a=1,2", "b=3,4"], [["a=1", "b=3"], ["a=1", "b=4"], ["a=2", "b=3"], ["a=2", "b=4"]]),
+        (["a=range(1,3)", "~c"], [["a=1", "~c"], ["a=2", "~c"]]),
+        (["a=[1,2]"], [["a=[1,2]"]]),
+    ],
+)
+def test_combinations(words, jobs):
+    assert config.combinations(words) == jobs
+
+
+def concatenate(first, second="b", *, third="c"):
+    return first + second + third
+
+
+HERE = f"{__name__}.concatenate"
+
+
+def test_build_calls_inner_nodes_first():
+    node = {"_target_": HERE, "first": {"_target_": HERE, "first": "a"}, "third": "d"}
+    assert config.build(node) == "abcbd"
+    assert config.build(node, third="e") == "abcbe"
+    assert config.build({"x": [node]}) == {"x": ["abcbd"]}
+    assert config.build(None) is None
+
+
+def test_build_binds_arguments():
+    assert config.build({"_target_": HERE, "_partial_": True, "second": "x"})("a") == "axc"
+
+
+def test_serve_gives_only_what_is_asked_for():
+    assert config.serve({"_target_": HERE, "first": "a"}, third="t", unknown="u") == "abt"
+
+
+def test_differences():
+    ours, theirs = {"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4}
+    assert list(config.differences(ours, theirs)) == [("a.c", 2, 3), ("d", None, 4)]

@@ -1,0 +1,110 @@
+"""The door: what a user types, what comes back, and that nothing half-made is left behind."""
+
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from runner.__main__ import main, read_command_line
+from runner.errors import ConfigError
+
+
+def faults(capsys, *words):
+    assert main([*words]) == 2
+    return capsys.readouterr().err
+
+
+def test_every_fault_is_told_at_once_and_no_folder_is_made(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = faults(
+        capsys,
+        "trainer=dpo",
+        "trainer.args.lerning_rate=1e-6",
+        "trainer.args.max_steps=many",
+        "trainer.args.beta=-1",
+        "modle.path=x",
+        "model.rev=main",
+    )
+    for said in (
+        "trainer.args.lerning_rate",
+        "learning_rate",
+        "trainer.args.max_steps",
+        "trainer.args.beta",
+        "modle",
+        "model.rev",
+        "model.revision",
+    ):
+        assert said in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dataset_that_does_not_fit_names_those_that_do(capsys):
+    text = faults(capsys, "trainer=dpo", "dataset=tldr")
+    assert "prompt_completion rows" in text
+    assert "ultrafeedback" in text and "descriptiveness" in text
+
+
+def test_a_trainer_that_needs_a_reward_names_the_menu(capsys):
+    assert "reward=" in faults(capsys, "trainer=grpo", "dataset=tldr")
+
+
+def test_a_part_that_the_trainer_does_not_take_is_refused(capsys):
+    assert "reward" in faults(capsys, "trainer=sft", "reward=distinct_characters")
+
+
+def test_several_values_without_m_ask_for_it(capsys):
+    assert "python -m runner -m" in faults(capsys, "learning_rate=1e-6,2e-6")
+
+
+def test_a_fault_in_any_job_of_a_sweep_starts_none(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert "kl_coef" in faults(capsys, "-m", "trainer=dpo,sft", "kl_coef=0.1,0.2")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_prints_the_plan_and_starts_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["-m", "--dry-run", "trainer=dpo", "kl_coef=0.05,0.1", "learning_rate=1e-6,3e-6"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4 and all(line.startswith("new ") for line in lines) and len(set(lines)) == 4
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [["trian"], ["--verbos"], ["train", "typo"]])
+def test_unknown_words_are_refused(words):
+    with pytest.raises(ConfigError):
+        read_command_line(words)
+
+
+def light(*words):
+    """Exit code, text and CPU seconds of the command in a fresh process that may not import torch."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    blocked = "sys.modules |= dict.fromkeys(['torch', 'transformers', 'datasets'])"
+    code = f"import sys; {blocked}; from runner.__main__ import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, env=dict(os.environ))
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return done.returncode, done.stdout + done.stderr, seconds
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["trainer=dpo", "trainer.args.lerning_rate=1"], 2, "learning_rate"),
+        (["trainer=dpo", "--cfg", "job"], 0, "_target_: trl.DPOTrainer"),
+        (["--help"], 0, "a checked-in experiment"),
+        (["trainer=dpo", "--dry-run"], 0, "outputs/dpo-tiny-toy/default-"),
+    ],
+)
+def test_looking_and_checking_need_no_torch(words, code, said):
+    got, text, seconds = light(*words)
+    assert (got, said in text) == (code, True), text
+    assert seconds < 2, "measured 0.5; far above means that something heavy is imported"
+
+
+def test_the_configuration_can_only_name_what_is_allowed(tmp_path, capsys):
+    marker = tmp_path / "x"
+    text = faults(capsys, "callback.x._target_=os.mkdir", f"callback.x.path={marker}")
+    assert "os.mkdir" in text and not marker.exists()

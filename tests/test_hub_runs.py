@@ -1,0 +1,132 @@
+"""The commands people type, as typed, through the real loading code: a loopback hub holds the real
+names.
+"""
+
+import json
+
+import pytest
+
+from runner.run import Run
+
+pytestmark = pytest.mark.slow
+QUICK = (
+    "trainer.args.max_steps=2",
+    "trainer.args.logging_steps=1",
+    "trainer.args.per_device_train_batch_size=4",
+)
+SHORT = ("trainer.args.max_completion_length=8", "trainer.args.num_generations=2")
+COMMANDS = {
+    "dpo on the tiny model": ("trainer=dpo", "dataset=descriptiveness"),
+    "dpo in 4 bits": (
+        "trainer=dpo",
+        "dataset=sentiment",
+        "model=qwen2_5_0_5b",
+        "peft=lora",
+        "quant=4bit",
+    ),
+    "sft of pythia": ("trainer=sft", "dataset=tldr", "model=pythia_160m", "dataset.limit.train=64"),
+    "sft on chats": (
+        "trainer=sft",
+        "dataset=firefly",
+        "model=pythia_160m",
+        "dataset.limit.train=64",
+    ),
+    "reward of a freeze": (
+        "trainer=reward",
+        "dataset=ultrafeedback",
+        "model=pythia_1b",
+        "peft=freeze",
+        "peft.layers=1",
+    ),
+    "kto": ("trainer=kto", "dataset=ultrafeedback", "model=qwen2_5_0_5b", "peft=lora"),
+    "grpo on gsm8k": (
+        "trainer=grpo",
+        "dataset=gsm8k",
+        "reward=length",
+        "model=qwen2_5_0_5b",
+        "peft=lora",
+        *SHORT,
+    ),
+    "sft_qwen_tldr": ("experiment=sft_qwen_tldr",),
+    "dpo_qwen_descriptiveness": ("experiment=dpo_qwen_descriptiveness",),
+    "grpo_qwen_tldr": ("experiment=grpo_qwen_tldr", *SHORT),
+}
+
+
+@pytest.fixture
+def online(hub, runner):
+    """The environment in which the loopback hub is the hub, and a cache of the test's own."""
+
+    def environment(token=None):
+        return hub.environment(runner.folder / "hf", token=token) | {"HF_HUB_OFFLINE": "0"}
+
+    return environment
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_as_typed(name, runner, online):
+    limits = ("dataset.limit.eval=8",) if "limit" not in " ".join(COMMANDS[name]) else ()
+    done = runner(*COMMANDS[name], *QUICK, *limits, "name=run", **online())
+    assert "finished  2 steps" in done.stdout
+    run = Run(runner.runs("run")[0])
+    assert run.status()["state"] == "finished"
+    manifest = json.loads((run.folder / "manifest.json").read_text())
+    if "experiment" in COMMANDS[name][0]:
+        assert manifest["data"]["train"]["rows"] == 500
+    assert manifest["model"]["trainable"] > 0
+    if any(word.startswith("peft=lora") for word in COMMANDS[name]) or "qwen_" in name:
+        adapter = json.loads((run.model / "adapter_config.json").read_text())
+        assert adapter["base_model_name_or_path"] == run.cfg["model"]["path"]
+        assert manifest["model"]["trainable"] < manifest["model"]["parameters"] / 2
+
+
+def test_a_second_run_needs_no_network(runner, hub, online):
+    words = (
+        "trainer=sft",
+        "dataset=tldr",
+        "model=pythia_160m",
+        *QUICK,
+        "dataset.limit.train=64",
+        "name=run",
+    )
+    environment = online()
+    runner(*words, **environment)
+    asked = len(hub.requests)
+    runner(*words, "seed=1", **environment | {"HF_HUB_OFFLINE": "1"})
+    assert len(hub.requests) == asked
+
+
+def test_a_push_is_private_and_holds_no_pickle(runner, hub, online):
+    from hub import TOKEN
+
+    hub.uploads.clear()
+    words = (
+        "trainer=sft",
+        *QUICK,
+        "trainer.args.push_to_hub=true",
+        "trainer.args.hub_model_id=tester/pushed",
+    )
+    runner(*words, "name=run", **online(TOKEN))
+    files = {name for upload in hub.uploads for name in upload.files}
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= files
+    assert not [name for name in files if name.endswith(".bin")]
+    assert all(upload.private for upload in hub.uploads)
+
+
+def test_nothing_is_pushed_unasked(runner, hub, online):
+    hub.uploads.clear()
+    runner("trainer=sft", *QUICK, "name=run", **online())
+    assert hub.uploads == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("model=hub", "model.path=nobody/nothing"), 2, "nobody/nothing"),
+        (("dataset=hub", "dataset.path=nobody/nothing"), 2, "nobody/nothing"),
+        (("dataset=tldr", "dataset.split.eval=nosplit"), 2, "validation"),
+    ],
+)
+def test_what_the_hub_does_not_have_is_told_in_four_beats(words, code, said, runner, online):
+    done = runner(*words, *QUICK, "name=run", code=code, **online())
+    assert said in done.stderr and "Traceback" not in done.stderr

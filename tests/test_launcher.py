@@ -1,0 +1,85 @@
+"""Processes: several train as one, and what happens in one run of a sweep stays there."""
+
+import os
+import signal
+
+import pytest
+
+from runner import launcher
+from runner.run import Run, open_run
+
+pytestmark = pytest.mark.slow
+SAME = (
+    "dataset.limit.train=64",
+    "dataset.limit.eval=8",
+    "trainer.args.max_steps=4",
+    "trainer.args.logging_steps=1",
+    "metric=none",
+)
+
+
+@pytest.mark.parametrize("trainer", ["sft", "dpo"])
+def test_two_processes_train_as_one_with_the_same_global_batch(runner, trainer):
+    words = (f"trainer={trainer}", "learning_rate=1e-3", *SAME)
+    runner(*words, "trainer.args.per_device_train_batch_size=8", "name=one")
+    runner(*words, "trainer.args.per_device_train_batch_size=4", "launcher.num_processes=2", "name=two")
+    one, two = (read(runner, name) for name in ("one", "two"))
+    assert two["manifest"]["hardware"]["processes"] == 2
+    assert two["steps"] == pytest.approx(one["steps"], rel=1e-4) and len(one["steps"]) == 8
+
+
+def read(runner, name):
+    from runner.files import read_json
+    from runner.report.read import read_metrics
+
+    run = Run(runner.runs(name)[0])
+    lines = [line for line in read_metrics(run.metrics) if line["step"]]
+    # The norms tell what the losses do not: whether the processes averaged their gradients.
+    steps = [line[name] for line in lines for name in ("loss", "grad_norm")]
+    return {"steps": steps, "manifest": read_json(run.folder / "manifest.json")}
+
+
+def test_a_sweep_trains_four_runs_each_in_its_own_folder(runner):
+    words = (
+        "-m",
+        "trainer=dpo",
+        "kl_coef=0.05,0.1",
+        "learning_rate=1e-6,3e-6",
+        *SAME,
+        "name=sweep",
+    )
+    done = runner(*words)
+    folders = runner.runs("sweep")
+    assert len(folders) == 4 and "4 of 4 runs finished" in done.stdout
+    values = {(Run(f).cfg["kl_coef"], Run(f).cfg["learning_rate"]) for f in folders}
+    assert values == {(k, r) for k in (0.05, 0.1) for r in (1e-6, 3e-6)}
+    assert all(Run(folder).status()["state"] == "finished" for folder in folders)
+    assert all("kl_coef-0" in folder.name and "learning_rate-" in folder.name for folder in folders)
+    again = runner(*words)
+    assert again.stdout.count("is finished") == 4
+
+
+def test_a_run_of_a_sweep_equals_the_same_run_alone(runner):
+    runner("-m", "trainer=sft", "seed=1,2", *SAME, "name=sweep")
+    runner("trainer=sft", "seed=2", *SAME, "name=alone")
+    alone = Run(runner.runs("alone")[0])
+    twin = next(Run(folder) for folder in runner.runs("sweep") if Run(folder).cfg["seed"] == 2)
+    assert (alone.model / "model.safetensors").read_bytes() == (twin.model / "model.safetensors").read_bytes()
+
+
+def test_one_failing_job_does_not_stop_the_others(runner):
+    words = ("-m", "trainer=sft", "dataset.limit.train=0,64", *SAME[1:], "name=sweep")
+    done = runner(*words, code=2)
+    states = sorted(Run(folder).status()["state"] for folder in runner.runs("sweep"))
+    assert states == ["failed", "finished"] and "1 of 2 runs finished" in done.stdout
+
+
+def test_a_killed_child_is_reported_as_killed(tmp_path, monkeypatch):
+    cfg = {
+        "name": "a",
+        "output_root": str(tmp_path),
+        "trainer": {"_target_": "runner.errors.Fault"},
+    }
+    run = open_run(cfg, [])
+    monkeypatch.setattr("runner.work.work", lambda folder, debug: os.kill(os.getpid(), signal.SIGKILL))
+    assert launcher.local(run.folder, isolated=True) == 137

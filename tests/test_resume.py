@@ -1,0 +1,118 @@
+"""Stopped or killed, the same command continues, and ends with the same bits."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from runner.files import files_of, read_json
+from runner.run import Run
+
+pytestmark = pytest.mark.slow
+STEPS = 12
+WORDS = (
+    "name=run",
+    f"trainer.args.max_steps={STEPS}",
+    "trainer.args.logging_steps=1",
+    "trainer.args.save_steps=4",
+    "trainer.args.per_device_train_batch_size=8",
+    "dataset.limit.train=200",
+    "dataset.limit.eval=8",
+)
+# Long enough between the steps for a signal to land in one.
+SLOW = ("callback.slow._target_=callbacks.Slow", "allow=[callbacks]")
+TRAINERS = {
+    "sft": ("trainer=sft", "peft=lora", "peft.lora_dropout=0.1"),
+    "dpo": ("trainer=dpo",),
+    "grpo": ("trainer=grpo", "trainer.args.num_iterations=2"),
+}
+
+
+@pytest.fixture
+def slow_callback(tmp_path):
+    (tmp_path / "callbacks.py").write_text(
+        "import time\nfrom transformers import TrainerCallback\n\n\n"
+        "class Slow(TrainerCallback):\n"
+        "    def on_step_end(self, args, state, control, **kwargs):\n"
+        "        time.sleep(0.3)\n"
+    )
+
+
+def weights(folder):
+    return {name: digest for name, digest in files_of(folder).items() if name.endswith(".safetensors")}
+
+
+def stop_at(runner, words, step, number):
+    """Start the command, send a signal when its log has reached a step, and return its exit code."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "runner", *words],
+        cwd=runner.folder,
+        env=runner.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        folders = runner.runs("run")
+        if folders and (read_json(folders[0] / "status.json") or {}).get("step", 0) >= step:
+            process.send_signal(number)
+            break
+        time.sleep(0.02)
+    return process.wait(timeout=120)
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_the_same_command_continues_to_the_same_bits(runner, slow_callback, trainer, number, code):
+    words = (*WORDS, *TRAINERS[trainer], *SLOW)
+    assert stop_at(runner, words, 6, number) == code
+    run = Run(runner.runs("run")[0])
+    if code > 0:
+        assert run.status()["state"] == "interrupted"
+    assert not run.model.exists()
+    runner(*words)
+    assert (run.status()["state"], run.status()["step"]) == ("finished", STEPS)
+    steps = [line["step"] for line in read_lines(run) if line["step"]]
+    assert steps == list(range(1, STEPS + 1))
+
+    runner(*words, "output_root=unbroken")
+    unbroken = Run(next((runner.folder / "unbroken" / "run").glob("*/config.yaml")).parent)
+    assert weights(run.model) == weights(unbroken.model)
+    timeless = [{k: v for k, v in line.items() if not timing(k)} for line in read_lines(run)]
+    assert timeless == [{k: v for k, v in line.items() if not timing(k)} for line in read_lines(unbroken)]
+
+
+def timing(name):
+    """Figures that tell of the clock, or that the Trainer counts from the last start only."""
+    return name.endswith(("_seconds", "_per_second", "_runtime", "_time")) or name in (
+        "num_tokens",
+        "train_loss",
+        "total_flos",
+    )
+
+
+def read_lines(run):
+    from runner.report.read import read_metrics
+
+    return read_metrics(run.metrics)
+
+
+def test_two_processes_never_train_in_one_folder(runner, slow_callback):
+    words = (*WORDS, *TRAINERS["sft"], *SLOW)
+    first = subprocess.Popen(
+        [sys.executable, "-m", "runner", *words],
+        cwd=runner.folder,
+        env=runner.environment,
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        while not runner.runs("run") or Run(runner.runs("run")[0]).status()["state"] != "running":
+            assert first.poll() is None
+            time.sleep(0.05)
+        assert f"pid {first.pid}" in runner(*words, code=4).stderr
+    finally:
+        first.kill()
+        first.wait()

@@ -1,0 +1,101 @@
+"""The house holds its shape: who imports whom, what stays light, what stays small."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = {
+    0: {"errors", "files", "signature"},
+    1: {"check", "config", "run"},
+    2: {"dataset", "model", "reward", "trainer", "metric", "callback", "checkpoint", "report"},
+    3: {"command"},
+    4: {"launcher", "work"},
+    5: {"__main__"},
+}
+LEVEL = {room: level for level, rooms in ROOMS.items() for room in rooms}
+# Beyond the levels below: a room's own files, the door's default launcher, and a report reads run
+# folders.
+SIDEWAYS = {("config", "check"), ("launcher", "work")}
+HEAVY = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib")
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT / "runner").parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    """The rooms of the package that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "runner":
+            parts = node.module.split(".")
+            found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {a.name.split(".")[1] for a in node.names if a.name.startswith("runner.")}
+    return found
+
+
+FILES = sorted(
+    path for path in (ROOT / "runner").rglob("*.py") if path.name != "__init__.py" or path.parent.name != "runner"
+)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_down(path):
+    room = room_of(path)
+    for other in imports(path) - {room}:
+        if LEVEL[room] == 2 and room != "report":
+            assert LEVEL[other] == 0, f"{path} imports {other}: a part knows errors and files only"
+        else:
+            assert LEVEL[other] < LEVEL[room] or (room, other) in SIDEWAYS, f"{path} imports {other}"
+
+
+def test_every_file_belongs_to_a_room():
+    assert {room_of(path) for path in FILES} <= set(LEVEL)
+
+
+def test_every_module_says_what_lives_there():
+    for path in (ROOT / "runner").rglob("*.py"):
+        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
+
+
+def test_the_door_is_light():
+    light = "import sys, runner.__main__, runner.command.train, runner.report.read"
+    code = f"{light}; print([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_one_place_builds_from_config():
+    users = {path for path in FILES if "instantiate(" in path.read_text(encoding="utf-8")}
+    assert users == set(), "config.build is the only one"
+
+
+def test_functions_are_small():
+    lengths = []
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                lengths.append((node.end_lineno - node.lineno + 1, f"{path}:{node.name}"))
+    lengths.sort()
+    assert lengths[len(lengths) // 2][0] <= 12
+    assert lengths[-1][0] <= 60, lengths[-1]
+
+
+def test_top_level_is_fixed():
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    names = {name.split("/")[0] for name in tracked}
+    visible = {name for name in names if not name.startswith(".")}
+    assert visible <= {
+        "pyproject.toml",
+        "conf",
+        "runner",
+        "tests",
+        "outputs",
+        "README.md",
+        "LICENSE",
+    }

@@ -1,0 +1,165 @@
+"""Training through the public command: every trainer learns from real steps, and a run is
+idempotent.
+"""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from runner.config import MENU
+from runner.files import files_of, read_json
+
+GOLDEN = Path(__file__).parent / "golden"
+QUICK = (
+    "trainer.args.max_steps=3",
+    "trainer.args.logging_steps=1",
+    "trainer.args.per_device_train_batch_size=8",
+)
+TRAINERS = sorted(path.stem for path in (MENU / "trainer").glob("*.yaml"))
+# Other processors round otherwise; a changed loss, mask, seed or row order is far outside of this.
+TOLERANCE = 5e-3
+
+
+def few_rows(*words: str) -> tuple[str, ...]:
+    return (*words, "dataset.limit.train=200", "dataset.limit.eval=16")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_every_trainer_takes_real_steps_and_its_losses_equal_the_golden_file(train, trainer, request):
+    teacher = ()
+    if trainer in ("gkd", "distillation"):
+        taught = train(*few_rows("trainer=sft", "learning_rate=1e-2", *QUICK), name="teacher")
+        teacher = (f"trainer.teacher_model.path={taught.run.model}",)
+    done = train(*few_rows(f"trainer={trainer}", "learning_rate=1e-3", *QUICK, *teacher))
+    assert (done.code, done.state()) == (0, "finished")
+    taken = [(line["loss"], line["grad_norm"]) for line in done.lines if line["step"]]
+    assert len(taken) == 3 and all(math.isfinite(value) for pair in taken for value in pair)
+    assert all(norm > 0 for _, norm in taken)
+    path = GOLDEN / f"{trainer}.txt"
+    if request.config.getoption("--golden"):
+        path.write_text("".join(f"{step} {loss:.6f} {norm:.6f}\n" for step, (loss, norm) in enumerate(taken, 1)))
+    golden = [tuple(map(float, line.split()[1:])) for line in path.read_text().splitlines()]
+    for now, then in zip(taken, golden, strict=True):
+        assert now == pytest.approx(then, rel=TOLERANCE, abs=TOLERANCE)
+
+
+def test_a_run_leaves_what_the_design_promises(train):
+    done = train(*few_rows("trainer=dpo", *QUICK))
+    folder = done.run.folder
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {
+        "config.yaml",
+        "status.json",
+        "manifest.json",
+        "metrics.jsonl",
+        "log.txt",
+        "checkpoints",
+        "model",
+    }
+    assert names >= {"plots", "scores.json"}
+    status = read_json(folder / "status.json")
+    assert (status["state"], status["step"], status["max_steps"], status["cause"]) == (
+        "finished",
+        3,
+        3,
+        None,
+    )
+    manifest = read_json(folder / "manifest.json")
+    assert manifest["versions"]["trl"] and manifest["files"] == files_of(done.run.model)
+    assert manifest["data"]["train"]["rows"] == 200 and manifest["model"]["parameters"] > 100_000
+    progress = {
+        "step",
+        "max_steps",
+        "percentage",
+        "epoch",
+        "loss",
+        "learning_rate",
+        "elapsed_seconds",
+        "remaining_seconds",
+    }
+    trained = [line for line in done.lines if line["step"]]
+    assert [line["step"] for line in trained] == [1, 2, 3]
+    assert all(progress <= set(line) for line in trained)
+    assert trained[0]["rewards/margins"] == pytest.approx(0, abs=1e-6)
+    assert (trained[-1]["percentage"], trained[-1]["remaining_seconds"]) == (100.0, 0.0)
+    assert {path.name for path in (folder / "plots").iterdir()} >= {
+        "loss.png",
+        "learning_rate.png",
+        "reward.png",
+    }
+    assert not list(done.run.model.glob("*.bin"))
+
+
+def test_metrics_are_strict_json(train):
+    done = train(*few_rows("trainer=sft", *QUICK))
+
+    def refuse(word):
+        raise AssertionError(f"{word} is not JSON")
+
+    for line in done.run.metrics.read_text().splitlines():
+        json.loads(line, parse_constant=refuse)
+
+
+def test_the_saved_model_loads_elsewhere(train):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    done = train(*few_rows("trainer=sft", *QUICK))
+    model = AutoModelForCausalLM.from_pretrained(done.run.model)
+    tokenizer = AutoTokenizer.from_pretrained(done.run.model)
+    assert tokenizer.chat_template and model.config.vocab_size >= len(tokenizer)
+
+
+def test_a_finished_run_changes_no_byte(train, capsys):
+    words = few_rows("trainer=sft", *QUICK)
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in _files(train(*words).run.folder)}
+    again = train(*words)
+    assert again.code == 0 and "is finished" in capsys.readouterr().out
+    assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in _files(again.run.folder)} == before
+
+
+def test_several_held_out_sets_keep_their_names(train):
+    done = train(
+        *few_rows("trainer=dpo", *QUICK, "trainer.args.eval_strategy=steps", "trainer.args.eval_steps=3"),
+        "dataset.split.eval={one: 'eval[:8]', two: 'eval[8:16]'}",
+    )
+    last = done.lines[-1]
+    for name in ("one", "two"):
+        assert f"eval_{name}_loss" in last and f"eval_{name}_rewards/margins" in last
+    assert "eval_rewards/margins" not in last
+    assert {"eval_one_rewards/margins", "eval_two_rewards/margins"} <= set(done.scores["after"])
+
+
+def test_evaluation_does_not_change_an_online_run(train):
+    words = few_rows("trainer=grpo", *QUICK)
+    evaluated = train(*words, "trainer.args.eval_strategy=steps", "trainer.args.eval_steps=1", name="with")
+    assert weights(evaluated.run.model) == weights(train(*words, name="without").run.model)
+
+
+def test_fewer_rows_than_one_step_needs_is_an_error_and_not_zero_steps(train, capsys):
+    done = train("trainer=grpo", *QUICK, "dataset.limit.train=1", "trainer.args.generation_batch_size=64")
+    assert done.code == 2 and "1 training rows" in capsys.readouterr().err
+    assert done.state() == "failed"
+
+
+def test_a_training_that_ended_before_it_was_saved_is_not_trained_further(train):
+    words = few_rows("trainer=sft", *QUICK)
+    done = train(*words)
+    final = weights(done.run.model)
+    done.run.set_status("running")
+    for path in _files(done.run.model):
+        path.unlink()
+    again = train(*words)
+    assert (again.code, again.run.status()["step"]) == (0, 3)
+    assert weights(again.run.model) == final
+
+
+def weights(folder: Path) -> dict[str, str]:
+    """The hashes of a model's weight files."""
+    return {name: digest for name, digest in files_of(folder).items() if name.endswith(".safetensors")}
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
