@@ -116,6 +116,7 @@ def start(composed: config.Composed, line: CommandLine, isolated: bool = False) 
     if run.status()["state"] == "finished":
         print(finished(run))
         return 0
+    print(f"run       {run}", flush=True)
     return config.serve(composed.cfg["launcher"], folder=run.folder, isolated=isolated, debug=line.debug)
 
 
@@ -127,7 +128,7 @@ def plan(composed: config.Composed) -> str:
     if not known:
         return f"new       {group / f'{label_of(composed.overrides)}-{key_of(cfg)}'}"
     run = open_run(cfg, composed.overrides)
-    return f"{run.status()['state']:<9} {run.folder}"
+    return f"{run.status()['state']:<9} {run}"
 
 
 def sweep(line: CommandLine) -> int:
@@ -164,7 +165,10 @@ def inspect(line: CommandLine) -> int:
 
     if any(flag in line.inspect for flag in ("--cfg", "-c")) and not line.multirun:
         compose(line)
-    _hydra(line, line.inspect, hydra_main, lambda cfg: None)
+    try:
+        _hydra(line, line.inspect, hydra_main, lambda cfg: None)
+    except SystemExit as ended:  # how Hydra leaves after its help
+        return int(ended.code or 0)
     return 0
 
 

@@ -61,6 +61,10 @@ class Run:
         """The frozen configuration; what the run is, whatever YAML files say today."""
         return yaml.safe_load((self.folder / "config.yaml").read_text(encoding="utf-8"))
 
+    def __str__(self) -> str:
+        """The folder as a user would type it from here."""
+        return os.path.relpath(self.folder) if self.folder.is_relative_to(Path.cwd()) else str(self.folder)
+
     @property
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"

@@ -92,7 +92,7 @@ def work(folder: str | Path, command: str = "train", debug: bool = False) -> int
 
 def finished(run: Run) -> str:
     """What to say of a run that has nothing left to do."""
-    return f"{run.folder} is finished: its model is in {run.model}. Nothing was changed."
+    return f"finished  {run} already; nothing was changed"
 
 
 def _command(name: str) -> Callable[[Run, Stop], None]:

@@ -56,7 +56,7 @@ def test_a_sweep_trains_four_runs_each_in_its_own_folder(runner):
     assert all(Run(folder).status()["state"] == "finished" for folder in folders)
     assert all("kl_coef-0" in folder.name and "learning_rate-" in folder.name for folder in folders)
     again = runner(*words)
-    assert again.stdout.count("is finished") == 4
+    assert again.stdout.count("nothing was changed") == 4
 
 
 def test_a_run_of_a_sweep_equals_the_same_run_alone(runner):

@@ -1,5 +1,6 @@
 """Stopped or killed, the same command continues, and ends with the same bits."""
 
+import functools
 import signal
 import subprocess
 import sys
@@ -7,7 +8,9 @@ import time
 
 import pytest
 
+from runner.__main__ import main
 from runner.files import files_of, read_json
+from runner.report.read import read_metrics
 from runner.run import Run
 
 pytestmark = pytest.mark.slow
@@ -63,40 +66,44 @@ def stop_at(runner, words, step, number):
     return process.wait(timeout=120)
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)])
-def test_the_same_command_continues_to_the_same_bits(runner, slow_callback, trainer, number, code):
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """The run of a trainer that nothing stopped, trained once."""
+
+    @functools.cache
+    def train(trainer):
+        root = tmp_path_factory.mktemp("unbroken")
+        assert main([*WORDS, *TRAINERS[trainer], f"output_root={root}"]) == 0
+        return Run(next(root.glob("run/*/config.yaml")).parent)
+
+    return train
+
+
+STOPS = [(trainer, number) for trainer in TRAINERS for number in (signal.SIGTERM, signal.SIGKILL)]
+
+
+@pytest.mark.parametrize(("trainer", "number"), [*STOPS, ("sft", signal.SIGINT)])
+def test_the_same_command_continues_to_the_same_bits(runner, slow_callback, unbroken, trainer, number):
     words = (*WORDS, *TRAINERS[trainer], *SLOW)
-    assert stop_at(runner, words, 6, number) == code
+    code = stop_at(runner, words, 6, number)
     run = Run(runner.runs("run")[0])
-    if code > 0:
-        assert run.status()["state"] == "interrupted"
     assert not run.model.exists()
+    if number == signal.SIGKILL:
+        assert code == -9
+    else:
+        assert (code, run.status()["state"]) == (128 + number, "interrupted")
     runner(*words)
     assert (run.status()["state"], run.status()["step"]) == ("finished", STEPS)
-    steps = [line["step"] for line in read_lines(run) if line["step"]]
-    assert steps == list(range(1, STEPS + 1))
-
-    runner(*words, "output_root=unbroken")
-    unbroken = Run(next((runner.folder / "unbroken" / "run").glob("*/config.yaml")).parent)
-    assert weights(run.model) == weights(unbroken.model)
-    timeless = [{k: v for k, v in line.items() if not timing(k)} for line in read_lines(run)]
-    assert timeless == [{k: v for k, v in line.items() if not timing(k)} for line in read_lines(unbroken)]
+    assert [line["step"] for line in read_metrics(run.metrics)] == list(range(STEPS + 1))
+    whole = unbroken(trainer)
+    assert weights(run.model) == weights(whole.model)
+    assert timeless(run) == timeless(whole)
 
 
-def timing(name):
-    """Figures that tell of the clock, or that the Trainer counts from the last start only."""
-    return name.endswith(("_seconds", "_per_second", "_runtime", "_time")) or name in (
-        "num_tokens",
-        "train_loss",
-        "total_flos",
-    )
-
-
-def read_lines(run):
-    from runner.report.read import read_metrics
-
-    return read_metrics(run.metrics)
+def timeless(run):
+    """The record without what tells of the clock, or what the Trainer counts from the last start only."""
+    clock = ("_seconds", "_per_second", "_runtime", "_time", "num_tokens", "train_loss", "total_flos")
+    return [{k: v for k, v in line.items() if not k.endswith(clock)} for line in read_metrics(run.metrics)]
 
 
 def test_two_processes_never_train_in_one_folder(runner, slow_callback):

@@ -116,7 +116,7 @@ def test_a_finished_run_changes_no_byte(train, capsys):
     words = few_rows("trainer=sft", *QUICK)
     before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in _files(train(*words).run.folder)}
     again = train(*words)
-    assert again.code == 0 and "is finished" in capsys.readouterr().out
+    assert again.code == 0 and "nothing was changed" in capsys.readouterr().out
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in _files(again.run.folder)} == before
 
 

@@ -502,13 +502,13 @@ def _closing(run: Run, scores: Mapping[str, Mapping[str, float]], steps: int, se
     for name in shown:
         start = f"{before[name]:8.3f}" if name in before else f"{'-':>8}"
         table.append(f"  {name:<{width}}  {start}  {after[name]:8.3f}")
-    model = os.path.relpath(run.model) if run.model.is_relative_to(Path.cwd()) else str(run.model)
+    model = f"{run}/model"
     return "\n".join(
         [
             f"finished  {steps} steps in {seconds:.0f} s",
             *table,
             f"model     {model}",
-            f"curves    {Path(model).parent / 'plots'}",
+            f"curves    {run}/plots",
             f"next      python -m runner {_next(run.cfg, model)}",
         ]
     )

@@ -1,0 +1,70 @@
+"""The README cannot lie: its commands compose, its tables agree with the code, its first screen is short."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from runner import __main__ as door
+from runner.dataset.convert import FORMS_FOR
+from runner.errors import RunnerError
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```bash\n(.*?)```", TEXT, re.S)
+COMMANDS = [
+    line.rpartition("&& ")[2] for block in BLOCKS for line in block.splitlines() if "python -m runner" in line
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_composes_and_passes_the_check(command, capsys):
+    words = shlex.split(command, comments=True)[3:]
+    line = door.read_command_line(words)
+    if line.inspect:
+        assert door.main(words) == 0
+        return
+    for job in door.config.combinations(line.overrides):
+        assert door.faults_of(door.config.compose(job), line) == []
+
+
+def test_the_first_screen_is_short():
+    before = TEXT.split("```")[0]
+    assert len(before.split()) < 100
+
+
+def test_the_exit_codes_are_those_of_the_code():
+    listed = {int(code) for code in re.findall(r"^\| (\d+)", TEXT, re.M)}
+    assert listed == {0, 1, 130} | {kind.code for kind in RunnerError.__subclasses__()}
+    assert "| 130, 143 |" in TEXT
+
+
+def test_the_table_of_rows_agrees_with_the_arrows():
+    rows = {
+        cells[0].strip(): [bool(cell.strip()) for cell in cells[1:6]]
+        for cells in (line.strip("|").split("|") for line in TEXT.splitlines() if line.count("|") == 7)
+        if not set(cells[0].strip()) <= {"-"}
+    }
+    columns = ("demonstration", "preference", "unpaired", "messages", "prompt")
+    named = {
+        "preference": "preference",
+        "prompt and completion, messages": "prompt_completion",
+        "unpaired (label)": "unpaired",
+        "prompt": "prompt",
+        "text": "text",
+    }
+    for title, form in named.items():
+        assert rows[title] == [form in FORMS_FOR[column] for column in columns], title
+
+
+def test_the_test_command_is_what_ci_runs():
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    command = next(line for block in BLOCKS for line in block.splitlines() if line.endswith("pytest"))
+    for part in command.replace("python3.11", "python3").split(" && "):
+        assert part in ci.replace(" --quiet", ""), part
+
+
+def test_every_option_group_is_in_the_table():
+    groups = set(door.config.read_menu()) - {"experiment"}
+    assert groups <= set(re.findall(r"`(\w+)=`", TEXT))
