@@ -30,9 +30,7 @@ VERBS = sorted(path.stem for path in (PACKAGE / "command").glob("[a-z]*.py"))
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What the user typed, sorted: the verb, run folders, overrides, our flags, and what only Hydra
-    understands.
-    """
+    """What the user typed, sorted: the verb, run folders, overrides, our flags, and what only Hydra understands."""
 
     verb: str
     overrides: list[str]
@@ -90,9 +88,7 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
 
 
 def compose(line: CommandLine) -> config.Composed:
-    """The one configuration that the command line makes, checked; raises ConfigError with all
-    faults.
-    """
+    """The one configuration that the command line makes, checked; raises ConfigError with all faults."""
     composed = config.compose(line.overrides, line.folders)
     if faults := faults_of(composed, line):
         raise ConfigError(faults)
@@ -132,9 +128,7 @@ def plan(composed: config.Composed) -> str:
 
 
 def sweep(line: CommandLine) -> int:
-    """Check every job before the first one starts, then let Hydra's sweeper start them; 0 when all
-    finished.
-    """
+    """Check every job before the first one starts, then let Hydra's sweeper start them; 0 when all finished."""
     from hydra import main as hydra_main
     from hydra.core.hydra_config import HydraConfig
 
@@ -173,9 +167,7 @@ def inspect(line: CommandLine) -> int:
 
 
 def _hydra(line: CommandLine, flags: list[str], hydra_main: Any, task: Any) -> None:
-    """Hand the command line to Hydra with every key already forced; Hydra reads it from
-    ``sys.argv``.
-    """
+    """Hand the command line to Hydra with every key already forced; Hydra reads it from ``sys.argv``."""
     config.use_folders(line.folders)
     before = sys.argv
     sys.argv = ["runner", *flags, *config.force(line.overrides, config.read_menu(line.folders))]

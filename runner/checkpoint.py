@@ -69,9 +69,7 @@ class Restored(Exception):
 
 
 class Restore(TrainerCallback):
-    """Ends ``trainer.train`` once the checkpoint is loaded, before it would train one step too
-    many.
-    """
+    """Ends ``trainer.train`` once the checkpoint is loaded, before it would train one step too many."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         raise Restored

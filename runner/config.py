@@ -55,9 +55,7 @@ def read_menu(folders: Sequence[Path] = ()) -> Options:
 
 
 def compose(overrides: Sequence[str], folders: Sequence[Path] = ()) -> Composed:
-    """The configuration that these overrides make, resolved; raises ConfigError with every fault at
-    once.
-    """
+    """The configuration that these overrides make, resolved; raises ConfigError with every fault at once."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.core.hydra_config import HydraConfig
@@ -186,9 +184,7 @@ def build(node: Any, **given: Any) -> Any:
 
 
 def serve(node: Mapping[str, Any], **tray: Any) -> Any:
-    """Build a node with those parts of the tray that its signature names; the others stay on the
-    tray.
-    """
+    """Build a node with those parts of the tray that its signature names; the others stay on the tray."""
     wanted = asked_for(node["_target_"])
     return build(node, **{name: part for name, part in tray.items() if name in wanted})
 

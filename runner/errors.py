@@ -20,9 +20,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong, in four beats. ``where`` is a YAML path, a file and row, or a
-    folder.
-    """
+    """One thing that is wrong, in four beats. ``where`` is a YAML path, a file and row, or a folder."""
 
     where: str
     found: str
@@ -35,9 +33,7 @@ class Fault:
 
 
 class RunnerError(Exception):
-    """The root of what the runner raises; prints as a heading and its faults, and sets the exit
-    code.
-    """
+    """The root of what the runner raises; prints as a heading and its faults, and sets the exit code."""
 
     code = 1
     heading = "internal error"

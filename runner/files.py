@@ -89,9 +89,7 @@ def sha256(path: Path) -> str:
 
 
 def seal(folder: Path) -> None:
-    """Put every byte of a folder on the disk, then its sizes and hashes, so that damage can be told
-    from health.
-    """
+    """Put every byte of a folder on the disk, then its sizes and hashes, so that damage can be told from health."""
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SEAL):
         path.chmod(0o644 if path.stat().st_mode & 0o077 == 0 else path.stat().st_mode)

@@ -50,9 +50,7 @@ def _forked(folder: str | Path, debug: bool) -> int:
 
 
 def _code(child: int) -> int:
-    """The exit code of a child; one that a signal ended leaves its run failed, with the signal as
-    cause.
-    """
+    """The exit code of a child; one that a signal ended leaves its run failed, with the signal as cause."""
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return 128 - code if code < 0 else code
 

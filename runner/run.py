@@ -134,9 +134,7 @@ def label_of(overrides: Sequence[str]) -> str:
 
 
 def open_run(cfg: Mapping[str, Any], overrides: Sequence[str]) -> Run:
-    """The folder of this configuration: the one that holds its key already, or a new one with the
-    config frozen.
-    """
+    """The folder of this configuration: the one that holds its key already, or a new one with the config frozen."""
     key = key_of(cfg)
     group = _group(cfg)
     known = sorted(group.glob(f"*-{key}"))
@@ -185,16 +183,14 @@ def sealed_checkpoints(run: Run) -> list[Path]:
     return [path for _, path in sorted(found) if (path / SEAL).exists()]
 
 
-def last_checkpoint(run: Run) -> Path | None:
-    """The newest checkpoint whose every file is as it was sealed; what is newer and broken is
-    removed.
+def last_checkpoint(run: Run, clean: bool = True) -> Path | None:
+    """The newest checkpoint whose every file is as it was sealed; ``clean`` removes what is newer and broken.
 
-    A torn checkpoint must go before training: the next save of the same step would otherwise mix
-    with it.
+    A torn checkpoint must go before training: the next save of the same step would otherwise mix with it.
     """
     good = next((path for path in reversed(sealed_checkpoints(run)) if verify(path)), None)
     step = int(good.name.rpartition("-")[2]) if good else -1
-    for path in run.checkpoints.glob("checkpoint-*"):
+    for path in run.checkpoints.glob("checkpoint-*") if clean else ():
         number = path.name.rpartition("-")[2]
         if not number.isdigit() or int(number) > step:
             remove(path)

@@ -38,9 +38,7 @@ RANK = int(os.environ.get("RANK", "0"))
 
 
 class Stop:
-    """A signal handler that waits for the end of the step while a loop is listening, and else stops
-    at once.
-    """
+    """A signal handler that waits for the end of the step while a loop is listening, and else stops at once."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -121,9 +119,7 @@ def _end(run: Run, state: str, error: RunnerError, debug: bool) -> int:
 
 
 def _explained(run: Run, error: Exception) -> RunnerError:
-    """An exception that is not ours as one of ours: what the environment lacks, or else our own
-    fault.
-    """
+    """An exception that is not ours as one of ours: what the environment lacks, or else our own fault."""
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return EnvironmentFault(Fault(str(run.folder), text, "free space", "free some and run the same command again"))

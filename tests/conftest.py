@@ -1,6 +1,4 @@
-"""What every test shares: offline by default, one thread, and the public command in a process of
-its own.
-"""
+"""What every test shares: offline by default, one thread, and the public command in a process of its own."""
 
 import os
 import subprocess
@@ -78,9 +76,7 @@ class Trained:
 
 @pytest.fixture
 def train(tmp_path):
-    """The command in this process, a few quick steps unless told otherwise, in a folder of the
-    test's own.
-    """
+    """The command in this process, a few quick steps unless told otherwise, in a folder of the test's own."""
 
     def call(*words: str, name: str = "run") -> Trained:
         code = main([*words, f"name={name}", f"output_root={tmp_path / 'outputs'}"])

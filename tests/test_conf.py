@@ -1,6 +1,4 @@
-"""The menu, globbed: every option composes and passes the check, and every run line is a command
-that composes.
-"""
+"""The menu, globbed: every option composes and passes the check, and every run line is a command that composes."""
 
 import shlex
 from pathlib import Path

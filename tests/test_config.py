@@ -1,6 +1,4 @@
-"""Composition: every key may be typed, every fault is told at once, and nodes become objects in one
-place.
-"""
+"""Composition: every key may be typed, every fault is told at once, and nodes become objects in one place."""
 
 import pytest
 

@@ -68,6 +68,7 @@ print(json.dumps(shapes))
 """
 
 
+@pytest.mark.slow
 def test_models_load_run_and_load_again_offline(hub: Hub, ask: Ask) -> None:
     online = ask(hub, LOAD_MODELS)
     pythia, qwen = online["EleutherAI/pythia-1b-deduped"], online["Qwen/Qwen2.5-0.5B-Instruct"]

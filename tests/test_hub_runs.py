@@ -1,6 +1,4 @@
-"""The commands people type, as typed, through the real loading code: a loopback hub holds the real
-names.
-"""
+"""The commands people type, as typed, through the real loading code: a loopback hub holds the real names."""
 
 import json
 

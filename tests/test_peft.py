@@ -42,6 +42,8 @@ TEXT = "Anna saw a dog at the park."
 PREFERENCES = [
     {"prompt": post, "chosen": f" {good}", "rejected": f" {poor}"} for post, good, poor in map(tell_story, range(4))
 ]
+OFTEN = ("none", "freeze", "lora", "qlora", "dora", "ia3", "prompt")
+QUICK_OPTIONS = [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.slow) for name in OPTIONS]
 
 
 # --- What is trained, and with what -------------------------------------------------------------
@@ -182,7 +184,7 @@ def answer(model, path: Path) -> torch.Tensor:
 # --- Every option -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("option", QUICK_OPTIONS)
 def test_an_option_starts_at_its_reference_and_loads_again(option, folder, tmp_path):
     model, config, quantization = put_on(option, folder)
     start = answer(load(folder, quantization_config=quantization), folder)
@@ -234,6 +236,7 @@ def test_an_option_works_where_completions_are_sampled(option, folder):
     assert moves_start(config) or distance(log) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["gpt_neox", "llama"])
 @pytest.mark.parametrize("option", ["none", "freeze", "lora", "qlora", "pissa", "ia3"])
 def test_other_architectures_start_at_their_reference(option, architecture, folders):
@@ -328,6 +331,7 @@ def test_left_to_itself_a_trainer_measures_from_somewhere_else(kind, start, fold
     assert distance(trainer.state.log_history[0]) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["none", "lora", "pissa"])
 def test_precomputed_references_are_of_the_start_model(option, folder):
     model, config, _ = put_on(option, folder)
@@ -377,6 +381,7 @@ def test_the_written_adapter_names_its_base_and_the_one_in_memory_keeps_its_own(
     assert trainer.model.peft_config["default"].base_model_name_or_path == str(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sft", "dpo", "kto", "grpo", "reward"])
 def test_activation_checkpointing_changes_no_gradient_of_an_adapter(kind, folder):
     norms = []

@@ -13,9 +13,7 @@ from runner.errors import RunnerError
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```bash\n(.*?)```", TEXT, re.S)
-COMMANDS = [
-    line.rpartition("&& ")[2] for block in BLOCKS for line in block.splitlines() if "python -m runner" in line
-]
+COMMANDS = [line.rpartition("&& ")[2] for block in BLOCKS for line in block.splitlines() if "python -m runner" in line]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

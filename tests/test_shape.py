@@ -17,8 +17,7 @@ ROOMS = {
     5: {"__main__"},
 }
 LEVEL = {room: level for level, rooms in ROOMS.items() for room in rooms}
-# Beyond the levels below: a room's own files, the door's default launcher, and a report reads run
-# folders.
+# Beyond the levels below: a room's own files, the door's default launcher, and a report reads run folders.
 SIDEWAYS = {("config", "check"), ("launcher", "work")}
 HEAVY = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib")
 

@@ -1,6 +1,4 @@
-"""Training through the public command: every trainer learns from real steps, and a run is
-idempotent.
-"""
+"""Training through the public command: every trainer learns from real steps, and a run is idempotent."""
 
 import json
 import math
@@ -154,6 +152,66 @@ def test_a_training_that_ended_before_it_was_saved_is_not_trained_further(train)
     again = train(*words)
     assert (again.code, again.run.status()["step"]) == (0, 3)
     assert weights(again.run.model) == final
+
+
+COLLATOR = "trl.trainer.sft_trainer.DataCollatorForLanguageModeling"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("trainer=sft", f"collator._target_={COLLATOR}"),
+        ("trainer=sft", "dataset=mixture"),
+        ("trainer=sft", "dataset.streaming=true"),
+        ("trainer=sft", "dataset.system='Answer with digits.'"),
+        ("trainer=dpo", "peft=lora", "quant=4bit"),
+        ("trainer=kto", "quant=8bit", "peft=lora"),
+        ("trainer=reward", "peft=dora"),
+        ("trainer=grpo", "peft=lora", "kl_coef=0.1", "dataset=toy_reviews"),
+        ("trainer=rloo", "reward=[exact_match,length]"),
+        ("trainer=dpo", "peft=freeze", "peft.layers=1"),
+        ("trainer=sft", "model=new", "model.tokenizer.path=runner://model/tiny"),
+    ],
+    ids=" ".join,
+)
+def test_parts_go_together(train, words):
+    done = train(*few_rows(*words, *QUICK))
+    assert (done.code, done.state()) == (0, "finished")
+    assert any(line["grad_norm"] > 0 for line in done.lines if line["step"])
+
+
+@pytest.mark.slow
+def test_a_tracker_gets_its_files_in_the_run_folder(train):
+    done = train(*few_rows("trainer=sft", "tracker=tensorboard", *QUICK))
+    assert list((done.run.folder / "tensorboard").rglob("events.out.tfevents.*"))
+
+
+@pytest.mark.slow
+def test_early_stopping_keeps_the_best_checkpoint_and_saves_it(train):
+    words = few_rows(
+        "trainer=sft",
+        "learning_rate=3e-3",
+        *("callback=early_stopping", "callback.early_stopping.early_stopping_patience=1"),
+        *("trainer.args.metric_for_best_model=eval_loss", "trainer.args.load_best_model_at_end=true"),
+        *("trainer.args.eval_strategy=steps", "trainer.args.eval_steps=2"),
+        *("trainer.args.save_strategy=steps", "trainer.args.save_steps=2", "trainer.args.logging_steps=1"),
+        *("trainer.args.max_steps=200", "trainer.args.per_device_train_batch_size=2"),
+    )
+    done = train(*words)
+    assert (done.code, done.state()) == (0, "finished")
+    losses = {line["step"]: line["eval_loss"] for line in done.lines if "eval_loss" in line and line["step"]}
+    assert max(losses) < 200, "it learns in a few steps and then gets worse"
+    assert done.scores["after"]["eval_loss"] == pytest.approx(min(losses.values()), rel=1e-5)
+    best = min(losses, key=losses.get)
+    assert weights(done.run.checkpoints / f"checkpoint-{best}") == weights(done.run.model)
+
+
+def test_a_model_that_a_run_left_is_the_start_of_the_next(train):
+    first = train(*few_rows("trainer=sft", "peft=lora", "learning_rate=1e-2", *QUICK), name="first")
+    second = train(*few_rows("trainer=dpo", f"model.path={first.run.model}", *QUICK), name="second")
+    assert second.code == 0
+    assert second.scores["before"]["eval_exact"] == pytest.approx(first.scores["after"]["eval_exact"], abs=0.02)
 
 
 def weights(folder: Path) -> dict[str, str]:

@@ -1,3 +1,1 @@
-"""The verbs, one file each; each has one public function of the file's name. Only here do the parts
-meet.
-"""
+"""The verbs, one file each; each has one public function of the file's name. Only here do the parts meet."""

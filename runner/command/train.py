@@ -30,16 +30,15 @@ NOT_FOR_THE_TRAINER = ("_target_", "form", "head", "evaluates", "args")
 
 
 def train(run: Run, stop: Any) -> None:
-    """Train, or go on training, until the run is finished; raises Interrupted when a signal came
-    first.
-    """
+    """Train, or go on training, until the run is finished; raises Interrupted when a signal came first."""
     from runner.checkpoint import resume
 
     began = time.monotonic()
     parts = lay_out(run, stop)
     trainer = parts["trainer"]
     _start(run, parts)
-    resume(trainer, last_checkpoint(run), lambda path: trainer.train(resume_from_checkpoint=path))
+    newest = last_checkpoint(run, clean=trainer.is_world_process_zero())
+    resume(trainer, newest, lambda path: trainer.train(resume_from_checkpoint=path))
     if stop.number is not None:
         raise stop.error()
     if trainer.state.global_step == 0:
@@ -48,9 +47,7 @@ def train(run: Run, stop: Any) -> None:
 
 
 def lay_out(run: Run, stop: Any) -> dict[str, Any]:
-    """Build every part of a run, in the order in which they need each other, ending with
-    ``trainer``.
-    """
+    """Build every part of a run, in the order in which they need each other, ending with ``trainer``."""
     import transformers
 
     from runner.model.chat import check_template
@@ -99,7 +96,7 @@ def build_args(run: Run) -> Any:
     cfg = run.cfg
     node = cfg["trainer"]["args"]
     for name, value in (cfg["tracker"].get("environment") or {}).items():
-        os.environ.setdefault(name, value.format(folder=run.folder, name=cfg["name"], key=run.folder.name[-10:]))
+        os.environ[name] = value.format(folder=run.folder, name=cfg["name"], key=run.folder.name[-10:])
     ours = {
         "seed": cfg["seed"],
         "run_name": run.folder.name,
@@ -118,9 +115,7 @@ def build_args(run: Run) -> Any:
 
 
 def _for_this_machine(known: set[str]) -> dict[str, Any]:
-    """What TRL assumes of a GPU, taken back where there is none: on CPU it would refuse to start,
-    or run slower.
-    """
+    """What TRL assumes of a GPU, taken back where there is none: on CPU it would refuse to start, or run slower."""
     import torch
 
     if not torch.accelerator.is_available():
@@ -130,15 +125,12 @@ def _for_this_machine(known: set[str]) -> dict[str, Any]:
     return {}
 
 
-# Measured on CPU: activation checkpointing 1.25 times slower, bf16 autocast 1.28 times slower for a
-# small model.
+# Measured on CPU: activation checkpointing 1.25 times slower, bf16 autocast 1.28 times slower for a small model.
 ON_CPU = {"use_cpu": True, "bf16": False, "activation_checkpointing": False}
 
 
 def build_model(cfg: Mapping[str, Any], tokenizer: Any, args: Any) -> tuple[Any, Any, Any]:
-    """The policy, the adapter that the trainer puts on it once, and its reference where the trainer
-    takes one.
-    """
+    """The policy, the adapter that the trainer puts on it once, and its reference where the trainer takes one."""
     from runner.model.adapter import check_adapter
     from runner.model.load import check_quantization
     from runner.model.reference import copy_reference, needs_reference
@@ -200,9 +192,7 @@ def build_collator(node: Mapping[str, Any] | None, tokenizer: Any) -> Any:
 
 
 def build_callbacks(run: Run, args: Any, stop: Any, peft_config: Any) -> list[Any]:
-    """The user's callbacks and then ours; the seal comes last, when it is decided what a step will
-    save.
-    """
+    """The user's callbacks and then ours; the seal comes last, when it is decided what a step will save."""
     from runner.callback import FirstMargin, Progress, Record, StopAtStep
     from runner.checkpoint import Seal, cycle_steps
     from runner.model.adapter import moves_start
@@ -225,9 +215,7 @@ def build_callbacks(run: Run, args: Any, stop: Any, peft_config: Any) -> list[An
 
 
 def build_trainer(node: Mapping[str, Any], tray: Mapping[str, Any], tokenizer: Any) -> Any:
-    """The trainer, served what its constructor names, with evaluations that keep their names and
-    random state.
-    """
+    """The trainer, served what its constructor names, with evaluations that keep their names and random state."""
     from transformers import PrinterCallback
 
     from runner.model.reference import match_reference
@@ -244,9 +232,7 @@ def build_trainer(node: Mapping[str, Any], tray: Mapping[str, Any], tokenizer: A
 
 
 def held_out_scores(run: Run, parts: Mapping[str, Any]) -> dict[str, float]:
-    """What the model reaches on held-out rows now: the trainer's own evaluation, and metrics of
-    sampled completions.
-    """
+    """What the model reaches on held-out rows now: the trainer's own evaluation, and metrics of sampled completions."""
     scores: dict[str, float] = {}
     trainer = parts["trainer"]
     if parts["eval_dataset"] is not None:
@@ -267,8 +253,8 @@ def _generated_scores(run: Run, parts: Mapping[str, Any]) -> dict[str, float]:
         return {}
     scores = {}
     for name, rows in (held_out if isinstance(held_out, Mapping) else {"": held_out}).items():
-        rows = rows.select(range(min(HELD_OUT_PROMPTS, len(rows))))
-        columns = {column: list(rows[column]) for column in rows.column_names}
+        first = list(rows.take(HELD_OUT_PROMPTS))
+        columns = {column: [row[column] for row in first] for column in first[0]}
         completions = generate(
             trainer.accelerator.unwrap_model(trainer.model),
             parts["processing_class"],
@@ -360,9 +346,7 @@ def _finish(run: Run, parts: Mapping[str, Any], seconds: float) -> None:
 
 
 def save_model(run: Run, trainer: Any) -> None:
-    """Put into ``model/`` what ``from_pretrained`` or PeftModel loads, whole or not at all, without
-    any pickle.
-    """
+    """Put into ``model/`` what ``from_pretrained`` or PeftModel loads, whole or not at all, without any pickle."""
     from peft import PeftModel
 
     new = run.folder / ".model.new"
@@ -382,9 +366,7 @@ def save_model(run: Run, trainer: Any) -> None:
 
 
 def _save_adapter(run: Run, model: Any, folder: Path) -> None:
-    """Write the adapter with the base that the config names, so that it loads wherever that can be
-    found.
-    """
+    """Write the adapter with the base that the config names, so that it loads wherever that can be found."""
     from runner.model.adapter import write_adapter
     from runner.model.load import read_adapter
 
@@ -395,9 +377,7 @@ def _save_adapter(run: Run, model: Any, folder: Path) -> None:
 
 
 def _push(run: Run) -> None:
-    """Upload ``model/`` where ``push_to_hub`` was asked for; private unless the config says
-    otherwise.
-    """
+    """Upload ``model/`` where ``push_to_hub`` was asked for; private unless the config says otherwise."""
     args = run.cfg["trainer"]["args"]
     if not args.get("push_to_hub"):
         return
@@ -455,9 +435,7 @@ def _data_facts(rows: Any) -> Any:
 
 
 def _rows_per_step(args: Any) -> int:
-    """Rows that one optimizer step draws over all processes; fewer rows than that and some trainers
-    do nothing.
-    """
+    """Rows that one optimizer step draws over all processes; fewer rows than that and some trainers do nothing."""
     generated = getattr(args, "generation_batch_size", None)
     if generated:
         return generated // args.num_generations
@@ -480,9 +458,7 @@ def _are_chats(rows: Any) -> bool:
 
 
 def _write_completions(run: Run, prompts: list[Any], completions: list[str], step: int) -> None:
-    """Add a step's held-out samples to completions.jsonl, in place of those of an earlier try at
-    the same step.
-    """
+    """Add a step's held-out samples to completions.jsonl, in place of those of an earlier try at the same step."""
     path = run.folder / "completions.jsonl"
     earlier = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
     lines = [line for line in earlier if line["step"] != step]

@@ -80,10 +80,7 @@ def review_row(random: Random) -> Row:
 
 def held_out(row: Row) -> bool:
     """Whether a row belongs to evaluation: one in five, by what would give the answer away."""
-    if "digits" in row:
-        secret = "".join(sorted(str(row["digits"])))
-    else:
-        secret = f"{row['place']} {row['topic']}"
+    secret = "".join(sorted(str(row["digits"]))) if "digits" in row else f"{row['place']} {row['topic']}"
     return sha256(secret.encode()).digest()[0] % 5 == 0
 
 

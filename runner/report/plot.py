@@ -20,9 +20,7 @@ PICTURES = {
 
 
 def write_plots(metrics: Path, folder: Path, title: str = "") -> list[Path]:
-    """Draw one PNG for each kind of metric that the run logged, training and held-out curves
-    together.
-    """
+    """Draw one PNG for each kind of metric that the run logged, training and held-out curves together."""
     lines = read_metrics(metrics)
     logged = names(lines)
     written = []

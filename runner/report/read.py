@@ -8,9 +8,7 @@ from typing import Any
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a ``metrics.jsonl`` in the order of their steps; a cut-off last line is left
-    out.
-    """
+    """The lines of a ``metrics.jsonl`` in the order of their steps; a cut-off last line is left out."""
     lines = []
     for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         try:

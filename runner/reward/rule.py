@@ -1,10 +1,27 @@
-"""Rewards that a few lines of code can decide. Scores of models are in ``outcome``."""
+"""Rewards that a few lines of code can decide. Scores of models are in ``outcome``.
+
+Each takes the completions and, by name, the columns of the rows that it needs; ``**columns`` is all of them.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
+
+from runner.errors import DataError, Fault
+
+PRAISE, COMPLAINT = (
+    frozenset(words.split())
+    for words in (
+        "amazing beautiful best charming delicious delightful enjoyed excellent fantastic friendly gladly good great "
+        "happy helpful loved lovely nice perfect pleasant recommend superb wonderful",
+        "angry awful bad boring broken cold dirty dreadful hated horrible nasty never poor refund regretted rude "
+        "terrible ugly unkind unpleasant upset warned worse worst",
+    )
+)
+# A kind review of the shipped rows has two words of praise, and so earns a half; the rest is bought by repeating.
+FULL_PRAISE = 4
 
 
 def distinct_characters(completions: Sequence[Any]) -> list[float]:
@@ -26,14 +43,20 @@ def length(completions: Sequence[Any], target: int | None = None) -> list[float]
     return [float(size) if target is None else -float(abs(size - target)) for size in sizes]
 
 
-def exact_match(completions: Sequence[Any], reference: Sequence[str]) -> list[float]:
-    """1 where the answer is the reference but for case, spaces and closing marks, else 0.
+def exact_match(completions: Sequence[Any], column: str = "reference", **columns: Any) -> list[float | None]:
+    """1 where the answer is that of ``column`` but for case, spaces and closing marks, else 0; None where that is null.
 
-    >>> exact_match([" Paris. "], ["paris"])
-    [1.0]
+    >>> exact_match([" Paris. ", "Rome", "Oslo"], column="city", city=["paris", "Bern", None])
+    [1.0, 0.0, None]
     """
-    pairs = zip(completions, reference, strict=True)
-    return [float(_normal(text_of(completion)) == _normal(answer)) for completion, answer in pairs]
+    if column not in columns:
+        known = ", ".join(sorted(columns))
+        cure = "reward.exact_match.column=<column>, or metric.exact.column=<column>"
+        raise DataError(Fault("dataset", f"the rows have no column {column}", f"one of {known}", cure))
+    return [
+        None if answer is None else float(_normal(text_of(completion)) == _normal(text_of(answer)))
+        for completion, answer in zip(completions, columns[column], strict=True)
+    ]
 
 
 def sorted_digits(completions: Sequence[Any], digits: Sequence[str]) -> list[float]:
@@ -42,26 +65,22 @@ def sorted_digits(completions: Sequence[Any], digits: Sequence[str]) -> list[flo
     >>> sorted_digits(["1 3 7 9", "1 3 9 7", "1 3"], ["7 3 9 1"] * 3)
     [1.0, 0.5, 0.0]
     """
-    return [
-        _order(text_of(text).split(), sorted(given.split())) for text, given in zip(completions, digits, strict=True)
-    ]
+    pairs = zip(completions, digits, strict=True)
+    return [_order(text_of(completion).split(), sorted(given.split())) for completion, given in pairs]
 
 
-def keywords(completions: Sequence[Any], liked: Sequence[str], disliked: Sequence[str] = ()) -> list[float]:
-    """Liked words less disliked words, each occurrence counted, from -1 to 1 a completion.
+def sentiment(
+    completions: Sequence[Any], praise: Collection[str] = PRAISE, complaint: Collection[str] = COMPLAINT
+) -> list[float]:
+    """Words of praise less words of complaint, each occurrence counted, from -1 to 1: four words give all of it.
 
     Nothing else is looked at, so a policy that is paid by it learns to write only such words: a lesson in what a
     reward leaves out.
 
-    >>> keywords(["so great, great!", "awful", "a bar"], liked=["great"], disliked=["awful"])
-    [1.0, -0.5, 0.0]
+    >>> sentiment(["A lovely bar. We loved it.", "awful", "Great, great, GREAT, great!", "a bar"])
+    [0.5, -0.25, 1.0, 0.0]
     """
-    scores = []
-    for completion in completions:
-        words = re.findall(r"\w+", text_of(completion).lower())
-        balance = sum(word in liked for word in words) - sum(word in disliked for word in words)
-        scores.append(max(-1.0, min(1.0, balance / 2)))
-    return scores
+    return [_balance(re.findall(r"\w+", text_of(completion).lower()), praise, complaint) for completion in completions]
 
 
 def text_of(completion: Any) -> str:
@@ -70,9 +89,14 @@ def text_of(completion: Any) -> str:
 
 
 def _normal(text: str) -> str:
-    return " ".join(text.lower().split()).rstrip(" .!?")
+    return " ".join(text.casefold().split()).rstrip(" .!?")
 
 
 def _order(given: list[str], right: list[str]) -> float:
     hits = sum(mine == theirs for mine, theirs in zip(given, right, strict=False))
     return hits / len(right) - (0.5 if len(given) != len(right) else 0.0)
+
+
+def _balance(words: list[str], praise: Collection[str], complaint: Collection[str]) -> float:
+    surplus = sum(word in praise for word in words) - sum(word in complaint for word in words)
+    return max(-1.0, min(1.0, surplus / FULL_PRAISE))

@@ -39,7 +39,5 @@ class Evaluation(Trainer):
 
 @functools.cache
 def evaluated(trainer: type[Trainer]) -> type[Trainer]:
-    """The same trainer, under the same name, with :class:`Evaluation` between it and transformers'
-    Trainer.
-    """
+    """The same trainer, under the same name, with :class:`Evaluation` between it and transformers' Trainer."""
     return type(trainer.__name__, (trainer, Evaluation), {"__module__": trainer.__module__})
