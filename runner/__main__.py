@@ -21,7 +21,6 @@ from runner import config
 from runner.check import check
 from runner.errors import ConfigError, Fault, RunnerError
 from runner.files import PACKAGE
-from runner.launcher import local  # noqa: F401  the default launcher, found by its dotted name
 from runner.run import key_of, label_of, open_run
 from runner.work import finished
 

@@ -34,6 +34,7 @@ def _forked(folder: str | Path, debug: bool) -> int:
     The parent imports the heavy libraries once and every child inherits them: 0.7 s of CPU a job
     instead of 4.2.
     """
+    work.settle()
     config.locate(Run(Path(folder)).cfg["trainer"]["_target_"])
     sys.stdout.flush()
     sys.stderr.flush()

@@ -70,8 +70,7 @@ class Stop:
 
 def work(folder: str | Path, command: str = "train", debug: bool = False) -> int:
     """Run a command on a run folder and return the exit code that ``errors`` lists; never raises."""
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    settle()
     run, stop = Run(Path(folder)), Stop()
     try:
         with stop.installed(), contextlib.ExitStack() as held:
@@ -86,6 +85,14 @@ def work(folder: str | Path, command: str = "train", debug: bool = False) -> int
     except RunnerError as error:
         print(error, file=sys.stderr)
         return error.code
+
+
+def settle() -> None:
+    """Prepare the process for the heavy libraries; too late once torch is imported."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    # Said at every import on a machine without a GPU, about a kernel that nobody asked for.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 def finished(run: Run) -> str:
@@ -149,8 +156,6 @@ def _logging(path: Path) -> Iterator[None]:
     terminal.setLevel(logging.WARNING if RANK == 0 else logging.ERROR)
     terminal.addFilter(lambda record: record.name.startswith("runner") or record.levelno >= logging.ERROR)
     logging.captureWarnings(True)
-    # Said at every import on a machine without a GPU, about a kernel that nobody asked for.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     root.setLevel(logging.INFO)
     handlers = [file, terminal]
     for handler in handlers:

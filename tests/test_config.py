@@ -56,9 +56,10 @@ def test_a_users_folder_adds_and_shadows(tmp_path):
         "# @package _global_\nlearning_rate: 7.0\ntrainer: {a: '${learning_rate}'}\n"
     )
     (tmp_path / "trainer" / "mine.yaml").write_text("b: ${learning_rate}\n")
+    other = ("model=hub", "model.path=org/name")  # the default model brings keys of its own for the trainer
     try:
-        assert config.compose(["trainer=dpo"], [tmp_path]).cfg["trainer"] == {"a": 7.0}
-        assert "b" in config.compose(["trainer=mine", "learning_rate=1"], [tmp_path]).cfg["trainer"]
+        assert config.compose(["trainer=dpo", *other], [tmp_path]).cfg["trainer"] == {"a": 7.0}
+        assert "b" in config.compose(["trainer=mine", "learning_rate=1", *other], [tmp_path]).cfg["trainer"]
     finally:
         config.use_folders([])
     assert "_target_" in config.compose(["trainer=dpo"]).cfg["trainer"]

@@ -17,8 +17,8 @@ ROOMS = {
     5: {"__main__"},
 }
 LEVEL = {room: level for level, rooms in ROOMS.items() for room in rooms}
-# Beyond the levels below: a room's own files, the door's default launcher, and a report reads run folders.
-SIDEWAYS = {("config", "check"), ("launcher", "work")}
+# A launcher may start the worker in its own process.
+SIDEWAYS = {("launcher", "work")}
 HEAVY = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib")
 
 

@@ -280,6 +280,9 @@ def mismatches(cfg: Mapping[str, Any], menu: Options) -> list[Fault]:
         found = f"{form} rows ({rows.get('path')})"
         expected = f"rows that can become {wanted} rows: {', '.join(FORMS_FOR[wanted])}"
         faults.append(Fault("dataset", found, expected, f"dataset=<{' | '.join(_datasets_for(wanted, menu))}>"))
+    if cfg["metric"] and not fits(form, "prompt"):
+        found = f"{', '.join(cfg['metric'])} of completions, and {form} rows have no prompt"
+        faults.append(Fault("metric", found, "rows with prompts, or none", "metric=none"))
     evaluates = args.get("eval_strategy", "no") not in ("no", False)
     if evaluates and "split" in rows and not (rows["split"] or {}).get("eval"):
         where = "trainer.args.eval_strategy"
