@@ -1,0 +1,116 @@
+"""Rewards: values by hand, texts and conversations alike, and reward models that are refused unless they were trained."""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from runner.errors import ConfigError, DataError
+from runner.files import shipped
+from runner.reward import rule
+from runner.reward.outcome import load_reward_model
+
+TINY = shipped("runner://model/tiny")
+
+
+def as_chat(text: str) -> list[dict[str, str]]:
+    return [{"role": "assistant", "content": text}]
+
+
+CASES = [
+    (rule.distinct_characters, ["aab b", ""], {}, [3.0, 0.0]),
+    (rule.length, ["abc", ""], {}, [3.0, 0.0]),
+    (rule.length, ["abc", "a" * 9], {"target": 5}, [-2.0, -4.0]),
+    (rule.exact_match, [" Paris.", "Rome"], {"reference": ["paris", "Bern"]}, [1.0, 0.0]),
+    (rule.exact_match, ["12", "1 2"], {"column": "answer", "answer": ["12", "12"]}, [1.0, 0.0]),
+    (rule.exact_match, ["1.5"], {"reference": ["15"]}, [0.0]),
+    (rule.exact_match, ["x", "x"], {"reference": [None, "x"]}, [None, 1.0]),
+    (rule.sorted_digits, ["1 3 7 9", "1 3 9 7", "9 7 3 1"], {"digits": ["7 3 9 1"] * 3}, [1.0, 0.5, 0.0]),
+    (rule.sorted_digits, ["1 3 7", "1 3 7 9 9", "", "no"], {"digits": ["7 3 9 1"] * 4}, [0.25, 0.5, -0.5, -0.5]),
+    (rule.sorted_digits, ["0 0 2"], {"digits": ["0 2 0"]}, [1.0]),
+    (rule.sentiment, ["It was lovely.", "A LOVELY, great bar", "rude"], {}, [0.25, 0.5, -0.25]),
+    (rule.sentiment, ["great " * 9, "awful " * 9, "great but awful", ""], {}, [1.0, -1.0, 0.0, 0.0]),
+    (rule.sentiment, ["gut schlecht gut"], {"praise": ["gut"], "complaint": ["schlecht"]}, [0.25]),
+]
+
+
+@pytest.mark.parametrize("written", [str, as_chat], ids=["text", "chat"])
+@pytest.mark.parametrize(("reward", "texts", "columns", "values"), CASES)
+def test_values_by_hand(reward, texts, columns, values, written):
+    assert reward(completions=[written(text) for text in texts], **columns) == values
+
+
+def test_only_the_last_turn_of_a_conversation_counts():
+    chat = [{"role": "user", "content": "lovely lovely"}, {"role": "assistant", "content": "rude"}]
+    assert rule.sentiment([chat]) == [-0.25]
+
+
+def test_a_column_that_the_rows_lack_is_named():
+    with pytest.raises(DataError) as error:
+        rule.exact_match(["x"], column="answer", solution=["x"], prompts=["?"])
+    assert error.value.faults[0].found == "the rows have no column answer"
+    assert "prompts, solution" in error.value.faults[0].expected
+
+
+# --- Scores of models ---------------------------------------------------------------------------
+
+
+def classifier(folder, labels: int = 1):
+    """A reward model with a head that scores, saved with its tokenizer."""
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_pretrained(TINY, num_labels=labels)
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    for part in (model, tokenizer):
+        part.save_pretrained(folder)
+    return model.eval(), tokenizer
+
+
+def scores(model, tokenizer) -> torch.Tensor:
+    with torch.no_grad():
+        return model(**tokenizer(["1 3 7 9", "9 1"], return_tensors="pt", padding=True)).logits
+
+
+def test_a_reward_model_scores_as_when_it_was_saved_and_is_frozen(tmp_path):
+    saved, tokenizer = classifier(tmp_path)
+    loaded = load_reward_model(str(tmp_path))
+    assert torch.equal(scores(loaded, tokenizer), scores(saved, tokenizer))
+    assert not loaded.training and not any(weight.requires_grad for weight in loaded.parameters())
+    assert loaded.config._name_or_path == str(tmp_path)  # where the trainer looks for the tokenizer
+
+
+def test_an_adapter_is_merged_and_keeps_its_own_name(tmp_path):
+    _, tokenizer = classifier(tmp_path / "base")
+    base = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base")
+    adapted = get_peft_model(
+        base, LoraConfig(task_type="SEQ_CLS", init_lora_weights=False, target_modules="all-linear")
+    )
+    with torch.no_grad():
+        adapted.base_model.model.score.modules_to_save["default"].weight.mul_(-2)
+    adapted.save_pretrained(tmp_path / "adapter")
+    tokenizer.save_pretrained(tmp_path / "adapter")
+    loaded = load_reward_model(str(tmp_path / "adapter"))
+    assert torch.allclose(scores(loaded, tokenizer), scores(adapted.eval(), tokenizer), atol=1e-5)
+    assert not any("lora" in name for name, _ in loaded.named_parameters())
+    assert loaded.config._name_or_path == str(tmp_path / "adapter")
+
+
+def test_a_language_model_is_refused_because_its_scores_would_be_random():
+    with pytest.raises(ConfigError, match=r"no weights for score\.weight"):
+        load_reward_model("runner://model/tiny")
+
+
+def test_a_classifier_of_several_classes_is_refused(tmp_path):
+    classifier(tmp_path, labels=2)
+    with pytest.raises(ConfigError, match="it gives 2 scores"):
+        load_reward_model(str(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["grpo", "rloo", "online_dpo"])
+def test_online_trainers_learn_from_a_reward_model(train, tmp_path, trainer):
+    classifier(tmp_path / "scorer")
+    few = ("trainer.args.max_steps=2", "trainer.args.logging_steps=1", "metric=none")
+    path = f"reward.model.path={tmp_path / 'scorer'}"
+    done = train(f"trainer={trainer}", "reward=model", path, *few)
+    assert (done.code, done.state()) == (0, "finished")
+    assert all(line["grad_norm"] > 0 for line in done.lines if line["step"])

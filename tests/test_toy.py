@@ -1,0 +1,147 @@
+"""The shipped tasks: rows, tokenizer and base model are what their generators make, and fit each other."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from runner.dataset.toy import files, held_out, write_files
+from runner.files import PACKAGE, shipped
+from runner.model.generate import generate
+from runner.model.load import load_model, load_tokenizer
+from runner.model.vocabulary import build_tokenizer
+from runner.reward.rule import exact_match, sentiment, sorted_digits
+
+TINY = Path(shipped("runner://model/tiny"))
+ROWS = dict(files())
+TASKS = ("toy_sort", "toy_reviews")
+
+
+def prompts(*names: str) -> set[str]:
+    return {row["prompt"][0]["content"] for name in names for row in ROWS[name]}
+
+
+def test_the_shipped_rows_are_what_the_generator_writes(tmp_path):
+    write_files(tmp_path)
+    for name in ROWS:
+        assert (tmp_path / name).read_bytes() == (PACKAGE / "dataset" / name).read_bytes(), name
+    assert sum((tmp_path / name).stat().st_size for name in ROWS) < 1.5e6
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_preference_rows_are_many_different_and_never_tied(task):
+    train, held = ROWS[f"{task}/train.jsonl"], ROWS[f"{task}/eval.jsonl"]
+    assert len(train) >= 1800 and len(held) == 200
+    assert len({json.dumps(row) for row in train + held}) == len(train) + len(held)
+    assert all(row["chosen"] != row["rejected"] for row in train + held)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_nothing_that_gives_the_answer_away_is_on_both_sides(task):
+    assert not any(map(held_out, ROWS[f"{task}/train.jsonl"]))
+    assert all(map(held_out, ROWS[f"{task}/eval.jsonl"]))
+    seen = prompts(f"{task}/train.jsonl", "toy_demonstrations/train.jsonl")
+    assert not seen & prompts(f"{task}/eval.jsonl", "toy_demonstrations/eval.jsonl")
+
+
+def test_sorts_that_are_held_out_have_answers_that_were_never_shown():
+    shown = {row["chosen"][0]["content"] for row in ROWS["toy_sort/train.jsonl"]}
+    assert not shown & {row["chosen"][0]["content"] for row in ROWS["toy_sort/eval.jsonl"]}
+
+
+def test_the_rules_prefer_what_the_rows_prefer():
+    sorts, reviews = ROWS["toy_sort/train.jsonl"], ROWS["toy_reviews/train.jsonl"]
+    digits = [row["digits"] for row in sorts]
+    assert set(sorted_digits([row["chosen"] for row in sorts], digits)) == {1.0}
+    assert max(sorted_digits([row["rejected"] for row in sorts], digits)) < 1.0
+    assert set(sentiment([row["chosen"] for row in reviews])) == {0.5}
+    assert set(sentiment([row["rejected"] for row in reviews])) == {-0.5}
+
+
+def test_demonstrations_are_wrong_about_half_of_the_time():
+    rows = ROWS["toy_demonstrations/train.jsonl"]
+    sorts = [row for row in rows if row["prompt"][0]["content"].startswith("Sort")]
+    digits = [row["prompt"][0]["content"].partition(": ")[2] for row in sorts]
+    right = [score == 1.0 for score in sorted_digits([row["completion"] for row in sorts], digits)]
+    assert sum(right) / len(right) == pytest.approx(0.6, abs=0.03)
+    reviews = [row["completion"] for row in rows if row not in sorts]
+    assert sum(sentiment(reviews)) / len(reviews) == pytest.approx(0, abs=0.05)
+
+
+def test_the_shipped_tokenizer_is_what_the_rows_make(tmp_path):
+    build_tokenizer().save_pretrained(tmp_path)
+    for path in tmp_path.iterdir():
+        assert path.read_bytes() == (TINY / path.name).read_bytes(), path.name
+
+
+def test_the_tokenizer_loads_as_it_was_made():
+    """Some architectures of transformers put their own rules of splitting in place of those in tokenizer.json."""
+    texts = ["Sort these digits: 7 3 9 1", "It's GREAT,  isn't it?\n\n 2026", "Grüße, 漢字"]
+    loaded, made = AutoTokenizer.from_pretrained(TINY), PreTrainedTokenizerFast.from_pretrained(TINY)
+    assert loaded(texts)["input_ids"] == made(texts)["input_ids"]
+    assert loaded.batch_decode(loaded(texts)["input_ids"]) == texts
+
+
+def test_every_word_of_the_tasks_is_one_token():
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    for name in ("toy_sort/eval.jsonl", "toy_reviews/eval.jsonl"):
+        for row in ROWS[name]:
+            text = row["prompt"][0]["content"]
+            pieces = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
+            assert len(tokenizer.tokenize(text)) == len(pieces)
+
+
+def test_the_template_marks_the_answer_and_its_end_as_the_assistants():
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    turns = [{"role": "user", "content": "Sort"}, {"role": "assistant", "content": "1 3"}]
+    text = tokenizer.apply_chat_template(turns, tokenize=False)
+    assert text == "<|im_start|>user\nSort<|im_end|>\n<|im_start|>assistant\n1 3<|im_end|>\n"
+    opened = tokenizer.apply_chat_template(turns[:1], tokenize=False, add_generation_prompt=True)
+    assert text.startswith(opened)
+    marked = tokenizer.apply_chat_template(turns, return_dict=True, return_assistant_tokens_mask=True)
+    mine = [token for token, mask in zip(marked["input_ids"], marked["assistant_masks"], strict=True) if mask]
+    assert tokenizer.decode(mine) == "1 3<|im_end|>"
+    assert tokenizer.eos_token == "<|im_end|>" and tokenizer.pad_token == "<|endoftext|>"
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    tokenizer = load_tokenizer("runner://model/tiny")
+    return load_model("runner://model/tiny", tokenizer=tokenizer), tokenizer
+
+
+def sample(tiny, task: str) -> tuple[list[str], list[dict]]:
+    rows = ROWS[f"{task}/eval.jsonl"]
+    return generate(*tiny, [row["prompt"] for row in rows], max_new_tokens=32), rows
+
+
+def test_the_base_model_is_small_and_whole(tiny):
+    model, tokenizer = tiny
+    assert model.num_parameters() < 5e5 and model.dtype == torch.float32
+    assert model.config.vocab_size == len(tokenizer) and model.config.use_cache
+    assert (TINY / "model.safetensors").stat().st_size < 2.1e6
+
+
+def test_the_base_model_leaves_sorting_to_be_learned(tiny):
+    texts, rows = sample(tiny, "toy_sort")
+    right = exact_match(texts, reference=[row["chosen"][0]["content"] for row in rows])
+    assert 0.35 < sum(right) / len(right) < 0.57  # 0.46 over many samples; two deviations of 200
+
+
+def test_the_base_model_has_no_opinion_and_keeps_to_its_subject(tiny):
+    texts, rows = sample(tiny, "toy_reviews")
+    assert sum(sentiment(texts)) / len(texts) == pytest.approx(0.01, abs=0.1)
+    named = [row["place"] in text and row["topic"] in text for text, row in zip(texts, rows, strict=True)]
+    assert sum(named) / len(named) > 0.9
+
+
+@pytest.mark.slow
+def test_the_base_model_is_what_its_experiment_trains(train):
+    done = train("experiment=tiny_base")
+    assert done.code == 0
+    # Other processors round otherwise, so the weights need not have the same bits.
+    assert done.scores["after"]["eval_loss"] == pytest.approx(0.403, abs=0.03)
+    mine, theirs = (json.loads((folder / "config.json").read_text()) for folder in (done.run.model, TINY))
+    assert mine | {"use_cache": True} == theirs
