@@ -8,6 +8,7 @@ Without a verb it trains. Exit codes are those of ``errors``.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import os
 import sys
@@ -24,6 +25,7 @@ from runner.files import PACKAGE
 from runner.run import key_of, label_of, open_run
 from runner.work import finished
 
+STOPPED = (130, 138, 143)  # a run of a sweep that a signal stopped; the user wants the others stopped too
 VERBS = sorted(path.stem for path in (PACKAGE / "command").glob("[a-z]*.py"))
 
 
@@ -144,10 +146,11 @@ def sweep(line: CommandLine) -> int:
         overrides = [word.lstrip("+") for word in hydra.overrides.task]
         composed = config.resolve(cfg, overrides, dict(hydra.runtime.choices))
         codes.append(start(composed, line, isolated=True))
-        if codes[-1] == 130:
+        if codes[-1] in STOPPED:
             raise KeyboardInterrupt
 
-    _hydra(line, ["--multirun"], hydra_main, job)
+    with contextlib.suppress(KeyboardInterrupt):
+        _hydra(line, ["--multirun"], hydra_main, job)
     print(f"{codes.count(0)} of {len(jobs)} runs finished")
     return next((code for code in codes if code), 0)
 

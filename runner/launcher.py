@@ -7,6 +7,7 @@ What a launcher does not do: read a config, know a trainer, or decide whether a 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -47,12 +48,25 @@ def _forked(folder: str | Path, debug: bool) -> int:
             sys.stderr.flush()
         finally:
             os._exit(code)
-    return _code(child)
+    code, run = _code(child), Run(Path(folder))
+    if code and run.status()["state"] in ("created", "running"):
+        run.set_status("failed", cause=f"the process died with exit code {code}")
+    return code
 
 
 def _code(child: int) -> int:
-    """The exit code of a child; one that a signal ended leaves its run failed, with the signal as cause."""
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    """The exit code of a child, waited for however this process is asked to stop: it saves its step first.
+
+    A SIGINT of the terminal reaches the child by itself; other signals are handed on.
+    """
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        before[number] = signal.signal(number, lambda number, frame: os.kill(child, number))
+    try:
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return 128 - code if code < 0 else code
 
 

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -74,6 +77,27 @@ def test_one_failing_job_does_not_stop_the_others(runner):
     assert states == ["failed", "finished"] and "1 of 2 runs finished" in done.stdout
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_sweep_that_is_stopped_saves_its_step_and_starts_no_other_run(runner, number, code):
+    words = ("-m", "trainer=sft", "seed=1,2", "trainer.args.max_steps=500", "dataset.limit.eval=8", "metric=none")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "runner", *words, "name=sweep", "trainer.args.logging_steps=1"],
+        cwd=runner.folder,
+        env=runner.environment,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 120
+    while not any(Run(folder).status()["step"] > 1 for folder in runner.runs("sweep")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    # A terminal sends SIGINT to the whole group, a scheduler SIGTERM to the process that it started.
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+    assert process.wait(timeout=60) == code
+    assert [Run(folder).status()["state"] for folder in runner.runs("sweep")] == ["interrupted"]
+
+
 def test_a_killed_child_is_reported_as_killed(tmp_path, monkeypatch):
     cfg = {
         "name": "a",
@@ -83,3 +107,4 @@ def test_a_killed_child_is_reported_as_killed(tmp_path, monkeypatch):
     run = open_run(cfg, [])
     monkeypatch.setattr("runner.work.work", lambda folder, debug: os.kill(os.getpid(), signal.SIGKILL))
     assert launcher.local(run.folder, isolated=True) == 137
+    assert run.status()["state"] == "failed" and "137" in run.status()["cause"]

@@ -1,7 +1,8 @@
 """The tokenizer of the shipped tiny model, learnt anew from the shipped rows: ``python -m runner.model.vocabulary``.
 
 A byte-level BPE, so that it can spell any text, with ChatML turns. The weights next to it come from
-``python -m runner experiment=tiny_base``, not from here.
+``python -m runner experiment=tiny_base``, not from here. They are of a Llama, because for some other architectures
+transformers would split texts by rules of its own, whatever tokenizer.json says.
 """
 
 import json
@@ -13,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from runner.files import shipped
 
-SIZE = 640
+SIZE = 640  # more than it needs: every word of the rows is one token before that
 LONGEST = 1024  # tokens; what the tiny model was given positions for
 PAD, TURN, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 ROWS = ("runner://dataset/toy_sort/train.jsonl", "runner://dataset/toy_reviews/train.jsonl")
