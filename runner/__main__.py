@@ -12,6 +12,7 @@ import contextlib
 import difflib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -20,7 +21,7 @@ from typing import Any
 
 from runner import config
 from runner.check import check
-from runner.errors import ConfigError, Fault, RunnerError
+from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError
 from runner.files import PACKAGE
 from runner.run import key_of, label_of, open_run
 from runner.work import finished
@@ -56,9 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return import_module(f"runner.command.{line.verb}").main(line)
         return sweep(line) if line.multirun else start(compose(line), line)
     except RunnerError as error:
-        if "--debug" in words:
-            raise
-        print(error, file=sys.stderr)
+        print(traceback.format_exc() if "--debug" in words else error, file=sys.stderr)
         return error.code
 
 
@@ -69,7 +68,10 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--debug", action="store_true")
     parser.add_argument("--config-dir", "-cd", action="append", type=Path, default=[])
-    known, rest = parser.parse_known_args(list(words))
+    try:
+        known, rest = parser.parse_known_args(list(words))
+    except argparse.ArgumentError as error:
+        raise ConfigError(Fault("command line", str(error), "see python -m runner --help")) from None
     inspect, rest = _hydra_flags(rest)
     plain = [word for word in rest if "=" not in word and not word.startswith("~")]
     verb = plain.pop(0) if plain and plain[0] in VERBS else "train"
@@ -109,7 +111,12 @@ def start(composed: config.Composed, line: CommandLine, isolated: bool = False) 
     if line.dry_run:
         print(plan(composed))
         return 0
-    run = open_run(composed.cfg, composed.overrides)
+    try:
+        run = open_run(composed.cfg, composed.overrides)
+    except OSError as error:
+        where = f"{composed.cfg['output_root']}/{composed.cfg['name']}"
+        cure = "output_root=<a folder that you may write>"
+        raise EnvironmentFault(Fault(where, str(error), "a folder", cure)) from error
     if run.status()["state"] == "finished":
         print(finished(run))
         return 0
@@ -145,7 +152,11 @@ def sweep(line: CommandLine) -> int:
         hydra = HydraConfig.get()
         overrides = [word.lstrip("+") for word in hydra.overrides.task]
         composed = config.resolve(cfg, overrides, dict(hydra.runtime.choices))
-        codes.append(start(composed, line, isolated=True))
+        try:
+            codes.append(start(composed, line, isolated=True))
+        except RunnerError as error:
+            print(error, file=sys.stderr)
+            codes.append(error.code)
         if codes[-1] in STOPPED:
             raise KeyboardInterrupt
 

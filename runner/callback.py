@@ -7,6 +7,7 @@ Each is a small TrainerCallback that knows only what it is given. Checkpoints ar
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -38,6 +39,10 @@ class Record(TrainerCallback):
         self.offset = 0
         self.started = time.monotonic()
         self.spent = 0.0
+        self.ended = False
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.ended = True
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
@@ -47,8 +52,8 @@ class Record(TrainerCallback):
             self.tell(step=state.global_step, max_steps=state.max_steps)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
-        if not state.is_world_process_zero:
-            return
+        if not state.is_world_process_zero or (self.ended and args.load_best_model_at_end):
+            return  # what is measured after the end is of the best model, not of this step
         if self.line.get("step") != state.global_step:
             self.line = {"step": state.global_step}
             self.offset = self.path.stat().st_size if self.path.exists() else 0
@@ -144,6 +149,18 @@ class StopAtStep(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.stop.listening = False
+
+
+class Finite(TrainerCallback):
+    """Stops a training whose loss or gradient is no longer a number, before it is saved as a result."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
+        for name in ("loss", "grad_norm"):
+            value = logs.get(name)
+            if value is not None and not math.isfinite(value):
+                found = f"{name} is {value} at step {state.global_step}"
+                cure = "a lower learning_rate=, or trainer.args.max_grad_norm=1.0"
+                raise SickRun(Fault(f"trainer.{name}", found, "a finite number", cure))
 
 
 class FirstMargin(TrainerCallback):

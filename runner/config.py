@@ -23,6 +23,20 @@ from runner.files import PACKAGE
 # A checkout keeps the menu beside the package; a wheel carries it inside.
 MENU = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 
+GROUPS = (
+    "trainer",
+    "model",
+    "dataset",
+    "peft",
+    "quant",
+    "collator",
+    "reward",
+    "metric",
+    "callback",
+    "tracker",
+    "launcher",
+)
+
 # Choosing another of these is not a key of its own but a whole folder of keys.
 Options = dict[str, list[str]]
 
@@ -91,7 +105,12 @@ def resolve(cfg: Any, overrides: list[str], choices: dict[str, str] | None = Non
             plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise ConfigError(_composition_fault(error)) from None
-    return Composed(plain, overrides, choices or {})
+    # A group that was deleted is a group without a part, and so is an entry that was set to null.
+    parts = {group: plain.get(group) for group in GROUPS}
+    for group in ("reward", "metric", "callback"):
+        entries = parts[group] or {}
+        parts[group] = {name: entry for name, entry in entries.items() if entry is not None} or None
+    return Composed(plain | parts, overrides, choices or {})
 
 
 def force(overrides: Sequence[str], menu: Options) -> list[str]:
@@ -264,7 +283,7 @@ def _missing_options(overrides: Sequence[str], menu: Options) -> list[Fault]:
             else [override.get_value_element_as_str()]
         )
         for name in chosen:
-            if name.removesuffix(".yaml") in options or name == "null" or name.startswith("["):
+            if name.removesuffix(".yaml") in options or name.startswith("[") or (group, name) == ("experiment", "null"):
                 continue
             near = difflib.get_close_matches(name, options, 1)
             faults.append(

@@ -6,15 +6,17 @@ What a launcher does not do: read a config, know a trainer, or decide whether a 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from runner import config, work
 from runner.errors import RunnerError
-from runner.run import Run
+from runner.run import Run, locked
 
 
 def local(folder: str | Path, *, num_processes: int = 1, isolated: bool = False, debug: bool = False) -> int:
@@ -59,31 +61,46 @@ def _code(child: int) -> int:
 
     A SIGINT of the terminal reaches the child by itself; other signals are handed on.
     """
-    before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        before[number] = signal.signal(number, lambda number, frame: os.kill(child, number))
-    try:
+    with _handing_on({signal.SIGTERM, signal.SIGUSR1}, child):
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     return 128 - code if code < 0 else code
 
 
+@contextlib.contextmanager
+def _handing_on(numbers: set[int], child: int) -> Iterator[list[int]]:
+    """Hand these signals on to a child and survive SIGINT; gives the list of what was handed on."""
+    handed: list[int] = []
+
+    def answer(number: int, frame: object) -> None:
+        if number in numbers:
+            handed.append(number)
+            os.kill(child, number)
+
+    before = {number: signal.signal(number, answer) for number in {*numbers, signal.SIGINT}}
+    try:
+        yield handed
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def _torchrun(folder: str | Path, num_processes: int, debug: bool) -> int:
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc_per_node={num_processes}",
-    ]
+    run = Run(Path(folder))
+    with locked(run):
+        pass  # refused here, with the exit code that torchrun would not pass on
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_processes}"]
     command += ["-m", "runner.work", str(folder), *(["--debug"] if debug else [])]
     threads = str(max(1, (os.cpu_count() or 1) // num_processes))
     environment = {"OMP_NUM_THREADS": threads} | work.ENVIRONMENT | os.environ
-    if subprocess.run(command, env=environment, check=False).returncode == 0:
+    # A session of its own, so that Ctrl-C reaches the workers once, through torchrun.
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    with _handing_on({signal.SIGINT, signal.SIGTERM}, process.pid) as handed:
+        code = process.wait()
+    if code == 0:
         return 0
     # torchrun says 1 for every failure; the state that the first process left says more.
-    cause = str(Run(Path(folder)).status().get("cause"))
+    if handed:
+        return 128 + handed[0]
+    cause = str(run.status().get("cause"))
     kinds = [kind for kind in RunnerError.__subclasses__() if cause.startswith(kind.heading)]
     return kinds[0].code if kinds else 1

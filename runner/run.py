@@ -112,6 +112,10 @@ def key_of(cfg: Mapping[str, Any]) -> str:
     True
     """
     lasting = {key: value for key, value in cfg.items() if key not in VOLATILE}
+    # More processes make a larger batch, and that is another training.
+    launcher = cfg.get("launcher") or {}
+    if (processes := launcher.get("num_processes", 1) * launcher.get("num_machines", 1)) > 1:
+        lasting["processes"] = processes
     return hashlib.sha256(json.dumps(lasting, sort_keys=True, default=str).encode()).hexdigest()[:10]
 
 

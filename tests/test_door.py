@@ -108,3 +108,29 @@ def test_the_configuration_can_only_name_what_is_allowed(tmp_path, capsys):
     marker = tmp_path / "x"
     text = faults(capsys, "callback.x._target_=os.mkdir", f"callback.x.path={marker}")
     assert "os.mkdir" in text and not marker.exists()
+
+
+def test_a_tracker_sets_only_variables_of_trackers(capsys):
+    text = faults(capsys, "+tracker.environment.GIT_CONFIG_COUNT='1'")
+    assert "GIT_CONFIG_COUNT" in text and "WANDB_" in text
+
+
+@pytest.mark.parametrize("words", [["trainer=dpo", "foo=1", "--debug"], ["peft=null"], ["--config-dir"]])
+def test_a_bad_command_line_is_exit_code_2_however_it_is_bad(words, capsys):
+    assert main(words) == 2
+    assert capsys.readouterr().err
+
+
+def test_an_output_root_that_is_a_file_is_a_fault_of_the_environment(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main([f"output_root={tmp_path / 'file'}"]) == 5
+    assert "output_root=" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["trainer.args.seed=7", "trainer.args.save_only_model=true"])
+def test_fields_that_the_runner_sets_are_refused(word, capsys):
+    assert word.partition("=")[0] in faults(capsys, word)
+
+
+def test_a_group_that_is_deleted_or_an_entry_that_is_null_is_a_group_without_a_part(capsys):
+    assert main(["~metric", "callback.x=null", "--dry-run"]) == 0

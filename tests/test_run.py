@@ -33,7 +33,12 @@ def test_another_value_opens_another_folder(cfg):
 
 @pytest.mark.parametrize("volatile", ["name", "output_root", "launcher", "tracker", "allow"])
 def test_what_cannot_change_the_result_stays_out_of_the_key(cfg, volatile):
-    assert key_of(cfg) == key_of(cfg | {volatile: "other"})
+    assert key_of(cfg) == key_of(cfg | {volatile: {"x": "other"}})
+
+
+def test_more_processes_are_another_training(cfg):
+    assert key_of(cfg) == key_of(cfg | {"launcher": {"num_processes": 1}})
+    assert key_of(cfg) != key_of(cfg | {"launcher": {"num_processes": 2}})
 
 
 def test_a_folder_that_holds_another_run_is_refused(cfg):

@@ -142,6 +142,32 @@ def test_fewer_rows_than_one_step_needs_is_an_error_and_not_zero_steps(train, ca
     assert done.state() == "failed"
 
 
+def test_a_loss_that_is_no_number_stops_the_run(train, capsys):
+    words = few_rows("trainer=sft", "learning_rate=90", "trainer.args.max_grad_norm=0", "metric=none")
+    done = train(*words, "trainer.args.max_steps=20", "trainer.args.logging_steps=1")
+    assert (done.code, done.state()) == (3, "failed") and not done.run.model.exists()
+    assert "a finite number" in capsys.readouterr().err
+
+
+def test_other_rows_under_the_same_name_are_not_trained_on(train, tmp_path, capsys):
+    def write(*digits):
+        rows = [{"prompt": f"{digit}", "completion": f" {digit}"} for digit in digits * 8]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    words = ("trainer=sft", "dataset=local", f"dataset.path={tmp_path / 'rows.jsonl'}", *QUICK)
+    write(1, 2)
+    run = train(*words).run
+    run.set_status("interrupted")
+    write(3, 4)
+    assert train(*words).code == 4
+    assert "not those that its checkpoints were trained on" in capsys.readouterr().err
+
+
+def test_what_a_constructor_refuses_is_a_fault_of_the_configuration(train, capsys):
+    assert train(*few_rows("trainer=sft", "trainer.args.bf16=true", "trainer.args.fp16=true", *QUICK)).code == 2
+    assert "trainer.args" in capsys.readouterr().err
+
+
 def test_a_training_that_ended_before_it_was_saved_is_not_trained_further(train):
     words = few_rows("trainer=sft", *QUICK)
     done = train(*words)

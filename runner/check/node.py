@@ -31,6 +31,8 @@ NODES = ("trainer.args", "trainer.teacher_model", "model.tokenizer")
 OURS = {
     "output_dir": ("nothing: the run folder is the runner's", "output_root=<folder>"),
     "resume_from_checkpoint": ("nothing: the same command resumes", "leave it out"),
+    "save_only_model": ("nothing: a run must be able to resume", "leave it out"),
+    "seed": ("nothing: the runner's own seed goes everywhere", "seed=<number>"),
     "disable_tqdm": ("nothing: the progress bar is the runner's", "leave it out"),
 }
 

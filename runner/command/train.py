@@ -7,19 +7,21 @@ runs (the Trainer).
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import logging
 import os
+import shlex
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from runner.config import Options, asked_for, build, locate, serve
 from runner.dataset.convert import FORMS_FOR, fits
-from runner.errors import DataError, Fault
+from runner.errors import ConfigError, DataError, Fault, FolderError
 from runner.files import files_of, read_json, seal, shipped, write_json
 from runner.run import Run, last_checkpoint, write_manifest
 
@@ -55,7 +57,8 @@ def lay_out(run: Run, stop: Any) -> dict[str, Any]:
     cfg = run.cfg
     _quieten()
     transformers.set_seed(cfg["seed"])
-    args = build_args(run)
+    with _told("trainer.args"):
+        args = build_args(run)
     tokenizer = build(cfg["model"]["tokenizer"])
     rows, held_out = serve(cfg["dataset"], to=cfg["trainer"]["form"], seed=cfg["seed"])
     rewards, weights = build_rewards(cfg["reward"])
@@ -75,7 +78,17 @@ def lay_out(run: Run, stop: Any) -> dict[str, Any]:
         "callbacks": build_callbacks(run, args, stop, peft_config),
         "peft_config": peft_config,
     }
-    return tray | {"trainer": build_trainer(cfg["trainer"], tray, tokenizer)}
+    with _told("trainer"):
+        return tray | {"trainer": build_trainer(cfg["trainer"], tray, tokenizer)}
+
+
+@contextlib.contextmanager
+def _told(where: str) -> Iterator[None]:
+    """Tell what a constructor of TRL refuses as what it is: a configuration that cannot work."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(Fault(where, str(error).splitlines()[0], "values that go together")) from error
 
 
 def _quieten() -> None:
@@ -95,14 +108,21 @@ def build_args(run: Run) -> Any:
     """
     cfg = run.cfg
     node = cfg["trainer"]["args"]
+    known_words = {"{folder}": str(run.folder), "{name}": cfg["name"], "{key}": run.folder.name[-10:]}
     for name, value in (cfg["tracker"].get("environment") or {}).items():
-        os.environ[name] = value.format(folder=run.folder, name=cfg["name"], key=run.folder.name[-10:])
+        if not name.startswith(TRACKER_VARIABLES):
+            raise ConfigError(_foreign_variable(name))
+        for word, meaning in known_words.items():
+            value = str(value).replace(word, meaning)
+        os.environ[name] = value
     ours = {
         "seed": cfg["seed"],
         "run_name": run.folder.name,
         "report_to": cfg["tracker"]["report_to"],
         # A loss that is not finite must be seen, not averaged away.
         "logging_nan_inf_filter": False,
+        # Early stopping must not begin to count anew.
+        "restore_callback_states_from_checkpoint": True,
     }
     kept_back = {
         "output_dir": str(run.checkpoints),
@@ -123,6 +143,15 @@ def _for_this_machine(known: set[str]) -> dict[str, Any]:
     if torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
         return {"bf16": False}
     return {}
+
+
+# Any other variable could change what other programs do: git, the loader, the hub client.
+TRACKER_VARIABLES = ("WANDB_", "TRACKIO_", "MLFLOW_", "TENSORBOARD_")
+
+
+def _foreign_variable(name: str) -> Fault:
+    expected = f"one that begins with {', '.join(TRACKER_VARIABLES)}"
+    return Fault(f"tracker.environment.{name}", "not a variable of a tracker", expected, "leave it out")
 
 
 # Measured on CPU: activation checkpointing 1.25 times slower, bf16 autocast 1.28 times slower for a small model.
@@ -193,11 +222,12 @@ def build_collator(node: Mapping[str, Any] | None, tokenizer: Any) -> Any:
 
 def build_callbacks(run: Run, args: Any, stop: Any, peft_config: Any) -> list[Any]:
     """The user's callbacks and then ours; the seal comes last, when it is decided what a step will save."""
-    from runner.callback import FirstMargin, Progress, Record, StopAtStep
+    from runner.callback import Finite, FirstMargin, Progress, Record, StopAtStep
     from runner.checkpoint import Seal, cycle_steps
     from runner.model.adapter import moves_start
 
-    theirs = build(run.cfg["callback"]) or {}
+    theirs = run.cfg["callback"] or {}
+    theirs = build({"callback": theirs} if "_target_" in theirs else theirs)
     cycle = cycle_steps(args)
     keep = run.cfg["trainer"]["args"].get("save_total_limit") or 2
     rounding = 5e-2 if args.bf16 or args.fp16 else 1e-4
@@ -208,6 +238,7 @@ def build_callbacks(run: Run, args: Any, stop: Any, peft_config: Any) -> list[An
         *theirs.values(),
         StopAtStep(stop, cycle),
         Record(run.metrics, run.set_status),
+        Finite(),
         Progress(),
         *first,
         Seal(keep, cycle),
@@ -267,7 +298,8 @@ def _generated_scores(run: Run, parts: Mapping[str, Any]) -> dict[str, float]:
         for metric, node in cfg["metric"].items():
             values = build_scorer(metric, node)(completions=completions, **columns)
             numbers = [value for value in values if value is not None]
-            scores["_".join(filter(None, ("eval", name, metric)))] = sum(numbers) / max(1, len(numbers))
+            if numbers:
+                scores["_".join(filter(None, ("eval", name, metric)))] = sum(numbers) / len(numbers)
     return scores
 
 
@@ -283,6 +315,8 @@ def mismatches(cfg: Mapping[str, Any], menu: Options) -> list[Fault]:
     if cfg["metric"] and not fits(form, "prompt"):
         found = f"{', '.join(cfg['metric'])} of completions, and {form} rows have no prompt"
         faults.append(Fault("metric", found, "rows with prompts, or none", "metric=none"))
+    variables = cfg["tracker"].get("environment") or {}
+    faults += [_foreign_variable(name) for name in variables if not name.startswith(TRACKER_VARIABLES)]
     evaluates = args.get("eval_strategy", "no") not in ("no", False)
     if evaluates and "split" in rows and not (rows["split"] or {}).get("eval"):
         where = "trainer.args.eval_strategy"
@@ -317,8 +351,11 @@ def _start(run: Run, parts: Mapping[str, Any]) -> None:
     if hasattr(rows, "__len__") and len(rows) < _rows_per_step(args):
         raise DataError(_no_steps(args, len(rows)))
     if trainer.is_world_process_zero():
-        starts = (read_json(run.folder / "manifest.json") or {}).get("starts", 0)
-        write_manifest(run, **_facts(parts), starts=starts + 1)
+        facts, before = _facts(parts), read_json(run.folder / "manifest.json") or {"data": None}
+        if before["data"] not in (None, facts["data"]) and last_checkpoint(run, clean=False):
+            found = "the rows are not those that its checkpoints were trained on"
+            raise FolderError(Fault(str(run), found, "the same rows", "name=<another name>, to start anew"))
+        write_manifest(run, **facts, starts=before.get("starts", 0) + 1)
     trainer.add_callback(AtStart(lambda: _measure_before(run, parts)))
 
 
@@ -502,7 +539,8 @@ def _next(cfg: Mapping[str, Any], model: str) -> str:
     if cfg["trainer"]["head"] == "score":
         return f"trainer=grpo reward=model reward.model.path={model}"
     follower = "dpo" if cfg["trainer"]["form"] == "demonstration" else "grpo"
-    return f"trainer={follower} model.path={model}"
+    like = "" if str(cfg["model"].get("path")).startswith("runner://") else " model=hub"
+    return f"trainer={follower}{like} {shlex.quote(f'model.path={model}')}"
 
 
 def _is_call(value: Any) -> bool:
