@@ -77,9 +77,10 @@ def test_one_failing_job_does_not_stop_the_others(runner):
     assert states == ["failed", "finished"] and "1 of 2 runs finished" in done.stdout
 
 
+@pytest.mark.parametrize("kind", [("-m", "seed=1,2"), ("launcher.num_processes=2",)], ids=["sweep", "processes"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_sweep_that_is_stopped_saves_its_step_and_starts_no_other_run(runner, number, code):
-    words = ("-m", "trainer=sft", "seed=1,2", "trainer.args.max_steps=500", "dataset.limit.eval=8", "metric=none")
+def test_what_is_stopped_saves_its_step_and_starts_no_other_run(runner, kind, number, code):
+    words = (*kind, "trainer=sft", "trainer.args.max_steps=500", "dataset.limit.eval=8", "metric=none")
     process = subprocess.Popen(
         [sys.executable, "-m", "runner", *words, "name=sweep", "trainer.args.logging_steps=1"],
         cwd=runner.folder,
