@@ -19,7 +19,7 @@ from tqdm import tqdm
 from transformers import TrainerCallback
 
 from runner.errors import Fault, SickRun
-from runner.files import strict
+from runner.files import strict, write_text
 
 
 class Record(TrainerCallback):
@@ -85,7 +85,7 @@ class Record(TrainerCallback):
         """Drop the lines of steps that will be trained again, and a line that was cut off."""
         kept = [line for line in _lines(self.path) if line["step"] <= step]
         if self.path.exists():
-            self.path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
+            write_text(self.path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
         self.spent = kept[-1].get("elapsed_seconds", 0.0) if kept else 0.0
         self.line = kept[-1] if kept else {}
         self.offset = self.path.stat().st_size - _size(self.line) if kept else 0

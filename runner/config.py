@@ -37,7 +37,7 @@ GROUPS = (
     "launcher",
 )
 
-# Choosing another of these is not a key of its own but a whole folder of keys.
+# Each group with the names of its options.
 Options = dict[str, list[str]]
 
 

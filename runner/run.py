@@ -1,14 +1,12 @@
 """The run folder: its name, its lock, its states, its manifest, and its newest sealed checkpoint.
 
 The folder is the contract between the door, the worker and every command that comes after. Nothing
-here trains,
-and nothing here imports more than the standard library and filelock.
+here trains, and nothing heavy is imported.
 
-    config.yaml     frozen and resolved              status.json
-    created|running|interrupted|failed|finished
-    manifest.json   what it was made with            metrics.jsonl   one line per logged step
-    scores.json     held-out, before and after       log.txt         everything that was said
-    checkpoints/    sealed one by one                model/          what others can load
+    config.yaml     frozen and resolved          status.json     created, running, interrupted, ...
+    manifest.json   what it was made with        metrics.jsonl   one line per logged step
+    scores.json     held-out, before and after   log.txt         everything that was said
+    checkpoints/    sealed one by one            model/          what others can load
 """
 
 from __future__ import annotations

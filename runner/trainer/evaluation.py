@@ -32,7 +32,7 @@ class Evaluation(Trainer):
 
     def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         if self._prefix != "eval":
-            for key in [key for key in logs if key.startswith("eval_") and not key.startswith(self._prefix)]:
+            for key in [key for key in logs if key.startswith("eval_") and not key.startswith(f"{self._prefix}_")]:
                 logs[f"{self._prefix}_{key.removeprefix('eval_')}"] = logs.pop(key)
         super().log(logs, *args, **kwargs)
 
