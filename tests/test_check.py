@@ -124,8 +124,8 @@ def test_every_field_at_its_default_is_good(name):
         if parameter.default is None or isinstance(parameter.default, bool | int | float | str):
             args.setdefault(field, parameter.default)
     assert len(args) > 100
-    found = [fault for fault in faults(cfg) if fault.where != "trainer.args.disable_tqdm"]
-    assert found == []
+    found = [fault for fault in faults(cfg) if fault.where != "trainer.args.seed"]
+    assert found == []  # the runner's seed is another one than that of the library
 
 
 @pytest.mark.slow

@@ -49,24 +49,24 @@ def find_node_faults(asked: Asked, path: str, node: Node) -> Iterator[Fault]:
             yield from find_unknown(asked, path, node, str(key), signature)
         elif value != "???":
             own = f"{path}.{key}"
-            vain = _in_vain(asked, own, value)
-            yield from [vain] if vain else _value(asked, own, value, known[key], signature)
+            found = _value(asked, own, value, known[key], signature)
+            yield from found or _in_vain(asked, own, value, known[key].default)
     yield from _missing(path, node, signature)
     if path == "trainer":
         yield from _args_of_another(asked, node, signature)
 
 
-def _in_vain(asked: Asked, path: str, value: Any) -> Fault | None:
-    """A fault where the runner would replace a value by its own."""
+def _in_vain(asked: Asked, path: str, value: Any, default: Any) -> list[Fault]:
+    """A fault where the runner would replace a value by another one."""
     node, _, key = path.rpartition(".")
-    if node == "trainer.args" and key in OURS and value is not None:
-        return Fault(path, shown(value), *OURS[key])
+    if node == "trainer.args" and key in OURS and value not in (None, asked.cfg.get(key, default)):
+        return [Fault(path, shown(value), *OURS[key])]
     group = FROM_GROUP.get(key) if node == "trainer" and value is not None else None
     if group in asked.groups:
         options = asked.options(group)
         cure = f"{group}={options[0]}" if options else f"{group}._target_=<module.name>"
-        return Fault(path, "a part that the runner serves", f"the group {group}", cure)
-    return None
+        return [Fault(path, "a part that the runner serves", f"the group {group}", cure)]
+    return []
 
 
 def _value(asked: Asked, path: str, value: Any, parameter: Parameter, signature: Signature) -> list[Fault]:
