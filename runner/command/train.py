@@ -177,7 +177,8 @@ def build_model(cfg: Mapping[str, Any], tokenizer: Any, args: Any) -> tuple[Any,
     check_adapter(model, peft_config)
     precomputed = getattr(args, "precompute_ref_log_probs", False)
     takes_one = "ref_model" in asked_for(cfg["trainer"]["_target_"])
-    if takes_one and needs_reference(model, peft_config, precomputed=precomputed):
+    unwanted = not getattr(args, "penalises_kl", True)
+    if takes_one and not unwanted and needs_reference(model, peft_config, precomputed=precomputed):
         return model, peft_config, copy_reference(model)
     return model, peft_config, None
 
@@ -287,10 +288,10 @@ def _generated_scores(run: Run, parts: Mapping[str, Any]) -> dict[str, float]:
         first = list(rows.take(HELD_OUT_PROMPTS))
         columns = {column: [row[column] for row in first] for column in first[0]}
         completions = generate(
-            trainer.accelerator.unwrap_model(trainer.model),
+            policy_of(trainer),
             parts["processing_class"],
             columns["prompt"],
-            max_new_tokens=getattr(parts["args"], "max_completion_length", None) or 64,
+            max_new_tokens=_completion_length(parts["args"]),
         )
         if trainer.is_world_process_zero():
             _write_completions(run, columns["prompt"], completions, trainer.state.global_step)
@@ -301,6 +302,18 @@ def _generated_scores(run: Run, parts: Mapping[str, Any]) -> dict[str, float]:
             if numbers:
                 scores["_".join(filter(None, ("eval", name, metric)))] = sum(numbers) / len(numbers)
     return scores
+
+
+def policy_of(trainer: Any) -> Any:
+    """The language model that a trainer trains, without what distributes it or stands beside it, such as a critic."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return getattr(model, "policy", model)
+
+
+def _completion_length(args: Any) -> int:
+    """Most tokens of a completion, under the name that the trainer has for it."""
+    names = ("max_completion_length", "response_length", "max_new_tokens")
+    return next(filter(None, (getattr(args, name, None) for name in names)), 64)
 
 
 def mismatches(cfg: Mapping[str, Any], menu: Options) -> list[Fault]:
@@ -393,11 +406,11 @@ def save_model(run: Run, trainer: Any) -> None:
     model = trainer.accelerator.unwrap_model(trainer.model)
     if trainer.is_world_process_zero():
         shutil.rmtree(new, ignore_errors=True)
-    if isinstance(model, PeftModel) and trainer.is_world_process_zero():
-        _save_adapter(run, model, new)
-        trainer.processing_class.save_pretrained(new)
-    elif not isinstance(model, PeftModel):
+    if not isinstance(model, PeftModel):
         trainer.save_model(str(new))
+    if isinstance(policy_of(trainer), PeftModel) and trainer.is_world_process_zero():
+        _save_adapter(run, policy_of(trainer), new)
+        trainer.processing_class.save_pretrained(new)
     if trainer.is_world_process_zero():
         (new / "training_args.bin").unlink(missing_ok=True)
         seal(new)

@@ -1,0 +1,302 @@
+"""Policy and critic as one module: what PPO wraps, optimises and saves together, on one backbone where possible.
+
+What the update does with log-probabilities and values is in ``ppo``; how completions are sampled in ``rollout``.
+Letters at the end of a tensor's name are its shape: B rows, T tokens, N response tokens of all rows, H hidden, V
+vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
+
+CRITIC = "critic"
+REFERENCE = "reference"
+LOGITS_PER_CHUNK = {"cpu": 1 << 22}  # elements held at once: 16 MiB of float32
+LOGITS_PER_CHUNK_ELSEWHERE = 1 << 26
+
+
+class TokenLogProbs:
+    """Log-probabilities that a causal language model gives to tokens that are already there.
+
+    Hidden states become logits only where a token was sampled, a chunk at a time, and the backward pass makes them
+    again: with 50,000 words the logits of a micro-batch would take more memory than everything else together.
+    """
+
+    def __init__(self, model: PreTrainedModel | PeftModel):
+        self.model = model.get_base_model() if isinstance(model, PeftModel) else model
+        self.trunk = self.model.base_model
+        self.head = self.model.get_output_embeddings()
+        self.is_plain = self._is_plain()
+
+    def hidden_NH(self, input_ids_BT: Tensor, positions_N: Tensor) -> Tensor:
+        """The last hidden states at flat positions of right-padded rows; no mask, since causal attention looks back."""
+        return last_hidden_BTH(self.trunk, input_ids_BT).flatten(0, 1)[positions_N]
+
+    def of_hidden(self, hidden_NH: Tensor, targets_N: Tensor, temperature: float) -> Tensor:
+        """float32 log-probabilities of the targets under softmax(logits / temperature)."""
+        rows = max(1, self._elements(hidden_NH.device) // self.head.weight.shape[0])
+        once = len(hidden_NH) <= rows or not torch.is_grad_enabled()
+        compute = self._of_chunk if once else self._of_chunk_twice
+        pairs = zip(hidden_NH.split(rows), targets_N.split(rows), strict=True)
+        return torch.cat([compute(hidden, targets, temperature) for hidden, targets in pairs])
+
+    def __call__(self, input_ids_BT: Tensor, positions_N: Tensor, targets_N: Tensor, temperature: float) -> Tensor:
+        """float32 log-probabilities of the targets, each seen from the position before it."""
+        if self.is_plain:
+            return self.of_hidden(self.hidden_NH(input_ids_BT, positions_N), targets_N, temperature)
+        logits_NV = self.model(input_ids=input_ids_BT, use_cache=False).logits.flatten(0, 1)[positions_N]
+        return _gather(logits_NV, targets_N, temperature)
+
+    def _of_chunk(self, hidden_NH: Tensor, targets_N: Tensor, temperature: float) -> Tensor:
+        return _gather(self.head(hidden_NH), targets_N, temperature)
+
+    def _of_chunk_twice(self, *chunk: Any) -> Tensor:
+        """The same, forgotten after the forward pass and computed again in the backward pass."""
+        return checkpoint(self._of_chunk, *chunk, use_reentrant=False, preserve_rng_state=False)
+
+    @staticmethod
+    def _elements(device: torch.device) -> int:
+        return LOGITS_PER_CHUNK.get(device.type, LOGITS_PER_CHUNK_ELSEWHERE)
+
+    @torch.no_grad()
+    def _is_plain(self) -> bool:
+        """Whether the logits are just the head of the last hidden states, without a cap or a scale of the model's."""
+        training = self.model.training
+        self.model.eval()
+        ids_BT = torch.arange(4, device=self.model.device).unsqueeze(0)
+        whole = self.model(input_ids=ids_BT, use_cache=False).logits
+        apart = self.head(last_hidden_BTH(self.trunk, ids_BT))
+        self.model.train(training)
+        return torch.equal(whole.float(), apart.float())
+
+
+def last_hidden_BTH(trunk: nn.Module, input_ids_BT: Tensor, **kwargs: Any) -> Tensor:
+    """The last hidden states of a model without its head."""
+    return trunk(input_ids=input_ids_BT, use_cache=False, **kwargs).last_hidden_state
+
+
+def _gather(logits_NV: Tensor, targets_N: Tensor, temperature: float) -> Tensor:
+    logits_NV = logits_NV.float()
+    return -cross_entropy(logits_NV / temperature if temperature != 1 else logits_NV, targets_N, reduction="none")
+
+
+class ActorCritic(nn.Module):
+    """Log-probabilities of the policy and values of the critic for the response tokens of a micro-batch.
+
+    The critic is a ``model`` of its own with one label, a second ``adapter`` on the policy's backbone with a linear
+    head, or only a linear ``head`` on the policy's hidden states. ``state_dict`` holds what training changes, each
+    weight once, so that a checkpoint of an adapter stays as small as the adapter.
+    """
+
+    def __init__(self, policy: PreTrainedModel | PeftModel, critic: str, value_model: PreTrainedModel | None = None):
+        super().__init__()
+        self.policy = policy
+        self.critic = critic
+        self.value_model = value_model
+        self.value_head = None if critic == "model" else _zero_head(policy)
+        self.switch = Switch(policy) if isinstance(policy, PeftModel) else None
+        if critic == "adapter":
+            policy.add_adapter(CRITIC, copy.deepcopy(policy.peft_config[policy.active_adapter]))
+            self.switch.keep_trainable(CRITIC)
+        self.logprobs = TokenLogProbs(policy)
+
+    @property
+    def config(self) -> Any:
+        return self.policy.config
+
+    @property
+    def device(self) -> torch.device:
+        return self.policy.device
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, targets: Tensor, temperature: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and values, float32 [N]; ``positions`` are flat indices of the states before the tokens."""
+        if self.critic == "head" and self.logprobs.is_plain:
+            hidden_NH = self.logprobs.hidden_NH(input_ids, positions)
+            return self.logprobs.of_hidden(hidden_NH, targets, temperature), self._of_head(hidden_NH)
+        values_N = self.values(input_ids, positions)
+        with self.adapter(None):
+            return self.logprobs(input_ids, positions, targets, temperature), values_N
+
+    def values(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """The critic's values of the states at flat positions, float32 [N]."""
+        if self.value_model is not None:
+            hidden_BTH = last_hidden_BTH(self.value_model.base_model, input_ids)
+            return self.value_model.score(hidden_BTH.flatten(0, 1)[positions]).squeeze(-1).float()
+        with self.adapter(CRITIC if self.critic == "adapter" else None):
+            return self._of_head(self.logprobs.hidden_NH(input_ids, positions))
+
+    def reference_logprobs(self, *batch: Any) -> Tensor:
+        """What the start model gives to the tokens: the backbone without the adapter, or with that of the start."""
+        with self.adapter(REFERENCE if REFERENCE in self.policy.peft_config else Switch.NONE):
+            return self.logprobs(*batch)
+
+    def _of_head(self, hidden_NH: Tensor) -> Tensor:
+        return self.value_head(hidden_NH.to(self.value_head.weight.dtype)).squeeze(-1).float()
+
+    def adapter(self, name: str | None) -> contextlib.AbstractContextManager[None]:
+        """The backbone under one of its adapters; None is the policy's own."""
+        return contextlib.nullcontext() if self.switch is None else self.switch.to(name)
+
+    def rest(self) -> None:
+        """Put the policy's own adapter on again, where a recomputed layer has left another."""
+        with self.adapter(None):
+            pass
+
+    def activation_checkpointing_enable(self, activation_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
+        """Recompute activations in the backward pass, each layer under the adapter that it ran under."""
+        kwargs = dict(activation_checkpointing_kwargs or {}) | {"use_reentrant": False}
+        if self.value_model is not None:
+            self.value_model.activation_checkpointing_enable(kwargs)
+        if self.switch is not None:
+            kwargs["context_fn"] = self.switch.remembered
+        self.policy.activation_checkpointing_enable(kwargs)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        whole = super().state_dict(*args, **kwargs)
+        return {name: whole[name] for name in self._trained()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        trained = self._trained()
+        if set(state_dict) != trained:
+            missing, unknown = sorted(trained - set(state_dict)), sorted(set(state_dict) - trained)
+            raise ValueError(f"the checkpoint is of another policy and critic: lacks {missing[:3]}, has {unknown[:3]}")
+        result = super().load_state_dict(state_dict, strict=False, assign=assign)
+        result.missing_keys.clear()  # what is frozen was loaded with the model
+        return result
+
+    def _trained(self) -> set[str]:
+        return {name for name, parameter in self.named_parameters() if parameter.requires_grad}
+
+    def save_value(self, folder: Path) -> None:
+        """Write the critic so that it loads elsewhere: a classification model, or a head and perhaps its adapter."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.value_model is not None:
+            self.value_model.save_pretrained(folder)
+            return
+        if self.critic == "adapter":
+            self.policy.save_pretrained(folder, selected_adapters=[CRITIC])
+        state = {f"score.{name}": weight.contiguous() for name, weight in self.value_head.state_dict().items()}
+        save_file(state, folder / "value_head.safetensors", metadata={"format": "pt"})
+
+
+class Switch:
+    """Changes the active adapter of a policy, and keeps every adapter in training trainable.
+
+    Peft freezes each adapter that is not active; after a look at the reference the critic would silently stand still.
+    """
+
+    NONE = ""
+
+    def __init__(self, policy: PeftModel):
+        self.policy = policy
+        self.active = self.own = policy.active_adapter
+        self.trainable = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+
+    def keep_trainable(self, adapter: str) -> None:
+        """Count the weights of a new adapter among those that train."""
+        self.policy.set_adapter(adapter)
+        known = set(map(id, self.trainable))
+        self.trainable += [p for p in self.policy.parameters() if p.requires_grad and id(p) not in known]
+        self.policy.set_adapter(self.own)
+        self._thaw()
+
+    @contextlib.contextmanager
+    def to(self, name: str | None) -> Any:
+        """Within it the backbone runs under this adapter, or under none; after it under the policy's own."""
+        self._use(self.own if name is None else name)
+        try:
+            yield
+        finally:
+            self._use(self.own)
+
+    def remembered(self) -> tuple[Any, Any]:
+        """For a layer that is computed twice: the contexts of the first time and of the second."""
+        return contextlib.nullcontext(), self._stay(self.active)
+
+    @contextlib.contextmanager
+    def _stay(self, name: str) -> Any:
+        """The adapter of a recomputed layer, and of those that follow: to switch back at each would cost more."""
+        self._use(name)
+        yield
+
+    def _use(self, name: str) -> None:
+        if name == self.active:
+            return
+        if name == self.NONE:
+            self.policy.base_model.disable_adapter_layers()
+        else:
+            self.policy.base_model.enable_adapter_layers()
+            self.policy.set_adapter(name)
+        self.active = name
+        self._thaw()
+
+    def _thaw(self) -> None:
+        for parameter in self.trainable:
+            parameter.requires_grad_(True)
+
+
+def build_critic_model(policy: PreTrainedModel | PeftModel, reward_model: PreTrainedModel | None) -> PreTrainedModel:
+    """A critic of its own: a copy of the reward model where there is one, else the policy's backbone with a new head.
+
+    From the reward model values start near the scores they predict (Stiennon et al. 2020; Huang et al. 2024). The new
+    head starts at zero, so that the first advantages are the rewards.
+    """
+    if reward_model is not None:
+        return copy.deepcopy(reward_model).requires_grad_(True)
+    source = policy.get_base_model() if isinstance(policy, PeftModel) else policy
+    config = copy.deepcopy(source.config)
+    config.num_labels = 1
+    with torch.random.fork_rng(devices=[]):
+        model = AutoModelForSequenceClassification.from_config(config, dtype=source.dtype)
+    model.base_model.load_state_dict(source.base_model.state_dict())
+    model.score.weight.data.zero_()
+    return model.to(source.device).requires_grad_(True)
+
+
+def add_reference_adapter(policy: PeftModel) -> None:
+    """A frozen copy of the adapter that the policy came with: without it the start model would be forgotten."""
+    own = policy.active_adapter
+    trainable = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    policy.add_adapter(REFERENCE, copy.deepcopy(policy.peft_config[own]))
+    weights = dict(policy.named_parameters())
+    with torch.no_grad():
+        for name, weight in weights.items():
+            if f".{REFERENCE}." in name:
+                weight.copy_(weights[name.replace(f".{REFERENCE}.", f".{own}.")])
+                weight.requires_grad_(False)
+    policy.set_adapter(own)
+    trained = set(map(id, trainable))
+    for parameter in policy.parameters():
+        parameter.requires_grad_(id(parameter) in trained)
+
+
+def disable_dropout(model: nn.Module) -> None:
+    """Set every dropout to zero: with it the ratio of the first mini-batch would not be 1 (Huang et al. 2022)."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+
+
+def _zero_head(policy: PreTrainedModel | PeftModel) -> nn.Linear:
+    """One value per hidden state; zero at the start, in float32."""
+    lm = policy.get_base_model() if isinstance(policy, PeftModel) else policy
+    head = nn.Linear(lm.config.get_text_config().hidden_size, 1, device=lm.device)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head

@@ -1,0 +1,198 @@
+"""Prompts -> sampled completions: the engines behind one signature.
+
+What a completion earns is in ``score``; what is learned from it in ``ppo``. Letters at the end of a tensor's name: B
+rows, P prompt tokens, R response tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+
+from runner.trainer.batch import pad_left
+
+# Layers whose cache keeps a key and a value per token, so that finished rows can leave it.
+CACHED = {"full_attention", "sliding_attention", "chunked_attention"}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How completions end and how they are drawn. There is no top-k or top-p: the log-probabilities would be others."""
+
+    length: int
+    stop_ids: tuple[int, ...] = ()
+    temperature: float = 1.0
+    rows: int = 64  # that are generated side by side
+
+
+@dataclass
+class Samples:
+    """One completion per prompt, on the CPU: token ids up to and with the stop token, and their log-probabilities."""
+
+    tokens: list[Tensor]
+    logprobs: list[Tensor] | None = None
+
+
+def sample(
+    engine: str, model: PreTrainedModel, prompts: Sequence[Sequence[int]], how: Sampling, noise_BR: Tensor
+) -> Samples:
+    """Completions of the prompts by one of the engines.
+
+    ``noise_BR`` are uniform random numbers, one for each token that may be drawn. With them the ``loop`` draws the
+    same completion for a row whatever rows are beside it, on however many processes.
+    """
+    if engine == "loop":
+        return sample_by_loop(model, prompts, how, noise_BR)
+    seed = int(noise_BR.flatten()[0].double() * 2**31)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return ENGINES[engine](model, prompts, how)
+
+
+def choose_engine(model: PreTrainedModel) -> str:
+    """``loop`` where the cache of the model is one of keys and values, else ``generate``."""
+    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or CACHED)
+    return "loop" if kinds <= CACHED and hasattr(model.config.get_text_config(), "num_attention_heads") else "generate"
+
+
+# --- Own loop -----------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def sample_by_loop(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], how: Sampling, noise_BR: Tensor
+) -> Samples:
+    """Sample token by token; rows that are finished leave the cache, so that nobody waits for the longest.
+
+    Prompts of like length go together. The log-probabilities are those of the distribution that was sampled from.
+    """
+    tokens: list[Any] = [None] * len(prompts)
+    logprobs: list[Any] = [None] * len(prompts)
+    order = sorted(range(len(prompts)), key=lambda row: -len(prompts[row]))
+    for start in range(0, len(order), how.rows):
+        rows = order[start : start + how.rows]
+        batch = _sample_batch(model, [prompts[row] for row in rows], how, noise_BR[rows])
+        for row, ids, values in zip(rows, *batch, strict=True):
+            tokens[row], logprobs[row] = ids, values
+    return Samples(tokens, logprobs)
+
+
+def _sample_batch(
+    model: PreTrainedModel, prompts: list[Sequence[int]], how: Sampling, noise_BR: Tensor
+) -> tuple[list[Tensor], list[Tensor]]:
+    device, count = model.device, len(prompts)
+    input_ids, mask = pad_left(prompts, device)
+    ragged = not bool(mask.all())
+    position_ids = (mask.cumsum(1) - 1).clamp(min=0)
+    tokens_BR = torch.zeros(count, how.length, dtype=torch.long, device=device)
+    logprobs_BR = torch.zeros(count, how.length, device=device)
+    lengths_B = torch.full((count,), how.length, device=device)
+    stop_ids = torch.tensor(how.stop_ids, device=device, dtype=torch.long)
+    live = torch.arange(count, device=device)  # the rows that are still being written
+    noise_BR = noise_BR.to(device)
+    cache = DynamicCache(config=model.config)
+    optional = Optional(model)
+    for step in range(how.length):
+        logits = model(
+            input_ids=input_ids,
+            attention_mask=mask if ragged else None,
+            past_key_values=cache,
+            use_cache=True,
+            **optional(position_ids=position_ids, logits_to_keep=1),
+        ).logits[:, -1]
+        token, logprob = draw(logits, noise_BR[live, step], how.temperature)
+        tokens_BR[live, step], logprobs_BR[live, step] = token, logprob
+        ended = torch.isin(token, stop_ids)
+        position_ids = position_ids[:, -1:] + 1
+        if ended.any():
+            lengths_B[live[ended]] = step + 1
+            going = (~ended).nonzero().squeeze(1)
+            if not len(going):
+                break
+            cache.batch_select_indices(going)
+            live, token, position_ids, mask = live[going], token[going], position_ids[going], mask[going]
+        input_ids = token.unsqueeze(1)
+        mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1) if ragged else mask
+    tokens_BR, logprobs_BR, lengths = tokens_BR.cpu(), logprobs_BR.cpu(), lengths_B.tolist()
+    return (
+        [row[:length].clone() for row, length in zip(tokens_BR, lengths, strict=True)],
+        [row[:length].clone() for row, length in zip(logprobs_BR, lengths, strict=True)],
+    )
+
+
+def draw(logits_BV: Tensor, noise_B: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """A token per row, where its uniform noise falls in the cumulated probabilities, and its log-probability."""
+    logprobs_BV = torch.log_softmax(logits_BV.float() / temperature, -1)
+    cumulated_BV = logprobs_BV.exp().cumsum(-1)
+    aim_B1 = (noise_B * cumulated_BV[:, -1]).unsqueeze(1)
+    token_B1 = torch.searchsorted(cumulated_BV, aim_B1, right=True).clamp_(max=logits_BV.shape[1] - 1)
+    return token_B1.squeeze(1), logprobs_BV.gather(1, token_B1).squeeze(1)
+
+
+class Optional:
+    """Passes on those arguments that a model's forward names: not every architecture counts positions."""
+
+    def __init__(self, model: PreTrainedModel):
+        self.known = set(inspect.signature(model.forward).parameters)
+
+    def __call__(self, **kwargs: Any) -> dict[str, Any]:
+        return {name: value for name, value in kwargs.items() if name in self.known}
+
+
+# --- Engines of transformers --------------------------------------------------------------------
+
+
+@torch.no_grad()
+def sample_by_generate(model: PreTrainedModel, prompts: Sequence[Sequence[int]], how: Sampling) -> Samples:
+    """Completions by ``model.generate``, for architectures whose cache the loop does not know."""
+    tokens: list[Tensor] = []
+    for start in range(0, len(prompts), how.rows):
+        input_ids, mask = pad_left(prompts[start : start + how.rows], model.device)
+        sequences = model.generate(
+            input_ids=input_ids,
+            attention_mask=mask,
+            generation_config=_generation_config(how),
+            use_model_defaults=False,
+        )
+        tokens += [cut(row[input_ids.shape[1] :].cpu(), how) for row in sequences]
+    return Samples(tokens)
+
+
+@torch.no_grad()
+def sample_by_continuous_batching(model: PreTrainedModel, prompts: Sequence[Sequence[int]], how: Sampling) -> Samples:
+    """Completions by ``model.generate_batch``, where a finished row makes place for the next; made for GPUs."""
+    answers = model.generate_batch(
+        inputs=[list(prompt) for prompt in prompts],
+        generation_config=_generation_config(how),
+        progress_bar=False,
+    )
+    # Requests are numbered in the order of the prompts; answers come back in any.
+    ordered = sorted(answers.values(), key=lambda answer: int(answer.request_id.rpartition("_")[2]))
+    return Samples([cut(torch.tensor(answer.generated_tokens), how) for answer in ordered])
+
+
+def _generation_config(how: Sampling) -> GenerationConfig:
+    return GenerationConfig(
+        max_new_tokens=how.length,
+        do_sample=True,
+        temperature=how.temperature,
+        top_k=0,
+        top_p=1.0,
+        eos_token_id=list(how.stop_ids) or None,
+        pad_token_id=0,
+    )
+
+
+def cut(tokens_R: Tensor, how: Sampling) -> Tensor:
+    """The tokens up to and with the first stop token."""
+    stops = torch.isin(tokens_R, torch.tensor(how.stop_ids, dtype=torch.long)).nonzero()
+    return tokens_R[: int(stops[0]) + 1] if len(stops) else tokens_R[: how.length]
+
+
+ENGINES = {"generate": sample_by_generate, "continuous": sample_by_continuous_batching}

@@ -1,0 +1,230 @@
+"""Completions -> what they earn: reward functions and reward models, called as GRPO calls them.
+
+How rewards are spread over tokens, scaled and penalised is in ``ppo``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
+
+from runner.errors import ConfigError, Fault
+from runner.trainer.batch import pad_right, split_by_tokens
+
+Reward = Callable[..., Any] | nn.Module | str
+
+
+@dataclass
+class Completions:
+    """Completions with their prompts, as text or chats and as token ids, and the other columns of their rows."""
+
+    prompts: list[Any]
+    completions: list[Any]
+    prompt_ids: list[list[int]]
+    completion_ids: list[list[int]]
+    ended: list[bool]
+    columns: Mapping[str, list[Any]]
+
+    @property
+    def are_chats(self) -> bool:
+        return isinstance(self.prompts[0], list)
+
+
+class Rewards:
+    """Every reward of a run under its name, with its weight."""
+
+    def __init__(
+        self,
+        rewards: Sequence[Reward],
+        weights: Sequence[float] | None,
+        tokenizer: PreTrainedTokenizerBase,
+        tokenizers: Sequence[PreTrainedTokenizerBase | None] | None = None,
+        step_separator: str = "\n",
+    ):
+        if not rewards:
+            cure = "reward=<one of conf/reward>, or trainer.args.reward_model_path=<model>"
+            raise ConfigError(Fault("reward", "no reward", "at least one", cure))
+        if weights is not None and len(weights) != len(rewards):
+            where, found = "trainer.args.reward_weights", f"{len(weights)} weights for {len(rewards)} rewards"
+            raise ConfigError(Fault(where, found, "one for each", f"{where}={[1.0] * len(rewards)}"))
+        self.tokenizer = tokenizer
+        self.step_separator = step_separator
+        self.weights = torch.tensor(list(weights or [1.0] * len(rewards)))
+        self.rewards = [_load(reward) if isinstance(reward, str) else reward for reward in rewards]
+        self.names = _unlike([_name(reward) for reward in self.rewards])
+        given = tokenizers or [None] * len(rewards)
+        self.tokenizers = [
+            (one or _tokenizer_of(reward, tokenizer)) if isinstance(reward, nn.Module) else None
+            for reward, one in zip(self.rewards, given, strict=True)
+        ]
+
+    def model_for_critic(self) -> nn.Module | None:
+        """The first reward model that reads the policy's own tokens; a critic can begin as its copy."""
+        for reward, tokenizer in zip(self.rewards, self.tokenizers, strict=True):
+            if tokenizer is not None and hasattr(reward, "score") and same_tokens(tokenizer, self.tokenizer):
+                return reward
+        return None
+
+    def __call__(self, asked: Completions, state: Any, budget: int) -> tuple[Tensor, list[Tensor | None], Tensor]:
+        """The weighted outcome of each row [B], its weighted rewards per token or None, and every reward's sum [B, F].
+
+        A reward may give None where it does not apply to a row. Raises ConfigError with every fault of every reward.
+        """
+        given = {"prompts": asked.prompts, "completions": asked.completions, "completion_ids": asked.completion_ids}
+        given |= dict(asked.columns) | {"trainer_state": state}
+        answers = [
+            self._of_model(reward, tokenizer, asked, budget) if tokenizer is not None else reward(**given)
+            for reward, tokenizer in zip(self.rewards, self.tokenizers, strict=True)
+        ]
+        answers = [list(answer) for answer in _awaited(answers)]
+        self._check(answers, len(asked.prompts))
+        outcome_B, sums_BF = torch.zeros(len(asked.prompts)), torch.full((len(asked.prompts), len(answers)), math.nan)
+        dense: list[Tensor | None] = [None] * len(asked.prompts)
+        for column, (answer, weight) in enumerate(zip(answers, self.weights, strict=True)):
+            for row, value in enumerate(answer):
+                if isinstance(value, list):
+                    spread = weight * self._spread(self.names[column], value, asked.completion_ids[row])
+                    dense[row] = spread if dense[row] is None else dense[row] + spread
+                    sums_BF[row, column] = float(sum(value))
+                elif value is not None:
+                    outcome_B[row] += weight * float(value)
+                    sums_BF[row, column] = float(value)
+        return outcome_B, dense, sums_BF
+
+    def _check(self, answers: list[list[Any]], count: int) -> None:
+        """Raise ConfigError unless there is one finite reward, list of rewards, or None, for each row."""
+        faults = []
+        for name, answer in zip(self.names, answers, strict=True):
+            bad = [row for row, value in enumerate(answer) if not _is_finite(value)]
+            if len(answer) != count:
+                found = f"{len(answer)} rewards for {count} completions"
+                faults.append(Fault(f"reward.{name}", found, "one for each completion"))
+            elif bad:
+                found = f"{answer[bad[0]]} for completion {bad[0]} of {count}, and {len(bad) - 1} more"
+                faults.append(Fault(f"reward.{name}", found, "a finite number, a list of them, or None"))
+        empty = (
+            []
+            if faults
+            else [
+                row
+                for row, values in enumerate(zip(*answers, strict=True))
+                if not any(value is not None for value in values)
+            ]
+        )
+        if empty:
+            found = f"every reward gave None to completion {empty[0]} of {count}, and to {len(empty) - 1} more"
+            faults.append(Fault("reward", found, "at least one reward that applies to each row"))
+        if faults:
+            raise ConfigError(faults)
+
+    def _spread(self, name: str, values: list[float], tokens: list[int]) -> Tensor:
+        """Rewards per token [R]: given so, or given for each step and put where the step ends (Uesato et al. 2022)."""
+        if len(values) == len(tokens):
+            return torch.tensor(values, dtype=torch.float32)
+        ends = step_ends(self.tokenizer, tokens, self.step_separator)
+        if len(values) != len(ends):
+            found = f"{len(values)} rewards for a completion of {len(tokens)} tokens and {len(ends)} steps"
+            expected = f"one for each token, or for each step (steps end with {self.step_separator!r})"
+            raise ConfigError(Fault(f"reward.{name}", found, expected, "trainer.args.step_separator=<text>"))
+        spread = torch.zeros(len(tokens))
+        spread[ends] = torch.tensor(values, dtype=torch.float32)
+        return spread
+
+    @torch.no_grad()
+    def _of_model(self, model: nn.Module, tokenizer: Any, asked: Completions, budget: int) -> list[float]:
+        """The score of a model at the last token of each completion."""
+        rows = self._encode(tokenizer, asked)
+        scores: list[float] = [0.0] * len(rows)
+        device = next(model.parameters()).device
+        for group in split_by_tokens(range(len(rows)), list(map(len, rows)), budget):
+            ids_BT, mask_BT = pad_right([rows[row] for row in group], device)
+            if hasattr(model, "score"):
+                # Not by the model's own search for the last token, which takes an end token for padding.
+                hidden_BTH = model.base_model(input_ids=ids_BT, attention_mask=mask_BT).last_hidden_state
+                last_BH = hidden_BTH[torch.arange(len(group), device=device), mask_BT.sum(1) - 1]
+                given_B = model.score(last_BH).squeeze(-1)
+            else:
+                given_B = model(input_ids=ids_BT, attention_mask=mask_BT).logits[:, 0]
+            for row, score in zip(group, given_B.float().tolist(), strict=True):
+                scores[row] = score
+        return scores
+
+    def _encode(self, tokenizer: Any, asked: Completions) -> list[list[int]]:
+        """What a reward model reads, as in its training: a closed chat, or text that ends with the end token."""
+        if asked.are_chats:
+            pairs = zip(asked.prompts, asked.completions, strict=True)
+            template = tokenizer.chat_template or self.tokenizer.chat_template
+            return [tokenizer.apply_chat_template(p + c, chat_template=template, return_dict=False) for p, c in pairs]
+        if same_tokens(tokenizer, self.tokenizer):
+            return [p + c for p, c in zip(asked.prompt_ids, asked.completion_ids, strict=True)]
+        ends = [tokenizer.eos_token or "" if ended else "" for ended in asked.ended]
+        return tokenizer([p + c + e for p, c, e in zip(asked.prompts, asked.completions, ends, strict=True)])[
+            "input_ids"
+        ]
+
+
+def step_ends(tokenizer: Any, tokens: Sequence[int], separator: str) -> list[int]:
+    """The index of the last token of each step; the last step ends with the completion.
+
+    A step ends with the token that completes its separator, so a separator may be part of a token or span several.
+    """
+    ends, start = [], 0
+    for index in range(len(tokens)):
+        if separator in tokenizer.decode(tokens[start : index + 1]):
+            ends.append(index)
+            start = index + 1
+    return ends if start == len(tokens) else [*ends, len(tokens) - 1]
+
+
+def same_tokens(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
+    """Whether two tokenizers mean the same by an id."""
+    return one is other or one.get_vocab() == other.get_vocab()
+
+
+def _load(path: str) -> nn.Module:
+    model = AutoModelForSequenceClassification.from_pretrained(path, num_labels=1)
+    return model.eval().requires_grad_(False)
+
+
+def _name(reward: Any) -> str:
+    if isinstance(reward, nn.Module):
+        return str(getattr(reward.config, "_name_or_path", "") or type(reward).__name__).rstrip("/").split("/")[-1]
+    return getattr(reward, "__name__", None) or getattr(
+        getattr(reward, "func", reward), "__name__", type(reward).__name__
+    )
+
+
+def _unlike(names: list[str]) -> list[str]:
+    """The names, numbered where they repeat."""
+    return [name if names.count(name) == 1 else f"{name}_{index}" for index, name in enumerate(names)]
+
+
+def _tokenizer_of(model: nn.Module, policy_tokenizer: Any) -> Any:
+    """The tokenizer beside a reward model's weights; a model made in memory reads the policy's tokens."""
+    path = getattr(model.config, "_name_or_path", "")
+    return AutoTokenizer.from_pretrained(path) if path else policy_tokenizer
+
+
+def _awaited(answers: list[Any]) -> list[Any]:
+    """The answers, those of async functions awaited side by side."""
+
+    async def gather() -> list[Any]:
+        return await asyncio.gather(*(answer for answer in answers if inspect.isawaitable(answer)))
+
+    late = iter(asyncio.run(gather())) if any(map(inspect.isawaitable, answers)) else iter(())
+    return [next(late) if inspect.isawaitable(answer) else answer for answer in answers]
+
+
+def _is_finite(value: Any) -> bool:
+    if value is None:
+        return True
+    numbers = value if isinstance(value, list) else [value]
+    return all(isinstance(number, int | float | Tensor) and math.isfinite(number) for number in numbers)
