@@ -548,9 +548,9 @@ def to_type(arrow: pyarrow.DataType) -> tuple[str, object]:
 
 def serve_all(hub: Hub, folder: Path) -> None:
     """Put up every model in ``MODELS`` (built under ``folder``) and every data set in ``ROWS``."""
-    for seed, (repo_id, (architecture, dtype)) in enumerate(MODELS.items()):
+    for seed, (repo_id, (architecture, dtype, head)) in enumerate(MODELS.items()):
         home = Path(folder) / repo_id
-        hub.add_model(repo_id, tiny_model(home, architecture, seed=seed, dtype=dtype))
+        hub.add_model(repo_id, tiny_model(home, architecture, head, seed=seed, dtype=dtype))
     for repo_id in ROWS:
         hub.add_dataset(repo_id, rows_of(repo_id))
 

@@ -48,6 +48,13 @@ COMMANDS = {
     "sft_qwen_tldr": ("experiment=sft_qwen_tldr",),
     "dpo_qwen_descriptiveness": ("experiment=dpo_qwen_descriptiveness",),
     "grpo_qwen_tldr": ("experiment=grpo_qwen_tldr", *SHORT),
+    "ppo_pythia_tldr": (
+        "experiment=ppo_pythia_tldr",
+        "dataset.split.train='train[:500]'",
+        "trainer.args.total_episodes=null",
+        "trainer.args.gradient_accumulation_steps=2",
+        "trainer.args.response_length=8",
+    ),
 }
 
 

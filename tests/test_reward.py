@@ -105,8 +105,13 @@ def test_a_classifier_of_several_classes_is_refused(tmp_path):
         load_reward_model(str(tmp_path))
 
 
+def test_a_reward_model_that_is_not_there_is_the_fault_of_the_configuration(tmp_path):
+    with pytest.raises(ConfigError, match="a folder, or org/name on the hub"):
+        load_reward_model(str(tmp_path / "nowhere"))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("trainer", ["grpo", "rloo", "online_dpo"])
+@pytest.mark.parametrize("trainer", ["grpo", "rloo", "online_dpo", "ppo"])
 def test_online_trainers_learn_from_a_reward_model(train, tmp_path, trainer):
     classifier(tmp_path / "scorer")
     few = ("trainer.args.max_steps=2", "trainer.args.logging_steps=1", "metric=none")

@@ -101,11 +101,13 @@ def _make_splits(splits: dict[str, tuple[Callable[[int], dict], int]]) -> dict[s
 
 # --- Models -------------------------------------------------------------------------------------
 
-# The architecture and the data type in which the real weights are kept.
+# The architecture, the data type in which the real weights are kept, and the head.
 MODELS = {
-    "EleutherAI/pythia-160m": ("gpt_neox", "float16"),
-    "EleutherAI/pythia-1b-deduped": ("gpt_neox", "float16"),
-    "Qwen/Qwen2.5-0.5B-Instruct": ("qwen2", "bfloat16"),
+    "EleutherAI/pythia-160m": ("gpt_neox", "float16", "lm"),
+    "EleutherAI/pythia-1b-deduped": ("gpt_neox", "float16", "lm"),
+    "Qwen/Qwen2.5-0.5B-Instruct": ("qwen2", "bfloat16", "lm"),
+    "cleanrl/EleutherAI_pythia-1b-deduped__sft__tldr": ("gpt_neox", "bfloat16", "lm"),
+    "cleanrl/EleutherAI_pythia-1b-deduped__reward__tldr": ("gpt_neox", "bfloat16", "score"),
 }
 WITHOUT_CHAT = ("gpt2", "gpt_neox")  # base models: one special token, no chat template
 TIED = ("gpt2", "qwen2", "qwen3")  # the small ones share the embedding with the output layer

@@ -166,7 +166,7 @@ def build_model(cfg: Mapping[str, Any], tokenizer: Any, args: Any) -> tuple[Any,
 
     check_quantization(cfg["quant"])
     head, peft = cfg["trainer"]["head"], cfg["peft"]
-    node = {key: value for key, value in cfg["model"].items() if key != "tokenizer"}
+    node = {key: value for key, value in cfg["model"].items() if key != "tokenizer"} | path_of(cfg)
     quantization = build(cfg["quant"])
     model = serve(node, tokenizer=tokenizer, head=head, quantization_config=quantization, seed=cfg["seed"])
     peft_config = None
@@ -181,6 +181,12 @@ def build_model(cfg: Mapping[str, Any], tokenizer: Any, args: Any) -> tuple[Any,
     if takes_one and not unwanted and needs_reference(model, peft_config, precomputed=precomputed):
         return model, peft_config, copy_reference(model)
     return model, peft_config, None
+
+
+def path_of(cfg: Mapping[str, Any]) -> dict[str, str]:
+    """Where the policy's weights are, if anywhere: PPO's own argument for it comes before ``model.path``."""
+    path = cfg["trainer"]["args"].get("sft_model_path") or cfg["model"].get("path")
+    return {"path": path} if path else {}
 
 
 def build_rewards(node: Mapping[str, Any] | None) -> tuple[list[Any], list[float] | None]:
@@ -423,7 +429,7 @@ def _save_adapter(run: Run, model: Any, folder: Path) -> None:
     from runner.model.adapter import write_adapter
     from runner.model.load import read_adapter
 
-    path, revision = run.cfg["model"]["path"], run.cfg["model"].get("revision")
+    path, revision = path_of(run.cfg)["path"], run.cfg["model"].get("revision")
     loaded = read_adapter(path, revision)
     base = loaded.base_model_name_or_path if loaded else path
     write_adapter(model, folder, base=shipped(base), revision=loaded.revision if loaded else revision)

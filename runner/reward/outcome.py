@@ -24,8 +24,11 @@ def load_reward_model(
     """
     home = shipped(path)
     how = {"revision": revision, "dtype": getattr(torch, dtype), "trust_remote_code": trust_remote_code}
-    adapted = find_adapter_config_file(home, revision=revision) is not None
-    model = _load_adapter(home, how) if adapted else _load_whole(home, how)
+    try:
+        adapted = find_adapter_config_file(home, revision=revision) is not None
+        model = _load_adapter(home, how) if adapted else _load_whole(home, how)
+    except OSError as error:
+        raise _unfit(path, str(error).splitlines()[0], "a folder, or org/name on the hub") from error
     if model.config.num_labels != 1:
         raise _unfit(path, f"it gives {model.config.num_labels} scores", "a model with one score per text")
     return model.eval().requires_grad_(False)
