@@ -127,6 +127,21 @@ def test_an_output_root_that_is_a_file_is_a_fault_of_the_environment(tmp_path, c
     assert "output_root=" in capsys.readouterr().err
 
 
+def test_typed_epochs_are_not_overruled_by_the_steps_of_the_model(capsys):
+    assert "overruled by max_steps=80" in faults(capsys, "trainer.args.num_train_epochs=2")
+    assert main(["trainer.args.num_train_epochs=2", "trainer.args.max_steps=-1", "--dry-run"]) == 0
+
+
+def test_a_rollout_that_cannot_be_dealt_into_mini_batches(capsys):
+    assert "5 for 32 prompts" in faults(capsys, "trainer=ppo", "trainer.args.num_mini_batches=5")
+    assert main(["trainer=ppo", "trainer.args.num_mini_batches=8", "--dry-run"]) == 0
+
+
+def test_a_reward_model_that_ppo_is_given_by_path_is_a_reward(capsys):
+    assert "reward" in faults(capsys, "trainer=ppo", "reward=none")
+    assert main(["trainer=ppo", "reward=none", "trainer.args.reward_model_path=org/name", "--dry-run"]) == 0
+
+
 @pytest.mark.parametrize("word", ["trainer.args.seed=7", "trainer.args.save_only_model=true"])
 def test_fields_that_the_runner_sets_are_refused(word, capsys):
     assert word.partition("=")[0] in faults(capsys, word)

@@ -28,7 +28,9 @@ def find_part_faults(asked: Asked) -> Iterator[Fault]:
     yield from _quantization(asked)
     if signature := asked.signature(args):
         yield from _schedule(args)
+        yield from _epochs(asked, args)
         yield from _generation(args, signature, _processes(asked.cfg))
+        yield from _mini_batches(args, signature)
 
 
 def _not_asked_for(asked: Asked, trainer: Signature) -> Iterator[Fault]:
@@ -57,7 +59,8 @@ def _is_own_way(asked: Asked, node: Any) -> bool:
 
 def _not_given(asked: Asked, trainer: Signature) -> Iterator[Fault]:
     node, names = asked.cfg["trainer"], trainer.parameters
-    rewarded = _is_given(asked.cfg.get("reward")) or node.get("environment_factory")
+    args = node.get("args") if isinstance(node.get("args"), dict) else {}
+    rewarded = _is_given(asked.cfg.get("reward")) or node.get("environment_factory") or args.get("reward_model_path")
     if "reward_funcs" in names and not rewarded:
         options = asked.options("reward")
         yield Fault(
@@ -105,6 +108,26 @@ def _schedule(args: Node) -> Iterator[Fault]:
             "an eval_strategy",
             "trainer.args.eval_strategy=steps",
         )
+
+
+def _epochs(asked: Asked, args: Node) -> Iterator[Fault]:
+    """A fault where epochs were typed and a number of steps, which the model may have brought, overrules them."""
+    typed, steps = "trainer.args.num_train_epochs" in asked.typed, args.get("max_steps")
+    if typed and is_number(steps) and steps > 0 and "trainer.args.max_steps" not in asked.typed:
+        found, cure = f"{args['num_train_epochs']}, overruled by max_steps={steps}", "trainer.args.max_steps=-1"
+        yield Fault("trainer.args.num_train_epochs", found, "no number of steps beside it", cure)
+
+
+def _mini_batches(args: Node, signature: Signature) -> Iterator[Fault]:
+    """A fault where the rollout of a process cannot be dealt into equal mini-batches."""
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_mini_batches")
+    if not all(name in signature.parameters for name in names):
+        return
+    size, rounds, parts = (args.get(name, signature.parameters[name].default) for name in names)
+    if all(isinstance(number, int) and number >= 1 for number in (size, rounds, parts)) and size * rounds % parts:
+        found = f"{parts} for {size * rounds} prompts per process"
+        expected = "a divisor of batch size x accumulation"
+        yield Fault("trainer.args.num_mini_batches", found, expected, "trainer.args.num_mini_batches=1")
 
 
 def _generation(args: Node, signature: Signature, processes: int) -> Iterator[Fault]:
