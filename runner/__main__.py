@@ -8,22 +8,21 @@ Without a verb it trains. Exit codes are those of ``errors``.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import difflib
 import os
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from runner import config
+from runner import config, stage
 from runner.check import check
 from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError
 from runner.files import PACKAGE
-from runner.run import key_of, label_of, open_run
+from runner.run import folder_of, open_run
 from runner.work import finished
 
 STOPPED = (130, 138, 143)  # a run of a sweep that a signal stopped; the user wants the others stopped too
@@ -55,10 +54,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return inspect(line)
         if line.verb != "train":
             return import_module(f"runner.command.{line.verb}").main(line)
-        return sweep(line) if line.multirun else start(compose(line), line)
+        return sweep(line) if line.multirun else start_all(compose(line, line.overrides), line)
     except RunnerError as error:
         print(traceback.format_exc() if "--debug" in words else error, file=sys.stderr)
         return error.code
+    except KeyboardInterrupt:  # between two runs, where no worker listens
+        return 130
 
 
 def read_command_line(words: Sequence[str]) -> CommandLine:
@@ -90,12 +91,22 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
     )
 
 
-def compose(line: CommandLine) -> config.Composed:
-    """The one configuration that the command line makes, checked; raises ConfigError with all faults."""
-    composed = config.compose(line.overrides, line.folders)
-    if faults := faults_of(composed, line):
-        raise ConfigError(faults)
-    return composed
+def compose(line: CommandLine, overrides: Sequence[str]) -> list[config.Composed]:
+    """What these overrides make, checked: one run, or the stages of one; raises ConfigError with all faults of all."""
+    return stage.compose(overrides, line.folders, lambda composed: faults_of(composed, line))
+
+
+def compose_all(line: CommandLine) -> list[list[config.Composed]]:
+    """What each job of a sweep makes, in Hydra's order; raises ConfigError with the faults of all."""
+    jobs, faults = [], []
+    for overrides in config.combinations(line.overrides):
+        try:
+            jobs.append(compose(line, overrides))
+        except ConfigError as error:
+            faults += error.faults
+    if faults:
+        raise ConfigError(dict.fromkeys(faults))
+    return jobs
 
 
 def faults_of(composed: config.Composed, line: CommandLine) -> list[Fault]:
@@ -104,6 +115,28 @@ def faults_of(composed: config.Composed, line: CommandLine) -> list[Fault]:
     menu = config.read_menu(line.folders)
     faults = check(composed.cfg, menu=menu, allow=allow, typed=composed.typed)
     return faults or import_module("runner.command.train").mismatches(composed.cfg, menu)
+
+
+def start_all(
+    runs: Sequence[config.Composed], line: CommandLine, isolated: bool = False, failed: dict[Path, int] | None = None
+) -> int:
+    """Start each of them when the one before has finished, and return the exit code of the first that has not.
+
+    Stages train in a process of their own each, like the runs of a sweep, so that each is what it would be alone.
+    ``failed`` keeps a stage that many jobs of a sweep share from failing in each of them.
+    """
+    failed = {} if failed is None else failed
+    for number, composed in enumerate(runs, 1):
+        folder = folder_of(composed.cfg, composed.overrides)
+        if composed.stage and not line.dry_run:
+            print(f"stage     {composed.stage}, {number} of {len(runs)}", flush=True)
+        if folder in failed:
+            print(f"failed    {folder} already in this sweep; not started again")
+        elif code := start(composed, line, isolated or bool(composed.stage)):
+            failed[folder] = code
+        if folder in failed:
+            return failed[folder]
+    return 0
 
 
 def start(composed: config.Composed, line: CommandLine, isolated: bool = False) -> int:
@@ -126,12 +159,10 @@ def start(composed: config.Composed, line: CommandLine, isolated: bool = False) 
 
 def plan(composed: config.Composed) -> str:
     """The folder that a configuration would train in, and what is in it today."""
-    cfg = composed.cfg
-    group = Path(cfg["output_root"]) / cfg["name"]
-    known = sorted(group.glob(f"*-{key_of(cfg)}"))
-    if not known:
-        return f"new       {group / f'{label_of(composed.overrides)}-{key_of(cfg)}'}"
-    run = open_run(cfg, composed.overrides)
+    folder = folder_of(composed.cfg, composed.overrides)
+    if not folder.exists():
+        return f"new       {folder}"
+    run = open_run(composed.cfg, composed.overrides)
     return f"{run.status()['state']:<9} {run}"
 
 
@@ -140,43 +171,52 @@ def sweep(line: CommandLine) -> int:
     from hydra import main as hydra_main
     from hydra.core.hydra_config import HydraConfig
 
-    jobs = [config.compose(job, line.folders) for job in config.combinations(line.overrides)]
-    if faults := [fault for job in jobs for fault in faults_of(job, line)]:
-        raise ConfigError(dict.fromkeys(faults))
+    line = replace(line, overrides=config.latest(line.overrides))
+    jobs = compose_all(line)
     if line.dry_run:
-        print("\n".join(plan(job) for job in jobs))
+        print("\n".join(dict.fromkeys(plan(composed) for job in jobs for composed in job)))
         return 0
     codes: list[int] = []
+    failed: dict[Path, int] = {}
 
     def job(cfg: Any) -> None:
-        hydra = HydraConfig.get()
-        overrides = [word.lstrip("+") for word in hydra.overrides.task]
-        composed = config.resolve(cfg, overrides, dict(hydra.runtime.choices))
+        # What was checked is what starts, even if a newer run than ``${run:...}`` found has finished meanwhile.
+        runs = jobs[HydraConfig.get().job.num]
         try:
-            codes.append(start(composed, line, isolated=True))
+            codes.append(start_all(runs, line, isolated=True, failed=failed))
         except RunnerError as error:
             print(error, file=sys.stderr)
             codes.append(error.code)
         if codes[-1] in STOPPED:
             raise KeyboardInterrupt
 
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         _hydra(line, ["--multirun"], hydra_main, job)
-    print(f"{codes.count(0)} of {len(jobs)} runs finished")
+    except KeyboardInterrupt:
+        codes.append(130)
+    what = "staged runs" if any(runs[0].stage for runs in jobs) else "runs"
+    print(f"{codes.count(0)} of {len(jobs)} {what} finished")
     return next((code for code in codes if code), 0)
 
 
 def inspect(line: CommandLine) -> int:
-    """Print the configuration or the help, as Hydra does it, after the same check of the keys."""
+    """Print the configuration or the help, as Hydra does it, after the same check of the keys; of stages, each."""
     from hydra import main as hydra_main
 
-    if any(flag in line.inspect for flag in ("--cfg", "-c")) and not line.multirun:
-        compose(line)
+    shows_config = any(flag in line.inspect for flag in ("--cfg", "-c"))
+    runs = compose(line, line.overrides) if shows_config and not line.multirun else []
     try:
-        _hydra(line, line.inspect, hydra_main, lambda cfg: None)
+        for composed in runs if any(composed.stage for composed in runs) else [None]:
+            if composed:
+                print(f"# stage {composed.stage}: {folder_of(composed.cfg, composed.overrides)}", flush=True)
+            _hydra(replace(line, overrides=composed.words) if composed else line, line.inspect, hydra_main, _nothing)
     except SystemExit as ended:  # how Hydra leaves after its help
         return int(ended.code or 0)
     return 0
+
+
+def _nothing(cfg: Any) -> None:
+    """The task where Hydra is only to print."""
 
 
 def _hydra(line: CommandLine, flags: list[str], hydra_main: Any, task: Any) -> None:

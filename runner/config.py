@@ -7,6 +7,7 @@ written here: ``check`` reads that from the signatures of what the config names.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import importlib
@@ -46,12 +47,15 @@ class Composed:
     """A checked-in or typed experiment, resolved: plain dicts, lists and scalars only.
 
     ``overrides`` are the command line's words as the user typed them, ``choices`` maps each group
-    to its option.
+    to its option. Of a stage they are the words that were meant for it; ``words`` are all that
+    compose it, those of the experiment's file too.
     """
 
     cfg: dict[str, Any]
     overrides: list[str]
     choices: dict[str, str] = field(default_factory=dict)
+    stage: str = ""
+    words: list[str] = field(default_factory=list)
 
     @property
     def typed(self) -> set[str]:
@@ -70,22 +74,36 @@ def read_menu(folders: Sequence[Path] = ()) -> Options:
 
 def compose(overrides: Sequence[str], folders: Sequence[Path] = ()) -> Composed:
     """The configuration that these overrides make, resolved; raises ConfigError with every fault at once."""
+    with _told():
+        cfg, choices = compose_unresolved(overrides, folders)
+        return resolve(cfg, list(overrides), choices)
+
+
+def compose_unresolved(overrides: Sequence[str], folders: Sequence[Path] = ()) -> tuple[Any, dict[str, str]]:
+    """Hydra's config before any ``${...}`` is read, and the option of each group."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.core.hydra_config import HydraConfig
-    from hydra.errors import HydraException
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
 
     menu = read_menu(folders)
     if faults := _sweeps(overrides) + _missing_options(overrides, menu):
         raise ConfigError(faults)
     use_folders(folders)
+    with _told(), initialize_config_dir(str(MENU), version_base="1.3", job_name="runner"):
+        cfg = hydra_compose("config", force(overrides, menu), return_hydra_config=True)
+    HydraConfig.instance().set_config(cfg)
+    return cfg, dict(OmegaConf.to_container(cfg.hydra.runtime.choices))
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Tell what Hydra and OmegaConf refuse as a fault of the configuration."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
     try:
-        with initialize_config_dir(str(MENU), version_base="1.3", job_name="runner"):
-            cfg = hydra_compose("config", force(overrides, menu), return_hydra_config=True)
-        HydraConfig.instance().set_config(cfg)
-        return resolve(cfg, list(overrides), dict(OmegaConf.to_container(cfg.hydra.runtime.choices)))
+        yield
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_composition_fault(error)) from None
 
@@ -93,18 +111,14 @@ def compose(overrides: Sequence[str], folders: Sequence[Path] = ()) -> Composed:
 def resolve(cfg: Any, overrides: list[str], choices: dict[str, str] | None = None) -> Composed:
     """A Hydra config as plain values; every key that still waits for one is a fault."""
     from omegaconf import OmegaConf, flag_override
-    from omegaconf.errors import OmegaConfBaseException
 
     cfg = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
     trainer = (choices or {}).get("trainer")
     unread = [fault for key in ("learning_rate", "kl_coef") for fault in _unread(cfg, key, trainer)]
     if faults := unread + [_missing(key) for key in sorted(OmegaConf.missing_keys(cfg))]:
         raise ConfigError(faults)
-    try:
-        with flag_override(cfg, "struct", False):
-            plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        raise ConfigError(_composition_fault(error)) from None
+    with _told(), flag_override(cfg, "struct", False):
+        plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     # A group that was deleted is a group without a part, and so is an entry that was set to null.
     parts = {group: plain.get(group) for group in GROUPS}
     for group in ("reward", "metric", "callback"):
@@ -148,6 +162,20 @@ def _user_folders() -> Any:
 
     Plugins.instance().register(UserFolders)
     return UserFolders
+
+
+def latest(overrides: Sequence[str]) -> list[str]:
+    """The overrides with each key once, as it was given last.
+
+    >>> latest(["seed=1", "kl_coef=0.1", "++seed=2"])
+    ['kl_coef=0.1', '++seed=2']
+    """
+    last: dict[str, str] = {}
+    for override in overrides:
+        key = override.lstrip("+~").partition("=")[0]
+        last.pop(key, None)
+        last[key] = override
+    return list(last.values())
 
 
 def combinations(overrides: Sequence[str]) -> list[list[str]]:

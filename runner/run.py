@@ -135,12 +135,22 @@ def label_of(overrides: Sequence[str]) -> str:
     return "+".join(words)[:80].strip("-.+") or "default"
 
 
+def folder_of(cfg: Mapping[str, Any], overrides: Sequence[str]) -> Path:
+    """Where a configuration is trained: the folder that holds its key, or else the one that will.
+
+    >>> str(folder_of({"output_root": "outputs", "name": "a"}, ["seed=1"]))
+    'outputs/a/seed-1-44136fa355'
+    """
+    key, group = key_of(cfg), Path(str(cfg["output_root"])) / str(cfg["name"])
+    known = sorted(group.glob(f"*-{key}"))
+    return known[0] if known else group / f"{label_of(overrides)}-{key}"
+
+
 def open_run(cfg: Mapping[str, Any], overrides: Sequence[str]) -> Run:
     """The folder of this configuration: the one that holds its key already, or a new one with the config frozen."""
     key = key_of(cfg)
-    group = _group(cfg)
-    known = sorted(group.glob(f"*-{key}"))
-    folder = known[0] if known else group / f"{label_of(overrides)}-{key}"
+    _check_name(cfg)
+    folder = folder_of(cfg, overrides).absolute()
     run = Run(folder)
     if not (folder / "config.yaml").exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -209,13 +219,27 @@ def write_manifest(run: Run, **facts: Any) -> None:
         "versions": _versions(),
         "git": _git(),
         "seed": run.cfg.get("seed"),
+        "uses": uses_of(run.cfg),
         "starts": 0,
     }
     write_json(run.folder / "manifest.json", known | facts)
 
 
-def _group(cfg: Mapping[str, Any]) -> Path:
-    """``<output_root>/<name>``, which must not lead out of the root."""
+def uses_of(cfg: Any, path: str = "") -> dict[str, str]:
+    """The runs that a configuration builds on, by the key whose value is a file or a folder of theirs."""
+    if isinstance(cfg, Mapping | list):
+        entries = cfg.items() if isinstance(cfg, Mapping) else enumerate(cfg)
+        found = (uses_of(value, f"{path}.{key}".lstrip(".")) for key, value in entries)
+        return {key: run for inner in found for key, run in inner.items()}
+    if not isinstance(cfg, str) or not os.path.exists(cfg):
+        return {}
+    papers = ("config.yaml", "status.json")
+    runs = [folder for folder in Path(cfg).parents if all((folder / paper).exists() for paper in papers)]
+    return {path: str(Run(runs[0]))} if runs else {}
+
+
+def _check_name(cfg: Mapping[str, Any]) -> None:
+    """Raise FolderError where ``<output_root>/<name>`` leads out of the root."""
     root = Path(str(cfg["output_root"])).absolute()
     group = (root / str(cfg["name"])).resolve()
     if not str(cfg["name"]).strip() or not group.is_relative_to(root.resolve()) or group == root.resolve():
@@ -227,7 +251,6 @@ def _group(cfg: Mapping[str, Any]) -> Path:
                 "name=<letters and digits>",
             )
         )
-    return root / str(cfg["name"])
 
 
 def _now() -> str:

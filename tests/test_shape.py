@@ -13,7 +13,7 @@ ROOMS = {
     1: {"check", "config", "run"},
     2: {"dataset", "model", "reward", "trainer", "metric", "callback", "checkpoint", "report"},
     3: {"command"},
-    4: {"launcher", "work"},
+    4: {"launcher", "stage", "work"},
     5: {"__main__"},
 }
 LEVEL = {room: level for level, rooms in ROOMS.items() for room in rooms}

@@ -1,0 +1,380 @@
+"""Staged experiments: each stage is a run like any other, and what depends on a change runs again by itself."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from runner import __main__ as door
+from runner.errors import ConfigError
+from runner.files import files_of, read_json, write_json
+from runner.run import Run, folder_of, open_run, uses_of
+
+CHAIN = {
+    "sft": ["trainer=sft", "learning_rate=1e-3"],
+    "judge": ["experiment=toy_reward", "model.path=${run:sft}"],
+    "rl": ["trainer=grpo", "model.path=${run:sft}", "reward=model", "reward.model.path=${run:judge}"],
+}
+QUICK = (
+    "metric=none",
+    "dataset.limit.train=16",
+    "dataset.limit.eval=4",
+    "trainer.args.per_device_train_batch_size=8",
+    "rl.trainer.args.max_completion_length=8",
+)
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """A staged experiment of the user's own, in a folder of config groups; gives the words that choose it."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(stages, name="chain", **others):
+        path = tmp_path / "mine" / "experiment" / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        node = {"defaults": [{"override /dataset": "toy_sort"}], "name": name, "stages": stages} | others
+        path.write_text("# @package _global_\n" + yaml.safe_dump(node, sort_keys=False))
+        return (f"experiment={name}", "--config-dir", "mine")
+
+    return write
+
+
+@pytest.fixture
+def chain(write):
+    return write(CHAIN)
+
+
+def composed(*words):
+    """Each stage's configuration by its name, checked as the command checks it."""
+    line = door.read_command_line(words)
+    return {run.stage: run.cfg for run in door.compose(line, line.overrides)}
+
+
+def faults(*words):
+    with pytest.raises(ConfigError) as error:
+        composed(*words)
+    return error.value.faults
+
+
+def make_run(root, name, folder, updated="2026-01-01T00:00:00+00:00", state="finished"):
+    run = Run(root / name / folder)
+    run.model.mkdir(parents=True)
+    (run.folder / "config.yaml").write_text("seed: 1\n")
+    write_json(run.folder / "status.json", {"state": state, "updated": updated})
+    return run
+
+
+def test_a_dry_run_prints_every_stage_in_order_and_makes_nothing(chain, tmp_path, capsys):
+    assert door.main([*chain, "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:32].split("/")[:2] for line in lines] == [
+        ["new       outputs", f"chain-{stage}"] for stage in ("sft", "judge", "rl")
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_stage_knows_the_folder_of_an_earlier_one_before_that_has_trained(chain, capsys):
+    door.main([*chain, "--dry-run"])
+    sft, judge, _ = (line.split()[1] for line in capsys.readouterr().out.splitlines())
+    cfg = composed(*chain)["rl"]
+    assert (cfg["model"]["path"], cfg["reward"]["model"]["path"]) == (f"{sft}/model", f"{judge}/model")
+    assert cfg["model"]["tokenizer"]["path"] == f"{sft}/model"
+
+
+@pytest.mark.parametrize(
+    ("word", "same"),
+    [
+        ("sft.seed=1", [False, False, False]),
+        ("judge.seed=1", [True, False, False]),
+        ("rl.seed=1", [True, True, False]),
+        ("seed=0", [True, True, True]),  # as it is anyway
+        ("launcher.num_processes=1", [True, True, True]),
+    ],
+)
+def test_a_change_to_a_stage_makes_it_and_what_depends_on_it_another_run(chain, word, same):
+    line = door.read_command_line(chain)
+    folders = [open_run(run.cfg, run.overrides).folder for run in door.compose(line, line.overrides)]
+    line = door.read_command_line([*chain, word])
+    now = [folder_of(run.cfg, run.overrides) for run in door.compose(line, line.overrides)]
+    assert [one == other.absolute() for one, other in zip(folders, now, strict=True)] == same
+
+
+def test_a_word_is_for_every_stage_unless_one_is_named(chain):
+    cfgs = composed(*chain, "rl.seed=5", "seed=3", "rl.kl_coef=0.2", "sft.peft=lora", "name=mine")
+    assert {stage: cfg["seed"] for stage, cfg in cfgs.items()} == {"sft": 3, "judge": 3, "rl": 5}
+    assert {stage: cfg["kl_coef"] for stage, cfg in cfgs.items()} == {"sft": None, "judge": None, "rl": 0.2}
+    assert {stage: bool(cfg["peft"]) for stage, cfg in cfgs.items()} == {"sft": True, "judge": False, "rl": False}
+    assert [cfg["name"] for cfg in cfgs.values()] == ["mine-sft", "mine-judge", "mine-rl"]
+
+
+def test_what_was_typed_wins_over_the_file_and_names_the_folder(chain, capsys):
+    assert composed(*chain, "sft.learning_rate=5e-4")["sft"]["learning_rate"] == 5e-4
+    assert composed(*chain, "learning_rate=5e-4")["rl"]["learning_rate"] == 5e-4
+    door.main([*chain, "rl.kl_coef=0.2", "--dry-run"])
+    sft, _, rl = capsys.readouterr().out.splitlines()
+    assert "chain-sft/default-" in sft and "chain-rl/kl_coef-0.2-" in rl
+
+
+def test_what_stands_beside_the_stages_is_shared_and_an_inner_experiment_is_laid_over_it(write):
+    cfgs = composed(*write(CHAIN, seed=7, learning_rate=9e-4))
+    assert {cfg["seed"] for cfg in cfgs.values()} == {7}
+    rates = {stage: cfg["learning_rate"] for stage, cfg in cfgs.items()}
+    assert rates == {"sft": 1e-3, "judge": 1e-3, "rl": 9e-4}  # of its words, of toy_reward, of the file
+    assert cfgs["judge"]["trainer"]["args"]["max_steps"] == 200 and cfgs["judge"]["name"] == "chain-judge"
+
+
+def test_a_word_for_every_stage_cuts_none_off_from_an_earlier_one(chain):
+    before, after = composed(*chain), composed(*chain, "model.path=org/name", "model.dtype=float32")
+    assert after["sft"]["model"]["path"] == "org/name"
+    assert "outputs/chain-sft/" in after["rl"]["model"]["path"] != before["rl"]["model"]["path"]
+    assert composed(*chain, "rl.model.path=org/name")["rl"]["model"]["path"] == "org/name"
+    assert "sft.reward.model" in {fault.where for fault in faults(*chain, "reward.model.path=x")}
+
+
+def test_a_word_that_no_stage_would_take_is_a_fault(write, tmp_path):
+    words = write({"one": CHAIN["sft"], "two": ["model.path=${run:one}"]}, name="two")
+    assert composed(*words, "model.path=org/name")["one"]["model"]["path"] == "org/name"
+    make_run(tmp_path / "outputs", "base", "default-0123456789")
+    words = write({"one": ["model.path=${run:base}"], "two": ["model.path=${run:one}"]}, name="two")
+    (fault,) = faults(*words, "model.path=org/name")
+    assert (fault.where, fault.cure) == ("model.path", "two.model.path=org/name")
+
+
+def test_the_faults_of_all_stages_are_told_at_once_and_nothing_starts(chain, tmp_path, capsys):
+    words = (*chain, "sft.trainer.args.lerning_rate=1", "rl.trainer=gropo", "rll.seed=1", "modle.path=x")
+    assert door.main([*words]) == 2
+    said = capsys.readouterr().err
+    for part in ("4 faults", "sft.trainer.args.learning_rate=1", "rl.trainer=grpo", "rl.seed=1", "model.path=x"):
+        assert part in said
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_fault_of_every_stage_is_told_once_and_one_of_some_says_who_can_take_it(chain):
+    (fault,) = faults(*chain, "trainer.args.lerning_rate=1")
+    assert (fault.where, fault.cure) == ("trainer.args.lerning_rate", "trainer.args.learning_rate=1")
+    told = faults(*chain, "kl_coef=0.1")
+    assert [fault.where for fault in told] == ["sft.kl_coef", "judge.kl_coef"]
+    assert all(fault.cure.startswith("rl.kl_coef=0.1") for fault in told)
+
+
+@pytest.mark.parametrize(
+    ("word", "found", "cure"),
+    [
+        ("judge.model.path='${run:rl}'", "a later stage", "judge.model.path='${run:sft}'"),
+        ("judge.model.path='${run:judge}'", "this stage itself", "judge.model.path='${run:sft}'"),
+        ("rl.model.path='${run:sfft}'", "no stage and no run", "rl.model.path='${run:sft}'"),
+        ("rll.seed=1", "no stage and no key", "rl.seed=1"),
+        ("rl=1", "rl=1", "rl.<key>=<value>"),
+        ("~rl.peft", "~rl.peft", "rl.peft=null"),
+        ("stages.rl=[seed=1]", "on the command line", "experiment=<one with stages> <stage>.seed=1"),
+        ("rl.experiment=chain", "stages of its own", "rl.experiment=<another>"),
+        ("sft.experiment=toy_sf", "no option", "sft.experiment=toy_sft"),
+    ],
+)
+def test_a_word_that_cannot_be_meant_says_what_to_type(chain, word, found, cure):
+    (fault,) = faults(*chain, word)
+    assert found in fault.found and fault.cure == cure and fault.expected
+
+
+@pytest.mark.parametrize(
+    ("stages", "where", "said"),
+    [
+        ({"reward": ["trainer=reward"]}, "stages.reward", "reward_model"),
+        ({"seed": ["trainer=sft"]}, "stages.seed", "another name"),
+        ({"a.b": ["trainer=sft"]}, "stages.a.b", "letters"),
+        ({"a": []}, "stages.a", "a list of words"),
+        ({"a": "trainer=sft"}, "stages.a", "a list of words"),
+        ({"a": [{"trainer": "sft"}]}, "stages.a", "key=value"),
+        ({"a": ["-m"]}, "stages.a", "key=value"),
+        ({"a": ["hydra.run.dir=/tmp"]}, "stages.a", "leave it out"),
+        ({}, "stages", "their words"),
+        ({"a": ["trainer=sft", "kl_coef=0.1,0.2"]}, "a.kl_coef", "one value"),
+    ],
+)
+def test_stages_that_cannot_work_are_told(write, stages, where, said):
+    (fault,) = faults(*write(stages))
+    assert fault.where == where and said in f"{fault.expected} {fault.cure}"
+
+
+def test_stages_outside_of_an_experiment_are_not_overlooked(tmp_path):
+    group = tmp_path / "callback"
+    group.mkdir()
+    (group / "mine.yaml").write_text("# @package _global_\nstages: {a: [trainer=sft]}\n")
+    assert "stages" in {fault.where for fault in faults("callback=mine", "-cd", str(tmp_path))}
+
+
+def test_what_a_file_says_does_not_count_as_typed(write):
+    unsafe = {"a": ["trainer=sft", "model=hub", "model.path=org/name", "model.trust_remote_code=true", "allow=[pack]"]}
+    words = write(unsafe)
+    told = faults(*words)
+    assert {"a.allow", "a.model.trust_remote_code"} == {fault.where for fault in told}
+    typed = composed(*words, "a.model.trust_remote_code=true", "allow=[pack]")
+    assert typed["a"]["model"]["trust_remote_code"] is True
+
+
+def test_the_jobs_of_a_sweep_share_the_stages_below_what_is_swept(chain, capsys):
+    assert door.main([*chain, "-m", "rl.kl_coef=0.1,0.2", "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("/")[1] for line in lines] == ["chain-sft", "chain-judge", "chain-rl", "chain-rl"]
+
+
+def test_the_configuration_of_each_stage_is_printed(chain, capsys):
+    assert door.main([*chain, "rl.kl_coef=0.2", "--cfg", "job", "--resolve"]) == 0
+    printed = capsys.readouterr().out
+    headings = [line for line in printed.splitlines() if line.startswith("# stage")]
+    assert [line.split()[2] for line in headings] == ["sft:", "judge:", "rl:"]
+    documents = [yaml.safe_load(part) for part in printed.split("# stage ")[1:] for part in [part.partition("\n")[2]]]
+    assert documents[2]["kl_coef"] == 0.2 and "stages" not in documents[2]
+    assert documents[2]["model"]["path"] == composed(*chain, "rl.kl_coef=0.2")["rl"]["model"]["path"]
+    assert door.main([*chain, "rl.kl_coef=0.2", "--help"]) == 0
+
+
+def test_elsewhere_a_reference_is_the_newest_finished_run_of_that_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder, day, state in (("new-01", 3, "finished"), ("old-01", 2, "finished"), ("x-01", 4, "interrupted")):
+        make_run(tmp_path / "outputs", "my-sft", folder, f"2026-01-0{day}T00:00:00+00:00", state)
+    make_run(tmp_path / "elsewhere", "my-sft", "there-01")
+
+    def path(reference, *words):
+        return composed("trainer=dpo", f"model.path=${{run:{reference}}}", *words)[""]["model"]["path"]
+
+    assert path("my-sft") == "outputs/my-sft/new-01/model"
+    assert path("my-sft/old-01") == "outputs/my-sft/old-01/model"
+    assert path("my-sft", "output_root=elsewhere") == "elsewhere/my-sft/there-01/model"
+    (fault,) = faults("model.path=${run:my-stf}")
+    assert "my-sft" in fault.expected and fault.cure == "model.path='${run:my-sft}'"
+    (fault,) = faults("model.path=${run:my-sft/new}")
+    assert fault.cure == "model.path='${run:my-sft/new-01}'"
+    (fault,) = faults("model.path=${run:my-sft/x-01}")
+    assert "interrupted" in fault.found and "runner.work outputs/my-sft/x-01" in fault.cure
+    (fault,) = faults("model.path=${run:../outputs/my-sft}")
+    assert fault.where == "model.path"
+
+
+def test_a_stage_can_begin_where_another_run_ended(write, tmp_path):
+    make_run(tmp_path / "outputs", "base", "default-0123456789")
+    words = write({"one": ["model.path=${run:base}"], "two": ["model.path=${run:one}"]}, name="two")
+    assert composed(*words)["one"]["model"]["path"] == "outputs/base/default-0123456789/model"
+
+
+def test_a_run_records_the_runs_that_it_uses(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = make_run(tmp_path / "outputs", "base", "default-01")
+    (tmp_path / "rows.jsonl").write_text("")
+    cfg = {"model": {"path": "outputs/base/default-01/model"}, "dataset": [str(run.metrics), "rows.jsonl"], "seed": 1}
+    assert uses_of(cfg) == {"model.path": "outputs/base/default-01"}
+    run.metrics.write_text("")
+    assert uses_of(cfg)["dataset.0"] == "outputs/base/default-01"
+
+
+@pytest.mark.parametrize("kind", [(), ("-m", "rl.seed=1,2")], ids=["alone", "sweep"])
+def test_a_stop_between_two_stages_starts_no_other(chain, monkeypatch, kind):
+    started = []
+
+    def start(run, line, isolated):
+        assert isolated
+        started.append(run.stage)
+        if run.stage == "judge":
+            raise KeyboardInterrupt
+        return 0
+
+    monkeypatch.setattr(door, "start", start)
+    assert door.main([*chain, *kind]) == 130
+    assert started == ["sft", "judge"]
+
+
+def test_without_a_name_each_stage_is_named_after_its_parts_and_itself(write, tmp_path):
+    words = write({"one": ["trainer=sft"], "two": ["trainer=dpo", "model.path=${run:one}"]})
+    path = tmp_path / "mine" / "experiment" / "chain.yaml"
+    path.write_text(path.read_text().replace("name: chain\n", ""))
+    assert [cfg["name"] for cfg in composed(*words).values()] == ["sft-tiny-toy_sort-one", "dpo-tiny-toy_sort-two"]
+
+
+def states(runner, name="chain"):
+    return {stage: [Run(folder).status()["state"] for folder in runner.runs(f"{name}-{stage}")] for stage in CHAIN}
+
+
+@pytest.mark.slow
+def test_a_staged_experiment_trains_stage_after_stage_and_again_changes_no_byte(runner, chain):
+    words = (*chain, *QUICK, "trainer.args.max_steps=2")
+    done = runner(*words)
+    said = [line for line in done.stdout.splitlines() if line.startswith(("stage", "run ", "finished"))]
+    assert [line.split()[0] for line in said] == ["stage", "run", "finished"] * 3
+    assert states(runner) == {stage: ["finished"] for stage in CHAIN}
+    rl = Run(runner.runs("chain-rl")[0])
+    assert "${" not in (rl.folder / "config.yaml").read_text()
+    sft, judge = (str(runner.runs(f"chain-{stage}")[0].relative_to(runner.folder)) for stage in ("sft", "judge"))
+    uses = read_json(rl.folder / "manifest.json")["uses"]
+    assert (uses["model.path"], uses["reward.model.path"]) == (sft, judge)
+    before = files_of(runner.folder / "outputs")
+    assert runner(*words).stdout.count("nothing was changed") == 3
+    assert files_of(runner.folder / "outputs") == before
+    again = runner(*words, "judge.seed=1")
+    assert again.stdout.count("nothing was changed") == 1
+    assert {stage: len(found) for stage, found in states(runner).items()} == {"sft": 1, "judge": 2, "rl": 2}
+
+
+@pytest.mark.slow
+def test_a_stage_is_what_the_same_run_alone_is(runner, chain):
+    runner(*chain, *QUICK, "trainer.args.max_steps=2")
+    stage = Run(runner.runs("chain-judge")[0])
+    quick = [word for word in QUICK if not word.startswith("rl.")]
+    start = f"model.path={stage.cfg['model']['path']}"
+    runner("experiment=toy_reward", *quick, "trainer.args.max_steps=2", start, "name=alone")
+    alone = Run(runner.runs("alone")[0])
+    assert alone.folder.name[-10:] == stage.folder.name[-10:]
+    assert files_of(alone.model) == files_of(stage.model)
+
+
+SLOW = """
+import time
+from transformers import TrainerCallback
+
+
+class Slow(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        time.sleep(0.2)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "number", "code"), [((), signal.SIGINT, 130), (("-m", "rl.seed=1,2"), signal.SIGTERM, 143)]
+)
+def test_a_stop_ends_the_command_and_the_same_command_goes_on(runner, chain, kind, number, code):
+    (runner.folder / "callbacks.py").write_text(SLOW)
+    slow = ("judge.callback.slow._target_=callbacks.Slow", "allow=[callbacks]", "judge.trainer.args.logging_steps=1")
+    words = (*kind, *chain, *QUICK, "trainer.args.max_steps=2", "judge.trainer.args.max_steps=20", *slow)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "runner", *words],
+        cwd=runner.folder,
+        env=runner.environment,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 120
+    while not any(Run(folder).status()["step"] > 1 for folder in runner.runs("chain-judge")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    # A terminal sends SIGINT to the whole group, a scheduler SIGTERM to the process that it started.
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+    assert process.wait(timeout=60) == code
+    assert states(runner) == {"sft": ["finished"], "judge": ["interrupted"], "rl": []}
+    runner(*words)
+    assert states(runner) == {"sft": ["finished"], "judge": ["finished"], "rl": ["finished"] * (1 + len(kind) // 2)}
+    starts = [read_json(runner.runs(f"chain-{stage}")[0] / "manifest.json")["starts"] for stage in CHAIN]
+    assert starts == [1, 2, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [(), ("-m", "rl.seed=1,2")], ids=["alone", "sweep"])
+def test_a_stage_that_fails_ends_the_command_with_its_code(runner, chain, kind):
+    done = runner(*kind, *chain, *QUICK, "trainer.args.max_steps=2", "judge.dataset.limit.train=0", code=2)
+    assert states(runner) == {"sft": ["finished"], "judge": ["failed"], "rl": []}
+    # The jobs of a sweep share the stage, and it is tried once.
+    assert done.stdout.count("run       outputs/chain-judge") == 1
