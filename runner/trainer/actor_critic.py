@@ -21,6 +21,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
+from runner.errors import ConfigError, Fault
+
 CRITIC = "critic"
 REFERENCE = "reference"
 LOGITS_PER_CHUNK = {"cpu": 1 << 22}  # elements held at once: 16 MiB of float32
@@ -156,14 +158,16 @@ class ActorCritic(nn.Module):
         with self.adapter(None):
             pass
 
-    def activation_checkpointing_enable(self, activation_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
+    def activation_checkpointing_enable(
+        self, activation_checkpointing_kwargs: dict[str, Any] | None = None, **layers: Any
+    ) -> None:
         """Recompute activations in the backward pass, each layer under the adapter that it ran under."""
         kwargs = dict(activation_checkpointing_kwargs or {}) | {"use_reentrant": False}
         if self.value_model is not None:
-            self.value_model.activation_checkpointing_enable(kwargs)
+            self.value_model.activation_checkpointing_enable(kwargs, **layers)
         if self.switch is not None:
             kwargs["context_fn"] = self.switch.remembered
-        self.policy.activation_checkpointing_enable(kwargs)
+        self.policy.activation_checkpointing_enable(kwargs, **layers)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         whole = super().state_dict(*args, **kwargs)
@@ -180,6 +184,25 @@ class ActorCritic(nn.Module):
 
     def _trained(self) -> set[str]:
         return {name for name, parameter in self.named_parameters() if parameter.requires_grad}
+
+    def forget_policy_gradient(self) -> None:
+        """Leave only the gradient of the critic's own weights."""
+        for name, parameter in self.policy.named_parameters():
+            if f".{CRITIC}." not in name:
+                parameter.grad = None
+
+    def save_policy(self, folder: Path) -> None:
+        """Write the policy, or its adapter alone, as ``from_pretrained`` loads it."""
+        if not isinstance(self.policy, PeftModel):
+            self.policy.save_pretrained(folder)
+            return
+        own = self.policy.active_adapter
+        self.policy.save_pretrained(folder, selected_adapters=[own])
+        inner = folder / own  # where peft puts an adapter that is not called default
+        for path in inner.glob("*"):
+            path.rename(folder / path.name)
+        if inner.exists():
+            inner.rmdir()
 
     def save_value(self, folder: Path) -> None:
         """Write the critic so that it loads elsewhere: a classification model, or a head and perhaps its adapter."""
@@ -249,6 +272,39 @@ class Switch:
             parameter.requires_grad_(True)
 
 
+def build_actor_critic(
+    policy: PreTrainedModel | PeftModel, critic: str, value_model: Any, reward_model: Any
+) -> ActorCritic:
+    """The policy with the critic that is asked for, without dropout.
+
+    ``auto`` is an adapter beside an adapter, else a model. Raises ConfigError for a critic that this policy cannot
+    have.
+    """
+    adapted = isinstance(policy, PeftModel)
+    critic = ("adapter" if adapted else "model") if critic == "auto" else critic
+    critic = "model" if value_model is not None else critic
+    if critic == "adapter" and not adapted:
+        raise ConfigError(Fault("trainer.args.critic", "adapter, beside a whole model", "model or head", "peft=lora"))
+    if adapted and policy.active_peft_config.is_prompt_learning:
+        found = f"{policy.active_peft_config.peft_type.value} puts a learnt prompt before the tokens"
+        raise ConfigError(Fault("peft", found, "an adapter inside the layers", "peft=lora"))
+    if critic == "model" and value_model is None:
+        if getattr(policy, "is_quantized", False):
+            found = "a model of its own, beside a quantised policy"
+            raise ConfigError(Fault("trainer.args.critic", found, "an adapter", "trainer.args.critic=adapter"))
+        value_model = build_critic_model(policy, reward_model)
+    actor_critic = ActorCritic(policy, critic, value_model)
+    disable_dropout(actor_critic)
+    return actor_critic
+
+
+def build_reference(model: PreTrainedModel | PeftModel, *, adapted_later: bool) -> PreTrainedModel | None:
+    """A frozen copy of the start model; None where its backbone can show it, because training changes an adapter."""
+    if isinstance(model, PeftModel):
+        add_reference_adapter(model)
+    return None if adapted_later or isinstance(model, PeftModel) else copy.deepcopy(model)
+
+
 def build_critic_model(policy: PreTrainedModel | PeftModel, reward_model: PreTrainedModel | None) -> PreTrainedModel:
     """A critic of its own: a copy of the reward model where there is one, else the policy's backbone with a new head.
 
@@ -256,8 +312,8 @@ def build_critic_model(policy: PreTrainedModel | PeftModel, reward_model: PreTra
     head starts at zero, so that the first advantages are the rewards.
     """
     if reward_model is not None:
-        return copy.deepcopy(reward_model).requires_grad_(True)
-    source = policy.get_base_model() if isinstance(policy, PeftModel) else policy
+        return _plain_copy(reward_model).to(policy.dtype).requires_grad_(True)
+    source = _plain_copy(policy) if isinstance(policy, PeftModel) else policy
     config = copy.deepcopy(source.config)
     config.num_labels = 1
     with torch.random.fork_rng(devices=[]):
@@ -265,6 +321,12 @@ def build_critic_model(policy: PreTrainedModel | PeftModel, reward_model: PreTra
     model.base_model.load_state_dict(source.base_model.state_dict())
     model.score.weight.data.zero_()
     return model.to(source.device).requires_grad_(True)
+
+
+def _plain_copy(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
+    """A copy of a model, its adapter merged into the weights."""
+    model = copy.deepcopy(model)
+    return model.merge_and_unload() if isinstance(model, PeftModel) else model
 
 
 def add_reference_adapter(policy: PeftModel) -> None:
@@ -289,8 +351,9 @@ def disable_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):  # what a layer hands to a function
+                setattr(module, name, 0.0)
 
 
 def _zero_head(policy: PreTrainedModel | PeftModel) -> nn.Linear:

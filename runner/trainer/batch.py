@@ -1,8 +1,12 @@
-"""Rows of unlike length -> padded batches, sorted by length and cut where they reach a number of tokens."""
+"""Rows of unlike length -> padded batches, sorted by length and cut where they reach a number of tokens.
+
+Letters at the end of a tensor's name are its shape: B rows, T tokens, R response tokens, N response tokens of all rows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -37,3 +41,52 @@ def pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tens
     ids = torch.tensor([list(row) + [0] * (width - len(row)) for row in rows], device=device)
     mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=device)
     return ids, mask
+
+
+@dataclass
+class Rollout:
+    """What one process sampled for an update, and what is known of it."""
+
+    sequences: list[list[int]]  # prompt and response
+    prompts: list[int]  # their lengths
+    responses: list[int]
+    mask_BR: Tensor
+    values_BR: Tensor
+    logprobs_BR: Tensor | None = None  # None: still to be looked at
+    ref_logprobs_BR: Tensor | None = None
+    advantages_BR: Tensor | None = None
+    returns_BR: Tensor | None = None
+
+    @property
+    def lengths(self) -> list[int]:
+        return list(map(len, self.sequences))
+
+    def micro_batch(self, rows: Sequence[int], device: torch.device) -> MicroBatch:
+        """The rows padded on the right, and where their response tokens are."""
+        width, spread = max(len(self.sequences[row]) for row in rows), self.mask_BR.shape[1]
+        input_ids = [self.sequences[row] + [0] * (width - len(self.sequences[row])) for row in rows]
+        positions, targets, places = [], [], []
+        for index, row in enumerate(rows):
+            before, count = self.prompts[row], self.responses[row]
+            positions += range(index * width + before - 1, index * width + before - 1 + count)
+            targets += self.sequences[row][before:]
+            places += range(row * spread, row * spread + count)
+        return MicroBatch(*(torch.tensor(part, device=device) for part in (input_ids, positions, targets, places)))
+
+
+@dataclass
+class MicroBatch:
+    """Rows for one pass through the model."""
+
+    input_ids: Tensor  # [B, T], padded on the right
+    positions_N: Tensor  # flat index in input_ids of the token before each response token
+    targets_N: Tensor  # the response tokens
+    places_N: Tensor  # flat index of each response token in a BR tensor
+
+    @property
+    def asked(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.input_ids, self.positions_N, self.targets_N
+
+    def of(self, values_BR: Tensor) -> Tensor:
+        """The values of this batch's tokens [N]."""
+        return values_BR.flatten()[self.places_N]

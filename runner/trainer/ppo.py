@@ -20,8 +20,9 @@ import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,20 +37,16 @@ from transformers import (
     PreTrainedTokenizerBase,
     Trainer,
     TrainingArguments,
+    set_seed,
 )
 from transformers.trainer_utils import EvalLoopOutput, get_last_checkpoint
 
-from runner.errors import ConfigError, DataError, Fault
-from runner.trainer.actor_critic import (
-    ActorCritic,
-    TokenLogProbs,
-    add_reference_adapter,
-    build_critic_model,
-    disable_dropout,
-)
-from runner.trainer.batch import split_by_tokens
+from runner.errors import ConfigError, Fault
+from runner.trainer.actor_critic import ActorCritic, TokenLogProbs, build_actor_critic, build_reference
+from runner.trainer.batch import Rollout, split_by_tokens
+from runner.trainer.prompt import check_rows, find_stop_ids, to_prompt_ids
 from runner.trainer.rollout import Sampling, choose_engine, sample
-from runner.trainer.score import Completions, Reward, Rewards
+from runner.trainer.score import Completions, Reward, Rewards, Scores
 
 # --- Arithmetic ---------------------------------------------------------------------------------
 
@@ -82,7 +79,13 @@ def generalised_advantages(
     return advantages_BR, torch.where(mask_BR, advantages_BR + values_BR, 0)
 
 
-def whiten(values_BR: Tensor, mask_BR: Tensor, *, shift_mean: bool = True, total: Any = lambda sums: sums) -> Tensor:
+def whiten(
+    values_BR: Tensor,
+    mask_BR: Tensor,
+    *,
+    shift_mean: bool = True,
+    total: Callable[[Tensor], Tensor] = lambda sums: sums,
+) -> Tensor:
     """Values scaled to variance 1 over what the mask holds, and to mean 0 if ``shift_mean``; 0 elsewhere.
 
     ``total`` adds a tensor up over all processes, so that the numbers are those of the whole batch.
@@ -123,76 +126,52 @@ class PPOConfig(TrainingArguments):
     A process rolls out ``per_device_train_batch_size * gradient_accumulation_steps`` prompts per update.
     """
 
-    learning_rate: float = field(default=3e-6, metadata={"help": "Of policy and critic."})
-    logging_steps: float = field(default=1, metadata={"help": "In updates."})
-    remove_unused_columns: bool | None = field(default=False, metadata={"help": "Rewards may want any column."})
-    bf16: bool | None = field(default=None, metadata={"help": "None: where the hardware has it and fp16 is off."})
+    learning_rate: float = 3e-6
+    logging_steps: float = 1
+    remove_unused_columns: bool | None = False  # rewards may want any column
+    bf16: bool | None = None  # None: where the hardware has it and fp16 is off
 
-    total_episodes: int | None = field(default=None, metadata={"help": "Prompts in all, in place of max_steps."})
-    num_ppo_epochs: int = field(default=4, metadata={"help": "Passes over each rollout."})
-    num_mini_batches: int = field(default=1, metadata={"help": "Optimizer steps in each pass."})
-    response_length: int = field(default=53, metadata={"help": "Most tokens of a completion."})
-    temperature: float = field(default=0.7, metadata={"help": "Of sampling and of every log-probability."})
-    stop_token: Literal["eos"] | None = field(default="eos", metadata={"help": "What ends a completion."})
-    stop_token_id: int | None = field(default=None, metadata={"help": "Another token that ends a completion."})
-    missing_eos_penalty: float | None = field(
-        default=None, metadata={"help": "Taken from the score of a completion that was cut off (Huang et al. 2024)."}
-    )
+    # The rollout.
+    total_episodes: int | None = None  # prompts in all, in place of max_steps
+    response_length: int = 53  # most tokens of a completion
+    temperature: float = 0.7  # of sampling and of every log-probability
+    stop_token: Literal["eos"] | None = "eos"  # every end token that tokenizer and model declare
+    stop_token_id: int | None = None  # a further token that ends a completion
+    missing_eos_penalty: float | None = None  # off the score of a completion that was cut off (Huang et al. 2024)
+    rollout_engine: Literal["auto", "loop", "generate", "continuous", "vllm"] = "auto"  # the last two need a GPU
+    vllm_server_base_url: str = "http://localhost:8000"
+    local_rollout_forward_batch_size: int = 64  # rows sampled side by side
+    num_sample_generations: int = 10  # times in a training that held-out samples go to completions.jsonl
 
-    kl_coef: float = field(default=0.05, metadata={"help": "Weight of the KL in the reward; 0: no reference at all."})
-    kl_estimator: Literal["k1", "k2", "k3"] = field(default="k1", metadata={"help": "Schulman 2020."})
-    kl_target: float | None = field(
-        default=None, metadata={"help": "KL per completion that an adaptive kl_coef aims at (Ziegler et al. 2019)."}
-    )
-    kl_horizon: float = field(default=10_000, metadata={"help": "Episodes in which an adaptive kl_coef reacts."})
+    # The reward.
+    kl_coef: float = 0.05  # weight of the KL in the reward; with 0 there is no reference
+    kl_estimator: Literal["k1", "k2", "k3"] = "k1"  # Schulman 2020
+    kl_target: float | None = None  # KL per completion that an adaptive kl_coef aims at (Ziegler et al. 2019)
+    kl_horizon: float = 10_000  # episodes in which an adaptive kl_coef reacts
+    reward_model_path: str | None = None  # a further reward: a sequence classification model
+    reward_weights: list[float] | None = None  # one for each reward; None: 1
+    step_separator: str = "\n"  # stands between the steps of a completion, where a reward is given per step
+    score_normalization: Literal["none", "scale", "whiten"] = "none"  # by running deviation (Engstrom et al. 2020)
+    score_clip: float | None = None  # bound on the normalised score, either side
+    whiten_rewards: bool = False  # scale rewards per token to variance 1
 
-    cliprange: float = field(default=0.2, metadata={"help": "Of the probability ratio (Schulman et al. 2017)."})
-    dual_clip: float | None = field(
-        default=None, metadata={"help": "Bound on the ratio where the advantage is negative, above 1 (Ye et al. 2020)."}
-    )
-    cliprange_value: float = field(default=0.2, metadata={"help": "Of a value's step in one update."})
-    vf_coef: float = field(default=0.1, metadata={"help": "Weight of the value loss."})
-    gamma: float = field(default=1.0, metadata={"help": "Discount."})
-    lam: float = field(default=0.95, metadata={"help": "Lambda of the advantages (Schulman et al. 2016)."})
-    loss_average: Literal["token", "sequence"] = field(
-        default="token", metadata={"help": "Every token of a mini-batch counts the same, or every completion."}
-    )
-    value_warmup_steps: int = field(default=0, metadata={"help": "Updates of the critic alone at the start."})
+    # The update.
+    num_ppo_epochs: int = 4
+    num_mini_batches: int = 1  # optimizer steps in each epoch
+    cliprange: float = 0.2  # of the probability ratio (Schulman et al. 2017)
+    dual_clip: float | None = None  # bound on the ratio where the advantage is negative (Ye et al. 2020)
+    cliprange_value: float = 0.2  # of a value's step in one update
+    vf_coef: float = 0.1  # weight of the value loss
+    gamma: float = 1.0
+    lam: float = 0.95  # Schulman et al. 2016
+    loss_average: Literal["token", "sequence"] = "token"  # what counts the same: every token, or every completion
+    value_warmup_steps: int = 0  # updates of the critic alone at the start
+    old_logprobs: Literal["auto", "sampled", "recompute"] = "auto"  # auto: sampled, where that is float32
+    max_tokens_per_micro_batch: int | None = None  # padded; None: 512 on CPU, else per_device_train_batch_size rows
 
-    whiten_rewards: bool = field(default=False, metadata={"help": "Scale rewards per token to variance 1."})
-    score_normalization: Literal["none", "scale", "whiten"] = field(
-        default="none",
-        metadata={
-            "help": "Divide scores by their running deviation, or take their mean off too (Engstrom et al. 2020)."
-        },
-    )
-    score_clip: float | None = field(default=None, metadata={"help": "Bound on the normalised score, either side."})
-    reward_weights: list[float] | None = field(default=None, metadata={"help": "One for each reward; None: 1."})
-    step_separator: str = field(default="\n", metadata={"help": "Ends a step, where a reward is given per step."})
-
-    critic: Literal["auto", "adapter", "model", "head"] = field(
-        default="auto",
-        metadata={
-            "help": "A second adapter, a model of its own, or a head on the policy's states, which learns worse."
-        },
-    )
-    reward_model_path: str | None = field(default=None, metadata={"help": "A further reward: a score model."})
-    sft_model_path: str | None = field(default=None, metadata={"help": "The policy, where no model is given."})
-
-    rollout_engine: Literal["auto", "loop", "generate", "continuous"] = field(
-        default="auto", metadata={"help": "How completions are sampled; continuous batching is for GPUs."}
-    )
-    local_rollout_forward_batch_size: int = field(default=64, metadata={"help": "Rows sampled side by side."})
-    old_logprobs: Literal["auto", "sampled", "recompute"] = field(
-        default="auto", metadata={"help": "Of the sampling itself, or of another forward; auto: sampled in float32."}
-    )
-    max_tokens_per_micro_batch: int | None = field(
-        default=None,
-        metadata={"help": "Padded tokens in one pass; None: 512 on CPU, else per_device_train_batch_size long rows."},
-    )
-    num_sample_generations: int = field(
-        default=10, metadata={"help": "Times in a training at which held-out samples go to completions.jsonl."}
-    )
+    # The models.
+    sft_model_path: str | None = None  # the policy, where no model is given
+    critic: Literal["auto", "adapter", "model", "head"] = "auto"  # a head on the policy's states learns worse
 
     def __post_init__(self) -> None:
         if self.bf16 is None:
@@ -209,10 +188,10 @@ class PPOConfig(TrainingArguments):
     @property
     def penalises_kl(self) -> bool:
         """Whether a reference is looked at."""
-        return self.kl_coef != 0 or self.kl_target is not None
+        return self.kl_coef != 0
 
 
-def _faults_of(args: PPOConfig) -> Any:
+def _faults_of(args: PPOConfig) -> Iterator[Fault]:
     """A fault for each number that PPO cannot work with."""
     rows, parts = args.rollout_rows, args.num_mini_batches
     if parts < 1 or rows % parts:
@@ -225,6 +204,12 @@ def _faults_of(args: PPOConfig) -> Any:
     if args.temperature <= 0:
         cure = "trainer.args.temperature=1.0"
         yield Fault("trainer.args.temperature", str(args.temperature), "above 0: PPO samples", cure)
+    if args.kl_target is not None and (args.kl_target <= 0 or args.kl_coef <= 0):
+        found = f"{args.kl_target} with kl_coef={args.kl_coef}"
+        yield Fault("trainer.args.kl_target", found, "both above 0", "trainer.args.kl_target=6.0 kl_coef=0.05")
+    if args.remove_unused_columns:
+        where = "trainer.args.remove_unused_columns"
+        yield Fault(where, "true", "nothing: rewards may want any column", "leave it out")
     if args.dual_clip is not None and args.dual_clip <= 1:
         yield Fault("trainer.args.dual_clip", str(args.dual_clip), "above 1", "trainer.args.dual_clip=3.0")
     if args.missing_eos_penalty is not None and args.stop_token is None and args.stop_token_id is None:
@@ -233,19 +218,6 @@ def _faults_of(args: PPOConfig) -> Any:
 
 
 # --- Trainer ------------------------------------------------------------------------------------
-
-# Sums over the tokens of a mini-batch, the first two divided by its size.
-LOGGED = (
-    "policy",
-    "value",
-    "tokens",
-    "approxkl",
-    "clipped",
-    "value_clipped",
-    "ratio",
-    "ratio_squared",
-    "entropy",
-)
 
 
 @dataclass
@@ -266,56 +238,8 @@ class Memory:
 
     @property
     def deviation(self) -> float:
-        return math.sqrt(self.squares / self.count) if self.count else 1.0
-
-
-@dataclass
-class Rollout:
-    """What one process sampled for an update, and what is known of it."""
-
-    sequences: list[list[int]]  # prompt and response
-    prompts: list[int]  # their lengths
-    responses: list[int]
-    mask_BR: Tensor
-    logprobs_BR: Tensor
-    values_BR: Tensor
-    ref_logprobs_BR: Tensor | None = None
-    advantages_BR: Tensor | None = None
-    returns_BR: Tensor | None = None
-
-    @property
-    def lengths(self) -> list[int]:
-        return list(map(len, self.sequences))
-
-    def micro_batch(self, rows: Sequence[int], device: torch.device) -> MicroBatch:
-        """The rows padded on the right, and where their response tokens are."""
-        width, spread = max(len(self.sequences[row]) for row in rows), self.mask_BR.shape[1]
-        input_ids = [self.sequences[row] + [0] * (width - len(self.sequences[row])) for row in rows]
-        positions, targets, places = [], [], []
-        for index, row in enumerate(rows):
-            before, count = self.prompts[row], self.responses[row]
-            positions += range(index * width + before - 1, index * width + before - 1 + count)
-            targets += self.sequences[row][before:]
-            places += range(row * spread, row * spread + count)
-        return MicroBatch(*(torch.tensor(part, device=device) for part in (input_ids, positions, targets, places)))
-
-
-@dataclass
-class MicroBatch:
-    """Rows for one pass through the model."""
-
-    input_ids: Tensor  # [B, T], padded on the right
-    positions_N: Tensor  # flat index in input_ids of the token before each response token
-    targets_N: Tensor  # the response tokens
-    places_N: Tensor  # flat index of each response token in a BR tensor
-
-    @property
-    def asked(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.input_ids, self.positions_N, self.targets_N
-
-    def of(self, values_BR: Tensor) -> Tensor:
-        """The values of this batch's tokens [N]."""
-        return values_BR.flatten()[self.places_N]
+        """Of all scores so far; 1 where they were all the same, which says nothing of their scale."""
+        return (math.sqrt(self.squares / self.count) if self.count else 0.0) or 1.0
 
 
 class PPOTrainer(Trainer):
@@ -345,9 +269,11 @@ class PPOTrainer(Trainer):
         optimizers: tuple[Any, Any] = (None, None),
     ):
         asked = args or PPOConfig()
-        model = _load_policy(model, asked)
+        set_seed(asked.seed)  # for the weights of adapters
+        if model is None or isinstance(model, str):
+            model = _load_policy(model or asked.sft_model_path)
         tokenizer = processing_class or AutoTokenizer.from_pretrained(model.config._name_or_path)
-        self.stop_ids = _stop_ids(asked, model, tokenizer)
+        self.stop_ids = find_stop_ids(asked.stop_token, asked.stop_token_id, model, tokenizer)
         self.rewards = Rewards(
             _as_list(reward_funcs) + _as_list(asked.reward_model_path),
             asked.reward_weights,
@@ -355,10 +281,15 @@ class PPOTrainer(Trainer):
             _as_list(reward_processing_classes) or None,
             asked.step_separator,
         )
-        _check_rows(asked, model, tokenizer, train_dataset)
-        self.reference = _build_reference(asked, model, ref_model, peft_config)
+        check = partial(check_rows, model=model, tokenizer=tokenizer, response_length=asked.response_length)
+        check(train_dataset, needed=asked.rollout_rows * asked.world_size)
+        for rows in eval_dataset.values() if isinstance(eval_dataset, Mapping) else _as_list(eval_dataset):
+            check(rows, needed=1)
+        self.reference = ref_model
+        if ref_model is None and asked.penalises_kl:
+            self.reference = build_reference(model, adapted_later=peft_config is not None)
         policy = get_peft_model(model, peft_config) if peft_config is not None else model
-        actor_critic = _build_actor_critic(asked, policy, value_model, self.rewards)
+        actor_critic = build_actor_critic(policy, asked.critic, value_model, self.rewards.model_for_critic())
         self.memory = Memory(asked.kl_coef)
         self.rows_per_pass = asked.per_device_train_batch_size
         self.rollout_engine = choose_engine(model) if asked.rollout_engine == "auto" else asked.rollout_engine
@@ -374,9 +305,16 @@ class PPOTrainer(Trainer):
             optimizers=optimizers,
         )
         self.model_accepts_loss_kwargs = False
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            found = "FSDP or DeepSpeed, which spread a model's weights"
+            raise ConfigError(
+                Fault("trainer.args", found, "whole models in each process", "launcher.num_processes=<n>")
+            )
         for frozen in (self.reference, *self.rewards.rewards):
-            if isinstance(frozen, torch.nn.Module) and not getattr(frozen, "is_quantized", False):
-                frozen.to(self.args.device)
+            if isinstance(frozen, torch.nn.Module):
+                frozen.requires_grad_(False).eval()
+                if not getattr(frozen, "is_quantized", False):
+                    frozen.to(self.args.device)
         self.ref_logprobs = TokenLogProbs(self.reference) if self.reference is not None else None
 
     @property
@@ -412,7 +350,6 @@ class PPOTrainer(Trainer):
         self._note("time/score", scored - rolled_out)
         self._note("time/update", ended - scored)
         self._note("eps", len(inputs) * self.args.world_size / (ended - began))
-        self._note("episode", len(inputs) * self.args.world_size * (self.state.global_step + 1))
         return loss
 
     @torch.no_grad()
@@ -431,18 +368,16 @@ class PPOTrainer(Trainer):
         tokens = [row.tolist() for row in samples.tokens]
         responses, width = list(map(len, tokens)), max(map(len, tokens))
         mask_BR = torch.arange(width)[None] < torch.tensor(responses)[:, None]
-        logprobs_BR = torch.zeros(mask_BR.shape)
+        logprobs_BR, device = None, self.args.device
         if self._keeps_sampled(samples.logprobs):
-            logprobs_BR[mask_BR] = torch.cat(samples.logprobs)
-        else:
-            logprobs_BR.fill_(math.nan)  # still to be looked at
-        device = self.args.device
+            logprobs_BR = torch.zeros(mask_BR.shape, device=device)
+            logprobs_BR[mask_BR.to(device)] = torch.cat(samples.logprobs).to(device)
         rollout = Rollout(
             sequences=[prompt + response for prompt, response in zip(prompt_ids, tokens, strict=True)],
             prompts=list(map(len, prompt_ids)),
             responses=responses,
             mask_BR=mask_BR.to(device),
-            logprobs_BR=logprobs_BR.to(device),
+            logprobs_BR=logprobs_BR,
             values_BR=torch.zeros(mask_BR.shape, device=device),
         )
         return rollout, self._completions(inputs, prompt_ids, tokens)
@@ -451,11 +386,10 @@ class PPOTrainer(Trainer):
     def look(self, rollout: Rollout) -> None:
         """Fill in what policy, critic and reference say of the sampled tokens before anything is learned from them."""
         temperature, actor_critic = self.args.temperature, self.actor_critic
-        recompute = bool(rollout.logprobs_BR[0, 0].isnan())
-        if recompute:
-            rollout.logprobs_BR.zero_()
+        if recompute := rollout.logprobs_BR is None:
+            rollout.logprobs_BR = torch.zeros_like(rollout.values_BR)
         if self.args.penalises_kl:
-            rollout.ref_logprobs_BR = torch.zeros_like(rollout.logprobs_BR)
+            rollout.ref_logprobs_BR = torch.zeros_like(rollout.values_BR)
         reference = self.ref_logprobs or actor_critic.reference_logprobs
         for rows in split_by_tokens(range(len(rollout.sequences)), rollout.lengths, self._budget(rollout)):
             batch = rollout.micro_batch(rows, self.args.device)
@@ -469,49 +403,49 @@ class PPOTrainer(Trainer):
 
     def set_advantages(self, rollout: Rollout, completions: Completions) -> None:
         """Score the completions, spread the rewards over tokens, and work out advantages and returns."""
-        args, mask_BR, rows = self.args, rollout.mask_BR, len(rollout.sequences)
-        scores_B, dense, sums_BF = self._score(completions)
-        last_B = torch.tensor(rollout.responses, device=mask_BR.device) - 1
-        rewards_BR = torch.zeros_like(rollout.values_BR)
+        args, mask_BR, device = self.args, rollout.mask_BR, self.args.device
+        scores, penalty_B = self._score(completions)
+        rewards_BR, kl_BR = torch.zeros_like(rollout.values_BR), None
         if rollout.ref_logprobs_BR is not None:
             kl_BR = kl_estimate(rollout.logprobs_BR, rollout.ref_logprobs_BR, args.kl_estimator) * mask_BR
             rewards_BR = -self.memory.kl_coef * kl_BR
-            self._note("objective/kl", self._mean(kl_BR.sum(1)))
-        penalties_B = rewards_BR.sum(1)
-        missing_B = torch.tensor([not ended for ended in completions.ended], device=mask_BR.device)
-        penalty_B = (args.missing_eos_penalty or 0.0) * missing_B
-        rewards_BR[torch.arange(rows), last_B] += self._normalised(scores_B) - penalty_B
-        for row, values_R in enumerate(dense):
-            if values_R is not None:
-                rewards_BR[row, : len(values_R)] += values_R.to(rewards_BR.device)
-                scores_B[row] += values_R.sum().to(scores_B.device)
+        self._note_rollout(rollout, scores, penalty_B, kl_BR)
+        self._note("val/num_eos_tokens", self._total(torch.tensor(sum(completions.ended), device=device)).item())
+        last_B = torch.tensor(rollout.responses, device=device) - 1
+        rewards_BR[torch.arange(len(last_B)), last_B] += self._normalised(scores.outcome_B) - penalty_B
+        for row, rewards_R in enumerate(scores.per_token):
+            if rewards_R is not None:
+                rewards_BR[row, : len(rewards_R)] += rewards_R.to(device)
         if args.whiten_rewards:
             rewards_BR = whiten(rewards_BR, mask_BR, shift_mean=False, total=self._total)
         advantages_BR, rollout.returns_BR = generalised_advantages(
             rewards_BR, rollout.values_BR, mask_BR, args.gamma, args.lam
         )
         rollout.advantages_BR = whiten(advantages_BR, mask_BR, total=self._total)
-        self._note_rollout(rollout, scores_B - penalty_B, penalties_B, missing_B, sums_BF)
-        self._adapt_kl(rows)
+        self._note_values(rollout)
+        if args.kl_target is not None:
+            self._adapt_kl(self._mean(kl_BR.sum(1)), episodes=len(last_B) * args.world_size)
 
     def update(self, model: Any, rollout: Rollout) -> Tensor:
         """Epochs of mini-batches; the last gradient is left for the Trainer to clip and step."""
         deals = self._deal(len(rollout.sequences))
         sizes = self._total(torch.stack([self._size(rollout, rows) for rows in deals])).tolist()
-        sums: list[Tensor] = []
+        sums: dict[str, Tensor | float] = defaultdict(float)
         for number, (rows, size) in enumerate(zip(deals, sizes, strict=True), 1):
-            sums.append(self._backward(model, rollout, rows, size))
+            for name, value in self._backward(model, rollout, rows, size):
+                sums[name] = sums[name] + value
+            if self.state.global_step < self.args.value_warmup_steps:
+                self.actor_critic.forget_policy_gradient()
             if number < len(deals):
                 if self.args.max_grad_norm:
                     self.accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-        return self._note_update(torch.stack(sums), rollout)
+        return self._note_update(sums, steps=len(deals))
 
-    def _backward(self, model: Any, rollout: Rollout, rows: list[int], size: float) -> Tensor:
+    def _backward(self, model: Any, rollout: Rollout, rows: list[int], size: float) -> Iterator[tuple[str, Tensor]]:
         """Add up the gradient of one mini-batch over its micro-batches; gives the sums of what is logged."""
         groups = split_by_tokens(rows, rollout.lengths, self._budget(rollout))
-        sums = torch.zeros(len(LOGGED), device=self.args.device)
         for group in groups:
             batch = rollout.micro_batch(group, self.args.device)
             weights_N = self._weights(rollout, group) / size
@@ -525,42 +459,24 @@ class PPOTrainer(Trainer):
                 value_N = value_losses(
                     values_N, batch.of(rollout.values_BR), batch.of(rollout.returns_BR), self.args.cliprange_value
                 )
-                warming_up = self.state.global_step < self.args.value_warmup_steps
-                losses_N = (0.0 if warming_up else 1.0) * policy_N + self.args.vf_coef * value_N
+                loss = ((policy_N + self.args.vf_coef * value_N) * weights_N).sum()
                 # Each process adds its share of the whole mini-batch, and the gradients are averaged over processes.
-                self.accelerator.backward((losses_N * weights_N).sum() * self.args.world_size)
+                self.accelerator.backward(loss * self.args.world_size)
             with torch.no_grad():
-                sums += self._sums(batch, rollout, weights_N, policy_N, value_N, log_ratios_N, logprobs_N, values_N)
+                ratios_N = log_ratios_N.exp()
+                yield "policy", (policy_N * weights_N).sum()
+                yield "value", (value_N * weights_N).sum()
+                yield "tokens", torch.ones_like(ratios_N).sum()
+                yield "approxkl", log_ratios_N.square().sum() / 2
+                yield "clipped", ((ratios_N - 1).abs() > self.args.cliprange).sum()
+                yield (
+                    "value_clipped",
+                    ((values_N - batch.of(rollout.values_BR)).abs() > self.args.cliprange_value).sum(),
+                )
+                yield "ratio", ratios_N.sum()
+                yield "ratio_squared", ratios_N.square().sum()
+                yield "entropy", -logprobs_N.sum()
         self.actor_critic.rest()
-        return sums
-
-    def _sums(
-        self,
-        batch: MicroBatch,
-        rollout: Rollout,
-        weights_N: Tensor,
-        policy_N: Tensor,
-        value_N: Tensor,
-        log_ratios_N: Tensor,
-        logprobs_N: Tensor,
-        values_N: Tensor,
-    ) -> Tensor:
-        """What is logged of a micro-batch, in the order of LOGGED."""
-        ratios_N = log_ratios_N.exp()
-        moved_N = (values_N - batch.of(rollout.values_BR)).abs() > self.args.cliprange_value
-        return torch.stack(
-            [
-                (policy_N * weights_N).sum(),
-                (value_N * weights_N).sum(),
-                torch.tensor(float(len(ratios_N)), device=ratios_N.device),
-                log_ratios_N.square().sum() / 2,
-                ((ratios_N - 1).abs() > self.args.cliprange).sum(),
-                moved_N.sum(),
-                ratios_N.sum(),
-                ratios_N.square().sum(),
-                -logprobs_N.sum(),
-            ]
-        )
 
     # --- Pieces of an update
 
@@ -614,11 +530,14 @@ class PPOTrainer(Trainer):
         exact = not (self.args.bf16 or self.args.fp16) and self.actor_critic.policy.dtype == torch.float32
         return self.args.old_logprobs == "sampled" or exact
 
-    def _score(self, completions: Completions) -> tuple[Tensor, list[Tensor | None], Tensor]:
+    def _score(self, completions: Completions) -> tuple[Scores, Tensor]:
+        """What the completions earned, and what each loses because it was cut off [B]."""
         budget = self.args.max_tokens_per_micro_batch or 512 * (1 if self.args.device.type == "cpu" else 32)
         with self.accelerator.autocast():
-            scores_B, dense, sums_BF = self.rewards(completions, self.state, budget)
-        return scores_B.to(self.args.device), dense, sums_BF
+            scores = self.rewards(completions, self.state, budget)
+        scores.outcome_B = scores.outcome_B.to(self.args.device)
+        cut_off_B = ~torch.tensor(completions.ended, device=self.args.device)
+        return scores, (self.args.missing_eos_penalty or 0.0) * cut_off_B
 
     def _normalised(self, scores_B: Tensor) -> Tensor:
         """The scores, scaled by what was seen of scores so far and clipped, as the arguments say."""
@@ -628,18 +547,14 @@ class PPOTrainer(Trainer):
             squares = self._total((scores_B.double() - mean).square().sum())
             self.memory.add(count.item(), mean.item(), squares.item())
             shift = self.memory.mean if self.args.score_normalization == "whiten" else 0.0
-            scores_B = (scores_B - shift) / (self.memory.deviation + 1e-8)
+            scores_B = (scores_B - shift) / self.memory.deviation
         clip = self.args.score_clip
         return scores_B if clip is None else scores_B.clamp(-clip, clip)
 
-    def _adapt_kl(self, rows: int) -> None:
+    def _adapt_kl(self, kl: float, episodes: int) -> None:
         """Move kl_coef towards its target (Ziegler et al. 2019, section 2.2)."""
-        if self.args.penalises_kl:
-            self._note("objective/kl_coef", self.memory.kl_coef)
-        if self.args.kl_target is not None:
-            error = self.metrics["objective/kl"][-1] / self.args.kl_target - 1
-            episodes = rows * self.args.world_size
-            self.memory.kl_coef *= 1 + min(max(error, -0.2), 0.2) * episodes / self.args.kl_horizon
+        error = min(max(kl / self.args.kl_target - 1, -0.2), 0.2)
+        self.memory.kl_coef *= 1 + error * episodes / self.args.kl_horizon
 
     # --- Rows and completions
 
@@ -673,51 +588,56 @@ class PPOTrainer(Trainer):
     def _note(self, name: str, value: float) -> None:
         self.metrics[name].append(value)
 
-    def _note_rollout(
-        self, rollout: Rollout, scores_B: Tensor, penalties_B: Tensor, missing_B: Tensor, sums_BF: Tensor
-    ) -> None:
-        self._note("objective/scores", self._mean(scores_B))
-        self._note("objective/non_score_reward", self._mean(penalties_B))
-        self._note("objective/rlhf_reward", self._mean(scores_B + penalties_B))
+    def _note_rollout(self, rollout: Rollout, scores: Scores, penalty_B: Tensor, kl_BR: Tensor | None) -> None:
+        """Log what was sampled, before anything is learned from it, under TRL's names."""
+        total_B = scores.total_B - penalty_B
+        non_score_B = torch.zeros_like(total_B)
+        if kl_BR is not None:
+            non_score_B = -self.memory.kl_coef * kl_BR.sum(1)
+            self._note("objective/kl", self._mean(kl_BR.sum(1)))
+            self._note("objective/kl_coef", self.memory.kl_coef)
+        self._note("objective/scores", self._mean(total_B))
+        self._note("objective/non_score_reward", self._mean(non_score_B))
+        self._note("objective/rlhf_reward", self._mean(total_B + non_score_B))
         self._note("objective/entropy", self._mean(-rollout.logprobs_BR.sum(1)))
-        self._note("val/num_eos_tokens", self._total((~missing_B).sum()).item() if self.stop_ids else 0)
         self._note("completions/mean_length", self._mean(rollout.mask_BR.sum(1)))
-        for name, sums_B in zip(self.rewards.names, sums_BF.T.to(self.args.device), strict=True):
-            applies_B = ~sums_B.isnan()
-            added, count = self._total(torch.stack([sums_B.nansum(), applies_B.sum()])).tolist()
+        for name, sums_B in zip(self.rewards.names, scores.each_BF.T.to(self.args.device), strict=True):
+            added, count = self._total(torch.stack([sums_B.nansum(), (~sums_B.isnan()).sum()])).tolist()
             if count:
                 self._note(f"rewards/{name}/mean", added / count)
-        inside = rollout.mask_BR
-        returns, values = rollout.returns_BR[inside].double(), rollout.values_BR[inside].double()
-        moments = torch.stack(
-            [torch.ones_like(returns), returns, returns**2, returns - values, (returns - values) ** 2]
-        )
-        count, one, two, error, squared = self._total(moments.sum(1)).tolist()
-        variance = two / count - (one / count) ** 2
-        unexplained = squared / count - (error / count) ** 2
-        self._note("val/explained_variance", 1 - unexplained / variance if variance > 1e-12 else 0.0)
 
-    def _note_update(self, sums_KS: Tensor, rollout: Rollout) -> Tensor:
-        """Log the update under TRL's names: means over all tokens of all mini-batches. Gives the mean loss."""
-        sums_KS = self._total(sums_KS)
-        totals = dict(zip(LOGGED, sums_KS.sum(0).tolist(), strict=True))
-        steps, tokens = len(sums_KS), totals["tokens"]
-        ratio = totals["ratio"] / tokens
-        self._note("loss/policy_avg", totals["policy"] / steps)
-        self._note("loss/value_avg", totals["value"] / steps)
-        self._note("policy/approxkl_avg", totals["approxkl"] / tokens)
-        self._note("policy/clipfrac_avg", totals["clipped"] / tokens)
-        self._note("policy/entropy_avg", totals["entropy"] / tokens)
-        self._note("val/clipfrac_avg", totals["value_clipped"] / tokens)
+    def _note_values(self, rollout: Rollout) -> None:
+        """Log how much of the variance of the returns the critic had foreseen."""
+        returns_N, values_N = (x_BR[rollout.mask_BR].double() for x_BR in (rollout.returns_BR, rollout.values_BR))
+        errors_N = returns_N - values_N
+        terms = [torch.ones_like(returns_N), returns_N, returns_N.square(), errors_N, errors_N.square()]
+        count, *moments = self._total(torch.stack(terms).sum(1)).tolist()
+        one, two, error, squared = (moment / count for moment in moments)
+        variance = two - one**2
+        self._note("val/explained_variance", 1 - (squared - error**2) / variance if variance > 1e-12 else 0.0)
+
+    def _note_update(self, sums: Mapping[str, Tensor], steps: int) -> Tensor:
+        """Log the update under TRL's names: means over all tokens of all mini-batches. Gives the mean loss.
+
+        The entropy is that of the sampled tokens under the policy as it changes: an estimate.
+        """
+        total = dict(zip(sums, self._total(torch.stack(list(sums.values()))).tolist(), strict=True))
+        tokens, ratio = total["tokens"], total["ratio"] / total["tokens"]
+        self._note("loss/policy_avg", total["policy"] / steps)
+        self._note("loss/value_avg", total["value"] / steps)
+        self._note("policy/approxkl_avg", total["approxkl"] / tokens)
+        self._note("policy/clipfrac_avg", total["clipped"] / tokens)
+        self._note("policy/entropy_avg", total["entropy"] / tokens)
+        self._note("val/clipfrac_avg", total["value_clipped"] / tokens)
         self._note("val/ratio", ratio)
-        self._note("val/ratio_var", max(totals["ratio_squared"] / tokens - ratio**2, 0.0))
-        return torch.tensor((totals["policy"] + self.args.vf_coef * totals["value"]) / steps, device=self.args.device)
+        self._note("val/ratio_var", max(total["ratio_squared"] / tokens - ratio**2, 0.0))
+        return torch.tensor((total["policy"] + self.args.vf_coef * total["value"]) / steps, device=self.args.device)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add what was noted since the last log to the logs of training."""
         if "loss" in logs:
-            last = {"episode"}
-            logs |= {name: v[-1] if name in last else sum(v) / len(v) for name, v in self.metrics.items()}
+            logs |= {name: sum(values) / len(values) for name, values in self.metrics.items()}
+            logs["episode"] = self.state.global_step * self.args.train_batch_size * self.args.world_size
             logs["lr"] = logs.get("learning_rate", 0.0)
             self.metrics.clear()
         super().log(logs, *args, **kwargs)
@@ -738,55 +658,54 @@ class PPOTrainer(Trainer):
         columns: dict[str, list[Tensor]] = defaultdict(list)
         table: list[dict[str, Any]] = []
         for index, inputs in enumerate(dataloader):
-            found, rows = self._sample_held_out(inputs, index)
+            found, rows = self._sample_held_out(inputs, index, metric_key_prefix)
             table += rows
             for name, values_B in self.accelerator.gather_for_metrics(found).items():
                 columns[name].append(values_B)
         means = {name: torch.cat(values).nanmean().item() for name, values in columns.items()}
         count = sum(map(len, columns["objective/scores"]))
-        self._write_table(table)
+        self._write_table(gather_object(table), metric_key_prefix)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in means.items()}
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=count)
 
     def _sample_held_out(
-        self, inputs: list[dict[str, Any]], index: int
+        self, inputs: list[dict[str, Any]], index: int, name: str
     ) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+        """What the completions of a batch of held-out prompts earned, and the completions as rows of a table."""
         rollout, completions = self.roll_out(inputs, self._noise(len(inputs), at=f"eval {index}"))
         with self.accelerator.autocast():
             self.look(rollout)
-        scores_B, dense, sums_BF = self._score(completions)
-        scores_B += torch.tensor([0.0 if d is None else float(d.sum()) for d in dense], device=scores_B.device)
-        scores_B -= (self.args.missing_eos_penalty or 0.0) * ~torch.tensor(completions.ended, device=scores_B.device)
-        found = {"objective/scores": scores_B, "completions/mean_length": rollout.mask_BR.sum(1).float()}
+        scores, penalty_B = self._score(completions)
+        total_B, each_BF = scores.total_B - penalty_B, scores.each_BF.to(self.args.device)
+        found = {"objective/scores": total_B, "completions/mean_length": rollout.mask_BR.sum(1).float()}
         if rollout.ref_logprobs_BR is not None:
             kl_BR = kl_estimate(rollout.logprobs_BR, rollout.ref_logprobs_BR, self.args.kl_estimator)
             found["objective/kl"] = (kl_BR * rollout.mask_BR).sum(1)
-        found |= {
-            f"rewards/{n}/mean": s.to(scores_B.device) for n, s in zip(self.rewards.names, sums_BF.T, strict=True)
-        }
-        texts = zip(completions.prompts, completions.completions, scores_B.tolist(), strict=True)
-        step = self.state.global_step
-        return found, [{"step": step, "prompt": p, "completion": c, "score": s} for p, c, s in texts]
+        found |= {f"rewards/{name}/mean": sums_B for name, sums_B in zip(self.rewards.names, each_BF.T, strict=True)}
+        keys = {"step": self.state.global_step, "set": name}
+        texts = zip(completions.prompts, completions.completions, total_B.tolist(), strict=True)
+        return found, [keys | {"prompt": p, "completion": c, "score": s} for p, c, s in texts]
 
     def _sample_for_the_table(self) -> None:
-        """A few times in a training, write completions of the first held-out prompts, which an evaluation may not."""
+        """A few times in a training, write completions of the first held-out prompts, as no evaluation may."""
         times = self.args.num_sample_generations
         if not times or self.eval_dataset is None or self.state.global_step % max(1, self.state.max_steps // times):
             return
         sets = self.eval_dataset.values() if isinstance(self.eval_dataset, Mapping) else [self.eval_dataset]
         rows = [row for one in sets for row in one.take(self.args.per_device_eval_batch_size)]
         self.model.eval()
-        self._write_table(self._sample_held_out(rows, 0)[1], everyone=False)
+        with torch.no_grad():
+            self._write_table(self._sample_held_out(rows, 0, "samples")[1], "samples")
 
-    def _write_table(self, table: list[dict[str, Any]], everyone: bool = True) -> None:
+    def _write_table(self, table: list[dict[str, Any]], name: str) -> None:
         """Put the samples of this step into completions.jsonl, in place of those of an earlier try at it."""
-        table = gather_object(table) if everyone else table
         if not self.is_world_process_zero():
             return
         path = Path(self.args.output_dir) / "completions.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = path.read_text("utf-8").splitlines() if path.exists() else []
-        kept = [line for line in lines if json.loads(line)["step"] != self.state.global_step]
+        here = (self.state.global_step, name)
+        kept = [line for line in lines if tuple(json.loads(line)[key] for key in ("step", "set")) != here]
         lines = kept + [json.dumps(row, ensure_ascii=False) for row in table]
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
@@ -811,9 +730,7 @@ class PPOTrainer(Trainer):
             self.actor_critic.save_value(folder / "value_model")
 
     def _save_policy(self, folder: Path) -> None:
-        policy = self.actor_critic.policy
-        own = {"selected_adapters": [policy.active_adapter]} if isinstance(policy, PeftModel) else {}
-        policy.save_pretrained(folder, **own)
+        self.actor_critic.save_policy(folder)
         self.processing_class.save_pretrained(folder)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -829,110 +746,10 @@ class PPOTrainer(Trainer):
 # --- What the trainer is made of ----------------------------------------------------------------
 
 
-def _load_policy(model: Any, args: PPOConfig) -> PreTrainedModel | PeftModel:
-    model = args.sft_model_path if model is None else model
-    if model is None:
+def _load_policy(path: str | None) -> PreTrainedModel:
+    if path is None:
         raise ConfigError(Fault("model", "none", "a causal language model", "trainer.args.sft_model_path=<model>"))
-    return AutoModelForCausalLM.from_pretrained(model) if isinstance(model, str) else model
-
-
-def _stop_ids(args: PPOConfig, model: PreTrainedModel | PeftModel, tokenizer: Any) -> tuple[int, ...]:
-    """Every token that ends a completion: those the tokenizer and the model declare, and a further one."""
-    own = [] if args.stop_token_id is None else [args.stop_token_id]
-    if args.stop_token is None:
-        return tuple(own)
-    declared = [tokenizer.eos_token_id, *_as_list(model.generation_config.eos_token_id)]
-    ids = sorted({*own, *(token for token in declared if token is not None)})
-    if not ids:
-        found, cure = "the tokenizer has no end token", "trainer.args.stop_token_id=<id>, or stop_token=null"
-        raise ConfigError(Fault("trainer.args.stop_token", found, "a token that ends a completion", cure))
-    return tuple(ids)
-
-
-def _check_rows(args: PPOConfig, model: Any, tokenizer: Any, rows: Any) -> None:
-    """Raise DataError for rows that PPO would loop over for ever, or that the model cannot hold."""
-    faults = []
-    columns = getattr(rows, "column_names", None)
-    if columns is not None and "prompt" not in columns:
-        faults.append(Fault("dataset", f"columns {', '.join(columns)}", "a column prompt"))
-    needed = args.rollout_rows * args.world_size
-    if hasattr(rows, "__len__"):
-        if len(rows) < needed:
-            cure = "dataset.limit.train=null, or a smaller trainer.args.per_device_train_batch_size"
-            faults.append(Fault("dataset", f"{len(rows)} training rows", f"at least the {needed} of one update", cure))
-        if not faults:
-            faults += _faults_of_prompts(args, model, tokenizer, rows)
-    if faults:
-        raise DataError(faults)
-
-
-def _faults_of_prompts(args: PPOConfig, model: Any, tokenizer: Any, rows: Any) -> list[Fault]:
-    """Prompts without a token, and those that leave no room for the response."""
-    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
-    room = longest - args.response_length
-    too_long, empty = [], []
-    for index, prompt in enumerate(rows["prompt"]):
-        text = prompt if isinstance(prompt, str) else json.dumps(prompt)
-        # A token is at least a byte, so that most prompts need not be counted.
-        if text and len(text.encode()) + 256 <= room and isinstance(prompt, str):
-            continue
-        count = len(to_prompt_ids(tokenizer, prompt, rows[index]))
-        too_long += [count] * (count > room)
-        empty += [index] * (count == 0)
-    faults = []
-    if too_long:
-        found = f"{len(too_long)} prompts are too long, one of {max(too_long)} tokens"
-        expected = f"at most {room}: the model holds {longest}, the response {args.response_length}"
-        faults.append(Fault("dataset", found, expected, "a smaller trainer.args.response_length, or shorter prompts"))
-    if empty:
-        faults.append(Fault("dataset", f"{len(empty)} prompts without a token, the first in row {empty[0]}"))
-    return faults
-
-
-def to_prompt_ids(tokenizer: Any, prompt: Any, row: Mapping[str, Any]) -> list[int]:
-    """The token ids of a prompt, a chat opened for the answer with the tools of its row."""
-    if isinstance(prompt, str):
-        return tokenizer(prompt)["input_ids"]
-    return tokenizer.apply_chat_template(
-        prompt,
-        tools=row.get("tools"),
-        add_generation_prompt=True,
-        return_dict=False,
-        **row.get("chat_template_kwargs") or {},
-    )
-
-
-def _build_reference(
-    args: PPOConfig, model: Any, ref_model: PreTrainedModel | None, peft_config: PeftConfig | None
-) -> PreTrainedModel | None:
-    """The frozen start model; None where the policy's backbone can show it, or nothing looks at it."""
-    if not args.penalises_kl:
-        return None
-    if ref_model is None and isinstance(model, PeftModel):
-        add_reference_adapter(model)
-    elif ref_model is None and peft_config is None:
-        ref_model = copy.deepcopy(model)
-    return None if ref_model is None else ref_model.requires_grad_(False).eval()
-
-
-def _build_actor_critic(args: PPOConfig, policy: Any, value_model: Any, rewards: Rewards) -> ActorCritic:
-    """The policy with the critic that the arguments ask for, without dropout."""
-    adapted = isinstance(policy, PeftModel)
-    critic = ("adapter" if adapted else "model") if args.critic == "auto" else args.critic
-    critic = "model" if value_model is not None else critic
-    if critic == "adapter" and not adapted:
-        raise ConfigError(Fault("trainer.args.critic", "adapter, without an adapter", "peft=lora", "peft=lora"))
-    if adapted and policy.active_peft_config.is_prompt_learning:
-        found = f"{policy.active_peft_config.peft_type.value} puts a learnt prompt before the tokens"
-        raise ConfigError(Fault("peft", found, "an adapter inside the layers", "peft=lora"))
-    if critic == "model" and value_model is None:
-        if getattr(policy, "is_quantized", False):
-            found = "a model of its own, beside a quantised policy"
-            raise ConfigError(Fault("trainer.args.critic", found, "an adapter", "trainer.args.critic=adapter"))
-        value_model = build_critic_model(policy, rewards.model_for_critic())
-    actor_critic = ActorCritic(policy, critic, value_model)
-    disable_dropout(actor_critic)
-    return actor_critic
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
 
 
 def _for_the_loop(asked: PPOConfig) -> PPOConfig:

@@ -6,6 +6,7 @@ rows, P prompt tokens, R response tokens, V vocabulary.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -97,14 +98,14 @@ def _sample_batch(
     live = torch.arange(count, device=device)  # the rows that are still being written
     noise_BR = noise_BR.to(device)
     cache = DynamicCache(config=model.config)
-    optional = Optional(model)
+    known = KnownArguments(model)
     for step in range(how.length):
         logits = model(
             input_ids=input_ids,
             attention_mask=mask if ragged else None,
             past_key_values=cache,
             use_cache=True,
-            **optional(position_ids=position_ids, logits_to_keep=1),
+            **known(position_ids=position_ids, logits_to_keep=1),
         ).logits[:, -1]
         token, logprob = draw(logits, noise_BR[live, step], how.temperature)
         tokens_BR[live, step], logprobs_BR[live, step] = token, logprob
@@ -135,14 +136,14 @@ def draw(logits_BV: Tensor, noise_B: Tensor, temperature: float) -> tuple[Tensor
     return token_B1.squeeze(1), logprobs_BV.gather(1, token_B1).squeeze(1)
 
 
-class Optional:
+class KnownArguments:
     """Passes on those arguments that a model's forward names: not every architecture counts positions."""
 
     def __init__(self, model: PreTrainedModel):
-        self.known = set(inspect.signature(model.forward).parameters)
+        self.names = set(inspect.signature(model.forward).parameters)
 
     def __call__(self, **kwargs: Any) -> dict[str, Any]:
-        return {name: value for name, value in kwargs.items() if name in self.known}
+        return {name: value for name, value in kwargs.items() if name in self.names}
 
 
 # --- Engines of transformers --------------------------------------------------------------------
@@ -154,12 +155,10 @@ def sample_by_generate(model: PreTrainedModel, prompts: Sequence[Sequence[int]],
     tokens: list[Tensor] = []
     for start in range(0, len(prompts), how.rows):
         input_ids, mask = pad_left(prompts[start : start + how.rows], model.device)
-        sequences = model.generate(
-            input_ids=input_ids,
-            attention_mask=mask,
-            generation_config=_generation_config(how),
-            use_model_defaults=False,
-        )
+        with _no_defaults(model):
+            sequences = model.generate(
+                input_ids=input_ids, attention_mask=mask, generation_config=_generation_config(how)
+            )
         tokens += [cut(row[input_ids.shape[1] :].cpu(), how) for row in sequences]
     return Samples(tokens)
 
@@ -167,11 +166,12 @@ def sample_by_generate(model: PreTrainedModel, prompts: Sequence[Sequence[int]],
 @torch.no_grad()
 def sample_by_continuous_batching(model: PreTrainedModel, prompts: Sequence[Sequence[int]], how: Sampling) -> Samples:
     """Completions by ``model.generate_batch``, where a finished row makes place for the next; made for GPUs."""
-    answers = model.generate_batch(
-        inputs=[list(prompt) for prompt in prompts],
-        generation_config=_generation_config(how),
-        progress_bar=False,
-    )
+    with _no_defaults(model):
+        answers = model.generate_batch(
+            inputs=[list(prompt) for prompt in prompts],
+            generation_config=_generation_config(how),
+            progress_bar=False,
+        )
     # Requests are numbered in the order of the prompts; answers come back in any.
     ordered = sorted(answers.values(), key=lambda answer: int(answer.request_id.rpartition("_")[2]))
     return Samples([cut(torch.tensor(answer.generated_tokens), how) for answer in ordered])
@@ -189,10 +189,21 @@ def _generation_config(how: Sampling) -> GenerationConfig:
     )
 
 
+@contextlib.contextmanager
+def _no_defaults(model: PreTrainedModel) -> Any:
+    """Within it the model has no generation defaults of its own, which would fill in what is None in the config."""
+    own, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = own
+
+
 def cut(tokens_R: Tensor, how: Sampling) -> Tensor:
     """The tokens up to and with the first stop token."""
+    tokens_R = tokens_R[: how.length]
     stops = torch.isin(tokens_R, torch.tensor(how.stop_ids, dtype=torch.long)).nonzero()
-    return tokens_R[: int(stops[0]) + 1] if len(stops) else tokens_R[: how.length]
+    return tokens_R[: int(stops[0]) + 1] if len(stops) else tokens_R
 
 
 ENGINES = {"generate": sample_by_generate, "continuous": sample_by_continuous_batching}

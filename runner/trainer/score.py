@@ -6,13 +6,15 @@ How rewards are spread over tokens, scaled and penalised is in ``ppo``.
 from __future__ import annotations
 
 import asyncio
+import bisect
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from peft import PeftModel
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
@@ -38,6 +40,21 @@ class Completions:
         return isinstance(self.prompts[0], list)
 
 
+@dataclass
+class Scores:
+    """What completions earned, weighted: for the whole of each, and per token where a reward told it."""
+
+    outcome_B: Tensor
+    per_token: list[Tensor | None]  # [R] each
+    each_BF: Tensor  # every reward's sum, not weighted; NaN where it does not apply
+
+    @property
+    def total_B(self) -> Tensor:
+        """The whole and the tokens together."""
+        sums = [0.0 if one is None else float(one.sum()) for one in self.per_token]
+        return self.outcome_B + torch.tensor(sums, device=self.outcome_B.device)
+
+
 class Rewards:
     """Every reward of a run under its name, with its weight."""
 
@@ -58,9 +75,9 @@ class Rewards:
         self.tokenizer = tokenizer
         self.step_separator = step_separator
         self.weights = torch.tensor(list(weights or [1.0] * len(rewards)))
-        self.rewards = [_load(reward) if isinstance(reward, str) else reward for reward in rewards]
+        self.rewards = [_ready(reward) for reward in rewards]
         self.names = _unlike([_name(reward) for reward in self.rewards])
-        given = tokenizers or [None] * len(rewards)
+        given = [*(tokenizers or []), *[None] * len(rewards)][: len(rewards)]
         self.tokenizers = [
             (one or _tokenizer_of(reward, tokenizer)) if isinstance(reward, nn.Module) else None
             for reward, one in zip(self.rewards, given, strict=True)
@@ -69,12 +86,13 @@ class Rewards:
     def model_for_critic(self) -> nn.Module | None:
         """The first reward model that reads the policy's own tokens; a critic can begin as its copy."""
         for reward, tokenizer in zip(self.rewards, self.tokenizers, strict=True):
-            if tokenizer is not None and hasattr(reward, "score") and same_tokens(tokenizer, self.tokenizer):
+            fits = tokenizer is not None and hasattr(reward, "score") and not getattr(reward, "is_quantized", False)
+            if fits and same_tokens(tokenizer, self.tokenizer):
                 return reward
         return None
 
-    def __call__(self, asked: Completions, state: Any, budget: int) -> tuple[Tensor, list[Tensor | None], Tensor]:
-        """The weighted outcome of each row [B], its weighted rewards per token or None, and every reward's sum [B, F].
+    def __call__(self, asked: Completions, state: Any, budget: int) -> Scores:
+        """The scores of completions, on the CPU; models read at most ``budget`` padded tokens at once.
 
         A reward may give None where it does not apply to a row. Raises ConfigError with every fault of every reward.
         """
@@ -84,20 +102,21 @@ class Rewards:
             self._of_model(reward, tokenizer, asked, budget) if tokenizer is not None else reward(**given)
             for reward, tokenizer in zip(self.rewards, self.tokenizers, strict=True)
         ]
-        answers = [list(answer) for answer in _awaited(answers)]
-        self._check(answers, len(asked.prompts))
-        outcome_B, sums_BF = torch.zeros(len(asked.prompts)), torch.full((len(asked.prompts), len(answers)), math.nan)
-        dense: list[Tensor | None] = [None] * len(asked.prompts)
+        answers = [_to_values(name, answer) for name, answer in zip(self.names, _awaited(answers), strict=True)]
+        rows = len(asked.prompts)
+        self._check(answers, rows)
+        scores = Scores(torch.zeros(rows), [None] * rows, torch.full((rows, len(answers)), math.nan))
         for column, (answer, weight) in enumerate(zip(answers, self.weights, strict=True)):
             for row, value in enumerate(answer):
                 if isinstance(value, list):
                     spread = weight * self._spread(self.names[column], value, asked.completion_ids[row])
-                    dense[row] = spread if dense[row] is None else dense[row] + spread
-                    sums_BF[row, column] = float(sum(value))
+                    before = scores.per_token[row]
+                    scores.per_token[row] = spread if before is None else before + spread
+                    scores.each_BF[row, column] = float(sum(value))
                 elif value is not None:
-                    outcome_B[row] += weight * float(value)
-                    sums_BF[row, column] = float(value)
-        return outcome_B, dense, sums_BF
+                    scores.outcome_B[row] += weight * float(value)
+                    scores.each_BF[row, column] = float(value)
+        return scores
 
     def _check(self, answers: list[list[Any]], count: int) -> None:
         """Raise ConfigError unless there is one finite reward, list of rewards, or None, for each row."""
@@ -110,15 +129,8 @@ class Rewards:
             elif bad:
                 found = f"{answer[bad[0]]} for completion {bad[0]} of {count}, and {len(bad) - 1} more"
                 faults.append(Fault(f"reward.{name}", found, "a finite number, a list of them, or None"))
-        empty = (
-            []
-            if faults
-            else [
-                row
-                for row, values in enumerate(zip(*answers, strict=True))
-                if not any(value is not None for value in values)
-            ]
-        )
+        rows = [] if faults else zip(*answers, strict=True)
+        empty = [row for row, values in enumerate(rows) if all(value is None for value in values)]
         if empty:
             found = f"every reward gave None to completion {empty[0]} of {count}, and to {len(empty) - 1} more"
             faults.append(Fault("reward", found, "at least one reward that applies to each row"))
@@ -142,6 +154,7 @@ class Rewards:
     def _of_model(self, model: nn.Module, tokenizer: Any, asked: Completions, budget: int) -> list[float]:
         """The score of a model at the last token of each completion."""
         rows = self._encode(tokenizer, asked)
+        model = model.get_base_model() if isinstance(model, PeftModel) else model  # its layers keep their adapters
         scores: list[float] = [0.0] * len(rows)
         device = next(model.parameters()).device
         for group in split_by_tokens(range(len(rows)), list(map(len, rows)), budget):
@@ -172,16 +185,20 @@ class Rewards:
 
 
 def step_ends(tokenizer: Any, tokens: Sequence[int], separator: str) -> list[int]:
-    """The index of the last token of each step; the last step ends with the completion.
+    """The index of the token that completes each step, which is the text between two separators, if there is any.
 
-    A step ends with the token that completes its separator, so a separator may be part of a token or span several.
+    A completion without text is one step, at its last token.
     """
-    ends, start = [], 0
-    for index in range(len(tokens)):
-        if separator in tokenizer.decode(tokens[start : index + 1]):
-            ends.append(index)
-            start = index + 1
-    return ends if start == len(tokens) else [*ends, len(tokens) - 1]
+
+    def written(count: int) -> int:
+        return len(tokenizer.decode(tokens[:count], skip_special_tokens=True))
+
+    ends, place = [], 0
+    for step in tokenizer.decode(tokens, skip_special_tokens=True).split(separator):
+        ends += [place + len(step)] if step else []
+        place += len(step) + len(separator)
+    counts = range(len(tokens) + 1)
+    return [bisect.bisect_left(counts, end, key=written) - 1 for end in ends] or [len(tokens) - 1]
 
 
 def same_tokens(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
@@ -189,9 +206,17 @@ def same_tokens(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) ->
     return one is other or one.get_vocab() == other.get_vocab()
 
 
-def _load(path: str) -> nn.Module:
-    model = AutoModelForSequenceClassification.from_pretrained(path, num_labels=1)
-    return model.eval().requires_grad_(False)
+def _ready(reward: Reward) -> Callable[..., Any] | nn.Module:
+    """A reward model, loaded where only its name was given, without dropout; a function as it is."""
+    if isinstance(reward, str):
+        reward = AutoModelForSequenceClassification.from_pretrained(reward, num_labels=1).requires_grad_(False)
+    if not isinstance(reward, nn.Module):
+        return reward
+    labels = getattr(getattr(reward, "score", None), "out_features", reward.config.num_labels)
+    if labels != 1:
+        found, cure = f"a model with {labels} labels", "a model loaded with num_labels=1, or a function around it"
+        raise ConfigError(Fault(f"reward.{_name(reward)}", found, "one label, the score", cure))
+    return reward.eval()
 
 
 def _name(reward: Any) -> str:
@@ -223,8 +248,16 @@ def _awaited(answers: list[Any]) -> list[Any]:
     return [next(late) if inspect.isawaitable(answer) else answer for answer in answers]
 
 
+def _to_values(name: str, answer: Any) -> list[Any]:
+    """What a reward gave, as numbers and lists of Python's: it may be a tensor or an array, or hold some."""
+    answer = answer.tolist() if hasattr(answer, "tolist") else answer
+    if not isinstance(answer, Iterable):
+        raise ConfigError(Fault(f"reward.{name}", repr(answer), "a list with a reward for each completion"))
+    return [value.tolist() if hasattr(value, "tolist") else value for value in answer]
+
+
 def _is_finite(value: Any) -> bool:
     if value is None:
         return True
     numbers = value if isinstance(value, list) else [value]
-    return all(isinstance(number, int | float | Tensor) and math.isfinite(number) for number in numbers)
+    return all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)

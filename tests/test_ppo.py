@@ -1,0 +1,681 @@
+"""One PPO update: its arithmetic against numbers worked by hand, and what must not change it."""
+
+import math
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import get_peft_model
+from tiny_ppo import (
+    END,
+    LETTERS,
+    farthest,
+    letter_model,
+    letter_rows,
+    letter_tokenizer,
+    letter_trainer,
+    logs_of,
+    lora,
+    share_of_wanted,
+    train_weights,
+    watch_steps,
+    weights,
+)
+
+from runner.errors import ConfigError, DataError
+from runner.trainer.ppo import (
+    Memory,
+    PPOConfig,
+    generalised_advantages,
+    kl_estimate,
+    policy_losses,
+    value_losses,
+    whiten,
+)
+
+# Rounding grows where Adam divides a small gradient by its own size.
+EXACT = {"optim": "sgd", "learning_rate": 0.3, "max_steps": 1, "num_ppo_epochs": 2}
+
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def double(*rows):
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def zero(completions, **_):
+    return [0.0] * len(completions)
+
+
+def rolled_out(trainer, count=8, seed=0):
+    """A rollout that critic and reference have looked at."""
+    noise = torch.rand(count, trainer.args.response_length, generator=torch.Generator().manual_seed(seed))
+    rollout, completions = trainer.roll_out([trainer.train_dataset[row] for row in range(count)], noise)
+    trainer.look(rollout)
+    return rollout, completions
+
+
+# --- Arithmetic ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rewards", "values", "gamma", "lam", "advantages"),
+    [
+        ([0, 0, 1], [0.5, 0.4, 0.3], 1.0, 0.95, [0.43675, 0.565, 0.7]),
+        ([-0.01, 0.02, -0.03, 1], [0.1, 0.2, 0.3, 0.4], 0.9, 0.8, [0.3743008, 0.42264, 0.462, 0.6]),
+        ([1], [0.25], 1.0, 0.95, [0.75]),
+    ],
+)
+def test_advantages_worked_by_hand(rewards, values, gamma, lam, advantages):
+    mask = torch.ones(1, len(rewards), dtype=torch.bool)
+    found, returns = generalised_advantages(double(rewards), double(values), mask, gamma, lam)
+    assert found[0].tolist() == pytest.approx(advantages, abs=1e-9)
+    assert returns[0].tolist() == pytest.approx([a + v for a, v in zip(advantages, values, strict=True)], abs=1e-9)
+
+
+def test_what_stands_behind_a_row_does_not_change_its_advantages():
+    alone, _ = generalised_advantages(double([0, 0, 1]), double([0.5, 0.4, 0.3]), torch.ones(1, 3) > 0, 1.0, 0.95)
+    mask = torch.tensor([[True] * 3 + [False] * 2, [True] * 5])
+    rewards = double([0, 0, 1, 99, -99], [1, 2, 3, 4, 5])
+    values = double([0.5, 0.4, 0.3, 77, -77], [5, 4, 3, 2, 1])
+    padded, returns = generalised_advantages(rewards, values, mask, 1.0, 0.95)
+    assert torch.equal(padded[:1, :3], alone)
+    assert padded[0, 3:].tolist() == returns[0, 3:].tolist() == [0, 0]
+
+
+def test_kl_estimates_worked_by_hand():
+    logprobs, reference = double([-1.0, -2.0]), double([-1.5, -1.0])
+    assert kl_estimate(logprobs, reference, "k1").tolist() == [[0.5, -1.0]]
+    assert kl_estimate(logprobs, reference, "k2").tolist() == [[0.125, 0.5]]
+    third = [[math.exp(-0.5) - 0.5, math.e - 2]]
+    assert kl_estimate(logprobs, reference, "k3")[0].tolist() == pytest.approx(third[0], abs=1e-12)
+
+
+def test_kl_estimates_have_schulmans_bias_and_spread():
+    samples = torch.randn(2_000_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logprobs, reference = -samples.square() / 2, -(samples - 0.1).square() / 2
+    true = 0.005
+    for name, bias, spread, least in (("k1", 0, 20, 0.05), ("k2", 0.002, 1.42, 0.01), ("k3", 0, 1.42, 0.01)):
+        found = kl_estimate(logprobs, reference, name)
+        assert found.mean() / true - 1 == pytest.approx(bias, abs=least), name
+        assert found.std() / true == pytest.approx(spread, rel=0.01), name
+    assert kl_estimate(logprobs, reference, "k3").min() >= 0
+
+
+def test_whitening_worked_by_hand():
+    values = double([1.0, 2.0, 99.0], [3.0, 6.0, -99.0])
+    mask = torch.tensor([[True, True, False]] * 2)
+    # Mean 3, squared distances 4 + 1 + 0 + 9 over 3.
+    deviation = math.sqrt(14 / 3)
+    shifted = [[-2 / deviation, -1 / deviation, 0], [0, 3 / deviation, 0]]
+    assert whiten(values, mask).tolist() == [pytest.approx(row, abs=1e-7) for row in shifted]
+    kept = [[3 - 2 / deviation, 3 - 1 / deviation, 0], [3, 3 + 3 / deviation, 0]]
+    assert whiten(values, mask, shift_mean=False).tolist() == [pytest.approx(row, abs=1e-7) for row in kept]
+
+
+def test_whitening_one_token_gives_zero():
+    assert whiten(double([5.0]), torch.tensor([[True]])).tolist() == [[0.0]]
+
+
+def test_whitening_takes_the_sums_of_all_processes():
+    parts, mask = [double([1.0, 2.0]), double([3.0, 6.0])], torch.ones(1, 2, dtype=torch.bool)
+    sums = iter([torch.tensor([4.0, 12.0]).double(), torch.tensor(14.0).double()])
+    first = whiten(parts[0], mask, total=lambda _: next(sums))
+    assert torch.allclose(first, whiten(torch.cat(parts), mask.expand(2, 2))[:1])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "dual_clip", "loss", "slope"),
+    [
+        (1.5, 1.0, None, -1.2, 0.0),  # far enough, no further
+        (0.5, 1.0, None, -0.5, -0.5),
+        (1.5, -1.0, None, 1.5, 1.5),
+        (0.5, -1.0, None, 0.8, 0.0),
+        (5.0, -1.0, 3.0, 3.0, 0.0),  # bounded
+        (2.0, -1.0, 3.0, 2.0, 2.0),
+        (5.0, 1.0, 3.0, -1.2, 0.0),  # only where the advantage is negative
+    ],
+)
+def test_policy_loss_worked_by_hand(ratio, advantage, dual_clip, loss, slope):
+    log_ratio = torch.tensor([math.log(ratio)], dtype=torch.float64, requires_grad=True)
+    found = policy_losses(log_ratio, double(advantage), 0.2, dual_clip)
+    found.sum().backward()
+    assert found.item() == pytest.approx(loss) and log_ratio.grad.item() == pytest.approx(slope)
+
+
+@pytest.mark.parametrize(
+    ("value", "loss"), [(1.0, 1.3**2 / 2), (0.6, 1.4**2 / 2), (0.0, 2.0**2 / 2), (3.0, 1.3**2 / 2), (4.0, 2.0)]
+)
+def test_value_loss_worked_by_hand(value, loss):
+    """Old value 0.5, return 2, a step of at most 0.2."""
+    assert value_losses(double(value), double(0.5), double(2.0), 0.2).item() == pytest.approx(loss)
+
+
+def test_running_statistics_are_those_of_all_scores():
+    scores = torch.randn(5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3 + 7
+    memory = Memory(0.05)
+    assert memory.deviation == 1.0
+    for batch in scores:
+        memory.add(8, batch.mean().item(), (batch - batch.mean()).square().sum().item())
+    assert memory.mean == pytest.approx(scores.mean().item())
+    assert memory.deviation == pytest.approx(scores.std(correction=0).item())
+
+
+# --- The first mini-batch -----------------------------------------------------------------------
+
+FIRST = {
+    "full": {},
+    "head": {"critic": "head"},
+    "adapter": {"peft_config": lora(lora_dropout=0.5)},
+    "generate": {"rollout_engine": "generate"},
+    "recompute": {"old_logprobs": "recompute"},
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "twice"),
+    [(case, False) for case in ("full", "adapter", "generate")]
+    + [slow("recompute", False)]
+    + [slow(case, True) for case in ("full", "head", "adapter")],
+)
+def test_at_first_the_policy_is_its_reference_and_every_ratio_one(tmp_path, case, twice):
+    model = letter_model("gpt_neox", hidden_dropout=0.5, attention_dropout=0.5)
+    trainer = letter_trainer(
+        tmp_path, model=model, temperature=0.7, activation_checkpointing=twice, max_steps=1, num_ppo_epochs=1,
+        stop_token_id=2, **FIRST[case],
+    )  # fmt: skip
+    if twice:
+        trainer.actor_critic.activation_checkpointing_enable()
+    rollout, _ = rolled_out(trainer)
+    assert len(set(rollout.prompts)) > 3 and len(set(rollout.responses)) > 1  # padded on both sides
+    kl = kl_estimate(rollout.logprobs_BR, rollout.ref_logprobs_BR)
+    assert kl.abs().max() < 2e-6 and kl[rollout.mask_BR].mean().abs() < 1e-6
+    trainer.actor_critic.train(twice)
+    for rows in ([0, 1, 2, 3, 4, 5, 6, 7], [3], [6, 1]):
+        batch = rollout.micro_batch(rows, torch.device("cpu"))
+        logprobs, values = trainer.actor_critic(*batch.asked, 0.7)
+        assert ((logprobs - batch.of(rollout.logprobs_BR)).exp() - 1).abs().max() <= 1e-5
+        assert torch.allclose(values, batch.of(rollout.values_BR), atol=1e-5)
+    trainer.train()
+    assert logs_of(trainer)[0]["val/ratio"] == pytest.approx(1, abs=1e-5)
+    assert logs_of(trainer)[0]["policy/approxkl_avg"] < 1e-10
+
+
+def test_an_adapter_that_the_model_came_with_is_the_reference(tmp_path):
+    model = get_peft_model(letter_model(), lora(init_lora_weights=False))
+    trainer = letter_trainer(tmp_path, model=model, max_steps=3)
+    trainer.train()
+    first, *_, last = [line["objective/kl"] for line in logs_of(trainer)]
+    assert abs(first) < 1e-5 and abs(last) > 1e-2
+
+
+@pytest.mark.parametrize("case", ["full", "adapter"])
+def test_without_kl_there_is_no_reference(tmp_path, case):
+    trainer = letter_trainer(tmp_path, kl_coef=0.0, max_steps=1, **FIRST[case])
+    rollout, _ = rolled_out(trainer)
+    assert trainer.reference is None and rollout.ref_logprobs_BR is None
+    trainer.train()
+    assert "objective/kl" not in logs_of(trainer)[0]
+
+
+def test_a_reference_of_the_callers_is_looked_at(tmp_path):
+    trainer = letter_trainer(tmp_path, ref_model=letter_model(seed=4))
+    rollout, _ = rolled_out(trainer)
+    assert kl_estimate(rollout.logprobs_BR, rollout.ref_logprobs_BR).abs().max() > 0.1
+
+
+# --- What counts --------------------------------------------------------------------------------
+
+
+def test_padding_and_what_was_drawn_after_the_end_count_for_nothing(tmp_path):
+    trainer = letter_trainer(tmp_path)
+    inputs = [trainer.train_dataset[row] for row in range(8)]
+    noise = torch.rand(8, 6, generator=torch.Generator().manual_seed(3))
+    rollout, _ = trainer.roll_out(inputs, noise)
+    other = torch.where(torch.arange(6) < torch.tensor(rollout.responses)[:, None], noise, 1 - noise)
+    assert (other != noise).any()
+    assert trainer.roll_out(inputs, other)[0].sequences == rollout.sequences
+    batch = rollout.micro_batch(range(8), torch.device("cpu"))
+    before = trainer.actor_critic(*batch.asked)
+    for row, length in enumerate(rollout.lengths):
+        batch.input_ids[row, length:] = 5
+    for one, two in zip(before, trainer.actor_critic(*batch.asked), strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("pad", ["<end>", None, slow("a")])
+def test_the_update_does_not_depend_on_the_pad_token(tmp_path, pad):
+    def train(pad):
+        tokenizer, model, judge = letter_tokenizer(pad), letter_model(), letter_model(labels=1)
+        model.config.pad_token_id = judge.config.pad_token_id = tokenizer.pad_token_id
+        asked = {"model": model, "reward_funcs": judge, "processing_class": tokenizer}
+        return train_weights(tmp_path, max_steps=1, num_ppo_epochs=2, **asked)
+
+    assert farthest(train(pad), train("<pad>")) == 0
+
+
+def test_the_end_token_is_learned_where_it_also_pads(tmp_path):
+    def ended(completion_ids, **_):
+        return [float(END in ids) for ids in completion_ids]
+
+    model = letter_model(spread=0.05)
+    model.config.pad_token_id = END
+    tokenizer = letter_tokenizer("<end>")
+    trainer = letter_trainer(
+        tmp_path, model=model, processing_class=tokenizer, reward_funcs=ended, rows=letter_rows(32), max_steps=8,
+        per_device_train_batch_size=32, kl_coef=0.0,
+    )  # fmt: skip
+    trainer.train()
+    found = [line["val/num_eos_tokens"] for line in logs_of(trainer)]
+    assert found[0] < 16 and found[-1] > 28
+
+
+def test_every_declared_end_token_ends_a_completion(tmp_path):
+    def stops(**asked):
+        model = letter_model()
+        model.generation_config.eos_token_id = [3, END]
+        return letter_trainer(tmp_path, model=model, **asked).stop_ids
+
+    assert stops() == (3, END) and stops(stop_token_id=5) == (3, 5, END)
+    assert stops(stop_token=None) == () and stops(stop_token=None, stop_token_id=5) == (5,)
+
+
+@pytest.mark.parametrize("asked", [{}, {"stop_token_id": 3}, {"stop_token": None, "stop_token_id": 3}])
+def test_a_missing_end_is_penalised_whatever_ends_a_completion(tmp_path, asked):
+    trainer = letter_trainer(
+        tmp_path, reward_funcs=zero, missing_eos_penalty=2.0, model=letter_model(spread=0.05), max_steps=1, **asked,
+        response_length=12, eval_dataset=letter_rows(8),
+    )  # fmt: skip
+    ids = set(trainer.stop_ids)
+    rollout, completions = rolled_out(trainer)
+    assert completions.ended == [sequence[-1] in ids for sequence in rollout.sequences]
+    assert trainer.evaluate()["eval_objective/scores"] <= 0
+    trainer.train()
+    logs = logs_of(trainer)[0]
+    assert 0 < logs["val/num_eos_tokens"] < 8
+    assert logs["objective/scores"] == pytest.approx(-2.0 * (8 - logs["val/num_eos_tokens"]) / 8)
+
+
+def test_without_a_stop_token_every_completion_is_full(tmp_path):
+    trainer = letter_trainer(tmp_path, stop_token=None, model=letter_model(spread=0.05), response_length=30)
+    rollout, completions = rolled_out(trainer)
+    assert rollout.responses == [30] * 8 and all(completions.ended)
+    assert any(END in sequence for sequence in rollout.sequences)
+
+
+def test_prompts_may_be_chats(tmp_path):
+    tokenizer = letter_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}t{% endif %}"
+    )
+    seen = []
+
+    def keep(prompts, completions, **_):
+        seen.extend(zip(prompts, completions, strict=True))
+        return [0.0] * len(prompts)
+
+    rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": letter}] for letter in LETTERS[:8]]})
+    trainer = letter_trainer(tmp_path, rows=rows, processing_class=tokenizer, reward_funcs=keep, max_steps=1)
+    rollout, _ = rolled_out(trainer)
+    assert rollout.sequences[2][:2] == [2, 19]
+    trainer.train()
+    assert seen[0][0][0]["role"] == "user" and seen[0][1][0]["role"] == "assistant"
+
+
+# --- Rewards and advantages ---------------------------------------------------------------------
+
+PLAIN = {"kl_coef": 0.0, "gamma": 1.0, "lam": 1.0}  # and a critic that says 0: returns are what is still to come
+
+
+def test_a_score_is_earned_by_the_last_token(tmp_path):
+    trainer = letter_trainer(tmp_path, reward_funcs=lambda completions, **_: [*range(8)], **PLAIN)
+    rollout, completions = rolled_out(trainer)
+    trainer.set_advantages(rollout, completions)
+    assert torch.equal(rollout.returns_BR, torch.arange(8.0)[:, None] * rollout.mask_BR)
+    inside = rollout.advantages_BR[rollout.mask_BR]
+    assert inside.mean().abs() < 1e-6 and inside.std() == pytest.approx(1, abs=1e-5)
+    assert not rollout.advantages_BR[~rollout.mask_BR].any()
+
+
+def test_a_reward_per_token_is_earned_by_its_token(tmp_path):
+    def by_token(completion_ids, **_):
+        return [[1.0 + place for place in range(len(ids))] for ids in completion_ids]
+
+    trainer = letter_trainer(tmp_path, reward_funcs=[by_token, lambda completions, **_: [100.0] * 8], **PLAIN)
+    rollout, completions = rolled_out(trainer)
+    trainer.set_advantages(rollout, completions)
+    count = len(completions.completion_ids[0])
+    expected = [100.0 + sum(range(place + 1, count + 1)) for place in range(count)]
+    assert rollout.returns_BR[0, :count].tolist() == expected
+
+
+def test_the_kl_is_a_reward_per_token(tmp_path):
+    trainer = letter_trainer(tmp_path, ref_model=letter_model(seed=4), reward_funcs=zero, **PLAIN | {"kl_coef": 0.5})
+    rollout, completions = rolled_out(trainer)
+    trainer.set_advantages(rollout, completions)
+    penalties = -0.5 * (rollout.logprobs_BR - rollout.ref_logprobs_BR) * rollout.mask_BR
+    to_come = penalties.flip(1).cumsum(1).flip(1) * rollout.mask_BR
+    assert torch.allclose(rollout.returns_BR, to_come, atol=1e-5) and penalties.abs().max() > 0.1
+
+
+def test_rewards_are_whitened_before_anything_is_made_of_them(tmp_path):
+    trainer = letter_trainer(tmp_path, reward_funcs=lambda **_: [*range(8)], whiten_rewards=True, **PLAIN)
+    rollout, completions = rolled_out(trainer)
+    trainer.set_advantages(rollout, completions)
+    rewards = torch.zeros_like(rollout.returns_BR)
+    rewards[torch.arange(8), torch.tensor(rollout.responses) - 1] = torch.arange(8.0)
+    whitened = whiten(rewards, rollout.mask_BR, shift_mean=False)
+    assert torch.allclose(rollout.returns_BR, whitened.flip(1).cumsum(1).flip(1) * rollout.mask_BR, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("how", "clip", "expected"),
+    [
+        ("none", None, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ("none", 3.0, [0, 1, 2, 3, 3, 3, 3, 3]),
+        ("scale", None, [k / math.sqrt(5.25) for k in range(8)]),
+        ("whiten", 1.0, [max(-1, min(1, (k - 3.5) / math.sqrt(5.25))) for k in range(8)]),
+    ],
+)
+def test_scores_are_scaled_by_what_was_seen_so_far_and_clipped(tmp_path, how, clip, expected):
+    trainer = letter_trainer(
+        tmp_path, reward_funcs=lambda **_: [*range(8)], score_normalization=how, score_clip=clip, **PLAIN
+    )
+    rollout, completions = rolled_out(trainer)
+    trainer.set_advantages(rollout, completions)
+    assert rollout.returns_BR[:, 0].tolist() == pytest.approx(expected, abs=1e-5)
+    # The log keeps the scores as they were.
+    assert trainer.metrics["objective/scores"] == [pytest.approx(3.5)]
+
+
+def test_scores_that_are_all_the_same_stay_finite_numbers(tmp_path):
+    trainer = letter_trainer(tmp_path, reward_funcs=lambda **_: [1.0] * 8, score_normalization="scale", **PLAIN)
+    rollout, completions = rolled_out(trainer)
+    trainer.set_advantages(rollout, completions)
+    assert rollout.returns_BR.max() < 100
+
+
+@pytest.mark.parametrize(("target", "change"), [(1e9, 1 - 0.2 * 8 / 100), (1e-9, 1 + 0.2 * 8 / 100)])
+def test_the_kl_coefficient_moves_towards_its_target(tmp_path, target, change):
+    trainer = letter_trainer(
+        tmp_path, ref_model=letter_model(seed=4), kl_target=target, kl_horizon=100, max_steps=3, learning_rate=0.0
+    )
+    trainer.train()
+    found = [line["objective/kl_coef"] for line in logs_of(trainer)]
+    assert found == pytest.approx([0.05, 0.05 * change, 0.05 * change**2])
+
+
+# --- The step -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("average", "budget"), [("token", 1), ("sequence", 40), slow("token", 512)])
+def test_a_step_follows_the_gradient_of_the_loss_as_it_is_written(tmp_path, average, budget):
+    def earned(completions, **_):
+        return [float(len(text)) for text in completions]
+
+    def build(**asked):
+        model = letter_model(spread=0.1)
+        model.generation_config.eos_token_id = [2, 4, 6, 8, 10, 12]
+        return letter_trainer(
+            tmp_path, model=model, reward_funcs=earned,
+            loss_average=average, max_steps=1, num_ppo_epochs=1, optim="sgd",
+            learning_rate=1.0, max_grad_norm=0.0, vf_coef=0.5, **asked,
+        )  # fmt: skip
+
+    trainer = build(max_tokens_per_micro_batch=budget)
+    before = weights(trainer)
+    kept = {}
+
+    def keep(model, rollout, update=trainer.update):
+        kept["rollout"] = rollout
+        return update(model, rollout)
+
+    trainer.update = keep
+    trainer.train()
+    taken = {name: before[name] - weight for name, weight in weights(trainer).items()}
+
+    plain, rollout = build().actor_critic, kept["rollout"]
+    losses = []
+    for row, sequence in enumerate(rollout.sequences):
+        start, count = rollout.prompts[row], rollout.responses[row]
+        ids = torch.tensor([sequence])
+        logits = plain.policy(ids).logits[0, start - 1 : -1] / 0.7
+        logprobs = torch.log_softmax(logits, -1).gather(1, ids[0, start:, None])[:, 0]
+        states = plain.value_model.base_model(ids).last_hidden_state[0, start - 1 : -1]
+        values = plain.value_model.score(states)[:, 0]
+        ratios = (logprobs - rollout.logprobs_BR[row, :count]).exp()
+        advantages, returns = rollout.advantages_BR[row, :count], rollout.returns_BR[row, :count]
+        losses.append(-ratios * advantages + 0.5 * (values - returns).square() / 2)
+    whole = torch.cat(losses).mean() if average == "token" else torch.stack([loss.mean() for loss in losses]).mean()
+    whole.backward()
+    assert len({len(loss) for loss in losses}) > 1
+    for name, weight in plain.named_parameters():
+        assert torch.allclose(taken[name], weight.grad, atol=2e-5), name
+
+
+@pytest.mark.parametrize("case", ["full", slow("adapter")])
+def test_how_the_batch_is_cut_does_not_change_the_update(tmp_path, case):
+    whole = train_weights(tmp_path, num_mini_batches=2, **EXACT, **FIRST[case])
+    for cut in (
+        {"max_tokens_per_micro_batch": 1},
+        {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
+        {"local_rollout_forward_batch_size": 3},
+    ):
+        other = train_weights(tmp_path, num_mini_batches=2, **EXACT, **FIRST[case], **cut)
+        assert farthest(whole, other) < 1e-5, cut
+    # And the update did something.
+    assert farthest(whole, weights(letter_trainer(tmp_path, **FIRST[case]))) > 1e-3
+
+
+@pytest.mark.parametrize("case", [slow("full"), "adapter", slow("head")])
+def test_activation_checkpointing_is_honoured_and_changes_nothing(tmp_path, case):
+    plain = train_weights(tmp_path, **EXACT, **FIRST[case])
+    trainer = letter_trainer(tmp_path, activation_checkpointing=True, **EXACT, **FIRST[case])
+    trainer.train()
+    assert trainer.actor_critic.policy.is_activation_checkpointing
+    assert farthest(plain, weights(trainer)) < 1e-5
+
+
+def test_bf16_is_honoured(tmp_path):
+    seen = []
+    for bf16 in (False, True):
+        trainer = letter_trainer(tmp_path, bf16=bf16, max_steps=1, num_ppo_epochs=1)
+        dtypes = set()
+        for model in (trainer.actor_critic.policy, trainer.actor_critic.value_model, trainer.reference):
+            layer = model.base_model.layers[0].mlp.down_proj
+            layer.register_forward_hook(lambda _, __, output, dtypes=dtypes: dtypes.add(output.dtype))
+        trainer.train()
+        seen.append(dtypes)
+        assert logs_of(trainer)[0]["val/ratio"] == pytest.approx(1, abs=1e-2 if bf16 else 1e-5)
+        assert trainer.actor_critic.policy.dtype == torch.float32  # the weights stay exact
+    assert seen == [{torch.float32}, {torch.bfloat16}]
+
+
+@pytest.mark.parametrize("parts", [slow(1), 4])
+def test_every_mini_batch_of_every_epoch_is_a_clipped_step(tmp_path, parts):
+    # 20 rows: the third update is the first of a new pass over the data.
+    trainer = letter_trainer(
+        tmp_path, rows=letter_rows(20), num_ppo_epochs=3, num_mini_batches=parts, max_steps=4, max_grad_norm=0.01,
+        learning_rate=1e-3,
+    )  # fmt: skip
+    steps = watch_steps(trainer)
+    trainer.train()
+    assert len(steps) == 4 * 3 * parts
+    assert max(norm for norm, _ in steps) <= 0.01 * 1.001 and min(norm for norm, _ in steps) > 0
+    rates = [rate for _, rate in steps]
+    assert rates == pytest.approx([1e-3 * (4 - update) / 4 for update in range(4) for _ in range(3 * parts)])
+    for line in logs_of(trainer):
+        assert line["val/ratio"] == pytest.approx(1, abs=0.2)
+    assert [line["episode"] for line in logs_of(trainer)] == [8, 16, 24, 32]
+
+
+def test_each_epoch_deals_every_row_once(tmp_path):
+    trainer = letter_trainer(tmp_path, num_ppo_epochs=3, num_mini_batches=4)
+    deals = trainer._deal(8)
+    assert [len(rows) for rows in deals] == [2] * 12
+    for epoch in range(3):
+        assert sorted(row for rows in deals[4 * epoch : 4 * epoch + 4] for row in rows) == [*range(8)]
+    assert deals[:4] != deals[4:8]
+
+
+def test_total_episodes_count_prompts(tmp_path):
+    trainer = letter_trainer(tmp_path, total_episodes=20, max_steps=-1)
+    trainer.train()
+    assert trainer.state.global_step == 3
+
+
+@pytest.mark.parametrize("case", [{}, {"peft_config": lora()}], ids=["model", "adapter"])
+def test_a_value_warm_up_leaves_the_policy_alone(tmp_path, case):
+    trainer = letter_trainer(tmp_path, value_warmup_steps=1, max_steps=2, **case)
+    start, after = weights(trainer), []
+    trainer.add_callback(each_step(lambda: after.append(weights(trainer))))
+    trainer.train()
+    critic = {name for name in start if "value_" in name or ".critic." in name}
+    moved = [{name for name in start if not torch.equal(start[name], state[name])} for state in after]
+    assert moved[0] and moved[0] <= critic and moved[1] - critic
+
+
+def each_step(call):
+    from transformers import TrainerCallback
+
+    class Each(TrainerCallback):
+        def on_step_end(self, *args, **kwargs):
+            call()
+
+    return Each()
+
+
+def test_a_value_warm_up_leaves_the_policy_alone_under_a_head(tmp_path):
+    trainer = letter_trainer(tmp_path, value_warmup_steps=1, max_steps=1, critic="head", weight_decay=0.1)
+    start = weights(trainer)
+    trainer.train()
+    after = weights(trainer)
+    assert all(torch.equal(start[name], after[name]) for name in start if "value_head" not in name)
+
+
+def test_an_adapter_critic_learns_and_leaves_the_base_alone(tmp_path):
+    trainer = letter_trainer(tmp_path, peft_config=lora(), max_steps=3)
+    base = {n: p.detach().clone() for n, p in trainer.actor_critic.named_parameters() if not p.requires_grad}
+    start, last = weights(trainer), []
+    gradients = watch_gradients(trainer, last)
+    trainer.train()
+    after = weights(trainer)
+    for name in after:
+        assert not torch.equal(start[name], after[name]), name
+    assert gradients and last == [set(after)] * len(last)
+    policy, critic = (
+        torch.cat([after[name].flatten() for name in sorted(after) if f".{own}." in name])
+        for own in ("default", "critic")
+    )
+    assert len(policy) == len(critic) and not torch.allclose(policy, critic, atol=1e-3)
+    now = dict(trainer.actor_critic.named_parameters())
+    assert all(torch.equal(base[name], now[name]) for name in base)
+
+
+def watch_gradients(trainer, seen):
+    """At each optimizer step, the names of the weights that have a gradient that is not zero."""
+    trainer.create_optimizer()
+    named = dict(trainer.actor_critic.named_parameters())
+    return trainer.optimizer.register_step_pre_hook(
+        lambda *_: seen.append({n for n, p in named.items() if p.grad is not None and p.requires_grad})
+    )
+
+
+def test_the_critic_begins_as_the_reward_model_that_reads_its_tokens(tmp_path):
+    judge = letter_model(labels=1, seed=7)
+    critic = letter_trainer(tmp_path, reward_funcs=[share_of_wanted, judge]).actor_critic.value_model
+    assert critic is not judge
+    assert all(torch.equal(a, b) for a, b in zip(critic.parameters(), judge.parameters(), strict=True))
+    assert letter_trainer(tmp_path).actor_critic.value_model.score.weight.abs().max() == 0
+    mine = letter_model(labels=1, seed=8)
+    assert letter_trainer(tmp_path, reward_funcs=judge, value_model=mine).actor_critic.value_model is mine
+
+
+def test_what_adapters_start_as_depends_on_the_seed_alone(tmp_path):
+    from runner.trainer.ppo import PPOTrainer
+
+    started = []
+    for state in (1, 2):
+        torch.manual_seed(state)
+        args = PPOConfig(str(tmp_path), use_cpu=True, report_to="none", max_steps=1, seed=3)
+        parts = {"processing_class": letter_tokenizer(), "peft_config": lora()}
+        started.append(weights(PPOTrainer(letter_model(), share_of_wanted, args, letter_rows(), **parts)))
+    assert farthest(*started) == 0
+
+
+# --- What cannot work ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"num_mini_batches": 3}, "num_mini_batches"),
+        ({"num_mini_batches": 0}, "num_mini_batches"),
+        ({"num_ppo_epochs": 0}, "num_ppo_epochs"),
+        ({"response_length": 0}, "response_length"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"dual_clip": 1.0}, "dual_clip"),
+        ({"missing_eos_penalty": 1.0, "stop_token": None}, "missing_eos_penalty"),
+        ({"critic": "adapter"}, "trainer.args.critic"),
+        ({"reward_funcs": None}, "no reward"),
+        ({"reward_weights": [1.0, 2.0]}, "reward_weights"),
+        # The next two fail until ppo.py refuses them.
+        ({"kl_target": 0.0}, "kl_target"),
+        ({"kl_target": 6.0, "kl_coef": 0.0}, "kl_"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused_with_a_cure(tmp_path, asked, words):
+    with pytest.raises(ConfigError, match=words) as error:
+        letter_trainer(tmp_path, **asked)
+    for fault in error.value.faults:
+        assert fault.where and fault.found and fault.expected and fault.cure
+
+
+def test_all_arguments_that_cannot_work_are_named_at_once(tmp_path):
+    with pytest.raises(ConfigError) as error:
+        PPOConfig(str(tmp_path), use_cpu=True, temperature=0.0, num_ppo_epochs=0, num_mini_batches=3)
+    assert len(error.value.faults) == 3
+
+
+def test_a_tokenizer_and_model_without_an_end_are_refused(tmp_path):
+    tokenizer, model = letter_tokenizer(), letter_model()
+    tokenizer.eos_token = model.generation_config.eos_token_id = None
+    with pytest.raises(ConfigError, match="no end token") as error:
+        letter_trainer(tmp_path, model=model, processing_class=tokenizer)
+    assert "stop_token_id" in error.value.faults[0].cure
+    letter_trainer(tmp_path, model=model, processing_class=tokenizer, stop_token_id=3, max_steps=1).train()
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ({"prompt": ["a"] * 7}, "7 training rows"),
+        ({"text": ["a"] * 8}, "column prompt"),
+        ({"prompt": ["a"] * 7 + ["a" * 59]}, "1 prompts are too long, one of 59 tokens"),
+        ({"prompt": ["a"] * 6 + ["", "a"]}, "1 prompts without a token, the first in row 6"),
+    ],
+)
+def test_rows_that_cannot_work_are_refused_before_training(tmp_path, rows, words):
+    with pytest.raises(DataError, match=words):
+        letter_trainer(tmp_path, rows=Dataset.from_dict(rows), reward_funcs=zero)
+
+
+def test_the_longest_prompt_that_fits_is_trained_on(tmp_path):
+    rows = Dataset.from_dict({"prompt": ["a"] * 7 + ["a" * 58]})
+    model = letter_model("gpt2")  # which fails behind its last position
+    letter_trainer(tmp_path, model=model, rows=rows, reward_funcs=zero, max_steps=1, stop_token=None).train()
+
+
+def test_held_out_prompts_that_are_too_long_are_refused_before_training(tmp_path):
+    held = Dataset.from_dict({"prompt": ["a" * 59]})
+    with pytest.raises(DataError, match="too long"):
+        letter_trainer(tmp_path, model=letter_model("gpt2"), eval_dataset=held, reward_funcs=zero)
+
+
+def test_a_policy_by_its_name_is_trained_in_float32(tmp_path):
+    letter_model().half().save_pretrained(tmp_path / "policy")
+    letter_tokenizer().save_pretrained(tmp_path / "policy")
+    trainer = letter_trainer(tmp_path, model=str(tmp_path / "policy"))
+    assert trainer.actor_critic.policy.dtype == torch.float32

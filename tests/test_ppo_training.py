@@ -1,0 +1,369 @@
+"""Whole trainings by PPO on the stock loop: resume, evaluation, saves, other processes, and that it learns."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import PeftModel, get_peft_model
+from safetensors.torch import load_file
+from tiny_ppo import (
+    END,
+    LETTERS,
+    farthest,
+    letter_model,
+    letter_rows,
+    letter_tokenizer,
+    letter_trainer,
+    logs_of,
+    lora,
+    weights,
+)
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    EarlyStoppingCallback,
+    TrainerCallback,
+)
+
+from runner.trainer.ppo import Memory
+
+IDS = torch.tensor([[1, 2, 3, 4, 5, END]])
+KINDS = {
+    "model": {},
+    "renamed keys": {"kind": "gpt_neox"},
+    "adapter": {"peft_config": lora()},
+    "head": {"critic": "head"},
+}
+TIMED = ("time/", "eps", "train_")
+
+
+def build(folder, kind="llama", **asked):
+    return letter_trainer(folder, model=letter_model(kind), **asked)
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.eval()(IDS).logits
+
+
+# --- Resume -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("case", "step"),
+    [
+        ("renamed keys", 2),
+        ("adapter", 3),
+        pytest.param("model", 3, marks=pytest.mark.slow),
+        pytest.param("head", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_a_resumed_training_ends_with_the_same_bits(tmp_path, case, step):
+    """At the end of a pass over the data, or within one."""
+    asked = {"rows": letter_rows(20), "max_steps": 5, "save_strategy": "steps", "save_steps": step, "kl_target": 1.0}
+    asked |= {"kl_horizon": 50, "score_normalization": "whiten", "num_mini_batches": 2, "num_ppo_epochs": 2}
+    whole = build(tmp_path / "whole", **asked, **KINDS[case])
+    whole.train()
+    resumed = build(tmp_path / "resumed", **(asked | {"save_strategy": "no"}), **KINDS[case])
+    torch.rand(5)  # the random numbers of the process that goes on are others
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
+    assert farthest(weights(whole), weights(resumed)) == 0
+    assert whole.memory == resumed.memory and whole.memory.count == 40 and whole.memory.kl_coef != 0.05
+    one, two = whole.optimizer.state_dict()["state"], resumed.optimizer.state_dict()["state"]
+    assert all(torch.equal(one[key][name], two[key][name]) for key in one for name in ("exp_avg", "exp_avg_sq"))
+    assert [told(line) for line in logs_of(whole)] == [told(line) for line in logs_of(resumed)]
+
+
+def told(line):
+    """A line of the log without what a clock says."""
+    return {name: value for name, value in line.items() if not name.startswith(TIMED)}
+
+
+def test_the_newest_checkpoint_is_found(tmp_path):
+    asked = {"save_strategy": "steps", "save_steps": 1, "score_normalization": "scale", "num_ppo_epochs": 1}
+    build(tmp_path, **asked).train()
+    resumed = build(tmp_path, **(asked | {"max_steps": 3, "save_strategy": "no"}))
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 3 and resumed.memory.count == 24
+    assert Memory(**json.loads((tmp_path / "checkpoint-2" / "ppo_state.json").read_text())).count == 16
+
+
+def test_the_stock_checkpoint_is_what_the_module_takes(tmp_path):
+    """What resuming builds on: when this fails, transformers writes checkpoints in another way."""
+    trainer = build(tmp_path, "gpt_neox")
+    trainer.save_model(str(tmp_path / "here"), _internal_call=True)
+    state = load_file(tmp_path / "here" / "model.safetensors")
+    assert state.keys() == weights(trainer).keys() and farthest(state, weights(trainer)) == 0
+    trainer.actor_critic.load_state_dict(state)
+
+
+# --- Evaluation, best checkpoint, callbacks -----------------------------------------------------
+
+
+def test_held_out_prompts_are_scored_one_and_all_with_the_same_noise(tmp_path):
+    trainer = build(tmp_path, eval_dataset=letter_rows(7), per_device_eval_batch_size=3, missing_eos_penalty=1.0)
+    before = weights(trainer)
+    first, second = trainer.evaluate(), trainer.evaluate()
+    kept = (
+        "eval_objective/scores",
+        "eval_objective/kl",
+        "eval_completions/mean_length",
+        "eval_rewards/share_of_wanted/mean",
+    )
+    assert [first[name] for name in kept] == [second[name] for name in kept]
+    rows = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
+    assert [row["prompt"] for row in rows] == letter_rows(7)["prompt"]
+    assert first["eval_objective/scores"] == pytest.approx(sum(row["score"] for row in rows) / 7)
+    assert first["eval_objective/scores"] < first["eval_rewards/share_of_wanted/mean"]
+    assert farthest(before, weights(trainer)) == 0 and trainer.memory.count == 0
+
+
+@pytest.mark.slow
+def test_evaluating_does_not_change_the_training(tmp_path):
+    held = {"eval_dataset": letter_rows(8), "eval_strategy": "steps", "eval_steps": 1, "num_sample_generations": 2}
+    trainers = [build(tmp_path, num_ppo_epochs=1, score_normalization="scale", **more) for more in ({}, held)]
+    for trainer in trainers:
+        trainer.train()
+    assert farthest(*map(weights, trainers)) == 0
+
+
+def test_samples_do_not_replace_those_of_an_evaluation(tmp_path):
+    build(
+        tmp_path, eval_dataset=letter_rows(8), per_device_eval_batch_size=2, num_sample_generations=2, num_ppo_epochs=1,
+        eval_strategy="steps", eval_steps=1,
+    ).train()  # fmt: skip
+    lines = (tmp_path / "completions.jsonl").read_text().splitlines()
+    counts = Counter((row["step"], row["set"]) for row in map(json.loads, lines))
+    assert counts == {(0, "samples"): 2, (1, "samples"): 2, (1, "eval"): 8, (2, "eval"): 8}
+
+
+def test_every_held_out_set_is_in_the_table(tmp_path):
+    held = {"one": letter_rows(3), "two": letter_rows(2)}
+    trainer = build(tmp_path, eval_dataset=held)
+    found = trainer.evaluate()
+    assert {"eval_one_objective/scores", "eval_two_objective/scores"} <= set(found)
+    assert len((tmp_path / "completions.jsonl").read_text().splitlines()) == 5
+
+
+class Events(TrainerCallback):
+    def __init__(self):
+        self.seen = []
+
+    def on_step_end(self, *args, **kwargs):
+        self.seen.append("step")
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self.seen.append("log" if "objective/kl" in logs else "other log")
+
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+        self.seen.append("evaluate" if "eval_objective/scores" in metrics else "?")
+
+    def on_save(self, *args, **kwargs):
+        self.seen.append("save")
+
+
+def test_the_best_checkpoint_comes_back_and_callbacks_see_every_event(tmp_path):
+    events = Events()
+    trainer = build(
+        tmp_path, eval_dataset=letter_rows(8), max_steps=4, learning_rate=0.03, num_ppo_epochs=2, callbacks=[events],
+        eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1, load_best_model_at_end=True,
+        metric_for_best_model="eval_objective/scores", greater_is_better=True,
+    )  # fmt: skip
+    trainer.train()
+    scores = [line["eval_objective/scores"] for line in trainer.state.log_history if "eval_objective/scores" in line]
+    best = tmp_path / f"checkpoint-{scores.index(max(scores)) + 1}"
+    assert trainer.state.best_model_checkpoint == str(best) and len(set(scores)) > 1
+    assert farthest(weights(trainer), load_file(best / "model.safetensors")) == 0
+    others = [load_file(tmp_path / f"checkpoint-{step}" / "model.safetensors") for step in range(1, 5)]
+    assert sorted(farthest(other, weights(trainer)) > 0 for other in others) == [False, True, True, True]
+    assert events.seen[:16] == ["step", "log", "other log", "evaluate", "save"] * 3 + ["step"]
+
+
+def test_training_stops_early_where_the_metric_does_not_rise(tmp_path):
+    def constant(prompts, **_):
+        return [1.0] * len(prompts)
+
+    trainer = build(
+        tmp_path, eval_dataset=letter_rows(8), max_steps=6, num_ppo_epochs=1, reward_funcs=constant,
+        eval_strategy="steps", eval_steps=1, metric_for_best_model="eval_objective/scores", greater_is_better=True,
+        callbacks=[EarlyStoppingCallback(early_stopping_patience=2)], load_best_model_at_end=True,
+        save_strategy="steps", save_steps=1,
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.state.global_step == 3
+
+
+# --- Saves load elsewhere -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox"])
+def test_a_policy_and_its_critic_load_elsewhere(tmp_path, kind):
+    trainer = build(tmp_path, kind, save_strategy="steps", save_steps=2, num_ppo_epochs=1)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "model"))
+    for folder in (tmp_path / "model", tmp_path / "checkpoint-2" / "policy"):
+        loaded = AutoModelForCausalLM.from_pretrained(folder)
+        assert torch.equal(logits(loaded), logits(trainer.actor_critic.policy))
+        assert not torch.equal(logits(loaded), logits(letter_model(kind)))
+        assert (folder / "tokenizer.json").exists()
+    critic = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model" / "value_model")
+    assert torch.equal(logits(critic), logits(trainer.actor_critic.value_model))
+
+
+def test_an_adapter_loads_elsewhere(tmp_path):
+    trainer = build(tmp_path, peft_config=lora(), save_strategy="steps", save_steps=2, num_ppo_epochs=1)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "model"))
+    for folder in (tmp_path / "model", tmp_path / "checkpoint-2" / "policy"):
+        loaded = PeftModel.from_pretrained(letter_model(), folder)
+        assert torch.equal(logits(loaded), logits(trainer.actor_critic.policy))
+        assert not any("critic" in name for name in load_file(folder / "adapter_model.safetensors"))
+    assert (tmp_path / "model" / "value_model" / "value_head.safetensors").exists()
+
+
+def test_an_adapter_of_any_name_loads_elsewhere(tmp_path):
+    model = get_peft_model(letter_model(), lora(init_lora_weights=False), adapter_name="mine")
+    trainer = letter_trainer(tmp_path, model=model, max_steps=1, num_ppo_epochs=1)
+    trainer.save_model(str(tmp_path / "model"))
+    loaded = PeftModel.from_pretrained(letter_model(), tmp_path / "model")
+    assert torch.equal(logits(loaded), logits(trainer.actor_critic.policy))
+
+
+# --- Several processes --------------------------------------------------------------------------
+
+SIDES = """
+import sys
+import torch
+sys.path.insert(0, {tests!r})
+from tiny_ppo import *
+from torch.distributed import is_initialized, destroy_process_group
+
+count, folder = int(sys.argv[1]), sys.argv[2]
+found = []
+for more in ({{}}, {{"peft_config": lora()}}):
+    for parts in (1, 2):
+        trainer = letter_trainer(
+            folder, rows=letter_rows(20), per_device_train_batch_size=8 // count, num_mini_batches=parts,
+            num_ppo_epochs=2, optim="sgd", learning_rate=0.3, kl_target=1.0, kl_horizon=50, max_steps=3,
+            score_normalization="whiten",
+            eval_dataset=letter_rows(7), per_device_eval_batch_size=4 // count, missing_eos_penalty=0.5, **more,
+        )
+        trainer.train()
+        scores = trainer.evaluate()
+        kept = [{{k: v for k, v in line.items() if not k.startswith(("time", "eps"))}} for line in logs_of(trainer)]
+        found.append((weights(trainer), kept, trainer.memory.__dict__, scores))
+if trainer.is_world_process_zero():
+    torch.save(found, folder + "/found.pt")
+if is_initialized():
+    destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(tmp_path):
+    script = tmp_path / "sides.py"
+    tests = Path(__file__).parent
+    script.write_text(SIDES.format(tests=str(tests)), encoding="utf-8")
+    found = []
+    for count in (1, 2):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
+        environment = os.environ | {"PYTHONPATH": str(tests.parent), "OMP_NUM_THREADS": "1"}
+        subprocess.run([*start, str(script), str(count), str(folder)], env=environment, check=True, timeout=300)
+        found.append(torch.load(folder / "found.pt", weights_only=False))
+    for one, two in zip(*found, strict=True):
+        assert farthest(one[0], two[0]) < 1e-5
+        assert two[2] == pytest.approx(one[2], rel=1e-4)
+        for line, other in zip(one[1], two[1], strict=True):
+            assert other == pytest.approx(line, rel=1e-3, abs=1e-4)
+        names = [name for name in one[3] if "/" in name]
+        assert {name: two[3][name] for name in names} == pytest.approx({name: one[3][name] for name in names}, abs=1e-4)
+
+
+# --- Learning -----------------------------------------------------------------------------------
+
+
+def letters_b(completions, **_):
+    return [text.count("b") / 6 for text in completions]
+
+
+@torch.no_grad()
+def distance(trainer):
+    """KL of the trained policy from its start, after each prompt, from whole distributions."""
+    trained, start = (
+        m.eval()(torch.arange(20)[:, None]).logits.log_softmax(-1)
+        for m in (trainer.actor_critic.policy, letter_model())
+    )
+    return (trained.exp() * (trained - start)).sum(-1).mean().item()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["full", "adapter"])
+def test_a_huge_kl_coefficient_holds_the_policy_and_none_lets_it_go(tmp_path, case):
+    asked = {"reward_funcs": letters_b, "max_steps": 30, "learning_rate": 1e-3, "stop_token": None, "temperature": 1.0}
+    asked |= {"rows": letter_rows(32), "per_device_train_batch_size": 32, "response_length": 2}
+    asked |= {"peft_config": lora(), "learning_rate": 4e-3} if case == "adapter" else {}
+    found = {}
+    for kl_coef in (0.0, 100.0):
+        trainer = build(tmp_path, kl_coef=kl_coef, **asked)
+        trainer.train()
+        found[kl_coef] = distance(trainer)
+    assert found[100.0] < found[0.0] / 10, found
+
+
+BANDIT = {
+    "full": {"learning_rate": 1e-2},
+    "adapter": {"learning_rate": 4e-3, "peft_config": lora(r=8, lora_alpha=32), "max_steps": 50},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("case", BANDIT)
+def test_a_bandit_is_solved_whatever_the_seed(tmp_path, case, seed):
+    """The right answer is the letter after that of the prompt."""
+
+    def right(prompts, completions, **_):
+        after = dict(zip(LETTERS, LETTERS[1:] + "a", strict=True))
+        return [float(text == after[prompt]) for prompt, text in zip(prompts, completions, strict=True)]
+
+    rows = Dataset.from_dict({"prompt": [*"abcd" * 16]})
+    spread = 0.1 if case == "full" else 0.3
+    asked = {"max_steps": 40, "response_length": 1, "per_device_train_batch_size": 64, "stop_token": None}
+    asked |= {"rows": rows, "eval_dataset": rows, "reward_funcs": right, "kl_coef": 0.0, "temperature": 1.0}
+    trainer = letter_trainer(tmp_path, model=letter_model(seed=seed, spread=spread), seed=seed, **asked | BANDIT[case])
+    before = trainer.evaluate()["eval_objective/scores"]
+    trainer.train()
+    after = trainer.evaluate()["eval_objective/scores"]
+    # An adapter under a frozen output layer cannot become much surer than this.
+    assert before < 0.2 and after > (0.9 if case == "full" else 0.5)
+    answers = trainer.actor_critic.policy(torch.arange(4)[:, None]).logits[:, -1].argmax(-1)
+    assert answers.tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_the_critic_comes_to_explain_the_returns(tmp_path):
+    def wanted(prompts, **_):
+        return [float(prompt in "abc") for prompt in prompts]
+
+    rows = Dataset.from_dict({"prompt": [*"abcdefgh" * 4]})
+    trainer = letter_trainer(
+        tmp_path, rows=rows, reward_funcs=wanted, per_device_train_batch_size=32, max_steps=20, kl_coef=0.0,
+        vf_coef=1.0, value_warmup_steps=20,
+    )  # fmt: skip
+    trainer.train()
+    found = [line["val/explained_variance"] for line in logs_of(trainer)]
+    assert found[0] < 0.1 and found[-1] > 0.8
+
+
+def test_the_tokenizer_needs_no_pad_token(tmp_path):
+    trainer = build(tmp_path, processing_class=letter_tokenizer(None), eval_dataset=letter_rows(8), num_ppo_epochs=1)
+    trainer.train()
+    assert trainer.processing_class.pad_token is None and "eval_objective/scores" in trainer.evaluate()

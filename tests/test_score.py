@@ -1,0 +1,288 @@
+"""Rewards of PPO: functions and models of every kind, called alike, checked, weighed and named."""
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+from peft import get_peft_model
+from tiny_ppo import END, letter_model, letter_tokenizer, lora
+
+from runner.errors import ConfigError
+from runner.trainer.score import Completions, Rewards, step_ends
+
+TOKENIZER = letter_tokenizer()
+
+
+def completions(*texts: str, prompts: tuple[str, ...] = ("abc", "d", "ef"), **columns) -> Completions:
+    """Completions that ended where their text ends with a dot."""
+    ended = [text.endswith(".") for text in texts]
+    texts = [text.removesuffix(".") for text in texts]
+    ids = [
+        TOKENIZER(text)["input_ids"] + [END] * end if text else [END] for text, end in zip(texts, ended, strict=True)
+    ]
+    prompts = list(prompts[: len(texts)])
+    prompt_ids = [TOKENIZER(prompt)["input_ids"] for prompt in prompts]
+    return Completions(prompts, texts, prompt_ids, ids, ended, columns)
+
+
+def build(*rewards, weights=None, tokenizer=TOKENIZER, **asked) -> Rewards:
+    return Rewards(rewards, weights, tokenizer, **asked)
+
+
+def score(*rewards, asked=None, weights=None, budget=512, **more):
+    scores = build(*rewards, weights=weights, **more)(asked or completions("ab.", "c", "de."), None, budget)
+    return scores.outcome_B, scores.per_token, scores.each_BF
+
+
+def faults(*rewards, **more) -> str:
+    with pytest.raises(ConfigError) as error:
+        score(*rewards, **more)
+    assert all(fault.where and fault.found and fault.expected for fault in error.value.faults)
+    return str(error.value)
+
+
+# --- Functions ----------------------------------------------------------------------------------
+
+
+def test_a_function_gets_the_columns_and_what_grpo_gives():
+    seen = {}
+
+    def keep(**given):
+        seen.update(given)
+        return [0.0, 1.0]
+
+    Rewards([keep], None, TOKENIZER)(completions("ab.", "c", wanted=["x", "y"]), "state", 512)
+    assert seen["prompts"] == ["abc", "d"] and seen["completions"] == ["ab", "c"]
+    assert seen["completion_ids"] == [[0, 1, END], [2]] and seen["wanted"] == ["x", "y"]
+    assert seen["trainer_state"] == "state"
+
+
+def test_rewards_add_up_with_their_weights_and_none_does_not_apply():
+    def one(completions, **_):
+        return [1.0, None, 3]
+
+    def two(completions, **_):
+        return [10.0, 20.0, None]
+
+    outcome, dense, sums = score(one, two, weights=[2.0, 0.5])
+    assert outcome.tolist() == [7.0, 10.0, 6.0] and dense == [None] * 3
+    assert sums.nan_to_num(-1).tolist() == [[1, 10], [-1, 20], [3, -1]]  # without weights, for the log
+
+
+def test_async_rewards_wait_side_by_side():
+    order = []
+
+    async def slow(completions, **_):
+        order.append("slow begins")
+        await asyncio.sleep(0.01)
+        order.append("slow ends")
+        return [1.0] * 3
+
+    async def fast(completions, **_):
+        order.append("fast")
+        return [2.0] * 3
+
+    outcome, _, sums = score(slow, lambda **_: [3.0] * 3, fast)
+    assert order == ["slow begins", "fast", "slow ends"]
+    assert outcome.tolist() == [6.0] * 3 and sums[0].tolist() == [1.0, 3.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "give",
+    [
+        lambda count: np.full(count, 0.5, dtype=np.float32),
+        lambda count: torch.full((count,), 0.5),
+        lambda count: [np.float32(0.5)] * count,
+        lambda count: [torch.tensor(0.5)] * count,
+        lambda count: (0.5 for _ in range(count)),
+    ],
+    ids=["array", "tensor", "numbers of an array", "tensors", "generator"],
+)
+def test_a_reward_may_come_from_any_library(give):
+    assert score(lambda completions, **_: give(len(completions)))[0].tolist() == [0.5] * 3
+
+
+def test_a_reward_per_token_or_per_step_lands_where_it_was_earned():
+    asked = completions("ab\ncd\ne.", "ab", "a\n")
+    by_token = [[*range(8)], [5.0, 6.0], torch.tensor([1.0, 2.0])]
+    _, dense, sums = score(lambda **_: by_token, asked=asked)
+    assert dense[0].tolist() == [*range(8)] and dense[2].tolist() == [1.0, 2.0]
+    assert sums[:, 0].tolist() == [28.0, 11.0, 3.0]
+    by_step = [[1.0, 2.0, 3.0], [4.0], [5.0]]
+    outcome, dense, _ = score(lambda **_: by_step, lambda **_: [1.0] * 3, asked=asked, weights=[2.0, 1.0])
+    assert outcome.tolist() == [1.0] * 3
+    assert dense[0].tolist() == [0, 2, 0, 0, 4, 0, 6, 0]  # before each newline, and before the end token
+    assert [row.tolist() for row in dense[1:]] == [[0, 8], [10, 0]]
+
+
+def test_steps_end_with_the_token_that_completes_their_text():
+    ids = TOKENIZER("abbabbcd")["input_ids"]
+    assert step_ends(TOKENIZER, ids, "bb") == [0, 3, 7]
+    assert step_ends(TOKENIZER, ids[:6], "bb") == [0, 3]
+    assert step_ends(TOKENIZER, [*ids, END], "z") == [7]
+    assert step_ends(TOKENIZER, [END], "z") == [0]
+
+
+# --- What a reward may not give -----------------------------------------------------------------
+
+
+def test_no_reward_is_refused():
+    with pytest.raises(ConfigError, match="no reward") as error:
+        build()
+    assert error.value.faults[0].cure
+
+
+def test_weights_of_another_number_are_refused():
+    with pytest.raises(ConfigError, match="1 weights for 2 rewards") as error:
+        build(lambda **_: [], lambda **_: [], weights=[1.0])
+    assert error.value.faults[0].cure
+
+
+def test_every_faulty_reward_is_named_at_once():
+    def short(completions, **_):
+        return [1.0]
+
+    def nan(completions, **_):
+        return [1.0, float("nan"), float("inf")]
+
+    text = faults(short, nan)
+    assert "reward.short" in text and "1 rewards for 3 completions" in text
+    assert "reward.nan" in text and "nan for completion 1 of 3, and 1 more" in text
+
+
+@pytest.mark.parametrize(
+    "bad", [float("nan"), float("inf"), "1.0", {}, [1.0, None], [float("nan")] * 3, torch.tensor(float("nan"))], ids=str
+)
+def test_what_is_no_finite_number_is_refused(bad):
+    assert "for completion 2 of 3" in faults(lambda **_: [1.0, 1.0, bad])
+
+
+@pytest.mark.parametrize("answer", [None, 1.0, torch.tensor(1.0)], ids=str)
+def test_an_answer_that_is_no_list_is_refused(answer):
+    assert "a list with a reward for each completion" in faults(lambda **_: answer)
+
+
+def test_a_row_to_which_no_reward_applies_is_refused():
+    text = faults(lambda **_: [None, 1.0, None], lambda **_: [None, None, 2.0])
+    assert "every reward gave None to completion 0 of 3" in text
+
+
+def test_a_list_of_neither_the_tokens_nor_the_steps_is_refused():
+    text = faults(lambda **_: [[1.0, 2.0], [1.0], [1.0]], asked=completions("ab.", "c", "de."))
+    assert "2 rewards for a completion of 3 tokens and 1 steps" in text and "step_separator" in text
+    assert "0 rewards" in faults(lambda **_: [[], [1.0], [1.0]])
+
+
+# --- Reward models ------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def plain_score(model, ids):
+    """The score at the last token of one unpadded row."""
+    return model.score(model.base_model(torch.tensor([ids])).last_hidden_state[0, -1]).item()
+
+
+@pytest.mark.parametrize("pad", [END, None, 0])
+@pytest.mark.parametrize("budget", [1, 512])
+def test_a_model_scores_the_last_token_whatever_pads(pad, budget):
+    model = letter_model(labels=1, pad_token_id=pad)
+    asked = completions("ab.", "c", ".")  # the third is nothing but the end token
+    outcome, _, _ = score(model, asked=asked, budget=budget)
+    rows = [p + c for p, c in zip(asked.prompt_ids, asked.completion_ids, strict=True)]
+    assert [row[-1] for row in rows] == [END, 2, END]
+    assert outcome.tolist() == pytest.approx([plain_score(model, row) for row in rows], abs=1e-5)
+
+
+def test_a_model_of_another_tokenizer_reads_the_text():
+    other = letter_tokenizer()
+    # Its letters have other ids.
+    vocabulary = {token: (index + 1) % 20 if index < 20 else index for token, index in TOKENIZER.get_vocab().items()}
+    other = type(other)(tokenizer_object=recoded(other, vocabulary), eos_token="<end>")
+    model = letter_model(labels=1)
+    asked = completions("ab.", "c")
+    outcome, _, _ = score(model, asked=asked, tokenizers=[other])
+    rows = [[1, 2, 3, 1, 2, END], [4, 3]]  # abcab<end>, dc: an end only where the completion ended
+    assert outcome.tolist() == pytest.approx([plain_score(model, row) for row in rows], abs=1e-5)
+    assert build(model, tokenizers=[other]).model_for_critic() is None
+    assert build(model).model_for_critic() is model
+
+
+def recoded(tokenizer, vocabulary):
+    import json
+
+    from tokenizers import Tokenizer
+
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    state["model"]["vocab"] = vocabulary
+    return Tokenizer.from_str(json.dumps(state))
+
+
+def test_a_model_reads_a_closed_chat():
+    tokenizer = letter_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content + '<end>' }}{% endfor %}{% if add_generation_prompt %}t{% endif %}"
+    )
+    model = letter_model(labels=1)
+    asked = Completions(
+        prompts=[[{"role": "user", "content": "ab"}]],
+        completions=[[{"role": "assistant", "content": "c"}]],
+        prompt_ids=[[0, 1, END, 19]],
+        completion_ids=[[2, END]],
+        ended=[True],
+        columns={},
+    )
+    outcome, _, _ = score(model, asked=asked, tokenizer=tokenizer)
+    assert outcome.item() == pytest.approx(plain_score(model, [0, 1, END, 2, END]), abs=1e-5)
+
+
+def test_a_model_is_loaded_by_its_name_with_the_tokenizer_beside_it(tmp_path):
+    folder = tmp_path / "judge"
+    model = letter_model(labels=1)
+    model.save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    rewards = build(str(folder), lambda **_: [0.0] * 2)
+    assert rewards.names == ["judge", "<lambda>"]
+    asked = completions("ab.", "c")
+    outcome = rewards(asked, None, 512).outcome_B
+    rows = [p + c for p, c in zip(asked.prompt_ids, asked.completion_ids, strict=True)]
+    assert outcome.tolist() == pytest.approx([plain_score(model, row) for row in rows], abs=1e-5)
+    assert type(rewards.model_for_critic()) is type(model)
+
+
+def test_a_model_without_a_score_layer_gives_its_logit():
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = BertForSequenceClassification(BertConfig(vocab_size=24, num_labels=1, **sizes)).eval()
+    asked = completions("ab.", "c")
+    outcome, _, _ = score(model, asked=asked)
+    with torch.no_grad():
+        expected = [
+            model(torch.tensor([p + c])).logits.item()
+            for p, c in zip(asked.prompt_ids, asked.completion_ids, strict=True)
+        ]
+    assert outcome.tolist() == pytest.approx(expected, abs=1e-5)
+    assert build(model).model_for_critic() is None
+
+
+def test_a_model_of_two_labels_is_refused_where_it_could_pass_for_two_rewards_per_token():
+    assert "2 labels" in faults(letter_model(labels=2))
+
+
+def test_a_model_scores_without_dropout():
+    model = letter_model("gpt2", labels=1, embd_pdrop=0.5).train()
+    assert score(model)[0].tolist() == score(model)[0].tolist()
+
+
+def test_a_model_may_carry_an_adapter():
+    adapted = get_peft_model(letter_model(labels=1), lora(task_type="SEQ_CLS", init_lora_weights=False))
+    asked = completions("ab.", "c")
+    outcome, _, _ = score(adapted, asked=asked)
+    rows = [p + c for p, c in zip(asked.prompt_ids, asked.completion_ids, strict=True)]
+    merged = adapted.merge_and_unload()
+    assert outcome.tolist() == pytest.approx([plain_score(merged, row) for row in rows], abs=1e-5)
+
+
+def test_names_that_repeat_are_numbered():
+    assert build(len, len, sorted).names == ["len_0", "len_1", "sorted"]
