@@ -1,11 +1,16 @@
 """Sampling: every engine draws from softmax(logits / temperature), and says what it drew with which probability."""
 
+import contextlib
+import inspect
+
 import pytest
 import torch
-from tiny_ppo import END, WORDS, letter_model, lora
+from tiny_ppo import END, WORDS, letter_model, letter_trainer, lora
 from transformers import AutoConfig, GenerationConfig
 
-from runner.trainer.rollout import Samples, Sampling, choose_engine, cut, draw, sample
+from runner.errors import EnvironmentFault
+from runner.trainer import rollout
+from runner.trainer.rollout import ENGINES, Samples, Sampling, build_engine, cut, draw, merged_weights, sample_by_loop
 
 PROMPTS = [[0, 1, 2], [3], [4, 5, 6, 7, 8, 9], [0, 0]]
 
@@ -59,7 +64,7 @@ def test_the_ends_of_the_noise_draw_no_impossible_token(uniform):
 def test_the_loop_gives_the_log_probabilities_of_unpadded_rows(kind):
     # A window shorter than a row, where the architecture has one.
     model = letter_model(kind, **{"sliding_window": 4} if kind in ("gemma2", "mistral") else {})
-    samples = sample("loop", model, PROMPTS, Sampling(8, (END,), 0.7), noise(4, 8))
+    samples = sample_by_loop(model, PROMPTS, Sampling(8, (END,), 0.7), noise(4, 8))
     for prompt, tokens, logprobs in zip(PROMPTS, samples.tokens, samples.logprobs, strict=True):
         assert torch.allclose(logprobs, recomputed(model, prompt, tokens, 0.7), atol=1e-5)
         assert not (tokens[:-1] == END).any() and (len(tokens) == 8 or tokens[-1] == END)
@@ -67,14 +72,14 @@ def test_the_loop_gives_the_log_probabilities_of_unpadded_rows(kind):
 
 def test_what_is_beside_a_row_does_not_change_it():
     model, how = letter_model(), Sampling(10, (END, 3, 4), 1.0)
-    whole = sample("loop", model, PROMPTS, how, noise(4, 10))
+    whole = sample_by_loop(model, PROMPTS, how, noise(4, 10))
     assert len(set(map(len, whole.tokens))) > 1  # some rows leave before others
     for rows in (1, 2, 3):
-        parts = sample("loop", model, PROMPTS, Sampling(10, (END, 3, 4), 1.0, rows=rows), noise(4, 10))
+        parts = sample_by_loop(model, PROMPTS, Sampling(10, (END, 3, 4), 1.0, rows=rows), noise(4, 10))
         assert_same(parts, whole)
-    alone = sample("loop", model, [PROMPTS[2]], how, noise(4, 10)[2:3])
+    alone = sample_by_loop(model, [PROMPTS[2]], how, noise(4, 10)[2:3])
     assert_same(alone, Samples(whole.tokens[2:3], whole.logprobs[2:3]))
-    turned = sample("loop", model, PROMPTS[::-1], how, noise(4, 10).flip(0))
+    turned = sample_by_loop(model, PROMPTS[::-1], how, noise(4, 10).flip(0))
     assert_same(turned, Samples(whole.tokens[::-1], whole.logprobs[::-1]))
 
 
@@ -93,7 +98,7 @@ def test_every_engine_draws_from_the_tempered_softmax(engine):
         top_k=2, top_p=0.5, repetition_penalty=5.0, temperature=0.01, min_p=0.9, suppress_tokens=[0, 1, 2, 3]
     )
     kept = model.generation_config.to_dict()
-    samples = sample(engine, model, [[3]] * count, Sampling(1, (), 0.7, rows=count), noise(count, 1))
+    samples = ENGINES[engine](model, [[3]] * count, Sampling(1, (), 0.7, rows=count), noise(count, 1))
     share = torch.stack(samples.tokens)[:, 0].bincount(minlength=WORDS) / count
     assert (share - expected).abs().max() < 0.03 and (expected > 0.03).sum() > 4
     assert model.generation_config.to_dict() == kept
@@ -103,17 +108,17 @@ def test_every_engine_draws_from_the_tempered_softmax(engine):
 def test_a_completion_ends_with_any_of_the_stop_tokens_and_only_those(engine):
     model = letter_model(spread=0.05)
     model.generation_config.eos_token_id = 5
-    stops = sample(engine, model, PROMPTS * 8, Sampling(12, (END, 7), 1.0), noise(32, 12)).tokens
+    stops = ENGINES[engine](model, PROMPTS * 8, Sampling(12, (END, 7), 1.0), noise(32, 12)).tokens
     assert {row[-1].item() for row in stops if len(row) < 12} == {END, 7}
     assert all(not torch.isin(row[:-1], torch.tensor([END, 7])).any() for row in stops)
-    never = sample(engine, model, PROMPTS * 8, Sampling(12, (), 1.0), noise(32, 12)).tokens
+    never = ENGINES[engine](model, PROMPTS * 8, Sampling(12, (), 1.0), noise(32, 12)).tokens
     assert {len(row) for row in never} == {12} and (torch.stack(never) == 5).any()
 
 
 def test_the_generate_engine_takes_its_seed_from_the_noise_alone():
     model, how = letter_model(), Sampling(6, (END,))
     before = torch.get_rng_state()
-    one, again, other = (sample("generate", model, PROMPTS, how, noise(4, 6, seed)).tokens for seed in (0, 0, 1))
+    one, again, other = (ENGINES["generate"](model, PROMPTS, how, noise(4, 6, seed)).tokens for seed in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), before)
     assert [row.tolist() for row in one] == [row.tolist() for row in again] != [row.tolist() for row in other]
 
@@ -123,7 +128,7 @@ def test_an_adapter_takes_part_in_sampling():
 
     adapted = get_peft_model(letter_model(), lora(init_lora_weights=False))
     model = adapted.get_base_model()
-    samples = sample("loop", model, PROMPTS, Sampling(6, (END,), 0.7), noise(4, 6))
+    samples = sample_by_loop(model, PROMPTS, Sampling(6, (END,), 0.7), noise(4, 6))
     for prompt, tokens, logprobs in zip(PROMPTS, samples.tokens, samples.logprobs, strict=True):
         assert torch.allclose(logprobs, recomputed(adapted, prompt, tokens, 0.7), atol=1e-5)
     with adapted.disable_adapter():
@@ -137,7 +142,7 @@ def test_an_adapter_takes_part_in_sampling():
 def test_a_model_with_another_cache_is_left_to_generate(kind, engine):
     model = torch.nn.Module()
     model.config = AutoConfig.for_model(kind)
-    assert choose_engine(model) == engine
+    assert build_engine("auto", model, "") is ENGINES[engine]
 
 
 def test_a_completion_is_cut_after_its_first_stop_token():
@@ -145,3 +150,70 @@ def test_a_completion_is_cut_after_its_first_stop_token():
     assert cut(torch.tensor([1, 8, 9, 0, 0]), how).tolist() == [1, 8]
     assert cut(torch.tensor([1, 2, 3, 4, 5, 9]), how).tolist() == [1, 2, 3, 4, 5]
     assert cut(torch.tensor([1, 2]), Sampling(5)).tolist() == [1, 2]
+
+
+# --- vLLM: a stand-in for the server's client, since the server needs a GPU -----------------------
+
+
+class Client:
+    """Takes weights and prompts as TRL's client does, and answers with a model of its own that holds those weights."""
+
+    def __init__(self, model):
+        self.model, self.asked, self.open = model, [], False
+
+    @contextlib.contextmanager
+    def weight_update(self):
+        self.open = True
+        yield
+        self.open = False
+
+    def update_named_param(self, name, weights):
+        assert self.open
+        self.model.get_parameter(name).data.copy_(weights)
+
+    def reset_prefix_cache(self):
+        assert not self.open
+        self.asked.append("reset")
+
+    def generate(self, prompts, temperature, max_tokens, logprobs, generation_kwargs):
+        self.asked.append(generation_kwargs)
+        how = Sampling(max_tokens, (), temperature)  # a server that runs on behind the stop token
+        tokens = sample_by_loop(self.model, prompts, how, noise(len(prompts), max_tokens)).tokens
+        return {"completion_ids": [row.tolist() for row in tokens]}
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_a_vllm_server_samples_from_the_policy_as_it_is_now(tmp_path, monkeypatch, adapted):
+    client = Client(letter_model(seed=5))
+    monkeypatch.setattr(rollout, "connect", lambda url: client)
+    peft_config = lora(init_lora_weights=False) if adapted else None
+    trainer = letter_trainer(tmp_path, rollout_engine="vllm", peft_config=peft_config, max_steps=2)
+    trainer.train()
+    log = trainer.state.log_history
+    assert client.asked[::2] == ["reset", "reset"] and client.asked[1]["stop_token_ids"] == [END]
+    assert client.asked[1]["seed"] != client.asked[3]["seed"]
+    # The log-probabilities are PPO's own: the KL to the reference is 0 before anything was learned, and the ratio 1.
+    assert abs(log[0]["objective/kl"]) < 1e-4 or adapted
+    sent = dict(client.model.named_parameters())
+    before = [weight.clone() for weight in trainer.actor_critic.policy.parameters()]
+    for name, weight in merged_weights(trainer.actor_critic.policy):
+        sent[name].data.copy_(weight)
+    ids = torch.tensor([[1, 2, 3, 4]])
+    assert torch.allclose(client.model(ids).logits, trainer.actor_critic.policy(ids).logits, atol=1e-5)
+    after = list(trainer.actor_critic.policy.parameters())
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_a_vllm_server_without_vllm_is_the_fault_of_the_environment():
+    with pytest.raises(EnvironmentFault, match="vllm is not installed"):
+        rollout.connect("http://localhost:1")
+
+
+def test_trl_still_has_the_client_that_the_engine_talks_to():
+    from trl.generation.vllm_client import VLLMClient
+
+    assert {"base_url", "connection_timeout"} <= set(inspect.signature(VLLMClient).parameters)
+    asked = {"prompts", "temperature", "max_tokens", "logprobs", "generation_kwargs"}
+    assert asked <= set(inspect.signature(VLLMClient.generate).parameters)
+    assert list(inspect.signature(VLLMClient.update_named_param).parameters) == ["self", "name", "weights"]
+    assert all(callable(getattr(VLLMClient, name)) for name in ("weight_update", "reset_prefix_cache"))

@@ -45,7 +45,7 @@ from runner.errors import ConfigError, Fault
 from runner.trainer.actor_critic import ActorCritic, TokenLogProbs, build_actor_critic, build_reference
 from runner.trainer.batch import Rollout, split_by_tokens
 from runner.trainer.prompt import check_rows, find_stop_ids, to_prompt_ids
-from runner.trainer.rollout import Sampling, choose_engine, sample
+from runner.trainer.rollout import Sampling, build_engine
 from runner.trainer.score import Completions, Reward, Rewards, Scores
 
 # --- Arithmetic ---------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ class PPOTrainer(Trainer):
         actor_critic = build_actor_critic(policy, asked.critic, value_model, self.rewards.model_for_critic())
         self.memory = Memory(asked.kl_coef)
         self.rows_per_pass = asked.per_device_train_batch_size
-        self.rollout_engine = choose_engine(model) if asked.rollout_engine == "auto" else asked.rollout_engine
+        self.engine = build_engine(asked.rollout_engine, policy, asked.vllm_server_base_url)
         self.metrics: dict[str, list[float]] = defaultdict(list)
         super().__init__(
             model=actor_critic,
@@ -356,7 +356,6 @@ class PPOTrainer(Trainer):
     def roll_out(self, inputs: list[dict[str, Any]], noise_BR: Tensor) -> tuple[Rollout, Completions]:
         """Sample a completion for each row."""
         prompt_ids = self._tokenize([row["prompt"] for row in inputs], inputs)
-        policy = self.actor_critic.logprobs.model
         how = Sampling(
             self.args.response_length,
             self.stop_ids,
@@ -364,7 +363,7 @@ class PPOTrainer(Trainer):
             self.args.local_rollout_forward_batch_size,
         )
         with self.accelerator.autocast():
-            samples = sample(self.rollout_engine, policy, prompt_ids, how, noise_BR)
+            samples = self.engine(self.actor_critic.policy, prompt_ids, how, noise_BR)
         tokens = [row.tolist() for row in samples.tokens]
         responses, width = list(map(len, tokens)), max(map(len, tokens))
         mask_BR = torch.arange(width)[None] < torch.tensor(responses)[:, None]

@@ -7,15 +7,18 @@ rows, P prompt tokens, R response tokens, V vocabulary.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from peft import PeftModel
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
+from runner.errors import EnvironmentFault, Fault
 from runner.trainer.batch import pad_left
 
 # Layers whose cache keeps a key and a value per token, so that finished rows can leave it.
@@ -40,26 +43,21 @@ class Samples:
     logprobs: list[Tensor] | None = None
 
 
-def sample(
-    engine: str, model: PreTrainedModel, prompts: Sequence[Sequence[int]], how: Sampling, noise_BR: Tensor
-) -> Samples:
-    """Completions of the prompts by one of the engines.
+Engine = Callable[[PreTrainedModel | PeftModel, Sequence[Sequence[int]], Sampling, Tensor], Samples]
+
+
+def build_engine(name: str, policy: PreTrainedModel | PeftModel, vllm_server_base_url: str) -> Engine:
+    """What turns prompts into completions: ``engine(policy, prompts, sampling, noise_BR)``.
 
     ``noise_BR`` are uniform random numbers, one for each token that may be drawn. With them the ``loop`` draws the
-    same completion for a row whatever rows are beside it, on however many processes.
+    same completion for a row whatever rows are beside it, on however many processes; the other engines take a seed
+    from them. ``auto`` is the loop where the cache of the model is one of keys and values, else ``generate``.
     """
-    if engine == "loop":
-        return sample_by_loop(model, prompts, how, noise_BR)
-    seed = int(noise_BR.flatten()[0].double() * 2**31)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return ENGINES[engine](model, prompts, how)
-
-
-def choose_engine(model: PreTrainedModel) -> str:
-    """``loop`` where the cache of the model is one of keys and values, else ``generate``."""
-    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or CACHED)
-    return "loop" if kinds <= CACHED and hasattr(model.config.get_text_config(), "num_attention_heads") else "generate"
+    if name == "auto":
+        config = policy.config.get_text_config()
+        kinds = set(getattr(config, "layer_types", None) or CACHED)
+        name = "loop" if kinds <= CACHED and hasattr(config, "num_attention_heads") else "generate"
+    return Server(connect(vllm_server_base_url)) if name == "vllm" else ENGINES[name]
 
 
 # --- Own loop -----------------------------------------------------------------------------------
@@ -67,7 +65,7 @@ def choose_engine(model: PreTrainedModel) -> str:
 
 @torch.no_grad()
 def sample_by_loop(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], how: Sampling, noise_BR: Tensor
+    policy: PreTrainedModel | PeftModel, prompts: Sequence[Sequence[int]], how: Sampling, noise_BR: Tensor
 ) -> Samples:
     """Sample token by token; rows that are finished leave the cache, so that nobody waits for the longest.
 
@@ -78,7 +76,7 @@ def sample_by_loop(
     order = sorted(range(len(prompts)), key=lambda row: -len(prompts[row]))
     for start in range(0, len(order), how.rows):
         rows = order[start : start + how.rows]
-        batch = _sample_batch(model, [prompts[row] for row in rows], how, noise_BR[rows])
+        batch = _sample_batch(_without_wrapper(policy), [prompts[row] for row in rows], how, noise_BR[rows])
         for row, ids, values in zip(rows, *batch, strict=True):
             tokens[row], logprobs[row] = ids, values
     return Samples(tokens, logprobs)
@@ -150,23 +148,28 @@ class KnownArguments:
 
 
 @torch.no_grad()
-def sample_by_generate(model: PreTrainedModel, prompts: Sequence[Sequence[int]], how: Sampling) -> Samples:
+def sample_by_generate(
+    policy: PreTrainedModel | PeftModel, prompts: Sequence[Sequence[int]], how: Sampling, noise_BR: Tensor
+) -> Samples:
     """Completions by ``model.generate``, for architectures whose cache the loop does not know."""
-    tokens: list[Tensor] = []
-    for start in range(0, len(prompts), how.rows):
-        input_ids, mask = pad_left(prompts[start : start + how.rows], model.device)
-        with _no_defaults(model):
+    model, tokens = _without_wrapper(policy), []
+    with _alone(model, noise_BR):
+        for start in range(0, len(prompts), how.rows):
+            input_ids, mask = pad_left(prompts[start : start + how.rows], model.device)
             sequences = model.generate(
                 input_ids=input_ids, attention_mask=mask, generation_config=_generation_config(how)
             )
-        tokens += [cut(row[input_ids.shape[1] :].cpu(), how) for row in sequences]
+            tokens += [cut(row[input_ids.shape[1] :].cpu(), how) for row in sequences]
     return Samples(tokens)
 
 
 @torch.no_grad()
-def sample_by_continuous_batching(model: PreTrainedModel, prompts: Sequence[Sequence[int]], how: Sampling) -> Samples:
+def sample_by_continuous_batching(
+    policy: PreTrainedModel | PeftModel, prompts: Sequence[Sequence[int]], how: Sampling, noise_BR: Tensor
+) -> Samples:
     """Completions by ``model.generate_batch``, where a finished row makes place for the next; made for GPUs."""
-    with _no_defaults(model):
+    model = _without_wrapper(policy)
+    with _alone(model, noise_BR):
         answers = model.generate_batch(
             inputs=[list(prompt) for prompt in prompts],
             generation_config=_generation_config(how),
@@ -175,6 +178,10 @@ def sample_by_continuous_batching(model: PreTrainedModel, prompts: Sequence[Sequ
     # Requests are numbered in the order of the prompts; answers come back in any.
     ordered = sorted(answers.values(), key=lambda answer: int(answer.request_id.rpartition("_")[2]))
     return Samples([cut(torch.tensor(answer.generated_tokens), how) for answer in ordered])
+
+
+def _without_wrapper(policy: PreTrainedModel | PeftModel) -> PreTrainedModel:
+    return policy.get_base_model() if isinstance(policy, PeftModel) else policy
 
 
 def _generation_config(how: Sampling) -> GenerationConfig:
@@ -190,13 +197,19 @@ def _generation_config(how: Sampling) -> GenerationConfig:
 
 
 @contextlib.contextmanager
-def _no_defaults(model: PreTrainedModel) -> Any:
-    """Within it the model has no generation defaults of its own, which would fill in what is None in the config."""
+def _alone(model: PreTrainedModel, noise_BR: Tensor) -> Any:
+    """Within it the model has no generation defaults, which would fill in what is None, and its own random state."""
     own, model.generation_config = model.generation_config, GenerationConfig()
     try:
-        yield
+        with torch.random.fork_rng():
+            torch.manual_seed(_seed(noise_BR))
+            yield
     finally:
         model.generation_config = own
+
+
+def _seed(noise_BR: Tensor) -> int:
+    return int(noise_BR.flatten()[0].double() * 2**31)
 
 
 def cut(tokens_R: Tensor, how: Sampling) -> Tensor:
@@ -206,4 +219,74 @@ def cut(tokens_R: Tensor, how: Sampling) -> Tensor:
     return tokens_R[: int(stops[0]) + 1] if len(stops) else tokens_R
 
 
-ENGINES = {"generate": sample_by_generate, "continuous": sample_by_continuous_batching}
+ENGINES: dict[str, Engine] = {
+    "loop": sample_by_loop,
+    "generate": sample_by_generate,
+    "continuous": sample_by_continuous_batching,
+}
+
+
+# --- vLLM ---------------------------------------------------------------------------------------
+
+
+def connect(base_url: str) -> Any:
+    """TRL's client of a running vLLM server, joined with it for sending weights; needs a GPU."""
+    if importlib.util.find_spec("vllm") is None:
+        raise EnvironmentFault(
+            Fault("trainer.args.rollout_engine", "vllm is not installed", "", "pip install 'runner[vllm]'")
+        )
+    from trl.generation.vllm_client import VLLMClient
+
+    client = VLLMClient(base_url=base_url, connection_timeout=60)
+    if _is_first_process():
+        client.init_communicator(device=torch.cuda.current_device())
+    return client
+
+
+class Server:
+    """Completions by a vLLM server, which is sent the policy before each rollout.
+
+    Its log-probabilities come of other kernels and are left there: PPO computes its own.
+    """
+
+    def __init__(self, client: Any):
+        self.client = client
+
+    @torch.no_grad()
+    def __call__(
+        self, policy: PreTrainedModel | PeftModel, prompts: Sequence[Sequence[int]], how: Sampling, noise_BR: Tensor
+    ) -> Samples:
+        if _is_first_process():
+            with self.client.weight_update():
+                for name, weight in merged_weights(policy):
+                    self.client.update_named_param(name, weight)
+            self.client.reset_prefix_cache()
+        if torch.distributed.is_initialized():
+            torch.distributed.barrier()
+        answer = self.client.generate(
+            prompts=[list(prompt) for prompt in prompts],
+            temperature=how.temperature,
+            max_tokens=how.length,
+            logprobs=None,
+            generation_kwargs={"stop_token_ids": list(how.stop_ids), "ignore_eos": True, "seed": _seed(noise_BR)},
+        )
+        return Samples([cut(torch.tensor(tokens), how) for tokens in answer["completion_ids"]])
+
+
+def merged_weights(policy: PreTrainedModel | PeftModel) -> Iterator[tuple[str, Tensor]]:
+    """The weights of the policy under the names of its base model, the active adapter added in, one at a time.
+
+    Nothing is changed: to merge an adapter and take it out again would leave rounding in the base.
+    """
+    own = policy.active_adapter if isinstance(policy, PeftModel) else None
+    layers = {id(layer.weight): layer for layer in policy.modules() if own in getattr(layer, "lora_A", ())}
+    for name, weight in _without_wrapper(policy).named_parameters():
+        if own and (policy.base_model.prefix in name or "original_module" in name):
+            continue
+        name = name.replace(".base_layer.", ".").replace(f".modules_to_save.{own}", "")
+        layer = layers.get(id(weight))
+        yield name, weight if layer is None else weight + layer.get_delta_weight(own).to(weight.dtype)
+
+
+def _is_first_process() -> bool:
+    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
