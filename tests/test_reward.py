@@ -119,3 +119,12 @@ def test_online_trainers_learn_from_a_reward_model(train, tmp_path, trainer):
     done = train(f"trainer={trainer}", "reward=model", path, *few)
     assert (done.code, done.state()) == (0, "finished")
     assert all(line["grad_norm"] > 0 for line in done.lines if line["step"])
+
+
+@pytest.mark.slow
+def test_ppo_learns_from_a_reward_for_each_step(train):
+    words = ("trainer.args.max_steps=12", "trainer.args.logging_steps=1", "learning_rate=3e-4", "metric=none")
+    done = train("trainer=ppo", "reward=sorted_steps", "trainer.args.step_separator=' '", *words)
+    assert (done.code, done.state()) == (0, "finished")
+    scores = [line["eval_objective/scores"] for line in done.lines if "eval_objective/scores" in line]
+    assert scores[-1] > scores[0]

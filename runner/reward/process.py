@@ -1,6 +1,6 @@
 """Rewards for each step of a completion, which PPO credits where the step ends. Whole answers are in ``rule``.
 
-A step is what stands between two of the trainer's ``step_separator``; empty ones do not count.
+A step is what stands between two of the trainer's ``step_separator``; blank ones do not count.
 """
 
 from __future__ import annotations
@@ -20,9 +20,18 @@ def sorted_steps(completions: Sequence[Any], digits: Sequence[str]) -> list[list
     [[0.25, 0.25, 0.0, 0.0], [0.25, -0.25]]
     """
     return [
-        _steps(text_of(completion).split(), sorted(given.split()))
+        _steps(to_steps(text_of(completion), " "), sorted(given.split()))
         for completion, given in zip(completions, digits, strict=True)
     ]
+
+
+def to_steps(text: str, separator: str) -> list[str]:
+    """The steps of a text, without the space around them.
+
+    >>> to_steps("add 2\\n\\n so 4", "\\n")
+    ['add 2', 'so 4']
+    """
+    return [step.strip() for step in text.split(separator) if step.strip()]
 
 
 def _steps(given: list[str], right: list[str]) -> list[float]:

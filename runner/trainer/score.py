@@ -185,7 +185,7 @@ class Rewards:
 
 
 def step_ends(tokenizer: Any, tokens: Sequence[int], separator: str) -> list[int]:
-    """The index of the token that completes each step, which is the text between two separators, if there is any.
+    """The index of the token that completes each step, which is the text between two separators, unless it is blank.
 
     A completion without text is one step, at its last token.
     """
@@ -195,7 +195,7 @@ def step_ends(tokenizer: Any, tokens: Sequence[int], separator: str) -> list[int
 
     ends, place = [], 0
     for step in tokenizer.decode(tokens, skip_special_tokens=True).split(separator):
-        ends += [place + len(step)] if step else []
+        ends += [place + len(step)] if step.strip() else []
         place += len(step) + len(separator)
     counts = range(len(tokens) + 1)
     return [bisect.bisect_left(counts, end, key=written) - 1 for end in ends] or [len(tokens) - 1]
