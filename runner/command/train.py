@@ -544,7 +544,7 @@ def _closing(run: Run, scores: Mapping[str, Mapping[str, float]], steps: int, se
             *table,
             f"model     {model}",
             f"curves    {run}/plots",
-            f"next      python -m runner {_next(run.cfg, model)}",
+            _next(run, model),
         ]
     )
 
@@ -553,13 +553,16 @@ def _closing(run: Run, scores: Mapping[str, Mapping[str, float]], steps: int, se
 DETAILS = ("logits/", "logps/", "_length", "clip", "min_reward", "max_reward", "frac_reward", "/std", "_std")
 
 
-def _next(cfg: Mapping[str, Any], model: str) -> str:
-    """The stage that usually follows this one."""
+def _next(run: Run, model: str) -> str:
+    """The stage that usually follows this one, or where to read what the model writes now."""
+    cfg = run.cfg
+    if cfg["trainer"]["form"] == "prompt":
+        return f"samples   {run}/completions.jsonl"
     if cfg["trainer"]["head"] == "score":
-        return f"trainer=grpo reward=model reward.model.path={model}"
+        return f"next      python -m runner trainer=ppo reward=model reward.model.path={model}"
     follower = "dpo" if cfg["trainer"]["form"] == "demonstration" else "grpo"
     like = "" if str(cfg["model"].get("path")).startswith("runner://") else " model=hub"
-    return f"trainer={follower}{like} {shlex.quote(f'model.path={model}')}"
+    return f"next      python -m runner trainer={follower}{like} {shlex.quote(f'model.path={model}')}"
 
 
 def _is_call(value: Any) -> bool:
