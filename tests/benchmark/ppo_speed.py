@@ -1,0 +1,144 @@
+"""CPU seconds per PPO update and peak memory, ours against TRL 1.12.0's PPOTrainer.
+
+Both sides load the same models (GPT-NeoX, random seeded weights) and the same prompts, take the same
+number of updates of the same batch with 4 epochs each, and use one thread. Each training is a process
+of its own, ours and TRL in turn. Seconds are process CPU seconds over ``trainer.train()``, so a busy
+machine disturbs them little; memory is the peak above what the process held before it loaded the models.
+TRL runs in an environment of its own, made at first use (``ppo_sides.trl_python``).
+
+run: python tests/benchmark/ppo_speed.py                  every shape, full fine-tuning, a critic model
+     python tests/benchmark/ppo_speed.py --peft           LoRA of rank 8; our critic is an adapter, TRL's a model
+     python tests/benchmark/ppo_speed.py --critic head    our critic is a head on the policy, TRL's a model
+     python tests/benchmark/ppo_speed.py --shape stops worst --repeats 3
+
+Prints one markdown table: medians, the speed ratio of each repeat, and the shares of our time that
+sampling, scoring and updating take. The tldr shapes take minutes each.
+
+Left out on purpose: what is learnt (``ppo_parity.py``), cards (``ppo_gpu.py``), several processes, and
+gradient checkpointing, which TRL's trainer ignores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from ppo_sides import Models, Result, Training, run_both, write_apart, write_models
+
+PHASES = ("time/rollout", "time/score", "time/update")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a run looks like; responses that stop end after a quarter of the limit on average."""
+
+    prompts: tuple[int, int]
+    response: int
+    stops: bool
+    vocabulary: int = 2048
+    hidden: int = 128
+    layers: int = 4
+    batch: int = 32
+    micro_batch: int = 8  # TRL's memory is about proportional to it
+    updates: int = 8
+
+
+SHAPES = {
+    "stops": Shape((8, 64), 64, stops=True),
+    "stops_long": Shape((8, 64), 128, stops=True, vocabulary=8192, updates=4),
+    "stops_wide": Shape((8, 64), 64, stops=True, vocabulary=8192, hidden=256, layers=6, updates=4),
+    "tldr": Shape((200, 512), 53, stops=False, vocabulary=32000, hidden=256, batch=16, micro_batch=4, updates=2),
+    "tldr_stops": Shape((200, 512), 53, stops=True, vocabulary=32000, hidden=256, batch=16, micro_batch=4, updates=2),
+    "no_stops": Shape((8, 64), 64, stops=False),
+    "worst": Shape((64, 64), 64, stops=False),  # nothing is padded, so nothing is wasted
+}
+
+
+def main() -> None:
+    options = read_arguments()
+    rows = []
+    for name in options.shape:
+        results = compare(SHAPES[name], options)
+        rows.append(to_row(name, SHAPES[name].updates, results))
+        print(rows[-1], file=sys.stderr)
+    print(title(options), "", *header(), *rows, sep="\n")
+
+
+def read_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--shape", nargs="+", choices=SHAPES, default=list(SHAPES), metavar="SHAPE", help=list(SHAPES))
+    parser.add_argument("--peft", action="store_true", help="LoRA of rank 8")
+    parser.add_argument("--critic", choices=("model", "adapter", "head"), help="ours; TRL's is always a model")
+    parser.add_argument("--repeats", type=int, default=1)
+    return parser.parse_args()
+
+
+def compare(shape: Shape, options: argparse.Namespace) -> dict[str, list[Result]]:
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "models"
+        write_apart(write_models, folder, models_of(shape))
+        return run_both(training_of(shape, folder, options), options.repeats)
+
+
+def models_of(shape: Shape) -> Models:
+    return Models(
+        vocabulary=shape.vocabulary,
+        hidden=shape.hidden,
+        layers=shape.layers,
+        heads=shape.hidden // 32,
+        prompt_lengths=shape.prompts,
+        # A batch more than is used: TRL steps after every micro-batch in the last batch of an epoch.
+        prompts=shape.batch * (shape.updates + 1),
+        mean_response=shape.response // 4 if shape.stops else None,
+    )
+
+
+def training_of(shape: Shape, folder: Path, options: argparse.Namespace) -> Training:
+    return Training(
+        side="ours",
+        models=str(folder),
+        updates=shape.updates,
+        batch=shape.batch,
+        micro_batch=shape.micro_batch,
+        response_length=shape.response,
+        stops=shape.stops,
+        lora_rank=8 if options.peft else None,
+        critic=options.critic or ("adapter" if options.peft else "model"),
+    )
+
+
+def title(options: argparse.Namespace) -> str:
+    policy = "LoRA of rank 8" if options.peft else "full fine-tuning"
+    critic = options.critic or ("adapter" if options.peft else "model")
+    return f"{policy}, our critic: {critic}, TRL's critic: model, median of {options.repeats}"
+
+
+def header() -> list[str]:
+    columns = ["shape", "TRL s/update", "ours s/update", "speed", "each repeat", "TRL MB", "ours MB", "memory"]
+    columns += [phase.removeprefix("time/") for phase in PHASES]
+    return [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+
+
+def to_row(name: str, updates: int, results: dict[str, list[Result]]) -> str:
+    """One line of the table: how many times faster, each repeat's ratio, and what part of the memory."""
+    ours, trl = ([result.cpu_seconds / updates for result in results[side]] for side in ("ours", "trl"))
+    our_peak, trl_peak = (median(result.peak_bytes for result in results[side]) for side in ("ours", "trl"))
+    ratios = [there / here for here, there in zip(ours, trl, strict=True)]
+    cells = [name, f"{median(trl):.2f}", f"{median(ours):.2f}", f"x{median(ratios):.2f}"]
+    cells += [" ".join(f"{ratio:.2f}" for ratio in ratios)]
+    cells += [f"{trl_peak / 1e6:.0f}", f"{our_peak / 1e6:.0f}", f"{our_peak / trl_peak:.2f}"]
+    return f"| {' | '.join([*cells, *shares(results['ours'])])} |"
+
+
+def shares(results: list[Result]) -> list[str]:
+    """The parts of our updates that each phase takes, over all repeats."""
+    phases = [sum(entry[phase] for result in results for entry in result.log) for phase in PHASES]
+    return [f"{seconds / sum(phases):.0%}" for seconds in phases]
+
+
+if __name__ == "__main__":
+    main()

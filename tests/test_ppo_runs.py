@@ -1,0 +1,74 @@
+"""PPO as people type it: the commands of the README and the issue, the seeds, and what cannot work."""
+
+import pytest
+
+from runner.run import Run
+
+pytestmark = pytest.mark.slow
+SHORT = ("trainer.args.max_steps=2", "dataset.limit.train=64", "dataset.limit.eval=8", "metric=none")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_toy_task_is_learned_whatever_the_seed(train, seed):
+    words = ("trainer.args.max_steps=40", "learning_rate=3e-4", "dataset.limit.eval=100", f"seed={seed}")
+    done = train("trainer=ppo", "trainer.args.num_ppo_epochs=2", "trainer.args.num_mini_batches=2", *words)
+    first, *_, last = [line for line in done.lines if "eval_objective/scores" in line]
+    assert last["eval_objective/scores"] > first["eval_objective/scores"] + 0.03
+    assert last["eval_objective/kl"] > 0.02 > abs(first["eval_objective/kl"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("peft=lora", "quant=4bit"),
+        ("peft=lora", "trainer.args.critic=model"),
+        ("trainer.args.critic=head", "kl_coef=0"),
+        ("peft=lora", "trainer.args.activation_checkpointing=true"),
+        ("dataset=toy_reviews", "trainer.args.score_normalization=whiten", "trainer.args.score_clip=3"),
+    ],
+    ids=" ".join,
+)
+def test_a_combination_trains_and_loads_elsewhere(train, words):
+    from peft import AutoPeftModelForCausalLM
+    from transformers import AutoModelForCausalLM
+
+    done = train("trainer=ppo", *words, *SHORT)
+    assert (done.code, done.state()) == (0, "finished")
+    first = next(line for line in done.lines if line["step"] == 1)
+    assert abs(first.get("objective/kl", 0.0)) < 1e-3 and first["grad_norm"] > 0
+    kind = AutoPeftModelForCausalLM if "peft=lora" in words else AutoModelForCausalLM
+    assert kind.from_pretrained(done.run.model)
+    assert (done.run.model / "value_model").is_dir()
+
+
+def test_a_sweep_over_kl_and_learning_rate(runner):
+    words = ("trainer.args.max_steps=1", *SHORT[1:], "name=sweep")
+    done = runner("-m", "trainer=ppo", "kl_coef=0.01,0.05", "learning_rate=1e-6,3e-6", *words)
+    assert "4 of 4 runs finished" in done.stdout
+    args = [Run(folder).cfg["trainer"]["args"] for folder in runner.runs("sweep")]
+    assert {(one["kl_coef"], one["learning_rate"]) for one in args} == {
+        (kl, rate) for kl in (0.01, 0.05) for rate in (1e-6, 3e-6)
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("dataset.limit.train=8",), "at least the 32 of one update"),
+        (("trainer.args.response_length=5000",), "prompts are too long"),
+        (("trainer.args.critic=adapter",), "peft=lora"),
+        (("trainer.args.kl_target=3", "kl_coef=0"), "both above 0"),
+        (("peft=prompt",), "an adapter inside the layers"),
+    ],
+)
+def test_what_cannot_work_is_told_before_any_training(train, capsys, words, said):
+    done = train("trainer=ppo", *words)
+    assert done.code == 2 and said in capsys.readouterr().err
+    assert not done.lines
+
+
+def test_sft_model_path_is_where_the_policy_begins(train):
+    taught = train("trainer=sft", *SHORT, name="taught")
+    done = train("trainer=ppo", f"trainer.args.sft_model_path={taught.run.model}", *SHORT)
+    assert done.state() == "finished"
+    assert str(taught.run.model) in (done.run.folder / "manifest.json").read_text()
