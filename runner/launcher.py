@@ -89,7 +89,7 @@ def _torchrun(folder: str | Path, num_processes: int, debug: bool) -> int:
     with locked(run):
         pass  # refused here, with the exit code that torchrun would not pass on
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_processes}"]
-    command += ["-m", "runner.work", str(folder), *(["--debug"] if debug else [])]
+    command += ["-m", "runner.work", str(folder), "--vouched", *(["--debug"] if debug else [])]
     threads = str(max(1, (os.cpu_count() or 1) // num_processes))
     environment = {"OMP_NUM_THREADS": threads} | work.ENVIRONMENT | os.environ
     # A session of its own, so that Ctrl-C reaches the workers once, through torchrun.

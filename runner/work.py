@@ -1,9 +1,9 @@
 """The worker's door: run folder -> command, with its lock, its log, its state and its exit code.
 
-    python -m runner.work outputs/<name>/<label>-<key>
+    python -m runner.work outputs/<name>/<label>-<key> [--vouched] [--debug]
 
-Hydra is not met here: the folder holds all there is to know. Relaunching a run is this same
-command.
+Hydra is not met here: the folder holds all there is to know. Relaunching a run is this same command. A folder can come
+from anybody, so what it may run is looked at again, unless the door has done so or the user vouches for it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
-from runner.errors import EnvironmentFault, Fault, Interrupted, RunnerError
+from runner.check.allow import find_dangers
+from runner.errors import ConfigError, EnvironmentFault, Fault, Interrupted, RunnerError
 from runner.run import Run, locked
 
 # Before torch is imported. Measured beside one other busy process on two cores: OpenMP's default
@@ -66,6 +68,22 @@ class Stop:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the folder that the words name and return the exit code."""
+    folders = [word for word in words if not word.startswith("-")]
+    if len(folders) != 1 or not (Path(folders[0]) / "config.yaml").exists():
+        print(
+            ConfigError(Fault("command line", " ".join(words), "one run folder", "python -m runner.work <folder>")),
+            file=sys.stderr,
+        )
+        return ConfigError.code
+    if "--vouched" not in words and (dangers := find_dangers(Run(Path(folders[0])).cfg)):
+        cure = f"python -m runner.work {folders[0]} --vouched  (if you trust who wrote its config.yaml)"
+        print(ConfigError([replace(danger, cure=cure) for danger in dangers]), file=sys.stderr)
+        return ConfigError.code
+    return work(folders[0], debug="--debug" in words)
 
 
 def work(folder: str | Path, command: str = "train", debug: bool = False) -> int:
@@ -171,5 +189,4 @@ def _logging(path: Path) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    debug = "--debug" in sys.argv
-    sys.exit(work(next(word for word in sys.argv[1:] if not word.startswith("-")), debug=debug))
+    sys.exit(main(sys.argv[1:]))

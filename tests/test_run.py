@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from runner import work
 from runner.errors import FolderError
 from runner.files import seal
 from runner.run import Run, key_of, label_of, last_checkpoint, locked, open_run, write_manifest
@@ -123,3 +124,16 @@ def test_the_manifest_keeps_its_first_record(cfg):
     write_manifest(run, starts=1)
     assert (run.folder / "manifest.json").read_text() == first
     assert ('"trl"' in first and '"commit"' in first) or '"git": null' in first
+
+
+def test_a_folder_of_a_stranger_runs_nothing_that_is_not_on_the_list(tmp_path, capsys, monkeypatch):
+    (tmp_path / "config.yaml").write_text(
+        "metric: {x: {_target_: os.system, command: 'touch harm'}}\nmodel: {path: org/name, trust_remote_code: true}\n"
+        "allow: [os]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert work.main([str(tmp_path)]) == 2
+    text = capsys.readouterr().err
+    assert "metric.x._target_" in text and "trust_remote_code" in text and "--vouched" in text
+    assert not (tmp_path / "status.json").exists() and not (tmp_path / "harm").exists()
+    assert work.main([str(tmp_path / "nowhere")]) == 2

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from runner.check.known import Scalar, experimental_names
+from runner.check.known import Scalar, experimental_names, leaves, nodes
 from runner.check.value import nearest, shown
 from runner.errors import Fault
 from runner.signature import Definition, find_definition, find_module, public_names
@@ -134,6 +134,12 @@ RISKS = {
     "trackio_space_id": (bool, "publishes the metrics"),
     "trackio_static_space_id": (bool, "publishes the metrics"),
 }
+
+
+def find_dangers(cfg: Any) -> list[Fault]:
+    """What a configuration would run or publish that is not on the list, as if nothing had been typed or allowed."""
+    targets = (find_target_fault(path, node["_target_"]) for path, node in nodes(cfg))
+    return [*filter(None, targets), *find_risks(leaves(cfg))]
 
 
 def find_risks(leaves: Iterable[Scalar], typed: Collection[str] = ()) -> Iterator[Fault]:

@@ -285,7 +285,7 @@ class PPOTrainer(Trainer):
         check(train_dataset, needed=asked.rollout_rows * asked.world_size)
         for rows in eval_dataset.values() if isinstance(eval_dataset, Mapping) else _as_list(eval_dataset):
             check(rows, needed=1)
-        self.reference = ref_model
+        self.reference = ref_model if asked.penalises_kl else None
         if ref_model is None and asked.penalises_kl:
             self.reference = build_reference(model, adapted_later=peft_config is not None)
         policy = get_peft_model(model, peft_config) if peft_config is not None else model
@@ -306,15 +306,11 @@ class PPOTrainer(Trainer):
         )
         self.model_accepts_loss_kwargs = False
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            found = "FSDP or DeepSpeed, which spread a model's weights"
-            raise ConfigError(
-                Fault("trainer.args", found, "whole models in each process", "launcher.num_processes=<n>")
-            )
-        for frozen in (self.reference, *self.rewards.rewards):
-            if isinstance(frozen, torch.nn.Module):
-                frozen.requires_grad_(False).eval()
-                if not getattr(frozen, "is_quantized", False):
-                    frozen.to(self.args.device)
+            found, expected = "FSDP or DeepSpeed, which spread a model's weights", "whole models in each process"
+            raise ConfigError(Fault("trainer.args", found, expected, "launcher.num_processes=<n>"))
+        _freeze(self.reference, self.args.device)
+        for reward in self.rewards.rewards:
+            _freeze(reward, self.args.device)
         self.ref_logprobs = TokenLogProbs(self.reference) if self.reference is not None else None
 
     @property
@@ -749,6 +745,14 @@ def _load_policy(path: str | None) -> PreTrainedModel:
     if path is None:
         raise ConfigError(Fault("model", "none", "a causal language model", "trainer.args.sft_model_path=<model>"))
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+
+
+def _freeze(model: Any, device: torch.device) -> None:
+    """Make a model that is only looked at ready for it; functions are left as they are."""
+    if isinstance(model, torch.nn.Module):
+        model.requires_grad_(False).eval()
+        if not getattr(model, "is_quantized", False):
+            model.to(device)
 
 
 def _for_the_loop(asked: PPOConfig) -> PPOConfig:
