@@ -78,7 +78,7 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
     verb = plain.pop(0) if plain and plain[0] in VERBS else "train"
     if faults := [_unknown(word) for word in plain if verb == "train"] + _no_folder(known.config_dir):
         raise ConfigError(faults)
-    overrides = [word for word in rest if "=" in word or word.startswith("~")]
+    overrides = [config.quote_slice(word) for word in rest if "=" in word or word.startswith("~")]
     return CommandLine(
         verb,
         overrides,

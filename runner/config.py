@@ -142,6 +142,15 @@ def force(overrides: Sequence[str], menu: Options) -> list[str]:
     ]
 
 
+def quote_slice(word: str) -> str:
+    """A word as Hydra takes it: a slice of rows needs quotes, which the shell has taken away.
+
+    >>> quote_slice("dataset.split.train=train[:500]"), quote_slice("allow=[mine]")
+    ("dataset.split.train='train[:500]'", 'allow=[mine]')
+    """
+    return re.sub(r"^([^=]+=)(\w[\w.-]*\[[-\d:%]*\])$", r"\1'\2'", word)
+
+
 def use_folders(folders: Sequence[Path]) -> None:
     """Have Hydra look in the user's own config folders before ours, so that a same-named option of theirs wins."""
     _user_folders().folders = [Path(folder).resolve() for folder in folders]

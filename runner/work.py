@@ -99,7 +99,7 @@ def work(folder: str | Path, command: str = "train", debug: bool = False) -> int
                     return 0
                 run.set_status("running", cause=None)
             held.enter_context(_logging(run.log))
-            return _answer(run, lambda: _command(command)(run, stop), debug)
+            return _answer(run, lambda: _command(command)(run, stop), stop, debug)
     except RunnerError as error:
         print(error, file=sys.stderr)
         return error.code
@@ -122,17 +122,19 @@ def _command(name: str) -> Callable[[Run, Stop], None]:
     return getattr(import_module(f"runner.command.{name}"), name)
 
 
-def _answer(run: Run, command: Callable[[], None], debug: bool) -> int:
-    """Carry a command out and turn however it ended into a state, a message and an exit code."""
+def _answer(run: Run, command: Callable[[], None], stop: Stop, debug: bool) -> int:
+    """Carry a command out and turn however it ended into a state, a message and an exit code.
+
+    Where a signal has come, whatever ended the command is that: libraries retell an exception that passes through
+    them as a fault of the data.
+    """
     try:
         command()
         return 0
-    except Interrupted as error:
-        return _end(run, "interrupted", error, debug)
-    except RunnerError as error:
-        return _end(run, "failed", error, debug)
     except Exception as error:
-        return _end(run, "failed", _explained(run, error), debug)
+        if stop.number is not None:
+            return _end(run, "interrupted", stop.error(), debug)
+        return _end(run, "failed", error if isinstance(error, RunnerError) else _explained(run, error), debug)
 
 
 def _end(run: Run, state: str, error: RunnerError, debug: bool) -> int:

@@ -127,6 +127,13 @@ def test_an_output_root_that_is_a_file_is_a_fault_of_the_environment(tmp_path, c
     assert "output_root=" in capsys.readouterr().err
 
 
+def test_a_slice_of_rows_needs_no_quotes_beyond_those_of_the_shell(capsys):
+    assert main(["dataset=tldr", "dataset.split.train=train[:500]", "--dry-run"]) == 0
+    assert main(["dataset=tldr", "dataset.split.train='train[:500]'", "--dry-run"]) == 0
+    first, second = capsys.readouterr().out.split("\n")[:2]
+    assert first == second
+
+
 def test_typed_epochs_are_not_overruled_by_the_steps_of_the_model(capsys):
     assert "overruled by max_steps=80" in faults(capsys, "trainer.args.num_train_epochs=2")
     assert main(["trainer.args.num_train_epochs=2", "trainer.args.max_steps=-1", "--dry-run"]) == 0

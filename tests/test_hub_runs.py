@@ -50,7 +50,7 @@ COMMANDS = {
     "grpo_qwen_tldr": ("experiment=grpo_qwen_tldr", *SHORT),
     "ppo_pythia_tldr": (
         "experiment=ppo_pythia_tldr",
-        "dataset.split.train='train[:500]'",
+        "dataset.split.train=train[:500]",
         "trainer.args.total_episodes=null",
         "trainer.args.gradient_accumulation_steps=2",
         "trainer.args.response_length=8",

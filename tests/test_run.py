@@ -1,5 +1,7 @@
 """The run folder: one configuration, one folder, one holder, and a state that tells the truth."""
 
+import os
+import signal
 import subprocess
 import sys
 
@@ -137,3 +139,17 @@ def test_a_folder_of_a_stranger_runs_nothing_that_is_not_on_the_list(tmp_path, c
     assert "metric.x._target_" in text and "trust_remote_code" in text and "--vouched" in text
     assert not (tmp_path / "status.json").exists() and not (tmp_path / "harm").exists()
     assert work.main([str(tmp_path / "nowhere")]) == 2
+
+
+def test_a_signal_that_a_library_retells_as_its_own_error_is_still_a_stop(tmp_path, monkeypatch):
+    (tmp_path / "config.yaml").write_text("name: x\n")
+
+    def command(run, stop):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except Exception as error:
+            raise ValueError("a fault of the data") from error
+
+    monkeypatch.setattr(work, "_command", lambda name: command)
+    assert work.work(tmp_path) == 143
+    assert Run(tmp_path).status()["state"] == "interrupted"
