@@ -33,8 +33,9 @@ import yaml
 from runner.errors import Fault, FolderError
 from runner.files import SEAL, read_json, remove, verify, write_json, write_text
 
-# What names, places or launches a run but cannot change its result stays out of its key.
-VOLATILE = frozenset({"name", "output_root", "launcher", "tracker", "allow"})
+# What names, places or launches a run but cannot change its result stays out of its key; so do the two settings that
+# act only through what the trainer calls them.
+VOLATILE = frozenset({"name", "output_root", "launcher", "tracker", "allow", "learning_rate", "kl_coef"})
 IN_THE_NAME = frozenset({"trainer", "model", "dataset", "experiment", "name", "output_root", "launcher", "tracker"})
 LIBRARIES = (
     "torch",
@@ -106,15 +107,24 @@ class Run:
 def key_of(cfg: Mapping[str, Any]) -> str:
     """Ten hex digits that name a configuration: equal where the result must be equal.
 
-    >>> key_of({"seed": 1, "name": "a"}) == key_of({"name": "b", "seed": 1})
+    >>> key_of({"seed": 1, "name": "a"}) == key_of({"name": "b", "seed": 1.0})
     True
     """
-    lasting = {key: value for key, value in cfg.items() if key not in VOLATILE}
+    lasting = _alike({key: value for key, value in cfg.items() if key not in VOLATILE})
     # More processes make a larger batch, and that is another training.
     launcher = cfg.get("launcher") or {}
     if (processes := launcher.get("num_processes", 1) * launcher.get("num_machines", 1)) > 1:
         lasting["processes"] = processes
     return hashlib.sha256(json.dumps(lasting, sort_keys=True, default=str).encode()).hexdigest()[:10]
+
+
+def _alike(value: Any) -> Any:
+    """The same value, with 1.0 written as 1 wherever it is."""
+    if isinstance(value, Mapping):
+        return {key: _alike(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_alike(entry) for entry in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def label_of(overrides: Sequence[str]) -> str:

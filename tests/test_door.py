@@ -156,3 +156,18 @@ def test_fields_that_the_runner_sets_are_refused(word, capsys):
 
 def test_a_group_that_is_deleted_or_an_entry_that_is_null_is_a_group_without_a_part(capsys):
     assert main(["~metric", "callback.x=null", "--dry-run"]) == 0
+
+
+def test_two_ways_to_say_the_same_are_one_run(capsys):
+    ways = (
+        ("kl_coef=0.3",),
+        ("trainer.args.beta=0.3",),
+        ("kl_coef=0.1", "trainer.args.beta=0.3"),
+        ("kl_coef=0.3", "trainer.args.max_grad_norm=1"),
+        ("kl_coef=0.3", "trainer.args.max_grad_norm=1.0"),
+    )
+    keys = []
+    for words in ways:
+        assert main(["trainer=dpo", *words, "--dry-run"]) == 0
+        keys.append(capsys.readouterr().out.strip().rpartition("-")[2])
+    assert len(set(keys[:3])) == 1 and len(set(keys[3:])) == 1
