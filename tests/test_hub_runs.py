@@ -48,11 +48,10 @@ COMMANDS = {
     "sft_qwen_tldr": ("experiment=sft_qwen_tldr",),
     "dpo_qwen_descriptiveness": ("experiment=dpo_qwen_descriptiveness",),
     "grpo_qwen_tldr": ("experiment=grpo_qwen_tldr", *SHORT),
-    "ppo_pythia_tldr": (
+    "ppo_pythia_tldr": ("experiment=ppo_pythia_tldr", "trainer.args.response_length=8"),
+    "ppo from a fine-tuned policy": (
         "experiment=ppo_pythia_tldr",
-        "dataset.split.train=train[:500]",
-        "trainer.args.total_episodes=null",
-        "trainer.args.gradient_accumulation_steps=2",
+        "trainer.args.sft_model_path=cleanrl/EleutherAI_pythia-1b-deduped__sft__tldr",
         "trainer.args.response_length=8",
     ),
 }
@@ -79,9 +78,10 @@ def test_a_command_as_typed(name, runner, online):
     if "experiment" in COMMANDS[name][0]:
         assert manifest["data"]["train"]["rows"] == 500
     assert manifest["model"]["trainable"] > 0
-    if any(word.startswith("peft=lora") for word in COMMANDS[name]) or "qwen_" in name:
+    if any(word.startswith("peft=lora") for word in COMMANDS[name]) or "experiment" in COMMANDS[name][0]:
         adapter = json.loads((run.model / "adapter_config.json").read_text())
-        assert adapter["base_model_name_or_path"] == run.cfg["model"]["path"]
+        start = run.cfg["trainer"]["args"].get("sft_model_path")
+        assert adapter["base_model_name_or_path"] == (start or run.cfg["model"]["path"])
         assert manifest["model"]["trainable"] < manifest["model"]["parameters"] / 2
 
 
