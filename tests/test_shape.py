@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 ROOMS = {
     0: {"errors", "files", "signature"},
     1: {"check", "config", "run"},
-    2: {"dataset", "model", "reward", "trainer", "metric", "callback", "checkpoint", "report"},
+    2: {"dataset", "model", "reward", "trainer", "metric", "optimizer", "callback", "checkpoint", "report"},
     3: {"command"},
     4: {"launcher", "stage", "work"},
     5: {"__main__"},

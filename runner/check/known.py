@@ -35,6 +35,7 @@ OWN = {
     },
     "model": {"tokenizer": "dict"},
     "reward": {"weight": "float"},
+    "optimizer": {"groups": "dict | None", "scheduler": "dict | None"},
 }
 # Arguments of a trainer that are filled from a group rather than from the trainer's own keys.
 FROM_GROUP = {

@@ -22,6 +22,8 @@ SERVED = {
     "peft": {"model", "task_type"},
     "collator": {"tokenizer", "processing_class", "pad_token_id"},
     "optimizer": {"params", "model"},
+    "loss": {"outputs", "labels", "num_items_in_batch"},
+    "optimizer.scheduler": {"optimizer", "num_training_steps"},
     "launcher": {"folder", "isolated", "debug"},
 }
 NEEDED = {"trainer": ("form", "head", "args"), "model": ("tokenizer",)}
@@ -95,7 +97,7 @@ def _missing(path: str, node: Node, signature: Signature) -> Iterator[Fault]:
     """A fault for each argument that nobody gives. What is called later may wait for its rows."""
     group = path.partition(".")[0]
     inside = "model" if group in ("trainer", "model") else ""
-    served = SERVED.get(group if path == group else inside, set())
+    served = SERVED.get(path if path in SERVED else inside, set())
     later = node.get("_partial_") is True or "completions" in signature.parameters
     for name in () if later else signature.required:
         if name not in node and name not in served:

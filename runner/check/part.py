@@ -4,10 +4,12 @@ Read from the trainer's own constructor: a part that it does not name cannot be 
 it lives on must be there. That rows fit a trainer is not here; the train command knows the forms.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from runner.check.known import FROM_GROUP, Asked, Node, is_number
+from runner.check.value import nearest, shown
 from runner.errors import Fault
 from runner.signature import Signature
 from runner.signature.type import shortened
@@ -26,6 +28,7 @@ def find_part_faults(asked: Asked) -> Iterator[Fault]:
     yield from _not_asked_for(asked, trainer)
     yield from _not_given(asked, trainer)
     yield from _quantization(asked)
+    yield from _parameter_groups(asked)
     if signature := asked.signature(args):
         yield from _schedule(args)
         yield from _epochs(asked, args)
@@ -89,6 +92,29 @@ def _quantization(asked: Asked) -> Iterator[Fault]:
     if str(quant.get("_target_")).endswith("BitsAndBytesConfig") and len(bits) != 1:
         found = " and ".join(bits) or "neither load_in_4bit nor load_in_8bit"
         yield Fault("quant", found, "one of the two", "quant.load_in_4bit=true")
+
+
+def _parameter_groups(asked: Asked) -> Iterator[Fault]:
+    """A fault for a pattern that is none, and for a setting that the optimizer would silently carry along."""
+    node = asked.cfg.get("optimizer")
+    signature = asked.signature(node)
+    groups = node.get("groups") if signature else None
+    for pattern, settings in groups.items() if isinstance(groups, dict) else ():
+        where = f"optimizer.groups.{pattern}"
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            yield Fault(where, str(error), "a regular expression", "optimizer.groups={<pattern>: {lr_ratio: 0.1}}")
+        if not isinstance(settings, dict):
+            cure = f"optimizer.groups={{{pattern}: {{lr_ratio: 0.1}}}}"
+            yield Fault(where, shown(settings), "settings of the optimizer, or lr_ratio", cure)
+            continue
+        known = [*(name for name in signature.parameters if name not in ("params", "groups", "scheduler")), "lr_ratio"]
+        for key in settings:
+            if key not in known:
+                near = nearest(key, known)
+                cure = f"optimizer.groups={{{pattern}: {{{near[0] if near else 'lr_ratio'}: <value>}}}}"
+                yield Fault(f"{where}.{key}", f"{signature.name} has no such setting", shortened(known), cure)
 
 
 def _schedule(args: Node) -> Iterator[Fault]:

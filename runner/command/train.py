@@ -8,6 +8,7 @@ runs (the Trainer).
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import json
 import logging
@@ -77,9 +78,12 @@ def lay_out(run: Run, stop: Any) -> dict[str, Any]:
         "reward_funcs": rewards,
         "callbacks": build_callbacks(run, args, stop, peft_config),
         "peft_config": peft_config,
+        "compute_loss_func": build(dict(cfg["loss"]) | {"_partial_": True}) if cfg["loss"] else None,
     }
     with _told("trainer"):
-        return tray | {"trainer": build_trainer(cfg["trainer"], tray, tokenizer)}
+        trainer = build_trainer(cfg["trainer"], tray, tokenizer)
+    set_optimizer(trainer, cfg["optimizer"])
+    return tray | {"trainer": trainer}
 
 
 @contextlib.contextmanager
@@ -257,16 +261,44 @@ def build_trainer(node: Mapping[str, Any], tray: Mapping[str, Any], tokenizer: A
     from transformers import PrinterCallback
 
     from runner.model.reference import match_reference
-    from runner.trainer.evaluation import evaluated
 
     wanted = asked_for(node["_target_"])
     own = {key: value for key, value in node.items() if key not in NOT_FOR_THE_TRAINER}
     own = {key: serve(value, tokenizer=tokenizer) if _is_call(value) else value for key, value in own.items()}
     served = {name: part for name, part in tray.items() if name in wanted and not _empty(part)}
-    trainer = evaluated(locate(node["_target_"]))(**served | own)
+    trainer = _extended(locate(node["_target_"]))(**served | own)
     trainer.remove_callback(PrinterCallback)
     match_reference(trainer)
     return trainer
+
+
+@functools.cache
+def _extended(trainer: type) -> type:
+    """The same trainer, under the same name, with our additions between it and transformers' Trainer."""
+    from runner.trainer.evaluation import Evaluation
+    from runner.trainer.optimization import Optimization
+
+    return type(trainer.__name__, (trainer, Evaluation, Optimization), {"__module__": trainer.__module__})
+
+
+def set_optimizer(trainer: Any, node: Mapping[str, Any] | None) -> None:
+    """Have the trainer make the configured optimizer and schedule, once it knows its weights and steps."""
+    if not node:
+        return
+    from runner.optimizer import build_optimizer
+
+    settings = {key: value for key, value in node.items() if key not in ("_target_", "groups", "scheduler")}
+    if settings.get("lr") is None and "lr" in asked_for(node["_target_"]):
+        settings["lr"] = trainer.args.learning_rate
+    trainer.make_optimizer = lambda trainer: build_optimizer(
+        locate(node["_target_"]),
+        trainer.model.named_parameters(),
+        settings=settings,
+        groups=node.get("groups") or {},
+        decayed=trainer.get_decay_parameter_names(trainer.model),
+    )
+    if schedule := node.get("scheduler"):
+        trainer.make_schedule = lambda optimizer, steps: serve(schedule, optimizer=optimizer, num_training_steps=steps)
 
 
 def held_out_scores(run: Run, parts: Mapping[str, Any]) -> dict[str, float]:

@@ -10,7 +10,6 @@ evaluate, so that a run with evaluations is another run than one without.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -35,9 +34,3 @@ class Evaluation(Trainer):
             for key in [key for key in logs if key.startswith("eval_") and not key.startswith(f"{self._prefix}_")]:
                 logs[f"{self._prefix}_{key.removeprefix('eval_')}"] = logs.pop(key)
         super().log(logs, *args, **kwargs)
-
-
-@functools.cache
-def evaluated(trainer: type[Trainer]) -> type[Trainer]:
-    """The same trainer, under the same name, with :class:`Evaluation` between it and transformers' Trainer."""
-    return type(trainer.__name__, (trainer, Evaluation), {"__module__": trainer.__module__})

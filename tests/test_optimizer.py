@@ -1,0 +1,120 @@
+"""Optimizers by target: which weights get which settings, with every trainer, and what is refused."""
+
+import pytest
+import torch
+from torch import nn
+
+from runner.__main__ import main
+from runner.errors import ConfigError
+from runner.optimizer import build_optimizer
+
+WEIGHTS = ["model.embed.weight", "model.layer.0.weight", "model.layer.0.bias", "model.layer.1.lora_B.weight"]
+DECAYED = {name for name in WEIGHTS if not name.endswith("bias")}
+
+
+def build(groups, **settings):
+    weights = {name: nn.Parameter(torch.ones(2)) for name in WEIGHTS}
+    settings = {"lr": 0.1, "weight_decay": 0.01} | settings
+    made = build_optimizer(torch.optim.AdamW, weights.items(), settings=settings, groups=groups, decayed=DECAYED)
+    names = {id(weight): name for name, weight in weights.items()}
+    return {
+        names[id(weight)]: (group["lr"], group["weight_decay"])
+        for group in made.param_groups
+        for weight in group["params"]
+    }
+
+
+def test_without_groups_only_biases_and_norms_escape_the_decay():
+    found = build({})
+    assert found.pop("model.layer.0.bias") == (0.1, 0.0)
+    assert set(found.values()) == {(0.1, 0.01)}
+
+
+def test_the_first_pattern_that_fits_counts():
+    found = build(
+        {"embed": {"lr": 0.5}, r"layer\.1|embed": {"lr_ratio": 16, "weight_decay": 0.3}, "bias": {"weight_decay": 1.0}}
+    )
+    assert found["model.embed.weight"] == (0.5, 0.01)
+    assert found["model.layer.1.lora_B.weight"] == (pytest.approx(1.6), 0.3)
+    assert found["model.layer.0.bias"] == (0.1, 1.0)
+    assert found["model.layer.0.weight"] == (0.1, 0.01)
+
+
+def test_frozen_weights_are_left_out():
+    frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+    weights = [("a", frozen), ("b", nn.Parameter(torch.ones(2)))]
+    made = build_optimizer(torch.optim.SGD, weights, settings={"lr": 0.1}, groups={}, decayed={"a", "b"})
+    assert sum(len(group["params"]) for group in made.param_groups) == 1
+
+
+def test_every_pattern_that_fits_nothing_is_told():
+    with pytest.raises(ConfigError) as error:
+        build({"embd": {"lr": 1.0}, "layr": {"lr": 1.0}, "embed": {"lr": 1.0}})
+    assert [fault.where for fault in error.value.faults] == ["optimizer.groups.embd", "optimizer.groups.layr"]
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("optimizer.groups={embed: {lr_rato: 0.1}}", "lr_ratio"),
+        ("optimizer.groups={embed: 0.1}", "settings of the optimizer"),
+        ("optimizer.groups={*a: {lr: 0.1}}", "a regular expression"),
+        ("optimizer.lr=-1", "optimizer.lr"),
+        ("optimizer.betaz=[0.9,0.99]", "betas"),
+        ("optimizer._target_=torch.optim.Adamm", "torch.optim.Adam"),
+        ("optimizer.scheduler._target_=os.system", "optimizer.scheduler._target_"),
+    ],
+)
+def test_a_fault_is_told_before_anything_loads(capsys, word, said):
+    assert main(["optimizer=adamw", word]) == 2
+    assert said in capsys.readouterr().err
+
+
+# --- Through the command ------------------------------------------------------------------------
+
+FEW = ("trainer.args.max_steps=3", "trainer.args.logging_steps=1", "metric=none", "dataset.limit.eval=4")
+
+
+def rates(done):
+    return [line["learning_rate"] for line in done.lines if line["step"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["sft", "dpo", "ppo"])
+def test_adamw_of_the_group_is_adamw_of_the_trainer(train, trainer):
+    ours = train(f"trainer={trainer}", "optimizer=adamw", *FEW, name="ours")
+    theirs = train(f"trainer={trainer}", *FEW, name="theirs")
+    assert rates(ours) == rates(theirs) and len(rates(ours)) == 3
+    read = [(done.run.model / "model.safetensors").read_bytes() for done in (ours, theirs)]
+    assert read[0] == read[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("trainer=sft", "peft=lora", "optimizer=lora_plus"),
+        ("trainer=kto", "optimizer=adafactor"),
+        ("trainer=grpo", "optimizer._target_=torch.optim.SGD", "optimizer.momentum=0.9"),
+        ("trainer=ppo", "optimizer=adamw", "optimizer.groups={value_model: {lr_ratio: 10}}"),
+    ],
+    ids=" ".join,
+)
+def test_an_optimizer_trains(train, words):
+    done = train(*words, *FEW)
+    assert (done.code, done.state()) == (0, "finished")
+    assert all(line["grad_norm"] > 0 for line in done.lines if line["step"])
+
+
+@pytest.mark.slow
+def test_a_schedule_by_target(train):
+    words = ("optimizer.scheduler._target_=torch.optim.lr_scheduler.LinearLR", "optimizer.scheduler.start_factor=0.5")
+    done = train("optimizer=adamw", "learning_rate=1e-3", *words, "optimizer.scheduler.total_iters=2", *FEW)
+    assert rates(done) == pytest.approx([5e-4, 7.5e-4, 1e-3])
+
+
+@pytest.mark.slow
+def test_a_schedule_of_transformers_is_told_the_number_of_steps(train):
+    schedule = "optimizer.scheduler._target_=transformers.get_linear_schedule_with_warmup"
+    done = train("optimizer=adamw", "learning_rate=1e-3", schedule, "optimizer.scheduler.num_warmup_steps=1", *FEW)
+    assert rates(done) == pytest.approx([0.0, 1e-3, 5e-4])
