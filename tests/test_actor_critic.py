@@ -108,7 +108,7 @@ def test_an_adapter_gives_three_models_on_one_backbone():
     assert torch.allclose(reference, plain_logprobs(base), atol=1e-5)
     assert not torch.allclose(policy, reference, atol=1e-2)
     with made.adapter(CRITIC):
-        critic = made.logprobs(IDS, POSITIONS, TARGETS, 1.0)
+        critic = made.backbone(IDS, POSITIONS, TARGETS, 1.0)
     assert not torch.allclose(critic, policy, atol=1e-2) and not torch.allclose(critic, reference, atol=1e-2)
     assert torch.equal(made(IDS, POSITIONS, TARGETS)[0], policy)  # back where it was
 

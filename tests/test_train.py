@@ -247,3 +247,17 @@ def weights(folder: Path) -> dict[str, str]:
 
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`compute_loss_func` is deprecated:FutureWarning")
+def test_a_loss_of_the_users_own_folder_is_the_one_that_is_trained(train, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "my_loss.py").write_text(
+        "def scaled(outputs, labels, num_items_in_batch=None, scale=1.0):\n    return outputs.logits.mean() * 0 + scale\n"
+    )
+    (tmp_path / "loss").mkdir()
+    (tmp_path / "loss" / "scaled.yaml").write_text("_target_: my_loss.scaled\nscale: 7.0\n")
+    words = ("+loss=scaled", "--config-dir", str(tmp_path), "allow=[my_loss]", "metric=none")
+    done = train(*few_rows("trainer=sft", *words, *QUICK))
+    assert [line["loss"] for line in done.lines if line["step"]] == [7.0] * 3

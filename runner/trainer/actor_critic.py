@@ -112,7 +112,7 @@ class ActorCritic(nn.Module):
         if critic == "adapter":
             policy.add_adapter(CRITIC, copy.deepcopy(policy.peft_config[policy.active_adapter]))
             self.switch.keep_trainable(CRITIC)
-        self.logprobs = TokenLogProbs(policy)
+        self.backbone = TokenLogProbs(policy)
 
     @property
     def config(self) -> Any:
@@ -126,12 +126,16 @@ class ActorCritic(nn.Module):
         self, input_ids: Tensor, positions: Tensor, targets: Tensor, temperature: float = 1.0
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities and values, float32 [N]; ``positions`` are flat indices of the states before the tokens."""
-        if self.critic == "head" and self.logprobs.is_plain:
-            hidden_NH = self.logprobs.hidden_NH(input_ids, positions)
-            return self.logprobs.of_hidden(hidden_NH, targets, temperature), self._of_head(hidden_NH)
+        if self.critic == "head" and self.backbone.is_plain:
+            hidden_NH = self.backbone.hidden_NH(input_ids, positions)
+            return self.backbone.of_hidden(hidden_NH, targets, temperature), self._of_head(hidden_NH)
         values_N = self.values(input_ids, positions)
+        return self.logprobs(input_ids, positions, targets, temperature), values_N
+
+    def logprobs(self, *batch: Any) -> Tensor:
+        """What the policy gives to the tokens, float32 [N]; arguments as those of ``forward``."""
         with self.adapter(None):
-            return self.logprobs(input_ids, positions, targets, temperature), values_N
+            return self.backbone(*batch)
 
     def values(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """The critic's values of the states at flat positions, float32 [N]."""
@@ -139,12 +143,12 @@ class ActorCritic(nn.Module):
             hidden_BTH = last_hidden_BTH(self.value_model.base_model, input_ids)
             return self.value_model.score(hidden_BTH.flatten(0, 1)[positions]).squeeze(-1).float()
         with self.adapter(CRITIC if self.critic == "adapter" else None):
-            return self._of_head(self.logprobs.hidden_NH(input_ids, positions))
+            return self._of_head(self.backbone.hidden_NH(input_ids, positions))
 
     def reference_logprobs(self, *batch: Any) -> Tensor:
         """What the start model gives to the tokens: the backbone without the adapter, or with that of the start."""
         with self.adapter(REFERENCE if REFERENCE in self.policy.peft_config else Switch.NONE):
-            return self.logprobs(*batch)
+            return self.backbone(*batch)
 
     def _of_head(self, hidden_NH: Tensor) -> Tensor:
         return self.value_head(hidden_NH.to(self.value_head.weight.dtype)).squeeze(-1).float()

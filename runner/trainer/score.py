@@ -235,7 +235,11 @@ def _unlike(names: list[str]) -> list[str]:
 def _tokenizer_of(model: nn.Module, policy_tokenizer: Any) -> Any:
     """The tokenizer beside a reward model's weights; a model made in memory reads the policy's tokens."""
     path = getattr(model.config, "_name_or_path", "")
-    return AutoTokenizer.from_pretrained(path) if path else policy_tokenizer
+    tokenizer = AutoTokenizer.from_pretrained(path) if path else policy_tokenizer
+    if not tokenizer("reward")["input_ids"]:  # what a folder without one gives
+        expected = "the tokenizer that the model was trained with, beside its weights"
+        raise ConfigError(Fault("reward.model.path", f"{path} has no tokenizer", expected))
+    return tokenizer
 
 
 def _awaited(answers: list[Any]) -> list[Any]:

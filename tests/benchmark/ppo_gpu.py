@@ -7,15 +7,15 @@ on a policy of 4 bits (bitsandbytes). Our critic is a model of its own, then an 
 of its own in float32, always. ``bf16=True`` has no effect on TRL's trainer by itself; it gets its
 mixed precision through the environment, as ``accelerate launch`` would set it.
 
-run: python tests/benchmark/ppo_gpu.py                    needs 13 GB of disk, and a card of 80 GB
+run: python tests/benchmark/ppo_gpu.py                    needs 8 GB of disk, and a card of 80 GB
      python tests/benchmark/ppo_gpu.py --setup lora 4bit --updates 10 --batch 32
 
 Prints one markdown table: episodes per second of wall clock after the first update, the peak of memory
 that PyTorch allocated on the card, and the reward of the first update and of the last three. Without a
 CUDA card it says so and ends; where TRL 1.12.0 cannot be installed, ours runs alone.
 
-Left out on purpose: real weights (nothing is downloaded but TRL), several cards, and a text's end: every
-completion is as long as it may be, so this is the shape in which we gain the least.
+Left out on purpose: real weights (nothing is downloaded but TRL and what it needs), several cards, and
+a text's end: every completion is as long as it may be, so this is the shape in which we gain the least.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ same weights and take the same number of episodes with the same settings, (a) fi
 and (b) LoRA. The seed sets what is drawn in training; policy and critic start the same for every seed.
 
 run: python tests/benchmark/ppo_parity.py                  about ten minutes of one core
-     python tests/benchmark/ppo_parity.py --seeds 2 --updates 10 --plot /tmp/parity.png
+     python tests/benchmark/ppo_parity.py --seeds 2 --updates 10 --plot parity.png
 
 Prints one markdown table (the mean score of the last 5 updates for each seed, their mean and standard
 deviation, the mean score of the first update and of all, the KL to the start over the last 5 updates,
@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppo_sides import (
     FIRST_WORD,
+    ROOT,
     Models,
     Result,
     Training,
@@ -71,7 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--updates", type=int, default=40)
-    parser.add_argument("--plot", type=Path, default=Path("ppo_parity.png"), help="where the picture goes")
+    parser.add_argument("--plot", type=Path, default=ROOT / "outputs" / "ppo_parity.png", help="where the picture goes")
     options = parser.parse_args()
     curves = {}
     with tempfile.TemporaryDirectory() as scratch:
