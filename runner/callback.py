@@ -94,7 +94,7 @@ class Record(TrainerCallback):
 class Progress(TrainerCallback):
     """A bar on the terminal with the figures that were logged last."""
 
-    SHOWN = ("loss", "reward", "rewards/margins", "objective/kl", "kl", "learning_rate")
+    SHOWN = ("loss", "reward", "rewards/margins", "objective/scores", "objective/kl", "kl", "learning_rate")
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.bar = tqdm(

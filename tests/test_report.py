@@ -20,3 +20,12 @@ def test_one_picture_for_each_kind_of_metric(tmp_path):
 def test_nothing_logged_draws_nothing(tmp_path):
     assert write_plots(tmp_path / "missing.jsonl", tmp_path / "plots") == []
     assert not (tmp_path / "plots").exists()
+
+
+def test_the_curves_of_ppo_are_drawn_too(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    logged = ("objective/scores", "objective/kl", "policy/entropy_avg", "loss/value_avg", "val/explained_variance")
+    rows = [{"step": n} | dict.fromkeys(logged, n) | {"eval_objective/scores": n} for n in (1, 2)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    written = write_plots(path, tmp_path / "plots")
+    assert {file.stem for file in written} == {"reward", "kl", "entropy", "loss", "critic"}

@@ -570,15 +570,14 @@ def _closing(run: Run, scores: Mapping[str, Mapping[str, float]], steps: int, se
         start = f"{before[name]:8.3f}" if name in before else f"{'-':>8}"
         table.append(f"  {name:<{width}}  {start}  {after[name]:8.3f}")
     model = f"{run}/model"
-    return "\n".join(
-        [
-            f"finished  {steps} steps in {seconds:.0f} s",
-            *table,
-            f"model     {model}",
-            f"curves    {run}/plots",
-            _next(run, model),
-        ]
-    )
+    lines = [
+        f"finished  {steps} steps in {seconds:.0f} s",
+        *table,
+        f"model     {model}",
+        f"curves    {run}/plots",
+        _next(run, model),
+    ]
+    return "\n".join(filter(None, lines))
 
 
 # Held-out figures that stay in scores.json, because they say little about whether something was learned.
@@ -589,7 +588,8 @@ def _next(run: Run, model: str) -> str:
     """The stage that usually follows this one, or where to read what the model writes now."""
     cfg = run.cfg
     if cfg["trainer"]["form"] == "prompt":
-        return f"samples   {run}/completions.jsonl"
+        written = [path for path in (run.folder, run.checkpoints) if (path / "completions.jsonl").exists()]
+        return f"samples   {run}/{(written[0] / 'completions.jsonl').relative_to(run.folder)}" if written else ""
     if cfg["trainer"]["head"] == "score":
         return f"next      python -m runner trainer=ppo reward=model reward.model.path={model}"
     follower = "dpo" if cfg["trainer"]["form"] == "demonstration" else "grpo"

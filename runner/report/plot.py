@@ -8,10 +8,14 @@ from runner.report.read import curve, names, read_metrics
 
 # Which metrics share a picture: the picture's name, and what the metric's last word may be.
 PICTURES = {
-    "loss": ("loss",),
-    "kl": ("kl",),
-    "entropy": ("entropy",),
-    "reward": ("reward", "rewards/margins", "rewards/chosen", "rewards/rejected", "margin"),
+    "loss": ("loss", "loss/policy_avg", "loss/value_avg"),
+    "kl": ("kl", "objective/kl"),
+    "entropy": ("entropy", "policy/entropy_avg"),
+    "reward": (
+        *("reward", "rewards/margins", "rewards/chosen", "rewards/rejected", "margin"),
+        *("objective/scores", "objective/rlhf_reward"),
+    ),
+    "critic": ("val/explained_variance",),
     "accuracy": ("mean_token_accuracy", "accuracy", "rewards/accuracies"),
     "length": ("completions/mean_length",),
     "learning_rate": ("learning_rate",),
