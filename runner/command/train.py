@@ -78,7 +78,7 @@ def lay_out(run: Run, stop: Any) -> dict[str, Any]:
         "reward_funcs": rewards,
         "callbacks": build_callbacks(run, args, stop, peft_config),
         "peft_config": peft_config,
-        "compute_loss_func": build(dict(cfg["loss"]) | {"_partial_": True}) if cfg["loss"] else None,
+        "compute_loss_func": build(dict(cfg["loss"]) | {"_partial_": True}) if cfg.get("loss") else None,
     }
     with _told("trainer"):
         trainer = build_trainer(cfg["trainer"], tray, tokenizer)
