@@ -82,7 +82,7 @@ def lay_out(run: Run, stop: Any) -> dict[str, Any]:
     }
     with _told("trainer"):
         trainer = build_trainer(cfg["trainer"], tray, tokenizer)
-    set_optimizer(trainer, cfg["optimizer"])
+    set_optimizer(trainer, cfg.get("optimizer"))
     return tray | {"trainer": trainer}
 
 
