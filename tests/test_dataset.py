@@ -431,6 +431,7 @@ def again(path, home, **how):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_second_process_finds_the_rows_converted(tmp_path):
     path, home = write(tmp_path / "rows.jsonl", map(turns, range(50))), tmp_path / "home"
     how = {"to": "messages", "seed": 4}

@@ -287,6 +287,7 @@ def move_weights(model):
 KINDS = ["dpo", "kto", "grpo", "rloo", "online_dpo"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("start", ["full", "moved", "lora", "loaded", "pissa", "loaded pissa"])
 def test_the_reference_is_the_start_model(kind, start, folder, tmp_path):
@@ -316,6 +317,7 @@ def test_the_reference_is_the_start_model(kind, start, folder, tmp_path):
     assert distance(trainer.state.log_history[0]) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dpo", "grpo"])
 @pytest.mark.parametrize("start", ["moved", "pissa"])
 def test_left_to_itself_a_trainer_measures_from_somewhere_else(kind, start, folder):

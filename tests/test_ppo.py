@@ -245,6 +245,7 @@ def test_padding_and_what_was_drawn_after_the_end_count_for_nothing(tmp_path):
         assert torch.equal(one, two)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pad", ["<end>", None, slow("a")])
 def test_the_update_does_not_depend_on_the_pad_token(tmp_path, pad):
     def train(pad):
@@ -455,6 +456,7 @@ def test_a_step_follows_the_gradient_of_the_loss_as_it_is_written(tmp_path, aver
         assert torch.allclose(taken[name], weight.grad, atol=2e-5), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["full", slow("adapter")])
 def test_how_the_batch_is_cut_does_not_change_the_update(tmp_path, case):
     whole = train_weights(tmp_path, num_mini_batches=2, **EXACT, **FIRST[case])
@@ -469,6 +471,7 @@ def test_how_the_batch_is_cut_does_not_change_the_update(tmp_path, case):
     assert farthest(whole, weights(letter_trainer(tmp_path, **FIRST[case]))) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [slow("full"), "adapter", slow("head")])
 def test_activation_checkpointing_is_honoured_and_changes_nothing(tmp_path, case):
     plain = train_weights(tmp_path, **EXACT, **FIRST[case])
@@ -478,6 +481,7 @@ def test_activation_checkpointing_is_honoured_and_changes_nothing(tmp_path, case
     assert farthest(plain, weights(trainer)) < 1e-5
 
 
+@pytest.mark.slow
 def test_bf16_is_honoured(tmp_path):
     seen = []
     for bf16 in (False, True):

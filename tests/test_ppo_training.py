@@ -85,6 +85,7 @@ def told(line):
     return {name: value for name, value in line.items() if not name.startswith(TIMED)}
 
 
+@pytest.mark.slow
 def test_the_newest_checkpoint_is_found(tmp_path):
     asked = {"save_strategy": "steps", "save_steps": 1, "score_normalization": "scale", "num_ppo_epochs": 1}
     build(tmp_path, **asked).train()

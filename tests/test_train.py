@@ -101,6 +101,7 @@ def test_metrics_are_strict_json(train):
         json.loads(line, parse_constant=refuse)
 
 
+@pytest.mark.slow
 def test_the_saved_model_loads_elsewhere(train):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -118,6 +119,7 @@ def test_a_finished_run_changes_no_byte(train, capsys):
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in _files(again.run.folder)} == before
 
 
+@pytest.mark.slow
 def test_several_held_out_sets_keep_their_names(train):
     done = train(
         *few_rows("trainer=dpo", *QUICK, "trainer.args.eval_strategy=steps", "trainer.args.eval_steps=3"),
@@ -130,6 +132,7 @@ def test_several_held_out_sets_keep_their_names(train):
     assert {"eval_one_rewards/margins", "eval_two_rewards/margins"} <= set(done.scores["after"])
 
 
+@pytest.mark.slow
 def test_evaluation_does_not_change_an_online_run(train):
     words = few_rows("trainer=grpo", *QUICK)
     evaluated = train(*words, "trainer.args.eval_strategy=steps", "trainer.args.eval_steps=1", name="with")
@@ -149,6 +152,7 @@ def test_a_loss_that_is_no_number_stops_the_run(train, capsys):
     assert "a finite number" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_other_rows_under_the_same_name_are_not_trained_on(train, tmp_path, capsys):
     def write(*digits):
         rows = [{"prompt": f"{digit}", "completion": f" {digit}"} for digit in digits * 8]
@@ -168,6 +172,7 @@ def test_what_a_constructor_refuses_is_a_fault_of_the_configuration(train, capsy
     assert "trainer.args" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_training_that_ended_before_it_was_saved_is_not_trained_further(train):
     words = few_rows("trainer=sft", *QUICK)
     done = train(*words)
@@ -233,6 +238,7 @@ def test_early_stopping_keeps_the_best_checkpoint_and_saves_it(train):
     assert weights(done.run.checkpoints / f"checkpoint-{best}") == weights(done.run.model)
 
 
+@pytest.mark.slow
 def test_a_model_that_a_run_left_is_the_start_of_the_next(train):
     first = train(*few_rows("trainer=sft", "peft=lora", "learning_rate=1e-2", *QUICK), name="first")
     second = train(*few_rows("trainer=dpo", f"model.path={first.run.model}", *QUICK), name="second")
@@ -254,7 +260,8 @@ def _files(folder: Path) -> list[Path]:
 def test_a_loss_of_the_users_own_folder_is_the_one_that_is_trained(train, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "my_loss.py").write_text(
-        "def scaled(outputs, labels, num_items_in_batch=None, scale=1.0):\n    return outputs.logits.mean() * 0 + scale\n"
+        "def scaled(outputs, labels, num_items_in_batch=None, scale=1.0):\n"
+        "    return outputs.logits.mean() * 0 + scale\n"
     )
     (tmp_path / "loss").mkdir()
     (tmp_path / "loss" / "scaled.yaml").write_text("_target_: my_loss.scaled\nscale: 7.0\n")
