@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
@@ -65,6 +66,15 @@ def read_json(path: Path) -> dict | None:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+
+
+def replace_rows(path: Path, rows: Iterable[Mapping[str, object]], *, same: Sequence[str]) -> None:
+    """Add rows to a file of JSON lines, in place of those there with equal values of the keys ``same``; atomically."""
+    new = [dict(row) for row in rows]
+    there = {tuple(row[key] for key in same) for row in new}
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    kept = [row for row in map(json.loads, lines) if tuple(row[key] for key in same) not in there]
+    write_text(path, "".join(json.dumps(strict(row), ensure_ascii=False) + "\n" for row in kept + new))
 
 
 def strict(value: object) -> object:

@@ -1,8 +1,10 @@
 """What every test shares: offline by default, one thread, and the public command in a process of its own."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +45,24 @@ class Command:
         )
         assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
+
+    def stopped(self, *words: str, name: str, number: int) -> int:
+        """Start it, send a signal when a run of this name has taken its second step, and give back the exit code."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "runner", *words],
+            cwd=self.folder,
+            env=self.environment,
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + 120
+        while not any(Run(folder).status()["step"] > 1 for folder in self.runs(name)):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        # A terminal sends SIGINT to the whole group, a scheduler SIGTERM to the process that it started.
+        os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+        return process.wait(timeout=60)
 
     def runs(self, name: str) -> list[Path]:
         """The run folders of a name."""

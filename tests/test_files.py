@@ -76,3 +76,11 @@ def test_every_damage_to_every_file_is_noticed(sealed, name, kind):
 def test_shipped_files_are_named_without_a_machine():
     assert files.shipped("runner://errors.py") == str(files.PACKAGE / "errors.py")
     assert files.shipped("org/name") == "org/name"
+
+
+def test_rows_take_the_place_of_those_of_the_same_step(tmp_path):
+    path = tmp_path / "new" / "rows.jsonl"
+    files.replace_rows(path, [{"step": 1, "text": "a"}, {"step": 1, "text": "b"}], same=["step"])
+    files.replace_rows(path, [{"step": 2, "text": "c"}], same=["step"])
+    files.replace_rows(path, [{"step": 1, "text": "é"}], same=["step"])
+    assert path.read_text(encoding="utf-8") == '{"step": 2, "text": "c"}\n{"step": 1, "text": "é"}\n'

@@ -2,9 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 
@@ -81,21 +78,7 @@ def test_one_failing_job_does_not_stop_the_others(runner):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_what_is_stopped_saves_its_step_and_starts_no_other_run(runner, kind, number, code):
     words = (*kind, "trainer=sft", "trainer.args.max_steps=500", "dataset.limit.eval=8", "metric=none")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "runner", *words, "name=sweep", "trainer.args.logging_steps=1"],
-        cwd=runner.folder,
-        env=runner.environment,
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 120
-    while not any(Run(folder).status()["step"] > 1 for folder in runner.runs("sweep")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
-    # A terminal sends SIGINT to the whole group, a scheduler SIGTERM to the process that it started.
-    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
-    assert process.wait(timeout=60) == code
+    assert runner.stopped(*words, "name=sweep", "trainer.args.logging_steps=1", name="sweep", number=number) == code
     assert [Run(folder).status()["state"] for folder in runner.runs("sweep")] == ["interrupted"]
 
 

@@ -57,12 +57,7 @@ def logits(model):
 
 @pytest.mark.parametrize(
     ("case", "step"),
-    [
-        ("renamed keys", 2),
-        ("adapter", 3),
-        pytest.param("model", 3, marks=pytest.mark.slow),
-        pytest.param("head", 2, marks=pytest.mark.slow),
-    ],
+    [("renamed keys", 2), ("adapter", 3), ("model", 3), ("head", 2)],
 )
 def test_a_resumed_training_ends_with_the_same_bits(tmp_path, case, step):
     """At the end of a pass over the data, or within one."""

@@ -1,10 +1,6 @@
 """Staged experiments: each stage is a run like any other, and what depends on a change runs again by itself."""
 
-import os
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 import yaml
@@ -349,21 +345,7 @@ def test_a_stop_ends_the_command_and_the_same_command_goes_on(runner, chain, kin
     (runner.folder / "callbacks.py").write_text(SLOW)
     slow = ("judge.callback.slow._target_=callbacks.Slow", "allow=[callbacks]", "judge.trainer.args.logging_steps=1")
     words = (*kind, *chain, *QUICK, "trainer.args.max_steps=2", "judge.trainer.args.max_steps=20", *slow)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "runner", *words],
-        cwd=runner.folder,
-        env=runner.environment,
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 120
-    while not any(Run(folder).status()["step"] > 1 for folder in runner.runs("chain-judge")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
-    # A terminal sends SIGINT to the whole group, a scheduler SIGTERM to the process that it started.
-    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
-    assert process.wait(timeout=60) == code
+    assert runner.stopped(*words, name="chain-judge", number=number) == code
     assert states(runner) == {"sft": ["finished"], "judge": ["interrupted"], "rl": []}
     runner(*words)
     assert states(runner) == {"sft": ["finished"], "judge": ["finished"], "rl": ["finished"] * (1 + len(kind) // 2)}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import json
 import logging
 import os
 import shlex
@@ -23,7 +22,7 @@ from typing import Any
 from runner.config import Options, asked_for, build, locate, serve
 from runner.dataset.convert import FORMS_FOR, fits
 from runner.errors import ConfigError, DataError, Fault, FolderError
-from runner.files import files_of, read_json, seal, shipped, write_json
+from runner.files import files_of, read_json, replace_rows, seal, shipped, write_json
 from runner.run import Run, last_checkpoint, write_manifest
 
 log = logging.getLogger("runner")
@@ -550,14 +549,9 @@ def _are_chats(rows: Any) -> bool:
 
 def _write_completions(run: Run, prompts: list[Any], completions: list[str], step: int) -> None:
     """Add a step's held-out samples to completions.jsonl, in place of those of an earlier try at the same step."""
-    path = run.folder / "completions.jsonl"
-    earlier = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
-    lines = [line for line in earlier if line["step"] != step]
-    lines += [
-        {"step": step, "prompt": prompt, "completion": completion}
-        for prompt, completion in zip(prompts, completions, strict=True)
-    ]
-    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    pairs = zip(prompts, completions, strict=True)
+    rows = [{"step": step, "prompt": prompt, "completion": completion} for prompt, completion in pairs]
+    replace_rows(run.folder / "completions.jsonl", rows, same=["step"])
 
 
 def _closing(run: Run, scores: Mapping[str, Mapping[str, float]], steps: int, seconds: float) -> str:
