@@ -12,13 +12,14 @@ ROOMS = {
     0: {"errors", "files", "signature"},
     1: {"check", "config", "run"},
     2: {"dataset", "model", "reward", "trainer", "metric", "optimizer", "callback", "checkpoint", "report"},
-    3: {"command"},
-    4: {"launcher", "stage", "work"},
-    5: {"__main__"},
+    3: {"tray", "held_out"},
+    4: {"command"},
+    5: {"launcher", "stage", "work"},
+    6: {"__main__"},
 }
 LEVEL = {room: level for level, rooms in ROOMS.items() for room in rooms}
 # A launcher may start the worker in its own process.
-SIDEWAYS = {("launcher", "work")}
+SIDEWAYS = {("launcher", "work"), ("held_out", "tray")}
 HEAVY = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib")
 
 
