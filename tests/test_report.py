@@ -1,9 +1,16 @@
-"""Curves are drawn from what the run logged, and from nothing else."""
+"""A run's curves are drawn from what it logged, its page says what it is, and damage is told rather than met."""
 
 import json
 
-from runner.report.plot import write_plots
-from runner.report.read import read_metrics
+import yaml
+from laid import lay_run
+
+from runner.config import compose
+from runner.report.page import over_time
+from runner.report.plot import thinned, write_plots
+from runner.report.read import read_metrics, read_run
+from runner.report.repeat import command_of
+from runner.report.single import differing, run_table, view_of, write_run_report
 
 
 def test_one_picture_for_each_kind_of_metric(tmp_path):
@@ -29,3 +36,61 @@ def test_the_curves_of_ppo_are_drawn_too(tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     written = write_plots(path, tmp_path / "plots")
     assert {file.stem for file in written} == {"reward", "kl", "entropy", "loss", "critic"}
+
+
+def test_a_run_differs_from_the_options_that_it_chose_in_what_was_typed(tmp_path):
+    words = ["trainer=dpo", "dataset=toy_sort", "kl_coef=0.3", "trainer.args.max_steps=5", "name=x"]
+    folder = lay_run(tmp_path / "x" / "run", words=words)
+    (folder / "config.yaml").write_text(yaml.safe_dump(compose(words).cfg))
+    view = view_of(folder)
+    assert {key: ours for key, ours, _ in view.differing} == {"kl_coef": "0.3", "trainer.args.max_steps": "5"}
+    assert [name for name, _ in view.rows[0]][:2] == ["prompt", "chosen"]
+    text = run_table(view)
+    assert "kl_coef=0.3 (0.1)" in text and f"repeat    python -m runner {' '.join(words)}" in text
+
+
+def test_a_run_that_does_not_say_how_it_was_made_is_continued(tmp_path):
+    folder = lay_run(tmp_path / "x" / "run", words=["-m", "seed=0,1"])
+    run = read_run(folder)
+    assert differing(run) is None and command_of(run) == f"python -m runner.work {folder}"
+
+
+def test_a_run_page_shows_what_was_said_at_the_first_and_the_last_step(tmp_path):
+    folder = lay_run(tmp_path / "x" / "run", after={"eval_exact": 0.5}, lines=[{"step": 1, "loss": 1.0}])
+    rows = [
+        {"step": step, "prompt": [{"role": "user", "content": "p<i>"}], "completion": f"c{step}"} for step in range(40)
+    ]
+    dense = [{**row, "score": row["step"] / 4} for row in rows]
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "completions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in dense))
+    (folder / "completions.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    (row,) = over_time(read_run(folder))
+    assert row["prompt"] == "p<i>" and [cell["text"] for cell in row["cells"]] == [
+        "c0",
+        "c8",
+        "c16",
+        "c23",
+        "c31",
+        "c39",
+    ]
+    assert row["cells"][-1]["score"] == "9.75"
+    page = write_run_report(view_of(folder))
+    text, changed = page.read_text(), page.stat().st_mtime_ns
+    assert "p&lt;i&gt;" in text and "eval_<wbr>exact" in text and "<svg" in text and "<script" not in text
+    write_run_report(view_of(folder))
+    assert page.stat().st_mtime_ns == changed
+
+
+def test_a_folder_with_nothing_readable_has_a_page_too(tmp_path):
+    folder = tmp_path / "x" / "run"
+    folder.mkdir(parents=True)
+    for name in ("config.yaml", "status.json", "manifest.json", "scores.json", "metrics.jsonl", "completions.jsonl"):
+        (folder / name).write_bytes(b"\xff[1, {")
+    view = view_of(folder)
+    assert view.run.state == "unknown" and "config.yaml cannot be read" in view.run.cause
+    assert "manifest.json cannot be read" in write_run_report(view).read_text()
+
+
+def test_long_curves_are_averaged_not_cut():
+    steps, values = thinned(list(range(1000)), [float(step % 2) for step in range(1000)], most=100)
+    assert len(steps) == 100 and set(values) == {0.5} and steps[0] == 4.5

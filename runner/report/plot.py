@@ -1,12 +1,27 @@
-"""Curves of a run as PNG files."""
+"""Pictures of one run and of runs side by side; as PNG files, and as SVG that takes the colours of the page around it.
+
+What is on a picture is decided here, where it stands on a page is not (``page``).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import itertools
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
 
-from runner.report.read import curve, names, read_metrics
+from runner.report.axis import Axis
+from runner.report.number import number, short, spread, value
+from runner.report.read import Papers, curve, is_number, names, read_metrics
+from runner.report.sweep import Summary
 
-# Which metrics share a picture: the picture's name, and what the metric's last word may be.
+# Which metrics of a run share a picture: the picture's name, and what the metric's last word may be.
 PICTURES = {
     "loss": ("loss", "loss/policy_avg", "loss/value_avg"),
     "kl": ("kl", "objective/kl"),
@@ -21,25 +36,148 @@ PICTURES = {
     "learning_rate": ("learning_rate",),
     "grad_norm": ("grad_norm",),
 }
+# Which curves of a sweep are drawn, the first of these that were logged.
+CURVES = (
+    *("reward", "objective/scores", "eval_reward", "eval_objective/scores", "rewards/margins", "rewards/accuracies"),
+    *("eval_rewards/accuracies", "loss", "eval_loss", "kl", "objective/kl", "entropy", "policy/entropy_avg"),
+    *("mean_token_accuracy", "completions/mean_length", "val/explained_variance", "grad_norm"),
+)
+MOST_CURVES = 8
+TRADES = (("objective/kl", "objective/scores"), ("kl", "reward"))
+
+# Told apart by eyes that see few colours, and against white as well as against black.
+COLOURS = ("#3b7fc4", "#d9702b", "#2b9a66", "#c2508c", "#8a6fd0", "#9a8420", "#2a97ad", "#b5544d")
+OTHERS = "#8c939c"
+INK = "#1f2329"
+# Points of a curve; longer ones are averaged to as many, which also keeps the page light.
+POINTS = 300
+POINTS_BESIDE = 120  # of each of many
+MOST_OTHERS = 40  # settings beyond the palette
+STYLE = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9.5,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.7,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": OTHERS,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.7,
+    "lines.linewidth": 1.6,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "runner",
+}
+
+Curve = tuple[Sequence[float], Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawn figure with the name of its file.
+
+    ``keyed`` is whether the page tells its colours beside it; ``keys`` has the order of the labels in a legend.
+    """
+
+    name: str
+    caption: str
+    figure: Any
+    keyed: bool = False
+    keys: Sequence[str] = ()
 
 
 def write_plots(metrics: Path, folder: Path, title: str = "") -> list[Path]:
     """Draw one PNG for each kind of metric that the run logged, training and held-out curves together."""
-    lines = read_metrics(metrics)
+    return [write_png(picture, folder) for picture in run_pictures(read_metrics(metrics), title)]
+
+
+def run_pictures(lines: Sequence[Mapping[str, Any]], title: str = "") -> Iterator[Picture]:
+    """A picture for each kind of metric; a held-out curve is dashed, in the colour of its training curve."""
     logged = names(lines)
-    written = []
-    for picture, wanted in PICTURES.items():
-        drawn = [name for name in logged if _belongs(name, wanted) and len(curve(lines, name)[0]) > 0]
+    for name, wanted in PICTURES.items():
+        drawn = [metric for metric in logged if _belongs(metric, wanted) and curve(lines, metric)[0]]
         if drawn:
-            folder.mkdir(exist_ok=True)
-            _draw(
-                folder / f"{picture}.png",
-                {name: curve(lines, name) for name in drawn},
-                picture,
-                title,
-            )
-            written.append(folder / f"{picture}.png")
-    return written
+            yield Picture(name, name.replace("_", " "), _run_figure({m: curve(lines, m) for m in drawn}, name, title))
+
+
+def sweep_pictures(summary: Summary) -> Iterator[Picture]:
+    """The objective against each axis and over two, reward against KL, and curves with bands over seeds."""
+    colours = colours_of(summary)
+    if summary.objective and summary.best:
+        yield from (_axis_picture(summary, axis, colours) for axis in summary.axes[:6])
+        if len(summary.axes) > 1:
+            yield _heat_picture(summary)
+    yield from _trade_pictures(summary, colours)
+    for name in curves_of(summary):
+        yield _curve_picture(summary, name, colours)
+
+
+def colours_of(summary: Summary) -> list[str]:
+    """A colour for each setting, best first; those beyond the palette share one."""
+    return [COLOURS[place] if place < len(COLOURS) else OTHERS for place in range(len(summary.settings))]
+
+
+def curves_of(summary: Summary) -> list[str]:
+    """The metrics that were logged at two steps or more of some run, the objective first."""
+    wanted = [summary.objective.name] if summary.objective else []
+    logged = {name for run in summary.runs for name in names(run.lines) if len(curve(run.lines, name)[0]) > 1}
+    return [name for name in dict.fromkeys((*wanted, *CURVES)) if name in logged][:MOST_CURVES]
+
+
+def to_svg(picture: Picture, prefix: str) -> str:
+    """The figure as SVG for the inside of a page: its ink is that of the page, its ids start with ``prefix``."""
+    file = io.StringIO()
+    with _style():
+        if not picture.keyed:
+            _add_legend(picture)
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        picture.figure.savefig(file, format="svg", transparent=True, metadata=nothing)
+    text = file.getvalue()[file.getvalue().index("<svg") :]
+    text = re.sub(r'<svg [^>]*viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1" aria-hidden="true">', text, count=1)
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", text)
+    # Hundredths of a point are enough for a place; what is written there stays as it is.
+    text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), text)
+    text = re.sub(r"font-family: [^;\"]*", "font-family: inherit", text)
+    return re.sub(r"\s*\n\s*", " ", text.replace(INK, "currentColor"))
+
+
+def write_png(picture: Picture, folder: Path) -> Path:
+    """Write the figure as ``<name>.png`` into a folder, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{picture.name}.png"
+    with _style():
+        _add_legend(picture)
+        picture.figure.savefig(path.with_suffix(".part"), format="png", dpi=160, facecolor="white")
+    os.replace(path.with_suffix(".part"), path)
+    return path
+
+
+def thinned(steps: Sequence[float], values: Sequence[float], most: int = POINTS) -> Curve:
+    """A curve of at most so many points, each the mean of equally many neighbours.
+
+    >>> thinned([1, 2, 3, 4], [0.0, 1.0, 2.0, 3.0], most=2)
+    ([1.5, 3.5], [0.5, 2.5])
+    """
+    if len(steps) <= most:
+        return steps, values
+    size = -(-len(steps) // most)
+    cuts = range(0, len(steps), size)
+    return [fmean(steps[cut : cut + size]) for cut in cuts], [fmean(values[cut : cut + size]) for cut in cuts]
+
+
+def band(runs: Sequence[Papers], name: str) -> tuple[list[float], list[float], list[float]]:
+    """Steps, means over the runs that logged a metric there, and standard deviations, 0 where only one did."""
+    found: dict[float, list[float]] = {}
+    for run in runs:
+        for step, entry in zip(*curve(run.lines, name), strict=True):
+            found.setdefault(step, []).append(entry)
+    steps = sorted(found)
+    means = [fmean(found[step]) for step in steps]
+    sds = [stdev(found[step]) if len(found[step]) > 1 else 0.0 for step in steps]
+    fewer, means = thinned(steps, means, POINTS_BESIDE)
+    return list(fewer), list(means), list(thinned(steps, sds, POINTS_BESIDE)[1])
 
 
 def _belongs(name: str, wanted: tuple[str, ...]) -> bool:
@@ -53,21 +191,197 @@ def _belongs(name: str, wanted: tuple[str, ...]) -> bool:
     return name in wanted or (name.startswith("eval_") and any(name.endswith(f"_{end}") for end in wanted))
 
 
-def _draw(path: Path, curves: dict[str, tuple[list[int], list[float]]], label: str, title: str) -> None:
-    """One picture; a held-out curve is dashed, in the colour of the training curve of the same metric."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+@contextlib.contextmanager
+def _style() -> Iterator[None]:
+    import matplotlib
 
-    figure = Figure(figsize=(8, 4), dpi=110, layout="constrained")
-    axes = figure.add_subplot()
-    colours: dict[str, str] = {}
-    for name, (steps, values) in sorted(curves.items()):
-        colour = colours.setdefault(name.removeprefix("eval_"), f"C{len(colours)}")
-        style = "--" if name.startswith("eval_") else "-"
-        marker = "o" if len(steps) < 30 else ""
-        axes.plot(steps, values, style, label=name, color=colour, marker=marker, markersize=3)
-    axes.set(xlabel="step", ylabel=label.replace("_", " "), title=title)
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside right upper", frameon=False)
-    FigureCanvasAgg(figure).print_png(path)
+    with matplotlib.rc_context(STYLE):
+        yield
+
+
+@contextlib.contextmanager
+def _axes(ylabel: str, xlabel: str = "step", title: str = "") -> Iterator[tuple[Any, Any]]:
+    """An empty figure of the size that is readable on a phone, and its axes."""
+    with _style():
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(5.2, 3.2), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        if xlabel == "step":
+            axes.xaxis.get_major_locator().set_params(integer=True)
+        yield figure, axes
+        axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
+        axes.spines[["top", "right"]].set_visible(False)
+
+
+def _add_legend(picture: Picture) -> None:
+    """A legend below the axes, where there is more than one thing to tell apart; once."""
+    figure = picture.figure
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    if len(labels) < 2 or figure.legends:
+        return
+    named = dict(zip(labels, handles, strict=True))
+    order = [label for label in picture.keys or sorted(labels) if label in named]
+    columns = 1 if max(map(len, labels)) > 26 else 2
+    figure.set_figheight(figure.get_figheight() + 0.19 * -(-len(labels) // columns))
+    style = {"loc": "outside lower center", "frameon": False, "ncols": columns, "fontsize": 8.5}
+    figure.legend([named[label] for label in order], order, **style)
+
+
+def _run_figure(curves: Mapping[str, Curve], name: str, title: str) -> Any:
+    own = dict.fromkeys(metric.removeprefix("eval_") for metric in sorted(curves))
+    colours = dict(zip(own, itertools.cycle(COLOURS), strict=False))
+    with _axes(name.replace("_", " "), title=title) as (figure, axes):
+        for metric, (steps, values) in sorted(curves.items(), reverse=True):
+            colour = colours[metric.removeprefix("eval_")]
+            style = "--" if metric.startswith("eval_") else "-"
+            marker = "o" if len(steps) < 30 else ""
+            axes.plot(*thinned(steps, values), style, label=metric, color=colour, marker=marker, markersize=3)
+        axes.grid()
+    return figure
+
+
+def _axis_picture(summary: Summary, axis: Axis, colours: Sequence[str]) -> Picture:
+    """The objective of each setting over the values of one axis, and the line through the means of the values."""
+    name, levels = summary.objective.name, axis.levels
+    scored = [(place, setting) for place, setting in enumerate(summary.settings) if setting.mean(name) is not None]
+    with _axes(name, axis.name) as (figure, axes):
+        means = {}
+        for spot, level in enumerate(levels):
+            here = [(place, setting) for place, setting in scored if setting.values[axis.name] == level]
+            means |= {spot: fmean(setting.mean(name) for _, setting in here)} if here else {}
+            for turn, (place, setting) in enumerate(here):
+                x = spot + 0.3 * ((turn + 0.5) / len(here) - 0.5)
+                label = _label(summary, place) if len(summary.axes) > 1 else None
+                style = {"fmt": "o", "ms": 5, "capsize": 3, "color": colours[place], "label": label}
+                axes.errorbar(x, setting.mean(name), setting.sd(name) or 0, **style)
+        axes.plot(list(means), list(means.values()), "-", color=INK, alpha=0.45, linewidth=1.1, zorder=0)
+        _ticks(axes, "x", levels)
+        axes.set_xlim(-0.5, len(levels) - 0.5)
+        axes.grid(axis="y")
+    caption = f"{name} against {axis.name}; the line joins the means, bars are one standard deviation over seeds"
+    return Picture(f"objective-{_file(axis.name)}", caption, figure, keyed=True, keys=_labels(summary))
+
+
+def _heat_picture(summary: Summary) -> Picture:
+    """The objective over the two axes that matter most, averaged over the others."""
+    from matplotlib import colormaps
+
+    across, up = _two_axes(summary)
+    name, cells = summary.objective.name, heat_cells(summary, across, up)
+    means = [fmean(found) for found in cells.values()]
+    low, high = min(means), max(means)
+    colours = colormaps["viridis" if summary.objective.maximise else "viridis_r"]
+    with _axes(up.name, across.name) as (figure, axes):
+        for (x, y), found in cells.items():
+            share = (fmean(found) - low) / (high - low) if high > low else 0.5
+            colour = colours(share)
+            axes.fill([x - 0.48, x + 0.48, x + 0.48, x - 0.48], [y - 0.46, y - 0.46, y + 0.46, y + 0.46], color=colour)
+            dark = 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2] < 0.5
+            text = spread(fmean(found), stdev(found) if len(found) > 1 else None).replace(" ± ", "\n± ")
+            axes.text(x, y, text, ha="center", va="center", color="#ffffff" if dark else "#101010", fontsize=8.5)
+        for x, y in ((x, y) for x in range(len(across.levels)) for y in range(len(up.levels)) if (x, y) not in cells):
+            axes.text(x, y, "–", ha="center", va="center", color=OTHERS)
+        _ticks(axes, "x", across.levels)
+        _ticks(axes, "y", up.levels)
+        axes.set(xlim=(-0.55, len(across.levels) - 0.45), ylim=(-0.55, len(up.levels) - 0.45))
+        axes.tick_params(length=0)
+    others = "" if len(summary.axes) == 2 else ", over all other keys"
+    caption = f"{name}: mean and standard deviation of the runs in each cell{others}; {summary.objective.direction}"
+    return Picture(f"heat-{_file(across.name)}-{_file(up.name)}", caption, figure, keyed=True, keys=_labels(summary))
+
+
+def heat_cells(summary: Summary, across: Axis, up: Axis) -> dict[tuple[int, int], list[float]]:
+    """The scores of the finished runs by the places of their values on two axes."""
+    cells: dict[tuple[int, int], list[float]] = {}
+    for setting in summary.settings:
+        if found := setting.scores.get(summary.objective.name):
+            place = (across.levels.index(setting.values[across.name]), up.levels.index(setting.values[up.name]))
+            cells.setdefault(place, []).extend(found)
+    return cells
+
+
+def _two_axes(summary: Summary) -> tuple[Axis, Axis]:
+    """The two axes that matter most, in the order of the table; the first two where that is not known."""
+    shares = summary.importance.shares if summary.importance else {}
+    ranked = sorted(summary.axes, key=lambda axis: -shares.get(axis.name, 0.0))[:2]
+    first, second = (axis for axis in summary.axes if axis in ranked)
+    return first, second
+
+
+def _trade_pictures(summary: Summary, colours: Sequence[str]) -> Iterator[Picture]:
+    """Reward against the distance from the start model, each run a line that ends in a dot."""
+    for kl, reward in TRADES:
+        paths = [(place, run, _path(run, kl, reward)) for place, s in enumerate(summary.settings) for run in s.runs]
+        paths = [(place, run, path) for place, run, path in paths if len(path[0]) > 1]
+        if not paths:
+            continue
+        with _axes(reward, kl) as (figure, axes):
+            told: set[int] = set()
+            for place, _, (xs, ys) in sorted(paths, key=lambda path: -path[0]):
+                axes.plot(xs, ys, "-", color=colours[place], alpha=0.4, linewidth=1)
+                label = None if place in told else _label(summary, place)
+                axes.plot(xs[-1], ys[-1], "o", color=colours[place], markersize=6, label=label)
+                told.add(place)
+            axes.grid()
+        caption = f"{reward} against {kl} while training, averaged to 8 points; each dot is where a run is last"
+        yield Picture("reward-kl", caption, figure, keyed=True, keys=_labels(summary))
+
+
+def _path(run: Papers, kl: str, reward: str) -> Curve:
+    """A run's way through (KL, reward), at the steps where both were logged."""
+    both = [line for line in run.lines if all(is_number(line.get(name)) for name in (kl, reward))]
+    return thinned([line[kl] for line in both], [line[reward] for line in both], most=8)
+
+
+def _curve_picture(summary: Summary, name: str, colours: Sequence[str]) -> Picture:
+    """One metric over the steps: the mean of each setting, with a band of one standard deviation over its seeds."""
+    with _axes(name) as (figure, axes):
+        for place, setting in reversed(list(enumerate(summary.settings[: len(COLOURS) + MOST_OTHERS]))):
+            steps, means, sds = band(setting.runs, name)
+            if not steps:
+                continue
+            axes.plot(steps, means, color=colours[place], label=_label(summary, place), **_line(place, len(steps)))
+            if any(sds) and place < len(COLOURS):
+                low, high = ([m + side * sd for m, sd in zip(means, sds, strict=True)] for side in (-1, 1))
+                axes.fill_between(steps, low, high, color=colours[place], alpha=0.16, linewidth=0)
+        axes.grid()
+    return Picture(f"curve-{_file(name)}", name, figure, keyed=True, keys=_labels(summary))
+
+
+def _line(place: int, points: int) -> dict[str, Any]:
+    """How a setting's curve is drawn: thin beyond the palette, with dots where there are few points."""
+    thin = place >= len(COLOURS)
+    return {
+        "linewidth": 0.7 if thin else 1.6,
+        "zorder": 1 if thin else 2,
+        "marker": "o" if points < 4 and not thin else "",
+        "markersize": 3,
+    }
+
+
+def _label(summary: Summary, place: int) -> str | None:
+    """What a legend says of a setting; those beyond the palette are named together."""
+    if place > len(COLOURS):
+        return None
+    return "others" if place == len(COLOURS) else summary.settings[place].label
+
+
+def _labels(summary: Summary) -> list[str]:
+    """What a legend says, best first."""
+    labels = [_label(summary, place) for place in range(min(len(summary.settings), len(COLOURS) + 1))]
+    return [label for label in labels if label]
+
+
+def _ticks(axes: Any, side: str, levels: Sequence[Any]) -> None:
+    texts = [number(level, 6) if isinstance(level, float) else value(level) for level in levels]
+    texts = [short(text, 18) for text in texts]
+    crowded = side == "x" and sum(map(len, texts)) > 50
+    turned = {"rotation": 30, "ha": "right"} if crowded else {}
+    getattr(axes, f"set_{side}ticks")(range(len(levels)), texts, **turned)
+
+
+def _file(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.]+", "_", name)

@@ -1,34 +1,235 @@
-"""The papers of a run as plain values."""
+"""The papers of a run as plain values, whatever state they are in.
+
+A file that is torn or missing is named and read as empty, because a report of what is there is better than none.
+What the papers of several runs mean together is not here (``sweep``).
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from runner.files import read_json
+from runner.run import Run
+
+PAPERS = ("config.yaml", "status.json", "manifest.json", "scores.json", "metrics.jsonl")
+SAMPLES = ("completions.jsonl", "checkpoints/completions.jsonl")
+
+
+@dataclass(frozen=True)
+class Papers:
+    """One run folder as it was read; ``damaged`` names the files that could not be."""
+
+    folder: Path
+    cfg: Mapping[str, Any]
+    status: Mapping[str, Any]
+    manifest: Mapping[str, Any]
+    scores: Mapping[str, Any]
+    damaged: tuple[str, ...] = ()
+
+    @property
+    def run(self) -> Run:
+        return Run(self.folder)
+
+    @cached_property
+    def lines(self) -> list[dict[str, Any]]:
+        """What was logged, in the order of the steps."""
+        return read_metrics(self.folder / "metrics.jsonl")
+
+    @property
+    def before(self) -> dict[str, float]:
+        return _numbers(self.scores.get("before"))
+
+    @property
+    def after(self) -> dict[str, float]:
+        return _numbers(self.scores.get("after"))
+
+    @cached_property
+    def state(self) -> str:
+        """What ``status.json`` says, or ``lost`` where it says running and the process is gone, or ``unknown``."""
+        if "status.json" in self.damaged:
+            return "unknown"
+        state = str(self.status.get("state") or "created")
+        return "lost" if state == "running" and _gone(self.status) else state
+
+    @property
+    def progress(self) -> str:
+        """How far it came, as ``7/10`` steps, or nothing where that is not known."""
+        step, most = self.status.get("step"), self.status.get("max_steps")
+        return f"{step}/{most}" if most else str(step or "")
+
+    @property
+    def cause(self) -> str:
+        """Why it is not finished, in one line."""
+        damaged = [f"{name} cannot be read" for name in self.damaged]
+        told = {
+            "created": "not started",
+            "running": f"since {clock(self.status.get('started'))}, last heard of {clock(self.status.get('updated'))}",
+            "lost": f"its process is gone without a word, last heard of {clock(self.status.get('updated'))}",
+        }.get(self.state) or one_line(str(self.status.get("cause") or ""))
+        return "; ".join(filter(None, [*damaged, "" if self.state in ("finished", "unknown") else told]))
+
+    def score(self, name: str) -> float | None:
+        """A held-out score of a finished run, or else what it logged last under this name."""
+        if self.state != "finished":
+            return None
+        return self.after[name] if name in self.after else (curve(self.lines, name)[1] or [None])[-1]
+
+    @property
+    def data(self) -> list[Path]:
+        """The files that a report is made from."""
+        return [path for name in (*PAPERS, *SAMPLES) if (path := self.folder / name).is_file()]
+
+
+def read_run(folder: Path) -> Papers:
+    """The papers of one folder; never raises because of what is in them."""
+    damaged: list[str] = []
+
+    def mapping(name: str, read: Any) -> Mapping[str, Any]:
+        found = read(folder / name) if (folder / name).exists() else {}
+        if not isinstance(found, Mapping):
+            damaged.append(name)
+        return found if isinstance(found, Mapping) else {}
+
+    papers = [mapping(name, _read_yaml if name.endswith("yaml") else read_json) for name in PAPERS[:4]]
+    if not (folder / "config.yaml").exists():
+        damaged.append("config.yaml")
+    return Papers(folder, *papers, damaged=tuple(damaged))
+
+
+def read_group(group: Path) -> list[Papers]:
+    """Every run of a name, in the order of the folders' names."""
+    folders = (path for path in group.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return [read_run(path) for path in sorted(folders) if is_run(path)]
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is that of a run, even of one whose config was lost."""
+    return any((folder / name).is_file() for name in PAPERS[:3])
+
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a ``metrics.jsonl`` in the order of their steps; a cut-off last line is left out."""
-    lines = []
-    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
-            lines.append(json.loads(text))
-        except ValueError:
-            continue
+    """The lines of a ``metrics.jsonl`` in the order of their steps; what is cut off or no step is left out."""
+    lines = [line for line in _read_lines(path) if is_number(line.get("step"))]
     return sorted(lines, key=lambda line: line["step"])
 
 
-def curve(lines: list[dict[str, Any]], name: str) -> tuple[list[int], list[float]]:
+def read_samples(folder: Path, dense: bool = False) -> list[dict[str, Any]]:
+    """Sampled completions with ``step``, ``prompt`` and ``completion`` as text, and ``score`` where there is one.
+
+    A trainer may write a table of its own beside the runner's: ``dense`` takes the one with more steps.
+    """
+    tables = [table for name in SAMPLES if (table := _samples(folder / name))]
+    if not tables:
+        return []
+    return max(tables, key=lambda table: len({row["step"] for row in table})) if dense else tables[0]
+
+
+def curve(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
     """The steps at which a metric was logged, and its values there.
 
     >>> curve([{"step": 1, "loss": 2.0}, {"step": 2}, {"step": 3, "loss": None}], "loss")
     ([1], [2.0])
     """
-    points = [(line["step"], line[name]) for line in lines if isinstance(line.get(name), int | float)]
+    points = [(line["step"], line[name]) for line in lines if is_number(line.get(name))]
     return [step for step, _ in points], [value for _, value in points]
 
 
-def names(lines: list[dict[str, Any]]) -> list[str]:
+def is_number(entry: Any) -> bool:
+    """Whether something is a number that can be compared and drawn.
+
+    >>> [is_number(entry) for entry in (1, 0.5, float("nan"), True, None)]
+    [True, True, False, False, False]
+    """
+    return isinstance(entry, int | float) and not isinstance(entry, bool) and math.isfinite(entry)
+
+
+def names(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """Every metric that was logged as a number, in the order of first appearance."""
-    found = {name: None for line in lines for name, value in line.items() if isinstance(value, int | float)}
+    found = {name: None for line in lines for name, value in line.items() if is_number(value)}
     return list(found)
+
+
+def one_line(cause: str) -> str:
+    """A cause of several lines as one: its heading, where it is and what was found.
+
+    >>> one_line("sick run\\n  trainer.loss\\n    found     loss is nan\\n    expected  a number")
+    'sick run: trainer.loss: loss is nan'
+    """
+    lines = [line.strip() for line in cause.splitlines() if line.strip()]
+    found = next((line.removeprefix("found").strip() for line in lines if line.startswith("found ")), None)
+    return ": ".join([*lines[:2], found]) if found and len(lines) > 2 else " ".join(lines)
+
+
+def clock(moment: Any) -> str:
+    """A time as it was written, without its seconds.
+
+    >>> clock("2026-11-20T17:28:06+00:00")
+    '2026-11-20 17:28 UTC'
+    """
+    text = str(moment or "an unknown time")
+    return f"{text[:10]} {text[11:16]} UTC" if text.endswith("+00:00") else text
+
+
+def text_of(said: Any) -> str:
+    """A prompt or completion as text; of a conversation each turn, with its role where there are several."""
+    if not isinstance(said, list):
+        return str(said)
+    turns = [turn if isinstance(turn, Mapping) else {"content": turn} for turn in said]
+    if len(turns) == 1:
+        return str(turns[0].get("content"))
+    return "\n".join(f"{turn.get('role')}: {turn.get('content')}" for turn in turns)
+
+
+def _samples(path: Path) -> list[dict[str, Any]]:
+    rows = [row for row in _read_lines(path) if row.keys() >= {"step", "prompt", "completion"}]
+    rows = [row for row in rows if is_number(row["step"])]
+    texts = ({name: text_of(row[name]) for name in ("prompt", "completion")} for row in rows)
+    return [row | text for row, text in zip(rows, texts, strict=True)]
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file of JSON lines; lines that are none are left out."""
+    found = []
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
+        try:
+            found.append(json.loads(text))
+        except ValueError:
+            continue
+    return [line for line in found if isinstance(line, dict)]
+
+
+def _read_yaml(path: Path) -> Any:
+    """What a YAML file holds, by the fast reader where there is one; None where it is torn."""
+    try:
+        return yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (OSError, yaml.YAMLError, ValueError):
+        return None
+
+
+def _numbers(scores: Any) -> dict[str, float]:
+    """The scores that are numbers."""
+    found = scores.items() if isinstance(scores, Mapping) else ()
+    return {name: value for name, value in found if is_number(value)}
+
+
+def _gone(status: Mapping[str, Any]) -> bool:
+    """Whether the process that wrote a status ran on this machine and runs no more."""
+    if status.get("host") != socket.gethostname() or not isinstance(status.get("pid"), int):
+        return False
+    try:
+        os.kill(status["pid"], 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False

@@ -1,0 +1,94 @@
+"""Run folders -> what people look at: a table here, a page, pictures and files beside the runs.
+
+python -m runner report                                    what there is under outputs/
+python -m runner report outputs/<name>                     all runs of a name, side by side
+python -m runner report outputs/<name> objective=eval_loss direction=min
+python -m runner report outputs/<name>/<run>               one run
+"""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from runner.errors import ConfigError, Fault, FolderError
+from runner.report.number import short
+from runner.report.objective import check_objective
+from runner.report.read import is_run, read_group
+from runner.report.single import run_table, view_of, write_run_report
+from runner.report.sweep import count_states, summarise, write_report
+from runner.report.table import Column, lay_out, shown, table
+
+KEYS = ("objective", "direction", "output_root")
+
+
+def main(line: Any) -> int:
+    """Report on each folder that the command line names, or list what there is; 0 when that could be done."""
+    asked = _asked(line.overrides)
+    root = Path(asked.pop("output_root", "outputs"))
+    folders = [_folder(word, root) for word in line.runs]
+    if not folders:
+        print(listing(root))
+    for place, folder in enumerate(folders):
+        print(("\n" if place else "") + report(folder, **asked))
+    return 0
+
+
+def report(folder: Path, objective: str | None = None, direction: str | None = None) -> str:
+    """Write the report of a run or of a group into its folder, and return what the terminal shows of it."""
+    width = shutil.get_terminal_size((80, 24)).columns
+    if is_run(folder):
+        view = view_of(folder)
+        text = run_table(view, width)
+        return f"{text}\npage      {shown(write_run_report(view))}"
+    summary = summarise(folder, objective, direction)
+    if objective:
+        check_objective(summary.runs, objective)
+    page = write_report(summary)
+    return f"{table(summary, width)}\nrows      {shown(page.with_name('summary.csv'))}\npage      {shown(page)}"
+
+
+def listing(root: Path) -> str:
+    """The names under a folder of outputs, newest first, with how many runs are in which state."""
+    groups = {path: read_group(path) for path in root.iterdir() if path.is_dir()} if root.is_dir() else {}
+    rows = [
+        (max(str(run.status.get("updated") or "") for run in runs), path, runs) for path, runs in groups.items() if runs
+    ]
+    if not rows:
+        return f"no runs under {shown(root)}/ yet"
+    rows.sort(key=lambda row: row[0], reverse=True)
+    states = [", ".join(f"{count} {state}" for state, count in count_states(runs).items()) for _, _, runs in rows]
+    columns = [
+        Column("folder", [short(shown(path), 50) for _, path, _ in rows], True, True),
+        Column("runs", [str(len(runs)) for _, _, runs in rows], True),
+        Column("states", states, True, True),
+    ]
+    return "\n".join([*lay_out(columns, 80), f"\nnext      python -m runner report {shown(rows[0][1])}"])
+
+
+def _asked(overrides: Sequence[str]) -> dict[str, str]:
+    """The keys that were given; ConfigError for those that a report does not have."""
+    pairs = [override.lstrip("+").partition("=") for override in overrides]
+    if faults := [_unknown(key) for key, _, _ in pairs if key not in KEYS]:
+        raise ConfigError(faults)
+    return {key: text for key, _, text in pairs}
+
+
+def _unknown(key: str) -> Fault:
+    near = difflib.get_close_matches(key, KEYS, 1)
+    return Fault(key, "a report has no such key", ", ".join(KEYS), f"{near[0] if near else 'objective'}=<value>")
+
+
+def _folder(word: str, root: Path) -> Path:
+    """The folder that a word means, as a path or as a name under the root; FolderError where it holds no run."""
+    found = next((path for path in (Path(word), root / word) if path.is_dir()), None)
+    if found is not None and (is_run(found) or any(map(is_run, filter(Path.is_dir, found.iterdir())))):
+        return found
+    names = [path.name for path in root.iterdir()] if root.is_dir() else []
+    near = difflib.get_close_matches(Path(word).name, names, 1)
+    what = f"there is no folder {word}" if found is None else "no run is in it"
+    cure = f"python -m runner report {root / near[0]}" if near else "python -m runner report, which lists what there is"
+    raise FolderError(Fault(word, what, f"a run folder, or {root}/<name>", cure))

@@ -1,0 +1,75 @@
+"""How numbers, spreads and values of a configuration are written for people."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number with so many significant digits, and no word of a computer's.
+
+    >>> number(0.123456), number(12.0), number(1e-06), number(495104), number(None)
+    ('0.1235', '12', '1e-6', '495104', '-')
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, int) or (abs(value) < 1e6 and float(value).is_integer()):
+        return str(int(value))
+    return re.sub(r"e([+-])0*(\d)", lambda match: f"e{match[1].strip('+')}{match[2]}", f"{value:.{digits}g}")
+
+
+def spread(mean: float | None, sd: float | None) -> str:
+    """A mean with its standard deviation, both to the second digit that the deviation leaves certain.
+
+    >>> spread(0.62499, 0.08839), spread(0.5, None), spread(1234.5, 123.4), spread(0.5, 0.0), spread(0.69134, 2e-6)
+    ('0.625 ± 0.088', '0.5', '1234 ± 123', '0.5 ± 0', '0.69134 ± 2e-6')
+    """
+    if mean is None or sd is None:
+        return number(mean)
+    if sd <= 1e-12 * max(1.0, abs(mean)):
+        return f"{number(mean)} ± 0"
+    if sd < 1e-4 * abs(mean):
+        return f"{number(mean, 5)} ± {number(sd, 2)}"
+    decimals = max(0, 1 - math.floor(math.log10(sd)))
+    return f"{round(mean, decimals) + 0.0:.{decimals}f} ± {sd:.{decimals}f}"
+
+
+def value(entry: Any) -> str:
+    """A value of a configuration, short and on one line.
+
+    >>> value(0.0001), value(1e-06), value(None), value(True), value(["q", "v"]), value("org/name")
+    ('0.0001', '1e-6', 'none', 'true', '[q, v]', 'org/name')
+    """
+    if isinstance(entry, bool):
+        return str(entry).lower()
+    if isinstance(entry, float):
+        return number(entry, 6)
+    if isinstance(entry, list):
+        return f"[{', '.join(map(value, entry))}]"
+    if isinstance(entry, dict):
+        return json.dumps(entry, ensure_ascii=False)
+    return "none" if entry is None else str(entry)
+
+
+def percent(share: float) -> str:
+    """A share of one as percent.
+
+    >>> percent(0.756), percent(0.0)
+    ('76 %', '0 %')
+    """
+    return f"{100 * share:.0f} %"
+
+
+def short(text: str, width: int) -> str:
+    """A text cut in its middle, where names differ least.
+
+    >>> short("kl_coef-0.05+learning_rate-0.0001", 16)
+    'kl_coef-…-0.0001'
+    """
+    if len(text) <= width:
+        return text
+    tail = (width - 1) // 2
+    return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"

@@ -1,0 +1,145 @@
+"""One run by itself: what it is beyond the defaults, what it reached, and its first rows.
+
+How that looks is in ``page``; the states and scores themselves are read in ``read``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runner.errors import RunnerError
+from runner.files import shipped
+from runner.report.axis import MISSING, SKIPPED, TOP
+from runner.report.number import number, short, value
+from runner.report.objective import telling
+from runner.report.read import Papers, read_run, text_of
+from runner.report.repeat import command_of, folders_in, words_of
+from runner.report.table import Column, lay_out, shown
+
+FIRST_ROWS = 3
+WHOLE = ("experiment", "sweep")  # options that set keys of other groups; what they set does differ
+
+
+@dataclass(frozen=True)
+class RunView:
+    """One run as its page shows it.
+
+    ``differing`` has each key whose value is not that of the chosen options, with both values; None where the folder
+    does not say what was chosen. ``scores`` has name, before and after, ``rows`` the first rows of a local dataset.
+    """
+
+    run: Papers
+    differing: list[tuple[str, str, str]] | None
+    scores: list[tuple[str, str, str]]
+    rows: list[list[tuple[str, str]]]
+    config: str
+
+
+def view_of(folder: Path) -> RunView:
+    """Read one run folder; nothing in it can make this fail."""
+    run = read_run(folder)
+    config = yaml.safe_dump(dict(run.cfg), sort_keys=False, allow_unicode=True) if run.cfg else ""
+    return RunView(run, differing(run), _scores(run), first_rows(run.cfg), config)
+
+
+def run_table(view: RunView, width: int = 80) -> str:
+    """What a run came to, for a terminal: its state, scores before and after, what differs, and its command."""
+    run = view.run
+    parts = [f"report    {shown(run.folder)}: {run.state} {run.progress}".rstrip()]
+    parts += [f"cause     {run.cause}"] if run.cause else []
+    if view.scores:
+        names, before, after = (list(column) for column in zip(*view.scores, strict=True))
+        columns = [Column("held out", names, True, True), Column("before", before), Column("after", after, True)]
+        parts += ["", *lay_out(columns, width), ""]
+    if view.differing:
+        parts += ["differs   from the defaults of what it chose in"]
+        told = [f"{key}={ours} ({theirs})" for key, ours, theirs in view.differing]
+        parts += [f"          {short(text, width - 10)}" for text in told]
+    return "\n".join([*parts, f"repeat    {command_of(run)}"])
+
+
+def write_run_report(view: RunView) -> Path:
+    """Write ``report.html`` and ``plots/`` into the run's folder; nothing, where nothing has changed."""
+    from runner.report.fingerprint import fingerprint_of, is_written
+
+    folder, page = view.run.folder, view.run.folder / "report.html"
+    mark = fingerprint_of([view.run], view.differing)
+    if not is_written(page, mark):
+        from runner.files import write_text
+        from runner.report.page import run_page
+        from runner.report.plot import write_plots
+
+        write_plots(folder / "metrics.jsonl", folder / "plots", title=folder.parent.name)
+        write_text(page, run_page(view, mark))
+    return page
+
+
+def differing(run: Papers) -> list[tuple[str, str, str]] | None:
+    """Each key whose value is not what the chosen options bring, with the run's value and theirs.
+
+    The options are looked up in the menu as it is today.
+    """
+    baseline = _baseline(run)
+    if baseline is None or not run.cfg:
+        return None
+    from runner.config import differences
+
+    ours, theirs = ({key: cfg[key] for key in cfg if key in TOP or key not in SKIPPED} for cfg in (run.cfg, baseline))
+    found = [(key, _told(mine), _told(other)) for key, mine, other in differences(ours, theirs)]
+    said = {(mine, other) for key, mine, other in found if key in TOP}
+    return [(key, mine, other) for key, mine, other in found if key in TOP or (mine, other) not in said]
+
+
+def first_rows(cfg: Mapping[str, Any]) -> list[list[tuple[str, str]]]:
+    """Column and text of the first training rows, where the data is local JSON lines; other data takes libraries."""
+    rows = cfg.get("dataset")
+    if not isinstance(rows, Mapping) or not isinstance(rows.get("path"), str):
+        return []
+    splits = rows.get("split") if isinstance(rows.get("split"), Mapping) else {}
+    split = str(splits.get("train") or "train").partition("[")[0]
+    path = Path(shipped(rows["path"]))
+    file = path / f"{split}.jsonl" if path.is_dir() else path
+    if file.suffix != ".jsonl" or not file.is_file():
+        return []
+    with open(file, encoding="utf-8", errors="replace") as lines:
+        return [row for line in itertools.islice(lines, FIRST_ROWS) if (row := _row(line))]
+
+
+def _baseline(run: Papers) -> dict[str, Any] | None:
+    """The configuration of the same options and nothing else; None where they are not known or no longer there."""
+    words = words_of(run)
+    if words is None:
+        return None
+    from runner.config import compose
+
+    overrides, folders = folders_in(words)
+    with contextlib.suppress(RunnerError):
+        choices = compose(overrides, folders).choices.items()
+        chosen = [f"{group}={option}" for group, option in choices if "/" not in group and group not in WHOLE]
+        return compose([word for word in chosen if not word.endswith("=None")], folders).cfg
+    return None
+
+
+def _scores(run: Papers) -> list[tuple[str, str, str]]:
+    names = telling(list(dict.fromkeys([*run.after, *run.before])))
+    return [(name, number(run.before.get(name)), number(run.after.get(name))) for name in names]
+
+
+def _told(entry: Any) -> str:
+    return MISSING if entry is None else value(entry)
+
+
+def _row(line: str) -> list[tuple[str, str]]:
+    """The columns of a row with their texts; nothing where the line is no row."""
+    with contextlib.suppress(ValueError):
+        row = json.loads(line)
+        return [(name, text_of(entry)) for name, entry in row.items()] if isinstance(row, dict) else []
+    return []

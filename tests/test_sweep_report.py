@@ -1,0 +1,409 @@
+"""Runs of one name side by side: the numbers are right, every state is shown, and no folder breaks the page."""
+
+import csv
+import html
+import json
+import math
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from laid import lay_run, lay_sweep, set_status, wave
+
+from runner.command.report import listing, main, report
+from runner.errors import ConfigError, FolderError
+from runner.files import files_of
+from runner.report.axis import axes_of
+from runner.report.importance import importance_of
+from runner.report.plot import COLOURS, band, heat_cells, sweep_pictures, to_svg
+from runner.report.read import read_run
+from runner.report.sweep import summarise, write_report
+from runner.report.table import table, to_csv, to_jsonl
+
+SEEDS = {(0.1, 1e-4, 0): 0.5, (0.1, 1e-4, 1): 0.7, (0.5, 1e-4, 0): 0.8, (0.5, 1e-4, 1): 0.9}
+GRID = {(kl, rate, 0): kl + 10 * rate for kl in (0.1, 0.2, 0.3) for rate in (0.01, 0.02)}
+
+
+def joined(text: str) -> str:
+    """A text without its line ends."""
+    return " ".join(text.split())
+
+
+def test_seeds_become_a_mean_and_a_spread(tmp_path):
+    summary = summarise(lay_sweep(tmp_path / "kl", SEEDS))
+    assert [axis.key for axis in summary.axes] == ["kl_coef"] and summary.seeds == [0, 1]
+    best, other = summary.settings
+    assert best.values == {"kl_coef": 0.5} and best.mean("eval_exact") == pytest.approx(0.85)
+    assert best.sd("eval_exact") == pytest.approx(math.sqrt(0.005)) and other.sd("eval_loss") == pytest.approx(
+        0.02**0.5
+    )
+    assert summary.objective.name == "eval_exact" and summary.objective.maximise
+    text = joined(table(summary))
+    assert "0.850 ± 0.071" in text and "over 2 seeds" in text
+    assert "python -m runner -m trainer=dpo kl_coef=0.5 learning_rate=0.0001 name=kl seed=0,1" in text
+
+
+def test_no_line_but_a_command_or_a_heading_is_longer_than_the_terminal(tmp_path):
+    group = lay_sweep(tmp_path / "wide", GRID)
+    folder = lay_run(group / ("x" * 120), state="failed", kl_coef=9.0)
+    set_status(folder, cause="data\n  rows\n    found     " + "y" * 200)
+    for width in (80, 60):
+        lines = table(summarise(group), width).splitlines()
+        assert max(len(line) for line in lines if not line.startswith("repeat")) <= width
+
+
+def test_what_follows_from_a_key_is_no_key_of_its_own():
+    def config(target: str, rate: float, beta: float | None, rank: int) -> dict:
+        args = {"beta": beta, "learning_rate": rate} if beta else {"learning_rate": rate}
+        trainer = {"_target_": target, "form": target, "args": args}
+        return {"trainer": trainer, "learning_rate": rate, "kl_coef": beta, "peft": {"_target_": "p.Lora", "r": rank}}
+
+    dpo, sft = ("trl.DPOTrainer", 1e-6, 0.1), ("trl.SFTTrainer", 2e-5, None)
+    found = {axis.key: axis for axis in axes_of([config(*one, rank) for one in (dpo, sft) for rank in (8, 16)])}
+    assert found["trainer"].levels == ["DPO", "SFT"] and found["peft.r"].levels == [8, 16] and len(found) == 2
+    assert {"learning_rate", "kl_coef", "trainer.form", "trainer.args.beta"} <= set(found["trainer"].also)
+
+
+def test_an_option_is_named_as_it_was_typed():
+    nodes = [
+        None,
+        {"_target_": "peft.LoraConfig", "use_dora": False},
+        {"_target_": "peft.LoraConfig", "use_dora": True},
+    ]
+    (axis,) = axes_of([{"peft": node} for node in nodes], [{}, {"peft": "lora"}, {"peft": "dora"}])
+    assert axis.name == "peft" and axis.column == ("none", "lora", "dora")
+
+
+def test_two_models_are_told_by_their_paths():
+    nodes = [
+        {"path": path, "tokenizer": {"path": path}, "dtype": dtype} for path, dtype in (("a/b", "f"), ("c/d", "g"))
+    ]
+    (axis,) = axes_of([{"model": node} for node in nodes])
+    assert axis.name == "model.path" and set(axis.also) == {"model.tokenizer.path", "model.dtype"}
+
+
+def test_importance_is_the_share_of_the_main_effects():
+    keys = {"a": [0, 0, 1, 1, 0, 0, 1, 1], "b": [0, 0, 0, 0, 1, 1, 1, 1]}
+    found = importance_of(keys, [1.0, 3.0, 5.0, 7.0, 2.0, 4.0, 6.0, 8.0])
+    total = 42.0  # by hand: around the mean of 4.5
+    assert found.shares == {"a": pytest.approx(32 / total), "b": pytest.approx(2 / total)}
+    assert found.seeds == pytest.approx(8 / total) and found.rest == pytest.approx(0) and found.even
+    assert list(found.shares) == ["a", "b"] and found.chance["a"] == pytest.approx(1 / 7)
+
+
+@pytest.mark.parametrize(
+    ("keys", "scores", "why"),
+    [
+        ({"a": [0, 1, 2]}, [1, 2, 3], "too few finished runs: 3, and 5"),
+        ({"a": [0, 1, 0, 1]}, [2, 2, 2, 2], "score the same"),
+        ({"a": [0, 0, 0, 0]}, [1, 2, 3, 4], "no key but the seed"),
+    ],
+)
+def test_importance_is_not_stated_on_nothing(keys, scores, why):
+    found = importance_of(keys, scores)
+    assert why in found.refused and not found.shares
+
+
+def test_an_uneven_grid_says_that_its_shares_overlap():
+    keys = {"a": [0, 0, 0, 1, 1, 1], "b": [0, 0, 0, 0, 1, 1]}
+    assert not importance_of(keys, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).even
+
+
+def test_ties_and_close_calls_are_told(tmp_path):
+    scores = {
+        (0.1, 1, 0): 0.5,
+        (0.1, 1, 1): 0.7,
+        (0.2, 1, 0): 0.5,
+        (0.2, 1, 1): 0.7,
+        (0.3, 1, 0): 0.59,
+        (0.3, 1, 1): 0.6,
+    }
+    summary = summarise(lay_sweep(tmp_path / "tie", scores))
+    assert summary.tied == 1 and summary.near == 1
+    assert "tied with 1 other setting, 1 other setting within one standard deviation" in joined(table(summary))
+
+
+def test_one_lucky_seed_does_not_beat_several(tmp_path):
+    summary = summarise(lay_sweep(tmp_path / "lucky", SEEDS | {(0.9, 1e-4, 0): 0.99}))
+    assert summary.settings[0].values == {"kl_coef": 0.9} and summary.best.values == {"kl_coef": 0.5}
+    assert "1 setting with one finished seed left out" in joined(table(summary))
+
+
+def test_the_objective_can_be_chosen_and_turned(tmp_path):
+    group = lay_sweep(tmp_path / "kl", SEEDS)
+    low = summarise(group, "loss")
+    assert low.objective.name == "eval_loss" and not low.objective.maximise and low.best.values == {"kl_coef": 0.5}
+    assert summarise(group, "eval_loss", "max").best.values == {"kl_coef": 0.1}
+    logged = summarise(lay_sweep(tmp_path / "logged", SEEDS, logged=True), "reward")
+    assert logged.best.mean("reward") == pytest.approx(5 * 0.85)
+    with pytest.raises(ConfigError, match="direction"):
+        summarise(group, direction="up")
+    with pytest.raises(ConfigError, match="objective=eval_exact"):
+        report(group, "eval_exat")
+
+
+def test_the_objective_is_that_of_the_configuration(tmp_path):
+    args = {"metric_for_best_model": "margin", "greater_is_better": False}
+    for kl, margin in ((0.1, 5.0), (0.2, 4.0)):
+        after = {"eval_loss": 0.1, "eval_margin": margin}
+        lay_run(tmp_path / "best" / f"{kl}", after=after, kl_coef=kl, trainer={"args": args})
+    summary = summarise(tmp_path / "best")
+    assert summary.objective.name == "eval_margin" and summary.best.values == {"kl_coef": 0.2}
+    lay_run(tmp_path / "rl" / "a", after={"eval_loss": 0.1, "eval_reward": 0.4})
+    assert summarise(tmp_path / "rl").objective.name == "eval_reward"
+    lay_run(tmp_path / "bare" / "a", lines=[{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}], after={})
+    assert summarise(tmp_path / "bare").best.mean("loss") == 1.0
+
+
+def test_what_is_no_number_counts_as_no_score(tmp_path):
+    group = lay_sweep(tmp_path / "nan", SEEDS)
+    (group / "kl-0.5+lr-0.0001+seed-0" / "scores.json").write_text('{"after": {"eval_exact": NaN, "eval_loss": null}}')
+    summary = summarise(group)
+    setting = next(setting for setting in summary.settings if setting.values == {"kl_coef": 0.5})
+    assert setting.scores["eval_exact"] == [0.9] and setting.finished == 2 and setting.sd("eval_exact") is None
+    assert summary.best.values == {"kl_coef": 0.1}
+    assert "NaN" not in to_jsonl(summary)
+
+
+STATES = {
+    "failed": {"cause": "sick run\n  trainer.loss\n    found     loss is nan\n    expected  a number"},
+    "interrupted": {"cause": "interrupted\n  SIGTERM\n    found     asked to stop"},
+    "running": {"pid": os.getpid(), "host": socket.gethostname()},
+    "created": {"step": 0, "max_steps": 0},
+}
+
+
+BAD = "<script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def partial(tmp_path_factory) -> Path:
+    """A group with a run in every state, with every kind of damage, and with markup wherever a user's words can be."""
+    bad = {"model": {"path": BAD}, "dataset": {"path": f"{BAD}&"}}
+    group = lay_sweep(tmp_path_factory.mktemp("outputs") / "partial<b>", SEEDS, logged=True, **bad)
+    said = [{"step": step, "prompt": BAD, "completion": f"{BAD}{step}"} for step in (0, 4)]
+    for run in group.iterdir():
+        (run / "completions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in said))
+    set_status(lay_run(group / "x<script>", state="failed", learning_rate=BAD, **{BAD: 1}), cause=f"{BAD} stopped it")
+    for place, (state, changes) in enumerate(STATES.items()):
+        set_status(lay_run(group / state, state=state, kl_coef=1.0, seed=place, learning_rate=1e-4), **changes)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    set_status(lay_run(group / "lost", state="running", kl_coef=2.0), pid=gone.pid, host=socket.gethostname())
+    lay_run(group / "torn-status", kl_coef=3.0)
+    (group / "torn-status" / "status.json").write_text('{"state": "fin')
+    torn = lay_run(group / "torn-config", after={"eval_exact": 1.0})
+    (torn / "config.yaml").write_text("a: [1\n b: }")
+    (torn / "scores.json").write_text("[1, 2]")
+    (torn / "metrics.jsonl").write_text('3\n{"loss": 1}\n{"step": 1, "loss": null}\n{"step": 2, "lo\n\xff')
+    (torn / "completions.jsonl").write_text('{"step": 0}\n{"step": "x", "prompt": 1, "completion": 2}\n[]\n')
+    write_report(summarise(group))
+    return group
+
+
+def test_every_state_is_shown_as_what_it_is(partial):
+    summary = summarise(partial)
+    assert summary.states == {
+        **{"finished": 5, "running": 1, "interrupted": 1, "failed": 2},
+        **{"lost": 1, "created": 1, "unknown": 1},
+    }
+    assert summary.best.values["kl_coef"] == 0.5
+    text = joined(table(summary))
+    told = ["sick run: trainer.loss: loss is nan", "asked to stop", "last heard of 2026-01-02 03:04 UTC", "not started"]
+    told += ["its process is gone", "status.json cannot be read", "config.yaml cannot be read; scores.json cannot"]
+    for words in told:
+        assert words in text
+    page = (partial / "report.html").read_text()
+    for words in told:
+        assert words in page
+
+
+def test_the_rows_are_in_csv_and_in_json_lines(partial):
+    summary = summarise(partial)
+    rows = list(csv.DictReader(to_csv(summary).splitlines()))
+    assert len(rows) == 12 and rows[0]["run"] == "kl-0.5+lr-0.0001+seed-0"
+    by_name = {row["run"]: row for row in rows}
+    assert by_name["failed"]["state"] == "failed" and by_name["failed"]["eval_exact"] == ""
+    assert (
+        by_name["kl-0.1+lr-0.0001+seed-1"] | {"kl_coef": "0.1", "seed": "1", "eval_exact": "0.7"}
+        == by_name["kl-0.1+lr-0.0001+seed-1"]
+    )
+    lines = [json.loads(line) for line in to_jsonl(summary).splitlines()]
+    assert {line["run"]: line["state"] for line in lines}["torn-status"] == "unknown"
+    assert lines[0]["before"]["eval_exact"] == 0.0 and lines[0]["after"]["eval_exact"] == lines[0]["objective"]
+
+
+def test_nothing_from_a_folder_is_taken_for_html(partial):
+    page = (partial / "report.html").read_text()
+    assert "<script" not in page and "partial<b>" not in page
+    for words in (f"{BAD}4", f"{BAD} stopped it", "x<script>"):
+        assert html.escape(words) in page
+
+
+def test_the_page_needs_nothing_from_outside(partial):
+    page = (partial / "report.html").read_text()
+    assert not re.findall(r"(?:src|href)=\"(?!#)[^\"]*\"|https?://|@import|<link", page)
+    assert "default-src 'none'" in page
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids)), "pictures share an id"
+    for used in re.findall(r'(?:href="#|url\(#)([^")]+)', page):
+        assert used in ids
+
+
+@pytest.mark.slow
+def test_a_sweep_of_sixteen_long_runs_is_a_light_page(tmp_path):
+    group = tmp_path / "long"
+    for place in range(16):
+        cfg = {"kl_coef": place // 4, "learning_rate": place % 4}
+        lay_run(group / f"r{place}", after={"eval_exact": place / 16}, lines=wave(1000), **cfg)
+    page = write_report(summarise(group))
+    assert page.stat().st_size < 1_000_000
+    assert {path.stem for path in (group / "plots").iterdir()} == {
+        *("objective-kl_coef", "objective-learning_rate", "heat-learning_rate-kl_coef", "reward-kl"),
+        *("curve-reward", "curve-loss", "curve-kl"),
+    }
+
+
+def test_a_report_is_written_again_only_where_something_changed(tmp_path):
+    group = lay_sweep(tmp_path / "kl", SEEDS)
+    page = write_report(summarise(group))
+    before = {path: path.stat().st_mtime_ns for path in group.rglob("*") if path.is_file()}
+    write_report(summarise(group))
+    assert {path: path.stat().st_mtime_ns for path in group.rglob("*") if path.is_file()} == before
+    set_status(group / "kl-0.1+lr-0.0001+seed-0", state="failed", cause="gone")
+    write_report(summarise(group))
+    assert "gone" in page.read_text() and page.stat().st_mtime_ns > before[page]
+    turned = write_report(summarise(group, "eval_loss")).read_text()
+    assert "Lower is better" in turned
+
+
+def test_the_same_folders_make_the_same_bytes(tmp_path):
+    group = lay_sweep(tmp_path / "kl", SEEDS)
+    write_report(summarise(group))
+    first = files_of(group)
+    (group / "report.html").unlink()
+    write_report(summarise(group))
+    assert files_of(group) == first
+
+
+def test_pictures_of_an_earlier_report_go(tmp_path):
+    group = lay_sweep(tmp_path / "kl", GRID)
+    write_report(summarise(group))
+    shutil.rmtree(group / "kl-0.1+lr-0.01+seed-0")
+    for folder in group.glob("*lr-0.02*"):
+        shutil.rmtree(folder)
+    write_report(summarise(group))
+    assert not list((group / "plots").glob("heat-*"))
+
+
+def test_a_band_is_the_mean_and_deviation_of_the_seeds_at_each_step(tmp_path):
+    for seed, top in ((0, 1.0), (1, 3.0)):
+        steps = range(1, 3 + seed)  # the second seed came further
+        lay_run(tmp_path / "g" / f"{seed}", seed=seed, lines=[{"step": n, "loss": n * top} for n in steps])
+    runs = [read_run(folder) for folder in sorted((tmp_path / "g").iterdir())]
+    steps, means, sds = band(runs, "loss")
+    assert steps == [1, 2, 3] and means == [2.0, 4.0, 9.0] and sds == pytest.approx([2**0.5, 8**0.5, 0.0])
+
+
+def test_a_heat_map_has_the_scores_in_their_cells(tmp_path):
+    summary = summarise(lay_sweep(tmp_path / "grid", GRID))
+    axes = {axis.name: axis for axis in summary.axes}
+    cells = heat_cells(summary, axes["kl_coef"], axes["learning_rate"])
+    assert cells[(2, 1)] == [pytest.approx(0.5)] and len(cells) == 6
+    assert [picture.name for picture in sweep_pictures(summary)][2] == "heat-learning_rate-kl_coef"
+
+
+def test_a_picture_in_a_page_says_what_its_axes_say(tmp_path):
+    lines = [{"step": step, "loss": 0.69 + step / 10000} for step in range(4)]
+    picture = sweep_pictures_of(lay_run(tmp_path / "g" / "a", lines=lines).parent)["curve-loss"]
+    svg = to_svg(picture, "x")
+    (axes,) = picture.figure.axes
+    told = {label.get_text() for label in (*axes.get_xticklabels(), *axes.get_yticklabels())}
+    written = {text for text in re.findall(r">([^<]+)</text>", svg) if text not in ("step", "loss")}
+    assert written <= told and len(written) == 4 + sum(len(text) > 5 for text in written)
+
+
+def sweep_pictures_of(group: Path) -> dict:
+    return {picture.name: picture for picture in sweep_pictures(summarise(group))}
+
+
+def test_a_table_needs_no_heavy_library():
+    heavy = ("torch", "transformers", "matplotlib", "jinja2", "hydra")
+    code = f"import sys, runner.command.report; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_colours_can_be_seen_on_white_and_on_black():
+    def light(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for colour in COLOURS:
+        assert 1.05 / (light(colour) + 0.05) >= 3 and (light(colour) + 0.05) / (light("#1c2026") + 0.05) >= 3, colour
+
+
+def test_fifty_runs_are_read_in_half_a_second(tmp_path):
+    import time
+
+    group = lay_sweep(
+        tmp_path / "many", {(kl, rate, seed): kl for kl in range(5) for rate in range(5) for seed in (0, 1)}
+    )
+    began = time.process_time()
+    table(summarise(group))
+    assert time.process_time() - began < 0.5
+
+
+def test_the_verb_lists_reports_and_refuses(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def line(*words: str):
+        return SimpleNamespace(runs=[w for w in words if "=" not in w], overrides=[w for w in words if "=" in w])
+
+    assert main(line()) == 0 and "no runs under outputs/ yet" in capsys.readouterr().out
+    lay_sweep(tmp_path / "outputs" / "kl", SEEDS)
+    (tmp_path / "outputs" / "empty").mkdir()
+    assert listing(Path("outputs")).splitlines()[1].split() == ["outputs/kl", "4", "4", "finished"]
+    assert main(line("kl", "objective=eval_loss")) == 0
+    assert "page      outputs/kl/report.html" in capsys.readouterr().out
+    with pytest.raises(FolderError, match="no run is in it"):
+        main(line("outputs/empty"))
+    with pytest.raises(FolderError, match="report outputs/kl"):
+        main(line("outputs/kll"))
+    with pytest.raises(ConfigError, match="objective=<value>"):
+        main(line("kl", "objectiv=loss"))
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PROBE = """<script>addEventListener('load', () => parent.postMessage(
+ document.documentElement.scrollWidth - document.documentElement.clientWidth + ' ' +
+ document.querySelectorAll('figure svg').length, '*'))</script>"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_the_page_fits_a_phone(partial, tmp_path):
+    """A frame as wide as a phone holds a copy of the page that may run one script, which tells its width."""
+    group = tmp_path / "wide"
+    shutil.copytree(partial, group)
+    folder = lay_run(group / ("long-" * 30), state="failed", kl_coef=5.0, learning_rate="w" * 90)
+    set_status(folder, cause="c" * 300)
+    summary = summarise(group)
+    page = write_report(summary).read_text()
+    copy = re.sub(r"<meta http-equiv[^>]*>", "", page).replace("</body>", f"{PROBE}</body>")
+    (group / "copy.html").write_text(copy)
+    told = "onmessage = event => document.body.append('told ' + event.data)"
+    frame = f"<body><script>{told}</script><iframe src='copy.html' width='390' height='844' style='border:0'></iframe>"
+    (group / "frame.html").write_text(frame)
+    words = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom"]
+    done = subprocess.run([*words, f"file://{group}/frame.html"], capture_output=True, text=True, timeout=120)
+    beyond, drawn = re.search(r"told (\d+) (\d+)", done.stdout).groups()
+    assert int(beyond) == 0, "the page scrolls sideways"
+    assert int(drawn) == len(list(sweep_pictures(summary)))
