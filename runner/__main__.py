@@ -8,25 +8,32 @@ Without a verb it trains. Exit codes are those of ``errors``.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import os
 import sys
+import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from runner import config, stage
-from runner.check import check
 from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError
 from runner.files import PACKAGE
 from runner.run import folder_of, open_run
-from runner.work import finished
+from runner.sweep import axis
+from runner.sweep.plan import Plan, check_size, tasks_of
+from runner.sweep.plugin import Job, failed_since
+from runner.sweep.pool import launch, settings_of, train_all
+from runner.sweep.progress import Live, Stages, first_line
+from runner.work import finished, settle
 
-STOPPED = (130, 138, 143)  # a run of a sweep that a signal stopped; the user wants the others stopped too
 VERBS = sorted(path.stem for path in (PACKAGE / "command").glob("[a-z]*.py"))
+COMPOSING = ("preview", "why")  # verbs that take what a training takes
+DRAFTING = ("predict", "evaluate")  # verbs that take some parts of it
 
 
 @dataclass(frozen=True)
@@ -50,11 +57,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.path.insert(0, os.getcwd())  # `python -m` does so too, and the user's own modules are there
     try:
         line = read_command_line(words)
+        if line.verb != "train" and {"--help", "-h"} & set(line.inspect):
+            print((import_module(f"runner.command.{line.verb}").__doc__ or "").strip())
+            return 0
+        if line.verb in COMPOSING and not line.inspect:
+            settle()
+            return import_module(f"runner.command.{line.verb}").main(line, compose)
+        if line.verb in DRAFTING and not line.inspect:
+            settle()
+            return import_module(f"runner.command.{line.verb}").main(line, stage.draft)
         if line.inspect:
             return inspect(line)
         if line.verb != "train":
+            settle()
             return import_module(f"runner.command.{line.verb}").main(line)
-        return sweep(line) if line.multirun else start_all(compose(line, line.overrides), line)
+        return sweep(line) if is_sweep(line) else start_all(compose(line, line.overrides), line)
     except RunnerError as error:
         print(traceback.format_exc() if "--debug" in words else error, file=sys.stderr)
         return error.code
@@ -93,13 +110,14 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
 
 def compose(line: CommandLine, overrides: Sequence[str]) -> list[config.Composed]:
     """What these overrides make, checked: one run, or the stages of one; raises ConfigError with all faults of all."""
-    return stage.compose(overrides, line.folders, lambda composed: faults_of(composed, line))
+    return stage.compose(overrides, line.folders)
 
 
 def compose_all(line: CommandLine) -> list[list[config.Composed]]:
     """What each job of a sweep makes, in Hydra's order; raises ConfigError with the faults of all."""
+    check_size(axis.axes(line.overrides))
     jobs, faults = [], []
-    for overrides in config.combinations(line.overrides):
+    for overrides in axis.combinations(line.overrides):
         try:
             jobs.append(compose(line, overrides))
         except ConfigError as error:
@@ -109,94 +127,98 @@ def compose_all(line: CommandLine) -> list[list[config.Composed]]:
     return jobs
 
 
-def faults_of(composed: config.Composed, line: CommandLine) -> list[Fault]:
-    """What is wrong with a configuration: key by key, and then part against part."""
-    allow = tuple(composed.cfg.get("allow") or ()) if "allow" in composed.typed else ()
-    menu = config.read_menu(line.folders)
-    faults = check(composed.cfg, menu=menu, allow=allow, typed=composed.typed)
-    return faults or import_module("runner.command.train").mismatches(composed.cfg, menu)
+def start_all(runs: Sequence[config.Composed], line: CommandLine) -> int:
+    """Train one run here, or several stages each in a process of its own, and return the exit code.
 
-
-def start_all(
-    runs: Sequence[config.Composed], line: CommandLine, isolated: bool = False, failed: dict[Path, int] | None = None
-) -> int:
-    """Start each of them when the one before has finished, and return the exit code of the first that has not.
-
-    Stages train in a process of their own each, like the runs of a sweep, so that each is what it would be alone.
-    ``failed`` keeps a stage that many jobs of a sweep share from failing in each of them.
+    Stages train like the jobs of a sweep, so that each is what it would be alone.
     """
-    failed = {} if failed is None else failed
-    for number, composed in enumerate(runs, 1):
-        folder = folder_of(composed.cfg, composed.overrides)
-        if composed.stage and not line.dry_run:
-            print(f"stage     {composed.stage}, {number} of {len(runs)}", flush=True)
-        if folder in failed:
-            print(f"failed    {folder} already in this sweep; not started again")
-        elif code := start(composed, line, isolated or bool(composed.stage)):
-            failed[folder] = code
-        if folder in failed:
-            return failed[folder]
-    return 0
-
-
-def start(composed: config.Composed, line: CommandLine, isolated: bool = False) -> int:
-    """Lay the run folder and launch the worker in it, unless it is finished or this is a dry run."""
     if line.dry_run:
-        print(plan(composed))
+        print("\n".join(Plan(tasks_of([runs])).lines()))
         return 0
-    try:
-        run = open_run(composed.cfg, composed.overrides)
-    except OSError as error:
-        where = f"{composed.cfg['output_root']}/{composed.cfg['name']}"
-        cure = "output_root=<a folder that you may write>"
-        raise EnvironmentFault(Fault(where, str(error), "a folder", cure)) from error
+    with in_a_folder(runs[0]):
+        launcher = runs[0].cfg["launcher"]
+        if not runs[0].stage and not launcher.get("timeout_seconds"):
+            return start(runs[0], line)
+        tasks = tasks_of([runs])
+        settings = settings_of(launcher | {"jobs": 1}, attached=True, debug=line.debug)
+        codes, signals = train_all(tasks, settings, Stages(tasks))
+        return 128 + signals[0] if signals else next((code for code in codes.values() if code), 0)
+
+
+def start(composed: config.Composed, line: CommandLine) -> int:
+    """Lay the run folder and launch the worker in it, unless it is finished."""
+    run = open_run(composed.cfg, composed.overrides, composed.command)
     if run.status()["state"] == "finished":
         print(finished(run))
         return 0
     print(f"run       {run}", flush=True)
-    return config.serve(composed.cfg["launcher"], folder=run.folder, isolated=isolated, debug=line.debug)
+    return launch(run, line.debug)
 
 
-def plan(composed: config.Composed) -> str:
-    """The folder that a configuration would train in, and what is in it today."""
-    folder = folder_of(composed.cfg, composed.overrides)
-    if not folder.exists():
-        return f"new       {folder}"
-    run = open_run(composed.cfg, composed.overrides)
-    return f"{run.status()['state']:<9} {run}"
+@contextlib.contextmanager
+def in_a_folder(composed: config.Composed) -> Iterator[None]:
+    """Tell what keeps us from making run folders as a fault of the environment."""
+    try:
+        yield
+    except OSError as error:
+        where = f"{composed.cfg['output_root']}/{composed.cfg['name']}"
+        cure = "output_root=<a folder that you may write>"
+        raise EnvironmentFault(Fault(where, str(error), "a folder", cure)) from error
+
+
+def is_sweep(line: CommandLine) -> bool:
+    """Whether several jobs are meant: by ``-m``, or by a checked-in sweep."""
+    return line.multirun or axis.chosen_sweep(line.overrides) is not None
 
 
 def sweep(line: CommandLine) -> int:
-    """Check every job before the first one starts, then let Hydra's sweeper start them; 0 when all finished."""
-    from hydra import main as hydra_main
-    from hydra.core.hydra_config import HydraConfig
-
+    """Check every job before the first one starts, say what there is to do, and do it; 0 when all finished."""
+    axes, plugin = axis.read_sweep(line.overrides, line.folders)
     line = replace(line, overrides=config.latest(line.overrides))
+    if plugin:
+        return sweep_by_plugin(line, axes)
+    line = replace(line, overrides=config.latest([*axes, *line.overrides]))
     jobs = compose_all(line)
+    tasks = tasks_of(jobs)
+    plan = Plan(tasks, axis.axes(line.overrides))
+    print(plan)
     if line.dry_run:
-        print("\n".join(dict.fromkeys(plan(composed) for job in jobs for composed in job)))
+        print("\n".join(plan.lines()))
         return 0
-    codes: list[int] = []
-    failed: dict[Path, int] = {}
+    launcher = jobs[0][0].cfg["launcher"]
+    with in_a_folder(jobs[0][0]):
+        settings = settings_of(launcher, debug=line.debug)
+        codes, signals = train_all(tasks, settings, Live(plan, settings.jobs))
+    return conclude(jobs, codes, signals)
 
-    def job(cfg: Any) -> None:
-        # What was checked is what starts, even if a newer run than ``${run:...}`` found has finished meanwhile.
-        runs = jobs[HydraConfig.get().job.num]
-        try:
-            codes.append(start_all(runs, line, isolated=True, failed=failed))
-        except RunnerError as error:
-            print(error, file=sys.stderr)
-            codes.append(error.code)
-        if codes[-1] in STOPPED:
-            raise KeyboardInterrupt
 
+def sweep_by_plugin(line: CommandLine, axes: Sequence[str]) -> int:
+    """Let a launcher or sweeper of Hydra's own start the jobs, each of which is a run like ours."""
+    from hydra import main as hydra_main
+
+    (first, *_) = compose(line, axis.first_of([*axes, *line.overrides]))
+    if line.dry_run:
+        raise ConfigError(Fault("--dry-run", "a plugin chooses the jobs, one after the other", "a sweep of ours"))
+    group, began = folder_of(first.cfg, []).parent, time.time()
     try:
-        _hydra(line, ["--multirun"], hydra_main, job)
+        _hydra(line, ["--multirun"], hydra_main, Job(line.folders, line.debug))
     except KeyboardInterrupt:
-        codes.append(130)
-    what = "staged runs" if any(runs[0].stage for runs in jobs) else "runs"
-    print(f"{codes.count(0)} of {len(jobs)} {what} finished")
-    return next((code for code in codes if code), 0)
+        return 130
+    failed = failed_since(group, began)
+    for run, cause in failed:
+        print(f"failed    {run}: {first_line(cause)}")
+    return 1 if failed else 0
+
+
+def conclude(jobs: Sequence[Sequence[config.Composed]], codes: Mapping[Path, int], signals: Sequence[int]) -> int:
+    """Report what came out, say how many jobs finished, and return the exit code: that of the first failure."""
+    ends = [folder_of(runs[-1].cfg, runs[-1].overrides) for runs in jobs]
+    for group in dict.fromkeys(folder.parent for folder in ends):
+        if group.is_dir():
+            print(import_module("runner.command.report").report(group))
+    finished = sum(codes.get(folder) == 0 for folder in ends)
+    print(f"{finished} of {len(jobs)} {'staged runs' if jobs[0][0].stage else 'runs'} finished")
+    return 128 + signals[0] if signals else next((code for code in codes.values() if code), 0)
 
 
 def inspect(line: CommandLine) -> int:

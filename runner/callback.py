@@ -1,4 +1,4 @@
-"""What watches a training from outside: the record, the bar, the stop signal and the check of the
+"""What watches a training from outside: the record, the bar, samples, the stop signal and the check of the
 first step.
 
 Each is a small TrainerCallback that knows only what it is given. Checkpoints are in ``checkpoint``.
@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from tqdm import tqdm
 from transformers import TrainerCallback
 
 from runner.errors import Fault, SickRun
-from runner.files import strict, write_text
+from runner.files import replace_rows, strict, write_text
 
 
 class Record(TrainerCallback):
@@ -119,6 +122,54 @@ class Progress(TrainerCallback):
         self.bar.close()
 
 
+class Samples(TrainerCallback):
+    """What the model writes for a few fixed prompts: before the first step, every ``every`` steps, and at the last one.
+
+    Each prompt is a row of ``samples.jsonl`` with ``step``, ``prompt`` and ``completion``; the terminal gets a table
+    of the first ``shown``. The random numbers are the same each time, so that only the model differs, and the training
+    keeps its own. ``prompts`` are texts or chats, in a run the held-out ones unless the config lists others.
+    """
+
+    def __init__(
+        self,
+        generate: Callable[..., list[str]],
+        prompts: Iterable[Any],
+        folder: Path,
+        *,
+        every: int = 50,
+        count: int = 4,
+        shown: int = 4,
+        max_new_tokens: int = 64,
+        temperature: float = 1.0,
+    ):
+        self.prompts = list(islice(prompts, count))
+        self.path = Path(folder) / "samples.jsonl"
+        self.every, self.shown = every, shown
+        self.write = lambda model: generate(model, self.prompts, max_new_tokens=max_new_tokens, temperature=temperature)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if state.is_world_process_zero and self.path.exists():
+            rows = [row for row in _rows(self.path) if row["step"] <= state.global_step]
+            write_text(self.path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        if state.global_step == 0:
+            self._sample(state, model)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if state.global_step % self.every == 0 or state.global_step >= state.max_steps:
+            self._sample(state, model)
+
+    def _sample(self, state: Any, model: Any) -> None:
+        # Every process takes part, because the weights may be spread over them.
+        with _modes_kept(model):
+            completions = self.write(model)
+        if state.is_world_process_zero:
+            pairs = list(zip(self.prompts, completions, strict=True))
+            rows = [{"step": state.global_step, "prompt": prompt, "completion": text} for prompt, text in pairs]
+            replace_rows(self.path, rows, same=["step"])
+            if self.shown:
+                tqdm.write(_table(state.global_step, pairs[: self.shown]))
+
+
 class AtStart(TrainerCallback):
     """Calls a function once, when the model is wrapped for training and no step was taken.
 
@@ -186,6 +237,39 @@ class FirstMargin(TrainerCallback):
                     "trainer.args.disable_dropout=true, or another peft=",
                 )
             )
+
+
+@contextmanager
+def _modes_kept(model: Any) -> Iterator[None]:
+    """Every part of a model in the mode it was in, training or not, whatever happens inside."""
+    modes = [(part, part.training) for part in model.modules()]
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+def _table(step: int, pairs: Sequence[tuple[Any, str]]) -> str:
+    """Prompts and completions side by side, a line each: of a prompt the end, of a completion the begin."""
+    width = max(20, (shutil.get_terminal_size((100, 20)).columns - 4) // 2)
+    lines = [f"  {'sample of step ' + str(step):<{width}}  completion"]
+    for prompt, completion in pairs:
+        told, written = (" ".join(str(text).split()) for text in (_last_words(prompt), completion))
+        told = told if len(told) <= width else f"...{told[3 - width :]}"
+        written = written if len(written) <= width else f"{written[: width - 3]}..."
+        lines.append(f"  {told:<{width}}  {written}")
+    return "\n".join(lines)
+
+
+def _last_words(prompt: Any) -> str:
+    """A text as it is; of a chat what was said last."""
+    return prompt if isinstance(prompt, str) else prompt[-1]["content"]
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        yield json.loads(line)
 
 
 def _percentage(state: Any) -> float:

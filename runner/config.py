@@ -8,6 +8,7 @@ written here: ``check`` reads that from the signatures of what the config names.
 from __future__ import annotations
 
 import contextlib
+import copy
 import difflib
 import functools
 import importlib
@@ -48,7 +49,8 @@ class Composed:
 
     ``overrides`` are the command line's words as the user typed them, ``choices`` maps each group
     to its option. Of a stage they are the words that were meant for it; ``words`` are all that
-    compose it, those of the experiment's file too.
+    compose it, those of the experiment's file too. ``command`` are the words of the command line that make this run,
+    together with the other stages of the same experiment if it has any.
     """
 
     cfg: dict[str, Any]
@@ -56,6 +58,7 @@ class Composed:
     choices: dict[str, str] = field(default_factory=dict)
     stage: str = ""
     words: list[str] = field(default_factory=list)
+    command: list[str] = field(default_factory=list)
 
     @property
     def typed(self) -> set[str]:
@@ -80,20 +83,53 @@ def compose(overrides: Sequence[str], folders: Sequence[Path] = ()) -> Composed:
 
 
 def compose_unresolved(overrides: Sequence[str], folders: Sequence[Path] = ()) -> tuple[Any, dict[str, str]]:
-    """Hydra's config before any ``${...}`` is read, and the option of each group."""
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
+    """Hydra's config before any ``${...}`` is read, and the option of each group.
+
+    Hydra composes the choices; values are laid on top, as it would do itself, so that the jobs of a sweep which
+    differ in values only are composed once.
+    """
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
     menu = read_menu(folders)
     if faults := _sweeps(overrides) + _missing_options(overrides, menu):
         raise ConfigError(faults)
-    use_folders(folders)
-    with _told(), initialize_config_dir(str(MENU), version_base="1.3", job_name="runner"):
-        cfg = hydra_compose("config", force(overrides, menu), return_hydra_config=True)
+    words = force(overrides, menu)
+    parsed = parse(words)
+    cuts = any(override.is_delete() and not _is_group(override.input_line, menu) for override in parsed)
+    values = [override for override in parsed if override.is_force_add() and not cuts]
+    values = [override for override in values if not override.is_hydra_override()]
+    choices = tuple(override.input_line for override in parsed if override not in values)
+    with _told():
+        cfg = copy.deepcopy(_compose_choices(choices, tuple(folders), _written(folders)))
+        for override in values:
+            OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True, force_add=True)
     HydraConfig.instance().set_config(cfg)
     return cfg, dict(OmegaConf.to_container(cfg.hydra.runtime.choices))
+
+
+@functools.lru_cache(maxsize=256)
+def _compose_choices(words: tuple[str, ...], folders: tuple[Path, ...], written: tuple[Any, ...]) -> Any:
+    """What Hydra makes of these words and of the YAML files as they were ``written``."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    use_folders(folders)
+    world = GlobalHydra.instance()
+    before = world.hydra  # of a sweeper or launcher that called us
+    world.clear()
+    try:
+        with initialize_config_dir(str(MENU), version_base="1.3", job_name="runner"):
+            return hydra_compose("config", list(words), return_hydra_config=True)
+    finally:
+        world.hydra = before
+
+
+def _written(folders: Sequence[Path]) -> tuple[Any, ...]:
+    """Which YAML files there are, and when each was last written."""
+    files = [file for root in (*folders, MENU) for file in sorted(Path(root).resolve().rglob("*.yaml"))]
+    return tuple((str(file), file.stat().st_mtime_ns) for file in files)
 
 
 @contextlib.contextmanager
@@ -187,22 +223,6 @@ def latest(overrides: Sequence[str]) -> list[str]:
     return list(last.values())
 
 
-def combinations(overrides: Sequence[str]) -> list[list[str]]:
-    """Each job of a sweep as its own overrides, in Hydra's order: the last axis turns fastest.
-
-    >>> combinations(["trainer=dpo", "kl_coef=0.05,0.1"])
-    [['trainer=dpo', 'kl_coef=0.05'], ['trainer=dpo', 'kl_coef=0.1']]
-    """
-    import itertools
-
-    axes: dict[str, list[str]] = {}
-    for override in _parse(overrides):
-        key = override.get_key_element()
-        values = list(override.sweep_string_iterator()) if override.is_sweep_override() else None
-        axes[key] = [f"{key}={value}" for value in values] if values else [override.input_line]
-    return [list(job) for job in itertools.product(*axes.values())]
-
-
 def locate(target: str) -> Any:
     """The object behind a dotted name, importing the longest part of it that is a module."""
     parts = target.split(".")
@@ -231,12 +251,17 @@ def build(node: Any, **given: Any) -> Any:
         if "_target_" not in node:
             return arguments
         target = locate(node["_target_"])
-        if node.get("_partial_"):
+        if node.get("_partial_") or _waits_for_rows(target, arguments):
             return functools.partial(target, **arguments | given)
         return target(**arguments | given)
     if isinstance(node, list):
         return [build(value) for value in node]
     return node
+
+
+def _waits_for_rows(target: Any, arguments: Mapping[str, Any]) -> bool:
+    """Whether a target is a function of a ``row``, which is called for each row and not now."""
+    return inspect.isfunction(target) and "row" in inspect.signature(target).parameters and "row" not in arguments
 
 
 def serve(node: Mapping[str, Any], **tray: Any) -> Any:
@@ -267,7 +292,7 @@ def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, A
         yield path, ours, theirs
 
 
-def _parse(overrides: Iterable[str]) -> list[Any]:
+def parse(overrides: Iterable[str]) -> list[Any]:
     """Hydra's reading of each override; those that it cannot read are faults, all at once."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -275,9 +300,13 @@ def _parse(overrides: Iterable[str]) -> list[Any]:
     parser, parsed, faults = OverridesParser.create(), [], []
     for override in overrides:
         try:
-            parsed += parser.parse_overrides([override])
+            (read,) = parser.parse_overrides([override])
+            parsed.append(read)
+            trouble = "" if read.key_or_group else "no key before the equals sign"
         except HydraException as error:
-            found = f"{override!r}: {str(error).splitlines()[0]}"
+            trouble = str(error).splitlines()[0]
+        if trouble:
+            found = f"{override!r}: {trouble}"
             faults.append(Fault("command line", found, "key=value", f"'{_key(override) or 'key'}=\"<text>\"'"))
     if faults:
         raise ConfigError(faults)
@@ -295,7 +324,7 @@ def _is_group(override: str, menu: Options) -> bool:
 
 def _sweeps(overrides: Sequence[str]) -> list[Fault]:
     """A fault for every override with several values, where one configuration is composed."""
-    several = [override for override in _parse(overrides) if override.is_sweep_override()]
+    several = [override for override in parse(overrides) if override.is_sweep_override()]
     return [
         Fault(
             override.key_or_group,
@@ -310,7 +339,7 @@ def _sweeps(overrides: Sequence[str]) -> list[Fault]:
 def _missing_options(overrides: Sequence[str], menu: Options) -> list[Fault]:
     """A fault for every choice that its group does not offer."""
     faults = []
-    for override in _parse(overrides):
+    for override in parse(overrides):
         group, options = override.key_or_group, menu.get(override.key_or_group)
         if options is None or override.is_delete():
             continue
@@ -357,3 +386,31 @@ def _composition_fault(error: Exception) -> Fault:
     text = " ".join(str(error).split())
     where = re.search(r"full_key: (\S+)", text)
     return Fault(where.group(1) if where else "command line", text)
+
+
+def read_layers(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[tuple[Path, str]]:
+    """The YAML files that these overrides compose, in rising order of precedence, each with where it is laid.
+
+    The place is a dotted key, empty for the top level.
+    """
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.types import RunMode
+
+    words = force(overrides, read_menu(folders))
+    use_folders(folders)
+    world = GlobalHydra.instance()
+    before = world.hydra
+    world.clear()
+    try:
+        with _told(), initialize_config_dir(str(MENU), version_base="1.3", job_name="runner"):
+            listed = world.hydra.config_loader.compute_defaults_list("config", words, RunMode.RUN).defaults
+    finally:
+        world.hydra = before
+    roots = [*(Path(folder).resolve() for folder in folders), MENU]
+    files = [(_first(roots, f"{entry.config_path}.yaml"), entry.package or "") for entry in listed]
+    return [(file, place) for file, place in files if file]
+
+
+def _first(roots: Sequence[Path], name: str) -> Path | None:
+    return next((root / name for root in roots if (root / name).is_file()), None)

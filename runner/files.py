@@ -6,6 +6,7 @@ Standard library only. Locks live in ``run``, because only runs are locked.
 
 import contextlib
 import hashlib
+import inspect
 import json
 import math
 import os
@@ -13,6 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 PACKAGE = Path(__file__).resolve().parent
 SHIPPED = "runner://"
@@ -66,6 +68,19 @@ def read_json(path: Path) -> dict | None:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+
+
+def read_last_row(path: Path) -> dict:
+    """The last whole line of a file of JSON lines, without reading the others; empty where there is none."""
+    if not path.exists():
+        return {}
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - 65536))
+        lines = file.read().split(b"\n")
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError):
+            return json.loads(line)
+    return {}
 
 
 def replace_rows(path: Path, rows: Iterable[Mapping[str, object]], *, same: Sequence[str]) -> None:
@@ -130,6 +145,14 @@ def files_of(folder: Path) -> dict[str, str]:
     """The hash of every file below a folder, by its relative name."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): sha256(path) for path in paths}
+
+
+def source_hash(part: Any) -> str:
+    """The hash of the file in which a function or a class is defined, so that an edited one is another one."""
+    part = getattr(part, "func", part)
+    part = part if inspect.isroutine(part) or inspect.isclass(part) else type(part)
+    file = inspect.getsourcefile(part) if part.__module__ != "builtins" else None
+    return f"{part.__module__}.{part.__qualname__} {sha256(Path(file)) if file else ''}"
 
 
 def _umask() -> int:

@@ -1,60 +1,210 @@
-"""What a model reaches on held-out rows: the trainer's own evaluation, and metrics of sampled completions.
+"""What a model reaches on held-out rows: the trainer's own evaluation with the configured metrics as a part of it.
 
-How a metric is computed is not here (``metric``, ``reward``).
+How a metric is computed is not here (``metric``, ``reward``), nor what a model says of a row (``model``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from runner.config import serve
+from runner.dataset.convert import fits
+from runner.errors import ConfigError, Fault
 from runner.files import replace_rows
+from runner.metric import kind_of
+from runner.metric.ask import Metric
 from runner.run import Run
-from runner.tray import build_scorer, policy_of
+from runner.signature import read_signature
+from runner.tray import build_metrics, named, policy_of
 
-HELD_OUT_PROMPTS = 200
+UNKNOWN = object()  # what a dataset of one's own holds out
+CLOCK = ("_runtime", "_per_second", "_time", "epoch", "num_tokens")
 
 
 def held_out_scores(run: Run, parts: Mapping[str, Any]) -> dict[str, float]:
-    """What the model reaches on held-out rows now: the trainer's own evaluation, and metrics of sampled completions."""
-    scores: dict[str, float] = {}
-    trainer = parts["trainer"]
-    if parts["eval_dataset"] is not None:
-        scores |= trainer.evaluate()
-    if run.cfg["metric"] and run.cfg["trainer"]["head"] == "lm":
-        scores |= _generated_scores(run, parts)
-    clock = ("_runtime", "_per_second", "_time", "epoch", "num_tokens")
-    return {name: value for name, value in scores.items() if not name.endswith(clock) and isinstance(value, float)}
+    """What the model reaches on held-out rows now: the trainer's own evaluation, and the configured metrics."""
+    scores = {} if parts["eval_dataset"] is None else parts["trainer"].evaluate()
+    return {name: value for name, value in scores.items() if not name.endswith(CLOCK) and isinstance(value, float)}
 
 
-def _generated_scores(run: Run, parts: Mapping[str, Any]) -> dict[str, float]:
-    """Each configured metric, averaged over completions sampled for held-out prompts."""
-    from runner.model.generate import generate
+def measure_in(run: Run, parts: Mapping[str, Any]) -> None:
+    """Make the configured metrics a part of each evaluation of the trainer, where checkpoints are chosen by them."""
+    metrics = build_metrics(run.cfg["metric"], parts["processing_class"])
+    if metrics and parts["eval_dataset"] is not None:
+        parts["trainer"].measure = HeldOut(run, parts, metrics)
 
-    cfg, trainer = run.cfg, parts["trainer"]
-    _, held_out = serve(cfg["dataset"], to="prompt", seed=cfg["seed"])
-    if held_out is None:
-        return {}
-    scores = {}
-    for name, rows in (held_out if isinstance(held_out, Mapping) else {"": held_out}).items():
-        first = list(rows.take(HELD_OUT_PROMPTS))
-        columns = {column: [row[column] for row in first] for column in first[0]}
-        completions = generate(
-            policy_of(trainer),
-            parts["processing_class"],
-            columns["prompt"],
-            max_new_tokens=_completion_length(parts["args"]),
-        )
-        if trainer.is_world_process_zero():
-            _write_completions(run, columns["prompt"], completions, trainer.state.global_step)
-        columns["prompts"] = columns.pop("prompt")
-        for metric, node in cfg["metric"].items():
-            values = build_scorer(metric, node)(completions=completions, **columns)
-            numbers = [value for value in values if value is not None]
-            if numbers:
-                scores["_".join(filter(None, ("eval", name, metric)))] = sum(numbers) / len(numbers)
-    return scores
+
+def find_metric_faults(cfg: Mapping[str, Any]) -> Iterator[Fault]:
+    """A fault for each metric that this trainer, or these rows, cannot answer; read from the configuration alone."""
+    head, rows, metrics = cfg["trainer"]["head"], cfg["dataset"], named(cfg["metric"] or {}, "metric")
+    evals = (rows["split"] or {}).get("eval") if "split" in rows else UNKNOWN
+    if metrics and not evals:
+        found = f"{', '.join(metrics)}, and there are no held-out rows to measure"
+        yield Fault("metric", found, "held-out rows, or no metric", "dataset.split.eval=<split>, or metric=none")
+    for name, node in metrics.items():
+        signature = read_signature(node["_target_"])
+        if signature is None:
+            continue
+        where, off = f"metric.{name}", f"metric.{name}=null, or metric=none"
+        arguments = set(signature.parameters)
+        kind = kind_of(arguments)
+        if head == "score" and (kind == "sampled" or arguments & {"log_probs", "logits", "labels"}):
+            wants = "completions" if kind == "sampled" else "what a model says of tokens"
+            found = f"it judges {wants}, and a reward model gives one score per text"
+            yield Fault(where, found, "a metric of scores, such as metric=auc", off)
+        elif not fits(rows.get("form"), "prompt" if kind == "sampled" else "answer"):
+            wanted = "prompts" if kind == "sampled" else "known answers"
+            found = f"{rows['form']} rows ({rows.get('path')}), and it needs {wanted}"
+            yield Fault(where, found, f"rows with {wanted}, or no such metric", off)
+        elif evals and (unknown := _unknown_sets(node.get("on"), evals)):
+            names = ", ".join(evals) if isinstance(evals, Mapping) else "one set without a name; leave it out"
+            yield Fault(
+                f"{where}.on", f"no held-out set {', '.join(unknown)}", names, "dataset.split.eval={<name>: <split>}"
+            )
+        if node.get("preprocess") and (kind == "sampled" or head == "score"):
+            found = "set, and there are no logits of tokens to make something of"
+            yield Fault(f"{where}.preprocess", found, "none", f"{where}.preprocess=null")
+
+
+def _unknown_sets(on: Sequence[str] | None, evals: Any) -> list[str]:
+    known = evals if isinstance(evals, Mapping) else ()
+    return [] if evals is UNKNOWN else [name for name in on or () if name not in known]
+
+
+class HeldOut:
+    """The metrics of a run; called with the prefix of an evaluation, it measures the held-out set of that name."""
+
+    def __init__(self, run: Run, parts: Mapping[str, Any], metrics: Sequence[Metric]):
+        self.run, self.metrics = run, metrics
+        self.trainer, self.args, self.tokenizer = parts["trainer"], parts["args"], parts["processing_class"]
+        self.is_scorer = run.cfg["trainer"]["head"] == "score"
+        self.sets: dict[str, dict[str, Any]] = {}  # by form
+
+    def __call__(self, prefix: str) -> dict[str, float]:
+        """Every number of every metric that measures this set, each under the prefix."""
+        name = prefix.removeprefix("eval").removeprefix("_")
+        asked = [metric for metric in self.metrics if metric.measures(name)]
+        sampled, read = ([metric for metric in asked if metric.kind == kind] for kind in ("sampled", "read"))
+        found = (self._sampled(sampled, name) if sampled else {}) | (self._read(read, name) if read else {})
+        return {f"{prefix}_{key}": value for metric in asked for key, value in found[metric.name].items()}
+
+    def _rows(self, form: str, name: str) -> Any:
+        """The held-out rows of a set, in the form that a kind of metric needs; converted once in a run."""
+        if form not in self.sets:
+            node = dict(self.run.cfg["dataset"])
+            if node["_target_"] == "runner.dataset.load.load_rows" and isinstance(node.get("split"), Mapping):
+                node["split"] = dict(node["split"]) | {"train": None}
+            _, held_out = serve(node, to=form, seed=self.run.cfg["seed"], keep=None if form == "prompt" else ["*"])
+            self.sets[form] = dict(held_out) if isinstance(held_out, Mapping) else {"": held_out}
+        if name not in self.sets[form]:
+            found, expected = f"an evaluation of {name!r}", f"one of {', '.join(self.sets[form])}"
+            raise ConfigError(Fault("metric", found, expected, "dataset.split.eval=<sets>"))
+        return self.sets[form][name]
+
+    def _sampled(self, metrics: Sequence[Metric], name: str) -> dict[str, dict[str, float]]:
+        """What metrics say of completions that are sampled for the first prompts of a set."""
+        from runner.model.generate import generate
+
+        rows, most = self._rows("prompt", name), _most(metrics)
+        rows = list(rows if most is None else rows.take(most))
+        prompts = [row["prompt"] for row in rows]
+        length = _completion_length(self.args)
+        completions = generate(policy_of(self.trainer), self.tokenizer, prompts, max_new_tokens=length)
+        if self.trainer.is_world_process_zero():
+            self._write(prompts, completions, name)
+        found = {}
+        for metric in metrics:
+            count = min(len(rows), metric.limit or len(rows))
+            found[metric.name] = metric(count, completions=completions[:count], **to_columns(rows[:count]))
+        return found
+
+    def _read(self, metrics: Sequence[Metric], name: str) -> dict[str, dict[str, float]]:
+        """What metrics say of how a model reads the known answers of a set."""
+        rows = list(self._rows("answer", name))
+        picked = {metric.name: self._picked(metric, rows) for metric in metrics}
+        wanted = sorted(set().union(*picked.values()))
+        given = self._given(metrics, [rows[number] for number in wanted])
+        places = {number: place for place, number in enumerate(wanted)}
+        found = {}
+        for metric in metrics:
+            numbers = picked[metric.name]
+            columns = to_columns([rows[number] for number in numbers])
+            said = {key: [values[places[number]] for number in numbers] for key, values in given[metric.name].items()}
+            found[metric.name] = metric(len(numbers), **columns | said)
+        return found
+
+    def _picked(self, metric: Metric, rows: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The numbers of the rows that a metric is asked about: a reward model is shown right and wrong answers."""
+        all_of_them = self.is_scorer or metric.answers == "all"
+        picked = [number for number, row in enumerate(rows) if all_of_them or row["label"]]
+        return picked[: metric.limit]
+
+    def _given(self, metrics: Sequence[Metric], rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[Any]]]:
+        model = policy_of(self.trainer)
+        how = {"is_scorer": self.is_scorer, "max_length": _longest(self.args, model)}
+        return read_given(model, self.tokenizer, metrics, rows, **how)
+
+    def _write(self, prompts: list[Any], completions: list[str], name: str) -> None:
+        """Add a step's samples to completions.jsonl, in place of those of an earlier try at the same step."""
+        keys = {"step": self.trainer.state.global_step} | ({"set": name} if name else {})
+        pairs = zip(prompts, completions, strict=True)
+        rows = [keys | {"prompt": prompt, "completion": completion} for prompt, completion in pairs]
+        replace_rows(self.run.folder / "completions.jsonl", rows, same=list(keys))
+
+
+def read_given(
+    model: Any,
+    tokenizer: Any,
+    metrics: Sequence[Metric],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    is_scorer: bool,
+    max_length: int | None,
+) -> dict[str, dict[str, list[Any]]]:
+    """For each metric what the model thinks of the rows, under the names by which metrics ask for it."""
+    from runner.model.answer import read_answers, score_answers
+
+    if is_scorer:
+        scores = score_answers(model, tokenizer, rows, max_length=max_length)
+        return {metric.name: {"scores": scores} for metric in metrics}
+    keep = {metric.name: metric.preprocess or _whole for metric in metrics if metric.preprocess or metric.takes_logits}
+    reading = read_answers(model, tokenizer, rows, keep=keep, max_length=max_length)
+    sums = [math.fsum(values) for values in reading.log_probs]
+    given = {}
+    for metric in metrics:
+        kept = [_plain(value) for value in reading.kept.get(metric.name, [])]
+        scores = kept if metric.preprocess else sums
+        given[metric.name] = {"labels": reading.labels, "log_probs": reading.log_probs, "scores": scores}
+        given[metric.name] |= {"logits": kept} if kept else {}
+    return given
+
+
+def to_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The columns of rows by name, as rewards and metrics take them; the prompt of a text is the text."""
+    columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+    columns["prompts"] = columns.pop("prompt") if "prompt" in columns else columns.get("text", [])
+    return columns
+
+
+def _most(metrics: Sequence[Metric]) -> int | None:
+    """The most rows that any of the metrics looks at; None is all."""
+    limits = [metric.limit for metric in metrics]
+    return None if None in limits else max(limits)
+
+
+def _whole(logits: Any, labels: Any) -> Any:
+    """All logits of an answer, off the accelerator, for a metric that wants them all."""
+    return logits.cpu()
+
+
+def _plain(value: Any) -> Any:
+    """A tensor with one number, or with one per token, as Python's own; whole logits as an array."""
+    if not hasattr(value, "ndim"):
+        return value
+    value = value.cpu() if hasattr(value, "cpu") else value
+    return value.tolist() if value.ndim < 2 else value.numpy()
 
 
 def _completion_length(args: Any) -> int:
@@ -63,8 +213,8 @@ def _completion_length(args: Any) -> int:
     return next(filter(None, (getattr(args, name, None) for name in names)), 64)
 
 
-def _write_completions(run: Run, prompts: list[Any], completions: list[str], step: int) -> None:
-    """Add a step's held-out samples to completions.jsonl, in place of those of an earlier try at the same step."""
-    pairs = zip(prompts, completions, strict=True)
-    rows = [{"step": step, "prompt": prompt, "completion": completion} for prompt, completion in pairs]
-    replace_rows(run.folder / "completions.jsonl", rows, same=["step"])
+def _longest(args: Any, model: Any) -> int | None:
+    """Most tokens of a row: what the trainer cuts it to, and what the model holds."""
+    config = model.config.get_text_config()
+    known = (getattr(args, "max_length", None), getattr(config, "max_position_embeddings", None))
+    return min(filter(None, known), default=None)

@@ -19,7 +19,6 @@ import platform
 import re
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,8 +34,10 @@ from runner.files import SEAL, read_json, remove, verify, write_json, write_text
 
 # What names, places or launches a run but cannot change its result stays out of its key; so do the two settings that
 # act only through what the trainer calls them.
-VOLATILE = frozenset({"name", "output_root", "launcher", "tracker", "allow", "learning_rate", "kl_coef"})
-IN_THE_NAME = frozenset({"trainer", "model", "dataset", "experiment", "name", "output_root", "launcher", "tracker"})
+VOLATILE = frozenset({"name", "output_root", "launcher", "tracker", "allow", "objective", "learning_rate", "kl_coef"})
+IN_THE_NAME = frozenset(
+    {"trainer", "model", "dataset", "experiment", "sweep", "objective", "name", "output_root", "launcher", "tracker"}
+)
 LIBRARIES = (
     "torch",
     "transformers",
@@ -139,7 +140,7 @@ def label_of(overrides: Sequence[str]) -> str:
     words = []
     for override in overrides:
         key, _, value = override.lstrip("+").partition("=")
-        if key not in IN_THE_NAME and not key.startswith(("hydra", "~")):
+        if key not in IN_THE_NAME and not key.startswith(("hydra", "launcher.", "tracker.", "~")):
             text = f"{key.rpartition('.')[2]}-{value.rstrip('/').rpartition('/')[2]}"
             words.append(re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-."))
     return "+".join(words)[:80].strip("-.+") or "default"
@@ -156,8 +157,11 @@ def folder_of(cfg: Mapping[str, Any], overrides: Sequence[str]) -> Path:
     return known[0] if known else group / f"{label_of(overrides)}-{key}"
 
 
-def open_run(cfg: Mapping[str, Any], overrides: Sequence[str]) -> Run:
-    """The folder of this configuration: the one that holds its key already, or a new one with the config frozen."""
+def open_run(cfg: Mapping[str, Any], overrides: Sequence[str], command: Sequence[str] = ()) -> Run:
+    """The folder of this configuration: the one that holds its key already, or a new one with the config frozen.
+
+    ``command`` are the words of the command line that make this run alone, for whoever wants to repeat it.
+    """
     key = key_of(cfg)
     _check_name(cfg)
     folder = folder_of(cfg, overrides).absolute()
@@ -166,6 +170,7 @@ def open_run(cfg: Mapping[str, Any], overrides: Sequence[str]) -> Run:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "config.yaml", yaml.safe_dump(dict(cfg), sort_keys=False, allow_unicode=True))
         run.set_status("created")
+        write_json(folder / "manifest.json", {"command": ["python", "-m", "runner", *(command or overrides)]})
     elif key_of(run.cfg) != key:
         raise FolderError(
             Fault(
@@ -199,6 +204,15 @@ def locked(run: Run) -> Iterator[None]:
         ) from None
 
 
+def held(run: Run) -> bool:
+    """Whether a process trains in this folder now."""
+    try:
+        with locked(run):
+            return False
+    except FolderError:
+        return True
+
+
 def sealed_checkpoints(run: Run) -> list[Path]:
     """The checkpoints that carry a seal, oldest first."""
     found = [(int(path.name.rpartition("-")[2]), path) for path in run.checkpoints.glob("checkpoint-[0-9]*")]
@@ -221,9 +235,9 @@ def last_checkpoint(run: Run, clean: bool = True) -> Path | None:
 
 def write_manifest(run: Run, **facts: Any) -> None:
     """Record what is needed to repeat this run, keeping what earlier starts recorded."""
-    known = read_json(run.folder / "manifest.json") or {
+    known = {
         "key": key_of(run.cfg),
-        "command": ["python", "-m", "runner", *sys.argv[1:]],
+        "command": ["python", "-m", "runner.work", str(run)],
         "created": _now(),
         "python": platform.python_version(),
         "versions": _versions(),
@@ -232,6 +246,7 @@ def write_manifest(run: Run, **facts: Any) -> None:
         "uses": uses_of(run.cfg),
         "starts": 0,
     }
+    known |= read_json(run.folder / "manifest.json") or {}
     write_json(run.folder / "manifest.json", known | facts)
 
 

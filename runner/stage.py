@@ -5,7 +5,7 @@ folder of an earlier stage; elsewhere ``${run:my-sft}`` is that of a finished ru
 config, so it is known before anything has trained, and the key of a stage depends on those of the stages below it:
 after a change, what depends on it is another run, and what does not is the same.
 
-What is not here: checking a configuration (``check``), and starting anything (the door).
+What is not here: what a right configuration is (``check``), and starting anything (the door).
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from runner import config
+from runner.check import check
 from runner.check.known import TOP
 from runner.check.value import nearest
 from runner.errors import ConfigError, Fault
@@ -26,11 +28,36 @@ from runner.signature.type import shortened
 Check = Callable[[config.Composed], list[Fault]]
 
 
-def compose(overrides: Sequence[str], folders: Sequence[Path], check: Check) -> list[config.Composed]:
+def compose(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[config.Composed]:
     """The checked configurations that a command line makes: one, or one for each stage, in order.
 
     Raises ConfigError with the faults of all of them, so that none starts where one cannot.
     """
+    command = [*overrides, *(word for folder in folders for word in ("--config-dir", str(folder)))]
+    return [replace(composed, command=command) for composed in _compose_all(overrides, folders)]
+
+
+def draft(overrides: Sequence[str], folders: Sequence[Path] = ()) -> config.Composed:
+    """What these overrides make, references followed and nothing checked, for whoever takes only some parts of it."""
+    references = References()
+    composed = config.compose(overrides, folders)
+    if references.faults:
+        raise ConfigError(references.faults)
+    return composed
+
+
+def faults_of(composed: config.Composed, folders: Sequence[Path] = ()) -> list[Fault]:
+    """What is wrong with a configuration: key by key, and then part against part."""
+    allow = tuple(composed.cfg.get("allow") or ()) if "allow" in composed.typed else ()
+    menu = config.read_menu(folders)
+    faults = check(composed.cfg, menu=menu, allow=allow, typed=composed.typed)
+    return faults or import_module("runner.command.train").mismatches(composed.cfg, menu)
+
+
+def _compose_all(overrides: Sequence[str], folders: Sequence[Path]) -> list[config.Composed]:
+    def check(composed: config.Composed) -> list[Fault]:
+        return faults_of(composed, folders)
+
     typed = [Word.cut(text) for text in overrides]
     if faults := [_typed_stages(word) for word in typed if word.head == "stages"]:
         raise ConfigError(faults)

@@ -9,6 +9,7 @@ from anybody, so what it may run is looked at again, unless the door has done so
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import logging
 import os
@@ -113,6 +114,14 @@ def settle() -> None:
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
+def die_with(parent: int) -> None:
+    """Have this process told to save its step and end when the parent is gone, however that went."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # it was quicker
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 def finished(run: Run) -> str:
     """What to say of a run that has nothing left to do."""
     return f"finished  {run} already; nothing was changed"
@@ -135,6 +144,9 @@ def _answer(run: Run, command: Callable[[], None], stop: Stop, debug: bool) -> i
         if stop.number is not None:
             return _end(run, "interrupted", stop.error(), debug)
         return _end(run, "failed", error if isinstance(error, RunnerError) else _explained(run, error), debug)
+    except SystemExit as left:
+        found = f"something called sys.exit({left.code!r}) before the run was finished"
+        return _end(run, "failed", RunnerError(Fault(str(run.log), found, cure="read the traceback there")), debug)
 
 
 def _end(run: Run, state: str, error: RunnerError, debug: bool) -> int:

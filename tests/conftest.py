@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hub import served_hub  # noqa: F401  the session fixture `hub`
+from warm import Warm
 
 # Before torch or a hub library is imported anywhere.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -29,13 +30,26 @@ ROOT = Path(__file__).parent.parent
 class Command:
     """``python -m runner`` in a working folder of the test's own."""
 
-    def __init__(self, folder: Path, environment: dict[str, str]):
+    def __init__(self, folder: Path, environment: dict[str, str], warm: Warm):
         self.folder = folder
         self.environment = environment
+        self.warm = warm
 
     def __call__(self, *words: str, code: int = 0, module: str = "runner", **variables: str):
-        """Run it, check the exit code, and give back what subprocess.run gives."""
-        done = subprocess.run(
+        """Run it, check the exit code, and give back what subprocess.run gives.
+
+        Without variables of its own it is forked from a process that has imported the libraries; see ``warm``.
+        """
+        if module == "runner" and not variables and self._is_plain():
+            done = self.warm.run(list(words), self.folder, self.environment)
+        else:
+            done = self.cold(*words, module=module, **variables)
+        assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def cold(self, *words: str, module: str = "runner", **variables: str):
+        """The same in a process that starts from nothing, whatever its exit code."""
+        return subprocess.run(
             [sys.executable, "-m", module, *words],
             cwd=self.folder,
             env=self.environment | variables,
@@ -43,8 +57,11 @@ class Command:
             text=True,
             timeout=600,
         )
-        assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done
+
+    def _is_plain(self) -> bool:
+        """Whether nothing is set that a library would read when it is imported."""
+        own = {name: value for name, value in self.environment.items() if name not in ("HF_HOME", "PYTHONPATH")}
+        return own == {name: value for name, value in os.environ.items() if name not in ("HF_HOME", "PYTHONPATH")}
 
     def stopped(self, *words: str, name: str, number: int) -> int:
         """Start it, send a signal when a run of this name has taken its second step, and give back the exit code."""
@@ -69,10 +86,17 @@ class Command:
         return sorted(path.parent for path in (self.folder / "outputs" / name).glob("*/config.yaml"))
 
 
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory):
+    process = Warm(tmp_path_factory.mktemp("warm"))
+    yield process
+    process.close()
+
+
 @pytest.fixture
-def runner(tmp_path):
+def runner(tmp_path, warm):
     environment = dict(os.environ) | {"HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(ROOT)}
-    return Command(tmp_path, environment)
+    return Command(tmp_path, environment, warm)
 
 
 @dataclass

@@ -1,12 +1,18 @@
-"""The record has every step once, and the first step tells a wrong reference."""
+"""The record has every step once, the first step tells a wrong reference, and callbacks of one's own hear of it all."""
 
 import json
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from runner.__main__ import main
 from runner.callback import FirstMargin, Record
+from runner.config import compose
 from runner.errors import SickRun
+
+EXAMPLE = Path(__file__).parent / "example_project"
 
 
 def state(step, total=10):
@@ -65,3 +71,158 @@ def test_a_margin_at_the_first_step_stops_the_run():
     callback.on_log(None, state(1), None, logs={"loss": 1.0})
     with pytest.raises(SickRun, match="reference"):
         callback.on_log(None, state(1), None, logs={"rewards/margins": -0.01})
+
+
+# --- Callbacks of a user's own ------------------------------------------------------------------
+
+EVENTS = [
+    *("init_end", "train_begin", "epoch_begin", "step_begin", "substep_end", "pre_optimizer_step", "optimizer_step"),
+    *("step_end", "log", "evaluate", "predict", "save", "epoch_end", "train_end"),
+]
+DIARY = ("allow=[my_lab,others]", "callback.diary._target_=my_lab.callback.Diary")
+OTHERS = """
+import json
+from pathlib import Path
+from transformers import TrainerCallback
+
+class Predict(TrainerCallback):
+    def __init__(self, trainer):
+        self.trainer = trainer
+    def on_train_end(self, args, state, control, **more):
+        self.trainer.predict(self.trainer.eval_dataset)
+
+class Ordered(TrainerCallback):
+    def __init__(self, folder, word, trainer=None):
+        self.path, self.word = Path(folder) / "order.txt", word
+        self.note()
+    def note(self):
+        with self.path.open("a") as file:
+            file.write(self.word + " ")
+    def on_train_begin(self, args, state, control, **more):
+        self.note()
+
+class First(Ordered):
+    def __init__(self, folder, word):
+        super().__init__(folder, word)
+
+class Everything(TrainerCallback):
+    def __init__(self, tokenizer, processing_class, folder, train_dataset, eval_dataset, prompts, generate, trainer):
+        prompts = list(prompts)
+        found = [len(tokenizer), processing_class is tokenizer, len(train_dataset), len(eval_dataset), prompts[0]]
+        self.path, self.found, self.prompts, self.generate = Path(folder) / "found.json", found, prompts, generate
+        self.trainer = trainer
+    def on_train_begin(self, args, state, control, model=None, **more):
+        self.found += [self.generate(model, self.prompts, max_new_tokens=3, temperature=0), model is self.trainer.model]
+        self.path.write_text(json.dumps(self.found))
+
+class Deaf:
+    def __init__(self, tokenizer):
+        pass
+"""
+SHORT = ("metric=none", "dataset.limit.train=40", "dataset.limit.eval=4", "trainer.args.max_steps=2")
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """The example project and some callbacks more, importable."""
+    (tmp_path / "others.py").write_text(OTHERS)
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in ("others", "my_lab", "my_lab.callback"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`return_outputs=True`:FutureWarning")  # TRL about its own way to predict
+@pytest.mark.parametrize("trainer", ["sft", "ppo"])
+def test_a_callback_hears_of_every_event(train, mine, trainer):
+    words = (
+        *(f"trainer={trainer}", *DIARY, "callback.diary.author=you", "callback.ask._target_=others.Predict", *SHORT),
+        *("trainer.args.per_device_train_batch_size=4", "trainer.args.gradient_accumulation_steps=2"),
+        *("trainer.args.eval_strategy=steps", "trainer.args.eval_steps=1", "trainer.args.logging_steps=1"),
+    )
+    done = train(*words)
+    assert (done.code, done.state()) == (0, "finished")
+    lines = [json.loads(line) for line in (done.run.folder / "diary.jsonl").read_text().splitlines()]
+    heard = list(dict.fromkeys(line["event"] for line in lines))
+    # A step of PPO is one whole rollout: nothing is accumulated between steps.
+    assert sorted(heard) == sorted(set(EVENTS) - ({"substep_end"} if trainer == "ppo" else set()))
+    assert lines[0] == {"event": "init_end", "step": 0, "by": "you", "words": lines[0]["words"], "held_out": 4}
+    of_a_step = ["step_begin", "substep_end", "pre_optimizer_step", "optimizer_step", "step_end"]
+    steps = [line["event"] for line in lines if line["event"] in of_a_step]
+    assert steps == [event for event in of_a_step if event in heard] * 2
+    last = next(line for line in lines if line["event"] == "predict")
+    assert last["step"] == 2 and last["names"]
+
+
+@pytest.mark.slow
+def test_a_callback_is_served_what_it_names(train, mine):
+    done = train("trainer=dpo", "allow=[others]", "callback.x._target_=others.Everything", *SHORT)
+    assert done.code == 0
+    words, same, rows, held_out, prompt, completions, trained = json.loads((done.run.folder / "found.json").read_text())
+    assert words > 10 and same and (rows, held_out) == (40, 4) and prompt and trained
+    assert len(completions) == 4
+
+
+@pytest.mark.slow
+def test_callbacks_come_as_they_are_listed(train, mine):
+    """The one that asks for the trainer waits for it, and comes behind the others."""
+    words = [
+        word
+        for name, target in {"b": "First", "c": "Ordered", "a": "First"}.items()
+        for word in (f"callback.{name}._target_=others.{target}", f"callback.{name}.word={name}")
+    ]
+    done = train("trainer=sft", "allow=[others]", *words, *SHORT)
+    assert (done.run.folder / "order.txt").read_text().split() == ["b", "a", "c", "b", "a", "c"]
+
+
+@pytest.mark.slow
+def test_early_stopping_and_samples_work_side_by_side(train):
+    stop = ("callback=early_stopping", "callback.early_stopping.early_stopping_patience=1")
+    words = (
+        *("trainer=sft", *stop, "callback.samples._target_=runner.callback.Samples", "callback.samples.every=2"),
+        *("trainer.args.eval_strategy=steps", "trainer.args.eval_steps=1", "trainer.args.save_steps=1"),
+        *("trainer.args.metric_for_best_model=eval_loss", "trainer.args.greater_is_better=true"),
+        *("metric=none", "dataset.limit.train=40", "dataset.limit.eval=4", "trainer.args.max_steps=8"),
+    )
+    done = train(*words, "trainer.args.load_best_model_at_end=true", "learning_rate=1e-3")
+    assert done.code == 0 and done.run.status()["step"] == 2  # a loss that falls is worse, as it was asked for
+    rows = [json.loads(line) for line in (done.run.folder / "samples.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0] * 4 + [2] * 4
+
+
+@pytest.mark.slow
+def test_a_class_that_hears_nothing_is_no_callback(train, mine, capsys):
+    done = train("allow=[others]", "callback.deaf._target_=others.Deaf", *SHORT)
+    assert done.code == 2 and "callback.deaf" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        (["trainer=reward", "callback=samples"], "callback.samples"),
+        (["callback=samples", "dataset.split.eval=null"], "callback.samples.prompts"),
+        (["callback._target_=runner.callback.Samples", "dataset.form=text"], "callback.prompts"),
+        (["callback=early_stopping", "trainer.args.eval_strategy=steps"], "trainer.args.metric_for_best_model"),
+        (["callback=early_stopping", "trainer.args.metric_for_best_model=eval_loss"], "trainer.args.eval_strategy"),
+        (["callback=samples", "callback.samples.every=0"], "callback.samples.every"),
+        (["callback=samples", "callback.samples.evry=5"], "callback.samples.evry"),
+    ],
+)
+def test_a_callback_that_cannot_work_is_told_before_anything_loads(capsys, words, where):
+    assert main([*words, "metric=none"]) == 2
+    assert where in capsys.readouterr().err
+
+
+def test_options_of_callbacks_combine():
+    stop = ("trainer.args.eval_strategy=steps", "trainer.args.metric_for_best_model=eval_loss", "metric=none")
+    both = compose(["callback=[early_stopping,samples]", *stop]).cfg["callback"]
+    one = compose(["callback=early_stopping", "callback.samples._target_=runner.callback.Samples", *stop])
+    assert list(both) == list(one.cfg["callback"]) == ["early_stopping", "samples"]
+    assert list(compose(["callback=[samples,early_stopping]", *stop]).cfg["callback"]) == ["samples", "early_stopping"]
+
+
+def test_prompts_of_ones_own_need_no_held_out_rows(capsys):
+    words = ["callback=samples", "callback.samples.prompts=[hello]", "dataset.split.eval=null", "metric=none"]
+    assert main([*words, "--dry-run"]) == 0

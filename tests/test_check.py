@@ -167,7 +167,9 @@ def test_every_field_of_a_real_config_is_good(name):
                     "early_stopping_patience": 3,
                 },
                 "off": None,
-            }
+            },
+            "trainer__args__eval_strategy": "steps",
+            "trainer__args__metric_for_best_model": "eval_loss",
         },
         {"metric": {"right": {"_target_": "trl.rewards.accuracy_reward"}}},
         {"tracker": {"report_to": ["wandb"], "environment": {"WANDB_MODE": "offline"}}},

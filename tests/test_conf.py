@@ -7,6 +7,7 @@ import pytest
 
 from runner import __main__ as door
 from runner.config import MENU
+from runner.sweep.axis import combinations
 
 FILES = sorted(MENU.rglob("*.yaml"))
 
@@ -31,7 +32,7 @@ def test_every_run_line_composes_and_passes_the_check(path, line):
     words = shlex.split(line)
     assert words[:3] == ["python", "-m", "runner"]
     command = door.read_command_line(words[3:])
-    for job in door.config.combinations(command.overrides):
+    for job in combinations(command.overrides):
         group = path.parent.name
         for composed in door.compose(command, job):
             if group not in ("conf", "experiment") and composed.choices.get(group) != path.stem:

@@ -4,6 +4,7 @@ import pytest
 
 from runner import config
 from runner.errors import ConfigError
+from runner.sweep.axis import combinations
 
 
 def test_any_field_can_be_set_without_a_plus():
@@ -76,7 +77,7 @@ def test_a_users_folder_adds_and_shadows(tmp_path):
     ],
 )
 def test_combinations(words, jobs):
-    assert config.combinations(words) == jobs
+    assert combinations(words) == jobs
 
 
 def concatenate(first, second="b", *, third="c"):

@@ -203,6 +203,20 @@ CELLS = {
         },
     ),
 }
+
+
+def answers(wanted):
+    """What metrics read: the judged answers, or what is to be imitated, cut before its last turn."""
+    if "unpaired" in wanted:
+        return {"answer": wanted["unpaired"]}
+    rows = [dict(row) for row in wanted.get("demonstration", [])]
+    for row in rows:
+        if turns := row.pop("messages", None):
+            row |= {"prompt": turns[:-1], "completion": turns[-1:]}
+    return {"answer": [row | {"label": True} for row in rows]} if rows else {}
+
+
+CELLS = {name: (row, form, wanted | answers(wanted)) for name, (row, form, wanted) in CELLS.items()}
 TABLE = [(name, to) for name in CELLS for to in FORMS_FOR]
 
 

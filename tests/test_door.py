@@ -67,7 +67,8 @@ def test_a_fault_in_any_job_of_a_sweep_starts_none(tmp_path, monkeypatch, capsys
 def test_a_dry_run_prints_the_plan_and_starts_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["-m", "--dry-run", "trainer=dpo", "kl_coef=0.05,0.1", "learning_rate=1e-6,3e-6"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    head, counts, *lines = capsys.readouterr().out.splitlines()
+    assert head.endswith("4 runs in outputs/dpo-tiny-toy: kl_coef 2 x learning_rate 2") and counts.strip() == "4 new"
     assert len(lines) == 4 and all(line.startswith("new ") for line in lines) and len(set(lines)) == 4
     assert list(tmp_path.iterdir()) == []
 

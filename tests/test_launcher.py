@@ -1,12 +1,10 @@
 """Processes: several train as one, and what happens in one run of a sweep stays there."""
 
-import os
 import signal
 
 import pytest
 
-from runner import launcher
-from runner.run import Run, open_run
+from runner.run import Run
 
 pytestmark = pytest.mark.slow
 SAME = (
@@ -56,7 +54,7 @@ def test_a_sweep_trains_four_runs_each_in_its_own_folder(runner):
     assert all(Run(folder).status()["state"] == "finished" for folder in folders)
     assert all("kl_coef-0" in folder.name and "learning_rate-" in folder.name for folder in folders)
     again = runner(*words)
-    assert again.stdout.count("nothing was changed") == 4
+    assert "4 finished" in again.stdout and "start" not in again.stdout
 
 
 def test_a_run_of_a_sweep_equals_the_same_run_alone(runner):
@@ -80,15 +78,3 @@ def test_what_is_stopped_saves_its_step_and_starts_no_other_run(runner, kind, nu
     words = (*kind, "trainer=sft", "trainer.args.max_steps=500", "dataset.limit.eval=8", "metric=none")
     assert runner.stopped(*words, "name=sweep", "trainer.args.logging_steps=1", name="sweep", number=number) == code
     assert [Run(folder).status()["state"] for folder in runner.runs("sweep")] == ["interrupted"]
-
-
-def test_a_killed_child_is_reported_as_killed(tmp_path, monkeypatch):
-    cfg = {
-        "name": "a",
-        "output_root": str(tmp_path),
-        "trainer": {"_target_": "runner.errors.Fault"},
-    }
-    run = open_run(cfg, [])
-    monkeypatch.setattr("runner.work.work", lambda folder, debug: os.kill(os.getpid(), signal.SIGKILL))
-    assert launcher.local(run.folder, isolated=True) == 137
-    assert run.status()["state"] == "failed" and "137" in run.status()["cause"]

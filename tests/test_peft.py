@@ -36,13 +36,14 @@ from runner.model.adapter import changes_base, check_adapter, moves_start, write
 from runner.model.freeze import train_last_layers
 from runner.model.load import load_model, load_tokenizer
 from runner.model.reference import copy_reference, match_reference, needs_reference
+from runner.tray import build_tuner
 
 OPTIONS = sorted(path.stem for path in (MENU / "peft").glob("*.yaml"))
 TEXT = "Anna saw a dog at the park."
 PREFERENCES = [
     {"prompt": post, "chosen": f" {good}", "rejected": f" {poor}"} for post, good, poor in map(tell_story, range(4))
 ]
-OFTEN = ("none", "freeze", "lora", "qlora", "dora", "ia3", "prompt")
+OFTEN = ("none", "freeze", "pattern", "lora", "lora_embeddings", "qlora", "dora", "ia3", "prompt")
 QUICK_OPTIONS = [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.slow) for name in OPTIONS]
 
 
@@ -86,9 +87,7 @@ def put_on(option: str, path: Path, head: str = "lm"):
     """A model as an option would have it, and the peft config for the trainer to put on."""
     node, quantization = read_option(option)
     model = load(path, head=head, quantization_config=quantization, dtype=dtype_for(option, head))
-    task = {"lm": "CAUSAL_LM", "score": "SEQ_CLS"}[head]
-    config = serve(node, task_type=task, model=model) if node else None
-    config = None if config is model else config
+    model, config = build_tuner(node, model, head)
     check_adapter(model, config)
     return model, config, quantization
 
@@ -253,8 +252,8 @@ def test_options_know_what_they_do_to_the_start(folder):
         node, quantization = read_option(option)
         if not node or quantization or "peft." not in node["_target_"]:
             continue
-        config = serve(node, task_type="CAUSAL_LM")
-        model = peft.get_peft_model(load(folder), config)
+        model, config = build_tuner(node, load(folder), "lm")
+        model = peft.get_peft_model(model, config)
         moved = (answer(model, folder) - whole).abs().max() > 1e-3
         with model.disable_adapter():
             changed = (answer(model, folder) - whole).abs().max() > 1e-3
@@ -410,10 +409,12 @@ def test_adapters_that_cannot_work_are_refused_before_a_trainer_is_built(folder,
     whole = load(folder)
     check_adapter(whole, None)
     check_adapter(whole, config(target_modules=["q_proj", "mlp.up_proj"]))
-    assert faults_of(load(save_adapter(folder, tmp_path)), config()) == [("peft", "peft=none")]
+    assert faults_of(load(save_adapter(folder, tmp_path)), config()) == [("peft", "peft=none, or model.merge=true")]
     assert faults_of(whole, config(init_lora_weights="pissa_niter_4")) == [
         ("peft.init_lora_weights", "peft.init_lora_weights=pissa")
     ]
+    adaptive = peft.AdaLoraConfig(task_type="CAUSAL_LM", total_step=10, tinit=2, tfinal=2)
+    assert faults_of(whole, adaptive) == [("peft", "peft=lora")]
     assert (
         faults_of(whole, config(target_modules=["q_proj", "query", "k"]))
         == [("peft.target_modules", "peft.target_modules=all-linear")] * 2

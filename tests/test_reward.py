@@ -3,12 +3,17 @@
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
 
 from runner.errors import ConfigError, DataError
 from runner.files import shipped
-from runner.reward import rule
-from runner.reward.outcome import load_reward_model
+from runner.reward import math, rule
+from runner.reward.outcome import Classifier, load_reward_model, to_text
+from runner.reward.process import ProcessModel, aggregate
 
 TINY = shipped("runner://model/tiny")
 
@@ -30,6 +35,15 @@ CASES = [
     (rule.sorted_digits, ["0 0 2"], {"digits": ["0 2 0"]}, [1.0]),
     (rule.sentiment, ["It was lovely.", "A LOVELY, great bar", "rude"], {}, [0.25, 0.5, -0.25]),
     (rule.sentiment, ["great " * 9, "awful " * 9, "great but awful", ""], {}, [1.0, -1.0, 0.0, 0.0]),
+    (rule.format_match, ["<a>1</a>", " <a>\n2</a> ", "x <a>1</a>"], {"pattern": "<a>.*</a>"}, [1.0, 1.0, 0.0]),
+    (rule.format_match, ["no. 12", "no"], {"pattern": r"\d+", "whole": False}, [1.0, 0.0]),
+    (rule.keywords, ["Red, RED", "reddish", ""], {"required": ["red"]}, [1.0, 0.0, 0.0]),
+    (rule.keywords, ["a b", "a", "c"], {"required": ["a", "b"], "forbidden": ["c"]}, [1.0, 0.5, -1.0]),
+    (rule.keywords, ["a C++ course", "C"], {"required": ["c++"]}, [1.0, 0.0]),
+    (math.boxed_answer, [r"\boxed{\frac{1}{2}}", r"\boxed{2}", "1/2"], {"reference": ["0.5", "0.5", "0.5"]}, [1, 0, 0]),
+    (math.boxed_answer, [r"\boxed{4} \boxed{5}", "x"], {"reference": [r"so \boxed{5}", None]}, [1.0, None]),
+    (math.boxed_answer, ["Answer: 7", "5 or 6"], {"reference": ["#### 7", "6"], "strict": False}, [1.0, 1.0]),
+    (math.boxed_answer, [r"\boxed{12"], {"reference": ["12"]}, [0.0]),
     (rule.sentiment, ["gut schlecht gut"], {"praise": ["gut"], "complaint": ["schlecht"]}, [0.25]),
 ]
 
@@ -50,6 +64,42 @@ def test_a_column_that_the_rows_lack_is_named():
         rule.exact_match(["x"], column="answer", solution=["x"], prompts=["?"])
     assert error.value.faults[0].found == "the rows have no column answer"
     assert "prompts, solution" in error.value.faults[0].expected
+
+
+SAME = [
+    ("1,000", "1000", True),
+    ("$5.00", "5", True),
+    ("50\\%", "50", True),
+    (r"\dfrac{3}{6}", "0.5", True),
+    (r"\frac12", "1/2", True),
+    ("-3", "3", False),
+    ("x + 1", "x+1", True),
+    (r"12\text{ cm}", "12", True),
+    ("1/0", "1/0", True),
+    ("1/0", "2", False),
+    ("(1,2)", "(1,3)", False),
+    ("1,23", "123", False),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "same"), SAME)
+def test_answers_are_the_same_number_or_the_same_text(one, other, same):
+    assert math.same_answer(one, other) is math.same_answer(other, one) is same
+
+
+@pytest.mark.parametrize(("given", "known", "worth"), [(r"2\sqrt{2}", r"\sqrt{8}", 1.0), (r"\sqrt{8}", "3", 0.0)])
+def test_math_verify_compares_answers_as_mathematics(given, known, worth):
+    pytest.importorskip("math_verify")
+    text = rf"\boxed{{{given}}}"
+    assert math.boxed_answer([text], reference=[known]) == [worth]
+    assert math.boxed_answer([text], reference=[known], judge="own") == [0.0]
+
+
+def test_a_pattern_that_is_none_and_no_keywords_are_told():
+    with pytest.raises(ConfigError, match="missing \\)"):
+        rule.format_match(["x"], pattern="(x")
+    with pytest.raises(ConfigError, match="no words"):
+        rule.keywords(["x"])
 
 
 # --- Scores of models ---------------------------------------------------------------------------
@@ -108,6 +158,64 @@ def test_a_classifier_of_several_classes_is_refused(tmp_path):
 def test_a_reward_model_that_is_not_there_is_the_fault_of_the_configuration(tmp_path):
     with pytest.raises(ConfigError, match="a folder, or org/name on the hub"):
         load_reward_model(str(tmp_path / "nowhere"))
+
+
+def test_a_classifier_gives_the_class_that_is_asked_for(tmp_path):
+    model, tokenizer = classifier(tmp_path, labels=3)
+    with torch.no_grad():
+        logits = model(**tokenizer(["1 3 7 9", "9 1"], return_tensors="pt", padding=True)).logits
+    texts = ["3 7 9", "1"]
+    prompts = ["1 ", "9 "]
+    second = Classifier(str(tmp_path), label=1, batch_size=1)
+    assert second(texts, prompts) == pytest.approx(logits[:, 1].tolist(), abs=1e-5)
+    likely = Classifier(str(tmp_path), label="LABEL_2", gives="probability", reads="answer")
+    assert likely(["1 3 7 9", "9 1"], ["not", "read"]) == pytest.approx(logits.softmax(-1)[:, 2].tolist(), abs=1e-5)
+    with pytest.raises(ConfigError, match="one of LABEL_0, LABEL_1, LABEL_2"):
+        Classifier(str(tmp_path))
+
+
+def test_a_classifier_reads_a_chat_by_its_template_whether_the_answer_is_a_turn_or_a_text():
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    prompt, turn = [{"role": "user", "content": "Hi"}], [{"role": "assistant", "content": "Ho"}]
+    whole = tokenizer.apply_chat_template(prompt + turn, tokenize=False)
+    assert to_text(tokenizer, prompt, turn) == to_text(tokenizer, prompt, "Ho") == whole
+    tokenizer.chat_template = None
+    assert to_text(tokenizer, prompt, turn) == "Hi\nHo" and to_text(tokenizer, "Hi ", "Ho") == "Hi Ho"
+
+
+def stepper(folder, kind):
+    torch.manual_seed(0)
+    model = kind.from_pretrained(TINY, num_labels=2).eval()
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    for part in (model, tokenizer):
+        part.save_pretrained(folder)
+    return model, tokenizer
+
+
+@pytest.mark.parametrize("kind", [AutoModelForTokenClassification, AutoModelForSequenceClassification])
+def test_a_process_model_reads_each_step_where_it_ends(tmp_path, kind):
+    model, tokenizer = stepper(tmp_path, kind)
+    scorer = ProcessModel(str(tmp_path), aggregate=None)
+    found = scorer(["Sort: 2 1\n", "9"], ["1 2\n\nso 1 2", ""])
+
+    def by_hand(*pieces):
+        """Piece by piece, as TRL's trainer of such models makes its tokens."""
+        ids = [token for piece in pieces for token in tokenizer(piece, add_special_tokens=False)["input_ids"]]
+        logits = model(input_ids=torch.tensor([ids])).logits.detach()
+        return (logits[0, -1] if logits.ndim == 3 else logits[0]).softmax(-1)[1].item()
+
+    first = ["Sort: 2 1\n", "1 2", "\n"]
+    expected = [[by_hand(*first), by_hand(*first, "so 1 2", "\n")], [by_hand("9", "", "\n")]]
+    assert [pytest.approx(row, abs=1e-5) for row in expected] == found
+    for by in ("last", "min", "mean", "product"):
+        scorer.aggregate = by
+        numbers = [aggregate(row, by) for row in expected]
+        assert scorer(["Sort: 2 1\n", "9"], ["1 2\n\nso 1 2", ""]) == pytest.approx(numbers, abs=1e-5)
+
+
+def test_a_process_model_without_a_trained_head_is_refused():
+    with pytest.raises(ConfigError, match=r"no weights for score"):
+        ProcessModel(TINY)
 
 
 @pytest.mark.slow

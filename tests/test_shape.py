@@ -10,16 +10,30 @@ import pytest
 ROOT = Path(__file__).parent.parent
 ROOMS = {
     0: {"errors", "files", "signature"},
-    1: {"check", "config", "run"},
-    2: {"dataset", "model", "reward", "trainer", "metric", "optimizer", "callback", "checkpoint", "report"},
-    3: {"tray", "held_out"},
+    1: {"check", "config", "inspection", "run"},
+    2: {
+        "dataset",
+        "model",
+        "reward",
+        "trainer",
+        "metric",
+        "optimizer",
+        "callback",
+        "checkpoint",
+        "report",
+        "loss",
+        "collator",
+        "tracker",
+    },
+    3: {"tray", "held_out", "origin", "dialect", "inference"},
     4: {"command"},
-    5: {"launcher", "stage", "work"},
+    5: {"launcher", "stage", "sweep", "work"},
     6: {"__main__"},
 }
 LEVEL = {room: level for level, rooms in ROOMS.items() for room in rooms}
 # A launcher may start the worker in its own process.
-SIDEWAYS = {("launcher", "work"), ("held_out", "tray")}
+SIDEWAYS = {("launcher", "work"), ("sweep", "work"), ("sweep", "stage"), ("held_out", "tray")}
+SIDEWAYS |= {("inference", "tray"), ("inference", "held_out")}
 HEAVY = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib")
 
 

@@ -1,6 +1,8 @@
 """Staged experiments: each stage is a run like any other, and what depends on a change runs again by itself."""
 
+import os
 import signal
+import time
 
 import pytest
 import yaml
@@ -9,6 +11,7 @@ from runner import __main__ as door
 from runner.errors import ConfigError
 from runner.files import files_of, read_json, write_json
 from runner.run import Run, folder_of, open_run, uses_of
+from runner.sweep import pool
 
 CHAIN = {
     "sft": ["trainer=sft", "learning_rate=1e-3"],
@@ -214,7 +217,7 @@ def test_what_a_file_says_does_not_count_as_typed(write):
 
 def test_the_jobs_of_a_sweep_share_the_stages_below_what_is_swept(chain, capsys):
     assert door.main([*chain, "-m", "rl.kl_coef=0.1,0.2", "--dry-run"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    _, _, *lines = capsys.readouterr().out.splitlines()
     assert [line.split("/")[1] for line in lines] == ["chain-sft", "chain-judge", "chain-rl", "chain-rl"]
 
 
@@ -268,19 +271,20 @@ def test_a_run_records_the_runs_that_it_uses(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [(), ("-m", "rl.seed=1,2")], ids=["alone", "sweep"])
-def test_a_stop_between_two_stages_starts_no_other(chain, monkeypatch, kind):
-    started = []
+def test_a_stop_starts_no_other_stage(chain, monkeypatch, tmp_path, kind):
 
-    def start(run, line, isolated):
-        assert isolated
-        started.append(run.stage)
-        if run.stage == "judge":
-            raise KeyboardInterrupt
+    def launch(run, debug):
+        if run.folder.parent.name.endswith("judge"):
+            os.kill(os.getppid(), signal.SIGINT)
+            time.sleep(60)
+        run.set_status("finished")
         return 0
 
-    monkeypatch.setattr(door, "start", start)
+    monkeypatch.setattr(pool.Pool, "_warm_up", lambda self, task: None)
+    monkeypatch.setattr(pool, "launch", launch)
     assert door.main([*chain, *kind]) == 130
-    assert started == ["sft", "judge"]
+    folders = [path.parent.parent.name for path in sorted((tmp_path / "outputs").glob("*/*/config.yaml"))]
+    assert folders == ["chain-judge", "chain-sft"]
 
 
 def test_without_a_name_each_stage_is_named_after_its_parts_and_itself(write, tmp_path):
@@ -359,4 +363,4 @@ def test_a_stage_that_fails_ends_the_command_with_its_code(runner, chain, kind):
     done = runner(*kind, *chain, *QUICK, "trainer.args.max_steps=2", "judge.dataset.limit.train=0", code=2)
     assert states(runner) == {"sft": ["finished"], "judge": ["failed"], "rl": []}
     # The jobs of a sweep share the stage, and it is tried once.
-    assert done.stdout.count("run       outputs/chain-judge") == 1
+    assert done.stdout.count("start     judge" if kind else "run       outputs/chain-judge") == 1

@@ -265,6 +265,6 @@ def test_a_loss_of_the_users_own_folder_is_the_one_that_is_trained(train, tmp_pa
     )
     (tmp_path / "loss").mkdir()
     (tmp_path / "loss" / "scaled.yaml").write_text("_target_: my_loss.scaled\nscale: 7.0\n")
-    words = ("+loss=scaled", "--config-dir", str(tmp_path), "allow=[my_loss]", "metric=none")
+    words = ("loss=scaled", "--config-dir", str(tmp_path), "allow=[my_loss]", "metric=none")
     done = train(*few_rows("trainer=sft", *words, *QUICK))
     assert [line["loss"] for line in done.lines if line["step"]] == [7.0] * 3

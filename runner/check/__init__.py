@@ -11,6 +11,7 @@ here. Written down is only what a signature cannot say, one thing a file:
     place    where a key that is not known belongs
     value    types, ranges and choices
     part     which parts a trainer asks for, and parts that do not go together
+    objective  losses and token weights: which trainers take them, and what they exclude
     allow    what may run, and what must be typed
     secret   that there is no secret
 """

@@ -133,6 +133,8 @@ RISKS = {
     "log_completions_hub_repo": (bool, "publishes completions"),
     "trackio_space_id": (bool, "publishes the metrics"),
     "trackio_static_space_id": (bool, "publishes the metrics"),
+    "url": (bool, "sends prompts and completions to a server"),
+    "token_variable": (bool, "sends a variable of the environment to a server"),
 }
 
 

@@ -19,9 +19,11 @@ TOP = {
     "kl_coef": "float | None",
     "allow": "list[str] | None",
     "output_root": "str",
+    "objective": "str | None",
+    "tolerate": "dict | None",
 }
 GROUPS = (
-    *("trainer", "model", "dataset", "peft", "quant", "collator", "reward", "loss", "metric"),
+    *("trainer", "model", "dataset", "peft", "quant", "collator", "reward", "loss", "weight", "metric"),
     *("optimizer", "callback", "tracker", "launcher"),
 )
 # Keys beside the arguments of a target: of every node, and of one group's.
@@ -34,9 +36,20 @@ OWN = {
         "evaluates": "bool",
     },
     "model": {"tokenizer": "dict"},
-    "reward": {"weight": "float"},
+    "reward": {"weight": "float", "timeout": "float | None"},
+    "metric": {
+        "on": "list[str] | None",
+        "limit": "int | None",
+        "answers": "Literal['right', 'all']",
+        "better": "Literal['higher', 'lower']",
+        "preprocess": "dict | None",
+    },
+    "peft": {"full": "list[str] | None"},
     "optimizer": {"groups": "dict | None", "scheduler": "dict | None"},
+    "launcher": {"jobs": "int", "timeout_seconds": "float | None", "devices": "list[int | str] | None"},
 }
+# Arguments by which rewards and metrics say what they judge; the other arguments may be columns of the rows.
+JUDGED = ("completions", "completion_ids", "scores", "log_probs", "labels", "logits")
 # Arguments of a trainer that are filled from a group rather than from the trainer's own keys.
 FROM_GROUP = {
     "model": "model",
@@ -122,6 +135,11 @@ def keys_of(path: str, signature: Signature) -> dict[str, Parameter]:
     return dict(signature.parameters) | _own(path)
 
 
+def judges(path: str, signature: Signature) -> bool:
+    """Whether a node is a function that is called later, with the columns of the rows that it names."""
+    return path.split(".")[0] in ("reward", "metric") and bool(set(JUDGED) & set(signature.parameters))
+
+
 def special_keys() -> dict[str, Parameter]:
     """The keys that any node may have."""
     return {key: Parameter(key, annotation=expression(kind)) for key, kind in SPECIAL.items()}
@@ -129,7 +147,7 @@ def special_keys() -> dict[str, Parameter]:
 
 def _own(path: str) -> dict[str, Parameter]:
     group, *rest = path.split(".")
-    if len(rest) > (1 if group == "reward" else 0):
+    if len(rest) > (1 if group in ("reward", "metric") else 0):
         return {}
     kinds = OWN.get(group, {})
     return {key: Parameter(key, annotation=expression(kind)) for key, kind in kinds.items()}

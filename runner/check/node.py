@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from runner.check.allow import find_target_fault
-from runner.check.known import FROM_GROUP, OWN, Asked, Node, keys_of, special_keys
+from runner.check.known import FROM_GROUP, OWN, Asked, Node, judges, keys_of, special_keys
 from runner.check.place import find_unknown
 from runner.check.value import misfit, shown
 from runner.errors import Fault
@@ -20,13 +20,18 @@ SERVED = {
     "model": {"tokenizer", "head", "quantization_config"},
     "dataset": {"to", "keep", "seed"},
     "peft": {"model", "task_type"},
-    "collator": {"tokenizer", "processing_class", "pad_token_id"},
+    "collator": {"tokenizer", "processing_class", "pad_token_id", "inner"},
     "optimizer": {"params", "model"},
-    "loss": {"outputs", "labels", "num_items_in_batch"},
     "optimizer.scheduler": {"optimizer", "num_training_steps"},
-    "launcher": {"folder", "isolated", "debug"},
+    "callback": {
+        *("tokenizer", "processing_class", "folder", "train_dataset", "eval_dataset", "trainer"),
+        *("generate", "prompts"),
+    },
+    "launcher": {"folder", "debug"},
 }
 NEEDED = {"trainer": ("form", "head", "args"), "model": ("tokenizer",)}
+# Arguments of functions that are called with rows and what was made of them.
+LATER = {"completions", "messages", "row"}
 # Keys that hold a node themselves, so that what they misspell can be seen.
 NODES = ("trainer.args", "trainer.teacher_model", "model.tokenizer")
 # Fields that the runner sets whatever the config says; to set them would be in vain.
@@ -97,8 +102,10 @@ def _missing(path: str, node: Node, signature: Signature) -> Iterator[Fault]:
     """A fault for each argument that nobody gives. What is called later may wait for its rows."""
     group = path.partition(".")[0]
     inside = "model" if group in ("trainer", "model") else ""
+    inside = group if group == "callback" and path.count(".") < 2 else inside
     served = SERVED.get(path if path in SERVED else inside, set())
-    later = node.get("_partial_") is True or "completions" in signature.parameters
+    later = node.get("_partial_") is True or judges(path, signature) or bool(LATER & set(signature.parameters))
+    later = later or (path == "loss" and not signature.lineage)  # what a loss is given, the trainer decides
     for name in () if later else signature.required:
         if name not in node and name not in served:
             kind = signature.parameters[name].type

@@ -8,14 +8,15 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from runner.check.known import FROM_GROUP, Asked, Node, is_number
+from runner.check.known import FROM_GROUP, Asked, Node, is_number, leaves
+from runner.check.objective import find_objective_faults
 from runner.check.value import nearest, shown
 from runner.errors import Fault
 from runner.signature import Signature
 from runner.signature.type import shortened
 
 # Groups that only some trainers can use; the others every run needs.
-OPTIONAL = ("reward", "peft", "collator", "callback", "loss", "optimizer")
+OPTIONAL = ("reward", "peft", "collator", "callback", "optimizer")
 
 
 def find_part_faults(asked: Asked) -> Iterator[Fault]:
@@ -27,8 +28,13 @@ def find_part_faults(asked: Asked) -> Iterator[Fault]:
     args = node.get("args") if isinstance(node.get("args"), dict) else {}
     yield from _not_asked_for(asked, trainer)
     yield from _not_given(asked, trainer)
+    yield from find_objective_faults(asked, trainer)
     yield from _quantization(asked)
+    yield from _beside_adapter(asked)
     yield from _parameter_groups(asked)
+    yield from _patterns(asked)
+    yield from _best_metric(asked, args)
+    yield from _early_stopping(asked, args)
     if signature := asked.signature(args):
         yield from _schedule(args)
         yield from _epochs(asked, args)
@@ -94,6 +100,14 @@ def _quantization(asked: Asked) -> Iterator[Fault]:
         yield Fault("quant", found, "one of the two", "quant.load_in_4bit=true")
 
 
+def _beside_adapter(asked: Asked) -> Iterator[Fault]:
+    """A fault where layers are to be trained whole beside an adapter, and there is none."""
+    node = asked.cfg.get("peft")
+    if isinstance(node, dict) and node.get("full") and _is_own_way(asked, node):
+        found = f"set, and {asked.signature(node).name} puts on no adapter"
+        yield Fault("peft.full", found, "an adapter beside which layers are trained whole", "peft=lora")
+
+
 def _parameter_groups(asked: Asked) -> Iterator[Fault]:
     """A fault for a pattern that is none, and for a setting that the optimizer would silently carry along."""
     node = asked.cfg.get("optimizer")
@@ -115,6 +129,46 @@ def _parameter_groups(asked: Asked) -> Iterator[Fault]:
                 near = nearest(key, known)
                 cure = f"optimizer.groups={{{pattern}: {{{near[0] if near else 'lr_ratio'}: <value>}}}}"
                 yield Fault(f"{where}.{key}", f"{signature.name} has no such setting", shortened(known), cure)
+
+
+def _patterns(asked: Asked) -> Iterator[Fault]:
+    """A fault for a pattern of a reward, metric or tuner that is no regular expression, before a step finds it."""
+    for path, key, value in leaves({group: asked.cfg.get(group) for group in ("reward", "metric", "peft")}):
+        if key in (("matching", "full") if path.startswith("peft.") else ("pattern",)) and isinstance(value, str):
+            try:
+                re.compile(value)
+            except re.error as error:
+                where, _, index = path.rpartition(".")
+                where, example = (where, "['<pattern>']") if index.isdigit() else (path, "'<pattern>'")
+                yield Fault(where, f"{value!r}: {error}", "a regular expression", f"{where}={example}")
+
+
+def _best_metric(asked: Asked, args: Node) -> Iterator[Fault]:
+    """A fault where the best checkpoint would be the worst, because the metric that chooses it is better when lower."""
+    wanted, node = str(args.get("metric_for_best_model") or ""), asked.cfg.get("metric")
+    for name, entry in node.items() if isinstance(node, dict) and "_target_" not in node else ():
+        better = entry.get("better") if isinstance(entry, dict) else None
+        higher = better == "higher"
+        chosen = args.get("greater_is_better", not wanted.endswith("loss"))
+        if better and (wanted == name or wanted.endswith(f"_{name}")) and chosen is not higher:
+            where = "trainer.args.greater_is_better"
+            found = f"{wanted} is better when it is {better}, and {'higher' if chosen else 'lower'} would be chosen"
+            yield Fault(where, found, str(higher).lower(), f"{where}={str(higher).lower()}")
+
+
+def _early_stopping(asked: Asked, args: Node) -> Iterator[Fault]:
+    """A fault where a training is to stop early and nothing says by what, or nothing is evaluated."""
+    node = asked.cfg.get("callback")
+    entries = node.values() if isinstance(node, dict) and "_target_" not in node else [node]
+    signatures = filter(None, map(asked.signature, entries))
+    if not any("EarlyStoppingCallback" in signature.lineage for signature in signatures):
+        return
+    if args.get("eval_strategy", "no") in ("no", False):
+        where, cure = "trainer.args.eval_strategy", "trainer.args.eval_strategy=steps trainer.args.eval_steps=20"
+        yield Fault(where, "no, and a training is to stop early", "evaluations", cure)
+    if not args.get("metric_for_best_model") and not args.get("load_best_model_at_end"):
+        where = "trainer.args.metric_for_best_model"
+        yield Fault(where, "none, and a training is to stop early", "a held-out figure", f"{where}=eval_loss")
 
 
 def _schedule(args: Node) -> Iterator[Fault]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from runner.check.known import FROM_GROUP, TOP, Asked, Node, keys_of
+from runner.check.known import FROM_GROUP, TOP, Asked, Node, judges, keys_of
 from runner.check.value import likeness, nearest, typed
 from runner.errors import Fault
 from runner.signature import Signature
@@ -34,13 +34,15 @@ ALIKE = 0.8  # from this likeness on, a key is taken for a misspelling of its ne
 def find_unknown(asked: Asked, path: str, node: Node, key: str, signature: Signature) -> Iterator[Fault]:
     """The fault of a key that its target does not take.
 
-    An open target takes any key; there only one that looks like an argument is a fault.
+    An open target takes any key; there only one that looks like an argument is a fault. Rewards and metrics are open
+    to the columns of the rows, and not to keys.
     """
+    is_open = signature.is_open and not judges(path, signature)
     own, value = f"{path}.{key}", node[key]
     keys = keys_of(path, signature)
     free = [name for name in keys if path != "trainer" or name not in FROM_GROUP]
-    near = [FORMERLY[key]] if FORMERLY.get(key) in free else _near(key, free, signature.is_open)
-    if signature.is_open and not near:
+    near = [FORMERLY[key]] if FORMERLY.get(key) in free else _near(key, free, is_open)
+    if is_open and not near:
         return
     found = f"{signature.name} has no such {'field' if 'Config' in signature.name else 'argument'}"
     is_alike = bool(near) and (near[0] == FORMERLY.get(key) or likeness(key, near[0]) >= ALIKE)

@@ -12,18 +12,29 @@ from runner.signature.type import expression, shortened, to_type
 
 NEEDED = ("trainer", "model", "dataset")
 READ = ("tracker", "launcher")  # where the key is there, there must be something in it
-NAMED = ("reward", "metric", "callback")  # groups of parts that each have a name
+NAMED = ("reward", "weight", "metric", "callback")  # groups of parts that each have a name
 # Groups that are read as they are, without anything to build.
-PLAIN = {"tracker": {"report_to": "str | list[str]", "environment": "dict[str, str] | None"}}
+PLAIN = {
+    "tracker": {
+        "report_to": "str | list[str]",
+        "environment": "dict[str, str] | None",
+        "tags": "list[str] | None",
+    },
+    # The silent faults of what is trained that a run may start with all the same; they are found in ``inspection``.
+    "tolerate": {
+        "truncated": "float",  # the share of rows that may be cut or left out
+        **dict.fromkeys(("nothing_trained", "no_end", "doubled_bos", "other_template"), "bool"),
+    },
+}
 
 
 def find_top_faults(asked: Asked) -> Iterator[Fault]:
     """A fault for each key of the top level that is strange, missing, or holds the wrong thing."""
     for key, value in asked.cfg.items():
-        if key in TOP:
-            yield from _setting(asked, key, value)
-        elif key in PLAIN and isinstance(value, dict):
+        if key in PLAIN and isinstance(value, dict):
             yield from _plain(key, value)
+        elif key in TOP:
+            yield from _setting(asked, key, value)
         elif key in asked.groups:
             yield from _group(asked, key, value)
         else:
@@ -63,6 +74,8 @@ def _plain(group: str, node: dict[str, Any]) -> Iterator[Fault]:
             yield Fault(path, "no such key", near, typed(f"{group}.{near}", value))
         elif not (known := to_type(expression(kinds[key]), None)).accepts(value):
             yield misfit_type(path, value, known)
+        elif fault := misfit_number(path, value, SETTINGS.get(path)):
+            yield fault
 
 
 def _group(asked: Asked, group: str, node: Any) -> Iterator[Fault]:

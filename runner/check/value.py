@@ -54,7 +54,7 @@ SHARE = Range(0, 1, above=True)
 SEED = Range(0, 2**32 - 1)
 
 # Of the top level.
-SETTINGS = {"seed": SEED, "learning_rate": STEP_SIZE, "kl_coef": NOT_NEGATIVE}
+SETTINGS = {"seed": SEED, "learning_rate": STEP_SIZE, "kl_coef": NOT_NEGATIVE, "tolerate.truncated": FRACTION}
 
 TRAINING = {
     # the loop
@@ -116,6 +116,9 @@ BY_CLASS = {
     **{(f"{name}Config", "beta"): POSITIVE for name in ("DPO", "KTO", "CPO", "ORPO", "OnlineDPO", "TPO")},
     # Between forward and reverse KL.
     **{(f"{name}Config", "beta"): FRACTION for name in ("GKD", "GOLD", "Distillation")},
+    **{("Samples", name): COUNT for name in ("every", "count", "max_new_tokens")},
+    **{("Samples", name): NOT_NEGATIVE for name in ("shown", "temperature")},
+    ("EarlyStoppingCallback", "early_stopping_patience"): COUNT,
     # r is 0 where the size of a block is given instead.
     ("OFTConfig", "r"): NOT_NEGATIVE,
 }

@@ -5,6 +5,7 @@ What is not here: how the parts are built (``tray``), what is measured (``held_o
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -15,28 +16,34 @@ from typing import Any
 
 from runner.config import Options
 from runner.dataset.convert import FORMS_FOR, fits
-from runner.errors import DataError, Fault, FolderError
-from runner.files import files_of, read_json, seal, shipped, write_json
-from runner.held_out import held_out_scores
+from runner.errors import ConfigError, DataError, Fault, FolderError
+from runner.files import files_of, read_json, seal, shipped, strict, write_json, write_text
+from runner.held_out import find_metric_faults, held_out_scores, measure_in
+from runner.inspection import find_faults, inspect_training, stop_ids
 from runner.run import Run, last_checkpoint, write_manifest
-from runner.tray import TRACKER_VARIABLES, foreign_variable, lay_out, path_of, policy_of
+from runner.tray import TRACKER_VARIABLES, find_callback_faults, foreign_variable, lay_out, path_of, policy_of
 
 
 def train(run: Run, stop: Any) -> None:
     """Train, or go on training, until the run is finished; raises Interrupted when a signal came first."""
     from runner.checkpoint import resume
+    from runner.tracker.callback import trackers_closed
 
     began = time.monotonic()
     parts = lay_out(run, stop)
     trainer = parts["trainer"]
+    measure_in(run, parts)
     _start(run, parts)
     newest = last_checkpoint(run, clean=trainer.is_world_process_zero())
-    resume(trainer, newest, lambda path: trainer.train(resume_from_checkpoint=path))
-    if stop.number is not None:
-        raise stop.error()
-    if trainer.state.global_step == 0:
-        raise DataError(_no_steps(parts["args"], len(parts["train_dataset"])))
-    _finish(run, parts, time.monotonic() - began)
+    if newest is None:
+        _refuse_silent_faults(run, parts)
+    with trackers_closed(trainer):
+        resume(trainer, newest, lambda path: trainer.train(resume_from_checkpoint=path))
+        if stop.number is not None:
+            raise stop.error()
+        if trainer.state.global_step == 0:
+            raise DataError(_no_steps(parts["args"], len(parts["train_dataset"])))
+        _finish(run, parts, time.monotonic() - began)
 
 
 def mismatches(cfg: Mapping[str, Any], menu: Options) -> list[Fault]:
@@ -48,9 +55,8 @@ def mismatches(cfg: Mapping[str, Any], menu: Options) -> list[Fault]:
         found = f"{form} rows ({rows.get('path')})"
         expected = f"rows that can become {wanted} rows: {', '.join(FORMS_FOR[wanted])}"
         faults.append(Fault("dataset", found, expected, f"dataset=<{' | '.join(_datasets_for(wanted, menu))}>"))
-    if cfg["metric"] and not fits(form, "prompt"):
-        found = f"{', '.join(cfg['metric'])} of completions, and {form} rows have no prompt"
-        faults.append(Fault("metric", found, "rows with prompts, or none", "metric=none"))
+    faults += find_metric_faults(cfg)
+    faults += find_callback_faults(cfg)
     variables = cfg["tracker"].get("environment") or {}
     faults += [foreign_variable(name) for name in variables if not name.startswith(TRACKER_VARIABLES)]
     evaluates = args.get("eval_strategy", "no") not in ("no", False)
@@ -87,12 +93,24 @@ def _start(run: Run, parts: Mapping[str, Any]) -> None:
     if hasattr(rows, "__len__") and len(rows) < _rows_per_step(args):
         raise DataError(_no_steps(args, len(rows)))
     if trainer.is_world_process_zero():
-        facts, before = _facts(parts), read_json(run.folder / "manifest.json") or {"data": None}
-        if before["data"] not in (None, facts["data"]) and last_checkpoint(run, clean=False):
+        facts, before = _facts(parts), read_json(run.folder / "manifest.json") or {}
+        if before.get("data") not in (None, facts["data"]) and last_checkpoint(run, clean=False):
             found = "the rows are not those that its checkpoints were trained on"
             raise FolderError(Fault(str(run), found, "the same rows", "name=<another name>, to start anew"))
         write_manifest(run, **facts, starts=before.get("starts", 0) + 1)
     trainer.add_callback(AtStart(lambda: _measure_before(run, parts)))
+
+
+def _refuse_silent_faults(run: Run, parts: Mapping[str, Any]) -> None:
+    """Raise ConfigError where the first rows show that the training could not teach what it is meant to."""
+    node, trainer = run.cfg["trainer"], parts["trainer"]
+    ends = stop_ids(policy_of(trainer))
+    seen = inspect_training(trainer, parts["train_dataset"], form=node["form"], head=node["head"], ends=ends)
+    faults = find_faults(seen, run.cfg.get("tolerate"))
+    if faults and not trainer.is_world_process_zero():
+        trainer.accelerator.wait_for_everyone()  # the first process tells, and ends the others
+    if faults:
+        raise ConfigError(faults)
 
 
 def _measure_before(run: Run, parts: Mapping[str, Any]) -> None:
@@ -136,20 +154,36 @@ def save_model(run: Run, trainer: Any) -> None:
         trainer.processing_class.save_pretrained(new)
     if trainer.is_world_process_zero():
         (new / "training_args.bin").unlink(missing_ok=True)
+        write_text(new / "training_args.json", _portable(trainer.args))
         seal(new)
         shutil.rmtree(run.model, ignore_errors=True)
         new.rename(run.model)
 
 
 def _save_adapter(run: Run, model: Any, folder: Path) -> None:
-    """Write the adapter with the base that the config names, so that it loads wherever that can be found."""
+    """Write the adapter with the base that the config names, so that it loads wherever that can be found.
+
+    Where that base was made by merging it is nowhere, and the whole model is written.
+    """
     from runner.model.adapter import write_adapter
     from runner.model.load import read_adapter
 
+    if run.cfg["model"].get("merge"):
+        for path in folder.glob("adapter_*"):
+            path.unlink()
+        model.merge_and_unload(adapter_names=["default"]).save_pretrained(folder)
+        return
     path, revision = path_of(run.cfg)["path"], run.cfg["model"].get("revision")
     loaded = read_adapter(path, revision)
     base = loaded.base_model_name_or_path if loaded else path
     write_adapter(model, folder, base=shipped(base), revision=loaded.revision if loaded else revision)
+
+
+def _portable(args: Any) -> str:
+    """What the trainer was told, as JSON without places and names of this run; tokens are masked by transformers."""
+    own = ("output_dir", "logging_dir", "run_name")
+    told = {name: value for name, value in args.to_dict().items() if name not in own}
+    return json.dumps(strict(told), indent=2, ensure_ascii=False, default=str) + "\n"
 
 
 def _push(run: Run) -> None:

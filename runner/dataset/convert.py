@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
+from runner.dataset.step import Step, apply_steps
 from runner.errors import DataError, Fault
 
 log = logging.getLogger(__name__)
@@ -24,26 +25,28 @@ Row = dict[str, Any]
 Turns = list[dict[str, Any]]
 
 # Part of the key under which converted rows are cached: count up when a row comes out otherwise.
-CONVERT_VERSION = 1
+CONVERT_VERSION = 2
 
 # Which raw form can feed which trainer form. The order is the order of recognition: what needs more
 # columns comes first, and messages before prompt_completion, which would lose the earlier turns.
 ARROWS: dict[str, tuple[str, ...]] = {
     "stepwise": ("stepwise", "prompt"),
-    "preference": ("demonstration", "messages", "preference", "unpaired", "prompt"),
-    "unpaired": ("demonstration", "messages", "unpaired", "prompt"),
-    "messages": ("demonstration", "messages", "prompt"),
-    "prompt_completion": ("demonstration", "messages", "prompt"),
-    "text": ("demonstration",),
+    "preference": ("demonstration", "messages", "preference", "unpaired", "prompt", "answer"),
+    "unpaired": ("demonstration", "messages", "unpaired", "prompt", "answer"),
+    "messages": ("demonstration", "messages", "prompt", "answer"),
+    "prompt_completion": ("demonstration", "messages", "prompt", "answer"),
+    "text": ("demonstration", "answer"),
     "prompt": ("prompt",),
 }
 TRAINER_FORMS = ("demonstration", "messages", "preference", "unpaired", "prompt", "stepwise")
-FORMS_FOR = {to: tuple(raw for raw, ends in ARROWS.items() if to in ends) for to in TRAINER_FORMS}
+# The last feeds no trainer: metrics read known answers.
+FORMS_FOR = {to: tuple(raw for raw, ends in ARROWS.items() if to in ends) for to in (*TRAINER_FORMS, "answer")}
 
 SPEAKERS = {name: name for name in ("system", "developer", "user", "assistant", "tool")}
 SPEAKERS |= {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
-# What a turn may carry besides its text, because templates render it; scores and ids stay behind.
-TURN_EXTRAS = ("tool_calls", "tool_call_id", "name", "reasoning_content", "thinking")
+# What a turn may carry besides its text, because templates render it, or a rule of weights reads it; scores and ids
+# stay behind.
+TURN_EXTRAS = ("tool_calls", "tool_call_id", "name", "reasoning_content", "thinking", "weight")
 TWINS = {"prompt": "input", "completion": "target"}
 SHOWN = 5
 
@@ -373,6 +376,16 @@ def _last_text(answer: str | Turns) -> str:
     return answer if isinstance(answer, str) else answer[-1]["content"]
 
 
+def to_answer(row: Row) -> list[Row]:
+    """Each known answer with its prompt, or a text, and as ``label`` whether it is right; a pair becomes two rows."""
+    if "chosen" in row or "label" in row:
+        return to_unpaired(row)
+    if "messages" not in row:
+        return [row | {"label": True}]
+    *asked, answer = row["messages"]
+    return [{"prompt": asked, "completion": [answer], "label": True}] if asked and answer["role"] == "assistant" else []
+
+
 def to_stepwise(row: Row) -> list[Row]:
     """A prompt with the steps of an answer and whether each is right."""
     return [row]
@@ -385,6 +398,7 @@ _TO: dict[str, Callable[[Row], list[Row]]] = {
     "unpaired": to_unpaired,
     "prompt": to_prompt,
     "stepwise": to_stepwise,
+    "answer": to_answer,
 }
 
 
@@ -415,13 +429,18 @@ class Conversion:
     bad_rows: str = "refuse"
     label: str = "rows"
     total: int | None = None
+    steps: tuple[Step, ...] = ()
+    chats: bool = False  # whether the steps hand over conversations, whose turns may hold anything
     like: Row = field(default_factory=dict)
     seen: int = 0
     faults: list[Fault] = field(default_factory=list)
     left_out: Counter = field(default_factory=Counter)
 
-    def one(self, row: Row) -> list[Row]:
-        """What one source row becomes, with the columns that go along."""
+    def one(self, row: Row) -> list[Row] | None:
+        """What one source row becomes, with the columns that go along; None where a step leaves it out."""
+        row = apply_steps(row, self.steps) if self.steps else row
+        if row is None:
+            return None
         along = {name: row.get(name) for name in self.kept}
         return [made | along for made in convert(row, self.layout, self.to, self.system)]
 
@@ -429,7 +448,7 @@ class Conversion:
         """The first row that comes out, which shows the columns of all; empty where none does."""
         for row in rows:
             with suppress(DataError):
-                self.like = next(iter(self.one(row)), {})
+                self.like = next(iter(self.one(row) or ()), {})
             if self.like:
                 break
         return self.like
@@ -448,6 +467,9 @@ class Conversion:
     def _try(self, row: Row, place: int) -> list[Row]:
         try:
             made = self.one(row)
+            if made is None:
+                self.left_out["dataset.map gave None"] += 1
+                return []
             for new in made:
                 _check_kind(new, self.like)
         except DataError as error:

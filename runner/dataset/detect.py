@@ -48,6 +48,7 @@ EXCHANGES = (
 )
 CONVERSATIONS = ("messages", "conversations", "conversation")
 QUESTIONS = ("instruction", "input", "question", "query")
+EVERY = "*"  # all columns, where names of columns are asked for
 
 # Columns that never stand beside `prompt`, because their names alone make TRL do something else.
 CLASHES: dict[str, str] = {
@@ -219,7 +220,7 @@ def _spelt(form: str) -> str:
 
 def _to_type(form: str) -> str:
     """What to type so that rows are read as this form."""
-    form = "prompt_completion" if form == "demonstration" else form
+    form = "prompt_completion" if form in ("demonstration", "answer") else form
     roles = " ".join(f"dataset.columns.{group[0]}=<column>" for group in NEEDS[form])
     return f"{roles}, or choose another dataset"
 
@@ -227,8 +228,8 @@ def _to_type(form: str) -> str:
 def kept_columns(columns: Iterable[str], layout: Layout, to: str, keep: Sequence[str] | None) -> tuple[str, ...]:
     """The source's columns that go along: for ``prompt`` what rewards may ask for, else tools only.
 
-    ``keep`` None takes every column whose name is safe. Raises DataError for a named one that is
-    not there.
+    ``keep`` None takes every column whose name is safe; for other forms than ``prompt`` it takes none, and EVERY all.
+    Raises DataError for a named one that is not there.
     """
     columns = list(columns)
     lost = {"image", "images", "chat_template_kwargs"} if to != "prompt" else set(CLASHES)
@@ -236,7 +237,12 @@ def kept_columns(columns: Iterable[str], layout: Layout, to: str, keep: Sequence
         for name in sorted(lost & set(columns) - set(layout.columns.values())):
             log.warning("the column `%s` is left out: %s", name, CLASHES[name])
     if to != "prompt":
-        return ("tools",) if "tools" in columns and layout.form not in ("text", "stepwise") else ()
+        tools = ("tools",) if "tools" in columns and layout.form not in ("text", "stepwise") else ()
+        safe = [name for name in columns if name not in CLASHES and name not in ("prompt", "text")]
+        asked = safe if EVERY in (keep or ()) else [name for name in keep or () if name not in tools]
+        if faults := [_unkept(name, columns, safe, "weight") for name in asked if name not in safe]:
+            raise DataError(faults)
+        return (*tools, *asked)
     if keep is None:
         return tuple(name for name in columns if name not in CLASHES and name != "prompt")
     made = {"prompt", "reference"} if layout.form not in ("prompt", "stepwise") else {"prompt"}
@@ -248,8 +254,9 @@ def kept_columns(columns: Iterable[str], layout: Layout, to: str, keep: Sequence
     return tuple(name for name in wanted if name != "prompt")
 
 
-def _unkept(name: str, columns: Sequence[str], usable: Sequence[str]) -> Fault:
+def _unkept(name: str, columns: Sequence[str], usable: Sequence[str], group: str = "reward") -> Fault:
     if name in columns:
         cure = "give the column another name in the data"
-        return Fault("reward", f"a reward asks for the column {name!r}", CLASHES[name], cure)
-    return misnamed("reward", name, usable, "a reward that asks for {}")
+        why = CLASHES.get(name, "the trainer would take the rows for another form")
+        return Fault(group, f"a {group} asks for the column {name!r}", why, cure)
+    return misnamed(group, name, usable, f"a {group} that asks for {{}}")

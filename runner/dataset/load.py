@@ -31,6 +31,7 @@ from datasets.exceptions import DatasetGenerationError
 from runner.dataset.convert import CONVERT_VERSION, TURN_EXTRAS, Conversion, Layout
 from runner.dataset.detect import kept_columns, misnamed, read_layout
 from runner.dataset.disk import Files, check_files, find_files, header_of
+from runner.dataset.step import Step, first_made, key_of_steps, to_steps
 from runner.errors import DataError, EnvironmentFault, Fault
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ def load_rows(
     config: str | None = None,
     revision: str | None = None,
     split: dict[Literal["train", "eval"], Any] | None = None,
+    map: Any = None,
     columns: dict[Role, str] | None = None,
     system: str | None = None,
     limit: dict[Literal["train", "eval"], int | None] | None = None,
@@ -81,7 +83,8 @@ def load_rows(
     ``split`` has ``train`` and ``eval``, each a slice as datasets writes it (``train[:90%]``);
     ``eval`` may map names to slices. Training rows are shuffled before ``limit`` is taken, because
     files are often sorted, and the head of a sorted file is no sample; held-out rows keep their
-    order. ``limit`` counts rows of the source. ``to`` is the trainer form; None changes no row.
+    order. ``limit`` counts rows of the source. ``map`` is a function row -> row, or None to leave it out, or several of
+    them; each goes over the source's rows before their form is found. ``to`` is the trainer form; None changes no row.
 
     Raises DataError with every bad row of a split; ``bad_rows="drop"`` tells and leaves them out.
     """
@@ -89,7 +92,7 @@ def load_rows(
     limits = read_limits(limit)
     files = find_files(path)
     _check_words(files, bad_rows, config=config, revision=revision)
-    reading = Reading(form, dict(columns or {}), system, bad_rows, to, keep)
+    reading = Reading(form, dict(columns or {}), system, bad_rows, to, keep, to_steps(map))
     with _local_main_process_first():
         source = _open_source(path, files, config, revision, streaming)
         order = seed if shuffle else None
@@ -110,6 +113,7 @@ class Reading:
     bad_rows: str = "refuse"
     to: str | None = None
     keep: Sequence[str] | None = None
+    steps: tuple[Step, ...] = ()
 
 
 # --- What was asked for -------------------------------------------------------------------------
@@ -323,10 +327,12 @@ def _read_stream(
 
 
 def _conversion(rows: Rows, reading: Reading, label: str) -> Conversion:
-    row = next(iter(rows))
+    row = first_made(rows, reading.steps) if reading.steps else next(iter(rows))
     layout = read_layout(list(row), row, form=reading.form, given=reading.columns, to=reading.to)
     kept = kept_columns(list(row), layout, reading.to, reading.keep)
-    return Conversion(layout, reading.to, reading.system, kept, reading.bad_rows, label)
+    chats = bool(reading.steps) and any(isinstance(row[column], list) for column in layout.columns.values())
+    words = {"steps": reading.steps, "chats": chats}
+    return Conversion(layout, reading.to, reading.system, kept, reading.bad_rows, label, **words)
 
 
 def _raise_all(conversion: Conversion, rows: Dataset, places: Sequence[int]) -> None:
@@ -338,15 +344,26 @@ def _raise_all(conversion: Conversion, rows: Dataset, places: Sequence[int]) -> 
 
 def _conversion_key(rows: Dataset, conversion: Conversion) -> str:
     layout = conversion.layout
-    words = (conversion.to, conversion.system, conversion.kept, conversion.bad_rows)
+    words = [conversion.to, conversion.system, conversion.kept, conversion.bad_rows]
+    words += key_of_steps(conversion.steps)
     return _key(CONVERT_VERSION, rows._fingerprint, layout.form, dict(layout.columns), *words)
 
 
 def _features(conversion: Conversion, source: Features) -> Features:
     """The types of the converted columns, which must not be guessed from a first batch of nulls."""
+    if conversion.steps:  # which may make anything of the source's columns
+        turn = Json() if conversion.chats else {"role": Value("string"), "content": Value("string")}
+        types = {name: _type_of(value, turn) for name, value in conversion.like.items()}
+        return Features(types | {name: _found_type(name, conversion.like[name]) for name in conversion.kept})
     turn = _turn_type(conversion.layout, source)
     types = {name: _type_of(value, turn) for name, value in conversion.like.items()}
     return Features(types | {name: source[name] for name in conversion.kept})
+
+
+def _found_type(name: str, value: Any) -> Any:
+    """The type of a value that a step has made; null counts as text."""
+    kind = pa.string() if value is None else pa.array([value]).type
+    return Features.from_arrow_schema(pa.schema([(name, kind)]))[name]
 
 
 def _turn_type(layout: Layout, source: Features) -> Any:

@@ -43,7 +43,8 @@ def mix_rows(
     _check_weights(parts, weights)
     limits = read_limits(limit)
     # Every part hands over what it has, because a reward may concern the rows of one part only.
-    loaded = {name: load(to=to, keep=None, seed=seed) for name, load in parts.items()}
+    wanted = None if to == "prompt" else keep
+    loaded = {name: load(to=to, keep=wanted, seed=seed) for name, load in parts.items()}
     trains = {name: train for name, (train, _) in loaded.items() if train is not None}
     if to == "prompt" and keep is not None:
         trains = _only(trains, {"prompt", "reference", *keep}, keep)

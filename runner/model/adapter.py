@@ -5,6 +5,8 @@ Putting it on is the trainer's work. Which adapters there are is peft's; ``conf/
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from runner.errors import ConfigError, Fault
 # switched off, what remains is not the base model.
 BASE_CHANGING = ("pissa", "olora", "corda", "loftq", "lora_ga")
 RANDOM = (PeftType.C3A, PeftType.VBLORA)  # these start from noise
+OWN = ("full",)  # keys of the group that are not the adapter's
 
 
 def changes_base(peft_config: PeftConfig | None) -> bool:
@@ -52,9 +55,12 @@ def check_adapter(model: PreTrainedModel | PeftModel, peft_config: PeftConfig | 
     faults = []
     if peft_config is not None and loaded_config(model) is not None:
         found = "model.path is an adapter, and a second one would go on top"
-        faults.append(Fault("peft", found, "one adapter", "peft=none"))
+        faults.append(Fault("peft", found, "one adapter", "peft=none, or model.merge=true"))
     if is_quantized(model):
         faults += _quantized_faults(peft_config or loaded_config(model))
+    if getattr(peft_config, "peft_type", None) == PeftType.ADALORA:
+        found = "AdaLoRA, whose ranks nothing would move, and no checkpoint could be resumed"
+        faults.append(Fault("peft", found, "an adapter whose shape stays", "peft=lora"))
     how = str(getattr(peft_config, "init_lora_weights", ""))
     if how.startswith("pissa_niter"):
         found = f"{how} draws at random, and again when the adapter is loaded: another model"
@@ -63,6 +69,34 @@ def check_adapter(model: PreTrainedModel | PeftModel, peft_config: PeftConfig | 
     faults += _target_faults(model, getattr(peft_config, "target_modules", None))
     if faults:
         raise ConfigError(faults)
+
+
+def train_beside(model: PreTrainedModel, peft_config: PeftConfig, patterns: Sequence[str]) -> None:
+    """Have an adapter train some layers whole: those in the names of whose weights a pattern is found.
+
+    They are saved with the adapter, and any peft loads them. A head that shares its weights with the embeddings stands
+    for those. Raises ConfigError for what fits nothing, or cannot be trained whole.
+    """
+    if peft_config.is_prompt_learning or not hasattr(peft_config, "modules_to_save"):
+        found = f"{type(peft_config).__name__} trains no layer whole"
+        raise ConfigError(Fault("peft.full", found, "an adapter inside the layers", "peft=lora"))
+    layers, faults = set(), []
+    weights = dict(model.named_parameters(remove_duplicate=False))
+    for pattern in patterns:
+        fitting = [name for name in weights if re.search(pattern, name)]
+        rounded = [name for name in fitting if not weights[name].is_floating_point()]
+        if not fitting or rounded:
+            found = f"{rounded[0]} is quantised" if rounded else f"no weight has {pattern} in its name"
+            faults.append(Fault("peft.full", found, f"such as {', '.join(_embeddings(model))}"))
+        layers |= {name.rpartition(".")[0] for name in fitting}
+    if faults:
+        raise ConfigError(faults)
+    source, *shared = _embeddings(model) if model.config.get_text_config().tie_word_embeddings else [""]
+    if layers & {source, *shared}:
+        layers = layers - set(shared) | {source}
+        if shared and hasattr(peft_config, "ensure_weight_tying"):
+            peft_config.ensure_weight_tying = True
+    peft_config.modules_to_save = sorted({*(peft_config.modules_to_save or ()), *layers})
 
 
 def write_adapter(model: PeftModel, folder: Path, *, base: str | None = None, revision: str | None = None) -> None:
@@ -79,6 +113,13 @@ def write_adapter(model: PeftModel, folder: Path, *, base: str | None = None, re
         model.save_pretrained(str(folder), selected_adapters=["default"], save_embedding_layers=False)
     finally:
         config.base_model_name_or_path, config.revision = here
+
+
+def _embeddings(model: PreTrainedModel) -> list[str]:
+    """The names of the layers that turn tokens into states and states into logits."""
+    parts = filter(None, (model.get_input_embeddings(), model.get_output_embeddings()))
+    names = {id(part): name for name, part in model.named_modules()}
+    return [names[id(part)] for part in parts]
 
 
 def _quantized_faults(peft_config: PeftConfig | None) -> list[Fault]:

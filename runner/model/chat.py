@@ -11,6 +11,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
+from trl.chat_template_utils import get_training_chat_template, has_generation_markers, supports_tool_calling
 
 from runner.errors import ConfigError, Fault
 from runner.files import shipped
@@ -29,7 +30,7 @@ def template_names() -> list[str]:
 
 
 def read_template(name: str) -> str:
-    """The text of a shipped template (``plain``, ``chatml``) or of a ``.jinja`` file."""
+    """The text of a shipped template (``plain``, ``chatml``, ``react``, ``hermes``) or of a ``.jinja`` file."""
     file = Path(shipped(name)) if name.endswith(".jinja") else SHELF / f"{name}.jinja"
     if not file.is_file():
         choices = f"{', '.join(template_names())}, or the path of a .jinja file"
@@ -51,8 +52,13 @@ def set_template(tokenizer: PreTrainedTokenizerBase, name: str | None) -> None:
         _try_template(tokenizer, name)
 
 
-def check_template(tokenizer: PreTrainedTokenizerBase, *, chats: bool) -> None:
-    """Raise ConfigError where the rows are chats and the tokenizer has no template for them."""
+def check_template(
+    tokenizer: PreTrainedTokenizerBase, *, chats: bool, calls: bool = False, answers_only: bool = False
+) -> None:
+    """Raise ConfigError where the rows are chats and the tokenizer has no template that does for them.
+
+    With ``calls`` it must spell what tools are called with and give back, with ``answers_only`` mark what is trained.
+    """
     if chats and not tokenizer.chat_template:
         raise ConfigError(
             Fault(
@@ -62,6 +68,28 @@ def check_template(tokenizer: PreTrainedTokenizerBase, *, chats: bool) -> None:
                 f"{KEY}=plain",
             )
         )
+    faults = []
+    if calls and not supports_tool_calling(tokenizer):
+        found = "the rows call tools, and the template leaves out the calls or what comes back"
+        faults.append(Fault(KEY, found, "a template that spells them", f"{KEY}=hermes, or react"))
+    if chats and answers_only and not _marks_answers(tokenizer):
+        found = "trainer.args.assistant_only_loss, and the template does not mark what the assistant says"
+        cure = f"{KEY}=chatml, or trainer.args.assistant_only_loss=false"
+        faults.append(Fault(KEY, found, "{% generation %} around each answer", cure))
+    if faults:
+        raise ConfigError(faults)
+
+
+def _marks_answers(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a mask of the assistant's tokens can be had, of the template or of TRL's version of it for training."""
+    template = None
+    if not has_generation_markers(tokenizer.chat_template):
+        try:
+            template = get_training_chat_template(tokenizer)
+        except ValueError:  # not one that TRL knows
+            return False
+    how = {"return_dict": True, "return_assistant_tokens_mask": True, "chat_template": template}
+    return any(tokenizer.apply_chat_template(PROBE, **how)["assistant_masks"])
 
 
 def turn_end(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -75,7 +103,7 @@ def _try_template(tokenizer: PreTrainedTokenizerBase, name: str | None) -> None:
     """Render one exchange: a faulty template would fail later on, without file or line."""
     try:
         text: Any = tokenizer.apply_chat_template(PROBE, tokenize=False)
-    except TemplateError as error:
+    except (TemplateError, OverflowError) as error:  # the sandbox refuses long loops by the latter
         line = f", line {error.lineno}" if getattr(error, "lineno", None) else ""
         found = f"{name or 'its own template'}{line}: {error}"
         raise ConfigError(Fault(KEY, found, "a Jinja template that renders", f"{KEY}=chatml")) from error

@@ -1,7 +1,8 @@
-"""Training only the last part of a model, without an adapter."""
+"""Training only a part of a model, its last layers or what a pattern fits, without an adapter."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from peft import PeftModel
@@ -34,6 +35,32 @@ def train_last_layers(model: PreTrainedModel, *, layers: int, also: Sequence[str
     return model
 
 
+def train_weights(model: PreTrainedModel, *, matching: Sequence[str]) -> PreTrainedModel:
+    """The same model, in which only those weights are still trained in whose names a pattern is found.
+
+    Weights that are shared have one name, that of the embeddings. Raises ConfigError for a pattern that fits nothing.
+    """
+    weights = dict(model.named_parameters())
+    faults = [] if matching else [Fault("peft.matching", "nothing", "patterns", "peft.matching=[norm]")]
+    faults += _whole_faults(model)
+    for pattern in matching:
+        if not any(re.search(pattern, name) for name in weights):
+            names = ", ".join([*weights][:3])
+            faults.append(Fault("peft.matching", f"no weight has {pattern} in its name", f"such as {names}"))
+    if faults:
+        raise ConfigError(faults)
+    for name, weight in weights.items():
+        weight.requires_grad_(any(re.search(pattern, name) for pattern in matching))
+    return model
+
+
+def _whole_faults(model: nn.Module) -> list[Fault]:
+    if not isinstance(model, PeftModel) and not is_quantized(model):
+        return []
+    found = "its weights are frozen: it is quantised, or an adapter"
+    return [Fault("peft", found, "a whole model", "peft=none, or quant=none, or model.merge=true")]
+
+
 def _check(model: nn.Module, depth: int, layers: int, also: Sequence[str]) -> None:
     faults = []
     if not 0 <= layers <= depth:
@@ -44,9 +71,7 @@ def _check(model: nn.Module, depth: int, layers: int, also: Sequence[str]) -> No
         faults.append(Fault("peft.also", found, f"any of {PARTS}", "peft.also=[norm,head]"))
     if not layers and not also:
         faults.append(Fault("peft", "nothing would be trained", "a layer, or a head"))
-    if isinstance(model, PeftModel) or is_quantized(model):
-        found = "its weights are frozen: it is quantised, or an adapter"
-        faults.append(Fault("peft", found, "a whole model", "peft=none, or quant=none"))
+    faults += _whole_faults(model)
     if faults:
         raise ConfigError(faults)
 

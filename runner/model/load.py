@@ -138,13 +138,15 @@ def load_model(
     trust_remote_code: bool = False,
     quantization_config: Any = None,
     safetensors_only: bool = True,
+    merge: bool = False,
     seed: int = 0,
 ) -> PreTrainedModel | PeftModel:
     """A model whose special tokens are the tokenizer's; with ``head="score"``, one score per text.
 
     Full fine-tuning wants float32 weights: of bfloat16 ones, 20 steps of DPO at a learning rate of
     1e-6 moved 2 %, the other updates being rounded away. A path with an adapter gives its base with
-    the adapter on it, ready to be trained further. ``seed`` draws the weights of a new score head.
+    the adapter on it, ready to be trained further, or with ``merge`` a whole model, for an adapter anew or none.
+    ``seed`` draws the weights of a new score head.
     """
     _check_choices(head, dtype)
     check_quantization(quantization_config)
@@ -158,10 +160,14 @@ def load_model(
         use_safetensors=True if safetensors_only else None,
     )
     adapter = read_adapter(home, revision)
+    if merge:
+        _check_merge(path, adapter, quantization_config)
     if adapter is None:
         model = _load_whole(home, revision, head, seed, how)
     else:
         model = _load_adapter(home, revision, adapter, head, seed, how)
+    if merge:
+        model = model.merge_and_unload().requires_grad_(True)
     _check_vocabulary(model, tokenizer)
     adopt_tokens(model, tokenizer)
     _keep_layout(model)
@@ -208,6 +214,17 @@ def _check_choices(head: str, dtype: str) -> None:
         faults.append(Fault("trainer.head", head, " or ".join(HEADS), "trainer.head=lm"))
     if dtype not in PRECISIONS:
         faults.append(Fault("model.dtype", dtype, ", ".join(PRECISIONS), "model.dtype=float32"))
+    if faults:
+        raise ConfigError(faults)
+
+
+def _check_merge(path: str, adapter: PeftConfig | None, quantization_config: Any) -> None:
+    faults = []
+    if adapter is None:
+        faults.append(Fault("model.merge", f"true, and {path} is no adapter", "an adapter", "model.merge=false"))
+    if quantization_config:
+        found = "true, and merging into quantised weights would round the adapter away"
+        faults.append(Fault("model.merge", found, "weights in full precision", "quant=none"))
     if faults:
         raise ConfigError(faults)
 

@@ -1,16 +1,24 @@
-"""Rewards that a model gives to a whole answer. Rules are in ``rule``."""
+"""Rewards that a model gives to a whole answer. Rules are in ``rule``.
+
+``load_reward_model`` hands a model with one score to the trainer, which reads it in its own way and may start a critic
+from it. ``Classifier`` asks any classifier here, of several classes too, and serves as a metric as well.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import torch
 from peft import AutoPeftModelForSequenceClassification
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 from transformers.utils import find_adapter_config_file
 
 from runner.errors import ConfigError, Fault
 from runner.files import shipped
+from runner.reward.rule import text_of
 
 
 def load_reward_model(
@@ -24,22 +32,32 @@ def load_reward_model(
     """
     home = shipped(path)
     how = {"revision": revision, "dtype": getattr(torch, dtype), "trust_remote_code": trust_remote_code}
-    try:
+    with told(path, "reward.model.path"):
         adapted = find_adapter_config_file(home, revision=revision) is not None
-        model = _load_adapter(home, how) if adapted else _load_whole(home, how)
-    except OSError as error:
-        raise _unfit(path, str(error).splitlines()[0], "a folder, or org/name on the hub") from error
+        model = _load_adapter(home, how) if adapted else load_whole(home, how)
     if model.config.num_labels != 1:
-        raise _unfit(path, f"it gives {model.config.num_labels} scores", "a model with one score per text")
+        classes = ", ".join(map(str, model.config.id2label.values()))
+        cure = f"reward=classifier reward.classifier.path={path} reward.classifier.label=<one of {classes}>"
+        raise _unfit(path, f"it gives {model.config.num_labels} scores", "a model with one score per text", cure)
     return model.eval().requires_grad_(False)
 
 
-def _load_whole(home: str, how: dict[str, Any]) -> PreTrainedModel:
-    model, report = AutoModelForSequenceClassification.from_pretrained(
-        home, use_safetensors=True, output_loading_info=True, **how
-    )
+@contextlib.contextmanager
+def told(path: str, where: str) -> Iterator[None]:
+    """Tell of a model that is not there as a fault of the key that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise _unfit(path, str(error).splitlines()[0], "a folder, or org/name on the hub", where=where) from error
+
+
+def load_whole(
+    home: str, how: dict[str, Any], kind: Any = AutoModelForSequenceClassification, where: str = "reward.model.path"
+) -> PreTrainedModel:
+    """A classifier with all its weights, from safetensors; a head that would be new is a fault."""
+    model, report = kind.from_pretrained(home, use_safetensors=True, output_loading_info=True, **how)
     if missing := sorted(report["missing_keys"]):
-        raise _unfit(home, f"it has no weights for {', '.join(missing)}", "a trained reward model")
+        raise _unfit(home, f"it has no weights for {', '.join(missing)}", "a trained reward model", where=where)
     return model
 
 
@@ -50,6 +68,114 @@ def _load_adapter(home: str, how: dict[str, Any]) -> PreTrainedModel:
     return model
 
 
-def _unfit(path: str, found: str, expected: str) -> ConfigError:
-    cure = "python -m runner trainer=reward, then reward.model.path=<its model folder>"
-    return ConfigError(Fault("reward.model.path", f"{path}: {found}", expected, cure))
+def _unfit(path: str, found: str, expected: str, cure: str = "", where: str = "reward.model.path") -> ConfigError:
+    cure = cure or f"python -m runner trainer=reward, then {where}=<its model folder>"
+    return ConfigError(Fault(where, f"{path}: {found}", expected, cure))
+
+
+class Classifier:
+    """What a sequence classification model says of completions: one of its scores, as a logit or a probability.
+
+    ``label`` is the name or number of a class; a model with one score needs none. ``reads`` is what the model is shown:
+    the ``answer`` alone, or the ``conversation`` with the prompt, a chat through the model's own template if it has it.
+    Longer texts are cut on the left, so that the answer stays, to ``max_length`` tokens or what the model holds.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        label: str | int | None = None,
+        gives: Literal["logit", "probability"] = "logit",
+        reads: Literal["answer", "conversation"] = "conversation",
+        revision: str | None = None,
+        dtype: str = "float32",
+        device: str | None = None,
+        batch_size: int = 32,
+        max_length: int | None = None,
+        trust_remote_code: bool = False,
+    ):
+        home = shipped(path)
+        how = {"revision": revision, "dtype": getattr(torch, dtype), "trust_remote_code": trust_remote_code}
+        with told(path, "reward.classifier.path"):
+            model = load_whole(home, how, AutoModelForSequenceClassification, "reward.classifier.path")
+            self.tokenizer = load_scoring_tokenizer(home, model, revision, trust_remote_code)
+        self.model = model.eval().requires_grad_(False).to(device or best_device())
+        self.column = column_of(path, model.config, label, "reward.classifier")
+        self.gives, self.reads, self.batch_size = gives, reads, batch_size
+        self.max_length = max_length or longest_text(self.model, self.tokenizer)
+
+    def __call__(self, completions: Sequence[Any], prompts: Sequence[Any] | None = None) -> list[float]:
+        """One score per completion."""
+        asked = prompts if prompts is not None and self.reads == "conversation" else [""] * len(completions)
+        texts = [to_text(self.tokenizer, prompt, done) for prompt, done in zip(asked, completions, strict=True)]
+        # A template writes its own special tokens.
+        special = not (self.tokenizer.chat_template and isinstance(asked[0], list)) if texts else True
+        scores: list[float] = []
+        for start in range(0, len(texts), self.batch_size):
+            scores += self._score(texts[start : start + self.batch_size], special)
+        return scores
+
+    @torch.no_grad()
+    def _score(self, texts: list[str], special: bool) -> list[float]:
+        cut = {"truncation": True, "max_length": self.max_length} if self.max_length else {}
+        how = {"return_tensors": "pt", "padding": True, "padding_side": "right", "add_special_tokens": special}
+        batch = self.tokenizer(texts, **how, **cut)
+        logits_BC = self.model(**batch.to(self.model.device)).logits.float()
+        return to_scores(logits_BC, self.gives)[:, self.column].tolist()
+
+
+def load_scoring_tokenizer(home: str, model: PreTrainedModel, revision: str | None, trust_remote_code: bool) -> Any:
+    """The tokenizer beside a classifier, which pads with a token that the model knows as padding."""
+    tokenizer = AutoTokenizer.from_pretrained(
+        home, revision=revision, trust_remote_code=trust_remote_code, truncation_side="left"
+    )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    return tokenizer
+
+
+def to_text(tokenizer: Any, prompt: Any, completion: Any) -> str:
+    """What a model reads of a prompt and its completion: a chat by the template where there is one, else the texts."""
+    if isinstance(prompt, str):
+        return prompt + text_of(completion)
+    answer = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
+    if tokenizer.chat_template:
+        return tokenizer.apply_chat_template([*prompt, *answer], tokenize=False)
+    return "\n".join(turn["content"] for turn in [*prompt, *answer])
+
+
+def to_scores(logits: Tensor, gives: str) -> Tensor:
+    """Logits of classes as they are, or as probabilities; a single one is that of a yes."""
+    if gives == "logit":
+        return logits
+    return logits.sigmoid() if logits.shape[-1] == 1 else logits.softmax(-1)
+
+
+def longest_text(model: PreTrainedModel, tokenizer: Any) -> int | None:
+    """The most tokens that model and tokenizer say they can take, None where neither says it."""
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    known = [count for count in (positions, tokenizer.model_max_length) if count and count < 1e9]
+    return min(known, default=None)
+
+
+def best_device() -> torch.device:
+    """The accelerator of this process where there is one, else the CPU."""
+    if torch.accelerator.is_available():
+        return torch.device(torch.accelerator.current_accelerator().type, torch.accelerator.current_device_index())
+    return torch.device("cpu")
+
+
+def column_of(path: str, config: Any, label: str | int | None, where: str) -> int:
+    """The place of a class among a model's scores, by its name or number; a single score needs neither."""
+    names = {str(name): int(number) for number, name in config.id2label.items()}
+    if label is None and config.num_labels == 1:
+        return 0
+    if str(label) in names:
+        return names[str(label)]
+    if isinstance(label, int) and 0 <= label < config.num_labels:
+        return label
+    found = f"{path}: {'no label' if label is None else repr(label)}"
+    cure = f"{where}.label={next(iter(names))}"
+    raise ConfigError(Fault(f"{where}.label", found, f"one of {', '.join(names)}", cure))

@@ -1,14 +1,31 @@
-"""Rewards for each step of a completion, which PPO credits where the step ends. Whole answers are in ``rule``.
+"""Rewards for each step of a completion. Whole answers are in ``rule`` and ``outcome``.
 
-A step is what stands between two of the trainer's ``step_separator``; blank ones do not count.
+A step is what stands between two separators; blank ones do not count. PPO credits each where the step ends, if the
+separator is that of ``trainer.args.step_separator``; every trainer takes one number made of them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+from runner.files import shipped
+from runner.reward.outcome import (
+    best_device,
+    column_of,
+    load_scoring_tokenizer,
+    load_whole,
+    longest_text,
+    to_scores,
+    told,
+)
 from runner.reward.rule import text_of
+
+Aggregate = Literal["last", "min", "mean", "product"]
 
 
 def sorted_steps(completions: Sequence[Any], digits: Sequence[str]) -> list[list[float]]:
@@ -32,6 +49,102 @@ def to_steps(text: str, separator: str) -> list[str]:
     ['add 2', 'so 4']
     """
     return [step.strip() for step in text.split(separator) if step.strip()]
+
+
+def aggregate(scores: Sequence[float], by: Aggregate) -> float:
+    """One number of the scores of steps (Lightman et al. 2023 compare the product and the smallest).
+
+    >>> [aggregate([0.5, 0.25, 0.75], by) for by in ("last", "min", "mean", "product")]
+    [0.75, 0.25, 0.5, 0.09375]
+    """
+    whole = {"last": scores[-1], "min": min(scores), "mean": sum(scores) / len(scores), "product": math.prod(scores)}
+    return whole[by]
+
+
+class ProcessModel:
+    """What a model says of each step of a completion, or one number of that.
+
+    A token classification model, as TRL's PRMTrainer makes it, is read at the token that ends a step, all steps in one
+    pass; a sequence classification model is shown the answer up to each step. ``label`` is the class that means right,
+    the last one unless told otherwise. ``aggregate`` null gives the score of every step, which only PPO takes.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        separator: str = "\n",
+        aggregate: Aggregate | None = "min",
+        label: str | int | None = None,
+        gives: Literal["probability", "logit"] = "probability",
+        revision: str | None = None,
+        dtype: str = "float32",
+        device: str | None = None,
+        batch_size: int = 16,
+        trust_remote_code: bool = False,
+    ):
+        home, code = shipped(path), {"revision": revision, "trust_remote_code": trust_remote_code}
+        where = "reward.process_model.path"
+        with told(path, where):
+            names = AutoConfig.from_pretrained(home, **code).architectures or [""]
+            self.reads_tokens = "TokenClassification" in names[0]
+            kind = AutoModelForTokenClassification if self.reads_tokens else AutoModelForSequenceClassification
+            model = load_whole(home, code | {"dtype": getattr(torch, dtype)}, kind, where)
+            self.tokenizer = load_scoring_tokenizer(home, model, revision, trust_remote_code)
+        self.model = model.eval().requires_grad_(False).to(device or best_device())
+        last = model.config.num_labels - 1
+        self.column = column_of(path, model.config, last if label is None else label, "reward.process_model")
+        self.separator, self.aggregate, self.gives, self.batch_size = separator, aggregate, gives, batch_size
+        self.longest = longest_text(model, self.tokenizer) or 10**9
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float] | list[list[float]]:
+        """One number per completion, or without ``aggregate`` one for each of its steps; a blank one is one step."""
+        answers = [to_steps(text_of(completion), self.separator) or [""] for completion in completions]
+        rows: list[tuple[list[int], list[int]]] = []  # ids, and where the steps end
+        owners: list[int] = []
+        for index, (prompt, steps) in enumerate(zip(prompts, answers, strict=True)):
+            ids, ends = self._encode(prompt, steps)
+            read = [(ids, ends)] if self.reads_tokens else [(ids[: end + 1], [end]) for end in ends]
+            rows += read
+            owners += [index] * len(read)
+        scores: list[list[float]] = [[] for _ in answers]
+        for owner, read in zip(owners, self._read(rows), strict=True):
+            scores[owner] += read
+        return scores if self.aggregate is None else [aggregate(each, self.aggregate) for each in scores]
+
+    def _encode(self, prompt: Any, steps: Sequence[str]) -> tuple[list[int], list[int]]:
+        """The tokens of a prompt and its steps, each closed by the separator, and the places where they end."""
+        if isinstance(prompt, str):
+            ids = list(self.tokenizer(prompt)["input_ids"])
+        elif self.tokenizer.chat_template:
+            opened = {"add_generation_prompt": True, "return_dict": False}
+            ids = list(self.tokenizer.apply_chat_template(list(prompt), **opened))
+        else:
+            ids = list(self.tokenizer("\n".join(turn["content"] for turn in prompt))["input_ids"])
+        ends, close = [], self.tokenizer(self.separator, add_special_tokens=False)["input_ids"]
+        for step in steps:
+            ids += [*self.tokenizer(step, add_special_tokens=False)["input_ids"], *close]
+            ends.append(len(ids) - 1)
+        return ids, ends
+
+    def _read(self, rows: Sequence[tuple[list[int], list[int]]]) -> list[list[float]]:
+        scores: list[list[float]] = []
+        for start in range(0, len(rows), self.batch_size):
+            scores += self._read_batch(rows[start : start + self.batch_size])
+        return scores
+
+    @torch.no_grad()
+    def _read_batch(self, rows: Sequence[tuple[list[int], list[int]]]) -> list[list[float]]:
+        """The scores at the ends of steps; what is too long loses its beginning, so that every end stays in sight."""
+        cuts = [max(0, len(ids) - self.longest) for ids, _ in rows]
+        kept = [ids[cut:] for (ids, _), cut in zip(rows, cuts, strict=True)]
+        batch = self.tokenizer.pad({"input_ids": kept}, padding_side="right", return_tensors="pt")
+        logits = self.model(**batch.to(self.model.device)).logits.float()
+        scores = to_scores(logits, self.gives)[..., self.column].tolist()
+        if not self.reads_tokens:
+            return [[score] for score in scores]
+        places = [[max(0, end - cut) for end in ends] for (_, ends), cut in zip(rows, cuts, strict=True)]
+        return [[row[end] for end in ends] for row, ends in zip(scores, places, strict=True)]
 
 
 def _steps(given: list[str], right: list[str]) -> list[float]:

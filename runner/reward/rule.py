@@ -5,11 +5,12 @@ Each takes the completions and, by name, the columns of the rows that it needs; 
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from runner.errors import DataError, Fault
+from runner.errors import ConfigError, DataError, Fault
 
 PRAISE, COMPLAINT = (
     frozenset(words.split())
@@ -83,6 +84,36 @@ def sentiment(
     return [_balance(re.findall(r"\w+", text_of(completion).lower()), praise, complaint) for completion in completions]
 
 
+def format_match(completions: Sequence[Any], pattern: str, whole: bool = True) -> list[float]:
+    """1 where a completion has the form of a regular expression, else 0; with ``whole`` all of it, else a part of it.
+
+    A dot is any character, a line break too.
+
+    >>> format_match(["<think>2+2</think>4", "4"], r"<think>.*</think>\\s*\\d+")
+    [1.0, 0.0]
+    """
+    form = _compiled(pattern)
+    find = form.fullmatch if whole else form.search
+    return [float(find(text_of(completion).strip()) is not None) for completion in completions]
+
+
+def keywords(
+    completions: Sequence[Any], required: Collection[str] = (), forbidden: Collection[str] = ()
+) -> list[float]:
+    """The share of ``required`` words that a completion has, less the share of ``forbidden`` ones: from -1 to 1.
+
+    Words count as a whole and in any case; several words in a row are one.
+
+    >>> keywords(["The Red cat", "a dog", "reddish"], required=["red", "the red"], forbidden=["dog"])
+    [1.0, -1.0, 0.0]
+    """
+    if not required and not forbidden:
+        cure = "reward.keywords.required=[<word>]"
+        raise ConfigError(Fault("reward.keywords", "no words", "required or forbidden ones", cure))
+    texts = [text_of(completion) for completion in completions]
+    return [_share(required, text) - _share(forbidden, text) for text in texts]
+
+
 def text_of(completion: Any) -> str:
     """The text of a completion, of the last turn where it is a conversation."""
     return completion if isinstance(completion, str) else completion[-1]["content"]
@@ -90,6 +121,20 @@ def text_of(completion: Any) -> str:
 
 def _normal(text: str) -> str:
     return " ".join(text.casefold().split()).rstrip(" .!?")
+
+
+def _share(words: Collection[str], text: str) -> float:
+    found = sum(_compiled(rf"(?<!\w){re.escape(word)}(?!\w)", re.IGNORECASE).search(text) is not None for word in words)
+    return found / len(words) if words else 0.0
+
+
+@functools.cache
+def _compiled(pattern: str, flags: re.RegexFlag = re.DOTALL) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern, flags)
+    except re.error as error:
+        where, expected = "reward.format_match.pattern", "a regular expression"
+        raise ConfigError(Fault(where, f"{pattern!r}: {error}", expected)) from error
 
 
 def _order(given: list[str], right: list[str]) -> float:

@@ -1,25 +1,61 @@
 """Evaluation that changes nothing: each held-out set under its own name, and no random number drawn
 from the training.
 
-Two gaps of TRL 1.16 are closed here with public methods only. With several eval sets its metrics
-lose the set's name
-and overwrite each other, so that no best checkpoint can be chosen by them. And online trainers
-generate while they
-evaluate, so that a run with evaluations is another run than one without.
+Gaps of TRL 1.16 are closed here with public methods only. With several eval sets its metrics lose the set's name and
+overwrite each other, so that no best checkpoint can be chosen by them. Online trainers generate while they evaluate, so
+that a run with evaluations is another run than one without. Metrics of its own are a second pass with all logits, where
+it has any; here they are what is set as ``measure``. And online DPO does not log its rewards one by one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import Trainer
+from transformers.trainer_utils import EvalLoopOutput
+
+from runner.errors import ConfigError, Fault
+
+
+class Measurement(Trainer):
+    """Comes before TRL's class in the method order, so that metrics join the figures of its evaluation before callbacks
+    and the choice of the best checkpoint read them.
+    """
+
+    measure: Callable[[str], dict[str, float]] | None = None
+    evaluates = True
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: Any = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """The trainer's own loop where it has one that works, and the metrics of the set that is evaluated."""
+        if self.evaluates:
+            output = super().evaluation_loop(
+                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+            )
+        else:
+            output = EvalLoopOutput(predictions=None, label_ids=None, metrics={}, num_samples=0)
+        if self.measure is not None and metric_key_prefix.startswith("eval"):
+            found = self.measure(metric_key_prefix)
+            if taken := sorted(set(found) & set(output.metrics)):
+                expected = "another name; the trainer has a figure of this one"
+                raise ConfigError(Fault("metric", f"it would be logged as {', '.join(taken)}", expected))
+            output.metrics.update(found)
+        return output
 
 
 class Evaluation(Trainer):
     """Comes after TRL's class in the method order, where the logs are complete and not yet written."""
 
     _prefix = "eval"
+    reward_means: Callable[[], dict[str, float]] | None = None
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
         before, self._prefix = self._prefix, metric_key_prefix
@@ -30,6 +66,9 @@ class Evaluation(Trainer):
             self._prefix = before
 
     def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        if self.reward_means is not None and "loss" in logs:
+            for name, mean in self.reward_means().items():
+                logs.setdefault(f"rewards/{name}/mean", mean)
         if self._prefix != "eval":
             for key in [key for key in logs if key.startswith("eval_") and not key.startswith(f"{self._prefix}_")]:
                 logs[f"{self._prefix}_{key.removeprefix('eval_')}"] = logs.pop(key)

@@ -1,8 +1,4 @@
-"""What held-out completions are like: one number each, averaged by the train command. Rewards can serve as metrics too.
-
-Each takes the completions and, by name, the columns of the rows that it needs; ``**columns`` is all of them.
-Accuracies and losses that a trainer computes by itself are not here.
-"""
+"""What completions are like as texts: one number each. What needs a library of its own is in ``reference``."""
 
 from __future__ import annotations
 

@@ -1,0 +1,42 @@
+"""Collators that ship. What is the same for a row in every epoch belongs into ``dataset.map``, not here.
+
+A collator that asks for ``inner`` is put around the trainer's own, whatever that makes of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.nn.functional import pad
+
+from runner.errors import ConfigError, Fault
+
+Collator = Callable[[list[dict[str, Any]]], dict[str, Any]]
+IGNORED = -100  # the label of a token that no loss counts
+
+
+class Buckets:
+    """Batches whose sequences have one of a few lengths, so that a compiled model meets few shapes.
+
+    Each batch is padded to the next of ``lengths``; a longer one stays as it is. The loss is that of the shorter batch.
+    """
+
+    def __init__(self, inner: Collator, pad_token_id: int, lengths: Sequence[int] = (64, 128, 256, 512, 1024)):
+        if getattr(inner, "padding_free", False):
+            found = "padding to buckets, and sequences without padding"
+            cure = "trainer.args.padding_free=false, or collator=none"
+            raise ConfigError(Fault("collator", found, "one of the two", cure))
+        self.inner, self.lengths = inner, sorted(lengths)
+        self.padding = {"input_ids": pad_token_id, "labels": IGNORED, "mask": 0}
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        return {name: self._padded(name, part) for name, part in self.inner(rows).items()}
+
+    def _padded(self, name: str, part: Any) -> Any:
+        value = next((value for end, value in self.padding.items() if name.endswith(end)), None)
+        if value is None or not isinstance(part, Tensor) or part.ndim != 2:
+            return part
+        length = next((length for length in self.lengths if length >= part.size(1)), part.size(1))
+        return pad(part, (0, length - part.size(1)), value=value)

@@ -1,0 +1,54 @@
+"""python -m runner diff A B
+
+Tells in what two runs differ: configuration, data, versions, hardware, code, command, results and the last metrics.
+What is alike is said in one line; of the rest, the shortest section comes first. Reads only what the two folders hold,
+in whatever state the runs are. A run is its folder, <name>/<run>, a <name> with one run, or the key at the end of its
+folder's name.
+
+    output_root=outputs   where names and keys are looked up
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from runner.report.compare import Section, sections_of
+from runner.report.find import find_runs, read_options
+from runner.report.number import short
+from runner.report.read import Papers
+from runner.report.table import shown
+
+
+def main(line: Any) -> int:
+    """Print the differences of the two runs that the command line names."""
+    options = read_options(line.overrides, ("output_root",), "diff")
+    ours, theirs = find_runs(line.runs, "diff", 2, Path(options.get("output_root", "outputs")))
+    print(diff(ours, theirs, shutil.get_terminal_size((80, 24)).columns))
+    return 0
+
+
+def diff(ours: Papers, theirs: Papers, width: int = 80) -> str:
+    """The differences of two runs as text."""
+    sections = sections_of(ours, theirs)
+    lines = [f"A         {_named(ours, width)}", f"B         {_named(theirs, width)}"]
+    for title, alike in (("same", _alike), ("not said", _unsaid)):
+        if names := [section.title for section in sections if alike(section)]:
+            lines.append(f"{title:<10}{', '.join(names)}")
+    for section in sections:
+        lines += ["", *section.lines(width)] if section.rows else []
+    return "\n".join(lines)
+
+
+def _alike(section: Section) -> bool:
+    return not section.rows and not section.unknown
+
+
+def _unsaid(section: Section) -> bool:
+    return not section.rows and section.unknown
+
+
+def _named(run: Papers, width: int) -> str:
+    state = f"  {run.state} {run.progress}".rstrip()
+    return short(shown(run.folder), width - 10 - len(state)) + state

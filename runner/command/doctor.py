@@ -1,0 +1,289 @@
+"""python -m runner doctor
+
+Tells on one screen what this machine has for a training: versions beside those that the runner asks for, processors,
+memory and GPUs, the caches of the hub and of datasets, free space, whether the hub answers, and what each extra would
+bring. Nothing is changed or sent, but for one question to the hub without any name in it. The exit code is 5 where a
+needed package is missing or of a version that was not tried.
+
+    output_root=outputs   whose disk is looked at
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from runner.errors import EnvironmentFault
+from runner.files import PACKAGE
+from runner.report.find import read_options
+from runner.report.number import number, short
+from runner.report.table import Column, lay_out, shown
+
+WIDTH = 80
+PATIENCE = 2.0  # seconds for the hub to answer
+WALK = 1.0  # seconds for adding up a cache
+HUB = "https://huggingface.co"
+
+
+def main(line: Any) -> int:
+    """Print the screen; 5 where a needed package is missing or of another version."""
+    options = read_options(line.overrides, ("output_root",), "doctor")
+    answer = Later(ask_hub)  # while the rest is looked up
+    asked, extras = read_requirements()
+    needed = [status_of(requirement) for requirement in asked]
+    rows = [
+        ("python", python_line()),
+        *devices(),
+        *caches(),
+        ("disk", disk_line(options.get("output_root", "outputs"))),
+    ]
+    print("\n".join(versions_table(needed)))
+    rows.append(("hub", answer.take(PATIENCE + 0.5)))
+    print("\n".join(f"{title:<10}{short(text, WIDTH - 10)}" for title, text in rows))
+    print("\n".join(["", *extras_table(extras)]))
+    return EnvironmentFault.code if any(problem for *_, problem in needed) else 0
+
+
+# --- Packages -------------------------------------------------------------------------------------
+
+
+def read_requirements() -> tuple[list[str], dict[str, list[str]]]:
+    """What the runner needs, and what each extra adds: from pyproject.toml in a checkout, else from the wheel."""
+    file = PACKAGE.parent / "pyproject.toml"
+    if file.is_file():
+        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+        return list(project["dependencies"]), dict(project.get("optional-dependencies", {}))
+    from packaging.requirements import Requirement
+
+    listed = [Requirement(text) for text in metadata.requires("runner") or ()]
+    extras = metadata.metadata("runner").get_all("Provides-Extra") or ()
+    plain = [str(each).partition(";")[0].strip() for each in listed if not _belongs(each, extras)]
+    return plain, {extra: [_bare(each) for each in listed if _belongs(each, [extra])] for extra in extras}
+
+
+def _belongs(requirement: Any, extras: Sequence[str]) -> bool:
+    marker = requirement.marker
+    return marker is not None and "extra" in str(marker) and any(marker.evaluate({"extra": extra}) for extra in extras)
+
+
+def _bare(requirement: Any) -> str:
+    return str(requirement).partition(";")[0].strip()
+
+
+def status_of(text: str) -> tuple[str, str, str, str]:
+    """Name, installed version, the range that is asked for, and what is wrong with it, if anything."""
+    from packaging.requirements import Requirement
+
+    requirement = Requirement(text)
+    version = installed(requirement.name)
+    problem = "" if version and requirement.specifier.contains(version, prereleases=True) else "outside"
+    return requirement.name, version or "-", str(requirement.specifier), problem if version else "missing"
+
+
+def installed(name: str) -> str | None:
+    """The version of an installed package."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(name)
+    return None
+
+
+def spelt(listed: Sequence[str], extras: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """The requirements of an extra, with those of other extras in place of their names: ``runner[quant]``.
+
+    >>> list(spelt(["runner[quant]", "pytest"], {"quant": ["bitsandbytes"]}))
+    ['bitsandbytes', 'pytest']
+    """
+    from packaging.requirements import Requirement
+
+    for text in listed:
+        requirement = Requirement(text)
+        if requirement.name == "runner":
+            inner = [each for extra in sorted(requirement.extras) for each in extras.get(extra, ())]
+            yield from spelt(inner, extras)
+        else:
+            yield text
+
+
+def missing_of(text: str) -> list[str]:
+    """Which packages a requirement would bring, those of its own extras too; none where all are there."""
+    from packaging.requirements import Requirement
+
+    requirement = Requirement(text)
+    _, _, _, problem = status_of(text)
+    if problem:
+        return [text]
+    inner = [Requirement(each) for each in metadata.requires(requirement.name) or ()] if requirement.extras else []
+    wanted = [each for each in inner if _belongs(each, sorted(requirement.extras))]
+    return [_bare(each) for each in wanted if status_of(_bare(each))[3]]
+
+
+def versions_table(needed: Sequence[tuple[str, str, str, str]]) -> list[str]:
+    """The packages in two columns of name, version and range, those with a problem marked."""
+    cells = [_cell(*each) for each in needed]
+    half = (len(cells) + 1) // 2
+    left, right = cells[:half], cells[half:] + [""] * (2 * half - len(cells))
+    return [f"{a:<40}{b}".rstrip()[:WIDTH] for a, b in zip(left, right, strict=True)]
+
+
+def _cell(name: str, version: str, asked: str, problem: str) -> str:
+    asked = ",".join(sorted(asked.split(","), reverse=True))
+    return f"{'!' if problem else ' '} {name:<13}{short(version, 11):<12}{problem or asked}"
+
+
+def extras_table(extras: Mapping[str, Sequence[str]]) -> list[str]:
+    """Each extra with what it would bring, and the line that installs one."""
+    if not extras:
+        return []
+    lacking = {
+        name: list(dict.fromkeys(part for text in spelt(listed, extras) for part in missing_of(text)))
+        for name, listed in extras.items()
+    }
+    home = f"-e '{shown(PACKAGE.parent)}[NAME]'" if (PACKAGE.parent / "pyproject.toml").is_file() else "'runner[NAME]'"
+    told = ["there" if not lack else "brings " + ", ".join(lack) for lack in lacking.values()]
+    columns = [Column("extra", list(lacking), True, True), Column(f"pip install {home}", told, True, True)]
+    return [line[2:] if len(line) <= WIDTH + 2 else short(line[2:], WIDTH) for line in lay_out(columns, 200)]
+
+
+# --- The machine ----------------------------------------------------------------------------------
+
+
+def python_line() -> str:
+    return f"{platform.python_version()} ({sys.executable}), {platform.system()} {platform.machine()}"
+
+
+def devices() -> Iterator[tuple[str, str]]:
+    """Processors, memory and GPUs."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = os.environ.get("OMP_NUM_THREADS")
+    memory = [f"{gigabytes(size)} {name}" for name, size in _memory().items()]
+    limit = [f"OMP_NUM_THREADS={threads}"] if threads else []
+    yield "cpu", ", ".join([f"{cores} cores", *memory, *limit])
+    yield "gpu", _gpus()
+
+
+def _memory() -> dict[str, int]:
+    """Bytes of memory in all and free, with the limit of the container where that is less."""
+    names = {"MemTotal": "of memory", "MemAvailable": "free"}
+    found = {}
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            key, _, size = line.partition(":")
+            if key in names:
+                found[names[key]] = int(size.split()[0]) * 1024
+    with contextlib.suppress(OSError, ValueError):
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        found |= {"allowed here": limit} if limit < found.get("of memory", 0) else {}
+    return found
+
+
+def _gpus() -> str:
+    """The GPUs as their driver names them; torch is not woken for that."""
+    if shutil.which("nvidia-smi"):
+        words = ["nvidia-smi", "--query-gpu=name,memory.total,memory.used", "--format=csv,noheader"]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(words, capture_output=True, text=True, timeout=5, check=True)
+            cards = done.stdout.strip().splitlines()
+            if cards:
+                return f"{len(cards)} x {cards[0]} used" if len(set(cards)) == 1 else "; ".join(cards)
+        return "nvidia-smi is there and does not answer"
+    if Path("/dev/kfd").exists():
+        return "AMD, by /dev/kfd"
+    return "none; runs use the CPU in float32"
+
+
+# --- Caches, disk, hub ----------------------------------------------------------------------------
+
+
+def caches() -> Iterator[tuple[str, str]]:
+    """Where models and prepared rows are kept, and how much there is."""
+    home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
+    models = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+    rows = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets").expanduser()
+    for title, folder, what in (("models", models, "models--*"), ("datasets", rows, "*")):
+        if not folder.is_dir():
+            yield title, f"nothing yet in {_homely(folder)}"
+            continue
+        size, whole = size_of(folder)
+        count = sum(path.is_dir() for path in folder.glob(what))
+        yield title, f"{'' if whole else 'more than '}{gigabytes(size)}, {count} of them in {_homely(folder)}"
+
+
+def size_of(folder: Path) -> tuple[int, bool]:
+    """The bytes below a folder, links not followed, and whether there was time for all of it."""
+    size, ends = 0, time.monotonic() + WALK
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                size += os.lstat(os.path.join(place, name)).st_size
+        if time.monotonic() > ends:
+            return size, False
+    return size, True
+
+
+def disk_line(root: str) -> str:
+    """Free space where runs go."""
+    folder = Path(root).absolute()
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    usage = shutil.disk_usage(there)
+    mine = "" if os.access(there, os.W_OK) else ", and you may not write there"
+    return f"{gigabytes(usage.free)} of {gigabytes(usage.total)} free at {shown(folder)}/{mine}"
+
+
+def ask_hub() -> str:
+    """Whether the hub answers, and whether there is a token for it."""
+    address = os.environ.get("HF_ENDPOINT") or HUB
+    home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
+    file = Path(os.environ.get("HF_TOKEN_PATH") or home / "token")
+    token = "a token is set" if os.environ.get("HF_TOKEN") or file.is_file() else "no token"
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        return f"not asked, HF_HUB_OFFLINE is set; {token}"
+    import urllib.error
+    import urllib.request
+
+    request = urllib.request.Request(address, method="HEAD", headers={"User-Agent": "runner"})
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE):
+            return f"{address} is reachable; {token}"
+    except urllib.error.HTTPError as error:
+        return f"{address} answers {error.code}; {token}"
+    except (OSError, ValueError) as error:
+        return f"{address} is not reachable ({getattr(error, 'reason', error)}); {token}"
+
+
+class Later:
+    """The answer of a function that may take too long, asked for beside everything else."""
+
+    def __init__(self, function: Any):
+        self.answer: str | None = None
+        self.thread = threading.Thread(target=lambda: setattr(self, "answer", function()), daemon=True)
+        self.thread.start()
+
+    def take(self, patience: float) -> str:
+        """The answer, or that there was none in so many seconds."""
+        self.thread.join(patience)
+        return self.answer or f"no answer in {number(patience)} s"
+
+
+def gigabytes(size: int) -> str:
+    """A size in bytes for people.
+
+    >>> gigabytes(16_500_000_000), gigabytes(2_000_000), gigabytes(0)
+    ('16.5 GB', '2 MB', '0 MB')
+    """
+    return f"{number(size / 1e9, 3)} GB" if size >= 1e9 else f"{number(round(size / 1e6))} MB"
+
+
+def _homely(path: Path) -> str:
+    home = Path.home()
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)

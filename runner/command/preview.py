@@ -1,0 +1,269 @@
+"""python -m runner preview [RUN] [key=value ...] [rows=3] [html=true] [set=train]
+
+Shows some rows as the model will see them: which tokens are trained and how much each weighs, what is cut, how the
+two answers of a pair lie beside each other, and for trainers that sample, the prompt that they sample after. It takes
+exactly what a training takes, or the folder of a run, and these words of its own:
+
+    rows=3        how many rows to show
+    html=true     also as a page, outputs/<name>/preview-<key>.html, or html=<file>
+    set=train     train, eval (every held-out set), or all
+
+The rows go through the run's own tokenizer, dataset, trainer and collator. Only the weights of the model are a small
+stand-in, so that a preview of a large model needs its tokenizer and no more. Nothing is trained and no run folder is
+made. Where a training would be refused, the reasons follow, and the exit code is 2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runner.config import Composed, asked_for, build
+from runner.errors import ConfigError, Fault
+from runner.files import shipped, write_text
+from runner.inspection import SAMPLE, Inspection, find_faults, inspect_evaluation, inspect_training, stop_ids
+from runner.report.tokens import WIDTH, Sheet, to_page, to_terminal
+from runner.run import Run, folder_of, key_of
+from runner.tray import lay_out, policy_of
+
+SETS = ("train", "eval", "all")
+LOADER = "runner.model.load.load_model"
+# Of any architecture the data is prepared alike; only the size of the vocabulary is the tokenizer's.
+STAND_IN = {
+    "model_type": "llama",
+    **dict.fromkeys(("hidden_size", "intermediate_size"), 8),
+    **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 1),
+    "max_position_embeddings": 1 << 20,
+    "tie_word_embeddings": True,
+}
+# What would load, start or send something that no row depends on.
+LEFT_OUT = {
+    **dict.fromkeys(("precompute_ref_log_probs", "use_vllm", "torch_compile", "push_to_hub", "bf16", "fp16"), False),
+    **dict.fromkeys(("sft_model_path", "reward_model_path", "deepspeed", "fsdp", "parallelism_config"), None),
+    "rollout_engine": "auto",
+}
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """The words that are the preview's own."""
+
+    rows: int = 3
+    html: str = ""
+    which: str = "train"
+
+
+def main(line: Any, compose: Callable[[Any, Sequence[str]], list[Composed]]) -> int:
+    """Print the preview of what the command line means, and return 2 where a training would be refused."""
+    if line.multirun:
+        raise ConfigError(Fault("command line", "-m", "one configuration to look at", "one value of each key, no -m"))
+    wishes, words = read_wishes(line.overrides)
+    runs = _runs(line.runs, words) if line.runs else compose(line, words)
+    sheets, origins = [], {}
+    with _quiet():
+        for composed in runs:
+            cfg = _origin(composed, origins)
+            sheets += look(cfg, wishes, composed.stage)
+    colour, width = sys.stdout.isatty(), min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
+    print("\n".join(to_terminal(sheet, colour=colour, width=width) for sheet in sheets), flush=True)
+    if wishes.html:
+        path = _page_path(wishes.html, runs[0])
+        write_text(path, to_page(f"What {_title(runs[0])} trains on", sheets))
+        print(f"page      {path}", flush=True)
+    if faults := [fault for sheet in sheets for fault in sheet.faults]:
+        print(ConfigError(dict.fromkeys(faults)), file=sys.stderr)
+        return ConfigError.code
+    return 0
+
+
+def read_wishes(overrides: Sequence[str]) -> tuple[Wishes, list[str]]:
+    """The preview's own words, and those that are a training's; raises ConfigError."""
+    own = {"rows": "3", "html": "false", "set": "train"}
+    rest = [word for word in overrides if word.partition("=")[0] not in own]
+    own |= dict(word.split("=", 1) for word in overrides if word not in rest)
+    faults = []
+    if not own["rows"].isdigit() or int(own["rows"]) < 1:
+        faults.append(Fault("rows", own["rows"], "a number of rows to show", "rows=3"))
+    if own["set"] not in SETS:
+        faults.append(Fault("set", own["set"], f"one of {', '.join(SETS)}", "set=all"))
+    if faults:
+        raise ConfigError(faults)
+    html = "" if own["html"] in ("false", "null") else own["html"] or "true"
+    return Wishes(int(own["rows"]), html, own["set"]), rest
+
+
+def _runs(folders: Sequence[str], words: Sequence[str]) -> list[Composed]:
+    """The frozen configurations of run folders."""
+    faults = [
+        Fault(folder, "no run folder", "a folder with a config.yaml", "python -m runner preview outputs/<name>/<run>")
+        for folder in folders
+        if not (Path(folder) / "config.yaml").exists()
+    ]
+    if words:
+        expected = "either a run, which is frozen, or overrides"
+        faults.append(Fault("command line", " ".join(words), expected, f"python -m runner preview {folders[0]}"))
+    if faults:
+        raise ConfigError(faults)
+    return [Composed(Run(Path(folder)).cfg, []) for folder in folders]
+
+
+def _title(composed: Composed) -> str:
+    return f"{composed.cfg['name']} ({key_of(composed.cfg)})"
+
+
+def _page_path(wish: str, composed: Composed) -> Path:
+    if wish != "true":
+        return Path(wish)
+    return folder_of(composed.cfg, composed.overrides).parent / f"preview-{key_of(composed.cfg)}.html"
+
+
+# --- The run without its weights ----------------------------------------------------------------
+
+
+def _origin(composed: Composed, origins: dict[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The configuration; of a model that an earlier stage has yet to train, with the tokenizer which that one has."""
+    cfg = copy.deepcopy(composed.cfg)
+    earlier = origins.get(str(cfg["model"].get("path")))
+    if earlier:
+        own = cfg["model"]["tokenizer"]
+        kept = {name: value for name, value in own.items() if value is not None and name not in ("path", "revision")}
+        cfg["model"] |= {"path": earlier["path"], "tokenizer": {**earlier["tokenizer"], **kept}}
+    if not Path(model := str(folder_of(composed.cfg, composed.overrides) / "model")).exists():
+        origins[model] = cfg["model"]
+    return cfg
+
+
+def lighten(cfg: Mapping[str, Any], rows: int, stand_in: Path) -> dict[str, Any]:
+    """The same run on its first rows, with a small model for large ones, and without what only training needs."""
+    cfg = copy.deepcopy(dict(cfg))
+    trainer, args = cfg["trainer"], cfg["trainer"]["args"]
+    known = asked_for(args["_target_"])
+    args |= {name: value for name, value in LEFT_OUT.items() if name in args}
+    if "train_sampling_strategy" in known:
+        args["train_sampling_strategy"] = "sequential"
+    small = {"_target_": LOADER, "path": str(stand_in)}
+    if cfg["model"]["_target_"] == LOADER:
+        cfg["model"] = small | {"tokenizer": cfg["model"]["tokenizer"]}
+    others = [name for name, part in trainer.items() if isinstance(part, Mapping) and part.get("_target_") == LOADER]
+    trainer |= dict.fromkeys(others, small)
+    if "reward_funcs" in asked_for(trainer["_target_"]):
+        count = len(args.get("reward_weights") or [1])
+        cfg["reward"] = {f"reward{place}": {"_target_": "runner.reward.rule.length"} for place in range(count)}
+    limit = cfg["dataset"].get("limit")
+    if isinstance(limit, Mapping):
+        least = {name: min(rows, limit.get(name) or rows) for name in ("train", "eval")}
+        cfg["dataset"]["limit"] = dict(limit) | least
+    parts = dict.fromkeys(("peft", "quant", "optimizer", "callback", "metric"))
+    return cfg | parts | {"tracker": {"report_to": "none", "environment": None}}
+
+
+def _write_stand_in(cfg: Mapping[str, Any], folder: Path) -> Path:
+    """A folder with a model of a few weights that has the run's vocabulary; some trainers load it again by its path."""
+    from runner.model.load import new_model
+
+    node = cfg["model"]["tokenizer"]
+    tokenizer = build({name: value for name, value in node.items() if name != "chat_template"})  # which comes later
+    new_model(tokenizer, **STAND_IN).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def look(cfg: Mapping[str, Any], wishes: Wishes, stage: str = "") -> list[Sheet]:
+    """The sheets of one run: its training rows, its held-out sets, or both."""
+    with tempfile.TemporaryDirectory(prefix="preview-") as place:
+        light = lighten(cfg, max(SAMPLE, wishes.rows), _write_stand_in(cfg, Path(place) / "model"))
+        run = Run(Path(place) / "preview" / "run")
+        write_text(run.folder / "config.yaml", yaml.safe_dump(light, sort_keys=False, allow_unicode=True))
+        parts = lay_out(run, None)
+        trainer, node = parts["trainer"], cfg["trainer"]
+        how = {"form": node["form"], "head": node["head"], "ends": _ends(cfg, policy_of(trainer))}
+        how["count"] = max(SAMPLE, wishes.rows)
+        named = f"{stage} train" if stage else "train"
+        sheets = []
+        if wishes.which != "eval":
+            seen = inspect_training(trainer, parts["train_dataset"], **how)
+            sheets.append(_sheet(named, seen, wishes.rows, find_faults(seen, cfg.get("tolerate"))))
+        if wishes.which != "train":
+            for name, rows in _held_out(parts["eval_dataset"]):
+                seen = inspect_evaluation(trainer, name, rows, **how)
+                sheets.append(_sheet(" ".join(filter(None, (stage, "eval", name))), seen, wishes.rows))
+    return sheets
+
+
+def _held_out(rows: Any) -> list[tuple[str | None, Any]]:
+    if rows is None:
+        return []
+    return list(rows.items()) if isinstance(rows, Mapping) else [(None, rows)]
+
+
+def _ends(cfg: Mapping[str, Any], model: Any) -> list[int]:
+    """The tokens that stop the generation of the real model, whose settings are a small file beside its weights."""
+    from transformers import GenerationConfig
+
+    from runner.model.load import read_adapter
+
+    path, revision = cfg["model"].get("path"), cfg["model"].get("revision")
+    if not path:
+        return stop_ids(model)
+    if adapter := read_adapter(path, revision):
+        path, revision = adapter.base_model_name_or_path, adapter.revision
+    with contextlib.suppress(OSError):  # a model without such a file stops at the tokenizer's end
+        ends = GenerationConfig.from_pretrained(shipped(path), revision=revision or "main").eos_token_id
+        return ends if isinstance(ends, list) else [] if ends is None else [ends]
+    return []
+
+
+# --- What is said of it -------------------------------------------------------------------------
+
+
+def _sheet(title: str, seen: Inspection, rows: int, faults: Sequence[Fault] = ()) -> Sheet:
+    shown = [row.spelt(seen.tokenizer) for row in seen.rows if row.number < rows]
+    return Sheet(title, _summary(seen), shown, seen.goal == "score", faults)
+
+
+def _summary(seen: Inspection) -> list[str]:
+    """The figures of all rows that were looked at, not only of those that are shown."""
+    count = len({row.number for row in seen.rows})
+    longest = max((len(row.ids) for row in seen.rows), default=0)
+    lines = [f"{count} rows looked at, the longest of {longest} tokens"]
+    if seen.limit:
+        lines.append(f"{len(seen.cut)} of {len(seen.spelt)} rows are longer than max_length={seen.limit}")
+    if seen.goal == "prompt":
+        return [*lines, "completions are sampled after these prompts, and only they are trained"]
+    if seen.goal == "score":
+        return [*lines, "one score for each text"]
+    share = seen.trained / max(1, seen.counted)
+    lines.append(f"{seen.trained} of {seen.counted} tokens are trained ({share:.1%})")
+    lines.append(f"an end token is trained in {len(seen.ended)} of {len(seen.rows)} texts")
+    asked = sum(len(row.prompts) for row in seen.spelt)
+    if asked and seen.comparable:
+        lines.append(f"{asked - len(seen.astray)} of {asked} answers follow the prompt that generation spells")
+    return lines
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Of all that is said while parts are built, only our own warnings go to the terminal."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    root, terminal = logging.getLogger(), logging.StreamHandler()
+    terminal.setLevel(logging.WARNING)
+    terminal.addFilter(lambda record: record.name.startswith("runner"))
+    logging.captureWarnings(True)
+    root.addHandler(terminal)
+    try:
+        yield
+    finally:
+        root.removeHandler(terminal)
+        logging.captureWarnings(False)

@@ -1,0 +1,253 @@
+"""python -m runner reproduce RUN [tolerance=0] [code=worktree]
+
+Trains the frozen configuration of a finished run again, beside it in <name>-again/, and compares: every logged step,
+the scores, the bytes of the weights. Says before what of the old circumstances cannot be matched: versions, code, runs
+that it built on. Where the data is no longer the same nothing is trained. The original is not touched, nor is the
+repository. The exit code is 0 where both are equal, and 3 where they are not; reproduction.json keeps the verdict.
+
+    tolerance=1e-3        numbers may differ by so much of themselves, and the weights with them
+    code=worktree         run the code of that commit, in a temporary worktree that is removed afterwards
+    name=<name>           instead of <name>-again
+    vouched=true          trust a configuration that names what is not on the list, as for runs made with allow=[...]
+    output_root=outputs   where names and keys of runs are looked up
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from runner import config
+from runner.check.allow import find_dangers
+from runner.check.known import OWN
+from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, SickRun
+from runner.files import write_json
+from runner.report.compare import Deviation, deviations
+from runner.report.find import check_finished, find_runs, is_yes, read_options
+from runner.report.number import number
+from runner.report.read import Papers, read_run
+from runner.report.repeat import folders_in, words_of
+from runner.report.table import shown
+from runner.run import Run, open_run
+
+OPTIONS = ("tolerance", "code", "name", "vouched", "output_root")
+
+
+def main(line: Any) -> int:
+    """Train the run that the command line names again and compare; returns the training's exit code if that failed."""
+    options = read_options(line.overrides, OPTIONS, "reproduce")
+    (run,) = find_runs(line.runs, "reproduce", 1, Path(options.get("output_root", "outputs")))
+    check_finished(run, "reproduce")
+    tolerance = _check(run, options)
+    unmatched = list(obstacles(run))
+    for text in unmatched:
+        print(f"not alike {text}", flush=True)
+    cfg = dict(run.cfg) | {"name": options.get("name") or f"{run.folder.parent.name}-again"}
+    cfg["output_root"] = str(run.folder.parent.parent)
+    compare_data(run, cfg)
+    again = open_run(cfg, folders_in(words_of(run) or [])[0], ["reproduce", str(run.run)])
+    if again.folder.resolve() == run.folder.resolve():
+        raise ConfigError(Fault("name", cfg["name"], "another name than that of the run", "leave name out"))
+    if again.status()["state"] == "finished":
+        print(f"finished  {again} already; it is compared as it is")
+    else:
+        print(f"run       {again}", flush=True)
+        if code := train_again(again, run, options.get("code") == "worktree", line.debug):
+            return code
+    print(conclude(run, read_run(again.folder), unmatched, tolerance))
+    return 0
+
+
+def _check(run: Papers, options: Mapping[str, str]) -> float:
+    """The tolerance; raises ConfigError with everything that keeps the run from being started here."""
+    faults = []
+    try:
+        tolerance = float(options.get("tolerance", "0"))
+    except ValueError:
+        faults.append(Fault("tolerance", options["tolerance"], "a number", "tolerance=1e-3"))
+    if options.get("code", "worktree") != "worktree":
+        faults.append(Fault("code", options["code"], "worktree", "code=worktree"))
+    if not is_yes(options, "vouched"):
+        cure = f"python -m runner reproduce {shown(run.folder)} vouched=true  (if you trust who wrote its config.yaml)"
+        faults += [replace(danger, cure=cure) for danger in find_dangers(dict(run.cfg))]
+    if faults:
+        raise ConfigError(faults)
+    return tolerance
+
+
+# --- What cannot be matched -----------------------------------------------------------------------
+
+
+def obstacles(run: Papers) -> Iterator[str]:
+    """What is no longer as it was when the run was made, each in a line, with how to get it where that is known."""
+    then = run.manifest
+    if then.get("python") not in (None, platform.python_version()):
+        yield f"python {then['python']}, here {platform.python_version()}"
+    versions = then.get("versions") or {}
+    changed = {name: version for name, version in versions.items() if version != _version(name)}
+    if changed:
+        told = ", ".join(
+            f"{name} {version or 'none'} (here {_version(name) or 'none'})" for name, version in changed.items()
+        )
+        pinned = " ".join(f"{name}=={version.partition('+')[0]}" for name, version in changed.items() if version)
+        yield told + (f"; pip install {pinned}" if pinned else "")
+    yield from _code_obstacles(then.get("git"))
+    for key, folder in (then.get("uses") or {}).items():
+        if not (Path(folder) / "model").is_dir():
+            yield f"{key}: the run {folder} is gone"
+
+
+def _version(name: str) -> str | None:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(name)
+    return None
+
+
+def _code_obstacles(then: Any) -> Iterator[str]:
+    if not isinstance(then, Mapping):
+        yield "code: the run was made outside a git repository, so that nobody knows which it was"
+        return
+    commit, now = str(then.get("commit")), _git("rev-parse", "HEAD")
+    if now is None:
+        yield f"code: commit {commit[:12]}, and there is no git repository here"
+    elif now != commit:
+        there = _git("cat-file", "-e", f"{commit}^{{commit}}") is not None
+        cure = f"code=worktree, or git worktree add ../at-{commit[:8]} {commit[:12]}" if there else "git fetch"
+        yield f"code: commit {commit[:12]}, here {now[:12]}; {cure}"
+    elif (_git("diff", "HEAD") or "") != (then.get("diff") or ""):
+        yield "code: the same commit with other uncommitted changes; code=worktree applies those of then"
+
+
+def _git(*words: str, text: str | None = None, folder: Path | None = None) -> str | None:
+    """What git says, None where it refuses or is not there."""
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        how = {"capture_output": True, "text": True, "check": True, "input": text, "cwd": folder}
+        return subprocess.run(["git", *words], **how).stdout.strip()
+    return None
+
+
+# --- Data -----------------------------------------------------------------------------------------
+
+
+def compare_data(run: Papers, cfg: Mapping[str, Any]) -> None:
+    """Load the rows as a training would, and raise DataError with every set that is no longer the same."""
+    from runner.tray import build_rules, columns_asked_for
+
+    then = run.manifest.get("data")
+    if not isinstance(then, Mapping):
+        return
+    keep = columns_asked_for(build_rules(cfg.get("weight")))
+    rows, held_out = config.serve(cfg["dataset"], to=cfg["trainer"]["form"], seed=cfg["seed"], keep=keep)
+    faults = [*_changed("train", then.get("train"), rows), *_changed("eval", then.get("eval"), held_out)]
+    if faults:
+        raise DataError(faults)
+
+
+def _changed(name: str, then: Any, rows: Any) -> Iterator[Fault]:
+    """A fault for a set, or for each of several, whose rows are not those of then."""
+    from runner.dataset.load import fingerprint
+
+    if isinstance(then, Mapping) and "fingerprint" not in then:
+        for key, inner in then.items():
+            yield from _changed(f"{name}.{key}", inner, rows.get(key) if isinstance(rows, Mapping) else None)
+        return
+    known = then.get("fingerprint") if isinstance(then, Mapping) else None
+    now = None if rows is None or isinstance(rows, Mapping) else fingerprint(rows)
+    if known != now:
+        found = f"{len(rows)} rows, {now[:12]}" if now and hasattr(rows, "__len__") else "no such rows"
+        was = f"the {then.get('rows')} rows of then, {str(known)[:12]}" if known else "none, as then"
+        yield Fault(f"dataset, {name}", found, was, "the data of then: dataset.path and its files, or its revision")
+
+
+# --- Again ----------------------------------------------------------------------------------------
+
+
+def train_again(again: Run, run: Papers, worktree: bool, debug: bool = False) -> int:
+    """Train in the new folder by the run's own launcher, or with the code of its commit, and return the exit code."""
+    if worktree:
+        git = run.manifest.get("git")
+        with code_of(git if isinstance(git, Mapping) else {}) as code:
+            # Without this folder's own modules, and with those of the worktree before whatever is installed.
+            known = os.environ.get("PYTHONPATH")
+            environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join([str(code), *([known] if known else [])])}
+            command = [sys.executable, "-P", "-m", "runner.work", str(again.folder), "--vouched"]
+            return subprocess.run([*command, *(["--debug"] if debug else [])], env=environment).returncode
+    node = {key: value for key, value in again.cfg["launcher"].items() if key not in OWN["launcher"]}
+    return config.serve(node, folder=again.folder, debug=debug)
+
+
+@contextlib.contextmanager
+def code_of(git: Mapping[str, Any]) -> Iterator[Path]:
+    """A folder with the code of a commit and the changes that were not committed, removed at the end.
+
+    The branch and the files of the repository stay as they are.
+    """
+    commit, diff = str(git.get("commit") or ""), str(git.get("diff") or "")
+    with tempfile.TemporaryDirectory(prefix="worktree-") as place:
+        code = Path(place) / "code"
+        if not commit or _git("worktree", "add", "--detach", str(code), commit) is None:
+            found = f"commit {commit[:12]} is not in the repository here" if commit else "the run knows no commit"
+            raise EnvironmentFault(Fault("code=worktree", found, "a repository that has it", "leave code out"))
+        try:
+            if diff and _git("apply", "--whitespace=nowarn", "-", text=f"{diff}\n", folder=code) is None:
+                found = "the uncommitted changes that the run recorded do not apply to its commit"
+                raise EnvironmentFault(Fault("code=worktree", found, "text changes only", "leave code out"))
+            yield code
+        finally:
+            _git("worktree", "remove", "--force", str(code))
+
+
+# --- Compared -------------------------------------------------------------------------------------
+
+
+def conclude(run: Papers, again: Papers, unmatched: Sequence[str], tolerance: float = 0.0) -> str:
+    """What the comparison says, kept beside the new run; raises SickRun where the two are not equal enough."""
+    found = deviations(run, again)
+    sizes = [entry.size for entry in found if entry.what != "model"]
+    largest = max((size for size in sizes if size is not None), default=0.0)
+    unmatched = [*unmatched, *_hardware(run, again)]
+    close = tolerance > 0 and None not in sizes and largest <= tolerance
+    write_json(
+        again.folder / "reproduction.json",
+        {
+            "of": str(run.run),
+            "equal": not found,
+            "within_tolerance": not found or close,
+            "tolerance": tolerance,
+            "differences": len(found),
+            "first": str(found[0]) if found else None,
+            "largest": largest,
+            "unmatched": unmatched,
+        },
+    )
+    steps = len(run.lines)
+    if not found:
+        return f"bit-equal {steps} logged steps, {len(run.after)} scores and the weights"
+    if close:
+        return f"close     nothing is more than {number(100 * largest, 2)} % apart; the first: {found[0]}"
+    raise SickRun(_unequal(again, found, largest, unmatched))
+
+
+def _hardware(run: Papers, again: Papers) -> Iterator[str]:
+    """The circumstances that only a started run knows, where they are others."""
+    then, now = (run.manifest.get("hardware") or {}, again.manifest.get("hardware") or {})
+    for key in dict.fromkeys([*then, *now]):
+        if then.get(key) != now.get(key):
+            yield f"{key}: {then.get(key)}, here {now.get(key)}"
+
+
+def _unequal(again: Papers, found: Sequence[Deviation], largest: float, unmatched: Sequence[str]) -> Fault:
+    count = "1 difference" if len(found) == 1 else f"{len(found)} differences, by up to {number(100 * largest, 2)} %"
+    told = f"{count}; the first in {found[0]}"
+    reason = f", but not alike are: {'; '.join(unmatched)}" if unmatched else ""
+    cure = f"tolerance={number(largest * 1.01, 2)}, if so much may differ" if largest else "python -m runner diff"
+    return Fault(shown(again.folder), told, f"the same to the bit{reason}", cure)

@@ -1,0 +1,79 @@
+"""Steps that a source's rows go through before anything else is made of them: functions row -> row, or None to leave
+it out. They are what ``dataset.map`` names.
+
+Static: a step sees each row once, and what comes out is kept on disk. What should change from batch to batch belongs
+into a collator.
+"""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from runner.errors import DataError, Fault
+from runner.files import source_hash
+
+Row = dict[str, Any]
+Step = Callable[[Row], Row | None]
+
+
+def to_steps(steps: Any) -> tuple[Step, ...]:
+    """The steps in order, from one, a list of them, or a mapping from names; null entries are none."""
+    listed = steps.values() if isinstance(steps, Mapping) else steps if isinstance(steps, Sequence) else [steps]
+    found = tuple(step for step in listed if step is not None)
+    if faults := [Fault("dataset.map", repr(step), "a function of a row") for step in found if not callable(step)]:
+        raise DataError(faults)
+    return found
+
+
+def apply_steps(row: Row, steps: Sequence[Step]) -> Row | None:
+    """What the steps make of a row; raises DataError with the line of the user's code that failed."""
+    made: Any = dict(row)
+    for step in steps:
+        try:
+            made = step(made)
+        except Exception as error:
+            if isinstance(error, DataError):
+                raise
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            found = f"{type(error).__name__}: {error}, at {frame.filename}:{frame.lineno}"
+            raise DataError(Fault("map", found, "a row, or None to leave it out")) from error
+        if made is None:
+            return None
+        if not isinstance(made, Mapping):
+            raise DataError(
+                Fault("map", f"{name_of(step)} gave {type(made).__name__}", "a row, or None to leave it out")
+            )
+    return dict(made)
+
+
+def first_made(rows: Iterable[Row], steps: Sequence[Step]) -> Row:
+    """The first row that comes out of the steps; raises DataError where none does, with the first error if any."""
+    failed = DataError(Fault("dataset.map", "every row is left out", "at least one row"))
+    for place, row in enumerate(rows):
+        try:
+            made = apply_steps(row, steps)
+        except DataError as error:
+            failed = DataError([replace(fault, where=f"row {place}, {fault.where}") for fault in error.faults])
+            continue
+        if made is not None:
+            return made
+    raise failed
+
+
+def name_of(step: Step) -> str:
+    """What a user calls a step."""
+    function = step.func if isinstance(step, functools.partial) else step
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def key_of_steps(steps: Sequence[Step]) -> list[Any]:
+    """What the results of the steps depend on: their code and their settings."""
+    return [[source_hash(step), repr(settings_of(step))] for step in steps]
+
+
+def settings_of(step: Step) -> Any:
+    return sorted(step.keywords.items()) if isinstance(step, functools.partial) else sorted(vars(step).items())

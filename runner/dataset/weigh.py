@@ -1,0 +1,405 @@
+"""How much each token counts in the loss: rules of the ``weight`` group, and the row -> weights arrow.
+
+A rule is a function of ``messages`` that gives one entry for each of them: a number, or a number and spans of its text
+with numbers of their own. The text of a message is what the chat template writes for it, so that tool calls and
+thoughts are there too; a plain prompt counts as the user's turn, a plain completion or text as the assistant's. Other
+arguments of a rule are columns of the rows, ``row`` is all of them. Several rules multiply.
+
+What the template writes around the messages weighs as little as the lightest of them. A token that is shared takes the
+larger weight. Tokens that the trainer does not train on, such as a prompt, stay out whatever they weigh, and tokens
+that weigh nothing are no longer counted. What is done with the weights is in ``trainer.objective``.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from jinja2 import TemplateError
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+from trl import pack_dataset
+
+from runner.errors import ConfigError, DataError, Fault
+
+log = logging.getLogger(__name__)
+
+Span = tuple[int, int, float]
+Entry = float | tuple[float, Sequence[Span]]
+Rule = Callable[..., Sequence[Entry]]
+Turns = Sequence[Mapping[str, Any]]
+
+# Part of the key under which weighed rows are cached: count up when weights come out otherwise.
+WEIGH_VERSION = 1
+WEIGHTS = "token_weights"
+# Private use characters, which no text of ours holds and no template treats specially.
+STAND_IN = "\ue0fe\ue0ff\ue0fe"
+
+
+# --- Rules --------------------------------------------------------------------------------------
+
+
+def answers(messages: Turns, weight: float = 1.0, rest: float = 0.0) -> list[Entry]:
+    """What the assistant says, and ``rest`` for all else."""
+    return [weight if turn["role"] == "assistant" else rest for turn in messages]
+
+
+def last_round(messages: Turns, weight: float = 1.0, rest: float = 0.0) -> list[Entry]:
+    """What the assistant says after the last word of the user, and ``rest`` for all else."""
+    last = max((place for place, turn in enumerate(messages) if turn["role"] == "user"), default=-1)
+    return [weight if turn["role"] == "assistant" and place > last else rest for place, turn in enumerate(messages)]
+
+
+def pattern(
+    messages: Turns, pattern: str, weight: float = 2.0, rest: float = 1.0, roles: Sequence[str] = ("assistant",)
+) -> list[Entry]:
+    """What a regular expression finds in the messages of these roles, and ``rest`` for all else."""
+    search = re.compile(pattern)
+    return [
+        (rest, [(*found.span(), weight) for found in search.finditer(turn["content"])] if turn["role"] in roles else [])
+        for turn in messages
+    ]
+
+
+def by_column(messages: Turns, row: Mapping[str, Any], column: str = "weight") -> list[Entry]:
+    """A number in a column of the rows, for all of the row."""
+    if column not in row:
+        raise DataError(Fault("weight.column", f"the rows have no column {column!r}", f"one of {', '.join(row)}"))
+    return [row[column]] * len(messages)
+
+
+def by_message(messages: Turns, key: str = "weight", default: float = 1.0) -> list[Entry]:
+    """A number that messages carry under ``key``, as in ``{"role": ..., "content": ..., "weight": 0}``."""
+    return [default if turn.get(key) is None else turn[key] for turn in messages]
+
+
+def columns_of(rule: Rule) -> frozenset[str]:
+    """The columns of the rows that a rule asks for: its arguments without a value, ``row`` being all of them."""
+    given = inspect.signature(rule).parameters.values()
+    return frozenset(each.name for each in given if each.default is each.empty) - {"messages"}
+
+
+# --- Row -> weights -----------------------------------------------------------------------------
+
+
+def token_weights(
+    row: Mapping[str, Any], rules: Sequence[Rule], tokenizer: PreTrainedTokenizerBase
+) -> dict[str, tuple[list[int], list[float]]]:
+    """The token ids of each sequence of a row, and the weight of each token; for many rows, :class:`Weigher`.
+
+    The sequences are ``token_weights``; of a preference, ``chosen_weights`` and ``rejected_weights``, each with the
+    prompt. Nothing is cut off yet. Raises DataError where a message cannot be found in what the template writes, or a
+    rule gives what is no weight.
+    """
+    return Weigher(rules, tokenizer)(row)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A sequence as text, its messages as they stand in it, and where they do: start, end, and end of the mark."""
+
+    text: str
+    messages: list[dict[str, Any]]
+    spans: list[tuple[int, int, int]]
+    is_chat: bool
+
+
+@dataclass(frozen=True)
+class Weigher:
+    """Gives tokens their weights by these rules, row for row."""
+
+    rules: Sequence[Rule]
+    tokenizer: PreTrainedTokenizerBase
+
+    def __post_init__(self) -> None:
+        if not self.tokenizer.is_fast:
+            found = f"{type(self.tokenizer).__name__}, which does not tell the place of its tokens"
+            raise ConfigError(Fault("weight", found, "a fast tokenizer", "weight=none"))
+
+    def __call__(self, row: Mapping[str, Any]) -> dict[str, tuple[list[int], list[float]]]:
+        """The ids and weights of each sequence of a row."""
+        tools = row.get("tools")
+        tools = json.loads(tools) if isinstance(tools, str) else tools
+        found = {}
+        for name, sequence in _sequences(row, self.tokenizer.eos_token or "").items():
+            drawn = self._draw(sequence, tools) if isinstance(sequence, list) else _draw_text(*sequence)
+            found[name] = self._weigh(drawn, row)
+        return found
+
+    def _draw(self, turns: Turns, tools: Any) -> Drawn:
+        """A conversation as the template writes it, each message found by what changes if it says something else."""
+        text, spans, begin = self._write(turns, tools), [], 0
+        for place, turn in enumerate(turns):
+            other = {key: turn[key] for key in ("role", "name", "tool_call_id") if turn.get(key) is not None}
+            other["content"] = STAND_IN
+            try:
+                start, end = _changed(text, self._write([*turns[:place], other, *turns[place + 1 :]], tools), begin)
+            except (TemplateError, ValueError) as error:
+                expected = "a template in which each message has a place of its own"
+                raise DataError(Fault(f"messages[{place}]", str(error), expected, "weight=none")) from error
+            if turn["role"] == "assistant":
+                start = self._after_opening(text, begin, start)
+            begin = end + self._mark(text[end:])
+            spans.append((start, end, begin))
+        messages = [
+            dict(turn) | {"content": text[start:end]} for turn, (start, end, _) in zip(turns, spans, strict=True)
+        ]
+        return Drawn(text, messages, spans, is_chat=True)
+
+    def _write(self, turns: Turns, tools: Any) -> str:
+        return self.tokenizer.apply_chat_template(list(turns), tokenize=False, tools=tools)
+
+    def _after_opening(self, text: str, begin: int, start: int) -> int:
+        """The start of an answer: right after its opening, whatever the template then writes by itself."""
+        found = text.rfind(self._opening, begin, start) if self._opening else -1
+        return found + len(self._opening) if found >= 0 else start
+
+    @functools.cached_property
+    def _opening(self) -> str:
+        """What the template writes before an answer that is yet to come; empty where it cannot be told."""
+        question = [{"role": "user", "content": "?"}]
+        asked = self._write(question, None)
+        waiting = self.tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
+        return waiting.removeprefix(asked) if waiting.startswith(asked) else ""
+
+    @functools.cached_property
+    def _marks(self) -> list[str]:
+        added = self.tokenizer.added_tokens_decoder.values()
+        return [*self.tokenizer.all_special_tokens, *(token.content for token in added if token.special)]
+
+    def _mark(self, rest: str) -> int:
+        """The length of the mark that closes a message, blanks before it too, if it follows at once.
+
+        An end token may close that mark in turn.
+        """
+        blank, end = len(rest) - len(rest.lstrip()), self.tokenizer.eos_token or ""
+        found = [len(mark) for mark in self._marks if rest.startswith(mark, blank)]
+        if not found:
+            return 0
+        length = blank + max(found)
+        return length + (len(end) if rest.startswith(end, length) else 0)
+
+    def _weigh(self, drawn: Drawn, row: Mapping[str, Any]) -> tuple[list[int], list[float]]:
+        letters, around = np.ones(len(drawn.text)), 1.0
+        for rule in self.rules:
+            own, least = _letters(drawn, _entries(rule, drawn.messages, row))
+            letters, around = letters * own, around * least
+        encoded = self.tokenizer(drawn.text, add_special_tokens=not drawn.is_chat, return_offsets_mapping=True)
+        weights = [float(letters[a:b].max()) if b > a else around for a, b in encoded["offset_mapping"]]
+        return encoded["input_ids"], weights
+
+
+def _sequences(row: Mapping[str, Any], end: str) -> dict[str, Any]:
+    """Each sequence as turns, or as a pair of prompt and completion; TRL puts the end token behind plain text."""
+
+    def ended(text: str) -> str:
+        return text if text.endswith(end) else text + end
+
+    if "messages" in row:
+        return {WEIGHTS: list(row["messages"])}
+    if "text" in row:
+        return {WEIGHTS: ("", ended(row["text"]))}
+    sides = {"chosen_weights": "chosen", "rejected_weights": "rejected"} if "chosen" in row else {WEIGHTS: "completion"}
+    if isinstance(row["prompt"], str):
+        return {name: (row["prompt"], ended(row[side])) for name, side in sides.items()}
+    return {name: [*row["prompt"], *row[side]] for name, side in sides.items()}
+
+
+def _draw_text(prompt: str, completion: str) -> Drawn:
+    turns = [("user", prompt, 0), ("assistant", completion, len(prompt))]
+    turns = [turn for turn in turns if turn[1]]
+    messages = [{"role": role, "content": text} for role, text, _ in turns]
+    spans = [(at, at + len(text), at + len(text)) for _, text, at in turns]
+    return Drawn(prompt + completion, messages, spans, is_chat=False)
+
+
+def _changed(text: str, other: str, begin: int) -> tuple[int, int]:
+    """Where ``text`` holds what ``other`` has a stand-in for; ValueError where something else has changed too."""
+    if text == other:  # the template has no place for such a message
+        return begin, begin
+    if STAND_IN not in other:
+        raise ValueError("the template leaves this message out")
+    tail = other.rpartition(STAND_IN)[2]
+    end = len(text) - len(tail)
+    if end < begin or not text.endswith(tail):
+        raise ValueError("the template writes what follows otherwise, depending on this message")
+    if text[:begin] != other[:begin]:
+        raise ValueError("the template writes what comes before otherwise, depending on this message")
+    start = begin
+    while start < end and text[start] == other[start]:
+        start += 1
+    return start, end
+
+
+def _letters(drawn: Drawn, entries: Sequence[tuple[float, Sequence[Span]]]) -> tuple[np.ndarray, float]:
+    """The weight of each letter by one rule, and that of what no message holds."""
+    least = min((base for base, _ in entries), default=1.0)
+    own = np.full(len(drawn.text), least)
+    for (start, end, mark), (base, spans) in zip(drawn.spans, entries, strict=True):
+        own[start:mark] = base
+        for first, last, weight in spans:
+            own[start + first : min(start + last, end)] = weight
+    return own, least
+
+
+def _entries(rule: Rule, messages: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> list[Any]:
+    """What a rule gives, called with what it names; each entry as a number and spans."""
+    columns = {name: row if name == "row" else row[name] for name in columns_of(rule)}
+    entries = rule(messages=messages, **columns)
+    if len(entries) != len(messages):
+        raise DataError(Fault("weight", f"{len(entries)} entries for {len(messages)} messages", "one for each"))
+    return [_entry(entry) for entry in entries]
+
+
+def _entry(entry: Entry) -> tuple[float, Sequence[Span]]:
+    base, spans = entry if isinstance(entry, tuple | list) else (entry, ())
+    for weight in (base, *(span[2] for span in spans)):
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
+            raise DataError(Fault("weight", repr(weight), "a number of at least 0"))
+    return float(base), spans
+
+
+# --- Rows that a trainer has made of it ---------------------------------------------------------
+
+# Of each trainer's rows: the weights, and the columns whose tokens they belong to.
+TOKENS = {
+    WEIGHTS: (("input_ids",), ("prompt_ids", "completion_ids")),
+    "chosen_weights": (("prompt_ids", "chosen_ids"),),
+    "rejected_weights": (("prompt_ids", "rejected_ids"),),
+}
+
+
+def weigh_rows(rows: Any, weigher: Weigher, key: str, workers: int | None = None) -> Any:
+    """A trainer's tokenised rows with the weights of their tokens, without rows in which nothing is left to learn.
+
+    ``key`` names the rules, so that the same rows are weighed once; ``workers`` are processes.
+    """
+    names = list(next(iter(rows)))
+    kept = [name for name in names if name.endswith(("_ids", "_logps")) or name in ("label", "labels")]
+    if not isinstance(rows, Dataset):
+        return rows.map(lambda row: weigh_row(row, weigher)).filter(_teaches)
+    made = _hash(WEIGH_VERSION, rows._fingerprint, key, _tokenizer_key(weigher.tokenizer))
+    places = {"with_indices": True, "num_proc": workers, "new_fingerprint": made}
+    weighed = rows.map(lambda row, place: weigh_row(row, weigher, place), desc="weights of tokens", **places)
+    teaching = weighed.filter(_teaches, new_fingerprint=_hash(made, "teaching")) if "labels" in names else weighed
+    if lost := len(weighed) - len(teaching):
+        log.warning("%d of %d rows left out: all that is trained of them weighs nothing", lost, len(weighed))
+    if not len(teaching):
+        raise DataError(
+            Fault("weight", f"{len(weighed)} rows, and no token of them weighs anything", "rules that leave some")
+        )
+    return teaching.select_columns([*kept, *(name for name in weighed.column_names if name.endswith("_weights"))])
+
+
+def _teaches(row: Mapping[str, Any]) -> bool:
+    return any(label != -100 for label in row.get("labels", [0]))
+
+
+def _hash(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
+    return _hash(tokenizer.backend_tokenizer.to_str(), tokenizer.chat_template, tokenizer.eos_token)
+
+
+def weigh_row(row: Mapping[str, Any], weigher: Weigher, place: int | None = None) -> dict[str, list[Any]]:
+    """The new columns of a row that a trainer has tokenised: weights, and labels without what weighs nothing.
+
+    Raises DataError where the trainer's tokens are not those that the weights were made for.
+    """
+    new: dict[str, list[Any]] = {}
+    try:
+        for name, (ids, weights) in weigher(row).items():
+            columns = next(names for names in TOKENS[name] if all(column in row for column in names))
+            new[name] = _cut(ids, weights, [token for column in columns for token in row[column]])
+    except DataError as error:
+        told = "" if place is None else f"row {place} of the trainer, "
+        raise DataError([replace(fault, where=f"{told}{fault.where}") for fault in error.faults]) from error
+    if "labels" in row:
+        pairs = zip(row["labels"], new[WEIGHTS], strict=True)
+        new["labels"] = [label if weight else -100 for label, weight in pairs]
+    return new
+
+
+def _cut(ids: Sequence[int], weights: list[float], theirs: Sequence[int]) -> list[float]:
+    """The weights of the part of the tokens that the trainer has kept, its beginning or its end."""
+    count = len(theirs)
+    if list(ids[:count]) == list(theirs):
+        return weights[:count]
+    if list(ids[len(ids) - count :]) == list(theirs):
+        return weights[len(ids) - count :]
+    raise DataError(Fault("weight", "the trainer makes other tokens of the row", "the same tokens", "weight=none"))
+
+
+def rotate_weights(rows: Any, size: int) -> Any:
+    """KTO's rows with the weights of the answers of others, which TRL pairs with each prompt within ``size`` rows."""
+
+    def rotate(batch: Mapping[str, list]) -> dict[str, list]:
+        prompts = [len(ids) for ids in batch["prompt_ids"]]
+        own = [weights[start:] for weights, start in zip(batch[WEIGHTS], prompts, strict=True)]
+        before = [weights[:start] for weights, start in zip(batch[WEIGHTS], prompts, strict=True)]
+        moved, ids = [own[-1], *own[:-1]], [batch["completion_ids"][-1], *batch["completion_ids"][:-1]]
+        if ids != batch["KL_completion_ids"]:
+            found = "TRL pairs prompts with the answers of others in another order than it did"
+            raise ConfigError(
+                Fault("weight", found, "the order of TRL 1.16", "trainer.args.loss_type=apo_zero_unpaired")
+            )
+        return {f"KL_{WEIGHTS}": [left + right for left, right in zip(before, moved, strict=True)]}
+
+    return rows.map(rotate, batched=True, batch_size=size)
+
+
+def pack_rows(rows: Dataset, seed: int, *, seq_length: int, strategy: str, shuffle: bool) -> Dataset:
+    """Weighed rows packed as TRL packs them, several to a sequence, with the weights beside the tokens."""
+    packed = pack_dataset(rows.select_columns(["input_ids", "labels", WEIGHTS]), seq_length, strategy)
+    return packed.shuffle(seed=seed) if shuffle else packed
+
+
+# --- Batches ------------------------------------------------------------------------------------
+
+
+class WeightCollator:
+    """A trainer's collator, and beside its tokens their weights.
+
+    Tokens that weigh nothing leave the masks, so that lengths and averages count only what is trained.
+    """
+
+    def __init__(self, inner: Callable[[list[dict[str, Any]]], dict[str, Any]]):
+        self.inner = inner
+        self.from_end = getattr(inner, "truncation_mode", "keep_start") == "keep_end"
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = self.inner(rows)
+        if "chosen_weights" in rows[0]:
+            weights = [row[name] for name in ("chosen_weights", "rejected_weights") for row in rows]
+            return batch | self._beside(batch, weights)
+        batch |= self._beside(batch, [row[WEIGHTS] for row in rows])
+        if f"KL_{WEIGHTS}" in rows[0]:
+            batch |= self._beside(batch, [row[f"KL_{WEIGHTS}"] for row in rows], "KL_")
+        return batch
+
+    def _beside(self, batch: Mapping[str, Tensor], weights: list[list[float]], prefix: str = "") -> dict[str, Tensor]:
+        """The weights in the shape of the tokens, and the mask of the completions without what weighs nothing."""
+        placed = torch.ones_like(batch[f"{prefix}input_ids"], dtype=torch.float32)
+        if f"{prefix}attention_mask" not in batch:  # all sequences in one row, without padding
+            flat = [weight for sequence in weights for weight in sequence]
+            placed[0, : len(flat)] = torch.tensor(flat)
+        else:
+            for row, mask, sequence in zip(placed, batch[f"{prefix}attention_mask"].bool(), weights, strict=True):
+                count = int(mask.sum())
+                row[mask] = torch.tensor(sequence[len(sequence) - count :] if self.from_end else sequence[:count])
+        new = {f"{prefix}{WEIGHTS}": placed}
+        if (name := f"{prefix}completion_mask") in batch:
+            new[name] = batch[name] * (placed != 0)
+        return new

@@ -1,0 +1,59 @@
+"""The tasks of lm-evaluation-harness, asked of a model that is loaded already, through the library's public functions.
+
+``pip install "runner[eval]"`` brings it. What a task asks and how it counts is the library's.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from runner.errors import ConfigError, EnvironmentFault, Fault
+
+
+def check_harness() -> None:
+    """Raise EnvironmentFault where the library is not installed; it is not imported."""
+    if importlib.util.find_spec("lm_eval") is None:
+        found, cure = "lm-evaluation-harness is not installed", 'pip install "runner[eval]"'
+        raise EnvironmentFault(Fault("evaluate=lm_eval", found, "the package lm-eval", cure))
+
+
+def run_tasks(
+    model: Any, tokenizer: Any, tasks: Sequence[str], *, batch_size: int, include: str | None = None, **how: Any
+) -> tuple[dict[str, float], dict[str, float]]:
+    """The figures of every task as ``task/metric``, and the standard errors that the library states for them.
+
+    ``include`` is a folder of one's own tasks. Raises ConfigError for a task that nobody knows.
+    """
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    known = TaskManager(include_path=include)
+    if missing := [name for name in tasks if not known.match_tasks([name])]:
+        cure = "tasks=hellaswag,arc_easy, or include=<folder of yours>"
+        raise ConfigError(Fault("tasks", f"no task {', '.join(missing)}", "tasks of lm-evaluation-harness", cure))
+    asked = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
+    found = simple_evaluate(model=asked, tasks=list(tasks), task_manager=known, log_samples=False, **how)
+    return to_figures((found or {}).get("results") or {})
+
+
+def to_figures(results: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, float], dict[str, float]]:
+    """The library's results as numbers by name; a filter is named where it is not the default one.
+
+    >>> to_figures({"sort": {"alias": "sort", "acc,none": 0.5, "acc_stderr,none": 0.1, "em,strict": 1.0}})
+    ({'sort/acc': 0.5, 'sort/em,strict': 1.0}, {'sort/acc': 0.1})
+    """
+    scores, errors = {}, {}
+    for task, numbers in results.items():
+        for key, value in numbers.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            name, _, how = key.partition(",")
+            shown = "" if how in ("", "none") else f",{how}"
+            if name.endswith("_stderr"):
+                errors[f"{task}/{name.removesuffix('_stderr')}{shown}"] = float(value)
+            elif "," in key:
+                scores[f"{task}/{name}{shown}"] = float(value)
+    return scores, errors

@@ -1,0 +1,486 @@
+"""What a trainer really trains on, read from its own batches, and the silent faults that no training may start with.
+
+    inspect_training(trainer, rows, ...)    the tokens of its first rows: trained or not, their weights, what was cut
+    find_faults(inspection, tolerate)       no token trained, no end trained, BOS doubled, rows cut, another template
+
+Nothing is prepared here a second time: the batches are those of the trainer's own data loader, after its own
+preparation and collator. Only the lengths before cutting and the prompts of generation, which no batch holds, are
+spelt from the rows. How it is shown is in ``report.tokens``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from runner.errors import Fault
+
+SAMPLE = 256  # rows that are looked at before a training starts
+TRUNCATED = 0.1  # the share of rows that may be cut or left out, unless ``tolerate.truncated`` says otherwise
+SHOWN = 60  # characters of a text in a fault
+LONGEST_TEXT = 12  # tokens that may share characters, before what is no text at all is shown as that
+IGNORED = -100  # the label of a token that no loss counts
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """One sequence as the model sees it, without padding.
+
+    ``number`` is its row, which a pair's ``chosen`` and ``rejected`` share; ``role`` is also ``good`` or ``bad`` of a
+    labelled answer, ``prompt`` of what is sampled from, and else empty. ``trained`` says which tokens the loss counts,
+    of a scored text the one where the score is read. ``whole`` is the length before it was cut, 0 where it is whole.
+    """
+
+    number: int
+    role: str
+    ids: list[int]
+    trained: list[bool]
+    weights: list[float] | None = None
+    whole: int = 0
+    texts: list[str] = field(default_factory=list)  # of each token; filled by ``spelt``
+
+    @property
+    def share(self) -> float:
+        """The share of its tokens that is trained."""
+        return sum(self.trained) / max(1, len(self.trained))
+
+    def spelt(self, tokenizer: Any) -> TokenRow:
+        """The same row with the text of each token."""
+        return replace(self, texts=to_texts(tokenizer, self.ids))
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """A row of the dataset, spelt without any limit: ``prompts`` as generation opens them, and the whole texts."""
+
+    prompts: list[list[int]]
+    texts: list[list[int]]
+
+    @property
+    def length(self) -> int:
+        return max(map(len, self.texts), default=0)
+
+
+@dataclass
+class Inspection:
+    """The first rows of a training as its trainer sees them.
+
+    ``goal`` is what is learnt from them: ``tokens``, a ``score`` of the text, or answers to a ``prompt``. ``spelt``
+    holds the rows of the dataset that they came from, and ``comparable`` whether each of them must be among ``rows``.
+    """
+
+    goal: str
+    rows: list[TokenRow]
+    spelt: list[Spelling]
+    tokenizer: Any
+    ends: frozenset[int] = frozenset()
+    limit: int | None = None
+    comparable: bool = True
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def counted(self) -> int:
+        return sum(len(row.ids) for row in self.rows)
+
+    @property
+    def trained(self) -> int:
+        return sum(map(sum, (row.trained for row in self.rows)))
+
+    @property
+    def cut(self) -> list[Spelling]:
+        """The rows that are longer than the trainer lets them be; it cuts them or leaves them out."""
+        return [row for row in self.spelt if self.limit and row.length > self.limit]
+
+    @property
+    def ended(self) -> list[TokenRow]:
+        """The rows in which an end token is trained."""
+        return [
+            row for row in self.rows if any(t and i in self.ends for i, t in zip(row.ids, row.trained, strict=True))
+        ]
+
+    @property
+    def doubled(self) -> list[TokenRow]:
+        """The rows that begin with two begin tokens."""
+        bos = self.tokenizer.bos_token_id
+        return [row for row in self.rows if bos is not None and row.ids[:2] == [bos, bos]]
+
+    @cached_property
+    def astray(self) -> list[list[int]]:
+        """The prompts of generation, as token ids, that no trained row begins with."""
+        if not self.comparable or self.goal != "tokens":
+            return []
+        whole = [row for row in self.spelt if not self.limit or row.length <= self.limit]
+        prompts = [self._bare(prompt) for row in whole for prompt in row.prompts]
+        sizes = {len(prompt) for prompt in prompts}
+        begun = {tuple(self._bare(row.ids)[:size]) for row in self.rows for size in sizes}
+        return [prompt for prompt in prompts if tuple(prompt) not in begun]
+
+    def _bare(self, ids: list[int]) -> list[int]:
+        """The ids without a begin token, which some trainers set in front of every text."""
+        return ids[1:] if ids[:1] == [self.tokenizer.bos_token_id] else ids
+
+
+# --- From the trainer ---------------------------------------------------------------------------
+
+
+def inspect_training(
+    trainer: Any, rows: Any, *, form: str, head: str, ends: Collection[int] = (), count: int = SAMPLE
+) -> Inspection:
+    """The first ``count`` rows of a training, as its own data loader hands them to the loss.
+
+    ``rows`` are those that the trainer was given, ``form`` and ``head`` what it eats and trains, ``ends`` the tokens
+    that stop generation. No random number is drawn from the training.
+    """
+    with _whole_afterwards(trainer), _random_state_kept():
+        trainer.train_dataset = head_of(trainer.train_dataset, count)
+        found = _read(trainer, trainer.train_dataset, trainer.get_train_dataloader, form, head)
+    if getattr(trainer.args, "world_size", 1) > 1 and form != "prompt":
+        from accelerate.utils import gather_object
+
+        found = gather_object(found)  # each process has its part of every batch
+    return _inspection(trainer, found, rows, form=form, head=head, ends=ends, count=count)
+
+
+def inspect_evaluation(
+    trainer: Any, name: str | None, rows: Any, *, form: str, head: str, ends: Collection[int] = (), count: int = SAMPLE
+) -> Inspection:
+    """The first rows of a held-out set in the same way; ``name`` None is the only one."""
+    prepared = trainer.eval_dataset if name is None else trainer.eval_dataset[name]
+    prepared = head_of(prepared, count)
+    with _random_state_kept():
+        found = _read(trainer, prepared, lambda: trainer.get_eval_dataloader(prepared), form, head)
+    return _inspection(trainer, found, rows, form=form, head=head, ends=ends, count=count)
+
+
+def _read(trainer: Any, prepared: Any, loader: Callable[[], Any], form: str, head: str) -> list[TokenRow]:
+    """The sequences of prepared rows; none where the trainer has left out all of them."""
+    if form == "prompt":
+        return list(_sampled_prompts(trainer, prepared))
+    if hasattr(prepared, "__len__") and not len(prepared):
+        return []
+    return read_batches(loader(), form, head)
+
+
+def _inspection(
+    trainer: Any, found: list[TokenRow], rows: Any, *, form: str, head: str, ends: Collection[int], count: int
+) -> Inspection:
+    args, tokenizer = trainer.args, trainer.processing_class
+    packs = bool(getattr(args, "packing", False))
+    splits = packs and getattr(args, "packing_strategy", "") != "bfd"  # then what is too long goes on in the next one
+    goal = "prompt" if form == "prompt" else "score" if head == "score" or form == "stepwise" else "tokens"
+    limit = None if goal == "prompt" or splits else getattr(args, "max_length", None)
+    spelt = [] if goal == "prompt" else [spell_row(tokenizer, row) for row in head_of(rows, count)]
+    names = ("max_length", "assistant_only_loss", "completion_only_loss")
+    return Inspection(
+        goal=goal,
+        rows=[_measured(row, spelt, limit) for row in found],
+        spelt=spelt,
+        tokenizer=tokenizer,
+        ends=frozenset(ends) | {tokenizer.eos_token_id},
+        limit=limit,
+        comparable=not packs and not getattr(args, "shuffle_dataset", False),
+        settings={name: getattr(args, name) for name in names if hasattr(args, name)},
+    )
+
+
+def _measured(row: TokenRow, spelt: Sequence[Spelling], limit: int | None) -> TokenRow:
+    """The row with its length before it was cut; what is as long as the limit may be whole."""
+    if not limit or len(row.ids) < limit:
+        return row
+    size = len(row.ids)
+    longer = (text for one in spelt for text in one.texts if len(text) > size)
+    return replace(row, whole=next((len(text) for text in longer if row.ids in (text[:size], text[-size:])), 0))
+
+
+def stop_ids(model: Any) -> list[int]:
+    """The tokens that stop a model's generation; none of a model that only scores."""
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    return ends if isinstance(ends, list) else [] if ends is None else [ends]
+
+
+def head_of(rows: Any, count: int) -> Any:
+    """The first rows of a dataset or of a stream, as the same kind of thing."""
+    if hasattr(rows, "select") and hasattr(rows, "__len__"):
+        return rows.select(range(min(count, len(rows))))
+    return rows.take(count) if hasattr(rows, "take") else list(itertools.islice(rows, count))
+
+
+@contextmanager
+def _whole_afterwards(trainer: Any) -> Iterator[None]:
+    """Give the trainer all of its rows back."""
+    whole = trainer.train_dataset
+    try:
+        yield
+    finally:
+        trainer.train_dataset = whole
+
+
+@contextmanager
+def _random_state_kept() -> Iterator[None]:
+    """Leave every source of random numbers as it was, so that a run is the same whether it was looked at or not."""
+    import random
+
+    import numpy as np
+    import torch
+
+    before, array = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(before)
+        np.random.set_state(array)
+
+
+# --- Batches ------------------------------------------------------------------------------------
+
+
+def read_batches(batches: Iterable[Mapping[str, Any]], form: str, head: str) -> list[TokenRow]:
+    """The sequences of all batches in their order, the two of a pair side by side."""
+    rows: list[TokenRow] = []
+    for batch in batches:
+        first = rows[-1].number + 1 if rows else 0
+        rows += sorted(read_batch(batch, form, head, first), key=lambda row: row.number)
+    return rows
+
+
+def read_batch(batch: Mapping[str, Any], form: str, head: str, first: int = 0) -> Iterator[TokenRow]:
+    """The sequences of one batch, numbered from ``first``, whatever its collator calls their parts."""
+    if "chosen_input_ids" in batch:
+        for role in ("chosen", "rejected"):
+            part = {name: batch[f"{role}_{name}"] for name in ("input_ids", "attention_mask", "labels")}
+            for number, row in enumerate(_sequences(part, head)):
+                yield replace(row, number=first + number, role=role)
+        return
+    rows = list(_sequences(batch, head))
+    pairs = len(rows) // 2 if form == "preference" else len(rows)
+    for place, row in enumerate(rows):
+        role = ("chosen", "rejected")[place // pairs] if form == "preference" else ""
+        if form == "unpaired" and "label" in batch:
+            role = "good" if batch["label"][place] else "bad"
+        yield replace(row, number=first + place % pairs, role=role)
+
+
+def _sequences(batch: Mapping[str, Any], head: str) -> Iterator[TokenRow]:
+    """Each row of a batch without its padding; a row of packed texts as one sequence for each of them."""
+    ids = batch["input_ids"]
+    weights = next((part for name, part in batch.items() if name.endswith("weights") and part.ndim == 2), None)
+    for place in range(len(ids)):
+        row = ids[place].tolist()
+        trained = _trained(batch, place, len(row), head)
+        weighed = None if weights is None else weights[place].float().tolist()
+        for kept in _pieces(batch, place, len(row)):
+            if head == "score":  # of a causal model it is read at the last token
+                trained = [index == kept[-1] for index in range(len(row))]
+            yield TokenRow(
+                number=place,
+                role="",
+                ids=[row[index] for index in kept],
+                trained=[trained[index] for index in kept],
+                weights=None if weighed is None else [weighed[index] for index in kept],
+            )
+
+
+def _trained(batch: Mapping[str, Any], place: int, size: int, head: str) -> list[bool]:
+    """Which tokens of a row the loss counts; where nothing says so, all of them."""
+    if "labels" in batch and head != "score":
+        return [label != IGNORED for label in batch["labels"][place].tolist()]
+    if "completion_mask" in batch:
+        return [bool(bit) for bit in batch["completion_mask"][place].tolist()]
+    return [True] * size
+
+
+def _pieces(batch: Mapping[str, Any], place: int, size: int) -> list[list[int]]:
+    """The places of a row's tokens, without padding, cut where the positions of packed texts begin anew."""
+    mask = batch.get("attention_mask")
+    kept = [index for index in range(size) if mask is None or mask[place][index]]
+    positions = batch["position_ids"][place].tolist() if "position_ids" in batch else None
+    if positions is None:
+        return [kept] if kept else []
+    starts = [index for index in kept if positions[index] == 0]
+    ends = [*starts[1:], size]
+    pieces = [[i for i in kept if start <= i < end] for start, end in zip(starts, ends, strict=True)]
+    return [piece for piece in pieces if piece]
+
+
+def _sampled_prompts(trainer: Any, rows: Iterable[Mapping[str, Any]]) -> Iterator[TokenRow]:
+    """The prompts of rows as the trainer samples from them."""
+    rows = list(rows)
+    own = getattr(trainer, "_tokenize_prompts", None)  # TRL's own, which knows tools, template and its arguments
+    prompts = own([row["prompt"] for row in rows])[0] if own and rows else None
+    for number, row in enumerate(rows):
+        ids = list(prompts[number] if prompts else spell_prompt(trainer.processing_class, row["prompt"], row))
+        yield TokenRow(number, "prompt", ids, [False] * len(ids))
+
+
+# --- Rows as they would be without a limit ------------------------------------------------------
+
+
+def spell_prompt(tokenizer: Any, prompt: Any, row: Mapping[str, Any]) -> list[int]:
+    """The token ids of a prompt, a conversation opened for the answer with the tools of its row."""
+    if isinstance(prompt, str):
+        return tokenizer(prompt)["input_ids"]
+    return _spell(tokenizer, prompt, row, add_generation_prompt=True)
+
+
+def spell_row(tokenizer: Any, row: Mapping[str, Any]) -> Spelling:
+    """A row of the dataset as the tokenizer's own template spells it, which is how generation will."""
+    turns = row.get("messages")
+    if turns:
+        answered = turns[-1]["role"] == "assistant" and len(turns) > 1
+        opened = [spell_prompt(tokenizer, turns[:-1], row)] if answered else []
+        return Spelling(opened, [_spell(tokenizer, turns, row)])
+    prompt, names = row.get("prompt", ""), ("completion", "chosen", "rejected", "text")
+    answers = [row[name] for name in names if row.get(name) is not None]
+    if isinstance(prompt, str):
+        end = tokenizer.eos_token or ""
+        return Spelling([], [tokenizer(f"{prompt}{answer.removesuffix(end)}{end}")["input_ids"] for answer in answers])
+    return Spelling([spell_prompt(tokenizer, prompt, row)], [_spell(tokenizer, prompt + each, row) for each in answers])
+
+
+def _spell(tokenizer: Any, turns: list[Any], row: Mapping[str, Any], **how: Any) -> list[int]:
+    tools = row.get("tools")
+    if isinstance(tools, str):
+        import json
+
+        tools = json.loads(tools)
+    return list(tokenizer.apply_chat_template(turns, tools=tools or None, return_dict=False, **how))
+
+
+# --- Tokens as text -----------------------------------------------------------------------------
+
+
+def to_texts(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """The text of each token; where several share one character, the last of them has it."""
+    texts, waiting = [], []
+    for place, token in enumerate(ids):
+        waiting.append(token)
+        before = ids[max(0, place - len(waiting)) : place - len(waiting) + 1]
+        text = _decode(tokenizer, [*before, *waiting])[len(_decode(tokenizer, before)) :]
+        unfinished = text.endswith("\ufffd") and len(waiting) < LONGEST_TEXT and place + 1 < len(ids)
+        texts.append("" if unfinished else text)
+        if not unfinished:
+            waiting = []
+    return texts
+
+
+def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
+    return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False) if ids else ""
+
+
+# --- Faults -------------------------------------------------------------------------------------
+
+
+def find_faults(inspection: Inspection, tolerate: Mapping[str, Any] | None = None) -> list[Fault]:
+    """What no training may start with; ``tolerate`` is the node of the configuration that allows it all the same."""
+    tolerate = tolerate or {}
+    allowed = tolerate.get("truncated")
+    found = {
+        "rows": _no_row(inspection),
+        "truncated": _truncated(inspection, TRUNCATED if allowed is None else allowed),
+        "nothing_trained": _nothing_trained(inspection),
+        "no_end": _no_end(inspection),
+        "doubled_bos": _doubled_bos(inspection),
+        "other_template": _other_template(inspection),
+    }
+    return [
+        fault for name, fault in found.items() if fault and (name in ("rows", "truncated") or not tolerate.get(name))
+    ]
+
+
+def _no_row(inspection: Inspection) -> Fault | None:
+    if inspection.rows:
+        return None
+    longest = max((row.length for row in inspection.cut), default=0)
+    cure = f"trainer.args.max_length={longest}" if longest else "another dataset"
+    found = f"no row is left of {len(inspection.spelt)}: the trainer leaves out all of them"
+    return Fault("dataset", found, "rows that fit", cure)
+
+
+def _truncated(inspection: Inspection, allowed: float) -> Fault | None:
+    cut, count = inspection.cut, len(inspection.spelt)
+    if len(cut) <= allowed * count:
+        return None
+    share, longest = len(cut) / count, max(row.length for row in cut)
+    found = f"{share:.0%} of {count} rows are longer, and would be cut or left out; the longest has {longest} tokens"
+    cure = f"trainer.args.max_length={longest}, or tolerate.truncated={min(1.0, -(-share * 100 // 5) * 0.05):.2g}"
+    return Fault("trainer.args.max_length", f"{inspection.limit}: {found}", f"at most {allowed:.0%} of the rows", cure)
+
+
+def _nothing_trained(inspection: Inspection) -> Fault | None:
+    if inspection.goal == "prompt" or inspection.trained or not inspection.rows:
+        return None
+    longest = max((row.length for row in inspection.cut), default=0)
+    cure = f"trainer.args.max_length={longest}" if longest else "collator=none"
+    if inspection.settings.get("assistant_only_loss"):
+        cure = "trainer.args.assistant_only_loss=false"
+    found = f"no token of {len(inspection.rows)} texts is trained: the loss would be 0"
+    expected = "labels on what the model is to learn"
+    return Fault("trainer", found, expected, f"{cure}, or tolerate.nothing_trained=true")
+
+
+def _no_end(inspection: Inspection) -> Fault | None:
+    ends_there = [row for row in inspection.rows if any(row.trained) and not row.whole and row.role != "rejected"]
+    if inspection.goal != "tokens" or not ends_there or inspection.ended:
+        return None
+    tokenizer, last = inspection.tokenizer, ends_there[0]
+    marks = ", ".join(sorted(_decode(tokenizer, [end]) for end in inspection.ends))
+    tail = _decode(tokenizer, [token for token, bit in zip(last.ids, last.trained, strict=True) if bit][-4:])
+    found = f"no row trains it; what is trained ends with {tail!r}, so the model would not learn to stop"
+    return Fault(
+        "model.tokenizer.eos_token", f"{marks}: {found}", "an end in every answer", _end_cure(inspection, last)
+    )
+
+
+def _end_cure(inspection: Inspection, row: TokenRow) -> str:
+    """What makes the end trained: a pad token of its own, the mark that the rows end with, or another template."""
+    tokenizer = inspection.tokenizer
+    allowed = "tolerate.no_end=true"
+    if tokenizer.pad_token_id == tokenizer.eos_token_id and tokenizer.eos_token_id in row.ids:
+        return f"model.tokenizer.pad_token=<another token>, because the collator hides padding; or {allowed}"
+    special = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
+    trained = [token for token, bit in zip(row.ids, row.trained, strict=True) if bit]
+    if marks := [token for token in trained[-3:] if token in special]:
+        return f"model.tokenizer.eos_token='{_decode(tokenizer, marks[-1:])}', or {allowed}"
+    return f"model.tokenizer.chat_template=chatml, or {allowed}"
+
+
+def _doubled_bos(inspection: Inspection) -> Fault | None:
+    rows = inspection.doubled
+    if not rows:
+        return None
+    found = f"{len(rows)} of {len(inspection.rows)} rows begin with {_decode(inspection.tokenizer, rows[0].ids[:2])!r}"
+    cure = "a template or rows without it, because the tokenizer sets one itself; or tolerate.doubled_bos=true"
+    return Fault("model.tokenizer", found, "one begin token", cure)
+
+
+def _other_template(inspection: Inspection) -> Fault | None:
+    prompts = inspection.astray
+    if not prompts:
+        return None
+    tokenizer = inspection.tokenizer
+    wanted, seen = _parting(prompts[0], [inspection._bare(row.ids) for row in inspection.rows])
+    count = sum(len(row.prompts) for row in inspection.spelt)
+    found = f"{len(prompts)} of {count} answers are trained after another prompt than the one that asks for them"
+    return Fault(
+        "model.tokenizer.chat_template",
+        f"{found}: after {_decode(tokenizer, prompts[0][:wanted])[-SHOWN:]!r} the rows go on with "
+        f"{_decode(tokenizer, seen)[:SHOWN]!r}, generation with {_decode(tokenizer, prompts[0][wanted:])[:SHOWN]!r}",
+        "one template for both",
+        "model.tokenizer.chat_template=<one that spells both alike, such as chatml>, or tolerate.other_template=true",
+    )
+
+
+def _parting(prompt: list[int], rows: Iterable[list[int]]) -> tuple[int, list[int]]:
+    """How far the row goes along with a prompt that goes along farthest, and what it says then."""
+    best, after = -1, []
+    for row in rows:
+        pairs = zip(prompt, row, strict=False)
+        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        if shared > best:
+            best, after = shared, row[shared : shared + 20]
+    return best, after

@@ -1,0 +1,78 @@
+"""Losses that ship: functions of what a trainer measures, named by the ``loss`` group.
+
+A loss names as arguments what it wants to be given; the rest comes from its keys in the YAML.
+
+    supervised      one entry for each of the N tokens that are trained on: log_probs (N,), entropy (N,), targets (N,)
+                    and logits (N, vocabulary), which cost memory; or, as the Trainer's own hook has it, outputs, labels
+                    and num_items_in_batch
+    preference      one entry for each of the B pairs: chosen_logps, rejected_logps, chosen_lengths, rejected_lengths,
+                    ref_chosen_logps and ref_rejected_logps where there is a reference; and beta
+    labelled        one entry for each of the B answers: logps, ref_logps, desirable, lengths; and kl and beta
+    reward model    one entry for each of the B pairs: chosen_rewards, rejected_rewards
+
+It gives back one loss for each entry, or, of the whole batch, one number. When it is called, and how batches are
+averaged, is in ``trainer.objective``.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy, logsigmoid
+
+
+def focal(log_probs: Tensor, gamma: float = 2.0) -> Tensor:
+    """Losses of tokens, the smaller the surer the model already is of them; ``gamma`` 0 is plain cross-entropy.
+
+    Source: Lin et al. 2017, equation 4.
+    """
+    return -((1 - log_probs.exp()) ** gamma) * log_probs
+
+
+def label_smoothed(logits: Tensor, targets: Tensor, epsilon: float = 0.1) -> Tensor:
+    """Cross-entropy with targets that give the share ``epsilon`` to all tokens alike.
+
+    Source: Szegedy et al. 2016, section 7.
+    """
+    return cross_entropy(logits, targets, reduction="none", label_smoothing=epsilon)
+
+
+def rescaled(log_probs: Tensor) -> Tensor:
+    """Losses of tokens times their probability, which is not learnt from: dynamic fine-tuning.
+
+    Source: Wu et al. 2025, equation 9.
+    """
+    return -log_probs * log_probs.exp().detach()
+
+
+def length_normalised(
+    chosen_logps: Tensor,
+    rejected_logps: Tensor,
+    ref_chosen_logps: Tensor,
+    ref_rejected_logps: Tensor,
+    chosen_lengths: Tensor,
+    rejected_lengths: Tensor,
+    beta: float,
+) -> Tensor:
+    """DPO's loss of log-ratios per token, so that a long answer is not preferred for its length.
+
+    Source: Lambert et al. 2024 (Tulu 3), equation 6.
+    """
+    chosen = (chosen_logps - ref_chosen_logps) / chosen_lengths.clamp(min=1)
+    rejected = (rejected_logps - ref_rejected_logps) / rejected_lengths.clamp(min=1)
+    return -logsigmoid(beta * (chosen - rejected))
+
+
+def margin(
+    chosen_logps: Tensor,
+    rejected_logps: Tensor,
+    ref_chosen_logps: Tensor | float = 0.0,
+    ref_rejected_logps: Tensor | float = 0.0,
+    beta: float = 0.1,
+    gap: float = 1.0,
+) -> Tensor:
+    """What is missing of ``gap`` between the implicit rewards of a pair; without a reference too.
+
+    Source: Zhao et al. 2023 (SLiC-HF), equation 1.
+    """
+    chosen, rejected = chosen_logps - ref_chosen_logps, rejected_logps - ref_rejected_logps
+    return (gap - beta * (chosen - rejected)).clamp(min=0)

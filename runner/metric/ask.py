@@ -1,0 +1,76 @@
+"""A configured metric, and what it returned as named numbers. What it is asked about is put together elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from runner.errors import DataError, Fault, SickRun
+
+# Keys of a metric in the config that are not its function's arguments.
+OWN = ("on", "limit", "answers", "better", "preprocess")
+SAMPLES = 200  # prompts of each held-out set that are answered, unless the config says otherwise
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric with what the config says of it.
+
+    ``on`` names held-out sets, None is all; ``limit`` is the most rows of each, None is all. ``answers`` tells whether
+    wrong answers are read too. ``better`` tells which way is up, for the choice of the best checkpoint.
+    """
+
+    name: str
+    ask: Callable[..., Any]
+    kind: str  # sampled or read
+    preprocess: Callable[..., Any] | None = None
+    takes_logits: bool = False
+    on: Sequence[str] | None = None
+    limit: int | None = None
+    answers: Literal["right", "all"] = "right"
+    better: Literal["higher", "lower"] = "higher"
+
+    def measures(self, held_out: str) -> bool:
+        """Whether it is asked about the held-out set of this name."""
+        return self.on is None or held_out in self.on
+
+    def __call__(self, rows: int, **given: Any) -> dict[str, float]:
+        """Its numbers for these rows, by the names under which they are logged."""
+        numbers = to_numbers(self.name, self.ask(**given), rows)
+        return {"_".join(filter(None, (self.name, name))): value for name, value in numbers.items()}
+
+
+def to_numbers(name: str, answer: Any, rows: int) -> dict[str, float]:
+    """What a metric returned as numbers by name, "" for the one without: a list is averaged without its Nones.
+
+    >>> to_numbers("size", [1.0, None, 2.0], rows=3), to_numbers("bleu", 31.5, rows=3)
+    ({'': 1.5}, {'': 31.5})
+    """
+    answer = answer.tolist() if hasattr(answer, "tolist") else answer
+    if isinstance(answer, Mapping):
+        return {str(key): _number(name, value) for key, value in answer.items()}
+    if not isinstance(answer, Iterable) or isinstance(answer, str):
+        return {"": _number(name, answer)}
+    values = [
+        _number(name, value, f" for row {row} of {rows}") for row, value in enumerate(answer) if value is not None
+    ]
+    if len(answer) != rows:
+        raise DataError(
+            Fault(f"metric.{name}", f"{len(answer)} numbers for {rows} rows", "one for each, or one for all")
+        )
+    if not values:
+        expected = "a row to which it applies"
+        raise DataError(Fault(f"metric.{name}", f"None for each of {rows} rows", expected, f"metric.{name}=null"))
+    return {"": math.fsum(values) / len(values)}
+
+
+def _number(name: str, value: Any, place: str = "") -> float:
+    value = value.item() if hasattr(value, "item") else value
+    if not isinstance(value, int | float):
+        found = f"{type(value).__name__} {str(value)[:40]!r}{place}"
+        raise DataError(Fault(f"metric.{name}", found, "a number, a number or None per row, or numbers by name"))
+    if math.isnan(value):
+        raise SickRun(Fault(f"metric.{name}", f"{value}{place}", "a number"))
+    return float(value)

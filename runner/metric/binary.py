@@ -1,0 +1,121 @@
+"""Scores against labels that are right or wrong: accuracy, AUC, and AUC within groups such as users.
+
+The label of a row is its column ``column``: true or false, 1 or 0; with ``positive`` true where the text is that.
+How scores are made is not here; ``logits`` makes them of yes and no.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from runner.errors import DataError, Fault
+from runner.metric.text import text_of
+
+
+def accuracy(
+    scores: Sequence[float], column: str = "label", positive: str | None = None, threshold: float = 0.0, **columns: Any
+) -> list[float]:
+    """1 where a score above ``threshold`` meets a right answer, or another score a wrong one, else 0.
+
+    >>> accuracy([2.0, -1.0, 0.5], label=[True, True, False])
+    [1.0, 0.0, 0.0]
+    """
+    labels = read_labels(columns, column, positive)
+    return [float((score > threshold) == label) for score, label in zip(scores, labels, strict=True)]
+
+
+def auc(scores: Sequence[float], column: str = "label", positive: str | None = None, **columns: Any) -> float:
+    """The share of pairs of a right and a wrong row in which the right one has the higher score; a tie is half a pair.
+
+    Raises DataError where all labels are the same, because there is no such pair.
+
+    >>> auc([0.9, 0.5, 0.5, 0.1], label=[1, 1, 0, 0])
+    0.875
+    """
+    labels = read_labels(columns, column, positive)
+    if len(set(labels)) < 2:
+        found = f"all {len(labels)} labels are {labels[0]}" if labels else "no rows"
+        raise DataError(Fault("metric.auc", found, f"right and wrong rows in the column {column}"))
+    return area(scores, labels)
+
+
+def pairs(scores: Sequence[float], label: Sequence[bool]) -> dict[str, float]:
+    """How often the right answer of a pair has the higher score, and as ``margin`` by how much on average.
+
+    Rows of preferences come as a right answer and then the wrong one.
+
+    >>> pairs([2.0, 1.0, 0.0, 3.0], label=[True, False, True, False])
+    {'': 0.5, 'margin': -1.0}
+    """
+    if not label or [bool(one) for one in label] != [True, False] * (len(label) // 2):
+        raise DataError(Fault("metric.pairs", "rows that are no pairs", "preferences", "metric=auc"))
+    margins = [right - wrong for right, wrong in zip(scores[::2], scores[1::2], strict=True)]
+    return {"": sum(margin > 0 for margin in margins) / len(margins), "margin": math.fsum(margins) / len(margins)}
+
+
+def grouped_auc(
+    scores: Sequence[float],
+    column: str = "label",
+    group: str = "user_id",
+    positive: str | None = None,
+    weighted: bool = True,
+    **columns: Any,
+) -> dict[str, float]:
+    """The AUC within each group, averaged by the rows of the groups (Zhou et al. 2018), or plainly if not ``weighted``.
+
+    A group with one kind of label has no AUC: it is left out, and ``skipped`` says how many were; ``groups`` counts the
+    others.
+
+    >>> grouped_auc([0.9, 0.1, 0.2, 0.8, 0.5], user_id=["a", "a", "b", "b", "c"], label=[1, 0, 1, 0, 1])
+    {'': 0.5, 'groups': 2.0, 'skipped': 1.0}
+    """
+    labels = read_labels(columns, column, positive)
+    members: dict[Any, list[int]] = defaultdict(list)
+    for row, name in enumerate(_column(columns, group)):
+        members[name].append(row)
+    rows = [each for each in members.values() if len({labels[row] for row in each}) == 2]
+    if not rows:
+        found = f"none of {len(members)} groups has right and wrong rows"
+        raise DataError(Fault("metric.grouped_auc", found, f"a column {group} that groups several rows"))
+    areas = [area([scores[row] for row in each], [labels[row] for row in each]) for each in rows]
+    weights = [len(each) if weighted else 1 for each in rows]
+    mean = sum(one * weight for one, weight in zip(areas, weights, strict=True)) / sum(weights)
+    return {"": mean, "groups": float(len(rows)), "skipped": float(len(members) - len(rows))}
+
+
+def area(scores: Sequence[float], labels: Sequence[bool]) -> float:
+    """The area under the ROC curve by ranks, equal scores sharing the mean of theirs (Mann and Whitney 1947).
+
+    Takes n log n time. There must be labels of both kinds.
+    """
+    if any(math.isnan(score) for score in scores):
+        raise DataError(Fault("metric", "a score that is not a number", "scores that can be ordered"))
+    order = sorted(range(len(scores)), key=lambda row: scores[row])
+    ranks, start = 0.0, 0
+    for stop in range(1, len(order) + 1):
+        if stop == len(order) or scores[order[stop]] != scores[order[start]]:
+            ranks += sum(labels[row] for row in order[start:stop]) * (start + 1 + stop) / 2
+            start = stop
+    right = sum(labels)
+    return (ranks - right * (right + 1) / 2) / (right * (len(labels) - right))
+
+
+def read_labels(columns: dict[str, Any], column: str, positive: str | None) -> list[bool]:
+    """The labels of the rows as true and false; raises DataError for one that is neither."""
+    labels = _column(columns, column)
+    if positive is not None:
+        return [text_of(label).strip() == positive.strip() for label in labels]
+    if odd := [label for label in labels if label not in (0, 1)]:
+        cure = "metric.<name>.positive=<the right text>"
+        raise DataError(Fault("metric", f"the label {str(odd[0])[:40]!r} in {column}", "true or false, 1 or 0", cure))
+    return [bool(label) for label in labels]
+
+
+def _column(columns: dict[str, Any], name: str) -> Sequence[Any]:
+    if name not in columns:
+        found = f"the rows have no column {name}"
+        raise DataError(Fault("metric", found, f"one of {', '.join(sorted(columns))}", "metric.<name>.column=<column>"))
+    return columns[name]

@@ -1,0 +1,50 @@
+"""How likely a model holds the known answers. Whether what it says itself is right is not here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from runner.errors import DataError, Fault
+
+
+def loss(log_probs: Sequence[Sequence[float]]) -> float:
+    """The mean negative log-probability of a token, each token of all answers alike; in nats.
+
+    >>> loss([[-1.0, -2.0], [-6.0], []])
+    3.0
+    """
+    tokens = [value for row in log_probs for value in row]
+    if not tokens:
+        raise DataError(Fault("metric.loss", f"no tokens in {len(log_probs)} answers", "answers with tokens"))
+    return -math.fsum(tokens) / len(tokens)
+
+
+def perplexity(log_probs: Sequence[Sequence[float]]) -> float:
+    """The exponential of the mean negative log-probability of a token, each token of all answers alike.
+
+    >>> round(perplexity([[math.log(0.5), math.log(0.5)], [math.log(0.125)], []]), 6)
+    3.174802
+    """
+    tokens = [value for row in log_probs for value in row]
+    if not tokens:
+        raise DataError(Fault("metric.perplexity", f"no tokens in {len(log_probs)} answers", "answers with tokens"))
+    mean = -math.fsum(tokens) / len(tokens)
+    return math.exp(mean) if mean < 700 else math.inf
+
+
+def token_accuracy(logits: Sequence[Any], labels: Sequence[Sequence[int]]) -> list[float | None]:
+    """The share of an answer's tokens that were the likeliest in their place; None for an answer without any.
+
+    ``logits`` are those of each token, or its likeliest token where ``preprocess`` left no more.
+
+    >>> token_accuracy([[2, 3], []], labels=[[2, 4], []])
+    [0.5, None]
+    """
+    return [_share(said, right) if len(right) else None for said, right in zip(logits, labels, strict=True)]
+
+
+def _share(said: Any, right: Sequence[int]) -> float:
+    chosen = [int(one.argmax()) if getattr(one, "ndim", 0) else int(one) for one in said]
+    return sum(mine == theirs for mine, theirs in zip(chosen, right, strict=True)) / len(right)

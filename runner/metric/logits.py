@@ -1,0 +1,37 @@
+"""What is left of the logits of an answer for a metric: ``preprocess`` of a metric, called for each row.
+
+The logits [T, V] and labels [T] are of the answer's tokens alone: ``logits[t]`` is what the model said where it should
+have said ``labels[t]``. What they are kept for is in ``binary`` and ``likelihood``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from runner.errors import ConfigError, DataError, Fault
+
+
+def likeliest(logits: Tensor, labels: Tensor) -> Tensor:
+    """The likeliest token [T] in each place, instead of all the logits."""
+    return logits.argmax(-1)
+
+
+def log_odds(logits: Tensor, labels: Tensor, tokenizer: Any, positive: str = "Yes", negative: str = "No") -> float:
+    """How much likelier an answer begins with ``positive`` than with ``negative``, as log-odds: one score per row."""
+    first, second = (first_token(tokenizer, word) for word in (positive, negative))
+    if first == second:
+        found = f"{positive!r} and {negative!r} begin with the same token"
+        raise ConfigError(Fault("metric.<name>.preprocess", found, "two words that begin otherwise"))
+    if not len(logits):
+        raise DataError(Fault("metric", "an answer without tokens", "an answer that begins with one of the two"))
+    return float(logits[0, first] - logits[0, second])
+
+
+def first_token(tokenizer: Any, word: str) -> int:
+    """The id of the token with which a word begins, as it stands at the start of an answer."""
+    ids = tokenizer(word, add_special_tokens=False)["input_ids"]
+    if not ids:
+        raise ConfigError(Fault("metric.<name>.preprocess", f"{word!r} has no token", "a word"))
+    return ids[0]

@@ -1,0 +1,138 @@
+"""An adapter folded into its base, and any model written in another precision: what loads without peft.
+
+How the folder is described to people is not here (``report.card``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from runner.errors import ConfigError, Fault, SickRun
+from runner.files import shipped
+from runner.model.fault import retold
+from runner.model.load import HEADS, load_model, load_tokenizer, read_adapter
+
+PROBE = (2, 48)  # texts and tokens of the random input on which two models are compared
+EXACT = 1e-3  # of the largest logit: what float32 sums in another order stay far below
+
+
+@dataclass(frozen=True)
+class Written:
+    """How far the written model is from the trained one, in the largest difference of a logit.
+
+    ``merged`` is that before rounding, None where nothing was merged; ``largest`` the largest logit itself.
+    """
+
+    dtype: str
+    merged: float | None
+    rounded: float
+    largest: float
+
+
+def write_plain(source: Path, folder: Path, *, head: str, dtype: str | None = None, trust: bool = False) -> Written:
+    """Write the model at ``source`` so that plain transformers loads it, and load it once to see.
+
+    An adapter is merged in float32. Without ``dtype`` the weights have that of the base. Raises ConfigError for an
+    adapter that is no change of weights, and SickRun where the merged model is another one.
+    """
+    tokenizer = load_tokenizer(str(source), trust_remote_code=trust)
+    check_mergeable(source)
+    dtype = dtype or dtype_of(source, trust)
+    how = {"tokenizer": tokenizer, "head": head, "trust_remote_code": trust}
+    # A whole model is only rounded, and that is exact from whatever it is kept in.
+    model = load_model(str(source), dtype="float32" if read_adapter(str(source)) else "auto", **how).eval()
+    probe = torch.randint(len(tokenizer), PROBE, generator=torch.Generator().manual_seed(0))
+    trained, merged = _logits(model, probe), None
+    largest = trained.abs().max().item()
+    if isinstance(model, PeftModel):
+        model = merge(model)
+        merged = _apart(trained, _logits(model, probe))
+        _refuse_other(source, merged, largest)
+    _write(model.to(getattr(torch, dtype)), tokenizer, folder)
+    del model
+    return Written(dtype, merged, _read_back(folder, trained, probe, head, dtype, trust), largest)
+
+
+def merge(model: PeftModel) -> PreTrainedModel:
+    """The base model with its adapter added to its weights."""
+    _untie(model)
+    return model.merge_and_unload(safe_merge=True)
+
+
+def check_mergeable(source: Path) -> None:
+    """Raise ConfigError where the adapter at this path is not a change of weights."""
+    adapter = read_adapter(str(source))
+    if adapter is not None and adapter.is_prompt_learning:
+        found = f"a learnt prompt ({adapter.peft_type.value}), which is no change of weights and cannot be merged"
+        cure = f"PeftModel.from_pretrained(base, {str(source)!r}), which loads it as it is"
+        raise ConfigError(Fault(str(source), found, "an adapter of the weights, or a whole model", cure))
+
+
+def dtype_of(source: Path, trust: bool = False) -> str:
+    """The precision in which the weights, or those of an adapter's base, are kept."""
+    adapter = read_adapter(str(source))
+    home = shipped(adapter.base_model_name_or_path) if adapter else str(source)
+    revision = adapter.revision if adapter else None
+    with retold(home, revision):
+        config = AutoConfig.from_pretrained(home, revision=revision, trust_remote_code=trust)
+    return str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
+
+
+def _untie(model: PeftModel) -> None:
+    """Give the output layer weights of its own where the adapter changes it or the embeddings, which it shares.
+
+    Merged into shared weights, the change of one would be a change of both; peft notes in the config that they differ.
+    """
+    base = model.get_base_model()
+    layers = [base.get_input_embeddings(), base.get_output_embeddings()]
+    if any(layer is None for layer in layers) or not any(isinstance(layer, BaseTunerLayer) for layer in layers):
+        return
+    (first, second) = (layer.base_layer if isinstance(layer, BaseTunerLayer) else layer for layer in layers)
+    if first.weight is second.weight:
+        second.weight = torch.nn.Parameter(second.weight.detach().clone())
+
+
+@torch.no_grad()
+def _logits(model: torch.nn.Module, probe: torch.Tensor) -> torch.Tensor:
+    return model(input_ids=probe, attention_mask=torch.ones_like(probe)).logits.float()
+
+
+def _apart(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return (ours - theirs).abs().max().item()
+
+
+def _refuse_other(source: Path, apart: float, largest: float) -> None:
+    if not apart <= EXACT * max(largest, 1.0):
+        found = f"merged, the model answers otherwise: a logit is off by {apart:.3g}, the largest being {largest:.3g}"
+        raise SickRun(Fault(str(source), found, "the same logits", "share the adapter in model/ as it is"))
+
+
+def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    model.save_pretrained(str(folder))
+    tokenizer.save_pretrained(str(folder))
+
+
+def _read_back(folder: Path, trained: torch.Tensor, probe: torch.Tensor, head: str, dtype: str, trust: bool) -> float:
+    """How far what plain transformers loads from the folder is from the trained model; raises where weights lack."""
+    loaded, report = HEADS[head].from_pretrained(
+        str(folder), dtype=getattr(torch, dtype), output_loading_info=True, trust_remote_code=trust
+    )
+    lacking = sorted(map(str, _lacking(report)))
+    if lacking:
+        raise SickRun(Fault(str(folder), f"written without {', '.join(lacking[:3])}", "every weight of the model"))
+    apart, largest = _apart(trained, _logits(loaded.eval(), probe)), trained.abs().max().item()
+    if dtype == "float32":
+        _refuse_other(folder, apart, largest)
+    return apart
+
+
+def _lacking(report: dict) -> Iterator[object]:
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        yield from report.get(kind, ())

@@ -1,0 +1,189 @@
+"""A run as a model card: what the model is, what it was trained on, what came out, and the command that repeats it.
+
+A card is made to be shown to others, so that paths of this machine and secrets are taken out of everything in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runner.check.secret import looks_secret
+from runner.files import read_json
+from runner.report.number import number
+from runner.report.objective import telling
+from runner.report.read import Papers, read_run
+from runner.report.repeat import words_of
+from runner.report.single import differing
+
+# A path from the root or from a home; a URL, runner://..., org/name and </tag> are none.
+ROOTED = re.compile(r"""(?<![\w.:/<\\$}])(~?(?:/[\w.+@=-]+)+)/?""")
+LIBRARIES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate")
+
+
+@dataclass(frozen=True)
+class Export:
+    """What was written: its precision, whether an adapter was merged, and what is to be said of that."""
+
+    dtype: str
+    merged: bool
+    notes: Sequence[str] = ()
+    license: str | None = None
+
+
+def to_card(run: Papers, export: Export, pictures: Sequence[str] = ()) -> str:
+    """The model card of a run in Markdown, beginning with the fields that the hub reads."""
+    base = base_of(run)
+    parts = [
+        f"---\n{yaml.safe_dump(fields_of(run, export, base), sort_keys=False, allow_unicode=True)}---",
+        f"# {run.cfg.get('name')}",
+        _sentence(run, base),
+        *_section("Results on held-out rows", _results(run)),
+        *_section("Data", _data(run)),
+        *_section("What differs from the defaults", _differences(run)),
+        *_section("Repeat", _repeat(run)),
+        *_section("This copy", "\n".join(f"- {note}" for note in _copy(run, export))),
+        *_section("Curves", "\n".join(f"![{Path(name).stem}]({name})" for name in pictures)),
+        *_section("The whole configuration", _configuration(run)),
+    ]
+    return "\n\n".join(public(part) for part in parts) + "\n"
+
+
+def public(text: str) -> str:
+    """A text without paths of this machine, and without any word that looks like a secret.
+
+    >>> public("model.path=/home/me/models/base and https://huggingface.co/org/name, runner://model/tiny")
+    'model.path=<folder>/base and https://huggingface.co/org/name, runner://model/tiny'
+    """
+    text = ROOTED.sub(lambda match: _rootless(match[1].split("/")), text)
+    return re.sub(r"\S+", lambda match: "<secret>" if looks_secret(match[0]) else match[0], text)
+
+
+def _rootless(parts: list[str]) -> str:
+    """The last part of a path; nothing of a short one, which may end in somebody's name."""
+    return f"<folder>/{parts[-1]}" if len(parts) > 3 else "<folder>"
+
+
+def fields_of(run: Papers, export: Export, base: str | None) -> dict[str, Any]:
+    """The fields of the card's head: what the hub sorts and links by."""
+    trainer = _short_trainer(run.cfg)
+    path = str((run.cfg.get("dataset") or {}).get("path") or "")
+    fields = {
+        "license": export.license,
+        "base_model": base,
+        "base_model_relation": "finetune" if base else None,
+        "datasets": [path] if is_hub_name(path) else None,
+        "library_name": "transformers",
+        "pipeline_tag": "text-classification" if _head(run) == "score" else "text-generation",
+        "tags": ["trl", trainer.lower(), "runner"],
+    }
+    return {key: entry for key, entry in fields.items() if entry}
+
+
+def base_of(run: Papers) -> str | None:
+    """The model of the hub that a run began from, through the runs that it builds on; None where it is no such one."""
+    seen: set[Path] = set()
+    while run.folder not in seen:
+        seen.add(run.folder)
+        path = str((run.cfg.get("model") or {}).get("path") or "")
+        adapter = read_json(Path(path) / "adapter_config.json") if path else None
+        path = str((adapter or {}).get("base_model_name_or_path") or path)
+        if is_hub_name(path):
+            return path
+        if not (Path(path).parent / "config.yaml").is_file():
+            return None
+        run = read_run(Path(path).parent)
+    return None
+
+
+def is_hub_name(path: str) -> bool:
+    """Whether a path is the name of a repository rather than a folder of this machine.
+
+    >>> is_hub_name("org/name"), is_hub_name("runner://model/tiny"), is_hub_name("/models/base"), is_hub_name("a/b/c")
+    (True, False, False, False)
+    """
+    return bool(re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path)) and not Path(path).exists()
+
+
+def _section(title: str, text: str) -> list[str]:
+    return [f"## {title}\n\n{text}"] if text else []
+
+
+def _sentence(run: Papers, base: str | None) -> str:
+    node = run.cfg.get("model") or {}
+    begun = f"[{base}](https://huggingface.co/{base})" if base else str(node.get("path") or "a new model")
+    goal = "A reward model" if _head(run) == "score" else "A language model"
+    rows = (run.cfg.get("dataset") or {}).get("path") or "rows of its own"
+    return f"{goal}, trained by {_short_trainer(run.cfg)} from {begun} on {rows}."
+
+
+def _head(run: Papers) -> str:
+    return str((run.cfg.get("trainer") or {}).get("head", "lm"))
+
+
+def _short_trainer(cfg: Mapping[str, Any]) -> str:
+    target = str((cfg.get("trainer") or {}).get("_target_", ""))
+    return target.rpartition(".")[2].removesuffix("Trainer")
+
+
+def _results(run: Papers) -> str:
+    names = telling(list(dict.fromkeys([*run.after, *run.before])))
+    return _table(
+        ("score", "before", "after"),
+        [(name.removeprefix("eval_"), number(run.before.get(name)), number(run.after.get(name))) for name in names],
+    )
+
+
+def _data(run: Papers) -> str:
+    facts = run.manifest.get("data")
+    rows = [(name, str(fact.get("rows")), f"`{str(fact.get('fingerprint'))[:16]}`") for name, fact in _sets(facts)]
+    return _table(("set", "rows", "fingerprint"), rows)
+
+
+def _sets(facts: Any, name: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every set of rows that a manifest tells of, with its dotted name."""
+    if isinstance(facts, Mapping) and "fingerprint" in facts:
+        yield name, facts
+    elif isinstance(facts, Mapping):
+        for key, inner in facts.items():
+            yield from _sets(inner, f"{name}.{key}".lstrip("."))
+
+
+def _differences(run: Papers) -> str:
+    return _table(("key", "here", "default"), [(f"`{key}`", f"`{a}`", f"`{b}`") for key, a, b in differing(run) or ()])
+
+
+def _repeat(run: Papers) -> str:
+    words = words_of(run)
+    if words is None:
+        return ""
+    import shlex
+
+    versions = run.manifest.get("versions") or {}
+    pinned = [f"{name}=={versions[name].partition('+')[0]}" for name in LIBRARIES if versions.get(name)]
+    return f"```bash\npip install {' '.join(pinned)}\n{shlex.join(['python', '-m', 'runner', *words])}\n```"
+
+
+def _copy(run: Papers, export: Export) -> list[str]:
+    kept = "the adapter was merged into its base in float32" if export.merged else "the weights as they were trained"
+    model = run.manifest.get("model") or {}
+    counts = [f"{number(model[key])} {key}" for key in ("parameters", "trainable") if model.get(key)]
+    return [f"{kept}, written as {export.dtype}", *([", ".join(counts)] if counts else []), *export.notes]
+
+
+def _configuration(run: Papers) -> str:
+    kept = {key: node for key, node in run.cfg.items() if key not in ("output_root", "launcher", "tracker", "allow")}
+    text = yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)
+    return f"<details>\n\n```yaml\n{text}```\n\n</details>"
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown; nothing without rows."""
+    lines = [" | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) for row in rows]
+    head = [" | ".join(titles), "|".join("---" for _ in titles)]
+    return "\n".join(f"| {line} |" if "---" not in line else f"|{line}|" for line in [*head, *lines]) if rows else ""

@@ -1,0 +1,258 @@
+"""In what two runs differ, from their papers alone: section by section for people, and to the bit for a repetition."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runner.report.axis import MISSING, SKIPPED, TOP, leaves
+from runner.report.number import number, short, value
+from runner.report.objective import CLOCK, telling
+from runner.report.read import Papers, is_number
+from runner.report.repeat import command_of
+from runner.report.table import Column, lay_out
+
+# What depends on the machine's mood and not on the run.
+TIMED = re.compile(r"(^|_)(runtime|seconds|step_time)$|_per_second$|^(eval_)?(eps|time/|profiling/|memory/)")
+WIDE = 34  # characters of one value
+WEIGHTS = ".safetensors"
+
+Row = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One respect in which two runs are compared: rows of a name and both values, none where they are alike.
+
+    ``change`` has the difference of each row where its values are numbers; ``unknown`` is whether neither run says
+    anything of it.
+    """
+
+    title: str
+    rows: Sequence[Row]
+    change: Sequence[str] = ()
+    unknown: bool = False
+
+    def lines(self, width: int = 80) -> list[str]:
+        """The section as a small table."""
+        keys, ours, theirs = (list(column) for column in zip(*self.rows, strict=True))
+        columns = [
+            Column(self.title, [short(key, 40) for key in keys], True, True),
+            Column("A", [short(entry, WIDE) for entry in ours], True, not self.change),
+            Column("B", [short(entry, WIDE) for entry in theirs], True, not self.change),
+        ]
+        return lay_out(columns + ([Column("B - A", self.change, True)] if self.change else []), width)
+
+
+def sections_of(ours: Papers, theirs: Papers) -> list[Section]:
+    """Every respect in which two runs can differ, the shortest first and those without a difference before them."""
+    runs = (ours, theirs)
+    found = [
+        Section("config", _config(ours.cfg, theirs.cfg)),
+        _told("data", runs, lambda run: _hashes(_flat(run.manifest.get("data")))),
+        _told("versions", runs, lambda run: _flat(run.manifest.get("versions")) | _only(run.manifest, "python")),
+        _told("hardware", runs, lambda run: _flat(run.manifest.get("hardware"))),
+        _told("model", runs, lambda run: _model_facts(run)),
+        _told("code", runs, lambda run: _code(run.manifest.get("git"))),
+        _command(ours, theirs),
+        _scored("results", ours.after, theirs.after),
+        _scored("last metrics", _last(ours), _last(theirs)),
+        _told("state", runs, lambda run: {"state": run.state, "step": run.progress}),
+    ]
+    return sorted(found, key=lambda section: len(section.rows))
+
+
+def _config(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[Row]:
+    """The keys whose values differ; those that say the same are told beside the first of them.
+
+    A whole node that only one of them has is one row.
+    """
+    from runner.config import differences
+
+    kept = [{key: cfg[key] for key in cfg if key in TOP or key not in SKIPPED} for cfg in (ours, theirs)]
+    found = [(key, mine, other) for key, mine, other in differences(*kept) if _counts(key)]
+    found.sort(key=lambda row: row[0] not in TOP)
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for key, mine, other in found:
+        pair = (_node(mine), _node(other))
+        # Words or numbers that go together are one thing; that two things are switched on is none.
+        plain = all(entry is None or is_number(entry) or isinstance(entry, str) for entry in (mine, other))
+        same = "" if plain else key
+        rows.setdefault((*pair, same), []).append(key)
+    return [(_with_others(keys), mine, other) for (mine, other, _), keys in rows.items()]
+
+
+def _counts(key: str) -> bool:
+    return not key.startswith("launcher.") or key in ("launcher.num_processes", "launcher.num_machines")
+
+
+def _with_others(keys: Sequence[str]) -> str:
+    also = ", ".join(dict.fromkeys(key.rpartition(".")[2] for key in keys[1:]))
+    return f"{keys[0]} (also {also})" if also else keys[0]
+
+
+def _node(entry: Any) -> str:
+    """A value as one would type it; of a whole node the class and its keys.
+
+    >>> _node({"_target_": "peft.LoraConfig", "r": 16}), _node(None), _node(1e-4)
+    ('LoraConfig(r=16)', '—', '0.0001')
+    """
+    if entry is None:
+        return MISSING
+    if isinstance(entry, Mapping):
+        called = str(entry.get("_target_", "")).rpartition(".")[2]
+        inner = ", ".join(f"{key}={value(inner)}" for key, inner in leaves(entry) if key != "_target_")
+        return f"{called}({inner})" if called else f"{{{inner}}}"
+    return value(entry)
+
+
+def _told(title: str, runs: Sequence[Papers], facts: Any) -> Section:
+    """A section of what two papers say, row by row where they disagree."""
+    ours, theirs = (facts(run) for run in runs)
+    keys = [key for key in dict.fromkeys([*ours, *theirs]) if ours.get(key) != theirs.get(key)]
+    rows = [(key, _node(ours.get(key)), _node(theirs.get(key))) for key in keys]
+    return Section(title, rows, unknown=not ours and not theirs)
+
+
+def _flat(node: Any) -> dict[str, Any]:
+    return dict(leaves(node)) if isinstance(node, Mapping) and node else {}
+
+
+def _only(node: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: node[key] for key in keys if key in node}
+
+
+def _hashes(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The same facts with every fingerprint as its beginning, which is enough to tell two apart."""
+    return {key: entry[:12] if key.endswith("fingerprint") and entry else entry for key, entry in facts.items()}
+
+
+def _model_facts(run: Papers) -> dict[str, Any]:
+    return {key: entry for key, entry in _flat(run.manifest.get("model")).items() if key != "path"}
+
+
+def _code(git: Any) -> dict[str, Any]:
+    """The commit, and for each file with uncommitted changes how many lines were added and removed, and which."""
+    if not isinstance(git, Mapping):
+        return {}
+    return {"commit": str(git.get("commit", ""))[:12]} | {
+        f"changed {file}": f"+{added} -{removed} ({mark})"
+        for file, added, removed, mark in changed_files(str(git.get("diff") or ""))
+    }
+
+
+def changed_files(diff: str) -> Iterator[tuple[str, int, int, str]]:
+    """Each file of a git diff with its added and removed lines and a short mark of what they are.
+
+    >>> [entry[:3] for entry in changed_files("diff --git a/x.py b/x.py\\n@@ -1 +1 @@\\n-a\\n+b")]
+    [('x.py', 1, 1)]
+    """
+    import hashlib
+
+    for part in re.split(r"^diff --git ", diff, flags=re.MULTILINE)[1:]:
+        head, *lines = part.splitlines()
+        changed = [line for line in lines if line[:1] in "+-" and not line.startswith(("+++ ", "--- "))]
+        mark = hashlib.sha256("\n".join(changed).encode()).hexdigest()[:6]
+        added = sum(line[0] == "+" for line in changed)
+        yield head.rpartition(" b/")[2], added, len(changed) - added, mark
+
+
+def _command(ours: Papers, theirs: Papers) -> Section:
+    """The words that only one of the two commands has; they are one command in another order, or differ in these."""
+    mine, other = (_words(run) for run in (ours, theirs))
+    keys = dict.fromkeys([*mine, *other])
+    rows = [(key, mine.get(key, MISSING), other.get(key, MISSING)) for key in keys if mine.get(key) != other.get(key)]
+    return Section("command", rows, unknown=not mine and not other)
+
+
+def _words(run: Papers) -> dict[str, str]:
+    import shlex
+
+    words = [word.partition("=") for word in shlex.split(command_of(run))[3:]]
+    return {key: text if sign else "" for key, sign, text in words if key != "name"}
+
+
+def _scored(title: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Section:
+    """The figures of both, with the difference where both have one."""
+    names = telling(list(dict.fromkeys([*ours, *theirs])))
+    differ = [name for name in names if ours.get(name) != theirs.get(name)]
+    rows = [(name, number(ours.get(name)), number(theirs.get(name))) for name in differ]
+    both = [(ours.get(name), theirs.get(name)) for name in differ]
+    change = [f"{'+' if b > a else ''}{number(b - a, 3)}" if None not in (a, b) else "" for a, b in both]
+    return Section(title, rows, change, unknown=not names)
+
+
+def _last(run: Papers) -> dict[str, float]:
+    """The last value of each metric that training logged, without clocks and held-out scores."""
+    found: dict[str, float] = {}
+    for line in run.lines:
+        found |= {name: entry for name, entry in line.items() if is_number(entry)}
+    return {name: entry for name, entry in found.items() if not name.startswith("eval_") and not name.endswith(CLOCK)}
+
+
+# --- To the bit -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """Where a repetition first differs: what is compared, at which step, under which name, and both values."""
+
+    what: str
+    step: int | None
+    name: str
+    ours: Any
+    theirs: Any
+
+    @property
+    def size(self) -> float | None:
+        """How far apart two numbers are, relative to the larger; None where they are not two numbers."""
+        if not (is_number(self.ours) and is_number(self.theirs)):
+            return None
+        largest = max(abs(self.ours), abs(self.theirs))
+        return abs(self.ours - self.theirs) / largest if largest else 0.0
+
+    def __str__(self) -> str:
+        place = f"{self.what}, step {self.step}" if self.step is not None else self.what
+        apart = f", {number(100 * self.size, 2)} % apart" if self.size is not None else ""
+        return f"{place}: {self.name} {_exact(self.ours)} -> {_exact(self.theirs)}{apart}"
+
+
+def deviations(ours: Papers, theirs: Papers) -> list[Deviation]:
+    """Everything in which a repetition differs from its original: logged steps in order, then scores, then weights.
+
+    Times are left out. What only one of them logged differs too.
+    """
+    found = []
+    for step, mine, other in _paired(ours.lines, theirs.lines):
+        found += [
+            Deviation("metrics.jsonl", step, name, mine.get(name), other.get(name))
+            for name in dict.fromkeys([*mine, *other])
+            if mine.get(name) != other.get(name) and name != "step" and not TIMED.search(name)
+        ]
+    for moment in ("before", "after"):
+        mine, other = (getattr(run, moment) for run in (ours, theirs))
+        names = [name for name in dict.fromkeys([*mine, *other]) if not TIMED.search(name)]
+        differ = [name for name in names if mine.get(name) != other.get(name)]
+        found += [Deviation(f"scores {moment}", None, name, mine.get(name), other.get(name)) for name in differ]
+    mine, other = (_weights(run) for run in (ours, theirs))
+    differ = [name for name in dict.fromkeys([*mine, *other]) if mine.get(name) != other.get(name)]
+    return found + [Deviation("model", None, name, mine.get(name), other.get(name)) for name in differ]
+
+
+def _paired(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
+    """Each step with the lines of both; an empty one where only the other has it."""
+    tables = [{line["step"]: line for line in lines} for lines in (ours, theirs)]
+    for step in sorted({*tables[0], *tables[1]}):
+        yield step, *(table.get(step, {}) for table in tables)
+
+
+def _weights(run: Papers) -> dict[str, str]:
+    files = run.manifest.get("files")
+    files = files if isinstance(files, Mapping) else {}
+    return {name: str(digest)[:12] for name, digest in files.items() if name.endswith(WEIGHTS)}
+
+
+def _exact(entry: Any) -> str:
+    return repr(entry) if isinstance(entry, float) else str(entry)

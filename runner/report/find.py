@@ -1,0 +1,88 @@
+"""The run that a word of the command line means: a folder, a name with one run, ``<name>/<run>``, or a run's key."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+
+from runner.errors import ConfigError, Fault, FolderError
+from runner.report.read import Papers, is_run, read_run
+from runner.report.table import shown
+
+
+def find_runs(words: Sequence[str], verb: str, count: int, root: Path = Path("outputs")) -> list[Papers]:
+    """The runs that a verb was given, all faults at once; ConfigError where they are not ``count`` words."""
+    if len(words) != count:
+        found = f"{len(words)} of them: {' '.join(words)}" if words else "none"
+        expected = "one run" if count == 1 else f"{count} runs"
+        cure = f"python -m runner {verb} {' '.join([str(root / '<name>/<run>')] * count)}"
+        raise ConfigError(Fault("RUN", found, expected, cure))
+    runs = [find_run(word, verb, root) for word in words]
+    if faults := [run for run in runs if isinstance(run, Fault)]:
+        raise FolderError(dict.fromkeys(faults))
+    return [read_run(run) for run in runs if isinstance(run, Path)]
+
+
+def find_run(word: str, verb: str, root: Path) -> Path | Fault:
+    """The folder of the run that a word means, or the fault of a word that means none or several."""
+    places = [path for path in (Path(word), root / word) if path.is_dir()]
+    inner = next((path for path in places if is_run(path)), None)
+    groups = {path: _runs_in(path) for path in places}
+    runs = next((found for found in groups.values() if found), [])
+    if inner or len(runs) == 1:
+        return inner or runs[0]
+    keyed = [] if places else [path for path in sorted(root.glob(f"*/*-{word}")) if word and is_run(path)]
+    if len(keyed) == 1:
+        return keyed[0]
+    if runs or keyed:
+        several = runs or keyed
+        return Fault(word, f"{len(several)} runs", "one of them", f"python -m runner {verb} {shown(several[-1])}")
+    return _no_run(word, verb, root, bool(places))
+
+
+def check_finished(run: Papers, verb: str) -> None:
+    """Raise FolderError where a run is not finished, or its configuration cannot be read."""
+    if not run.cfg:
+        raise FolderError(Fault(shown(run.folder), "config.yaml is missing or torn", "the folder of a whole run"))
+    if run.state != "finished":
+        found = f"{run.state} {run.progress}".strip() + (f": {run.cause}" if run.cause else "")
+        cure = f"python -m runner.work {shown(run.folder)}  (to finish it)"
+        raise FolderError(Fault(shown(run.folder), found, f"a finished run to {verb}", cure))
+
+
+def read_options(overrides: Sequence[str], known: Sequence[str], verb: str) -> dict[str, str]:
+    """The ``key=value`` words of a verb; ConfigError with every key that it does not have."""
+    pairs = [override.lstrip("+").partition("=") for override in overrides]
+    faults = []
+    for key, _, _ in pairs:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            cure = f"{near[0]}=<value>" if near else f"python -m runner {verb} --help"
+            faults.append(Fault(key, f"{verb} has no such key", ", ".join(known) or "no key at all", cure))
+    if faults:
+        raise ConfigError(faults)
+    return {key: text for key, _, text in pairs}
+
+
+def is_yes(options: dict[str, str], key: str, default: bool = False) -> bool:
+    """What ``key=true`` or ``key=false`` says; ConfigError for any other word."""
+    text = options.get(key, str(default)).lower()
+    if text not in ("true", "false"):
+        raise ConfigError(Fault(key, options[key], "true or false", f"{key}=true"))
+    return text == "true"
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != "." and is_run(path))
+
+
+def _no_run(word: str, verb: str, root: Path, there: bool) -> Fault:
+    """The fault of a word that is no run, with the nearest folder that is one."""
+    folders = [path for group in sorted(root.glob("[!.]*")) if group.is_dir() for path in _runs_in(group)]
+    named = {str(path.relative_to(root)): path for path in folders} | {path.parent.name: path for path in folders}
+    tail = "/".join(Path(word).parts[-2:])
+    near = difflib.get_close_matches(tail, named, 1) or difflib.get_close_matches(Path(word).name, named, 1)
+    found = "no run is in it" if there else "no such folder"
+    cure = f"python -m runner {verb} {shown(named[near[0]])}" if near else "python -m runner report  (lists the runs)"
+    return Fault(word, found, f"the folder of a run, such as {root}/<name>/<run>", cure)

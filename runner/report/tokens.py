@@ -1,0 +1,273 @@
+"""Rows of tokens as a person reads them: marked text for a terminal, and one page without any other file.
+
+What is shown comes from ``inspection``; nothing here knows a tokenizer. The texts are other people's, so that no
+character of theirs steers the terminal or becomes part of the page.
+"""
+
+from __future__ import annotations
+
+import itertools
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from runner.errors import Fault
+from runner.inspection import TokenRow
+
+WIDTH = 80
+LONGEST = 800  # characters of a stretch of equal tokens in the terminal; of a longer one the middle is left out
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Some rows of one set, with what is to be said of the set, and with what is wrong with it."""
+
+    title: str
+    summary: Sequence[str]
+    rows: Sequence[TokenRow]
+    scored: bool = False
+    faults: Sequence[Fault] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A heading and the tokens below it; ``side`` is chosen or rejected where two blocks belong together."""
+
+    heading: str
+    row: TokenRow
+    side: str = ""
+
+
+def to_blocks(rows: Iterable[TokenRow], scored: bool = False) -> Iterator[list[Block]]:
+    """The blocks of each row: one, or for a pair its shared prompt and then both answers."""
+    for number, group in itertools.groupby(rows, key=lambda row: row.number):
+        together, name = list(group), f"row {number + 1}"
+        if [row.role for row in together] != ["chosen", "rejected"]:
+            yield [
+                Block(f"{name}{f' {row.role}' if row.role else ''}: {_counts(row, scored)}", row) for row in together
+            ]
+            continue
+        shared = _shared(*together)
+        prompt = Block(f"{name}: {shared} tokens are shared", _part(together[0], 0, shared))
+        sides = [Block(f"{row.role}: {_counts(row, scored)}", _part(row, shared), row.role) for row in together]
+        yield [prompt, *sides] if shared else sides
+
+
+def _shared(chosen: TokenRow, rejected: TokenRow) -> int:
+    """How many untrained tokens both of a pair begin with."""
+    pairs = zip(chosen.ids, rejected.ids, chosen.trained, rejected.trained, strict=False)
+    alike = itertools.takewhile(lambda pair: pair[0] == pair[1] and not (pair[2] or pair[3]), pairs)
+    return sum(1 for _ in alike)
+
+
+def _part(row: TokenRow, start: int, end: int | None = None) -> TokenRow:
+    cut = slice(start, end)
+    weights = None if row.weights is None else row.weights[cut]
+    return TokenRow(row.number, row.role, row.ids[cut], row.trained[cut], weights, row.whole, row.texts[cut])
+
+
+def _counts(row: TokenRow, scored: bool) -> str:
+    size = len(row.ids)
+    cut = f", cut from {row.whole}" if row.whole else ""
+    if row.role == "prompt" or scored:
+        return f"{size} tokens{cut}"
+    return f"{sum(row.trained)} of {size} tokens trained ({row.share:.0%}){_weights(row)}{cut}"
+
+
+def _weights(row: TokenRow) -> str:
+    """The weights of the trained tokens, where they are not all 1."""
+    values = sorted({weight for weight, bit in zip(row.weights or [], row.trained, strict=False) if bit})
+    if values in ([], [1.0]):
+        return ""
+    shown = " and ".join(f"{value:g}" for value in values)
+    return f", weights {shown if len(values) < 3 else f'{values[0]:g} to {values[-1]:g}'}"
+
+
+# --- What a token looks like --------------------------------------------------------------------
+
+
+def to_mark(row: TokenRow, place: int) -> str:
+    """One character for how a token counts: blank, ^ trained, + more than 1, - less than 1, 0 nothing."""
+    if not row.trained[place]:
+        return " "
+    weight = 1.0 if row.weights is None else row.weights[place]
+    return "^" if weight == 1 else "0" if weight == 0 else "+" if weight > 1 else "-"
+
+
+def to_visible(text: str) -> str:
+    """The text with every character that could steer a terminal or hide others replaced by a sign for it."""
+    return "".join(_visible(character) for character in text)
+
+
+def _visible(character: str) -> str:
+    if character == "\n":
+        return "↵\n"
+    code = ord(character)
+    if code < 32 or code == 127:
+        return chr(0x2400 + code) if code < 32 else "␡"
+    return "·" if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") else character
+
+
+def _columns(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+# --- Terminal -----------------------------------------------------------------------------------
+
+STYLES = {" ": "2", "^": "32;4", "+": "1;35;4", "-": "33;4", "0": "9;31"}
+LEGEND = {"^": "trained", "+": "weighs more than 1", "-": "less than 1", "0": "nothing"}
+
+
+def to_terminal(sheet: Sheet, *, colour: bool = False, width: int = WIDTH) -> str:
+    """The sheet as text: colours where they can be seen, else marks below the tokens."""
+    lines = [sheet.title, *(f"  {line}" for line in sheet.summary)]
+    if legend := _legend(sheet, colour):
+        lines.append(f"  {legend}")
+    for blocks in to_blocks(sheet.rows, sheet.scored):
+        for block in blocks:
+            lines += ["", _bold(block.heading, colour), *_text_lines(block.row, colour, width)]
+    return "\n".join(lines) + "\n"
+
+
+def _legend(sheet: Sheet, colour: bool) -> str:
+    marks = {to_mark(row, place) for row in sheet.rows for place in range(len(row.ids))}
+    names = LEGEND | ({"^": "where the score is read"} if sheet.scored else {})
+    shown = [_styled(names[m], m) if colour else f"{m} {names[m]}" for m in names if m in marks]
+    return f"marks: {', '.join(shown)}" if shown else ""
+
+
+def _bold(text: str, colour: bool) -> str:
+    return f"\x1b[1m{text}\x1b[0m" if colour else text
+
+
+def _styled(text: str, mark: str) -> str:
+    return f"\x1b[{STYLES[mark]}m{text}\x1b[0m"
+
+
+def _text_lines(row: TokenRow, colour: bool, width: int) -> Iterator[str]:
+    """The text wrapped at the width, each line with its marks below it where there are any."""
+    for line in _wrapped(_shortened(row), width - 2):
+        text = "".join(character for character, _ in line)
+        if colour:
+            runs = itertools.groupby(line, key=lambda cell: cell[1])
+            text = "".join(_styled("".join(character for character, _ in run), mark) for mark, run in runs)
+        yield f"  {text}".rstrip()
+        marks = "".join(mark * _columns(character) for character, mark in line)
+        if not colour and marks.strip():
+            yield f"  {marks}".rstrip()
+
+
+def _shortened(row: TokenRow) -> Iterator[tuple[str, str]]:
+    """The visible characters with their marks, long stretches without their middle."""
+    marked = ((text, to_mark(row, place)) for place, text in enumerate(row.texts))
+    for mark, run in itertools.groupby(marked, key=lambda cell: cell[1]):
+        tokens = [to_visible(text) for text, _ in run]
+        text = "".join(tokens)
+        if len(text) > LONGEST:
+            half = LONGEST // 2
+            text = f"{text[:half]} [... {len(text) - LONGEST} characters ...] {text[-half:]}"
+        yield from ((character, mark) for character in text)
+
+
+def _wrapped(cells: Iterable[tuple[str, str]], width: int) -> Iterator[list[tuple[str, str]]]:
+    """The characters in lines of at most this many columns, a new one after each line break of the text."""
+    line: list[tuple[str, str]] = []
+    used = 0
+    for character, mark in cells:
+        if character == "\n" or used + _columns(character) > width:
+            yield line
+            line, used = [], 0
+        if character != "\n":
+            line.append((character, mark))
+            used += _columns(character)
+    if line:
+        yield line
+
+
+# --- Page ---------------------------------------------------------------------------------------
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1c1f24; --soft: #68707c; --paper: #fff; --line: #d9dde3; --card: #f6f7f9;
+  --on: 22 128 61; --more: 147 51 190; --less: 176 108 8; --off: 200 40 40; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e8eb; --soft: #98a1ad; --paper: #14161a; --line: #31363e;
+  --card: #1c1f25; --on: 74 200 120; --more: 206 140 245; --less: 240 180 80; --off: 250 120 120; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 72rem; padding: 1rem; color: var(--ink); background: var(--paper);
+  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 1.3rem; margin: .3rem 0 .6rem; }
+h2 { font-size: 1.1rem; margin: 1.8rem 0 .3rem; padding-top: .8rem; border-top: 1px solid var(--line); }
+ul { margin: .3rem 0; padding-left: 1.2rem; }
+.legend span { margin-right: .6rem; white-space: nowrap; }
+.row { margin: 1rem 0; }
+.row p { margin: .5rem 0 .25rem; color: var(--soft); font-size: .85rem; }
+.pair { display: grid; gap: .6rem; }
+@media (min-width: 44rem) { .pair { grid-template-columns: 1fr 1fr; } }
+pre { margin: 0; padding: .6rem .7rem; background: var(--card); border: 1px solid var(--line); border-radius: .5rem;
+  white-space: pre-wrap; color: var(--soft);
+  font: .85rem/1.65 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
+b { font-weight: inherit; border-radius: 2px; padding: 1px 0; border-right: 1px solid rgb(128 128 128 / .2); }
+b i { font-style: normal; opacity: .45; }
+.t, .m, .l, .z { color: var(--ink); }
+.t { background: rgb(var(--on) / .2); border-bottom: 2px solid rgb(var(--on)); }
+.m { background: rgb(var(--more) / .25); border-bottom: 2px solid rgb(var(--more)); }
+.l { background: rgb(var(--less) / .2); border-bottom: 2px dashed rgb(var(--less)); }
+.z { color: rgb(var(--off)); text-decoration: line-through; }
+.fault { border-left: 4px solid rgb(var(--off)); padding: .2rem .8rem; margin: .8rem 0; }
+.fault p { margin: .25rem 0; }
+.fault code { font-size: .9rem; }
+"""
+CLASSES = {" ": "", "^": "t", "+": "m", "-": "l", "0": "z"}
+
+
+def to_page(title: str, sheets: Sequence[Sheet]) -> str:
+    """All sheets as one HTML page, which needs no network and no script."""
+    body = "\n".join(_section(sheet) for sheet in sheets)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{escape(title)}</h1>\n"
+        f"{body}\n</body>\n</html>\n"
+    )
+
+
+def _section(sheet: Sheet) -> str:
+    faults = "".join(
+        f'<div class="fault"><p><strong>{escape(fault.where)}</strong></p><p>{escape(fault.found)}</p>'
+        f"<p>Expected: {escape(fault.expected)}</p><p>Type: <code>{escape(fault.cure)}</code></p></div>"
+        for fault in sheet.faults
+    )
+    summary = "".join(f"<li>{escape(line)}</li>" for line in sheet.summary)
+    rows = "\n".join(_row(blocks) for blocks in to_blocks(sheet.rows, sheet.scored))
+    return f"<h2>{escape(sheet.title)}</h2>\n{faults}<ul>{summary}</ul>\n{_page_legend(sheet)}{rows}"
+
+
+def _page_legend(sheet: Sheet) -> str:
+    marks = {to_mark(row, place) for row in sheet.rows for place in range(len(row.ids))}
+    names = LEGEND | ({"^": "where the score is read"} if sheet.scored else {})
+    shown = "".join(f'<span><b class="{CLASSES[m]}">{escape(names[m])}</b></span> ' for m in names if m in marks)
+    return f'<p class="legend">{shown}</p>\n' if shown else ""
+
+
+def _row(blocks: Sequence[Block]) -> str:
+    """A row; the two answers of a pair side by side where there is room."""
+    single = "".join(_block(block) for block in blocks if not block.side)
+    pair = "".join(f"<div>{_block(block)}</div>" for block in blocks if block.side)
+    return f'<div class="row">{single}{f"<div class=pair>{pair}</div>" if pair else ""}</div>'
+
+
+def _block(block: Block) -> str:
+    tokens = "".join(_token(block.row, place) for place in range(len(block.row.ids)))
+    return f"<p>{escape(block.heading)}</p><pre>{tokens}</pre>"
+
+
+def _token(row: TokenRow, place: int) -> str:
+    """One token, with its number in the vocabulary and its weight as what a pointer finds."""
+    weight = "" if row.weights is None or not row.trained[place] else f", weight {row.weights[place]:g}"
+    text = escape(to_visible(row.texts[place])).replace("↵\n", "<i>↵</i>\n")
+    name = CLASSES[to_mark(row, place)]
+    attribute = f' class="{name}"' if name else ""
+    return f'<b{attribute} title="token {row.ids[place]}{weight}">{text}</b>'

@@ -1,0 +1,254 @@
+"""Rewards as a trainer asks them: under their names, with the columns that they take, in time, and checked.
+
+TRL takes NaN for "does not apply", adds nothing for a row that no reward applies to, and says neither aloud. Here every
+such answer ends the run with the reward, the row and its prompt. What a completion is worth is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from runner.errors import DataError, EnvironmentFault, Fault, RunnerError, SickRun
+from runner.reward.limit import within
+
+TIMEOUT = 1800.0  # seconds for one batch, unless the config says otherwise
+# What the runner and the trainers give beside columns; never offered as a column.
+NOT_COLUMNS = ("trainer_state", "log_extra", "log_metric", "completion_ids", "environments")
+NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+# What a function raises when the machine failed it, and not what it was given.
+OF_THE_MACHINE = (ConnectionError, MemoryError, ImportError)
+
+
+@dataclass
+class Panel:
+    """The rewards that are asked for the same completions, to see a row that none of them applies to."""
+
+    earned: dict[str, list[float]] = field(default_factory=dict)
+    passed: dict[str, list[bool]] = field(default_factory=dict)
+
+    def take_means(self) -> dict[str, float]:
+        """The mean of each reward since this was asked last, by its name; of this process alone."""
+        means = {name: sum(values) / len(values) for name, values in self.earned.items() if values}
+        for values in self.earned.values():
+            values.clear()
+        return means
+
+    def note(self, name: str, values: Sequence[Any], prompts: Sequence[Any]) -> None:
+        """Keep what one said; raises DataError when all have spoken and none applies to some row."""
+        if name in self.passed:
+            self.passed.clear()
+        self.passed[name] = [value is None for value in values]
+        if len(self.passed) < len(self.earned):
+            return
+        rows = [row for row, passed in enumerate(zip(*self.passed.values(), strict=True)) if all(passed)]
+        self.passed.clear()
+        if rows:
+            found = f"every reward gave None to completion {rows[0]} of {len(values)}, and to {len(rows) - 1} more"
+            expected = f"at least one reward that applies to each row; {_asked(prompts, rows[0])}"
+            raise DataError(Fault("reward", found, expected))
+
+
+class Scorer:
+    """A reward or metric under its config name; each answer is checked before anybody reads it.
+
+    ``timeout`` is for one batch, in seconds. ``per_step`` allows a list of numbers for a completion.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        call: Callable[..., Any],
+        *,
+        timeout: float | None = TIMEOUT,
+        per_step: bool = False,
+        panel: Panel | None = None,
+        group: str = "reward",
+    ):
+        self.__name__ = name
+        self.where = f"{group}.{name}"
+        self.call = call
+        self.timeout = timeout
+        self.per_step = per_step
+        self.panel = panel
+        if panel is not None:
+            panel.earned[name] = []
+
+    def __call__(self, **given: Any) -> list[Any]:
+        """One number, None or list of numbers per completion.
+
+        Raises DataError where it raised or gave no number, and SickRun for NaN, infinity and a call that hangs.
+        """
+        return self._checked(self.ask(**given), given)
+
+    def ask(self, **given: Any) -> Any:
+        """What the function returns, whatever it is."""
+        arguments = serve_columns(self.where, self.call, given)
+        try:
+            with within(self.timeout, lambda: self._late(given)):
+                return self.call(**arguments)
+        except RunnerError:
+            raise
+        except Exception as error:
+            raise self._raised(error, arguments, given) from error
+
+    def _checked(self, answer: Any, given: Mapping[str, Any]) -> list[Any]:
+        prompts = _prompts(given)
+        values = to_values(self.where, answer)
+        if len(values) != len(prompts):
+            found = f"{len(values)} rewards for {len(prompts)} completions"
+            raise DataError(Fault(self.where, found, f"one for each completion; {_asked(prompts, 0)}"))
+        for row, value in enumerate(values):
+            check_value(self.where, value, row, prompts, per_step=self.per_step)
+        if self.panel is not None:
+            sums = [sum(value) if isinstance(value, list) else value for value in values if value is not None]
+            self.panel.earned[self.__name__] += map(float, sums)
+            self.panel.note(self.__name__, values, prompts)
+        return values
+
+    def _late(self, given: Mapping[str, Any]) -> SickRun:
+        prompts = _prompts(given)
+        found = f"no answer after {self.timeout:g} s for {len(prompts)} completions"
+        cure = f"{self.where}.timeout=<seconds>, or null"
+        return SickRun(Fault(self.where, found, f"an answer; {_asked(prompts, 0)}", cure))
+
+    def _raised(self, error: Exception, arguments: Mapping[str, Any], given: Mapping[str, Any]) -> RunnerError:
+        """What a function raised, with the row that it raised for if it does so for one row alone."""
+        prompts = _prompts(given)
+        found = " ".join(f"raised {type(error).__name__}: {error}".split())[:300].removesuffix(":")
+        if isinstance(error, OF_THE_MACHINE) or type(error).__name__ == "OutOfMemoryError":
+            return EnvironmentFault(Fault(self.where, found, f"an answer; {_asked(prompts, 0)}"))
+        row = self._row_of(error, arguments, len(prompts))
+        found += f", for {len(prompts)} completions" if row is None else f", for completion {row} of {len(prompts)}"
+        expected = f"a number for each completion; {_asked(prompts, row or 0)}"
+        return DataError(Fault(self.where, found, expected, "the same command with --debug, for the traceback"))
+
+    def _row_of(self, error: Exception, arguments: Mapping[str, Any], count: int) -> int | None:
+        """The first row for which the same is raised when a function is asked for that row alone."""
+        plain = inspect.isfunction(getattr(self.call, "func", self.call))
+        for row in range(count if plain else 0):
+            alone = {
+                name: [value[row]] if isinstance(value, list) and len(value) == count else value
+                for name, value in arguments.items()
+            }
+            try:
+                with within(self.timeout, lambda: self._late({"prompts": [""]})):
+                    self.call(**alone)
+            except Exception as other:
+                if type(other) is type(error):
+                    return row
+        return None
+
+
+class AsyncScorer(Scorer):
+    """The same of a coroutine, which trainers await beside the others."""
+
+    async def __call__(self, **given: Any) -> list[Any]:  # type: ignore[override]
+        arguments = serve_columns(self.where, self.call, given)
+        try:
+            answer = await asyncio.wait_for(self.call(**arguments), self.timeout)
+        except TimeoutError as error:
+            raise self._late(given) from error
+        except RunnerError:
+            raise
+        except Exception as error:
+            raise self._raised(error, {}, given) from error
+        return self._checked(answer, given)
+
+
+def to_scorer(name: str, call: Any, **how: Any) -> Any:
+    """A reward as trainers take it: a function or object checked, and a model with its scores watched.
+
+    >>> to_scorer("size", lambda completions: [len(text) for text in completions])(completions=["ab"], prompts=["?"])
+    [2]
+    """
+    if isinstance(call, nn.Module):
+        return watch_model(name, call, how.get("panel"))
+    if not callable(call):
+        found = f"{type(call).__name__} {str(call)[:40]!r}"
+        raise DataError(Fault(f"{how.get('group', 'reward')}.{name}", found, "a function, or something to call"))
+    return (AsyncScorer if _is_async(call) else Scorer)(name, call, **how)
+
+
+def watch_model(name: str, model: nn.Module, panel: Panel | None = None) -> nn.Module:
+    """The model itself, which from now on raises SickRun for a score that is no finite number."""
+    if panel is not None:
+        panel.earned[name] = []
+
+    def watch(module: nn.Module, inputs: Any, output: Any) -> None:
+        if not hasattr(output, "logits"):
+            return
+        scores = output.logits[:, 0].float().tolist()
+        for row, score in enumerate(scores):
+            if not math.isfinite(score):
+                found = f"{score} for completion {row} of {len(scores)}"
+                raise SickRun(Fault(f"reward.{name}", found, "a finite score", f"reward.{name}.dtype=float32"))
+        if panel is not None:
+            panel.earned[name] += scores
+
+    model.register_forward_hook(watch)
+    return model
+
+
+def serve_columns(where: str, call: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a function names, or all where it takes all; what the config has set stays as it is set.
+
+    Raises DataError for a column that it takes and the rows do not have.
+    """
+    names = inspect.signature(call).parameters
+    bound = call.keywords if isinstance(call, functools.partial) else {}
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in names.values())
+    needed = [name for name, p in names.items() if p.default is p.empty and p.kind in NAMED]
+    if missing := [name for name in needed if name not in given]:
+        known = ", ".join(sorted(name for name in given if name not in NOT_COLUMNS))
+        found = f"it takes {' and '.join(missing)}, and the rows have no such column"
+        raise DataError(Fault(where, found, f"some of {known}", "a column of that name in the data"))
+    return {name: value for name, value in given.items() if name not in bound and (takes_all or name in names)}
+
+
+def to_values(where: str, answer: Any) -> list[Any]:
+    """What a reward gave as a list of Python's own values: it may be a tensor or an array, or hold some."""
+    answer = answer.tolist() if hasattr(answer, "tolist") else answer
+    if not isinstance(answer, Iterable) or isinstance(answer, str | bytes | Mapping):
+        found = f"{type(answer).__name__} {str(answer)[:60]!r}"
+        raise DataError(Fault(where, found, "a list with a number for each completion"))
+    return [value.tolist() if hasattr(value, "tolist") else value for value in answer]
+
+
+def check_value(where: str, value: Any, row: int, prompts: Sequence[Any], *, per_step: bool = False) -> None:
+    """Raise unless the value for a row is None, a finite number, or with ``per_step`` a list of such."""
+    place = f"for completion {row} of {len(prompts)}"
+    if isinstance(value, list) and not per_step:
+        found = f"a list of {len(value)} {place}"
+        cure = f"{where}.aggregate=last where it has one, or trainer=ppo, which takes rewards per step"
+        raise DataError(Fault(where, found, f"one number; {_asked(prompts, row)}", cure))
+    for number in value if isinstance(value, list) else [value]:
+        if not (isinstance(number, int | float) or (number is None and number is value)):
+            found = f"{type(number).__name__} {str(number)[:40]!r} {place}"
+            raise DataError(Fault(where, found, f"a number, or None where it does not apply; {_asked(prompts, row)}"))
+        if number is not None and not math.isfinite(number):
+            expected = f"a finite number, or None where it does not apply; {_asked(prompts, row)}"
+            raise SickRun(Fault(where, f"{number} {place}", expected))
+
+
+def _prompts(given: Mapping[str, Any]) -> Sequence[Any]:
+    return given.get("prompts") or given["completions"]
+
+
+def _asked(prompts: Sequence[Any], row: int) -> str:
+    """The prompt of a row, the last turn of a chat, short enough for a message."""
+    prompt = prompts[row] if prompts else ""
+    text = prompt if isinstance(prompt, str) else str(prompt[-1].get("content", "")) if prompt else ""
+    return f"the prompt: {' '.join(text.split())[:80]!r}"
+
+
+def _is_async(call: Any) -> bool:
+    call = getattr(call, "func", call)
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)

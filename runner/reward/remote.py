@@ -1,0 +1,153 @@
+"""A reward that another machine gives, asked over HTTP in batches.
+
+One POST a batch, ``{"prompts": [...], "completions": [...], <column>: [...]}``; the answer is ``{"rewards": [...]}``,
+or the list alone, a number or null for each completion. What the server does with them is its own affair.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, OpenerDirector, ProxyHandler, Request, build_opener
+
+from runner.errors import ConfigError, DataError, EnvironmentFault, Fault
+
+BUSY = (408, 425, 429, 500, 502, 503, 504)  # worth another try
+LARGEST = 64 << 20  # bytes of an answer
+HERE = ("localhost", "127.0.0.1", "::1")
+
+
+class Remote:
+    """Rewards of a server, in the order of the completions.
+
+    ``timeout`` is for one answer, in seconds; after a failure there are ``retries`` more tries, each after twice the
+    wait of the one before. ``columns`` of the rows are sent along; nothing else is. The text of ``token_variable`` in
+    the environment goes to ``url`` as a bearer token, to no other host, and over plain HTTP to this machine only.
+
+    Raises EnvironmentFault when no answer came, ConfigError for a refusal, DataError for an answer that is none.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        batch_size: int = 32,
+        request_timeout: float = 60.0,
+        retries: int = 3,
+        wait: float = 0.5,
+        parallel: int = 1,
+        columns: Sequence[str] = (),
+        token_variable: str | None = None,
+    ):
+        self.url, self.columns, self.token_variable = url, tuple(columns), token_variable
+        self.batch_size, self.parallel = max(1, batch_size), max(1, parallel)
+        self.request_timeout, self.retries, self.wait = request_timeout, retries, wait
+        self._check()
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        if missing := [name for name in self.columns if name not in columns]:
+            found = f"the rows have no column {' or '.join(missing)}"
+            raise DataError(Fault("reward.remote.columns", found, f"some of {', '.join(sorted(columns))}"))
+        sent = {"prompts": prompts, "completions": completions} | {name: columns[name] for name in self.columns}
+        starts = range(0, len(completions), self.batch_size)
+        batches = [{name: list(values[at : at + self.batch_size]) for name, values in sent.items()} for at in starts]
+        with ThreadPoolExecutor(self.parallel) as pool:
+            answers = list(pool.map(self._ask, batches, starts))
+        return [reward for answer in answers for reward in answer]
+
+    def _check(self) -> None:
+        """Raise ConfigError for an address that cannot be asked, or would let the token be read on its way."""
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise _fault("url", f"the scheme {parts.scheme!r}", "an address that begins with http:// or https://")
+        if parts.username or parts.password:
+            raise _fault("url", "a name or password in it", "the name of a variable in token_variable")
+        if self.token_variable is None:
+            return
+        if parts.scheme == "http" and parts.hostname not in HERE:
+            raise _fault("url", "a token would travel over plain http", "https, or a server on this machine")
+        if not os.environ.get(self.token_variable):
+            expected = "a token in the environment"
+            raise _fault(
+                "token_variable", f"{self.token_variable} is not set", expected, f"export {self.token_variable}=..."
+            )
+
+    def _ask(self, batch: Mapping[str, Any], start: int) -> list[float | None]:
+        """The rewards of one batch, whose first completion is number ``start``."""
+        body = json.dumps(batch, ensure_ascii=False).encode()
+        failures: list[str] = []
+        for attempt in range(self.retries + 1):
+            if attempt:
+                time.sleep(min(self.wait * 2 ** (attempt - 1), 60.0))
+            try:
+                return self._read(self._post(body), len(batch["completions"]), start)
+            except HTTPError as error:
+                error.close()
+                if error.code not in BUSY:
+                    expected = "status 200, and no redirect"
+                    raise _fault("url", f"{self._shown} answered {error.code} {error.reason}", expected) from None
+                failures.append(f"status {error.code}")
+            except (OSError, HTTPException) as error:
+                failures.append(str(getattr(error, "reason", None) or error) or type(error).__name__)
+        found = f"{self._shown} gave no answer to completions {start} to {start + len(batch['completions']) - 1}"
+        found += f" in {self.retries + 1} tries, at last: {failures[-1]}"
+        raise EnvironmentFault(Fault("reward.remote", found, "a server that answers", "the same command continues"))
+
+    def _post(self, body: bytes) -> bytes:
+        """What the server says, read before the time is over even if it says it slowly."""
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        request = Request(self.url, data=body, headers=headers, method="POST")
+        if self.token_variable is not None:
+            request.add_unredirected_header("Authorization", f"Bearer {os.environ[self.token_variable]}")
+        deadline = time.monotonic() + self.request_timeout
+        said = bytearray()
+        with self._opener.open(request, timeout=self.request_timeout) as response:
+            while piece := response.read1(1 << 16):
+                said += piece
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"no whole answer in {self.request_timeout:g} s")
+                if len(said) > LARGEST:
+                    raise DataError(Fault("reward.remote", f"an answer of more than {LARGEST >> 20} MiB", "rewards"))
+        return bytes(said)
+
+    def _read(self, said: bytes, count: int, start: int) -> list[float | None]:
+        expected = f'{{"rewards": [...]}} with {count} numbers or nulls'
+        try:
+            answer = json.loads(said)
+        except ValueError:
+            raise DataError(Fault("reward.remote", f"{self._shown} answered {said[:60]!r}", expected)) from None
+        rewards = answer.get("rewards") if isinstance(answer, dict) else answer
+        if not isinstance(rewards, list) or len(rewards) != count:
+            size = f"{len(rewards)} rewards" if isinstance(rewards, list) else "no list of rewards"
+            raise DataError(Fault("reward.remote", f"{size} for completions from {start} on", expected))
+        return rewards
+
+    @property
+    def _opener(self) -> OpenerDirector:
+        """Follows no redirect, and goes around a proxy where that would read the token."""
+        plain = [ProxyHandler({})] if self.url.startswith("http:") and self.token_variable else []
+        return build_opener(_NoRedirect, *plain)
+
+    @property
+    def _shown(self) -> str:
+        """The address without its query, which may hold what nobody should read."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc}{parts.path}"
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """Leaves a redirect as the error that it then is: another host must see neither rows nor token."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+def _fault(key: str, found: str, expected: str, cure: str = "") -> ConfigError:
+    return ConfigError(Fault(f"reward.remote.{key}", found, expected, cure or f"reward.remote.{key}=<value>"))

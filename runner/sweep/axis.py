@@ -1,0 +1,79 @@
+"""Words with several values -> jobs: the axes of a sweep, those of a checked-in one too, and what they combine to."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from runner.config import compose_unresolved, latest, parse
+from runner.errors import ConfigError, Fault
+
+PLUGINS = ("hydra/launcher=", "hydra/sweeper=")
+
+
+def axes(overrides: Sequence[str]) -> dict[str, int]:
+    """How many values each swept key has.
+
+    >>> axes(["trainer=dpo", "kl_coef=0.05,0.1"])
+    {'kl_coef': 2}
+    """
+    swept = [override for override in parse(latest(overrides)) if override.is_sweep_override()]
+    if endless := [
+        override for override in swept if not override.is_discrete_sweep() and not override.is_range_sweep()
+    ]:
+        found, cure = "an interval has no list of values", "hydra/sweeper=optuna, or values with commas"
+        raise ConfigError([Fault(override.get_key_element(), found, "values", cure) for override in endless])
+    return {override.get_key_element(): len(list(override.sweep_string_iterator())) for override in swept}
+
+
+def combinations(overrides: Sequence[str]) -> list[list[str]]:
+    """Each job of a sweep as its own overrides, in Hydra's order: the last axis turns fastest.
+
+    >>> combinations(["trainer=dpo", "kl_coef=0.05,0.1"])
+    [['trainer=dpo', 'kl_coef=0.05'], ['trainer=dpo', 'kl_coef=0.1']]
+    """
+    axes: dict[str, list[str]] = {}
+    for override in parse(overrides):
+        key = override.get_key_element()
+        values = list(override.sweep_string_iterator()) if override.is_sweep_override() else None
+        axes[key] = [f"{key}={value}" for value in values] if values else [override.input_line]
+    return [list(job) for job in itertools.product(*axes.values())]
+
+
+def first_of(overrides: Sequence[str]) -> list[str]:
+    """One job of a sweep as its own overrides: the first value of each axis, or the begin of an interval.
+
+    >>> first_of(["trainer=dpo", "kl_coef=0.05,0.1", "learning_rate=interval(1e-6,1e-4)"])
+    ['trainer=dpo', 'kl_coef=0.05', 'learning_rate=1e-06']
+    """
+    words = []
+    for override in parse(latest(overrides)):
+        key = override.get_key_element()
+        if override.is_interval_sweep():
+            words.append(f"{key}={override.value().start}")
+        elif override.is_sweep_override():
+            words.append(f"{key}={next(override.sweep_string_iterator())}")
+        elif not override.is_hydra_override():
+            words.append(override.input_line)
+    return words
+
+
+def chosen_sweep(overrides: Sequence[str]) -> str | None:
+    """The checked-in sweep that the words choose."""
+    chosen = [override for override in parse(overrides) if override.key_or_group == "sweep"]
+    return str(chosen[-1].value()) if chosen and chosen[-1].value() is not None else None
+
+
+def read_sweep(overrides: Sequence[str], folders: Sequence[Path]) -> tuple[list[str], bool]:
+    """The axes that a checked-in sweep lists, as words, and whether a plugin of Hydra is to do the sweep."""
+    name, plugin = chosen_sweep(overrides), any(word.startswith(PLUGINS) for word in overrides)
+    if name is None:
+        return [], plugin
+    cfg, choices = compose_unresolved([f"sweep={name}"], folders)
+    params = cfg.hydra.sweeper.get("params") or {}
+    if not params:
+        found, example = "no hydra.sweeper.params in it", "hydra: {sweeper: {params: {seed: '0,1'}}}"
+        raise ConfigError(Fault(f"conf/sweep/{name}.yaml", found, "the axes", example))
+    chosen = any(choices.get(group) != "basic" for group in ("hydra/launcher", "hydra/sweeper"))
+    return [f"{key}={value}" for key, value in params.items()], plugin or chosen

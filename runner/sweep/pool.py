@@ -1,0 +1,322 @@
+"""Tasks -> processes: each run in one of its own, several at a time, and what becomes of one touches no other.
+
+The heavy libraries are imported once, here, and every process inherits them. A process that raises, exits, is killed,
+crashes or hangs is a failed run with its cause; the others go on. When this process dies, by whatever, its children
+save their step and end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+from runner import config, work
+from runner.errors import FolderError
+from runner.run import Run, held, locked, open_run
+from runner.sweep.plan import Task
+from runner.sweep.progress import Show
+from runner.tracker.variable import set_variables
+
+LOOK = 0.05  # seconds between two looks at the children
+LOOK_ELSEWHERE = 0.5  # and at runs that another process holds
+MOST_GRACE = 60.0  # seconds that a run has for saving its step when its time is over
+WARM = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib", "pyarrow", "runner")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How many processes, on what, for how long; the keys of ``launcher`` that are not the launcher's own."""
+
+    jobs: int = 1
+    timeout_seconds: float | None = None
+    devices: Sequence[str] = ()
+    attached: bool = False
+    debug: bool = False
+
+    def threads(self) -> int | None:
+        """CPU threads of each of several processes; None where the user or a single process decides."""
+        if self.jobs == 1 or "OMP_NUM_THREADS" in os.environ:
+            return None
+        return max(1, len(os.sched_getaffinity(0)) // self.jobs)
+
+
+@dataclass
+class Child:
+    """A process that trains a task, the place it holds, since when, and whether it was told to end."""
+
+    task: Task
+    slot: int
+    pid: int
+    news: int
+    began: float = field(default_factory=time.monotonic)
+    deadline: float = float("inf")
+    timed_out: bool = False
+
+
+class Pool:
+    """Trains tasks until each is finished, has failed, or waits in vain for one that has."""
+
+    def __init__(self, tasks: Sequence[Task], settings: Settings, show: Show):
+        self.settings, self.show = settings, show
+        self.waiting = list(tasks)
+        self.elsewhere: dict[Path, float] = {}  # held by another process, and when to look again
+        self.live: dict[int, Child] = {}
+        self.codes: dict[Path, int] = {}
+        self.signals: list[int] = []
+        self.warm = False
+
+    def run(self) -> dict[Path, int]:
+        """The exit code of each task, by its folder; what was not started because of a signal has none."""
+        with self._listening():
+            try:
+                while self.live or (self.waiting and not self.signals):
+                    if not self.signals:
+                        self._start()
+                    self._reap()
+                    self._end_late_ones()
+                    now = time.monotonic()
+                    live = [(child.task, now - child.began) for child in self.live.values()]
+                    self.show.tick(live, len(self.waiting))
+                    time.sleep(LOOK if self.live or self.waiting else 0)
+            finally:
+                self._kill()
+                self.show.close()
+        return self.codes
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Hand a signal on to the children, which save their step; kill them at the second."""
+
+        def answer(number: int, frame: object) -> None:
+            self.signals.append(number)
+            for pid in list(self.live):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number if len(self.signals) == 1 else signal.SIGKILL)
+
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+        before = {number: signal.signal(number, answer) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _start(self) -> None:
+        """Start what can start now, as far as there is room."""
+        for task in list(self.waiting):
+            failed = [folder for folder in task.after if self.codes.get(folder, 0)]
+            if failed:
+                self.waiting.remove(task)
+                self._end(task, self.codes[failed[0]], "not begun", f"it builds on {failed[0]}, which has failed")
+            elif all(folder in self.codes for folder in task.after) and len(self.live) < self.settings.jobs:
+                self._open(task)
+
+    def _open(self, task: Task) -> None:
+        """Start a task, or note that it is finished, or that another process has it."""
+        if self.elsewhere.get(task.folder, 0) > time.monotonic():
+            return
+        run = open_run(task.composed.cfg, task.composed.overrides, command=task.composed.command)
+        status, was_elsewhere = run.status(), task.folder in self.elsewhere
+        if status["state"] != "finished" and held(run):
+            self.elsewhere[task.folder] = time.monotonic() + LOOK_ELSEWHERE
+            return
+        self.waiting.remove(task)
+        if status["state"] == "finished":
+            self._end(task, 0, "finished", "elsewhere" if was_elsewhere else "already")
+        elif status["state"] == "failed" and was_elsewhere:
+            self._end(task, 1, "failed", str(status["cause"]))
+        else:
+            self._fork(task, run)
+
+    def _fork(self, task: Task, run: Run) -> None:
+        self._warm_up(task)
+        taken = {child.slot for child in self.live.values()}
+        slot = next(number for number in range(self.settings.jobs) if number not in taken)
+        self.show.started(task)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        news, tell = os.pipe()
+        parent, pid = os.getpid(), os.fork()
+        if pid == 0:
+            os.close(news)
+            self._be_child(run, slot, parent, tell)
+        os.close(tell)
+        child = Child(task, slot, pid, news)
+        if self.settings.timeout_seconds:
+            child.deadline = child.began + self.settings.timeout_seconds
+        self.live[pid] = child
+
+    def _warm_up(self, task: Task) -> None:
+        """Import what every run needs, so that each child inherits it: 4 s of CPU once and not for each."""
+        target = str(task.composed.cfg["trainer"]["_target_"])
+        if not self.warm:
+            work.settle()
+            # Asked without the driver, which a process that is about to fork must not wake.
+            os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+            import_module("runner.tray")
+        # Before trainers bring their trackers along, some of which read where to write as they are imported.
+        set_variables(task.composed.cfg["tracker"], task.folder.absolute(), str(task.composed.cfg["name"]))
+        if target.split(".")[0] in WARM:  # a user's own module may hold a state, which no two runs share
+            config.locate(target)
+        self.warm = True
+        # What is here by now lives as long as the process: no child needs to look through it for garbage (0.4 s each).
+        gc.freeze()
+
+    def _be_child(self, run: Run, slot: int, parent: int, tell: int) -> NoReturn:
+        """Train and leave, without ever returning into the parent's code."""
+        code = 1
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+                signal.signal(number, signal.SIG_DFL)
+            os.setpgid(0, 0)
+            work.die_with(parent)
+            log = None if self.settings.attached else _write_into(run.log)
+            faulthandler.enable(log or sys.stderr)
+            known = set(sys.modules)
+            confine(slot, self.settings)
+            code = launch(run, debug=self.settings.debug)
+            loaded = [name for name in sys.modules if name not in known and name.split(".")[0] in WARM]
+            os.write(tell, json.dumps(loaded).encode()[:60_000])
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        """Take note of every child that has ended."""
+        for pid, child in list(self.live.items()):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if not ended:
+                continue
+            del self.live[pid]
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)  # what it may have left running
+            self._learn(child)
+            self._judge(child, os.waitstatus_to_exitcode(status))
+
+    def _learn(self, child: Child) -> None:
+        """Import what the child had to import beyond what it inherited, for those that come after it."""
+        os.set_blocking(child.news, False)  # something that it left may still hold the other end
+        with os.fdopen(child.news, "rb", buffering=0) as news:
+            text = news.read(65536)
+        with contextlib.suppress(ValueError):
+            for name in json.loads(text or b"[]"):
+                # Not every module can be imported by itself; such a one is imported by each child again.
+                with contextlib.suppress(Exception):
+                    import_module(name)
+
+    def _judge(self, child: Child, ended: int) -> None:
+        """What became of a child, by what it wrote and how it ended."""
+        run, task = Run(child.task.folder.absolute()), child.task
+        status, code = run.status(), 128 - ended if ended < 0 else ended
+        seconds = time.monotonic() - child.began
+        if status["state"] == "finished":
+            self._end(task, 0, "finished", seconds=seconds)
+        elif code == FolderError.code and status["state"] != "failed":
+            self.waiting.append(task)  # another process was quicker
+            self.elsewhere[task.folder] = 0.0
+        elif child.timed_out:
+            cause = f"no end after {self.settings.timeout_seconds:g} s (launcher.timeout_seconds)"
+            self._fail(task, run, code or 1, cause, seconds)
+        elif status["state"] in ("created", "running"):
+            self._fail(task, run, code or 1, _cause(ended), seconds)
+        else:
+            self._end(task, code or 1, status["state"], str(status["cause"]), seconds)
+
+    def _fail(self, task: Task, run: Run, code: int, cause: str, seconds: float) -> None:
+        """Write down why a run ended that could not do so itself, unless another process has it by now."""
+        with contextlib.suppress(FolderError), locked(run):
+            run.set_status("failed", cause=cause)
+        self._end(task, code, "failed", cause, seconds)
+
+    def _end(self, task: Task, code: int, state: str, cause: str = "", seconds: float | None = None) -> None:
+        self.codes[task.folder] = code
+        self.show.ended(task, state, cause, seconds)
+
+    def _end_late_ones(self) -> None:
+        """Ask a run whose time is over to save its step, and kill it when it does not."""
+        now = time.monotonic()
+        for child in self.live.values():
+            if now < child.deadline:
+                continue
+            os.kill(child.pid, signal.SIGKILL if child.timed_out else signal.SIGTERM)
+            child.timed_out = True
+            child.deadline = now + min(MOST_GRACE, float(self.settings.timeout_seconds or MOST_GRACE))
+
+    def _kill(self) -> None:
+        for pid in self.live:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+
+
+def train_all(tasks: Sequence[Task], settings: Settings, show: Show) -> tuple[dict[Path, int], list[int]]:
+    """The exit code of each task by its folder, and the signals that came meanwhile."""
+    pool = Pool(tasks, settings, show)
+    return pool.run(), pool.signals
+
+
+def launch(run: Run, debug: bool = False) -> int:
+    """Train in this process, or in those that the run's launcher starts, and return the exit code."""
+    node = {key: value for key, value in run.cfg["launcher"].items() if key not in OURS}
+    return config.serve(node, folder=run.folder, debug=debug)
+
+
+OURS = ("jobs", "timeout_seconds", "devices")
+
+
+def settings_of(launcher: dict[str, Any], **others: Any) -> Settings:
+    """The pool's part of a launcher's keys; devices are those of this machine where none are named."""
+    jobs = launcher.get("jobs") or 1
+    devices = launcher.get("devices")
+    devices = [str(device) for device in (visible_devices() if devices is None else devices)]
+    return Settings(jobs, launcher.get("timeout_seconds"), devices, **others)
+
+
+def visible_devices() -> list[str]:
+    """The GPUs that this process may use, found without waking them."""
+    if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name for name in named.split(",") if name.strip()]
+    return [str(number) for number, _ in enumerate(Path("/proc/driver/nvidia/gpus").glob("*"))]
+
+
+def confine(slot: int, settings: Settings) -> None:
+    """Give one of several processes its own device and its share of the CPU."""
+    if settings.jobs > 1 and settings.devices:
+        os.environ["CUDA_VISIBLE_DEVICES"] = settings.devices[slot % len(settings.devices)]
+    if threads := settings.threads():
+        import torch
+
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        torch.set_num_threads(threads)
+
+
+def _write_into(path: Path) -> Any:
+    """Send all that this process says to a file, and give that."""
+    file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  open as long as the process lives
+    os.dup2(file.fileno(), 1)
+    os.dup2(file.fileno(), 2)
+    sys.stdout = sys.stderr = file
+    return file
+
+
+def _cause(ended: int) -> str:
+    """Why a process ended without a word."""
+    if ended >= 0:
+        return f"the process left with exit code {ended} before the run was finished"
+    hint = " (by a person, or by the system for want of memory)" if ended == -signal.SIGKILL else ""
+    return f"killed by {signal.Signals(-ended).name}{hint}"

@@ -1,0 +1,267 @@
+"""Transformers' callbacks of trackers, and what they leave out: the frozen config, tags, the group, one run for all.
+
+Each is the stock callback with its public events extended. All that is logged of a run arrives in one run of the
+tracker: the scores before the first step and after the last one, and what a resume adds; each figure of a step once.
+The config that arrives is the frozen one, in which there is no secret.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+from filelock import FileLock
+from transformers import Trainer
+from transformers.integrations import MLflowCallback, TensorBoardCallback, TrackioCallback, WandbCallback
+
+from runner.tracker.variable import id_of
+
+log = logging.getLogger(__name__)
+
+UNTOLD = {"epoch"}  # comes with every figure and is none
+LONGEST_TAG = 64  # of wandb
+
+
+@dataclass(frozen=True)
+class Story:
+    """What trackers are told of a run: its frozen ``config``, and the folder that holds its own record."""
+
+    config: Mapping[str, Any]
+    folder: Path
+
+    @property
+    def group(self) -> str:
+        """The name that the runs of a sweep share."""
+        return str(self.config["name"])
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """In a word each: trainer, model, dataset and adapter."""
+        cfg = self.config
+        peft = (cfg.get("peft") or {}).get("_target_")
+        parts = {
+            "trainer": _short(cfg["trainer"]["_target_"]).removesuffix("trainer"),
+            "model": _last(cfg["model"].get("path") or "new"),
+            "dataset": _last(cfg["dataset"].get("path") or _short(cfg["dataset"]["_target_"])),
+            "peft": _short(peft).removesuffix("config") if peft else "full",
+        }
+        return {name: text[:LONGEST_TAG] for name, text in parts.items()}
+
+    @property
+    def tags(self) -> list[str]:
+        """The same as a list, with ``tracker.tags``."""
+        return list(dict.fromkeys([*self.facts.values(), *((self.config.get("tracker") or {}).get("tags") or ())]))
+
+
+class Telling:
+    """What all have in common: each figure once, and an end that comes after the held-out scores of the end."""
+
+    remembers = True  # whether what an earlier start sent is still there, also of steps that are trained again
+
+    def __init__(self, story: Story):
+        super().__init__()
+        self.story = story
+        self.sent = dict(_recorded(story.folder / "metrics.jsonl")) if self.remembers else {}
+        self.ending: Callable[[], None] | None = None
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        if not state.is_world_process_zero or (self.ending and args.load_best_model_at_end):
+            return  # what is measured after the end is of the best model, not of this step
+        known = self.sent.setdefault(state.global_step, set())
+        fresh = {name: value for name, value in (logs or {}).items() if name not in known or name in UNTOLD}
+        known |= set(fresh)
+        if set(fresh) - UNTOLD:
+            super().on_log(args, state, control, logs=fresh, **kwargs)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.ending = partial(super().on_train_end, args, state, control, **kwargs)
+
+    def close(self, finished: bool) -> None:
+        """End the tracker's run, in its own way where the training came to an end."""
+        if self.ending:
+            self.ending()
+
+
+class TensorBoard(Telling, TensorBoardCallback):
+    """Config and tags are texts; the figures of steps that are trained again are taken back."""
+
+    remembers = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        if not state.is_world_process_zero or self.logging_dir is None:
+            return super().on_train_begin(args, state, control, **kwargs)
+        again = any(Path(self.logging_dir).glob("events.out.tfevents.*"))
+        self.tb_writer = SummaryWriter(log_dir=self.logging_dir, purge_step=state.global_step + 1)
+        if not again:
+            text = yaml.safe_dump(dict(self.story.config), sort_keys=False, allow_unicode=True)
+            self.tb_writer.add_text("config", f"```yaml\n{text}```")
+            self.tb_writer.add_text("tags", ", ".join(self.story.tags))
+            self.tb_writer.add_text("group", self.story.group)
+            super().on_train_begin(args, state, control, **kwargs)
+
+    def close(self, finished: bool) -> None:
+        if self.tb_writer:
+            self.tb_writer.close()
+
+
+class Wandb(Telling, WandbCallback):
+    """The config is ``runner`` in the run's own; id, group and project are variables of its YAML."""
+
+    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            import wandb
+
+            if wandb.run is not None and wandb.run.id != os.environ.get("WANDB_RUN_ID"):
+                wandb.finish()  # of an earlier run in this process
+            wandb.init(name=args.run_name, tags=self.story.tags, config={"runner": self.story.config})
+        super().setup(args, state, model, **kwargs)
+
+    def close(self, finished: bool) -> None:
+        import wandb
+
+        super().close(finished)
+        if wandb.run is not None:
+            wandb.finish(exit_code=0 if finished else 1)
+
+
+class Trackio(Telling, TrackioCallback):
+    """The config is ``runner`` in the run's own, beside ``tags``; a run of the same name and project goes on."""
+
+    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            import trackio
+
+            story = self.story
+            with _to_log():
+                trackio.init(
+                    project=args.project,
+                    name=args.run_name,
+                    group=story.group,
+                    space_id=args.trackio_space_id,
+                    private=args.hub_private_repo,
+                    bucket_id=args.trackio_bucket_id,
+                    config={"runner": story.config, "tags": story.tags, "args": args.to_dict()},
+                    resume="allow",
+                    embed=False,
+                )
+            self._space_id = trackio.context_vars.current_space_id.get()
+        self._initialized = True
+
+    def close(self, finished: bool) -> None:
+        import trackio
+
+        with _to_log():
+            if self.ending:
+                self.ending()
+            elif self._initialized:
+                trackio.finish()
+
+
+class MLflow(Telling, MLflowCallback):
+    """The config is parameters under ``config.``, tags are tags; a run is found again by its tag ``run_id``."""
+
+    def setup(self, args: Any, state: Any, model: Any) -> None:
+        if state.is_world_process_zero:
+            import mlflow
+
+            story, word = self.story, id_of(self.story.folder)
+            # Two processes that make the same database at once would stop each other.
+            with FileLock(story.folder.parent.parent / ".mlflow.lock"):
+                mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or story.group)
+                known = mlflow.search_runs(filter_string=f"tags.run_id = '{word}'", output_format="list")
+            tags = story.facts | {"group": story.group, "tags": ", ".join(story.tags), "run_id": word}
+            if mlflow.active_run() is not None:
+                mlflow.end_run()  # of an earlier run in this process
+            if known:
+                mlflow.start_run(run_id=known[0].info.run_id)
+            else:
+                mlflow.start_run(run_name=args.run_name, tags=tags)
+            settings = list(_flat(story.config, "config"))
+            for begin in range(0, len(settings), 100):  # as many as it takes at once
+                mlflow.log_params(dict(settings[begin : begin + 100]))
+        super().setup(args, state, model)
+
+    def close(self, finished: bool) -> None:
+        import mlflow
+
+        super().close(finished)
+        if mlflow.active_run() is not None:
+            mlflow.flush_async_logging()
+            mlflow.end_run(status="FINISHED" if finished else "FAILED")
+
+
+OURS = {
+    TensorBoardCallback: TensorBoard,
+    WandbCallback: Wandb,
+    TrackioCallback: Trackio,
+    MLflowCallback: MLflow,
+}
+
+
+def tell_trackers(trainer: Trainer, config: Mapping[str, Any], folder: Path) -> None:
+    """Have the trainer's trackers be told all there is to a run, each by a callback in the place of the stock one."""
+    callbacks = trainer.callback_handler.callbacks
+    story = Story(config, folder)
+    callbacks[:] = [OURS[type(one)](story) if type(one) in OURS else one for one in callbacks]
+
+
+@contextmanager
+def trackers_closed(trainer: Trainer) -> Iterator[None]:
+    """Whatever is logged inside belongs to the trackers' runs, which are ended when it is over, however it ends."""
+    finished = False
+    try:
+        yield
+        finished = True
+    finally:
+        for callback in trainer.callback_handler.callbacks:
+            if isinstance(callback, Telling) and trainer.is_world_process_zero():
+                callback.close(finished)
+
+
+@contextmanager
+def _to_log() -> Iterator[None]:
+    """What is printed inside goes to the log of the run, without its colours."""
+    with redirect_stdout(io.StringIO()) as told:
+        yield
+    for line in re.sub(r"\x1b\[[0-9;]*m", "", told.getvalue()).splitlines():
+        log.info("%s", line)
+
+
+def _recorded(path: Path) -> Iterator[tuple[int, set[str]]]:
+    """The steps that were logged before, with the names of their figures."""
+    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue  # cut off
+        yield line["step"], set(line)
+
+
+def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
+    """Each leaf of a config as (dotted name, text), with no letter in a name that MLflow refuses."""
+    if isinstance(value, Mapping) and value:
+        for key, entry in value.items():
+            yield from _flat(entry, f"{name}.{key}")
+    else:
+        text = value if isinstance(value, str) else json.dumps(value, default=str)
+        yield re.sub(r"[^\w\-. :/]", "_", name)[:250], text[:6000]
+
+
+def _short(target: str) -> str:
+    return target.rpartition(".")[2].lower()
+
+
+def _last(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]

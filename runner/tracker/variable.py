@@ -1,0 +1,65 @@
+"""Where trackers write and what they call a run: variables, with words for what a config cannot know.
+
+    {folder}  the run folder             {root}  output_root
+    {name}    the name of the run        {key}   the last ten letters of its folder
+    {id}      a word that no other run folder has, the same whenever this one goes on
+
+Standard library only, because variables have to be set before the tracker's package is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from runner.errors import EnvironmentFault, Fault
+from runner.files import read_json, write_json
+
+# The package of each tracker that the runner has an extra for.
+PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio", "mlflow": "mlflow"}
+
+
+def set_variables(node: Mapping[str, Any], folder: Path, name: str) -> None:
+    """Set the variables of a tracker for the run in this folder."""
+    for variable, text in variables_of(node, folder, name).items():
+        os.environ[variable] = text
+
+
+def variables_of(node: Mapping[str, Any], folder: Path, name: str) -> dict[str, str]:
+    """The variables of a tracker with the words in braces replaced; any other braces stay."""
+    variables = {variable: str(text) for variable, text in (node.get("environment") or {}).items()}
+    wanted = "".join(variables.values())
+    words = {"{folder}": str(folder), "{root}": str(folder.parent.parent), "{name}": name, "{key}": folder.name[-10:]}
+    if "{id}" in wanted:
+        words["{id}"] = id_of(folder)
+    for word, meaning in words.items():
+        variables = {variable: text.replace(word, meaning) for variable, text in variables.items()}
+    return variables
+
+
+def id_of(folder: Path) -> str:
+    """The word that names this folder to trackers, made at the first start; without it two people's runs would mix.
+
+    Only the first of several processes makes it, because only that one talks to trackers.
+    """
+    path = folder / "tracker.json"
+    known = read_json(path)
+    if known is None and os.environ.get("RANK", "0") == "0":
+        known = {"id": f"{folder.name[-10:]}-{secrets.token_hex(3)}"}
+        write_json(path, known)
+    return known["id"] if known else folder.name[-10:]
+
+
+def check_installed(report_to: str | list[str]) -> None:
+    """Raise EnvironmentFault for each tracker whose package is missing."""
+    names = [report_to] if isinstance(report_to, str) else report_to
+    missing = [name for name in names if name in PACKAGES and find_spec(PACKAGES[name]) is None]
+    if missing:
+        raise EnvironmentFault(
+            Fault("tracker", f"{name} is not installed", "its package", f"pip install 'runner[{name}]'")
+            for name in missing
+        )

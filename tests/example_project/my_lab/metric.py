@@ -1,0 +1,17 @@
+"""Metrics of held-out rows: a number for each row, or one for all, or several by name."""
+
+
+def sorted_right(completions, digits, swaps, hard: int = 3):
+    """Of sampled completions, which are texts: how many are right, and how many of the easy and of the hard ones."""
+    right, easy, difficult = [], [], []
+    for completion, given, distance in zip(completions, digits, swaps, strict=True):
+        hit = float(completion.split() == sorted(given.split()))
+        right.append(hit)
+        (difficult if distance >= hard else easy).append(hit)
+    groups = {"": right, "easy": easy, "hard": difficult}
+    return {name: sum(hits) / len(hits) for name, hits in groups.items() if hits}
+
+
+def weakest_token(log_probs):
+    """Of the model's own outputs for the known answers: the log-probability of the token it least expected."""
+    return [min(tokens) for tokens in log_probs]

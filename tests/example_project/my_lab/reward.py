@@ -1,0 +1,16 @@
+"""Rewards: one number for each completion. ``completions`` and columns of the rows come by name, as TRL passes them:
+where the prompt is a chat, a completion is a list of turns.
+"""
+
+from itertools import pairwise
+
+
+def in_order(completions, digits):
+    """The share of neighbours that stand in order, or -1 where the digits are not those of the prompt."""
+    scores = []
+    for completion, given in zip(completions, digits, strict=True):
+        said = completion[-1]["content"].split()
+        pairs = list(pairwise(said))
+        right = sorted(said) == sorted(given.split())
+        scores.append(sum(a <= b for a, b in pairs) / len(pairs) if right and pairs else -1.0)
+    return scores

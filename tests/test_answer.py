@@ -1,0 +1,73 @@
+"""How a model reads known answers: each row as if it were alone, and nothing but the tokens of the answer."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from runner.files import shipped
+from runner.model.answer import read_answers, score_answers, to_ids
+
+TINY = shipped("runner://model/tiny")
+CHAT = [{"role": "user", "content": "Sort these digits: 3 1"}]
+ANSWER = [{"role": "assistant", "content": "1 3"}]
+ROWS = [
+    {"prompt": CHAT, "completion": ANSWER},
+    {"prompt": "Sort: ", "completion": "1 3 7 9 and so on"},
+    {"text": "We loved it."},
+    {"prompt": "1 ", "completion": ""},
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(TINY)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return AutoModelForCausalLM.from_pretrained(TINY).train()
+
+
+def alone(model, ids, start):
+    """The log-probabilities of a row's tokens from ``start`` on, one plain forward."""
+    with torch.no_grad():
+        said = model.eval()(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+    model.train()
+    return [said[place - 1, ids[place]].item() for place in range(start, len(ids))]
+
+
+def test_each_answer_is_read_as_if_it_were_alone(model, tokenizer):
+    reading = read_answers(model, tokenizer, ROWS, keep={"shape": lambda logits, labels: tuple(logits.shape)})
+    assert model.training
+    for row, labels, said, shape in zip(ROWS, reading.labels, reading.log_probs, reading.kept["shape"], strict=True):
+        ids, start = to_ids(tokenizer, row)
+        assert labels == ids[start:] and shape == (len(labels), model.config.vocab_size)
+        assert said == pytest.approx(alone(model, ids, start), abs=1e-4)
+
+
+def test_an_answer_is_what_training_would_learn(tokenizer):
+    answers = [tokenizer.decode(ids[start:]) for ids, start in (to_ids(tokenizer, row) for row in ROWS)]
+    end = tokenizer.eos_token
+    closed = tokenizer.apply_chat_template(CHAT + ANSWER, tokenize=False)
+    opened = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    assert answers[0] == closed.removeprefix(opened)
+    # The blank of the prompt is in the first token of the answer, which nobody else would read.
+    assert answers[1] == f" 1 3 7 9 and so on{end}" and answers[3] == end
+    first = tokenizer.decode(tokenizer("We loved it.")["input_ids"][:1])
+    assert answers[2] == f"We loved it.{end}".removeprefix(first)
+
+
+def test_what_is_too_long_loses_its_end(model, tokenizer):
+    ids, start = to_ids(tokenizer, ROWS[1])
+    reading = read_answers(model, tokenizer, ROWS[:2], max_length=start + 2)
+    assert reading.labels[1] == ids[start : start + 2]
+    assert read_answers(model, tokenizer, [ROWS[1]], max_length=start).log_probs == [[]]
+
+
+def test_a_reward_model_scores_each_row_as_if_it_were_alone(tokenizer):
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_pretrained(TINY, num_labels=1).eval()
+    scores = score_answers(model, tokenizer, ROWS)
+    with torch.no_grad():
+        alone = [model(input_ids=torch.tensor([to_ids(tokenizer, row)[0]])).logits.item() for row in ROWS]
+    assert scores == pytest.approx(alone, abs=1e-5)

@@ -1,0 +1,104 @@
+"""Collators: the one that ships by hand, one of the user's own around the trainer's, with several trainers."""
+
+import pytest
+import torch
+
+from runner.collator import Buckets
+from runner.errors import ConfigError
+
+
+def batch(rows):
+    return {
+        "input_ids": torch.tensor([[5, 6, 7], [8, 9, 0]]),
+        "labels": torch.tensor([[-100, 6, 7], [8, 9, -100]]),
+        "completion_mask": torch.tensor([[0, 1, 1], [1, 1, 0]]),
+        "ref_logps": torch.tensor([1.0, 2.0]),
+    }
+
+
+def test_buckets_pad_each_part_with_what_means_nothing():
+    padded = Buckets(batch, pad_token_id=3, lengths=[8, 4])([])
+    assert padded["input_ids"].tolist() == [[5, 6, 7, 3], [8, 9, 0, 3]]
+    assert padded["labels"].tolist() == [[-100, 6, 7, -100], [8, 9, -100, -100]]
+    assert padded["completion_mask"].tolist() == [[0, 1, 1, 0], [1, 1, 0, 0]]
+    assert padded["ref_logps"].tolist() == [1.0, 2.0]
+
+
+def test_what_is_longer_than_all_buckets_stays():
+    assert Buckets(batch, pad_token_id=3, lengths=[2])([])["input_ids"].shape == (2, 3)
+
+
+def test_sequences_without_padding_have_no_buckets():
+    free = type("Free", (), {"padding_free": True})()
+    with pytest.raises(ConfigError, match="without padding"):
+        Buckets(free, pad_token_id=3)
+
+
+# --- Through the command ------------------------------------------------------------------------
+
+SMALL = ("trainer.args.max_steps=2", "trainer.args.logging_steps=1", "metric=none", "dataset.limit.eval=4")
+SMALL = (*SMALL, "dataset.limit.train=32", "trainer.args.per_device_train_batch_size=8")
+MINE = """
+import json
+from pathlib import Path
+
+class Watching:
+    def __init__(self, inner, tokenizer, into):
+        self.inner, self.into = inner, into
+
+    def __call__(self, rows):
+        made = self.inner(rows)
+        Path(self.into).write_text(json.dumps({name: list(part.shape) for name, part in made.items()}))
+        return made
+
+class Alone:
+    def __init__(self, pad_token_id):
+        self.pad_token_id = pad_token_id
+
+    def __call__(self, rows):
+        import torch
+        longest = max(len(row["input_ids"]) for row in rows)
+        ids = [row["input_ids"] + [self.pad_token_id] * (longest - len(row["input_ids"])) for row in rows]
+        labels = [row["labels"] + [-100] * (longest - len(row["labels"])) for row in rows]
+        mask = [[1] * len(row["labels"]) + [0] * (longest - len(row["labels"])) for row in rows]
+        made = {"input_ids": ids, "labels": labels, "attention_mask": mask}
+        return {name: torch.tensor(part) for name, part in made.items()}
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    (tmp_path / "my_collators.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def losses(done):
+    assert (done.code, done.state()) == (0, "finished")
+    return [line["loss"] for line in done.lines if line["step"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["sft", "dpo", "kto", "orpo", "reward"])
+def test_buckets_change_shapes_and_no_loss(train, trainer):
+    plain = losses(train(f"trainer={trainer}", *SMALL, name="plain"))
+    bucketed = losses(train(f"trainer={trainer}", "collator=buckets", "collator.lengths=[40]", *SMALL, name="buckets"))
+    assert bucketed == pytest.approx(plain, rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["sft", "dpo"])
+def test_a_collator_of_ones_own_comes_around_the_trainers(train, mine, tmp_path, trainer):
+    words = (f"trainer={trainer}", "collator._target_=my_collators.Watching", "collator.into=seen.json")
+    plain = losses(train(f"trainer={trainer}", *SMALL, name="plain"))
+    assert losses(train(*words, "allow=[my_collators]", *SMALL)) == plain
+    assert '"input_ids"' in (tmp_path / "seen.json").read_text()
+
+
+@pytest.mark.slow
+def test_a_collator_of_ones_own_takes_the_place_of_the_trainers(train, mine):
+    words = ("trainer=sft", "collator._target_=my_collators.Alone", "allow=[my_collators]")
+    plain = losses(train("trainer=sft", *SMALL, name="plain"))
+    assert losses(train(*words, *SMALL)) == plain
+    # and with weights, which come around it
+    assert losses(train(*words, "weight=pattern", "weight.pattern=nowhere", *SMALL, name="weighed")) == plain

@@ -1,0 +1,108 @@
+"""One screen about the machine; and the verbs that only look start without anything heavy."""
+
+import http.server
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from runner.__main__ import main
+from runner.command import doctor
+
+
+def screen(capsys, *words, code=0):
+    assert main(["doctor", *words]) == code
+    return capsys.readouterr().out
+
+
+def test_the_screen_fits_and_says_what_there_is(capsys, tmp_path):
+    text = screen(capsys, f"output_root={tmp_path}")
+    lines = text.splitlines()
+    assert len(lines) <= 40 and all(len(line) <= 80 for line in lines)
+    titles = [line.split()[0] for line in lines if line[0:1].isalpha()]
+    assert titles[:7] == ["python", "cpu", "gpu", "models", "datasets", "disk", "hub"]
+    assert "trl          1.16" in text and "GB free at" in text and "not asked, HF_HUB_OFFLINE" in text
+
+
+def test_a_package_outside_of_its_range_or_missing_is_flagged(capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "read_requirements", lambda: (["trl<1", "no-such-package>=2", "pyyaml>=5"], {}))
+    text = screen(capsys, code=5)
+    assert "! trl" in text and "outside" in text and "! no-such-pa" in text and "missing" in text
+    assert "  pyyaml" in text
+
+
+def test_extras_tell_what_they_would_bring():
+    extras = {"there": ["pyyaml>=5"], "not": ["no-such-package>=2", "pyyaml"], "both": ["runner[there,not]"]}
+    text = "\n".join(doctor.extras_table(extras))
+    assert text.count("brings no-such-package>=2") == 2 and text.splitlines()[1].split() == ["there", "there"]
+
+
+def test_the_hub_is_asked_once_and_not_when_offline(monkeypatch):
+    heads = []
+
+    class Hub(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            heads.append(self.headers["User-Agent"])
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    assert doctor.ask_hub() == f"{address} is reachable; a token is set" and heads == ["runner"]
+    server.shutdown()
+    server.server_close()
+    assert "is not reachable" in doctor.ask_hub()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "not asked" in doctor.ask_hub() and len(heads) == 1
+
+
+def test_who_takes_too_long_is_not_waited_for():
+    never = threading.Event()
+    assert doctor.Later(never.wait).take(0.01) == "no answer in 0.01 s"
+    never.set()
+
+
+def test_a_cache_is_measured_without_following_links(tmp_path):
+    (tmp_path / "blob").write_bytes(b"x" * 5000)
+    (tmp_path / "link").symlink_to(tmp_path / "blob")
+    size, whole = doctor.size_of(tmp_path)
+    assert whole and 5000 <= size < 6000
+
+
+def test_verbs_that_look_need_nothing_heavy(tmp_path):
+    from laid import lay_run
+
+    for name in "ab":
+        lay_run(tmp_path / "outputs" / name / "run", after={"eval_x": 1.0})
+    blocked = "sys.modules |= dict.fromkeys(['torch', 'transformers', 'datasets', 'trl', 'peft'])"
+    verbs = [["doctor"], ["diff", "a", "b"], ["why", "learning_rate"], ["export", "--help"], ["reproduce", "--help"]]
+    code = (
+        f"import sys; {blocked}; from runner.__main__ import main; print([main(verb) for verb in {json.dumps(verbs)}])"
+    )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0]", done.stdout + done.stderr
+    assert after.ru_utime - before.ru_utime < 3, (
+        "measured 0.8 for all; far above means that something heavy is imported"
+    )
+
+
+@pytest.mark.parametrize("verb", ["export", "diff", "why", "reproduce", "doctor", "completion", "report", "preview"])
+def test_every_verb_has_its_help(verb, capsys):
+    assert main([verb, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"python -m runner {verb}" in text and len(text.splitlines()) < 40

@@ -1,0 +1,236 @@
+"""What a trained model is measured by, and how sure a comparison of two is."""
+
+import itertools
+import json
+import math
+import os
+import sys
+from importlib import util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from runner.__main__ import main
+from runner.errors import EnvironmentFault
+from runner.files import PACKAGE, read_json
+from runner.metric.paired import compare, interval, resampled_means
+from runner.run import open_run
+from runner.stage import compose
+
+TINY = PACKAGE / "model" / "tiny"
+TOY = ("model=tiny", "dataset=toy_sort", "limit=10", "batch_size=4")
+
+
+@pytest.fixture
+def evaluate(tmp_path, monkeypatch, capsys):
+    """The verb in a folder of the test's own; gives what was written, the completions, and what was said."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: str, code: int = 0):
+        done = main(["evaluate", *words, "to=out.json"])
+        said = capsys.readouterr()
+        assert done == code, said.err
+        lines = Path("out.jsonl").read_text().splitlines() if Path("out.jsonl").exists() else []
+        return read_json(Path("out.json")) or {}, [json.loads(line) for line in lines], said
+
+    return call
+
+
+@pytest.fixture
+def laid(tmp_path, monkeypatch):
+    """A run folder without any training."""
+    monkeypatch.chdir(tmp_path)
+    words = ["trainer=grpo", "model=tiny", "dataset=toy_sort", "name=laid", "dataset.limit.eval=8"]
+    (composed,) = compose(words)
+    return open_run(composed.cfg, composed.overrides)
+
+
+# --- Two models on the same prompts ---------------------------------------------------------------
+
+
+def test_wins_ties_and_losses_are_counted():
+    found = compare([1.0, 2.0, 3.0, 3.0], [0.0, 2.0, 5.0, 1.0])
+    assert [found[name] for name in ("wins", "ties", "losses", "prompts")] == [2, 1, 1, 4]
+    assert found["win_rate"] == 0.625 and found["difference"] == 0.25
+    assert found["win_rate_interval"][0] < 0.625 < found["win_rate_interval"][1]
+
+
+def test_the_bootstrap_is_what_all_resamples_by_hand_come_to():
+    values = [0.0, 0.5, 1.0]
+    by_hand = sorted(sum(drawn) / 3 for drawn in itertools.product(values, repeat=3))
+    means = resampled_means(values, count=27_000, seed=1)
+    for mean in sorted({round(each, 9) for each in by_hand}):
+        share = sum(round(each, 9) == mean for each in by_hand) / 27
+        assert np.isclose(means, mean).mean() == pytest.approx(share, abs=0.01)
+    # 1 of 27 resamples has the mean 0: more than 2.5 % of them, and less than 5 %.
+    assert interval(means) == (0.0, 1.0)
+    assert interval(means, level=0.9) == pytest.approx((1 / 6, 5 / 6))
+
+
+def test_the_bootstrap_is_seeded_and_takes_pairs():
+    values = np.random.default_rng(0).normal(size=50)
+    assert (resampled_means(values, 100, seed=2) == resampled_means(values, 100, seed=2)).all()
+    assert (resampled_means(values, 100, seed=2) != resampled_means(values, 100, seed=3)).any()
+    # What is the same in both moves neither figure, however large it is.
+    shifted = compare(values + 1e6 * np.arange(50) + 0.5, values + 1e6 * np.arange(50))
+    assert shifted["difference_interval"] == pytest.approx([0.5, 0.5], abs=1e-6) and shifted["win_rate"] == 1.0
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says():
+    generator, held = np.random.default_rng(3), 0
+    for trial in range(200):
+        low, high = interval(resampled_means(generator.normal(0.2, 1, size=40), 500, seed=trial))
+        held += low <= 0.2 <= high
+    assert 0.88 <= held / 200 <= 0.99
+
+
+# --- Figures --------------------------------------------------------------------------------------
+
+
+def test_loss_and_perplexity_are_those_of_the_known_answers(evaluate):
+    found, _, _ = evaluate(*TOY, "metric=none")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(TINY).eval(), AutoTokenizer.from_pretrained(TINY)
+    losses = []
+    for line in (PACKAGE / "dataset/toy_sort/eval.jsonl").read_text().splitlines()[:10]:
+        row, how = json.loads(line), {"return_dict": False}
+        before = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, **how)
+        ids = torch.tensor([tokenizer.apply_chat_template(row["prompt"] + row["chosen"], **how)])
+        with torch.no_grad():
+            said = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        losses += (-said[len(before) - 1 :]).tolist()
+    assert found["scores"]["eval_loss"] == pytest.approx(math.fsum(losses) / len(losses), rel=1e-5)
+    assert found["scores"]["eval_perplexity"] == pytest.approx(math.exp(found["scores"]["eval_loss"]))
+
+
+def test_metrics_and_rewards_are_means_over_prompts_with_their_errors(evaluate):
+    found, rows, said = evaluate(*TOY, "n=3", "temperature=2", "seed=4")
+    assert [(row["row"], row["sample"]) for row in rows] == [(row, n) for row in range(10) for n in range(3)]
+    by_row = np.array([row["reward"] for row in rows]).reshape(10, 3).mean(1)
+    assert found["scores"]["eval_reward"] == pytest.approx(by_row.mean())
+    assert found["errors"]["eval_reward"] == pytest.approx(by_row.std(ddof=1) / math.sqrt(10))
+    assert 0 < found["errors"]["eval_exact"] < 0.2 and 0 < found["scores"]["eval_exact"] < 1
+    assert "reward" in said.out and "±" in said.out
+
+
+def test_each_set_has_figures_under_its_name(evaluate):
+    sets = "dataset.split.eval={first: 'eval[:4]', second: 'eval[4:10]'}"
+    found, _, _ = evaluate(*TOY[:2], sets, "metric=perplexity", "reward=none")
+    assert found["rows"] == {"first": 8, "second": 12}  # right and wrong answers
+    whole, _, _ = evaluate(*TOY[:3], "metric=perplexity", "reward=none")
+    first, second = (found["scores"][f"eval_{name}_loss"] for name in ("first", "second"))
+    assert whole["scores"]["eval_loss"] == pytest.approx(0.4 * first + 0.6 * second, rel=1e-5)
+    assert found["scores"]["eval_first_token_accuracy"] > 0.5
+
+
+def test_an_own_dataset_brings_what_fits_it_and_the_rest_is_told(evaluate, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1 2 3"}\n{"prompt": "4 5"}\n')
+    found, rows, said = evaluate(
+        "model=tiny", "file=rows.jsonl", "reward=length", "metric=words", "max_new_tokens=4", code=2
+    )
+    assert "no option 'words'" in said.err
+    words = ["metric.words._target_=runner.metric.words", "reward=length", "max_new_tokens=4"]
+    found, rows, said = evaluate("model=tiny", "file=rows.jsonl", *words)
+    assert {"train_reward", "train_words"} <= set(found["scores"]) and "train_loss" not in found["scores"]
+    assert "note      no known answers" in said.out
+    assert [row["reward"] for row in rows] == [float(len(row["completion"])) for row in rows]
+
+
+def test_a_model_against_itself_wins_half(evaluate, laid):
+    found, rows, said = evaluate("laid", "checkpoint=start", "against=start", "limit=8")
+    verdict = found["comparison"]["eval"]
+    assert (verdict["wins"], verdict["ties"], verdict["losses"]) == (0, 8, 0)
+    low, high = verdict["win_rate_interval"]
+    assert low <= 0.5 <= high and verdict["win_rate"] == 0.5
+    assert found["scores"] == found["against"]["scores"] and len(rows) == 16
+    assert "win rate  0.5" in said.out
+
+
+def test_scores_of_the_training_stay_as_they_are(evaluate, laid):
+    before = sorted(path.name for path in laid.folder.iterdir())
+    assert main(["evaluate", "laid", "checkpoint=start", "limit=2", "reward=none", "metric=none"]) == 0
+    assert sorted(path.name for path in laid.folder.iterdir()) == sorted([*before, "evaluations"])
+    (paper,) = (laid.folder / "evaluations").glob("toy_sort-*.json")
+    assert set(read_json(paper)["scores"]) == {"eval_loss", "eval_perplexity"}
+
+
+# --- What is asked --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([*TOY, "against=nowhere", "reward=none"], "no reward that could tell"),
+        ([*TOY, "against=nowhere"], "no such folder"),
+        ([*TOY, "tasks=hellaswag"], "evaluate=lm_eval"),
+        ([*TOY, "evaluate=lm_eval"], "tasks for a language model"),
+        (["model=tiny", "dataset=toy_sort", "head=score", "reward=sorted_digits"], "a reward model writes nothing"),
+        (["model=tiny", "dataset=toy_sort", "head=score", "metric=exact"], "gives one score per text"),
+        (["model=tiny", "dataset=toy_sort", "metric=exact", "metric.exact.colum=x"], "metric.exact.column"),
+        (["model=tiny", "dataset=toy_sort", "callback=samples"], "a key of a training"),
+        (["laid", "model=hub"], "beside laid"),
+    ],
+)
+def test_words_that_cannot_work_are_refused(evaluate, words, told):
+    code = 4 if "no such folder" in told else 2
+    assert told in evaluate(*words, code=code)[2].err
+
+
+def test_a_missing_harness_is_told_with_what_to_install(evaluate, monkeypatch):
+    found = util.find_spec
+    monkeypatch.setattr(util, "find_spec", lambda name, *rest: None if name == "lm_eval" else found(name, *rest))
+    said = evaluate("model=tiny", "evaluate=lm_eval", "tasks=hellaswag", code=EnvironmentFault.code)[2]
+    assert 'pip install "runner[eval]"' in said.err
+
+
+# --- Of trainings ---------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_trained_run_beats_its_start_and_another_run(train, evaluate):
+    words = ["trainer=sft", "model=tiny", "dataset=toy_sort", "dataset.limit.eval=40"]
+    good = train(*words, "trainer.args.max_steps=60").run
+    other = train(*words, "trainer.args.max_steps=1", name="other").run
+    held_out = good.folder / "scores.json"
+    for against in ("start", str(other.folder)):
+        found, _, _ = evaluate(str(good.folder), f"against={against}", "reward=sorted_digits")
+        verdict = found["comparison"]["eval"]
+        assert verdict["win_rate_interval"][0] > 0.5 and verdict["difference_interval"][0] > 0
+        assert found["scores"]["eval_loss"] < found["against"]["scores"]["eval_loss"]
+    assert found["scores"]["eval_loss"] == pytest.approx(read_json(held_out)["after"]["eval_loss"], rel=0.02)
+    assert found["scores"]["eval_exact"] == pytest.approx(read_json(held_out)["after"]["eval_exact"], abs=0.25)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(util.find_spec("lm_eval") is None, reason="lm-evaluation-harness is not installed")
+def test_tasks_of_the_harness(runner):
+    """In a process of its own, because the library warns of itself, and from a task here, because there is no hub."""
+    tasks = runner.folder / "tasks"
+    tasks.mkdir()
+    rows = [json.loads(line) for line in (PACKAGE / "dataset/toy_sort/eval.jsonl").read_text().splitlines()[:20]]
+    lines = [
+        {"digits": row["digits"], "choices": [row["chosen"][0]["content"], row["rejected"][0]["content"]]}
+        for row in rows
+    ]
+    (tasks / "sort.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    task = {
+        "task": "sort",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(tasks / "sort.jsonl")}},
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "Sort these digits: {{digits}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": 0,
+        "target_delimiter": "",
+        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+    }
+    (tasks / "sort.yaml").write_text(json.dumps(task))
+    path = os.pathsep.join(filter(None, [str(PACKAGE.parent), *sys.path]))
+    words = ("model=tiny", "evaluate=lm_eval", "tasks=sort", "include=tasks", "as=chat", "to=out.json")
+    done = runner("evaluate", *words, PYTHONPATH=path)
+    found = read_json(runner.folder / "out.json")
+    assert found["scores"]["sort/acc"] > 0.8 and "sort/acc" in done.stdout and "sort/acc" in found["errors"]
+    assert "no task nowhere" in runner("evaluate", *words[:2], "tasks=nowhere", code=2, PYTHONPATH=path).stderr

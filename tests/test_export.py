@@ -1,0 +1,297 @@
+"""The model of a run as a folder of its own: plain transformers loads it to the same logits, and its card tells."""
+
+import json
+import os
+import re
+
+import pytest
+import yaml
+from laid import lay_run, write
+
+from runner.__main__ import main
+from runner.command.export import push
+from runner.config import compose
+from runner.errors import ConfigError, EnvironmentFault, FolderError
+from runner.files import files_of, verify
+from runner.report.card import Export, base_of, to_card
+from runner.report.read import read_run
+
+SECRET = "hf_" + "a1" * 15
+
+
+# --- From paper ---------------------------------------------------------------------------------
+
+
+def lay_model(folder, **cfg):
+    """A finished run with a whole model of a few bytes, laid by hand."""
+    words = ["trainer=dpo", "dataset=toy_sort", "kl_coef=0.3", "name=x"]
+    run = lay_run(folder, after={"eval_exact": 0.5}, words=words)
+    (run / "config.yaml").write_text(yaml.safe_dump(compose(words).cfg | cfg))
+    (run / "model" / "value_model").mkdir(parents=True)
+    for name, text in {
+        "config.json": '{"dtype": "float32"}',
+        "model.safetensors": "weights",
+        "tokenizer.json": "{}",
+        "chat_template.jinja": "x",
+        "generation_config.json": "{}",
+        "README.md": "of TRL",
+        "seal.json": "{}",
+        "value_model/model.safetensors": "critic",
+    }.items():
+        (run / "model" / name).write_text(text)
+    (run / "plots").mkdir()
+    (run / "plots" / "loss.png").write_bytes(b"png")
+    return run
+
+
+@pytest.fixture
+def laid(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return lay_model(tmp_path / "outputs" / "x" / "run")
+
+
+def test_a_whole_model_is_copied_with_its_card_and_without_its_critic(laid, capsys):
+    before = files_of(laid)
+    assert main(["export", "x"]) == 0
+    folder = laid / "export"
+    assert "copied to the byte" in capsys.readouterr().out and verify(folder)
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    copied = {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja", "generation_config.json"}
+    assert names == copied | {"README.md", "seal.json", "plots/loss.png"}
+    assert all((folder / name).read_bytes() == (laid / "model" / name).read_bytes() for name in copied)
+    assert {name: digest for name, digest in files_of(laid).items() if not name.startswith("export/")} == before
+
+
+def test_an_earlier_export_is_replaced_and_nothing_else(laid, tmp_path, capsys):
+    for _ in range(2):
+        assert main(["export", "x", "to=out/there"]) == 0
+    (tmp_path / "out" / "there" / "README.md").write_text("mine now")
+    assert main(["export", "x", "to=out/there"]) == 4
+    assert "to=<another folder>" in capsys.readouterr().err
+    assert (tmp_path / "out" / "there" / "README.md").read_text() == "mine now"
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["there"]
+
+
+def test_nothing_half_made_is_left(laid, monkeypatch):
+    monkeypatch.setattr("runner.command.export.to_card", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["export", "x"])
+    assert not (laid / "export").exists() and not list(laid.glob(".export*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ([], 2, "python -m runner export outputs/<name>/<run>"),
+        (["y"], 4, "no such folder"),
+        (["x", "dtyp=float32"], 2, "dtype=<value>"),
+        (["x", "dtype=int4", "push=name"], 2, "2 faults"),
+        (["x", "private=perhaps"], 2, "true or false"),
+    ],
+)
+def test_what_cannot_be_exported_is_told(laid, words, code, said, capsys):
+    assert main(["export", *words]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_a_run_that_is_not_finished_has_no_export(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lay_run(tmp_path / "outputs" / "x" / "run", state="interrupted")
+    assert main(["export", "x"]) == 4
+    error = capsys.readouterr().err
+    assert "interrupted 4/8" in error and "python -m runner.work outputs/x/run" in error
+
+
+def test_a_pickle_is_never_copied(laid, capsys):
+    (laid / "model" / "pytorch_model.bin").write_text("x")
+    assert main(["export", "x"]) == 4 and "a pickle" in capsys.readouterr().err
+
+
+def test_a_base_that_brings_code_needs_the_word_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    model = compose(["model=tiny"]).cfg["model"] | {"trust_remote_code": True}
+    lay_model(tmp_path / "outputs" / "x" / "run", model=model)
+    assert main(["export", "x"]) == 2 and "trust_remote_code=true" in capsys.readouterr().err
+    assert main(["export", "x", "trust_remote_code=false"]) == 0
+
+
+def test_the_card_tells_what_the_model_is_and_how_to_get_it_again(laid):
+    card = to_card(read_run(laid), Export("float32", False, license="mit"), ["plots/loss.png"])
+    _, head, text = card.split("---\n", 2)
+    fields = yaml.safe_load(head)
+    assert fields["license"] == "mit" and fields["pipeline_tag"] == "text-generation" and "dpo" in fields["tags"]
+    assert "| exact | 0 | 0.5 |" in text and "| `kl_coef` | `0.3` | `0.1` |" in text
+    assert "python -m runner trainer=dpo dataset=toy_sort kl_coef=0.3 name=x" in text
+    assert "![loss](plots/loss.png)" in text and "beta: 0.3" in text
+
+
+def test_the_card_holds_no_path_of_this_machine_and_no_secret(tmp_path):
+    run = lay_model(
+        tmp_path / "outputs" / "x" / "run",
+        dataset={"_target_": "runner.dataset.load.load_rows", "path": str(tmp_path / "rows.jsonl")},
+        tracker={"environment": {"WANDB_API_KEY": SECRET}},
+        note=f"mail {SECRET} to ~/box/x or /home/alice",
+    )
+    manifest = json.loads((run / "manifest.json").read_text())
+    command = [*manifest["command"], f"output_root={tmp_path}", f"model.revision={SECRET}"]
+    write(run / "manifest.json", manifest | {"command": command})
+    card = to_card(read_run(run), Export("float32", False))
+    assert "<folder>/rows.jsonl" in card and "output_root=<folder>" in card
+    for hidden in (str(tmp_path), SECRET, "alice", "~/box", os.uname().nodename):
+        assert hidden not in card
+    assert "runner://model/tiny" in card and "</details>" in card
+
+
+def test_the_base_model_is_followed_through_the_runs_below(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = lay_run(tmp_path / "outputs" / "sft" / "run", model={"path": "org/base"})
+    (first / "model").mkdir()
+    second = lay_run(tmp_path / "outputs" / "dpo" / "run", model={"path": "outputs/sft/run/model"})
+    assert base_of(read_run(second)) == "org/base"
+    assert base_of(read_run(lay_run(tmp_path / "outputs" / "own" / "run", model={"path": "/elsewhere/m"}))) is None
+
+
+def test_pushing_is_asked_for_private_and_without_what_is_ours(laid, monkeypatch, capsys):
+    calls = []
+
+    class Hub:
+        def create_repo(self, name, **how):
+            calls.append((name, how["private"]))
+            return type("Url", (str,), {"repo_id": name})(f"https://hub/{name}")
+
+        def upload_folder(self, **how):
+            calls.append((how["repo_id"], how["ignore_patterns"]))
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    assert main(["export", "x"]) == 0 and calls == []
+    assert main(["export", "x", "push=org/name"]) == 0
+    assert calls == [("org/name", True), ("org/name", ["seal.json"])]
+    assert "pushed    https://hub/org/name" in capsys.readouterr().out
+    assert main(["export", "x", "push=org/name", "private=false"]) == 0 and calls[2] == ("org/name", False)
+
+
+def test_a_hub_that_cannot_be_reached_is_a_fault_of_the_environment(laid):
+    with pytest.raises(EnvironmentFault, match="org/name"):
+        push(laid / "model", "org/name")
+
+
+# --- With weights -------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:Input and output embeddings are no longer tied:UserWarning")
+@pytest.mark.filterwarnings("ignore:Model .* .tie_word_embeddings=True.:UserWarning")
+def test_an_adapter_on_tied_embeddings_is_merged_into_one_of_the_two(tmp_path):
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    from runner.files import shipped
+    from runner.model.load import load_model, load_tokenizer
+    from runner.model.merge import write_plain
+
+    tokenizer = load_tokenizer("runner://model/tiny")
+    model = load_model("runner://model/tiny", tokenizer=tokenizer)
+    assert model.config.tie_word_embeddings
+    adapted = get_peft_model(model, LoraConfig(target_modules=["lm_head"], init_lora_weights=False))
+    adapted.peft_config["default"].base_model_name_or_path = shipped("runner://model/tiny")
+    adapted.peft_config["default"].task_type = "CAUSAL_LM"
+    adapted.save_pretrained(str(tmp_path / "adapter"), save_embedding_layers=False)
+    tokenizer.save_pretrained(tmp_path / "adapter")
+    written = write_plain(tmp_path / "adapter", tmp_path / "whole", head="lm")
+    assert written.merged < 1e-4 and written.rounded < 1e-4 < written.largest
+    config = json.loads((tmp_path / "whole" / "config.json").read_text())
+    assert config["tie_word_embeddings"] is False and torch.is_grad_enabled()
+
+
+def test_a_learnt_prompt_is_no_change_of_weights(tmp_path):
+    from peft import PrefixTuningConfig
+
+    from runner.model.merge import check_mergeable
+
+    PrefixTuningConfig(task_type="CAUSAL_LM", base_model_name_or_path="x", num_virtual_tokens=2).save_pretrained(
+        tmp_path
+    )
+    with pytest.raises(ConfigError, match="PREFIX_TUNING"):
+        check_mergeable(tmp_path)
+
+
+QUICK = ("trainer.args.max_steps=2", "trainer.args.per_device_train_batch_size=4", "learning_rate=1e-2", "metric=none")
+ROWS = ("dataset=toy_sort", "dataset.limit.train=64", "dataset.limit.eval=4")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A call that trains a run of these words once, and gives its folder."""
+    root, known = tmp_path_factory.mktemp("export") / "outputs", {}
+
+    def call(*words):
+        if words not in known:
+            assert main([*words, *QUICK, *ROWS, f"output_root={root}", f"name=run{len(known)}"]) == 0
+            (known[words],) = [path.parent for path in root.glob(f"run{len(known)}/*/config.yaml")]
+        return known[words]
+
+    return call
+
+
+def logits(model):
+    import torch
+
+    probe = torch.randint(40, (2, 20), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        return model.eval()(input_ids=probe, attention_mask=torch.ones_like(probe)).logits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["sft", "reward"])
+def test_a_merged_adapter_gives_the_logits_that_were_trained(trained, trainer, capsys):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+    from runner.model.load import load_model, load_tokenizer
+
+    run = trained(f"trainer={trainer}", "peft=lora")
+    capsys.readouterr()
+    assert main(["export", str(run)]) == 0
+    told = capsys.readouterr().out
+    assert float(re.search(r"no logit differs by more than ([\d.e-]+)", told)[1]) < 1e-4
+    cls, head = (AutoModelForCausalLM, "lm") if trainer == "sft" else (AutoModelForSequenceClassification, "score")
+    plain = cls.from_pretrained(run / "export")
+    adapted = load_model(str(run / "model"), tokenizer=load_tokenizer(str(run / "model")), head=head)
+    base = load_model("runner://model/tiny", tokenizer=load_tokenizer("runner://model/tiny"), head=head)
+    torch.testing.assert_close(logits(plain), logits(adapted), atol=1e-4, rtol=1e-4)
+    assert (logits(plain) - logits(base)).abs().max() > 1e-2, "or nothing was merged"
+    assert not list((run / "export").glob("adapter*")) and type(plain).__name__ == plain.config.architectures[0]
+    tokenizer = AutoTokenizer.from_pretrained(run / "export")
+    assert tokenizer.chat_template and tokenizer.pad_token_id == plain.config.pad_token_id
+    if head == "lm":
+        assert plain.generation_config.eos_token_id == tokenizer.eos_token_id
+
+
+@pytest.mark.slow
+def test_whole_weights_stay_or_are_rounded_and_ppo_exports_its_policy(trained, tmp_path, capsys):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    run = trained("trainer=ppo", "trainer.args.response_length=8")
+    assert (run / "model" / "value_model").is_dir()
+    assert main(["export", str(run)]) == 0
+    assert main(["export", str(run), "dtype=bfloat16", f"to={tmp_path / 'half'}"]) == 0
+    assert "as bfloat16, read back" in capsys.readouterr().out
+    exact, half = (AutoModelForCausalLM.from_pretrained(path) for path in (run / "export", tmp_path / "half"))
+    policy = AutoModelForCausalLM.from_pretrained(run / "model")
+    assert torch.equal(logits(exact), logits(policy)) and half.dtype == torch.bfloat16
+    torch.testing.assert_close(logits(half).float(), logits(policy), atol=0.3, rtol=0.1)
+    assert not list((run / "export").glob("value*"))
+    weights = [
+        path.stat().st_size for path in (run / "export" / "model.safetensors", tmp_path / "half" / "model.safetensors")
+    ]
+    assert weights[1] < 0.6 * weights[0]
+
+
+def test_only_folders_of_runs_are_exported(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    from runner.report.find import check_finished
+
+    run = lay_run(tmp_path / "outputs" / "x" / "run")
+    (run / "config.yaml").unlink()
+    with pytest.raises(FolderError, match="missing or torn"):
+        check_finished(read_run(run), "export")

@@ -1,0 +1,415 @@
+"""Other people's configurations: each becomes an experiment that composes, and every key is accounted for."""
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import yaml
+
+from runner.__main__ import main
+from runner.config import compose
+from runner.dialect.draft import KINDS
+from runner.dialect.read import plain, read_file
+from runner.errors import ConfigError
+from runner.stage import faults_of
+
+verb = import_module("runner.command.import")
+
+SAMPLES = Path(__file__).parent / "dialect"
+FILES = sorted(path.name for path in SAMPLES.iterdir() if path.name.startswith(("axolotl", "llama", "swift", "trl")))
+SECRETS = ("hf_ABCDEF", "0123456789abcdef0123")
+
+
+class Imported:
+    """A file of the samples, read, turned into an experiment and composed."""
+
+    def __init__(self, path: Path, folder: Path, trainer: str | None = None):
+        self.reading = read_file(path)
+        self.draft = verb.translate(self.reading, verb.name_of(path), trainer)
+        self.text = verb.to_file(self.draft, self.reading)
+        self.told = verb.told(self.draft, self.reading)
+        (folder / "experiment").mkdir(exist_ok=True)
+        (folder / "experiment" / f"{self.draft.name}.yaml").write_text(self.text)
+        # Rewards of the user's own are typed; here one of ours stands in for them.
+        foreign = any(word.startswith("allow=") for word in self.draft.words)
+        words = ["reward.length._target_=runner.reward.rule.length"] if foreign else self.draft.words
+        self.composed = compose([f"experiment={self.draft.name}", *words], [folder])
+        self.faults = faults_of(self.composed, [folder])
+        self.cfg = self.composed.cfg
+        self.args = self.cfg["trainer"]["args"]
+
+    def kinds(self, key: str) -> list[str]:
+        return [note.kind for note in self.draft.notes if note.key == key]
+
+    def why(self, key: str) -> str:
+        return " ".join(f"{note.ours} {note.why}" for note in self.draft.notes if note.key == key)
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("menu")
+    known: dict[str, Imported] = {}
+
+    def call(name: str) -> Imported:
+        if name not in known:
+            known[name] = Imported(SAMPLES / name, folder)
+        return known[name]
+
+    return call
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A file with these keys, imported."""
+
+    def call(keys: dict | str, name: str = "theirs.yaml", **options: str) -> Imported:
+        path = tmp_path / name
+        path.write_text(keys if isinstance(keys, str) else yaml.safe_dump(keys))
+        return Imported(path, tmp_path, **options)
+
+    return call
+
+
+# --- Every sample ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_sample_becomes_an_experiment_that_passes_the_check(imported, name):
+    done = imported(name)
+    assert not done.faults, "\n".join(map(str, done.faults))
+    assert name.startswith(done.reading.dialect)
+    assert done.cfg["name"] == done.draft.name == Path(name).stem
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_key_of_a_sample_is_accounted_for(imported, name):
+    done = imported(name)
+    told = {note.key for note in done.draft.notes}
+    silent = {key for key, value in done.reading.keys.items() if value is not None} - told
+    # What several keys say together is told once.
+    assert silent <= {"trl", "soft_cache_length"}
+    assert {note.kind for note in done.draft.notes} <= set(KINDS)
+    assert not [note for note in done.draft.notes if "not a key that is known" in note.why]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_told_fits_80_columns_and_holds_no_secret(imported, name):
+    done = imported(name)
+    text = "\n".join([done.text, *done.told])
+    assert max(map(len, done.told)) <= 80
+    assert not any(secret in text for secret in SECRETS)
+    assert "\x1b" not in text
+
+
+# --- What differs ---------------------------------------------------------------------------------
+
+
+def test_axolotl_qlora(imported):
+    done = imported("axolotl_qlora.yml")
+    assert done.args["warmup_steps"] == 0.1 and "warmup_ratio" not in done.args
+    assert (done.args["eval_steps"], done.args["save_steps"]) == (1 / 16, 1 / 4)
+    assert done.args["packing"] is True and done.args["max_length"] == 4096
+    assert (done.cfg["peft"]["target_modules"], done.cfg["peft"]["r"]) == ("all-linear", 32)
+    assert done.cfg["quant"]["load_in_4bit"] is True and done.cfg["model"]["dtype"] == "bfloat16"
+    assert done.cfg["dataset"]["split"] == {"train": "train[:95%]", "eval": "train[95%:]"}
+    assert done.cfg["tracker"]["environment"]["WANDB_PROJECT"] == "mistral-tune"
+    assert done.kinds("train_on_inputs") == ["same by default"]
+    assert done.kinds("deepspeed") == ["ignored (machine, not experiment)"]
+    assert done.kinds("hub_model_id") == ["no equivalent"]
+
+
+def test_axolotl_dpo(imported):
+    done = imported("axolotl_dpo.yaml")
+    assert done.cfg["kl_coef"] == done.args["beta"] == 0.05 and done.cfg["seed"] == 42
+    assert done.cfg["dataset"]["columns"] == {"prompt": "conversation"}
+    assert done.cfg["dataset"]["split"] == {"train": "train[:1900]", "eval": "train[1900:2000]"}
+    assert done.args["activation_checkpointing"] is False
+    assert "secret" in done.why("wandb_api_key")
+
+
+def test_axolotl_grpo_leaves_code_of_the_users_own_to_the_command_line(imported):
+    done = imported("axolotl_grpo.yml")
+    assert "reward" not in done.draft.values
+    assert {"allow=[rewards]", "reward.length_reward._target_=rewards.length_reward"} <= set(done.draft.words)
+    assert done.kinds("trl.reward_funcs") == ["no equivalent"] * 2
+    assert done.cfg["kl_coef"] == 0.001 and done.args["scale_rewards"] == "none"
+    assert done.args["lr_scheduler_type"] == "cosine" and "rex" in done.why("lr_scheduler")
+
+
+def test_axolotl_chats(imported):
+    done = imported("axolotl_chat.yml")
+    assert done.args["assistant_only_loss"] is True
+    assert "their default" in "\n".join(done.told)
+    assert set(done.cfg["dataset"]["parts"]) == {"support", "tickets"}
+    assert done.args["gradient_accumulation_steps"] == 4
+    assert done.cfg["callback"]["early_stopping"]["early_stopping_patience"] == 3
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"rl": "kto", "rl_beta": 0.2, "kto_undesirable_weight": 0.5}, ("KTO", "undesirable_weight", 0.5)),
+        ({"rl": "ipo"}, ("DPO", "loss_type", ["ipo"])),
+        ({"rl": "orpo", "orpo_alpha": 0.2}, ("ORPO", "beta", 0.2)),
+        ({"rl": "simpo", "rl_beta": 2.0, "simpo_gamma": 1.0}, ("CPO", "simpo_gamma", 1.0)),
+        ({"reward_model": True}, ("Reward", "max_length", 512)),
+        ({"rl": "dpo", "rpo_alpha": 0.5}, ("DPO", "loss_weights", [1.0, 0.5])),
+        ({"cosine_min_lr_ratio": 0.1}, ("SFT", "lr_scheduler_kwargs", {"min_lr_rate": 0.1})),
+        (
+            {"train_on_inputs": True, "datasets": [{"path": "a/b", "type": "alpaca"}]},
+            ("SFT", "completion_only_loss", False),
+        ),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_methods_of_axolotl(written, keys, expected):
+    base = {"base_model": "a/b", "micro_batch_size": 2, "datasets": [{"path": "a/b", "type": "chatml.ultra"}]}
+    done = written(base | keys)
+    trainer, name, value = expected
+    assert done.cfg["trainer"]["_target_"].endswith(f".{trainer}Trainer") and done.args[name] == value
+    assert not done.faults
+
+
+def test_llama_factory_reads_the_list_of_datasets(imported):
+    done = imported("llama_factory_sft.yaml")
+    parts = done.cfg["dataset"]["parts"]
+    assert parts["identity"]["path"] == "data/identity.json" and parts["chats"]["path"] == "someone/chats"
+    assert parts["chats"]["columns"] == {"messages": "dialogue"} and parts["chats"]["limit"] == {"train": 1000}
+    assert done.cfg["trainer"]["form"] == "messages", "else the two would not mix"
+    assert done.cfg["peft"]["lora_alpha"] == 16, "twice the rank, where the file is silent"
+    assert done.draft.words == ["model.trust_remote_code=true"]
+
+
+def test_llama_factory_simpo_is_another_trainer(imported):
+    done = imported("llama_factory_simpo.yaml")
+    assert done.cfg["trainer"]["_target_"].endswith("CPOTrainer")
+    assert (done.args["loss_type"], done.args["cpo_alpha"], done.args["beta"]) == ("simpo", 0.0, 2.0)
+    assert done.args["fp16"] is True and done.args["bf16"] is False
+    assert done.cfg["quant"]["bnb_4bit_compute_dtype"] == done.cfg["model"]["dtype"] == "float16"
+    assert "a guess" in done.why("dataset")
+
+
+def test_llama_factory_ppo(imported):
+    done = imported("llama_factory_ppo.sh")
+    assert done.cfg["reward"]["model"]["path"] == "saves/llama3-8b/lora/reward"
+    assert (done.args["num_ppo_epochs"], done.args["response_length"], done.args["whiten_rewards"]) == (2, 512, True)
+    assert done.cfg["model"]["path"] == "meta-llama/Meta-Llama-3-8B-Instruct", "a variable of the script"
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        (
+            {"stage": "rm", "dataset": "pairs"},
+            ("Reward", {"input": "question", "chosen": "better", "rejected": "worse"}),
+        ),
+        ({"stage": "dpo", "dataset": "pairs", "pref_loss": "ipo"}, ("DPO", None)),
+        ({"stage": "sft", "mask_history": True, "dataset": "chats"}, ("SFT", None)),
+        ({"stage": "kto", "kto_chosen_weight": 2.0}, ("KTO", None)),
+        ({"stage": "sft", "finetuning_type": "freeze", "freeze_trainable_layers": 3}, ("SFT", None)),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_stages_of_llama_factory(written, keys, expected):
+    base = {"model_name_or_path": "a/b", "cutoff_len": 64, "dataset": "identity", "dataset_dir": str(SAMPLES / "data")}
+    done = written(base | keys)
+    trainer, columns = expected
+    assert done.cfg["trainer"]["_target_"].endswith(f".{trainer}Trainer") and not done.faults
+    assert columns is None or done.cfg["dataset"]["columns"] == columns
+    if keys.get("mask_history"):
+        assert done.cfg["weight"]["_target_"].endswith("last_round")
+    if keys.get("freeze_trainable_layers"):
+        assert done.cfg["peft"] == {"_target_": "runner.model.freeze.train_last_layers", "layers": 3, "also": []}
+
+
+def test_swift_sft_has_weights_of_tokens(imported):
+    done = imported("swift_sft.sh")
+    assert [rule["_target_"].rpartition(".")[2] for rule in done.cfg["weight"].values()] == ["answers", "pattern"]
+    assert done.cfg["weight"]["ignore_empty_think"]["weight"] == 0.0
+    assert {part["limit"]["train"] for part in done.cfg["dataset"]["parts"].values()} == {500}
+    assert done.args["weight_decay"] == 0.1 and done.args["adam_beta2"] == 0.95, "their defaults"
+    assert done.args["eval_strategy"] == "steps"
+
+
+def test_swift_dpo_counts_its_devices_and_hides_its_token(imported):
+    done = imported("swift_dpo.sh")
+    assert done.args["gradient_accumulation_steps"] == 2, "16 rows a step over four devices"
+    assert "launcher.num_processes=4" in done.draft.words
+    assert (done.args["loss_type"], done.args["loss_weights"]) == (["sigmoid", "sft"], [1.0, 0.1])
+    assert "secret" in done.why("hub_token") and done.cfg["peft"] is None
+
+
+def test_swift_grpo_takes_rewards_of_ours(imported):
+    done = imported("swift_grpo.yaml")
+    rewards = {name: (entry["_target_"], entry["weight"]) for name, entry in done.cfg["reward"].items()}
+    assert rewards == {
+        "accuracy": ("runner.reward.math.boxed_answer", 1.0),
+        "format": ("runner.reward.rule.format_match", 0.5),
+        "soft_overlong": ("trl.rewards.get_soft_overlong_punishment", 1.0),
+    }
+    assert done.kinds("external_plugins") == ["no equivalent"]
+    assert done.args["mask_truncated_completions"] is True and done.cfg["kl_coef"] == 0.01
+
+
+@pytest.mark.parametrize("scale", ["last_round", "hermes", "all", "alpha_umi"])
+def test_loss_scales_of_swift(written, scale):
+    done = written({"model": "a/b", "tuner_type": "lora", "dataset": ["hf::a/b"], "loss_scale": scale})
+    rules = {"last_round": ["last_round"], "hermes": ["default", "hermes"], "all": []}.get(scale, ["default"])
+    assert list(done.cfg.get("weight") or {}) == rules and not done.faults
+    assert ("no equivalent" in done.kinds("loss_scale")) == (scale == "alpha_umi")
+
+
+def test_trl_dpo_under_accelerate(imported):
+    done = imported("trl_dpo.sh")
+    assert done.cfg["trainer"]["_target_"] == "trl.DPOTrainer" and done.reading.devices == 8
+    assert done.cfg["dataset"]["split"] == {"train": "train", "eval": "test"}
+    assert done.cfg["peft"]["lora_dropout"] == 0.05, "their default, and not ours"
+    assert done.kinds("push_to_hub") == ["no equivalent"]
+
+
+def test_trl_sft_mixture(imported):
+    done = imported("trl_sft.yaml")
+    assert done.cfg["dataset"]["weights"] == {"capybara": 0.7, "imdb": 0.3}
+    assert done.cfg["quant"]["bnb_4bit_use_double_quant"] is False
+    assert done.cfg["tracker"]["report_to"] == "trackio"
+
+
+def test_trl_flags_count_more_than_the_file_that_they_name(imported):
+    done = imported("trl_grpo.sh")
+    assert done.cfg["learning_rate"] == 2e-6 and done.args["num_generations"] == 4
+    assert done.args["loss_type"] == "dr_grpo"
+    assert {"accuracy_reward", "think_format_reward"} <= set(done.cfg["reward"])
+
+
+def test_a_trl_file_may_be_told_its_trainer(written):
+    keys = {"model_name_or_path": "a/b", "dataset_name": "c/d", "beta": 0.3, "max_length": 64}
+    assert written(keys, trainer="kto").cfg["trainer"]["_target_"] == "trl.KTOTrainer"
+    grpo = written(keys | {"reward_funcs": ["accuracy_reward"], "num_generations": 4}, name="other.yaml")
+    assert grpo.cfg["trainer"]["_target_"] == "trl.GRPOTrainer" and "does not say" in grpo.why("trainer")
+
+
+def test_a_variable_that_the_shell_sets_is_asked_for(tmp_path):
+    path = tmp_path / "train.sh"
+    path.write_text("swift sft --model $BASE --dataset $ROWS --learning_rate 1e-4\n")
+    draft = verb.translate(read_file(path), "train")
+    assert draft.values["model"]["path"] == draft.values["dataset"]["path"] == "???"
+    faults = verb.faults_of("train", verb.to_file(draft, read_file(path)), draft.words)
+    assert faults and all(fault.where.endswith("path") for fault in faults)
+
+
+def test_an_optimizer_of_ours_takes_over_the_settings_of_theirs(written):
+    done = written({"model": "a/b", "tuner_type": "lora", "dataset": ["hf::a/b"], "lorap_lr_ratio": 8, "optim": "sgd"})
+    optimizer = done.cfg["optimizer"]
+    assert optimizer["groups"] == {"lora_B": {"lr_ratio": 8.0}}
+    assert (optimizer["weight_decay"], optimizer["betas"]) == (0.1, [0.9, 0.95])
+    assert not {"weight_decay", "adam_beta2", "optim"} & set(done.args) and not done.faults
+    assert done.kinds("optim") == ["no equivalent"] and "optimizer.betas" in done.why("adam_beta2")
+
+
+def test_no_secret_comes_through_whatever_it_is_called(written):
+    keys = {
+        "model": "a/b",
+        "tuner_type": "full",
+        "dataset": ["hf::a/b"],
+        "swanlab_token": "abcdEFGH12345678",
+        "hub_token": "short",
+        "output_dir": "https://me:pass@host/x",
+        "report_to": ["wandb", "hf_ABCDEFGHIJKLMNOPQRSTUVWXYZ012345"],
+    }
+    done = written(keys)
+    text = done.text + "\n".join(done.told)
+    assert not any(secret in text for secret in ("abcdEFGH", "short", "pass@", *SECRETS))
+
+
+# --- The command ----------------------------------------------------------------------------------
+
+
+def test_it_writes_into_the_menu_of_this_folder_and_never_over_a_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    target = tmp_path / "conf" / "experiment" / "mine.yaml"
+    words = ["import", str(SAMPLES / "axolotl_dpo.yaml"), "name=mine"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert target.read_text() in out and "written   conf/experiment/mine.yaml" in out
+    assert "--config-dir conf" in out and "before it runs" not in out
+    assert main(["experiment=mine", "--config-dir", "conf", "--dry-run"]) == 0
+    target.write_text("# edited\n")
+    assert main(words) == 2 and target.read_text() == "# edited\n"
+    assert "force=true" in capsys.readouterr().err
+    assert main([*words, "force=true"]) == 0 and "axolotl_dpo" in target.read_text()
+
+
+def test_without_a_menu_it_only_prints(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["import", str(SAMPLES / "trl_sft.yaml")]) == 0
+    assert "printed only" in capsys.readouterr().out and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "one file"),
+        (["none.yaml"], "No such file"),
+        (["own.yaml"], "no key that one of them has"),
+        (["own.yaml", "dialect=axolotle"], "axolotl, llama_factory"),
+        (["own.sh"], "no command that trains"),
+        (["list.yaml"], "a list"),
+        (["broken.yaml"], "YAML or JSON"),
+        (["own.yaml", "nam=mine"], "import has no such key"),
+    ],
+    ids=str,
+)
+def test_what_is_no_configuration_is_a_fault(tmp_path, monkeypatch, capsys, words, told):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.yaml").write_text("lerning: 1\n")
+    (tmp_path / "own.sh").write_text("python train.py --rate 1\n")
+    (tmp_path / "list.yaml").write_text("- 1\n")
+    (tmp_path / "broken.yaml").write_text("a: [1\n")
+    assert main(["import", *words]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_file_that_could_be_of_two_is_asked_about(tmp_path):
+    path = tmp_path / "both.yaml"
+    path.write_text("base_model: a\nstage: sft\n")
+    with pytest.raises(ConfigError, match=r"as much of Axolotl as of LLaMA-Factory"):
+        read_file(path)
+    assert read_file(path, "axolotl").why == "because you say so"
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("2e-5", 2e-5), ("10", 10), ("-1", -1), ("True", True), ("1.10.0", "1.10.0"), ("None", None), ("[1, 2]", [1, 2])],
+)
+def test_texts_are_read_as_they_were_meant(text, meant):
+    assert plain(text) == meant and type(plain(text)) is type(meant)
+
+
+@pytest.mark.slow
+def test_an_imported_experiment_trains(train, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    theirs = {
+        "base_model": "runner://model/tiny",
+        "rl": "dpo",
+        "rl_beta": 0.3,
+        "datasets": [{"path": "runner://dataset/toy_sort", "type": "chatml.ultra"}],
+        "test_datasets": [{"path": "runner://dataset/toy_sort", "split": "eval"}],
+        "adapter": "lora",
+        "lora_r": 4,
+        "lora_alpha": 8,
+        "lora_target_linear": True,
+        "micro_batch_size": 4,
+        "sequence_len": 64,
+        "max_steps": 4,
+        "warmup_ratio": 0.5,
+        "learning_rate": "1e-3",
+    }
+    (tmp_path / "theirs.yml").write_text(yaml.safe_dump(theirs))
+    assert main(["import", "theirs.yml", "name=mine"]) == 0
+    few = ("dataset.limit.train=64", "dataset.limit.eval=8", "trainer.args.logging_steps=1", "model.dtype=float32")
+    done = train("experiment=mine", "--config-dir", "conf", *few, name="mine")
+    assert (done.code, done.state()) == (0, "finished")
+    rates = [line["learning_rate"] for line in done.lines if line["step"]]
+    assert rates == pytest.approx([0, 5e-4, 1e-3, 5e-4]), "half of the steps warm up"

@@ -1,0 +1,282 @@
+"""Losses by hand, what trainers give a loss, what is refused, and that one which is TRL's trains as TRL's does."""
+
+import json
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from runner import loss
+from runner.__main__ import main
+from runner.check.objective import ALSO_GIVES, GIVES
+from runner.config import compose
+from runner.errors import ConfigError, SickRun
+from runner.trainer import objective
+from runner.trainer.objective import aligned, call, watched
+
+# --- By hand ------------------------------------------------------------------------------------
+
+
+def test_focal_without_focus_is_cross_entropy():
+    log_probs = torch.tensor([-0.1, -2.0, -1e-9], requires_grad=True)
+    assert torch.equal(loss.focal(log_probs, gamma=0), -log_probs)
+    loss.focal(log_probs, gamma=0).sum().backward()
+    assert torch.equal(log_probs.grad, -torch.ones(3))
+
+
+def test_focal_by_hand():
+    shares = torch.tensor([0.5, 0.9], dtype=torch.float64)
+    assert loss.focal(shares.log(), gamma=2.0).tolist() == pytest.approx([0.25 * 0.6931471806, 0.01 * 0.1053605157])
+
+
+def test_label_smoothing_by_hand():
+    logits, targets = torch.randn(5, 7, dtype=torch.float64), torch.tensor([0, 3, 6, 1, 1])
+    logs = logits.log_softmax(-1)
+    right = -logs[range(5), targets]
+    assert torch.allclose(loss.label_smoothed(logits, targets, epsilon=0.2), 0.8 * right + 0.2 * -logs.mean(-1))
+    assert torch.allclose(
+        loss.label_smoothed(logits, targets, epsilon=0.0), cross_entropy(logits, targets, reduction="none")
+    )
+
+
+def test_rescaled_by_hand():
+    log_probs = torch.tensor([-0.5, -2.0], dtype=torch.float64, requires_grad=True)
+    losses = loss.rescaled(log_probs)
+    losses.sum().backward()
+    shares = log_probs.detach().exp()
+    assert torch.equal(losses, shares * -log_probs)
+    assert torch.equal(log_probs.grad, -shares)
+
+
+def test_length_normalised_by_hand():
+    pairs = {
+        **{"chosen_logps": [-6.0], "rejected_logps": [-4.0]},
+        **{"ref_chosen_logps": [-9.0], "ref_rejected_logps": [-4.5]},
+        **{"chosen_lengths": [3], "rejected_lengths": [1]},
+    }
+    given = {name: torch.tensor(values) for name, values in pairs.items()}
+    expected = -torch.tensor(2.0 * (3.0 / 3 - 0.5 / 1)).sigmoid().log()
+    assert loss.length_normalised(**given, beta=2.0) == pytest.approx(expected.item())
+
+
+def test_margin_with_and_without_a_reference():
+    chosen, rejected = torch.tensor([-1.0, -1.0]), torch.tensor([-2.0, -20.0])
+    assert loss.margin(chosen, rejected, beta=0.1, gap=1.0).tolist() == pytest.approx([0.9, 0.0])
+    assert loss.margin(chosen, rejected, chosen, rejected, beta=0.1).tolist() == [1.0, 1.0]
+
+
+# --- How a loss is called -----------------------------------------------------------------------
+
+
+def test_a_loss_is_given_what_it_names():
+    given = {"log_probs": 1, "entropy": 2}
+    assert call(lambda entropy: entropy, given) == 2
+    assert call(lambda **all_of_it: all_of_it, given) == given
+    assert call(torch.nn.CrossEntropyLoss(), {"input": torch.zeros(1, 2), "target": torch.tensor([0]), "other": 1}) > 0
+
+
+def test_weights_are_aligned_to_predictions():
+    weights = torch.tensor([[1.0, 2.0, 3.0]])
+    assert aligned(weights, torch.zeros(1, 2)).tolist() == [[2.0, 3.0]]
+    # with two virtual tokens in front
+    assert aligned(weights, torch.zeros(1, 4)).tolist() == [[1.0, 1.0, 2.0, 3.0]]
+
+
+@pytest.mark.parametrize("result", [torch.tensor(1.0), torch.zeros(2), 0.5], ids=["one number", "too few", "no tensor"])
+def test_a_result_of_another_shape_is_refused(result):
+    trainer = type("Mine", (objective.Objective,), {"__init__": lambda self: None})()
+    trainer.loss_function = lambda log_probs: result
+    with pytest.raises(ConfigError, match=r"\(3,\)"):
+        trainer.entrywise(3, log_probs=torch.zeros(3))
+
+
+def test_forward_passes_that_nobody_saw_are_told():
+    class Models:
+        accelerator = type("Accelerator", (), {"unwrap_model": staticmethod(lambda model: model)})
+        model, ref_model = torch.nn.Linear(1, 1), None
+
+    ids = torch.tensor([[1, 2]])
+    with pytest.raises(SickRun, match="0 forward passes"), watched(Models, {"input_ids": (ids, None)}, times=2):
+        Models.model(torch.ones(1))
+
+
+def test_a_trl_that_asks_for_no_log_probabilities_is_told():
+    class Stock(objective.Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return model(**inputs)
+
+    trainer = type("Mine", (objective.Tokens, Stock), {"__init__": lambda self: None})()
+    with pytest.raises(SickRun, match="asked for no log-probabilities"):
+        trainer.compute_loss(lambda **inputs: torch.tensor(1.0), {})
+
+
+# --- What is refused before anything loads ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("trainer=grpo", "loss=focal"), "learns from rewards"),
+        (("trainer=ppo", "loss=focal"), "learns from rewards"),
+        (("trainer=gkd", "loss=focal", "trainer.teacher_model.path=runner://model/tiny"), "distance to a teacher"),
+        (
+            ("trainer=distillation", "loss=focal", "trainer.teacher_model.path=runner://model/tiny"),
+            "distance to a teacher",
+        ),
+        (("trainer=dpo", "loss=focal"), "asks for log_probs, which DPOTrainer does not give"),
+        (("trainer=sft", "loss=length_normalised"), "asks for chosen_logps"),
+        (("trainer=orpo", "loss=length_normalised"), "asks for ref_chosen_logps"),
+        (("trainer=dpo", "loss._target_=torch.nn.CrossEntropyLoss"), "trainer=sft"),
+        (("trainer=dpo", "loss=margin", "trainer.args.loss_type=[ipo]"), "trainer.args.loss_type"),
+        (("trainer=dpo", "loss=margin", "trainer.args.label_smoothing=0.1"), "in vain beside a loss"),
+        (("trainer=sft", "loss=focal", "loss.gama=1"), "gamma"),
+        (("loss=focl",), "loss=focal"),
+        (("loss._target_=os.system",), "may not run"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_fault_is_told(capsys, words, said):
+    assert main([*words, "metric=none"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_run_without_a_loss_has_the_key_that_it_had():
+    assert not {"loss", "weight"} & set(compose([]).cfg)
+    assert not {"loss", "weight"} & set(compose(["loss=none", "weight=none"]).cfg)
+
+
+# --- Through the command ------------------------------------------------------------------------
+
+FEW = ("trainer.args.max_steps=3", "trainer.args.logging_steps=1", "metric=none", "dataset.limit.eval=4")
+SMALL = (*FEW, "dataset.limit.train=64", "trainer.args.per_device_train_batch_size=8")
+MINE = """
+import torch
+from torch.nn.functional import cross_entropy, logsigmoid
+
+def whole(outputs, labels, num_items_in_batch=None):
+    logits, targets = outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+    total = cross_entropy(logits, targets, reduction="sum", ignore_index=-100)
+    return total / (num_items_in_batch if num_items_in_batch is not None else (targets != -100).sum())
+
+def pair(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_logps, beta):
+    return -logsigmoid(beta * ((chosen_logps - ref_chosen_logps) - (rejected_logps - ref_rejected_logps)))
+
+def judged(logps, ref_logps, desirable, kl, beta):
+    return 1 - torch.sigmoid(beta * torch.where(desirable, 1.0, -1.0) * (logps - ref_logps - kl))
+
+def odds(chosen_logps, rejected_logps, beta):
+    chosen, rejected = chosen_logps.exp(), rejected_logps.exp()
+    return -beta * logsigmoid((chosen_logps - torch.log1p(-chosen)) - (rejected_logps - torch.log1p(-rejected)))
+
+def plain(chosen_logps, rejected_logps, beta):
+    return -logsigmoid(beta * (chosen_logps - rejected_logps))
+
+def scores(chosen_rewards, rejected_rewards):
+    return -logsigmoid(chosen_rewards - rejected_rewards)
+
+def every(**given):
+    import json
+    from pathlib import Path
+    Path("given.json").write_text(json.dumps(sorted(given)))
+    names = [name for name in ("log_probs", "logps", "chosen_logps", "chosen_rewards") if name in given]
+    return given[names[0]] ** 2
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A module of the user's own in the folder that the command is called from."""
+    (tmp_path / "my_losses.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def losses(done):
+    assert (done.code, done.state()) == (0, "finished")
+    return [line["loss"] for line in done.lines if line["step"]]
+
+
+def weights(done):
+    return next(done.run.model.glob("*model.safetensors")).read_bytes()
+
+
+TWINS = [
+    ("trainer=sft", "loss=focal loss.gamma=0", True),
+    ("trainer=sft trainer.args.loss_type=dft", "trainer.args.loss_type=nll loss=rescaled", True),
+    (
+        "trainer=sft trainer.args.label_smoothing_factor=0.1",
+        "trainer.args.label_smoothing_factor=0 loss=label_smoothed",
+        False,
+    ),
+    ("trainer=sft trainer.args.gradient_accumulation_steps=2", "loss._target_=my_losses.whole", False),
+    ("trainer=sft peft=p_tuning", "loss=focal loss.gamma=0", True),
+    ("trainer=sft trainer.args.packing=true trainer.args.max_length=64", "loss=focal loss.gamma=0", True),
+    (
+        "trainer=dpo trainer.args.loss_type=[sigmoid_norm]",
+        "trainer.args.loss_type=[sigmoid] loss=length_normalised",
+        True,
+    ),
+    ("trainer=dpo trainer.args.precompute_ref_log_probs=true", "loss._target_=my_losses.pair", True),
+    ("trainer=dpo peft=lora", "loss._target_=my_losses.pair", True),
+    ("trainer=kto", "loss._target_=my_losses.judged", False),
+    ("trainer=orpo", "loss._target_=my_losses.odds", False),
+    ("trainer=cpo trainer.args.loss_type=sigmoid", "loss._target_=my_losses.plain", True),
+    ("trainer=reward", "loss._target_=my_losses.scores", True),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`label_smoothing_factor` is deprecated:FutureWarning")  # TRL's own is compared
+@pytest.mark.parametrize(
+    ("words", "ours", "is_exact"), TWINS, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_loss_that_is_that_of_the_trainer_trains_as_it_does(train, mine, words, ours, is_exact):
+    theirs = train(*words.split(), *SMALL, name="theirs")
+    own = train(*words.split(), *ours.split(), "allow=[my_losses]", *SMALL, name="own")
+    assert losses(own) == (losses(theirs) if is_exact else pytest.approx(losses(theirs), rel=1e-5))
+    logged = [{name for name in done.lines[1] if "/" in name} for done in (theirs, own)]
+    assert logged[0] == logged[1], "the trainer's own metrics stay"
+    if is_exact:
+        assert weights(own) == weights(theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", GIVES)
+def test_each_trainer_gives_what_the_check_says(train, mine, trainer, tmp_path):
+    name = trainer.removesuffix("Trainer").lower()
+    assert losses(train(f"trainer={name}", "loss._target_=my_losses.every", "allow=[my_losses]", *SMALL))
+    seen = set(json.loads((tmp_path / "given.json").read_text()))
+    # Logits and the outputs of the whole batch cost memory, and are there only for a loss that names them.
+    costly = {"logits", "outputs", "labels", "num_items_in_batch"} if trainer == "SFTTrainer" else set()
+    assert seen == (set(GIVES[trainer]) - costly) | ({"target"} if trainer in ALSO_GIVES else set())
+
+
+@pytest.mark.slow
+def test_the_loss_counts_tokens_over_all_micro_batches(train):
+    """As many rows a step in one, two and four micro-batches of unlike lengths: one and the same loss."""
+    sizes = [(16, 1), (8, 2), (4, 4)]
+    found = [
+        losses(
+            train(
+                *("dataset=toy_reviews", "trainer=sft", "loss=focal", *FEW, "dataset.limit.train=64"),
+                f"trainer.args.per_device_train_batch_size={size}",
+                f"trainer.args.gradient_accumulation_steps={rounds}",
+                name=f"of-{size}",
+            )
+        )
+        for size, rounds in sizes
+    ]
+    assert found[1] == pytest.approx(found[0], rel=2e-5) and found[2] == pytest.approx(found[0], rel=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    ["trainer=sft loss=focal", "trainer=sft loss=label_smoothed", "trainer=dpo loss=length_normalised",
+     "trainer=cpo loss=margin", "trainer=orpo loss=margin", "trainer=dpo loss=margin peft=lora",
+     "trainer=sft loss._target_=torch.nn.CrossEntropyLoss loss.label_smoothing=0.1"],
+)  # fmt: skip
+def test_a_shipped_loss_trains_and_is_evaluated(train, words):
+    done = train(*words.split(), *SMALL)
+    assert len(losses(done)) == 3
+    assert {"before", "after"} <= set(done.scores) and done.scores["after"]["eval_loss"] < 100

@@ -1,0 +1,96 @@
+"""Which part goes with which trainer: every cell of the README's table is composed and checked by the command."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from runner import __main__ as door
+from runner.errors import ConfigError
+
+TEXT = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+BEST = (
+    *("trainer.args.eval_strategy=steps", "trainer.args.save_strategy=steps"),
+    *("trainer.args.load_best_model_at_end=true", "trainer.args.metric_for_best_model=eval_loss"),
+)
+# What stands in a row of the table, as a user would type it; of a loss one that fits the trainer.
+WORDS = {
+    "reward": ("reward=length",),
+    "loss": (
+        "loss=focal",
+        "loss=length_normalised",
+        "loss=margin",
+        "loss._target_=steps.of_scores",
+        "loss._target_=steps.of_rows",
+    ),
+    "weight": ("weight=answers",),
+    "metric of sampled answers": ("metric=exact",),
+    "metric of tokens": ("metric=perplexity",),
+    "metric of scores": ("metric=auc",),
+    "optimizer": ("optimizer=adamw",),
+    "callback": ("callback=early_stopping",),
+    "peft": ("peft=lora",),
+    "template": ("template=hermes",),
+    "collator": ("collator=buckets",),
+    "dataset.map": ("dataset.map._target_=steps.keep",),
+}
+STEPS = """
+def keep(row):
+    return row
+
+
+def of_scores(chosen_rewards, rejected_rewards):
+    return rejected_rewards - chosen_rewards
+
+
+def of_rows(logps, ref_logps):
+    return ref_logps - logps
+"""
+
+
+def cells():
+    """Each cell of the table as (kind, trainer, whether it says yes)."""
+    table = next(part for part in re.split(r"\n\n", TEXT) if part.startswith("| part | sft"))
+    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    for kind, *row in rows:
+        for names, cell in zip(head[1:], row, strict=True):
+            for trainer in names.split(", "):
+                yield kind.replace("`", ""), trainer, cell == "yes" or trainer in cell
+
+
+CELLS = list(cells())
+
+
+@pytest.fixture
+def steps(tmp_path, monkeypatch):
+    (tmp_path / "steps.py").write_text(STEPS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+
+def refused(trainer, part):
+    """The faults of a trainer with a part."""
+    words = [f"trainer={trainer}", "model=tiny", "allow=[steps]", part]
+    words += ["trainer.teacher_model.path=org/name"] * (trainer in ("gkd", "distillation"))
+    words += BEST if part.startswith("callback") else []
+    try:
+        door.compose(door.read_command_line(words), words)
+    except ConfigError as error:
+        return error.faults
+    return []
+
+
+@pytest.mark.parametrize("kind", WORDS)
+def test_a_cell_says_what_the_command_does(steps, kind):
+    rows = [(trainer, said) for row, trainer, said in CELLS if row == kind]
+    assert len(rows) == 12
+    for trainer, said in rows:
+        told = [refused(trainer, part) for part in WORDS[kind]]
+        assert any(not faults for faults in told) == said, (kind, trainer, told)
+        # What cannot be says so before anything loads, under the key of the part.
+        group = kind.split()[0].split(".")[0]
+        assert all(fault.where.startswith(group) for faults in told for fault in faults), told
+
+
+def test_every_kind_is_in_the_table():
+    assert {kind for kind, _, _ in CELLS} == set(WORDS)

@@ -1,0 +1,449 @@
+"""What a trained model answers: the same for a prompt whatever is beside it, written once, and continued exactly."""
+
+import io
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from runner.__main__ import main
+from runner.errors import EnvironmentFault, FolderError
+from runner.files import PACKAGE, read_json, seal, write_json
+from runner.inference.weights import find_weights
+from runner.model import sample
+from runner.model.restore import put_on
+from runner.model.sample import Ask, Sampling, draw_batch, in_batches, pick, truncate
+from runner.run import Run, open_run
+from runner.stage import compose
+
+TINY = PACKAGE / "model" / "tiny"
+SORT = "Sort these digits: "
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return AutoModelForCausalLM.from_pretrained(TINY).eval(), AutoTokenizer.from_pretrained(TINY)
+
+
+@pytest.fixture(scope="module")
+def asks(tiny):
+    texts = [f"{SORT}{digits}" for digits in ("3 1 2 4", "9 8 7 4", "5 5", "0", "1 2 3 4 5 6", "7 3")]
+    return [Ask(spelt(tiny[1], text), row) for row, text in enumerate(texts)]
+
+
+def spelt(tokenizer, text: str) -> list[int]:
+    turns = [{"role": "user", "content": text}]
+    return tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
+
+
+def drawn(model, asks, how, size=8) -> dict[int, sample.Drawn]:
+    """What is drawn for each row, in batches of this size."""
+    batches = in_batches(asks, size)
+    found = [one for batch in batches for one in draw_batch(model, batch, how, [2])]
+    return dict(zip([ask.row for batch in batches for ask in batch], found, strict=True))
+
+
+@pytest.fixture
+def predict(tmp_path, monkeypatch, capsys):
+    """The verb in a folder of the test's own; gives the exit code and what went to both streams."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: str, code: int = 0):
+        done = main(["predict", *words])
+        said = capsys.readouterr()
+        assert done == code, said.err
+        return said
+
+    return call
+
+
+def rows_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+TOY = ("model=tiny", "dataset=toy_sort", "limit=12", "batch_size=5")
+
+
+# --- One completion -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_greedy_is_what_transformers_generates(tiny, asks, size):
+    model, _ = tiny
+    found = drawn(model, asks, Sampling(12), size)
+    for ask in asks:
+        ids = torch.tensor([ask.ids])
+        whole = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)
+        assert found[ask.row].tokens == whole[0, len(ask.ids) :].tolist()
+
+
+def test_a_completion_does_not_depend_on_what_is_beside_it(tiny, asks):
+    how = Sampling(12, temperature=1.5, seed=3)
+    alone, together = drawn(tiny[0], asks, how, 1), drawn(tiny[0], list(reversed(asks)), how, 6)
+    assert {row: one.tokens for row, one in alone.items()} == {row: one.tokens for row, one in together.items()}
+    assert [alone[row].log_probability for row in range(6)] == pytest.approx(
+        [together[row].log_probability for row in range(6)], abs=1e-4
+    )
+
+
+def test_other_seeds_and_samples_are_other_completions(tiny, asks):
+    def text(how: Sampling, number: int) -> list[list[int]]:
+        again = [Ask(ask.ids, ask.row, number) for ask in asks]
+        return [one.tokens for one in drawn(tiny[0], again, how).values()]
+
+    hot = Sampling(12, temperature=2.0)
+    assert text(hot, 0) != text(hot, 1) and text(hot, 0) != text(Sampling(12, temperature=2.0, seed=1), 0)
+
+
+@pytest.mark.parametrize("how", [Sampling(9), Sampling(9, temperature=1.5, top_p=0.9, seed=1)])
+def test_both_engines_draw_the_same(tiny, asks, how):
+    short = [Ask(ask.ids, ask.row, most=2 if ask.row == 0 else None) for ask in asks]
+    by_loop = sample._draw_by_loop(tiny[0], short, how, [2], None)
+    by_generate = sample._draw_by_generate(tiny[0], short, how, [2], None)
+    assert [one.tokens for one in by_loop] == [one.tokens for one in by_generate]
+    assert [one.finish for one in by_loop] == [one.finish for one in by_generate]
+    assert len(by_loop[0].tokens) == 2 and by_loop[0].finish == "length"
+    for mine, theirs in zip(by_loop, by_generate, strict=True):
+        assert mine.log_probs == pytest.approx(theirs.log_probs, abs=1e-4)
+
+
+def test_the_log_probability_is_that_of_the_model_at_temperature_one(tiny, asks):
+    model, _ = tiny
+    for ask, one in zip(asks, draw_batch(model, asks, Sampling(8, temperature=3.0, top_k=20), [2]), strict=True):
+        ids = torch.tensor([[*ask.ids, *one.tokens]])
+        with torch.no_grad():
+            said = model(ids).logits[0, len(ask.ids) - 1 : -1].log_softmax(-1)
+        known = said.gather(1, torch.tensor(one.tokens)[:, None]).sum().item()
+        assert one.log_probability == pytest.approx(known, abs=1e-4)
+
+
+def test_a_learnt_prompt_stands_before_the_text(asks):
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(TINY),
+        PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4),
+    ).eval()
+    ids = torch.tensor([asks[0].ids])
+    known = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False)
+    (one,) = draw_batch(model, asks[:1], Sampling(6), [2])
+    assert one.tokens == known[0, ids.shape[1] :].tolist()
+
+
+def test_where_memory_does_not_suffice_half_as_many_are_side_by_side(asks):
+    model = AutoModelForCausalLM.from_pretrained(TINY).eval()
+    how = Sampling(6, temperature=1.0)
+    known, seen = [one.tokens for one in draw_batch(model, asks, how, [2])], []
+
+    def small_memory(module, args, kwargs):
+        seen.append(len(kwargs["input_ids"]))
+        if seen[-1] > 2:
+            raise torch.OutOfMemoryError("no more")
+
+    hook = model.register_forward_pre_hook(small_memory, with_kwargs=True)
+    assert [one.tokens for one in draw_batch(model, asks, how, [2])] == known
+    assert seen[0] == 6 and max(seen[-3:]) <= 2
+    hook.remove()
+    model.register_forward_pre_hook(lambda *args: (_ for _ in ()).throw(torch.OutOfMemoryError("no more")))
+    with pytest.raises(EnvironmentFault, match="a smaller max_new_tokens"):
+        draw_batch(model, asks, how, [2])
+
+
+# --- One token ------------------------------------------------------------------------------------
+
+
+def test_tokens_come_as_often_as_they_are_likely():
+    probs = torch.tensor([0.5, 0.3, 0.2])
+    noise = (torch.arange(10_000) + 0.5) / 10_000
+    token, log_prob = pick(probs.log().expand(10_000, 3), noise, Sampling(1, temperature=1.0))
+    assert torch.bincount(token).tolist() == pytest.approx([5000, 3000, 2000], abs=1)
+    assert log_prob.exp().unique().tolist() == pytest.approx([0.2, 0.3, 0.5])
+
+
+def test_a_low_temperature_sharpens_and_the_noise_never_leads_out():
+    logits = torch.tensor([[0.0, 1.0, -math.inf]])
+    almost = torch.tensor([1 - 2**-24])
+    for temperature in (0.1, 1.0, 5.0):
+        token, _ = pick(logits, almost, Sampling(1, temperature=temperature))
+        assert token.item() == 1
+    assert pick(logits, torch.tensor([0.01]), Sampling(1, temperature=0.1))[0].item() == 1
+    assert pick(logits, torch.tensor([0.01]), Sampling(1, temperature=1.0))[0].item() == 0
+
+
+def test_top_k_and_top_p_leave_out_the_unlikely():
+    logits = torch.tensor([[0.4, 0.1, 0.3, 0.2]]).log()
+
+    def kept(**how) -> list[int]:
+        return truncate(logits, Sampling(1, temperature=1.0, **how))[0].isfinite().nonzero().flatten().tolist()
+
+    assert kept(top_k=2) == [0, 2] and kept(top_k=0) == [0, 1, 2, 3] and kept(top_k=9) == [0, 1, 2, 3]
+    assert kept(top_p=0.39) == [0] and kept(top_p=0.41) == [0, 2] and kept(top_p=0.95) == [0, 1, 2, 3]
+    assert kept(top_k=3, top_p=0.6) == [0, 2]
+
+
+# --- A file of rows -------------------------------------------------------------------------------
+
+
+def test_every_row_has_its_lines_in_order(predict, tmp_path):
+    predict(*TOY, "n=2", "to=out.jsonl")
+    rows = rows_of(tmp_path / "out.jsonl")
+    assert [(row["row"], row["sample"]) for row in rows] == [(row, n) for row in range(12) for n in (0, 1)]
+    assert all(
+        list(row) == ["row", "sample", "prompt", "completion", "finish", "log_probability", "tokens"] for row in rows
+    )
+    shipped = rows_of(PACKAGE / "dataset" / "toy_sort" / "eval.jsonl")
+    assert [row["prompt"] for row in rows[::2]] == [row["prompt"] for row in shipped[:12]]
+    assert all(row["finish"] in ("stop", "length") and row["log_probability"] < 0 < row["tokens"] for row in rows)
+
+
+def test_the_batch_size_changes_nothing(predict, tmp_path):
+    predict(*TOY[:3], "temperature=1", "batch_size=1", "to=one.jsonl")
+    predict(*TOY[:3], "temperature=1", "batch_size=12", "to=all.jsonl")
+    said = [[row["completion"] for row in rows_of(tmp_path / name)] for name in ("one.jsonl", "all.jsonl")]
+    assert said[0] == said[1] and len(set(said[0])) > 6
+
+
+def test_a_killed_command_goes_on_and_comes_to_the_same(predict, tmp_path):
+    predict(*TOY, "n=2", "seed=5", "to=whole.jsonl")
+    whole = (tmp_path / "whole.jsonl").read_text()
+    key = read_json(tmp_path / "whole.jsonl.json")["key"]
+    lines = whole.splitlines(keepends=True)
+    part = tmp_path / f".again.jsonl.{key}.part"
+    part.write_text("".join(reversed(lines[:14])) + lines[20][:30])
+    said = predict(*TOY, "n=2", "seed=5", "to=again.jsonl")
+    assert (tmp_path / "again.jsonl").read_text() == whole
+    assert "of them from before" in said.out and not part.exists()
+    before = (tmp_path / "again.jsonl").stat().st_mtime_ns
+    assert "nothing was changed" in predict(*TOY, "n=2", "seed=5", "to=again.jsonl").out
+    assert (tmp_path / "again.jsonl").stat().st_mtime_ns == before
+
+
+def test_what_somebody_else_wrote_is_left_alone(predict, tmp_path):
+    (tmp_path / "mine.jsonl").write_text("mine\n")
+    assert "to=<another file>" in predict(*TOY, "to=mine.jsonl", code=FolderError.code).err
+    assert (tmp_path / "mine.jsonl").read_text() == "mine\n"
+
+
+def test_greedy_answers_to_one_prompt_are_the_same(predict, tmp_path):
+    predict(*TOY[:3], "n=3", "temperature=0", "to=out.jsonl")
+    rows = rows_of(tmp_path / "out.jsonl")
+    assert len(rows) == 36 and all(len({row["completion"] for row in rows[n : n + 3]}) == 1 for n in range(0, 36, 3))
+
+
+def test_a_file_of_texts_is_continued_as_it_stands(predict, tmp_path, tiny):
+    texts = ["1 2 3", "The food"]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    predict("model=tiny", "file=rows.jsonl", "max_new_tokens=3", "to=out.jsonl")
+    model, tokenizer = tiny
+    for row, text in zip(rows_of(tmp_path / "out.jsonl"), texts, strict=True):
+        batch = tokenizer(text, return_tensors="pt")
+        whole = model.generate(**batch, max_new_tokens=3, do_sample=False)[0, batch["input_ids"].shape[1] :]
+        assert (row["prompt"], row["completion"]) == (text, tokenizer.decode(whole, skip_special_tokens=True))
+
+
+def test_a_changed_file_is_another_prediction(predict, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1 2"}\n')
+    predict("model=tiny", "file=rows.jsonl", "max_new_tokens=2")
+    rows.write_text('{"prompt": "1 2"}\n{"prompt": "3"}\n')
+    predict("model=tiny", "file=rows.jsonl", "max_new_tokens=2")
+    found = sorted(len(rows_of(path)) for path in (tmp_path / "outputs/predictions/tiny").glob("rows-*.jsonl"))
+    assert found == [1, 2]
+
+
+def test_a_prompt_that_leaves_no_room_is_refused(predict, tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "1 " * 1100}) + "\n")
+    assert "the 1024 that the model holds" in predict("model=tiny", "file=rows.jsonl", code=2).err
+
+
+# --- One prompt, and a conversation ---------------------------------------------------------------
+
+
+def test_one_prompt_prints_the_completion_alone(predict):
+    said = predict("model=tiny", f"prompt={SORT}3 1 2 4")
+    assert said.out == "1 2 3 4\n"
+
+
+def test_a_prompt_may_be_continued_as_text(predict, tiny):
+    said = predict("model=tiny", "prompt=1 2 3", "as=text", "max_new_tokens=3")
+    model, tokenizer = tiny
+    whole = model.generate(**tokenizer("1 2 3", return_tensors="pt"), max_new_tokens=3, do_sample=False)[0]
+    text = tokenizer.decode(whole[len(tokenizer("1 2 3")["input_ids"]) :], skip_special_tokens=True)
+    assert said.out == f"{text}\n"
+
+
+def test_a_conversation_through_a_pipe(predict, monkeypatch, tiny):
+    typed = [f"{SORT}3 1 2 4", f"{SORT}9 8 7 4", "/reset", f"{SORT}3 1 2 4", "/exit", f"{SORT}1 1 1 1"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(typed)))
+    said = predict("model=tiny", "chat=true").out.splitlines()
+    assert len(said) == 3 and said[0] == said[2] == "1 2 3 4"
+    model, tokenizer = tiny
+    turns = [
+        {"role": "user", "content": typed[0]},
+        {"role": "assistant", "content": said[0]},
+        {"role": "user", "content": typed[1]},
+    ]
+    ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    whole = model.generate(**ids, max_new_tokens=64, do_sample=False)[0, ids["input_ids"].shape[1] :]
+    assert said[1] == tokenizer.decode(whole, skip_special_tokens=True)
+
+
+def test_a_long_conversation_forgets_its_first_turns(predict, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{SORT}1 2 3 4\n" * 4))
+    said = predict("model=tiny", "chat=true", "max_new_tokens=960")
+    assert said.out == "1 2 3 4\n" * 4 and "forgotten" in said.err
+
+
+# --- What is asked --------------------------------------------------------------------------------
+
+
+def test_every_wrong_word_is_told_at_once(predict):
+    said = predict("model=tiny", "temprature=1", "n=0", "top_p=2", "trainer.args.max_steps=3", code=2).err
+    assert "4 faults" in said and "temperature=<value>" in said and "a key of a training" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["prompt=x"], "a run, or a model"),
+        (["model=tiny", "prompt=x", "chat=true"], "one of prompt, chat, and rows"),
+        (["model=tiny", "prompt=x", "completion=y"], "a language model writes it"),
+        (["model=tiny", "head=score", "prompt=x"], 'completion="<text>"'),
+        (["model=tiny", "dataset=toy_sort", "dataset.pth=x"], "dataset.path"),
+        (["model=tiny", "dataset=toy_sort", "dataset._target_=os.system"], "may not run"),
+        (["model=tiny", "dataset=toy_sort", "set=nope"], "no rows in nope"),
+        (["model=tiny", "model.trust_remote_code=yes", "dataset=toy_sort"], "model.trust_remote_code"),
+    ],
+)
+def test_words_that_cannot_work_are_refused(predict, words, told):
+    assert told in predict(*words, code=2).err
+
+
+@pytest.fixture
+def laid(tmp_path, monkeypatch):
+    """A run folder without any training."""
+    monkeypatch.chdir(tmp_path)
+    (composed,) = compose(["trainer=sft", "model=tiny", "dataset=toy_sort", "name=laid"])
+    return open_run(composed.cfg, composed.overrides)
+
+
+def lay_checkpoint(run: Run, step: int, best: int | None = None, sealed: bool = True) -> Path:
+    folder = run.checkpoints / f"checkpoint-{step}"
+    named = f"/elsewhere/checkpoints/checkpoint-{best}" if best else None
+    write_json(folder / "trainer_state.json", {"best_model_checkpoint": named, "global_step": step})
+    if sealed:
+        seal(folder)
+    return folder
+
+
+def test_the_weights_that_are_meant(laid):
+    with pytest.raises(FolderError, match="checkpoint=start"):
+        find_weights(laid, None)
+    lay_checkpoint(laid, 2)
+    lay_checkpoint(laid, 4)
+    lay_checkpoint(laid, 6, sealed=False)
+    assert [find_weights(laid, wish).name for wish in (None, "last", "2")] == [
+        "checkpoint-4",
+        "checkpoint-4",
+        "checkpoint-2",
+    ]
+    with pytest.raises(FolderError, match="one of 2, 4"):
+        find_weights(laid, "6")
+    lay_checkpoint(laid, 8, best=2)
+    assert [find_weights(laid, wish).name for wish in (None, "best", "last")] == [
+        "checkpoint-2",
+        "checkpoint-2",
+        "checkpoint-8",
+    ]
+    (laid.checkpoints / "checkpoint-2" / "trainer_state.json").write_text("{}")
+    assert find_weights(laid, None).name == "checkpoint-8"
+    laid.model.mkdir()
+    assert find_weights(laid, "model").folder == laid.model and find_weights(laid, None).name == "checkpoint-8"
+    laid.set_status("finished")
+    assert find_weights(laid, None).name == "model" and find_weights(laid, "start").folder is None
+    assert (laid.checkpoints / "checkpoint-6").is_dir()
+
+
+def test_weights_that_only_their_trainer_reads_are_refused(predict, laid):
+    folder = lay_checkpoint(laid, 2, sealed=False)
+    (folder / "model.safetensors").touch()
+    write_json(folder / "ppo_state.json", {})
+    seal(folder)
+    assert "checkpoint=model" in predict(str(laid), "prompt=x", code=FolderError.code).err
+
+
+def test_a_run_answers_from_its_frozen_configuration(predict, laid):
+    predict("laid", "checkpoint=start", "dataset.limit.eval=3", "max_new_tokens=8", "dataset.split.eval=train")
+    (path,) = (laid.folder / "predictions").glob("toy_sort-start-*.jsonl")
+    shipped = rows_of(PACKAGE / "dataset" / "toy_sort" / "train.jsonl")
+    assert [row["prompt"] for row in rows_of(path)] == [row["prompt"] for row in shipped[:3]]
+
+
+def test_a_typed_prompt_is_what_the_runs_own_samples_were(predict, laid):
+    asked = (str(laid.folder), "checkpoint=start", "prompt=1 2 3", "max_new_tokens=4")
+    chat, text = (predict(*asked, f"as={kind}").out for kind in ("chat", "text"))
+    assert chat != text and predict(*asked).out == chat
+    (laid.folder / "samples.jsonl").write_text('{"step": 0, "prompt": "4 5", "completion": "6"}\n')
+    assert predict(*asked).out == text
+
+
+@pytest.mark.parametrize("continued", [False, True])
+def test_an_adapter_of_a_checkpoint_is_put_on_what_the_training_began_with(tmp_path, asks, continued):
+    def adapted(seed: int):
+        torch.manual_seed(seed)
+        how = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear", init_lora_weights=False)
+        return get_peft_model(AutoModelForCausalLM.from_pretrained(TINY), how).eval()
+
+    trained = adapted(1)
+    trained.save_pretrained(tmp_path)
+    start = adapted(0) if continued else AutoModelForCausalLM.from_pretrained(TINY)
+    ids = torch.tensor([asks[0].ids])
+    with torch.no_grad():
+        before, known = start.eval()(ids).logits, trained(ids).logits
+        after = put_on(start, tmp_path).eval()(ids).logits
+    assert torch.equal(after, known) and not torch.allclose(before, known, atol=1e-2)
+
+
+# --- Of trainings ---------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_wrong_word_is_told_before_torch_is_there():
+    code = (
+        "import sys; from runner.__main__ import main; main(['predict', 'model=tiny', 'dataset=toy_sort', 'n=0']);"
+        "main(['evaluate', 'nowhere']); print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.slow
+def test_a_policy_of_ppo_with_an_adapter_answers_from_its_checkpoints(train, predict):
+    words = ["trainer=ppo", "peft=lora", "dataset=toy_sort", "metric=none", "learning_rate=3e-2"]
+    limits = ["dataset.limit.train=64", "dataset.limit.eval=8", "trainer.args.max_steps=4"]
+    saves = ["trainer.args.save_strategy=steps", "trainer.args.save_steps=2", "model=tiny"]
+    run = train(*words, *limits, *saves).run
+    said = {}
+    for wish in ("start", "2", "last", "model"):
+        predict(str(run.folder), f"checkpoint={wish}", f"to={wish}.jsonl", "temperature=1")
+        said[wish] = [(row["completion"], row["log_probability"]) for row in rows_of(Path(f"{wish}.jsonl"))]
+    assert said["last"] == said["model"] and len(said["model"]) == 8
+    assert len({tuple(rows) for rows in said.values()}) == 3
+
+
+@pytest.mark.slow
+def test_a_reward_model_scores_answers(train, predict):
+    words = ["trainer=reward", "model=tiny", "dataset=toy_sort", "trainer.args.max_steps=20", "dataset.limit.eval=16"]
+    run = train(*words, "learning_rate=1e-3").run
+    predict(str(run.folder), "to=scores.jsonl", "batch_size=3")
+    rows = rows_of(Path("scores.jsonl"))
+    assert [row["label"] for row in rows] == [True, False] * 16
+    wins = sum(good["score"] > bad["score"] for good, bad in zip(rows[::2], rows[1::2], strict=True))
+    assert wins / 16 == pytest.approx(read_json(run.folder / "scores.json")["after"]["eval_accuracy"])
+    answer = rows[0]["completion"][0]["content"]
+    said = predict(str(run.folder), f"prompt={rows[0]['prompt'][0]['content']}", f"completion={answer}")
+    assert float(said.out) == pytest.approx(rows[0]["score"], abs=1e-4)

@@ -1,0 +1,155 @@
+"""A run again: to the bit where everything is as it was, told where it is not, refused where the data has changed."""
+
+import json
+import subprocess
+
+import pytest
+from laid import lay_run, write
+
+from runner.__main__ import main
+from runner.command.reproduce import code_of, conclude, obstacles
+from runner.errors import EnvironmentFault, SickRun
+from runner.files import files_of, read_json
+from runner.report.read import read_run
+
+WEIGHTS = {"files": {"model.safetensors": "a" * 64, "README.md": "x"}}
+
+
+def lay(tmp_path, name, loss=0.5, digest="a", state="finished"):
+    """A finished run with two logged steps, a score and the hash of its weights."""
+    lines = [{"step": 1, "loss": 1.0, "elapsed_seconds": loss}, {"step": 2, "loss": loss}]
+    run = lay_run(tmp_path / "outputs" / name / "run", state=state, after={"eval_loss": 0.25}, lines=lines)
+    manifest = json.loads((run / "manifest.json").read_text())
+    write(run / "manifest.json", manifest | {"files": {"model.safetensors": digest * 64, "README.md": name}})
+    return read_run(run)
+
+
+def test_equal_runs_are_bit_equal_whatever_their_clocks_say(tmp_path):
+    said = conclude(lay(tmp_path, "a"), lay(tmp_path, "b"), [])
+    assert said == "bit-equal 2 logged steps, 1 scores and the weights"
+    assert read_json(tmp_path / "outputs" / "b" / "run" / "reproduction.json")["equal"] is True
+
+
+def test_the_first_step_that_differs_is_told_and_by_how_much(tmp_path):
+    ours, theirs = lay(tmp_path, "a"), lay(tmp_path, "b", loss=0.4, digest="b")
+    with pytest.raises(SickRun) as told:
+        conclude(ours, theirs, ["trl 1.15 (here 1.16)"])
+    (fault,) = told.value.faults
+    assert "2 differences, by up to 20 %; the first in metrics.jsonl, step 2: loss 0.5 -> 0.4" in fault.found
+    assert "trl 1.15" in fault.expected and "tolerance=0.2" in fault.cure
+    paper = read_json(theirs.folder / "reproduction.json")
+    assert (paper["equal"], paper["differences"], paper["unmatched"]) == (False, 2, ["trl 1.15 (here 1.16)"])
+    assert conclude(ours, theirs, [], tolerance=0.21).startswith("close     nothing is more than 20 % apart")
+    with pytest.raises(SickRun):
+        conclude(ours, theirs, [], tolerance=0.19)
+
+
+def test_weights_alone_can_differ_and_a_missing_step_is_never_close(tmp_path):
+    ours = lay(tmp_path, "a")
+    with pytest.raises(SickRun, match=r"model: model\.safetensors"):
+        conclude(ours, lay(tmp_path, "b", digest="b"), [])
+    short = lay(tmp_path, "c")
+    (short.folder / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n')
+    with pytest.raises(SickRun, match=r"step 2: loss 0\.5 -> None"):
+        conclude(ours, read_run(short.folder), [], tolerance=0.9)
+
+
+def test_what_is_not_as_it_was_is_told_with_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = lay(tmp_path, "a").folder
+    facts = {"python": "3.9.1", "versions": {"trl": "1.0.0", "no-such-package": "2", "pyyaml": None}}
+    write(run / "manifest.json", facts | {"uses": {"model.path": "outputs/sft/gone"}, "git": {"commit": "c" * 40}})
+    python, versions, code, uses = obstacles(read_run(run))
+    assert python.startswith("python 3.9.1, here 3.1") and uses == "model.path: the run outputs/sft/gone is gone"
+    assert "trl 1.0.0 (here 1.16" in versions and "pip install trl==1.0.0 no-such-package==2" in versions
+    assert "commit cccccccccccc, and there is no git repository here" in code
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A git repository with two commits of one file, the first with an uncommitted change; gives the first's papers."""
+    monkeypatch.chdir(tmp_path)
+    for variable in ("GIT_AUTHOR", "GIT_COMMITTER"):
+        monkeypatch.setenv(f"{variable}_NAME", "x")
+        monkeypatch.setenv(f"{variable}_EMAIL", "x@example.org")
+
+    def git(*words):
+        return subprocess.run(["git", *words], check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "-q")
+    (tmp_path / "code.py").write_text("one\n")
+    git("add", "code.py")
+    git("commit", "-qm", "first")
+    (tmp_path / "code.py").write_text("changed\n")
+    papers = {"commit": git("rev-parse", "HEAD"), "diff": git("diff", "HEAD")}
+    git("commit", "-qam", "second")
+    return papers, git
+
+
+def test_the_code_of_a_commit_comes_and_goes_without_a_trace(repository, tmp_path):
+    papers, git = repository
+    (tmp_path / "code.py").write_text("now\n")
+    with code_of(papers) as code:
+        assert (code / "code.py").read_text() == "changed\n" and git("worktree", "list").count("\n") == 1
+    assert git("worktree", "list").count("\n") == 0 and not code.exists()
+    assert (tmp_path / "code.py").read_text() == "now\n" and git("branch", "--show-current")
+    with pytest.raises(EnvironmentFault, match="is not in the repository"), code_of({"commit": "f" * 40}):
+        pass
+    with pytest.raises(EnvironmentFault, match="do not apply"), code_of(papers | {"diff": "nonsense"}):
+        pass
+    assert git("worktree", "list").count("\n") == 0
+
+
+def test_other_code_is_told_with_the_command_that_brings_it(repository, tmp_path):
+    papers, git = repository
+    run = lay(tmp_path, "a").folder
+    write(run / "manifest.json", {"git": papers})
+    (code,) = obstacles(read_run(run))
+    assert f"git worktree add ../at-{papers['commit'][:8]}" in code and "code=worktree" in code
+    write(run / "manifest.json", {"git": {"commit": git("rev-parse", "HEAD"), "diff": "x"}})
+    (code,) = obstacles(read_run(run))
+    assert "other uncommitted changes" in code
+    write(run / "manifest.json", {"git": {"commit": git("rev-parse", "HEAD"), "diff": ""}})
+    assert list(obstacles(read_run(run))) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ([], 2, "one run"),
+        (["a", "tolerance=much"], 2, "tolerance=1e-3"),
+        (["a", "code=yes"], 2, "code=worktree"),
+        (["b"], 4, "a finished run to reproduce"),
+        (["c"], 2, "vouched=true"),
+    ],
+)
+def test_what_cannot_be_reproduced_is_told(tmp_path, monkeypatch, words, code, said, capsys):
+    monkeypatch.chdir(tmp_path)
+    lay(tmp_path, "a")
+    lay(tmp_path, "b", state="failed")
+    run = lay(tmp_path, "c").folder
+    (run / "config.yaml").write_text("name: c\ncallback: {x: {_target_: os.mkdir}}\n")
+    assert main(["reproduce", *words]) == code
+    assert said in capsys.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "outputs").iterdir()) == ["a", "b", "c"]
+
+
+@pytest.mark.slow
+def test_a_toy_run_again_is_bit_equal_and_changed_rows_are_refused(runner):
+    rows = runner.folder / "rows.jsonl"
+    facts = [{"prompt": f"sort {n}{n + 1}", "completion": f" {n}{n + 1}"} for n in range(1, 9)]
+    rows.write_text("".join(json.dumps(row) + "\n" for row in facts))
+    words = ["dataset=local", "dataset.path=rows.jsonl", "dataset.split.eval='train[:4]'", "name=x", "metric=none"]
+    quick = ["trainer.args.max_steps=3", "trainer.args.logging_steps=1", "trainer.args.per_device_train_batch_size=4"]
+    runner(*words, *quick, "peft=lora")
+    (first,) = runner.runs("x")
+    before = files_of(first)
+    done = runner("reproduce", "x")
+    assert "bit-equal 4 logged steps" in done.stdout and files_of(first) == before
+    (again,) = runner.runs("x-again")
+    assert again.name == first.name and read_json(again / "reproduction.json")["equal"] is True
+    assert "it is compared as it is" in runner("reproduce", "x").stdout
+    rows.write_text(rows.read_text().replace("sort 12", "sort 21"))
+    refused = runner("reproduce", "x", "name=y", code=2).stderr
+    assert "dataset, train" in refused and "8 rows" in refused and "dataset, eval" in refused
+    assert runner.runs("y") == []

@@ -1,0 +1,231 @@
+"""Rewards as trainers ask them: what a wrong one gave is told with reward, row and prompt, and never becomes a zero."""
+
+import asyncio
+import functools
+import math
+import re
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from runner.errors import ConfigError, DataError, EnvironmentFault, SickRun
+from runner.reward.panel import Panel, Scorer, to_scorer
+
+PROMPTS = ["How many?", [{"role": "user", "content": "And   the\nother?"}], "Third"]
+TEXTS = ["one", "two", "three"]
+
+
+def ask(call, name="mine", **how):
+    scorer = to_scorer(name, call, **how)
+    answer = scorer(prompts=PROMPTS, completions=TEXTS, size=[3, 3, 5], trainer_state=None)
+    return asyncio.run(answer) if asyncio.iscoroutine(answer) else answer
+
+
+def refused(call, kind, **how) -> str:
+    with pytest.raises(kind) as error:
+        ask(call, **how)
+    (fault,) = error.value.faults
+    assert fault.where == "reward.mine"
+    return f"{fault.found} | {fault.expected} | {fault.cure}"
+
+
+def gives(*values):
+    return lambda completions, **columns: list(values)
+
+
+def gives_later(*values):
+    async def reward(completions, **columns):
+        return list(values)
+
+    return reward
+
+
+@pytest.mark.parametrize("given", [gives(1, None, True), gives_later(1, None, True)], ids=["plain", "async"])
+def test_numbers_and_none_go_through(given):
+    assert ask(given) == [1, None, True]
+
+
+@pytest.mark.parametrize("of", [np.array, torch.tensor, tuple, iter])
+def test_arrays_tensors_and_iterators_become_lists(of):
+    assert ask(lambda completions: of([0.5, 1.0, 2.0])) == [0.5, 1.0, 2.0]
+    assert ask(lambda completions: [np.float32(0.5), torch.tensor(1.0), 2]) == [0.5, 1.0, 2]
+
+
+BAD = [
+    ([1.0, math.nan, 2.0], SickRun, "nan for completion 1 of 3", "And the other?"),
+    ([1.0, 2.0, -math.inf], SickRun, "-inf for completion 2 of 3", "Third"),
+    (["a", 1.0, 2.0], DataError, "str 'a' for completion 0 of 3", "How many?"),
+    ([1.0, {"x": 1}, 2.0], DataError, "dict \"{'x': 1}\" for completion 1 of 3", "And the other?"),
+    ([1.0, 2.0], DataError, "2 rewards for 3 completions", "How many?"),
+    ([], DataError, "0 rewards for 3 completions", "How many?"),
+    ([1.0, [0.5, 0.5], 2.0], DataError, "a list of 2 for completion 1 of 3", "And the other?"),
+]
+
+
+@pytest.mark.parametrize("make", [gives, gives_later], ids=["plain", "async"])
+@pytest.mark.parametrize(("values", "kind", "found", "prompt"), BAD)
+def test_what_is_no_reward_is_told_with_its_row_and_prompt(values, kind, found, prompt, make):
+    said = refused(make(*values), kind)
+    assert said.startswith(found) and repr(prompt) in said
+
+
+@pytest.mark.parametrize("answer", [None, 1.0, "text", {"a": 1}], ids=str)
+def test_what_is_no_list_is_told(answer):
+    assert type(answer).__name__ in refused(lambda completions: answer, DataError)
+
+
+def test_steps_are_for_a_trainer_that_can_use_them():
+    assert ask(gives([0.5, 1.0], None, [0.0]), per_step=True) == [[0.5, 1.0], None, [0.0]]
+    assert "trainer=ppo" in refused(gives([0.5], 1.0, 1.0), DataError)
+    assert "nan for completion 0" in refused(gives([0.5, math.nan], 1.0, 1.0), SickRun, per_step=True)
+    assert "NoneType" in refused(gives([0.5, None], 1.0, 1.0), DataError, per_step=True)
+
+
+def test_a_raise_is_told_with_the_row_that_it_raised_for_and_keeps_its_cause():
+    def reward(completions, size):
+        return [1 / (len(text) - 5) for text in completions]
+
+    with pytest.raises(DataError) as error:
+        ask(reward)
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
+    (fault,) = error.value.faults
+    assert fault.found == "raised ZeroDivisionError: division by zero, for completion 2 of 3"
+    assert "'Third'" in fault.expected
+
+
+def test_a_raise_that_no_single_row_repeats_is_told_for_all_of_them():
+    def reward(completions, **columns):
+        if len(completions) > 1:
+            raise LookupError
+        return [1.0]
+
+    assert "LookupError, for 3 completions" in refused(reward, DataError)
+
+
+def test_our_own_faults_and_the_machines_are_not_retold_as_the_rows():
+    def absent(completions):
+        raise ConfigError([])
+
+    with pytest.raises(ConfigError):
+        ask(absent)
+
+    def offline(completions):
+        raise ConnectionResetError("reset by peer")
+
+    assert "raised ConnectionResetError: reset by peer" in refused(offline, EnvironmentFault)
+
+
+def test_a_function_gets_the_columns_that_it_names_and_no_others():
+    assert ask(lambda completions, size: size) == [3, 3, 5]
+    assert ask(lambda prompts, **columns: [len(columns)] * 3) == [3, 3, 3]
+    assert ask(functools.partial(lambda completions, size: [size] * 3, size=7)) == [7, 7, 7]
+    said = refused(lambda completions, answer: [1.0] * 3, DataError)
+    assert "it takes answer, and the rows have no such column" in said and "completions, prompts, size" in said
+
+
+class Called:
+    def __call__(self, completions, **columns):
+        return [1.0] * len(completions)
+
+
+def test_whatever_can_be_called_has_the_name_of_the_config():
+    for call in (Called(), gives(1.0, 1.0, 1.0), functools.partial(gives(1.0, 1.0, 1.0))):
+        assert to_scorer("mine", call).__name__ == "mine" and ask(call) == [1.0] * 3
+    with pytest.raises(DataError, match="a function, or something to call"):
+        to_scorer("mine", 3)
+
+
+# --- Several rewards ----------------------------------------------------------------------------
+
+
+def asked(panel, *functions):
+    scorers = [to_scorer(f"r{index}", function, panel=panel) for index, function in enumerate(functions)]
+    return lambda texts: [scorer(prompts=texts, completions=texts) for scorer in scorers]
+
+
+def test_a_row_that_no_reward_applies_to_is_told():
+    call = asked(Panel(), lambda completions: [None, 1.0, None], lambda completions: [1.0, None, None])
+    with pytest.raises(DataError) as error:
+        call(["a", "b", "the last"])
+    (fault,) = error.value.faults
+    assert "every reward gave None to completion 2 of 3, and to 0 more" in fault.found and "the last" in fault.expected
+
+
+def test_one_reward_that_applies_is_enough_and_batches_are_not_mixed_up():
+    panel = Panel()
+    call = asked(panel, lambda completions: [None] * len(completions), lambda completions: [2.0] * len(completions))
+    for texts in (["a"], ["a", "b"], ["c"]):
+        assert call(texts) == [[None] * len(texts), [2.0] * len(texts)]
+    assert panel.take_means() == {"r1": 2.0}
+    assert panel.take_means() == {}
+
+
+class Scores(nn.Module):
+    def __init__(self, *values):
+        super().__init__()
+        self.values = values
+
+    def forward(self, **inputs):
+        return type("Output", (), {"logits": torch.tensor([[value] for value in self.values])})
+
+
+def test_a_model_stays_a_model_and_its_scores_are_watched():
+    panel = Panel()
+    model = to_scorer("judge", Scores(1.0, 3.0), panel=panel)
+    assert isinstance(model, nn.Module)
+    model()
+    assert panel.take_means() == {"judge": 2.0}
+    with pytest.raises(SickRun, match="nan for completion 1 of 2"):
+        to_scorer("judge", Scores(1.0, math.nan))()
+
+
+# --- Time ---------------------------------------------------------------------------------------
+
+
+def spin(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+def swallow(seconds):
+    try:
+        time.sleep(seconds)
+    except Exception:
+        return
+
+
+def backtrack(seconds):
+    re.match(r"(a+)+$", "a" * 40 + "b")
+
+
+@pytest.mark.parametrize("hang", [time.sleep, spin, swallow, backtrack, threading.Event().wait])
+def test_a_hang_is_told_in_time(hang):
+    began = time.monotonic()
+
+    def reward(completions):
+        hang(20)
+        return [1.0] * 3
+
+    said = refused(reward, SickRun, timeout=0.2)
+    assert time.monotonic() - began < 2
+    assert "no answer after 0.2 s for 3 completions" in said and "reward.mine.timeout" in said and "'How many?'" in said
+
+
+def test_a_coroutine_that_hangs_is_told_in_time():
+    async def reward(completions):
+        await asyncio.sleep(20)
+
+    assert "no answer after 0.1 s" in refused(reward, SickRun, timeout=0.1)
+
+
+def test_what_is_in_time_is_not_disturbed():
+    scorer = Scorer("mine", lambda completions: [1.0] * 3, timeout=0.05)
+    for _ in range(20):
+        assert scorer(prompts=PROMPTS, completions=TEXTS) == [1.0] * 3
+    time.sleep(0.1)  # a bell that was not taken down would ring here
+    assert threading.active_count() == 1 or not any("_watch" in thread.name for thread in threading.enumerate())

@@ -1,0 +1,155 @@
+"""A reward over HTTP, by a server in this process: batches, retries, limits of time, and a token that stays put."""
+
+import http.server
+import json
+import threading
+import time
+
+import pytest
+
+from runner.errors import ConfigError, DataError, EnvironmentFault, RunnerError
+from runner.reward.remote import Remote
+
+TOKEN = "the-secret-of-this-test"
+
+
+class Judge(http.server.BaseHTTPRequestHandler):
+    """Gives the length of each completion, after whatever ``server.moods`` holds for the next requests."""
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append((body, dict(self.headers)))
+        mood = self.server.moods.pop(0) if self.server.moods else None
+        if isinstance(mood, int):
+            self.send_response(mood)
+            self.send_header("Location", self.server.elsewhere)
+            self.end_headers()
+            return
+        answer = {"rewards": [float(len(text)) for text in body["completions"]]} if mood is None else mood
+        text = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        for byte in text:
+            self.wfile.write(bytes([byte]))
+            self.wfile.flush()
+            if self.server.drip:
+                time.sleep(self.server.drip)
+
+    def log_message(self, *args):
+        pass
+
+
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request, client_address):
+        """A client that hung up is what some of these tests are about."""
+
+
+@pytest.fixture
+def server():
+    with Server(("127.0.0.1", 0), Judge) as server:
+        server.asked, server.moods, server.drip, server.elsewhere = [], [], 0.0, ""
+        server.url = f"http://127.0.0.1:{server.server_port}/score?key=hidden"
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def ask(server, texts=("a", "bb", "ccc"), **how):
+    columns = {"size": list(range(len(texts))), "secret": ["x"] * len(texts)}
+    how = {"wait": 0.01, "request_timeout": 5.0} | how
+    return Remote(server.url, **how)(prompts=["?"] * len(texts), completions=list(texts), **columns)
+
+
+def refused(kind, server, **how) -> str:
+    with pytest.raises(kind) as error:
+        ask(server, **how)
+    assert TOKEN not in str(error.value) and "hidden" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_rewards_come_in_batches_and_in_order(server, parallel):
+    texts = ["a" * size for size in range(1, 8)]
+    assert ask(server, texts, batch_size=3, parallel=parallel) == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+    assert sorted(len(body["completions"]) for body, _ in server.asked) == [1, 3, 3]
+
+
+def test_only_what_is_named_is_sent(server):
+    ask(server, columns=["size"])
+    ((body, headers),) = server.asked
+    assert body == {"prompts": ["?"] * 3, "completions": ["a", "bb", "ccc"], "size": [0, 1, 2]}
+    assert "Authorization" not in headers
+    assert "no column taste" in refused(DataError, server, columns=["taste"])
+
+
+def test_a_server_that_is_busy_is_asked_again(server):
+    server.moods = [503, 429]
+    assert ask(server, retries=2) == [1.0, 2.0, 3.0] and len(server.asked) == 3
+
+
+def test_a_server_that_stays_busy_is_a_fault_of_the_environment(server):
+    server.moods = [503] * 9
+    said = refused(EnvironmentFault, server, retries=2)
+    assert "no answer to completions 0 to 2 in 3 tries, at last: status 503" in said and len(server.asked) == 3
+
+
+@pytest.mark.parametrize("status", [302, 307, 400, 401, 404])
+def test_a_refusal_and_a_redirect_are_not_tried_again(server, status, monkeypatch):
+    monkeypatch.setenv("JUDGE_TOKEN", TOKEN)
+    server.moods, server.elsewhere = [status], server.url
+    assert f"answered {status}" in refused(ConfigError, server, token_variable="JUDGE_TOKEN")
+    assert len(server.asked) == 1
+
+
+def test_nobody_there_is_a_fault_of_the_environment(server):
+    server.shutdown()
+    server.server_close()
+    assert "at last: " in refused(EnvironmentFault, server, retries=1)
+
+
+def test_a_slow_answer_is_given_up_though_it_never_pauses_long(server):
+    server.drip, began = 0.05, time.monotonic()
+    assert "no whole answer in 0.2 s" in refused(EnvironmentFault, server, retries=0, request_timeout=0.2)
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("mood", "found"),
+    [
+        ({"rewards": [1.0]}, "1 rewards for completions from 0 on"),
+        ({"scores": [1, 2, 3]}, "no list of rewards"),
+        ("oh no", "answered b'oh no'"),
+    ],
+)
+def test_an_answer_that_is_none_is_told(server, mood, found):
+    server.moods = [mood]
+    assert found in refused(DataError, server)
+
+
+def test_the_token_goes_to_the_server_and_nowhere_else(server, monkeypatch):
+    monkeypatch.setenv("JUDGE_TOKEN", TOKEN)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where it would be read, if anybody listened
+    monkeypatch.setenv("no_proxy", "")
+    assert ask(server, token_variable="JUDGE_TOKEN") == [1.0, 2.0, 3.0]
+    assert server.asked[0][1]["Authorization"] == f"Bearer {TOKEN}"
+    assert TOKEN not in str(vars(Remote(server.url, token_variable="JUDGE_TOKEN")))
+
+
+@pytest.mark.parametrize(
+    ("url", "variable", "found"),
+    [
+        ("ftp://here/x", None, "begins with http"),
+        ("localhost:8000", None, "begins with http"),
+        ("https://me:pass@there/x", None, "a name or password in it"),
+        ("http://there/x", "JUDGE_TOKEN", "plain http"),
+        ("https://there/x", "NO_SUCH_TOKEN", "NO_SUCH_TOKEN is not set"),
+    ],
+)
+def test_an_address_that_cannot_be_asked_is_refused_at_once(url, variable, found, monkeypatch):
+    monkeypatch.setenv("JUDGE_TOKEN", TOKEN)
+    with pytest.raises(RunnerError, match=found) as error:
+        Remote(url, token_variable=variable)
+    assert error.value.code == 2 and "pass@" not in str(error.value)

@@ -1,0 +1,184 @@
+"""Rewards in whole runs: each kind, several at once, and those that go wrong told with reward, row and prompt."""
+
+import http.server
+import json
+import threading
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
+
+from runner.files import shipped
+from runner.report.read import read_metrics
+
+TINY = shipped("runner://model/tiny")
+FEW = ("trainer.args.max_steps=2", "trainer.args.logging_steps=1", "metric=none")
+SMALL = ("dataset.limit.train=32", "dataset.limit.eval=8", "trainer.args.max_completion_length=12")
+
+pytestmark = pytest.mark.slow
+
+
+def scorer(folder, kind, labels):
+    torch.manual_seed(labels)
+    for part in (kind.from_pretrained(TINY, num_labels=labels), AutoTokenizer.from_pretrained(TINY)):
+        part.save_pretrained(folder)
+    return folder
+
+
+class Judge(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        answer = json.dumps({"rewards": [float(len(text[-1]["content"])) for text in body["completions"]]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def url():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Judge) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def every_kind(tmp_path, url):
+    """The words for one run with a reward of each kind."""
+    models = {
+        "model": scorer(tmp_path / "one" / "model", AutoModelForSequenceClassification, 1),
+        "classifier": scorer(tmp_path / "three", AutoModelForSequenceClassification, 3),
+        "process_model": scorer(tmp_path / "steps", AutoModelForTokenClassification, 2),
+    }
+    nodes = {
+        "length": {"_target_": "runner.reward.rule.length", "target": 7},
+        "format": {"_target_": "runner.reward.rule.format_match", "pattern": "[0-9 ]+"},
+        "keywords": {"_target_": "runner.reward.rule.keywords", "required": "[1,2,3]"},
+        "boxed_answer": {"_target_": "runner.reward.math.boxed_answer", "strict": "false"},
+        "sorted_digits": {"_target_": "runner.reward.rule.sorted_digits", "weight": 2.0},
+        "model": {"_target_": "runner.reward.outcome.load_reward_model", "path": models["model"], "weight": 0.1},
+        "classifier": {"_target_": "runner.reward.outcome.Classifier", "path": models["classifier"], "label": 2},
+        "process_model": {"_target_": "runner.reward.process.ProcessModel", "path": models["process_model"]},
+        "remote": {"_target_": "runner.reward.remote.Remote", "url": url, "batch_size": 8},
+    }
+    nodes["keywords"]["required"] = "['1','2','3']"
+    words = [f'reward.{name}.{key}="{value}"' for name, node in nodes.items() for key, value in node.items()]
+    plain = [word.replace('"', "") if "pattern" not in word else word for word in words]
+    return list(nodes), ["reward=none", *plain]
+
+
+@pytest.mark.parametrize("trainer", ["grpo", "rloo", "online_dpo", "ppo"])
+def test_rewards_of_every_kind_together_each_under_its_name(train, tmp_path, url, trainer):
+    names, words = every_kind(tmp_path, url)
+    length = "trainer.args.response_length=12" if trainer == "ppo" else "trainer.args.max_new_tokens=12"
+    small = SMALL if trainer in ("grpo", "rloo") else (*SMALL[:2], length)
+    done = train(f"trainer={trainer}", *words, *FEW, *small)
+    assert (done.code, done.state()) == (0, "finished")
+    line = next(line for line in done.lines if line["step"] == 1)
+    prefix = "" if f"rewards/{names[0]}/mean" in line else "eval_"
+    found = {name: line.get(f"{prefix}rewards/{name}/mean") for name in names}
+    assert None not in found.values(), found
+    assert -1 <= found["sorted_digits"] <= 1 and 0 <= found["process_model"] <= 1 and found["remote"] >= 0
+
+
+def test_ppo_learns_from_what_a_model_says_of_each_step(train, tmp_path):
+    folder = scorer(tmp_path / "steps", AutoModelForTokenClassification, 2)
+    words = ("reward=process_model", f"reward.process_model.path={folder}", "reward.process_model.aggregate=null")
+    same = ("reward.process_model.separator=' '", "trainer.args.step_separator=' '")
+    done = train("trainer=ppo", *words, *same, *FEW, *SMALL[:2], "trainer.args.response_length=12")
+    assert (done.code, done.state()) == (0, "finished")
+
+
+WRONG = """
+import math, time
+
+def nan(completions, at, **columns):
+    return [math.nan if row == at else 1.0 for row in range(len(completions))]
+
+def short(completions):
+    return [1.0]
+
+def fails(completions):
+    return [float(len(text[-1]["content"])) / 0 for text in completions]
+
+def nothing(completions):
+    return [None for _ in completions]
+
+def steps(completions):
+    return [[1.0, 2.0] for _ in completions]
+
+def hangs(completions):
+    time.sleep(60)
+
+def absent(completions, solution):
+    return [1.0 for _ in completions]
+"""
+
+CASES = [
+    ("nan", ("reward.mine.at=3",), 3, "nan for completion 3 of 8"),
+    ("short", (), 2, "1 rewards for 8 completions"),
+    ("fails", (), 2, "raised ZeroDivisionError: float division by zero, for completion 0 of 8"),
+    ("nothing", (), 2, "every reward gave None to completion 0 of 8, and to 7 more"),
+    ("steps", (), 2, "a list of 2 for completion 0 of 8"),
+    ("hangs", ("reward.mine.timeout=0.5",), 3, "no answer after 0.5 s for 8 completions"),
+    ("absent", (), 2, "it takes solution, and the rows have no such column"),
+]
+
+
+@pytest.mark.parametrize("trainer", ["grpo", "ppo"])
+@pytest.mark.parametrize(("reward", "words", "code", "found"), CASES, ids=[case[0] for case in CASES])
+def test_a_reward_that_goes_wrong_ends_the_run_with_its_name_row_and_prompt(
+    train, tmp_path, monkeypatch, capsys, trainer, reward, words, code, found
+):
+    if trainer == "ppo" and reward == "steps":
+        pytest.skip("PPO takes steps, and has a message of its own")
+    (tmp_path / "wrong_rewards.py").write_text(WRONG)
+    monkeypatch.syspath_prepend(tmp_path)
+    size = tuple(f"trainer.args.per_device_{use}_batch_size=8" for use in ("train", "eval"))
+    own = ("trainer.args.max_completion_length=8",) if trainer == "grpo" else ("trainer.args.response_length=8",)
+    mine = ("allow=[wrong_rewards]", "reward=none", f"reward.mine._target_=wrong_rewards.{reward}", "seed=1")
+    done = train(
+        f"trainer={trainer}", *mine, *words, *FEW, *size, *own, "dataset.limit.eval=8", "dataset.limit.train=32"
+    )
+    said = capsys.readouterr().err
+    assert done.code == code and done.state() == "failed"
+    assert found in said and "reward" in said
+    if reward != "absent":
+        assert "the prompt: 'Sort these digits: " in said
+
+
+REFUSED = [
+    (("reward=length", "reward.length.taget=3"), "target"),
+    (("reward=exact_match", "reward.exact_match.colum=answer"), "column"),
+    (("reward=length", "reward.length.timeout=soon"), "reward.length.timeout"),
+    (("reward=format", "reward.format.pattern='(a'"), "regular expression"),
+    (("reward=remote",), "reward.remote.url"),
+]
+
+
+@pytest.mark.parametrize(("words", "found"), REFUSED, ids=[case[0][-1] for case in REFUSED])
+def test_a_misspelt_or_wrong_key_of_a_reward_is_a_fault(train, words, found, capsys):
+    assert train("trainer=grpo", *words).code == 2
+    assert found in capsys.readouterr().err
+
+
+def test_an_address_or_token_in_a_file_is_not_used_unless_it_was_typed(train, tmp_path, capsys):
+    (tmp_path / "conf" / "reward").mkdir(parents=True)
+    node = "remote:\n  _target_: runner.reward.remote.Remote\n  url: https://there/x\n  token_variable: HOME\n"
+    (tmp_path / "conf" / "reward" / "theirs.yaml").write_text(node)
+    assert train("--config-dir", str(tmp_path / "conf"), "trainer=grpo", "reward=theirs").code == 2
+    said = capsys.readouterr().err
+    assert "sends prompts and completions to a server" in said and "sends a variable of the environment" in said
+
+
+def test_a_server_that_is_away_ends_the_run_and_no_secret_is_written(train, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("JUDGE_TOKEN", "the-secret-of-this-test")
+    words = ("reward=remote", "reward.remote.url=http://127.0.0.1:9/", "reward.remote.token_variable=JUDGE_TOKEN")
+    done = train("trainer=grpo", *words, "reward.remote.retries=0", *FEW, *SMALL)
+    assert done.code == 5 and "gave no answer to completions" in capsys.readouterr().err
+    texts = [path.read_bytes() for path in done.run.folder.rglob("*") if path.is_file()]
+    assert texts and not any(b"the-secret-of-this-test" in text for text in texts)
+    assert read_metrics(done.run.metrics) == []

@@ -1,0 +1,138 @@
+"""Samples are of the same prompts each time, each step once, and leave the training as it would have been."""
+
+import json
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from runner.callback import Samples
+from runner.files import files_of, read_json
+
+PROMPTS = ["Why is\nthe sky blue? " * 9, [{"role": "user", "content": "And the sea?"}], "third"]
+
+
+class Part:
+    """What a callback sees of a model."""
+
+    def __init__(self, *parts, training=True):
+        self.parts, self.training = parts, training
+
+    def modules(self):
+        return [self, *self.parts]
+
+
+def state(step, total=10, first=True):
+    return SimpleNamespace(global_step=step, max_steps=total, is_world_process_zero=first)
+
+
+def write(model, prompts, **how):
+    for part in model.modules():
+        part.training = False
+    return [f"answer to {number}" for number in range(len(prompts))]
+
+
+def samples(folder, **how):
+    return Samples(write, iter(PROMPTS), folder, count=2, **{"every": 4, "shown": 0} | how)
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+
+
+def go(callback, start, end, model=None):
+    model = model or Part()
+    callback.on_train_begin(None, state(start), None, model=model)
+    for step in range(start + 1, end + 1):
+        callback.on_step_end(None, state(step), None, model=model)
+
+
+def test_the_same_prompts_at_the_start_on_the_way_and_at_the_end(tmp_path):
+    go(samples(tmp_path), 0, 10)
+    assert [row["step"] for row in rows(tmp_path)] == [0, 0, 4, 4, 8, 8, 10, 10]
+    assert {json.dumps(row["prompt"]) for row in rows(tmp_path)} == {json.dumps(prompt) for prompt in PROMPTS[:2]}
+    assert [row["completion"] for row in rows(tmp_path)[:2]] == ["answer to 0", "answer to 1"]
+
+
+@pytest.mark.parametrize("checkpoint", [0, 3, 4, 6])
+def test_a_resumed_training_has_each_step_once(tmp_path, checkpoint):
+    go(samples(tmp_path), 0, 9)
+    go(samples(tmp_path), checkpoint, checkpoint)
+    assert [row["step"] for row in rows(tmp_path)] == [step for step in (0, 4) if step <= checkpoint for _ in range(2)]
+    go(samples(tmp_path), checkpoint, 10)
+    assert [row["step"] for row in rows(tmp_path)] == [0, 0, 4, 4, 8, 8, 10, 10]
+
+
+def test_every_part_of_the_model_keeps_its_mode(tmp_path):
+    model = Part(Part(training=False), Part())
+    go(samples(tmp_path), 0, 4, model)
+    assert [part.training for part in model.modules()] == [True, False, True]
+
+
+def test_only_the_first_process_writes(tmp_path):
+    samples(tmp_path).on_train_begin(None, state(0, first=False), None, model=Part())
+    assert not (tmp_path / "samples.jsonl").exists()
+
+
+def test_the_table_has_the_end_of_a_prompt_and_the_begin_of_an_answer(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
+    go(samples(tmp_path, shown=2), 0, 0)
+    title, first, second = capsys.readouterr().out.splitlines()
+    assert title.split() == ["sample", "of", "step", "0", "completion"]
+    assert first.endswith("  answer to 0") and first.startswith("  ...") and "sky blue?" in first
+    assert second.split() == ["And", "the", "sea?", "answer", "to", "1"]
+    assert all(len(line) <= 50 for line in (title, first, second))
+
+
+# --- Whole runs ---------------------------------------------------------------------------------
+
+WORDS = (
+    *("metric=none", "dataset.limit.train=40", "dataset.limit.eval=6", "trainer.args.max_steps=4"),
+    *("trainer.args.per_device_train_batch_size=4", "trainer.args.logging_steps=1", "learning_rate=1e-3"),
+)
+WATCHED = ("callback=samples", "callback.samples.every=1", "callback.samples.count=3", "callback.samples.shown=0")
+RUNS = {
+    "dropout": ("trainer=sft", "peft=lora", "peft.lora_dropout=0.3"),
+    "dpo": ("trainer=dpo", "peft=lora"),
+    "grpo": ("trainer=grpo", "trainer.args.num_generations=2"),
+    "ppo": ("trainer=ppo",),
+    "ppo with an adapter": ("trainer=ppo", "peft=lora"),
+}
+
+
+def weights(folder):
+    return {name: digest for name, digest in files_of(folder).items() if name.endswith(".safetensors")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", RUNS.values(), ids=RUNS)
+def test_a_training_that_is_watched_ends_with_the_same_bits(train, words):
+    watched = train(*words, *WORDS, *WATCHED, name="watched")
+    alone = train(*words, *WORDS, name="alone")
+    assert watched.code == alone.code == 0
+    assert weights(watched.run.model) == weights(alone.run.model) != {}
+    found = rows(watched.run.folder)
+    assert [row["step"] for row in found] == [step for step in range(5) for _ in range(3)]
+    assert [row["prompt"] for row in found[:3]] == [row["prompt"] for row in found[-3:]]
+    assert found[0]["prompt"] == [{"role": "user", "content": "Sort these digits: 0 1 1 5"}]
+
+
+@pytest.mark.slow
+def test_a_stopped_run_goes_on_with_its_samples(runner):
+    (runner.folder / "callbacks.py").write_text(
+        "import time\nfrom transformers import TrainerCallback\n\n\n"
+        "class Slow(TrainerCallback):\n"
+        "    def on_step_end(self, args, state, control, **kwargs):\n"
+        "        time.sleep(0.3)\n"
+    )
+    words = (
+        *("trainer=sft", *WORDS[:3], "trainer.args.max_steps=8", "trainer.args.save_steps=3"),
+        *("trainer.args.logging_steps=1", *WATCHED, "callback.samples.every=2", "allow=[callbacks]"),
+        *("callback.slow._target_=callbacks.Slow",),
+    )
+    assert runner.stopped(*words, "name=stopped", name="stopped", number=signal.SIGTERM) == 143
+    runner(*words, "name=stopped")
+    runner(*words, "name=whole")
+    stopped, whole = (runner.runs(name)[0] for name in ("stopped", "whole"))
+    assert read_json(stopped / "manifest.json")["starts"] == 2
+    assert rows(stopped) == rows(whole)

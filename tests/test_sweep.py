@@ -1,0 +1,483 @@
+"""Sweeps: the plan before the first job, jobs that cannot hurt each other, and the same command doing what is left."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from runner import __main__ as door
+from runner import config
+from runner.errors import ConfigError
+from runner.files import read_json
+from runner.run import Run, held, locked, open_run
+from runner.sweep import pool
+from runner.sweep.plan import MOST_JOBS, Plan, check_size, state_of, tasks_of
+from runner.sweep.pool import Settings, confine, settings_of, visible_devices
+from runner.sweep.progress import Live, first_line
+
+QUICK = ("dataset.limit.train=16", "dataset.limit.eval=2", "metric=none", "trainer.args.max_steps=1")
+
+
+def said(capsys, *words, code=0):
+    """What the command prints to both streams."""
+    assert door.main(list(words)) == code
+    captured = capsys.readouterr()
+    return captured.out + captured.err
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def jobs(*words):
+    line = door.read_command_line(["-m", *words])
+    return door.compose_all(line)
+
+
+# --- What there is to do ------------------------------------------------------------------------
+
+
+def test_the_plan_counts_runs_by_what_is_left_to_do(tmp_path, capsys):
+    words = ("trainer=sft", "seed=0,1,2,3,4", "name=sweep")
+    tasks = tasks_of(jobs(*words))
+    runs = [open_run(task.composed.cfg, task.composed.overrides) for task in tasks[:4]]
+    for run, state in zip(runs, ("finished", "interrupted", "failed", "running"), strict=True):
+        run.set_status(state, step=3, max_steps=9)
+    plan = Plan(tasks, {"seed": 5})
+    assert str(plan) == (
+        "sweep     5 runs in outputs/sweep: seed 5\n          1 new, 2 to continue, 1 failed, to try again, 1 finished"
+    )
+    with locked(runs[3]):
+        assert "1 running elsewhere" in str(plan) and state_of(runs[3].folder) == "running"
+    assert [line.split()[0] for line in plan.lines()] == ["finished", "interrupted", "failed", "interrupted", "new"]
+    text = said(capsys, "-m", *words, "--dry-run")
+    assert text.startswith(str(plan)) and len(text.splitlines()) == 7
+
+
+def test_jobs_share_the_stages_below_what_is_swept():
+    tasks = tasks_of(jobs("experiment=toy_rlhf", "ppo.kl_coef=0.1,0.2"))
+    assert [task.composed.stage for task in tasks] == ["sft", "reward_model", "ppo", "ppo"]
+    assert [len(task.after) for task in tasks] == [0, 1, 1, 1]
+    assert tasks[2].after == tasks[3].after == (tasks[1].folder,)
+
+
+def test_a_run_of_a_sweep_knows_the_command_that_makes_it_alone(tmp_path):
+    (job,) = jobs("trainer=dpo", "kl_coef=0.2", "name=a")[0]
+    run = open_run(job.cfg, job.overrides, job.command)
+    assert read_json(run.folder / "manifest.json")["command"] == [
+        *("python", "-m", "runner", "trainer=dpo", "kl_coef=0.2", "name=a")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("seed=0,1,1",), "the same run"),
+        (("seed=range(0,0)",), "no values"),
+        (("seed=range(0,1000)", "trainer.args.max_steps=range(1,1001)"), "1,000,000 jobs"),
+        (("learning_rte=1e-5,1e-6",), "learning_rate"),
+        (("trainer=sft,dop",), "trainer=dpo"),
+        (("seed=0,1", "name=a/b"), "plain folder name"),
+        (("seed=0,1", f"name={'a' * 300}"), "plain folder name"),
+        (("learning_rate=interval(0,1)",), "optuna"),
+        (("launcher.jobs=1,2",), "the same run"),
+        (("seed=0,1", "launcher.jobs=0"), "launcher.jobs"),
+        (("seed=0,1", "launcher.timeout_seconds=-1"), "launcher.timeout_seconds"),
+        (("sweep=no_such",), "kl_lr, "),
+        (("seed=choice()",), "command line"),
+    ],
+)
+def test_a_sweep_that_cannot_work_starts_nothing(tmp_path, capsys, words, told):
+    began = time.process_time()
+    assert told in said(capsys, "-m", *words, code=2)
+    assert time.process_time() - began < 3
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_million_jobs_are_counted_and_not_composed():
+    with pytest.raises(ConfigError, match="1,000,000"):
+        check_size({"a": 1000, "b": 1000})
+    check_size({"a": MOST_JOBS})
+
+
+def test_a_checked_in_sweep_needs_no_flag_and_its_axes_can_be_replaced(capsys):
+    text = said(capsys, "sweep=kl_lr", "trainer=dpo", "--dry-run")
+    assert "kl_coef 3 x learning_rate 2" in text
+    text = said(capsys, "sweep=kl_lr", "trainer=dpo", "kl_coef=0.5,0.7", "seed=0,1", "--dry-run")
+    assert "kl_coef 2 x learning_rate 2 x seed 2" in text or "learning_rate 2 x kl_coef 2 x seed 2" in text
+    assert "kl_coef-0.7" in text and "kl_coef-0.01" not in text
+    text = said(capsys, "sweep=seeds", "experiment=toy_sft", "--dry-run")
+    assert "3 runs in outputs/toy-sft: seed 3" in text
+
+
+def test_jobs_that_differ_in_values_only_are_composed_by_hydra_once(monkeypatch):
+    config._compose_choices.cache_clear()
+    jobs("trainer=dpo", "kl_coef=0.1,0.2,0.3", "learning_rate=1e-6,1e-5")
+    assert config._compose_choices.cache_info().misses == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("trainer=dpo", "kl_coef=0.3", "trainer.args.beta=0.7", "model.dtype=bfloat16"),
+        ("experiment=toy_grpo", "+callback.mine={_target_: a.B, x: [1, 2]}", "reward.length.weight=2"),
+        ("dataset=local", "dataset.path=a.jsonl", "dataset.columns={prompt: q}", "name='a b'"),
+        ("peft=lora", "peft.r=4", "~quant", "seed=3"),
+    ],
+)
+def test_values_laid_on_top_are_what_hydra_makes_of_them(words):
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    ours, _ = config.compose_unresolved(words)
+    with initialize_config_dir(str(config.MENU), version_base="1.3", job_name="runner"):
+        theirs = compose("config", config.force(words, config.read_menu()), return_hydra_config=True)
+    plain = [OmegaConf.to_container(cfg, resolve=False) for cfg in (ours, theirs)]
+    for cfg in plain:
+        del cfg["hydra"]
+    assert plain[0] == plain[1]
+
+
+# --- Processes ----------------------------------------------------------------------------------
+
+
+class Told:
+    """A show that keeps what it is told."""
+
+    def __init__(self):
+        self.ends = {}
+        self.most = 0
+
+    def started(self, task):
+        pass
+
+    def ended(self, task, state, cause="", seconds=None):
+        self.ends[task.composed.cfg["seed"]] = (state, cause)
+
+    def tick(self, live, waiting):
+        self.most = max(self.most, len(live))
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def train_all(monkeypatch):
+    """The pool with a stand-in for the training: a function of the run, in a real process."""
+
+    def call(launch, *words, **settings):
+        monkeypatch.setattr(pool.Pool, "_warm_up", lambda self, task: None)
+        monkeypatch.setattr(pool, "launch", lambda run, debug: launch(run))
+        told = Told()
+        tasks = tasks_of(jobs(*words, "name=sweep"))
+        codes, signals = pool.train_all(tasks, Settings(**settings), told)
+        return list(codes.values()), told, signals
+
+    return call
+
+
+def finish(run):
+    run.set_status("finished")
+    return 0
+
+
+def misbehave(run):
+    """What a run may do to its process, by its seed."""
+    run.set_status("running")
+    seed = run.cfg["seed"]
+    if seed == 1:
+        raise RuntimeError("raised")
+    if seed == 2:
+        sys.exit(0)
+    if seed == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if seed == 4:
+        import ctypes
+
+        ctypes.string_at(0)
+    if seed == 5:
+        time.sleep(600)
+    if seed == 6:
+        os._exit(0)
+    return finish(run)
+
+
+def test_what_one_job_does_to_its_process_touches_no_other(train_all):
+    codes, told, _ = train_all(misbehave, "trainer=sft", "seed=range(0,8)", jobs=2, timeout_seconds=1.0)
+    assert [code == 0 for code in codes] == [told.ends[run][0] == "finished" for run in told.ends]
+    assert Counter(state for state, _ in told.ends.values()) == {"finished": 2, "failed": 6}
+    causes = {seed: cause for seed, (_, cause) in told.ends.items()}
+    assert "exit code 1" in causes[1] and "exit code" in causes[2] and "SIGKILL" in causes[3]
+    assert "SIGSEGV" in causes[4] and "launcher.timeout_seconds" in causes[5] and "exit code 0" in causes[6]
+    assert told.most == 2
+    failed = [Run(path.parent) for path in Path("outputs/sweep").glob("*/status.json")]
+    assert Counter(run.status()["state"] for run in failed) == {"finished": 2, "failed": 6}
+
+
+def test_what_a_job_says_is_in_its_log(train_all, capfd):
+    def talk(run):
+        print("out")
+        print("err", file=sys.stderr)
+        os.system("echo from another program")
+        return finish(run)
+
+    train_all(talk, "trainer=sft", "seed=0,1")
+    logs = [path.read_text() for path in Path("outputs/sweep").glob("*/log.txt")]
+    assert len(logs) == 2 and all({"out", "err", "from another program"} <= set(log.splitlines()) for log in logs)
+    assert "err" not in capfd.readouterr().err
+
+
+def test_a_run_that_another_process_holds_is_waited_for_and_not_trained_twice(train_all, tmp_path):
+    other = open_run(*next((job.cfg, job.overrides) for (job,) in jobs("trainer=sft", "seed=0", "name=sweep")))
+    script = (
+        "import sys, time\nfrom pathlib import Path\nfrom runner.run import Run, locked\n"
+        "run = Run(Path(sys.argv[1]))\n"
+        "with locked(run):\n    run.set_status('running')\n    print('held', flush=True)\n"
+        "    time.sleep(1.5)\n    run.set_status(sys.argv[2])\n"
+    )
+    for state, trained in (("finished", [1]), ("interrupted", [0, 1]), ("failed", [1])):
+        for run in Path("outputs/sweep").glob("*"):
+            Run(run).set_status("created")
+        holder = subprocess.Popen([sys.executable, "-c", script, str(other.folder), state], stdout=subprocess.PIPE)
+        holder.stdout.readline()
+        assert held(other)
+
+        def mark(run):
+            with open(tmp_path / "trained", "a") as file:
+                file.write(f"{run.cfg['seed']}\n")
+            return finish(run)
+
+        (tmp_path / "trained").write_text("")
+        codes, told, _ = train_all(mark, "trainer=sft", "seed=0,1", jobs=2)
+        holder.communicate()
+        assert sorted(map(int, (tmp_path / "trained").read_text().split())) == trained, state
+        assert told.ends[0][0] == ("failed" if state == "failed" else "finished")
+        assert codes.count(0) == 2 - (state == "failed")
+
+
+def test_what_builds_on_a_failed_run_is_not_begun(train_all):
+    def fail(run):
+        run.set_status("failed", cause="no luck")
+        return 3
+
+    codes, _, _ = train_all(fail, "experiment=toy_rlhf", "ppo.kl_coef=0.1,0.2")
+    assert codes == [3, 3, 3, 3]
+    folders = [path.parent.parent.name for path in Path("outputs").glob("*/*/config.yaml")]
+    assert len(folders) == 1
+
+
+def test_a_signal_is_handed_on_and_nothing_more_starts(train_all):
+    def wait(run):
+        run.set_status("running")
+        signal.signal(signal.SIGTERM, lambda *_: (run.set_status("interrupted"), os._exit(143)))
+        os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(60)
+
+    codes, told, signals = train_all(wait, "trainer=sft", "seed=0,1,2")
+    assert signals == [signal.SIGTERM] and codes == [143] and told.ends[0][0] == "interrupted"
+
+
+def test_a_child_of_a_dead_driver_is_told_to_save_its_step(tmp_path):
+    script = (
+        "import os, signal, sys, time\nfrom runner.work import die_with\n"
+        "def told(*_):\n    open(sys.argv[1], 'w').write('told')\n    os._exit(0)\n"
+        "parent, child = os.getpid(), os.fork()\n"
+        "if child == 0:\n"
+        "    signal.signal(signal.SIGTERM, told)\n    die_with(parent)\n    print('ready', flush=True)\n"
+        "    time.sleep(60)\n"
+        "time.sleep(60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "x")], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"ready\n"
+    process.kill()
+    deadline = time.monotonic() + 10
+    while not (tmp_path / "x").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.communicate()
+    assert (tmp_path / "x").exists()
+
+
+# --- Devices, threads, progress -----------------------------------------------------------------
+
+
+def test_each_of_several_jobs_sees_its_own_device_and_its_share_of_the_cpu(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,GPU-7")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert visible_devices() == ["4", "5", "GPU-7"]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    settings = settings_of({"jobs": 4})
+    import torch
+
+    threads = torch.get_num_threads()
+    seen = []
+    for slot in range(4):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,GPU-7")
+        confine(slot, settings)
+        seen.append((os.environ["CUDA_VISIBLE_DEVICES"], torch.get_num_threads()))
+    torch.set_num_threads(threads)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert seen == [("4", 2), ("5", 2), ("GPU-7", 2), ("4", 2)]
+    confine(0, settings_of({"jobs": 1, "devices": [3]}))
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "4" and "OMP_NUM_THREADS" not in os.environ
+    assert settings_of({"jobs": 2, "devices": [3, 1]}).devices == ["3", "1"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert settings_of({"jobs": 2}).threads() is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert visible_devices() == []
+
+
+class Terminal:
+    """A terminal that keeps every picture."""
+
+    def __init__(self, tty):
+        self.tty, self.text = tty, ""
+
+    def isatty(self):
+        return self.tty
+
+    def write(self, text):
+        self.text += text
+
+    def flush(self):
+        pass
+
+
+def test_progress_is_a_picture_on_a_terminal_and_events_in_a_log(monkeypatch):
+    tasks = tasks_of(jobs("trainer=sft", "seed=0,1,2", "name=sweep"))
+    run = open_run(tasks[0].composed.cfg, tasks[0].composed.overrides)
+    run.set_status("running", step=3, max_steps=9)
+    run.metrics.write_text('{"step": 1, "loss": 1}\n{"step": 3, "loss": 0.5}\n{"step": 4, "lo')
+    for tty in (True, False):
+        out = Terminal(tty)
+        show = Live(Plan(tasks, {"seed": 3}), 2, out)
+        show.started(tasks[0])
+        show.ended(tasks[1], "finished", seconds=10)
+        show.next = 0
+        show.tick([(tasks[0], 4.0)], waiting=1)
+        show.ended(tasks[2], "failed", "data\n  dataset\n    found     0 rows\n    type      more", seconds=2)
+        assert "progress  1 of 3 finished, 1 running, about 8 s left" in out.text
+        assert "finished  seed-1  10 s\n" in out.text and "failed    seed-2  dataset: 0 rows\n" in out.text
+        assert ("step 3/9  loss 0.5" in out.text) == tty == ("\x1b[" in out.text)
+        assert ("start     seed-0" in out.text) != tty
+    assert first_line("") == "no cause was written"
+
+
+# --- The public command -------------------------------------------------------------------------
+
+CHAOS = """
+import ctypes, os, signal, sys, time
+from transformers import TrainerCallback
+
+
+class Chaos(TrainerCallback):
+    def __init__(self, job: int):
+        self.job = job
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if os.path.exists("healed"):
+            return
+        if self.job < 3:
+            raise RuntimeError(f"job {self.job} raises")
+        if self.job == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.job == 4:
+            ctypes.string_at(0)
+        if self.job == 5:
+            sys.exit(0)
+        if self.job == 6:
+            time.sleep(3600)
+"""
+
+
+@pytest.mark.slow
+def test_a_sweep_in_chaos_finishes_the_healthy_jobs_and_then_exactly_the_others(runner):
+    (runner.folder / "chaos.py").write_text(CHAOS)
+    chaos = ("allow=[chaos]", "callback.chaos._target_=chaos.Chaos", "callback.chaos.job=range(0,12)")
+    words = ("-m", *chaos, *QUICK, "launcher.jobs=2", "launcher.timeout_seconds=20", "name=chaos")
+    done = runner(*words, code=1)
+    assert "5 of 12 runs finished" in done.stdout
+    told = {line.split()[1]: line for line in done.stdout.splitlines() if line.startswith("failed")}
+    wanted = ["job 0 raises", "job 1 raises", "job 2 raises", "SIGKILL", "SIGSEGV", "sys.exit(0)", "timeout_seconds"]
+    assert all(wanted[job] in told[f"job-{job}"] for job in range(7)) and len(told) == 7
+    (runner.folder / "healed").touch()
+    again = runner(*words)
+    assert "12 of 12 runs finished" in again.stdout and "7 failed, to try again, 5 finished" in again.stdout
+    starts = Counter(read_json(folder / "manifest.json")["starts"] for folder in runner.runs("chaos"))
+    assert starts == {1: 5, 2: 7}
+
+
+@pytest.mark.slow
+def test_a_killed_driver_leaves_nothing_running_loses_nothing_and_doubles_nothing(runner):
+    steps = ("trainer.args.max_steps=6", "trainer.args.save_steps=2", "trainer.args.logging_steps=1")
+    words = ("-m", "seed=range(0,4)", *QUICK[:3], *steps, "launcher.jobs=2", "name=kill")
+    start = [sys.executable, "-m", "runner", *words]
+    for seconds in (1.0, 6.5, 8.0):
+        process = subprocess.Popen(
+            start, cwd=runner.folder, env=runner.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        time.sleep(seconds)
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 10
+        while any(held(Run(folder)) for folder in runner.runs("kill")):
+            assert time.monotonic() < deadline, "a run is still held 10 s after its driver was killed"
+            time.sleep(0.1)
+    assert "4 of 4 runs finished" in runner(*words).stdout
+    for folder in runner.runs("kill"):
+        lines = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert lines == list(range(7))
+    assert "4 finished" in runner(*words).stdout.splitlines()[1]
+
+
+@pytest.mark.slow
+def test_two_sweeps_that_share_jobs_share_the_work(runner):
+    words = ("-m", *QUICK, "name=shared")
+    one, two = ("seed=0,1,2,3", "seed=3,2,1,0,4")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "runner", *words, seeds],
+            cwd=runner.folder,
+            env=runner.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for seeds in (one, two)
+    ]
+    texts = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], texts
+    assert "4 of 4 runs finished" in texts[0] and "5 of 5 runs finished" in texts[1]
+    starts = [read_json(folder / "manifest.json")["starts"] for folder in runner.runs("shared")]
+    assert starts == [1] * 5
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not find_spec("hydra_plugins.hydra_optuna_sweeper"), reason="needs the extra optuna")
+def test_a_search_by_optuna_survives_failures_and_goes_on_from_the_trials_there_are(runner):
+    short = (*QUICK[:3], "trainer.args.max_steps=1", "name=search", "objective=eval_loss")
+    axes = ("kl_coef=interval(0.1,0.5)", "learning_rate=choice(1e-4,1e-3)", "dataset.limit.train=choice(0,16)")
+    words = ("-m", "trainer=dpo", "hydra/sweeper=optuna", *short, *axes, "hydra.sweeper.sampler.seed=1")
+    words = (*words, "hydra.sweeper.n_jobs=1", "hydra.sweeper.direction=minimize", "hydra.sweeper.max_failure_rate=1")
+    first = runner(*words, "hydra.sweeper.n_trials=4", code=1)
+    states = Counter(Run(folder).status()["state"] for folder in runner.runs("search"))
+    assert states["finished"] and states["failed"] and first.stdout.count("failed    outputs") == states["failed"]
+    again = runner(*words, "hydra.sweeper.n_trials=6", code=1)
+    assert again.stdout.count("nothing was changed") >= states["finished"]
+    assert len(runner.runs("search")) > states.total()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not find_spec("hydra_plugins.hydra_joblib_launcher"), reason="needs the extra joblib")
+def test_hydras_joblib_launcher_trains_runs_like_ours(runner):
+    words = ("-m", "seed=0,1", *QUICK, "name=joblib", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    runner(*words)
+    assert [Run(folder).status()["state"] for folder in runner.runs("joblib")] == ["finished"] * 2
+    assert runner(*words).stdout.count("nothing was changed") == 2

@@ -1,0 +1,195 @@
+"""What arrives in a tracker: the frozen config, tags, the group, each figure once, and one run even if resumed."""
+
+import json
+import shutil
+import sqlite3
+import struct
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from runner.errors import EnvironmentFault
+from runner.run import Run
+from runner.tracker.variable import check_installed, id_of, variables_of
+
+FEW = (
+    *("trainer=sft", "metric=none", "dataset.limit.train=64", "dataset.limit.eval=8", "learning_rate=0.000123"),
+    *("trainer.args.max_steps=4", "trainer.args.save_steps=2", "trainer.args.logging_steps=1"),
+    *("trainer.args.per_device_train_batch_size=4", "tracker.tags=[mine]"),
+)
+TAGS = ["sft", "tiny", "toy_sort", "full", "mine"]
+LOGGED = [("eval_loss", 0), *(("loss", step) for step in (1, 2, 3, 4)), ("eval_loss", 4)]
+
+
+def needs(package: str):
+    return pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed")
+
+
+# --- Variables ------------------------------------------------------------------------------------
+
+
+def test_the_words_of_variables_are_replaced(tmp_path):
+    folder = tmp_path / "outputs" / "mine" / "seed-1-0123456789"
+    node = {"environment": {"WANDB_DIR": "{folder}", "WANDB_NAME": "{name} {key} {other}", "TRACKIO_DIR": "{root}/t"}}
+    assert variables_of(node, folder, "mine") == {
+        "WANDB_DIR": str(folder),
+        "WANDB_NAME": "mine 0123456789 {other}",
+        "TRACKIO_DIR": f"{tmp_path}/outputs/t",
+    }
+    assert not folder.exists(), "only an id is written down"
+    assert variables_of({"report_to": "none"}, folder, "mine") == {}
+
+
+def test_a_folder_keeps_its_id_and_another_one_has_another(tmp_path):
+    folders = [tmp_path / name / "seed-1-0123456789" for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    first, second = map(id_of, folders)
+    assert first.startswith("0123456789-") and first != second and id_of(folders[0]) == first
+
+
+def test_only_the_first_process_makes_an_id(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    assert id_of(tmp_path / "seed-1-0123456789") == "0123456789"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_package_is_a_fault_that_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("runner.tracker.variable.find_spec", lambda name: None)
+    check_installed("none")
+    with pytest.raises(EnvironmentFault, match=r"pip install 'runner\[wandb\]'"):
+        check_installed(["tensorboard", "wandb"])
+
+
+# --- Whole runs -----------------------------------------------------------------------------------
+
+
+def trained_twice(runner, tracker: str, *words: str) -> Run:
+    """A run that ended, lost its last checkpoint as in a crash, and trained the steps after the first one again."""
+    words = (*FEW, f"tracker={tracker}", "name=group", *words)
+    runner(*words)
+    (folder,) = runner.runs("group")
+    run = Run(folder)
+    shutil.rmtree(run.checkpoints / "checkpoint-4")
+    shutil.rmtree(run.model)
+    run.set_status("interrupted", step=2)
+    done = runner(*words)
+    assert run.status()["state"] == "finished" and "\x1b[" not in done.stdout + done.stderr
+    return run
+
+
+@pytest.mark.slow
+@needs("tensorboard")
+def test_tensorboard(runner):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = trained_twice(runner, "tensorboard")
+    assert len(list((run.folder / "tensorboard").iterdir())) == 2, "each start writes a file"
+    events = EventAccumulator(str(run.folder / "tensorboard"), size_guidance={"tensors": 0, "scalars": 0}).Reload()
+    seen = {name: [event.step for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+    assert seen["train/loss"] == [1, 2, 3, 4] and seen["eval/loss"] == [0, 4]
+
+    def text(name: str) -> str:
+        (event,) = events.Tensors(f"{name}/text_summary")
+        return event.tensor_proto.string_val[0].decode()
+
+    assert text("config") == f"```yaml\n{(run.folder / 'config.yaml').read_text()}```"
+    assert (text("tags"), text("group")) == (", ".join(TAGS), "group")
+
+
+@pytest.mark.slow
+@needs("wandb")
+def test_wandb(runner):
+    run = trained_twice(runner, "wandb")
+    files = sorted(run.folder.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
+    assert len(files) == 2, "each start writes a file, and wandb sync joins them"
+    records = [record for file in files for record in wandb_records(file)]
+    starts = [record.run for record in records if record.HasField("run")]
+    word = json.loads((run.folder / "tracker.json").read_text())["id"]
+    assert {(start.run_id, start.run_group, start.project) for start in starts} == {(word, "group", "runner")}
+    assert all(sorted(start.tags) == sorted(TAGS) for start in starts)
+    configs = [json.loads(part.value_json) for start in starts for part in start.config.update if part.key == "runner"]
+    assert len(configs) == 2 and all(config == run.cfg for config in configs)
+    figures = []
+    for record in records:
+        row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        step = row.get("train/global_step")
+        figures += [(name, step) for key, name in (("train/loss", "loss"), ("eval/loss", "eval_loss")) if key in row]
+    assert figures == LOGGED
+    assert [record.exit.exit_code for record in records if record.HasField("exit")] == [0, 0]
+
+
+@pytest.mark.slow
+@needs("mlflow")
+def test_mlflow(runner):
+    run = trained_twice(runner, "mlflow")
+    with sqlite3.connect(runner.folder / "outputs" / "mlflow.db") as base:
+        assert base.execute("select name from experiments where name != 'Default'").fetchall() == [("group",)]
+        assert base.execute("select name, status from runs").fetchall() == [(run.folder.name, "FINISHED")]
+        figures = base.execute("select key, step from metrics where key in ('loss', 'eval_loss')").fetchall()
+        assert sorted(figures, key=LOGGED.index) == LOGGED
+        settings, tags = (dict(base.execute(f"select key, value from {table}")) for table in ("params", "tags"))
+    assert float(settings["config.learning_rate"]) == 0.000123 and settings["config.name"] == "group"
+    assert settings["config.trainer.args._target_"] == "trl.SFTConfig" and settings["config.peft"] == "null"
+    assert (tags["trainer"], tags["model"], tags["group"], tags["tags"]) == ("sft", "tiny", "group", ", ".join(TAGS))
+    assert not (runner.folder / "mlruns").exists()
+
+
+@pytest.mark.slow
+@needs("trackio")
+def test_trackio(runner):
+    run = trained_twice(runner, "trackio")
+    with sqlite3.connect(runner.folder / "outputs" / "trackio" / "runner.db") as base:
+        rows = base.execute("select run_id, run_name, metrics from metrics order by id").fetchall()
+        ((config,),) = base.execute("select config from configs").fetchall()
+    assert len({row[:2] for row in rows}) == 1 and rows[0][1] == run.folder.name
+    figures = []
+    for *_, text in rows:
+        row = json.loads(text)
+        step = row["train/global_step"]
+        figures += [(name, step) for key, name in (("train/loss", "loss"), ("eval/loss", "eval_loss")) if key in row]
+    assert figures == LOGGED
+    config = json.loads(config)
+    assert config["runner"] == run.cfg and config["tags"] == TAGS and config["_Group"] == "group"
+
+
+@pytest.mark.slow
+@needs("mlflow")
+@needs("trackio")
+def test_the_jobs_of_a_sweep_share_a_database_and_a_group(runner):
+    words = (*FEW, "name=group", "trainer.args.max_steps=1", "tracker=none", "tracker.report_to=[mlflow,trackio]")
+    variables = "{MLFLOW_TRACKING_URI: 'sqlite:///{root}/mlflow.db', TRACKIO_DIR: '{root}/trackio'}"
+    runner("-m", *words, f"tracker.environment={variables}", "seed=0,1", "launcher.jobs=2")
+    with sqlite3.connect(runner.folder / "outputs" / "mlflow.db") as base:
+        assert base.execute("select count(*), count(distinct experiment_id) from runs").fetchone() == (2, 1)
+    with sqlite3.connect(runner.folder / "outputs" / "trackio" / "runner.db") as base:
+        groups = [json.loads(text)["_Group"] for (text,) in base.execute("select config from configs")]
+    assert groups == ["group"] * 2
+    assert not (Path(runner.environment["HF_HOME"]) / "trackio").exists()
+
+
+@pytest.mark.slow
+@needs("mlflow")
+def test_a_run_that_fails_is_a_failed_one_there_too(runner):
+    words = (*FEW, "tracker=mlflow", "name=group", "learning_rate=90", "trainer.args.max_grad_norm=0")
+    runner(*words, "trainer.args.max_steps=20", code=3)
+    with sqlite3.connect(runner.folder / "outputs" / "mlflow.db") as base:
+        assert base.execute("select status from runs").fetchall() == [("FAILED",)]
+
+
+def wandb_records(path: Path):
+    """The records of a file that wandb wrote offline: blocks of 32 kB of chunks with a header of 7 bytes each."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, place, whole = path.read_bytes(), 7, b""
+    while place + 7 <= len(data):
+        left = 32768 - place % 32768
+        if left < 7:
+            place += left
+            continue
+        _, size, kind = struct.unpack_from("<IHB", data, place)
+        whole = (b"" if kind in (1, 2) else whole) + data[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):
+            yield Record.FromString(whole)

@@ -1,0 +1,383 @@
+"""What of a model is trained, whole or beside an adapter; each kind of tuner is saved, loads elsewhere and is put back
+as the best checkpoint.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from runner.__main__ import main
+from runner.errors import ConfigError
+from runner.files import shipped
+from runner.model.adapter import train_beside
+from runner.model.freeze import train_weights
+from runner.model.load import load_model, load_tokenizer
+from runner.tray import build_tuner
+
+TINY = "runner://model/tiny"
+LORA = {"_target_": "peft.LoraConfig", "r": 4, "target_modules": "all-linear"}
+
+
+def load(path=TINY, **how):
+    return load_model(str(path), tokenizer=load_tokenizer(str(path)), **how)
+
+
+def trained(model) -> set[str]:
+    return {name for name, weight in model.named_parameters() if weight.requires_grad}
+
+
+# --- By pattern ---------------------------------------------------------------------------------
+
+
+def test_only_what_a_pattern_fits_is_trained():
+    model = train_weights(load(), matching=[r"layers\.1\..*norm", "^model.norm"])
+    assert trained(model) == {
+        "model.layers.1.input_layernorm.weight",
+        "model.layers.1.post_attention_layernorm.weight",
+        "model.norm.weight",
+    }
+
+
+def test_every_pattern_that_fits_nothing_is_told():
+    with pytest.raises(ConfigError) as caught:
+        train_weights(load(), matching=["norm", "nrom", "layer9"])
+    assert [fault.where for fault in caught.value.faults] == ["peft.matching"] * 2
+    with pytest.raises(ConfigError, match="nothing"):
+        train_weights(load(), matching=[])
+
+
+def test_layers_are_trained_whole_beside_an_adapter():
+    model, config = build_tuner(LORA | {"full": [r"layers\.0\.mlp", "model.norm"]}, load(), "lm")
+    adapted = get_peft_model(model, config)
+    whole = {name for name in trained(adapted) if "modules_to_save" in name}
+    assert {name.split("model.model.model.")[1].split(".modules_to_save")[0] for name in whole} == {
+        *(f"layers.0.mlp.{part}_proj" for part in ("gate", "up", "down")),
+        "norm",
+    }
+    low_rank = {name for name in trained(adapted) if "lora_" in name}
+    assert whole | low_rank == trained(adapted)
+    assert any("layers.1.mlp" in name for name in low_rank) and not any("layers.0.mlp" in name for name in low_rank)
+
+
+@pytest.mark.parametrize("pattern", ["lm_head", "embed_tokens"])
+def test_embeddings_that_are_shared_stay_shared(pattern):
+    model = load()
+    assert model.config.tie_word_embeddings
+    _, config = build_tuner(LORA | {"full": [pattern]}, model, "lm")
+    adapted = get_peft_model(model, config)
+    with torch.no_grad():
+        next(weight for name, weight in adapted.named_parameters() if "modules_to_save" in name).add_(1.0)
+    tokens, words = adapted.get_input_embeddings().weight, adapted.get_output_embeddings().weight
+    assert torch.equal(tokens, words) and tokens.mean() > 0.5
+
+
+def test_what_cannot_be_trained_whole_is_told():
+    with pytest.raises(ConfigError) as caught:
+        train_beside(load(), LoraConfig(), ["embd", "norm", "x{9}"])
+    assert [fault.where for fault in caught.value.faults] == ["peft.full"] * 2
+    assert "embed_tokens" in caught.value.faults[0].expected
+    with pytest.raises(ConfigError, match="PromptTuningConfig"):
+        train_beside(load(), PromptTuningConfig(num_virtual_tokens=2), ["norm"])
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        (["peft=pattern", "peft.matching=['*']"], "peft.matching"),
+        (["peft=lora", "peft.full=['(']"], "peft.full"),
+        (["peft=freeze", "peft.full=[norm]"], "peft.full"),
+        (["peft=lora", "peft.full=norm"], "peft.full"),
+    ],
+)
+def test_a_slip_is_told_before_anything_loads(capsys, words, where):
+    assert main([*words, "metric=none"]) == 2
+    assert where in capsys.readouterr().err
+
+
+# --- Tuners of a user's own ---------------------------------------------------------------------
+
+MINE = """
+from peft import LoraConfig, get_peft_model
+
+def biases(model):
+    for name, weight in model.named_parameters():
+        weight.requires_grad_("bias" in name or "norm" in name)
+    return model
+
+def shallow(model, task_type, r):
+    names = [name for name, _ in model.named_modules() if name.endswith("layers.0.self_attn.q_proj")]
+    return LoraConfig(r=r, target_modules=names, task_type=task_type)
+
+def put_on(model, task_type):
+    return get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type=task_type))
+
+def forgetful(model):
+    model.requires_grad_(False)
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    (tmp_path / "my_tuners.py").write_text(MINE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("my_tuners", None)
+
+
+def test_a_tuner_of_ones_own_changes_the_model_or_gives_an_adapter(mine):
+    model, config = build_tuner({"_target_": "my_tuners.biases"}, load(), "lm")
+    assert config is None and all("norm" in name or "bias" in name for name in trained(model))
+    _, config = build_tuner({"_target_": "my_tuners.shallow", "r": 3}, load(), "lm")
+    assert (config.r, config.task_type) == (3, "CAUSAL_LM") and len(config.target_modules) == 1
+    model, config = build_tuner({"_target_": "my_tuners.put_on"}, load(), "lm")
+    assert config is None and isinstance(model, PeftModel)
+    with pytest.raises(ConfigError, match="gave NoneType"):
+        build_tuner({"_target_": "my_tuners.forgetful"}, load(), "lm")
+
+
+# --- Merged -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory) -> Path:
+    """An adapter of the shipped model that changes it a lot."""
+    folder = tmp_path_factory.mktemp("adapter")
+    torch.manual_seed(0)
+    model = get_peft_model(load(), LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=0.05)
+    model.peft_config["default"].base_model_name_or_path = shipped(TINY)
+    model.save_pretrained(folder)
+    load_tokenizer(TINY).save_pretrained(folder)
+    return folder
+
+
+def test_a_merged_adapter_is_a_whole_model_that_answers_like_it(adapter):
+    merged = load(adapter, merge=True)
+    assert not isinstance(merged, PeftModel) and all(weight.requires_grad for weight in merged.parameters())
+    torch.testing.assert_close(logits(merged), logits(load(adapter)), atol=1e-4, rtol=0)
+    assert (logits(merged) - logits(load())).abs().max() > 0.1
+
+
+def test_what_cannot_be_merged_is_told():
+    with pytest.raises(ConfigError) as caught:
+        load(merge=True, quantization_config={"load_in_8bit": True})
+    assert [fault.cure for fault in caught.value.faults] == ["model.merge=false", "quant=none"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "cure"),
+    [
+        (["peft=prompt"], "peft=lora"),
+        (["peft=lora", "trainer=ppo"], "trainer.args.critic=model"),
+    ],
+)
+def test_an_adapter_that_could_not_be_saved_is_refused(train, adapter, capsys, words, cure):
+    done = train("trainer=sft", *words, f"model.path={adapter}", "model.merge=true", *FEW)
+    assert done.code == 2 and cure in capsys.readouterr().err
+
+
+# --- Saved, loaded elsewhere, and put back ------------------------------------------------------
+
+FEW = (
+    *("metric=none", "dataset.limit.train=40", "dataset.limit.eval=4", "trainer.args.max_steps=4"),
+    *("trainer.args.per_device_train_batch_size=4", "trainer.args.logging_steps=1", "learning_rate=2e-3"),
+)
+# The held-out loss falls, and the checkpoint is asked for at which it is highest: an early one.
+BEST = (
+    *("trainer.args.eval_strategy=steps", "trainer.args.eval_steps=1", "trainer.args.save_steps=1"),
+    *("trainer.args.load_best_model_at_end=true", "trainer.args.save_total_limit=1"),
+)
+PROBE = '''
+import json
+from pathlib import Path
+import torch
+from transformers import TrainerCallback
+
+class Probe(TrainerCallback):
+    """Writes what the model answers after each save and at the end."""
+    def __init__(self, folder):
+        self.path, self.said = Path(folder) / "probe.json", {}
+    def ask(self, model):
+        ids = torch.arange(3, 15).unsqueeze(0)
+        modes = [(part, part.training) for part in model.modules()]
+        with torch.no_grad():
+            model.eval()
+            found = {"lm": getattr(model, "policy", model)(input_ids=ids).logits.tolist()}
+            if hasattr(model, "values"):
+                found["values"] = model.values(ids, torch.arange(12)).tolist()
+        for part, training in modes:
+            part.training = training
+        return found
+    def on_save(self, args, state, control, model=None, **more):
+        self.said[state.global_step] = self.ask(model)
+    def on_train_end(self, args, state, control, model=None, **more):
+        self.said |= {"end": self.ask(model), "best": state.best_model_checkpoint}
+        self.path.write_text(json.dumps(self.said))
+'''
+IDS = torch.arange(3, 15).unsqueeze(0)
+
+
+@torch.no_grad()
+def logits(model) -> torch.Tensor:
+    return model.eval()(input_ids=IDS).logits
+
+
+def whole(folder):
+    return logits(AutoModelForCausalLM.from_pretrained(folder))
+
+
+def adapted(folder):
+    return logits(AutoPeftModelForCausalLM.from_pretrained(folder))
+
+
+def scored(folder):
+    return logits(AutoModelForSequenceClassification.from_pretrained(folder))
+
+
+def scored_by_adapter(folder):
+    base = AutoModelForSequenceClassification.from_pretrained(shipped(TINY), num_labels=1)
+    return logits(PeftModel.from_pretrained(base, folder))
+
+
+KINDS = {
+    "whole": (("trainer=sft",), whole),
+    "frozen": (("trainer=dpo", "peft=freeze", "peft.layers=1"), whole),
+    "pattern": (("trainer=sft", "peft=pattern"), whole),
+    "adapter": (("trainer=dpo", "peft=lora"), adapted),
+    "adapter and embeddings": (("trainer=dpo", "peft=lora_embeddings"), adapted),
+    "adapter and a layer": (("trainer=kto", "peft=lora", r"peft.full=['layers\.1\.mlp']"), adapted),
+    "adapter continued": (("trainer=dpo", "model.path={adapter}"), adapted),
+    "merged": (("trainer=sft", "model.path={adapter}", "model.merge=true"), whole),
+    "merged, frozen": (("trainer=dpo", "model.path={adapter}", "model.merge=true", "peft=freeze"), whole),
+    "adapter on merged": (("trainer=dpo", "model.path={adapter}", "model.merge=true", "peft=lora"), whole),
+    "two of everything": (
+        (
+            "trainer=grpo",
+            "model.path={adapter}",
+            "model.merge=true",
+            "peft=lora_embeddings",
+            "kl_coef=0.1",
+            "trainer.args.num_generations=2",
+        ),
+        whole,
+    ),
+    "scores": (("trainer=reward",), scored),
+    "scores by an adapter": (("trainer=reward", "peft=lora"), scored_by_adapter),
+    "scores, frozen": (("trainer=reward", "peft=freeze", "peft.layers=1"), scored),
+    "critic": (("trainer=ppo",), whole),
+    "critic by an adapter": (("trainer=ppo", "peft=lora_embeddings"), adapted),
+    "critic on merged": (
+        ("trainer=ppo", "model.path={adapter}", "model.merge=true", "peft=lora", "trainer.args.critic=model"),
+        whole,
+    ),
+}
+
+
+@pytest.fixture
+def probe(tmp_path, monkeypatch):
+    (tmp_path / "my_probe.py").write_text(PROBE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "allow=[my_probe]", "callback.probe._target_=my_probe.Probe"
+    sys.modules.pop("my_probe", None)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*ensure_weight_tying.*:UserWarning")
+@pytest.mark.parametrize(("words", "back"), KINDS.values(), ids=KINDS)
+def test_each_kind_is_saved_for_others_and_its_best_checkpoint_comes_back(train, probe, adapter, words, back):
+    words = [word.format(adapter=adapter) for word in words]
+    # The last model is the worse one by these, whatever was learnt.
+    figures = {"trainer=ppo": "eval_objective/scores", "trainer=grpo": "eval_kl"}
+    figure, greater = figures.get(words[0], "eval_loss"), words[0] != "trainer=grpo"
+    best = (f"trainer.args.metric_for_best_model={figure}", f"trainer.args.greater_is_better={str(greater).lower()}")
+    done = train(*words, *FEW, *BEST, *best, *probe)
+    assert (done.code, done.state()) == (0, "finished")
+    said = json.loads((done.run.folder / "probe.json").read_text())
+    step = said["best"].rpartition("-")[2]
+    end = torch.tensor(said["end"]["lm"])
+    assert torch.equal(end, torch.tensor(said[step]["lm"]))
+    others = [torch.tensor(said[str(other)]["lm"]) for other in range(1, 5) if str(other) != step]
+    assert all((end - other).abs().max() > 1e-4 for other in others)
+    assert step != "4"
+    torch.testing.assert_close(back(done.run.model), end, atol=2e-4, rtol=0)
+    names = {path.name for path in done.run.model.iterdir()}
+    assert {"tokenizer.json", "training_args.json"} <= names and not any(name.endswith(".bin") for name in names)
+    assert ("adapter_config.json" in names) == (back in (adapted, scored_by_adapter))
+    assert AutoTokenizer.from_pretrained(done.run.model)("0 1").input_ids
+    args = json.loads((done.run.model / "training_args.json").read_text())
+    assert args["learning_rate"] == 2e-3 and "output_dir" not in args
+    if words[0] == "trainer=ppo":
+        assert said["end"]["values"] == said[step]["values"]
+        check_values(done.run.model, torch.tensor(said["end"]["values"]))
+
+
+def check_values(folder: Path, values: torch.Tensor) -> None:
+    """The critic alone: a model with one label, or an adapter with a head."""
+    critic = folder / "value_model"
+    if (critic / "config.json").exists():
+        model = AutoModelForSequenceClassification.from_pretrained(critic)
+        weights = model.score
+    else:
+        model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(shipped(TINY)), critic / "critic")
+        weights = load_file(critic / "value_head.safetensors")
+    trunk = model.get_base_model().base_model if isinstance(model, PeftModel) else model.base_model
+    with torch.no_grad():
+        states = trunk.eval()(input_ids=IDS).last_hidden_state[0]
+        found = (
+            weights(states)[:, 0]
+            if callable(weights)
+            else (states @ weights["score.weight"].T + weights["score.bias"])[:, 0]
+        )
+    torch.testing.assert_close(found, values, atol=2e-4, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*ensure_weight_tying.*:UserWarning")  # of a second adapter, which is tied too
+@pytest.mark.parametrize("how", [(), ("model.merge=true",), ("model.merge=true", "peft=lora")], ids=" ".join)
+@pytest.mark.parametrize("trainer", ["dpo", "ppo"])
+def test_an_adapter_with_whole_layers_is_the_start_of_a_next_stage(train, probe, trainer, how):
+    first = train("trainer=sft", "peft=lora_embeddings", *FEW, name="first")
+    start = adapted(first.run.model)
+    words = (f"trainer={trainer}", f"model.path={first.run.model}", *how, *FEW, "learning_rate=1e-3")
+    words += ("trainer.args.critic=model",) if trainer == "ppo" and len(how) == 2 else ()
+    second = train(*words, *probe, name="second")
+    assert second.code == 0
+    end = (whole if how else adapted)(second.run.model)
+    said = json.loads((second.run.folder / "probe.json").read_text())["end"]["lm"]
+    torch.testing.assert_close(end, torch.tensor(said), atol=2e-4, rtol=0)
+    assert (end - start).abs().max() > 1e-3
+    kl = [
+        line[key] for line in second.lines for key in ("rewards/margins", "objective/kl") if line.get(key) is not None
+    ]
+    assert abs(kl[0]) < 1e-4  # the first step starts at its reference, embeddings and all
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["adapter and embeddings", "adapter on merged", "pattern"])
+def test_a_run_goes_on_from_its_checkpoint_with_the_same_bits(train, adapter, tmp_path, name):
+    from runner.files import files_of, read_json, write_json
+
+    words = [word.format(adapter=adapter) for word in KINDS[name][0]]
+    whole_run = train(*words, *FEW, "trainer.args.save_steps=2", name="whole")
+    again = train(*words, *FEW, "trainer.args.save_steps=2", name="again")
+    for part in ("checkpoints/checkpoint-4", "model", "scores.json"):
+        path = again.run.folder / part
+        path.rename(tmp_path / path.name)
+    status = read_json(again.run.folder / "status.json")
+    write_json(again.run.folder / "status.json", status | {"state": "interrupted"})
+    assert train(*words, *FEW, "trainer.args.save_steps=2", name="again").code == 0
+    weights = [
+        {name: digest for name, digest in files_of(done.run.model).items() if name.endswith(".safetensors")}
+        for done in (whole_run, again)
+    ]
+    assert weights[0] == weights[1] != {}

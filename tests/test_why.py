@@ -1,0 +1,143 @@
+"""Where a value comes from: file and line, word, the runner, or the installed source; and what it overrode."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from laid import lay_run
+
+from runner.__main__ import main
+from runner.config import MENU, compose
+from runner.origin import read_settings
+
+
+def why(capsys, *words, code=0):
+    assert main(["why", *words]) == code
+    out = capsys.readouterr()
+    return out.err if code else out.out
+
+
+def line_of(place):
+    """The text at ``conf/file.yaml:7``, or of a line in the installed source."""
+    file, _, number = place.partition(":")
+    root = (
+        MENU.parent
+        if file.startswith("conf/")
+        else Path(__import__("importlib").util.find_spec("trl").origin).parents[1]
+    )
+    return (root / file).read_text().splitlines()[int(number) - 1]
+
+
+def test_a_value_is_followed_to_the_file_that_counts_and_past_all_that_it_overrode(capsys):
+    text = why(capsys, "trainer.args.learning_rate", "trainer=dpo", "experiment=toy_dpo")
+    first, second = re.split(r"^(?=learning_rate)", text, flags=re.MULTILINE)
+    assert first.splitlines()[0] == "trainer.args.learning_rate = 0.0001"
+    assert "is    ${learning_rate}  conf/trainer/dpo.yaml:" in first and "(default of DPOConfig)" in first
+    places = [line.split()[2] for line in second.splitlines()[1:]]
+    assert [place.split(":")[0] for place in places] == [
+        "conf/experiment/toy_dpo.yaml",
+        "conf/model/tiny.yaml",
+        "conf/trainer/dpo.yaml",
+        "conf/config.yaml",
+    ]
+    assert all(line_of(place).lstrip().startswith("learning_rate:") for place in places)
+    default = re.search(r"trl/\S+:\d+", first)[0]
+    assert "learning_rate: float" in line_of(default)
+
+
+def test_a_typed_word_counts_most(capsys):
+    lines = why(capsys, "max_steps", "trainer.args.max_steps=7").splitlines()
+    assert lines[0] == "trainer.args.max_steps = 7" and lines[1].split() == ["is", "7", "command", "line"]
+    assert lines[2].split()[:2] == ["over", "80"] and lines[3].split()[:2] == ["over", "-1"]
+
+
+def test_a_typed_mapping_gives_each_of_its_keys(capsys):
+    assert "is    5     command line" in why(capsys, "dataset.limit.train", "dataset.limit={train: 5}")
+
+
+def test_what_nobody_sets_is_the_default_of_the_installed_source(capsys):
+    text = why(capsys, "trainer.args.warmup_steps")
+    assert text.splitlines()[0] == "trainer.args.warmup_steps = 0"
+    assert "warmup_steps: " in line_of(re.search(r"transformers/\S+:\d+", text)[0])
+
+
+def test_what_the_runner_decides_is_read_from_its_own_source(capsys):
+    text = why(capsys, "trainer.args.seed", "seed=3")
+    assert "cfg['seed']  runner/tray.py:" in text and "seed = 3\n  is    3  command line" in text
+    assert "on a machine without a GPU" in why(capsys, "trainer.args.bf16")
+    assert text.count("over") == 2  # 42 of transformers, 0 of conf/config.yaml
+
+
+def test_a_node_lists_its_keys(capsys):
+    text = why(capsys, "peft", "peft=lora", "peft.r=4")
+    assert re.search(r"peft\.r +4 +command line", text) and re.search(
+        r"peft\.lora_alpha +32 +conf/peft/lora.yaml:\d", text
+    )
+
+
+def test_the_words_of_a_stage_have_the_lines_of_its_experiment(capsys):
+    text = why(capsys, "learning_rate", "experiment=toy_rlhf", "ppo.learning_rate=2e-4")
+    stages = re.split(r"^stage (\w+)\n", text, flags=re.MULTILINE)[1:]
+    found = dict(zip(stages[::2], stages[1::2], strict=True))
+    assert list(found) == ["sft", "reward_model", "ppo"]
+    places = [re.search(r"conf/experiment/toy_rlhf.yaml:\d+", found[stage])[0] for stage in ("sft", "reward_model")]
+    assert len(set(places)) == 2 and all("learning_rate=3e-4" in line_of(place) for place in places)
+    assert "is    2e-4  command line" in found["ppo"]
+    only = why(capsys, "ppo.kl_coef", "experiment=toy_rlhf")
+    assert "stage ppo" in only and "stage sft" not in only and "kl_coef = 0.1" in only
+
+
+def test_a_folder_of_the_users_own_is_shown_as_one_types_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine" / "peft").mkdir(parents=True)
+    (tmp_path / "mine" / "peft" / "lora.yaml").write_text("# My own.\n_target_: peft.LoraConfig\nr: 5\n")
+    assert "is    5  mine/peft/lora.yaml:3" in why(capsys, "peft.r", "peft=lora", "--config-dir", "mine")
+
+
+def test_a_wrong_configuration_can_be_asked_about(capsys):
+    text = why(capsys, "trainer.args.lerning_rate", "trainer.args.lerning_rate=1")
+    assert "is  1  command line" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trainer.args.lerning_rate"], "python -m runner why trainer.args.learning_rate"),
+        (["path"], "dataset.path, model.path, model.tokenizer.path"),
+        (["zzz"], "no such key"),
+        ([], "no key"),
+        (["seed", "trainer=dop"], "trainer=dpo"),
+        (["seed", "-m", "seed=1,2"], "one configuration"),
+    ],
+)
+def test_what_cannot_be_answered_is_told_with_the_nearest(words, said, capsys):
+    assert said in why(capsys, *words, code=2)
+
+
+def test_of_a_run_the_frozen_value_and_what_the_files_say_today(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["trainer=dpo", "kl_coef=0.3", "name=x"]
+    folder = lay_run(tmp_path / "outputs" / "x" / "run", words=words)
+    cfg = compose(words).cfg
+    (folder / "config.yaml").write_text(yaml.safe_dump(cfg | {"learning_rate": 0.5}))
+    text = why(capsys, "trainer.args.beta", "x")
+    assert "trainer.args.beta = 0.3  frozen in outputs/x/run/config.yaml" in text and "changed" not in text
+    assert "made by   python -m runner trainer=dpo kl_coef=0.3 name=x" in text and "0.3   command line" in text
+    text = why(capsys, "learning_rate", "x")
+    assert "learning_rate = 0.5  frozen" in text and "changed   the files of today would make it 0.0001" in text
+    assert "overrides" in why(capsys, "seed", "x", "seed=1", code=2)
+
+
+def test_the_lines_of_a_file(tmp_path):
+    file = tmp_path / "x.yaml"
+    file.write_text("defaults: [a]\na:\n  b: 1e-4  # rate\n  c: [1,\n    2]\nd: {e: 'x', f: '${a.b}'}\ng:\nh: {}\n")
+    found = [(entry.key, entry.text, entry.place.rpartition(":")[2]) for entry in read_settings(file, "top")]
+    assert found == [
+        ("top.a.b", "1e-4", "3"),
+        ("top.a.c", "[1,2]", "4"),
+        ("top.d.e", "'x'", "6"),
+        ("top.d.f", "'${a.b}'", "6"),
+        ("top.g", "null", "7"),
+        ("top.h", "{}", "8"),
+    ]
