@@ -32,8 +32,6 @@ from runner.sweep.progress import Live, Stages, first_line
 from runner.work import finished, settle
 
 VERBS = sorted(path.stem for path in (PACKAGE / "command").glob("[a-z]*.py"))
-COMPOSING = ("preview", "why")  # verbs that take what a training takes
-DRAFTING = ("predict", "evaluate")  # verbs that take some parts of it
 
 
 @dataclass(frozen=True)
@@ -60,12 +58,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if line.verb != "train" and {"--help", "-h"} & set(line.inspect):
             print((import_module(f"runner.command.{line.verb}").__doc__ or "").strip())
             return 0
-        if line.verb in COMPOSING and not line.inspect:
-            settle()
-            return import_module(f"runner.command.{line.verb}").main(line, compose)
-        if line.verb in DRAFTING and not line.inspect:
-            settle()
-            return import_module(f"runner.command.{line.verb}").main(line, stage.draft)
         if line.inspect:
             return inspect(line)
         if line.verb != "train":
@@ -77,6 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.code
     except KeyboardInterrupt:  # between two runs, where no worker listens
         return 130
+    except BrokenPipeError:  # whoever read along has seen enough
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  or Python would complain when it leaves
+        return 0
 
 
 def read_command_line(words: Sequence[str]) -> CommandLine:

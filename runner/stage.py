@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from runner.check import check
 from runner.check.known import TOP
 from runner.check.value import nearest
 from runner.errors import ConfigError, Fault
+from runner.match import find_mismatches
 from runner.run import Run, folder_of
 from runner.signature.type import shortened
 
@@ -51,7 +51,7 @@ def faults_of(composed: config.Composed, folders: Sequence[Path] = ()) -> list[F
     allow = tuple(composed.cfg.get("allow") or ()) if "allow" in composed.typed else ()
     menu = config.read_menu(folders)
     faults = check(composed.cfg, menu=menu, allow=allow, typed=composed.typed)
-    return faults or import_module("runner.command.train").mismatches(composed.cfg, menu)
+    return faults or find_mismatches(composed.cfg, menu)
 
 
 def _compose_all(overrides: Sequence[str], folders: Sequence[Path]) -> list[config.Composed]:

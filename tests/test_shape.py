@@ -25,15 +25,16 @@ ROOMS = {
         "collator",
         "tracker",
     },
-    3: {"tray", "held_out", "origin", "dialect", "inference"},
+    3: {"tray", "held_out", "match", "stage", "origin", "dialect", "inference"},
     4: {"command"},
-    5: {"launcher", "stage", "sweep", "work"},
+    5: {"launcher", "sweep", "work"},
     6: {"__main__"},
 }
 LEVEL = {room: level for level, rooms in ROOMS.items() for room in rooms}
 # A launcher may start the worker in its own process.
-SIDEWAYS = {("launcher", "work"), ("sweep", "work"), ("sweep", "stage"), ("held_out", "tray")}
+SIDEWAYS = {("launcher", "work"), ("sweep", "work"), ("held_out", "tray")}
 SIDEWAYS |= {("inference", "tray"), ("inference", "held_out")}
+SIDEWAYS |= {("match", "tray"), ("match", "held_out"), ("stage", "match"), ("inference", "stage")}
 HEAVY = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib")
 
 

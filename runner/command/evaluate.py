@@ -45,7 +45,7 @@ from runner.held_out import find_metric_faults
 from runner.inference.paper import key_of, state_of, to_line
 from runner.inference.rows import find_form_fault, read_sets
 from runner.inference.weights import Weights, find_weights, load
-from runner.inference.words import OPTIONS, Asked, Draft, Kind, read_asked
+from runner.inference.words import OPTIONS, Asked, Kind, read_asked
 from runner.report.number import number
 from runner.report.table import Column, lay_out, shown
 from runner.tray import build_metrics, named
@@ -89,16 +89,16 @@ class Result:
     notes: list[str] = field(default_factory=list)
 
 
-def main(line: Any, draft: Draft) -> int:
+def main(line: Any) -> int:
     """Evaluate what the command line asks, print a table, and return 0 when the figures are written."""
-    asked = read_asked(line, draft, "evaluate", OWN, PARTS)
+    asked = read_asked(line, "evaluate", OWN, PARTS)
     side = Side(asked, find_weights(asked.run, asked.options.get("checkpoint")))
     if asked.options.get("evaluate"):
         return evaluate_tasks(side)
     asked, notes = _fitting(asked)
     side = Side(asked, side.weights)
     _check(asked)
-    other = _other(line, draft, asked)
+    other = _other(line, asked)
     print(f"model     {side.name}" + (f"\nagainst   {other.name}" if other else ""), flush=True)
     began = time.monotonic()
     result = measure(side, notes)
@@ -160,7 +160,7 @@ def _check(asked: Asked) -> None:
         raise ConfigError(faults)
 
 
-def _other(line: Any, draft: Draft, asked: Asked) -> Side | None:
+def _other(line: Any, asked: Asked) -> Side | None:
     """The model to compare with: another run, on the same rows, with the same metrics and rewards."""
     wish = asked.options.get("against")
     if wish is None:
@@ -168,7 +168,7 @@ def _other(line: Any, draft: Draft, asked: Asked) -> Side | None:
     if wish == "start":
         return Side(asked, Weights("start"))
     words = [word for word in line.overrides if word.startswith("output_root=")]
-    theirs = read_asked(dataclasses.replace(line, runs=[wish], overrides=words), draft, "evaluate", OWN, PARTS)
+    theirs = read_asked(dataclasses.replace(line, runs=[wish], overrides=words), "evaluate", OWN, PARTS)
     if theirs.head != asked.head:
         raise ConfigError(Fault("against", f"{wish} is a {theirs.head} model", f"an {asked.head} model"))
     shared = {name: asked.cfg.get(name) for name in ("dataset", "metric", "reward", "allow", "seed")}

@@ -42,7 +42,7 @@ from runner.files import read_last_row
 from runner.inference.paper import Paper, continued, key_of, state_of
 from runner.inference.rows import find_form_fault, read_sets
 from runner.inference.weights import Weights, find_weights, load
-from runner.inference.words import OPTIONS, Asked, Draft, Kind, read_asked
+from runner.inference.words import OPTIONS, Asked, Kind, read_asked
 from runner.report.number import number
 from runner.report.read import SAMPLES
 from runner.report.table import shown
@@ -52,9 +52,9 @@ PARTS = ("model", "dataset", "quant")
 SHOWN = 3  # completions on the terminal
 
 
-def main(line: Any, draft: Draft) -> int:
+def main(line: Any) -> int:
     """Answer what the command line asks, and return 0 when all of it is written."""
-    asked = read_asked(line, draft, "predict", OWN, PARTS)
+    asked = read_asked(line, "predict", OWN, PARTS)
     weights = find_weights(asked.run, asked.options.get("checkpoint"))
     _check(asked)
     if "prompt" in asked.options:

@@ -21,13 +21,14 @@ import logging
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from runner import stage
 from runner.config import Composed, asked_for, build
 from runner.errors import ConfigError, Fault
 from runner.files import shipped, write_text
@@ -63,12 +64,12 @@ class Wishes:
     which: str = "train"
 
 
-def main(line: Any, compose: Callable[[Any, Sequence[str]], list[Composed]]) -> int:
+def main(line: Any) -> int:
     """Print the preview of what the command line means, and return 2 where a training would be refused."""
     if line.multirun:
         raise ConfigError(Fault("command line", "-m", "one configuration to look at", "one value of each key, no -m"))
     wishes, words = read_wishes(line.overrides)
-    runs = _runs(line.runs, words) if line.runs else compose(line, words)
+    runs = _runs(line.runs, words) if line.runs else stage.compose(words, line.folders)
     sheets, origins = [], {}
     with _quiet():
         for composed in runs:
@@ -178,7 +179,7 @@ def _write_stand_in(cfg: Mapping[str, Any], folder: Path) -> Path:
     return folder
 
 
-def look(cfg: Mapping[str, Any], wishes: Wishes, stage: str = "") -> list[Sheet]:
+def look(cfg: Mapping[str, Any], wishes: Wishes, of: str = "") -> list[Sheet]:
     """The sheets of one run: its training rows, its held-out sets, or both."""
     with tempfile.TemporaryDirectory(prefix="preview-") as place:
         light = lighten(cfg, max(SAMPLE, wishes.rows), _write_stand_in(cfg, Path(place) / "model"))
@@ -188,7 +189,7 @@ def look(cfg: Mapping[str, Any], wishes: Wishes, stage: str = "") -> list[Sheet]
         trainer, node = parts["trainer"], cfg["trainer"]
         how = {"form": node["form"], "head": node["head"], "ends": _ends(cfg, policy_of(trainer))}
         how["count"] = max(SAMPLE, wishes.rows)
-        named = f"{stage} train" if stage else "train"
+        named = f"{of} train" if of else "train"
         sheets = []
         if wishes.which != "eval":
             seen = inspect_training(trainer, parts["train_dataset"], **how)
@@ -196,7 +197,7 @@ def look(cfg: Mapping[str, Any], wishes: Wishes, stage: str = "") -> list[Sheet]
         if wishes.which != "train":
             for name, rows in _held_out(parts["eval_dataset"]):
                 seen = inspect_evaluation(trainer, name, rows, **how)
-                sheets.append(_sheet(" ".join(filter(None, (stage, "eval", name))), seen, wishes.rows))
+                sheets.append(_sheet(" ".join(filter(None, (of, "eval", name))), seen, wishes.rows))
     return sheets
 
 

@@ -14,14 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from runner.config import Options
-from runner.dataset.convert import FORMS_FOR, fits
 from runner.errors import ConfigError, DataError, Fault, FolderError
 from runner.files import files_of, read_json, seal, shipped, strict, write_json, write_text
-from runner.held_out import find_metric_faults, held_out_scores, measure_in
+from runner.held_out import held_out_scores, measure_in
 from runner.inspection import find_faults, inspect_training, stop_ids
 from runner.run import Run, last_checkpoint, write_manifest
-from runner.tray import TRACKER_VARIABLES, find_callback_faults, foreign_variable, lay_out, path_of, policy_of
+from runner.tray import lay_out, path_of, policy_of
 
 
 def train(run: Run, stop: Any) -> None:
@@ -44,45 +42,6 @@ def train(run: Run, stop: Any) -> None:
         if trainer.state.global_step == 0:
             raise DataError(_no_steps(parts["args"], len(parts["train_dataset"])))
         _finish(run, parts, time.monotonic() - began)
-
-
-def mismatches(cfg: Mapping[str, Any], menu: Options) -> list[Fault]:
-    """Parts that are each right and do not go together; read from the configuration alone, before anything loads."""
-    rows, args = cfg["dataset"], cfg["trainer"]["args"]
-    form, wanted = rows.get("form"), cfg["trainer"]["form"]
-    faults = []
-    if not fits(form, wanted):
-        found = f"{form} rows ({rows.get('path')})"
-        expected = f"rows that can become {wanted} rows: {', '.join(FORMS_FOR[wanted])}"
-        faults.append(Fault("dataset", found, expected, f"dataset=<{' | '.join(_datasets_for(wanted, menu))}>"))
-    faults += find_metric_faults(cfg)
-    faults += find_callback_faults(cfg)
-    variables = cfg["tracker"].get("environment") or {}
-    faults += [foreign_variable(name) for name in variables if not name.startswith(TRACKER_VARIABLES)]
-    evaluates = args.get("eval_strategy", "no") not in ("no", False)
-    if evaluates and "split" in rows and not (rows["split"] or {}).get("eval"):
-        where = "trainer.args.eval_strategy"
-        faults.append(Fault(where, str(args["eval_strategy"]), "held-out rows", "dataset.split.eval=<split>"))
-    if rows.get("streaming") and int(args.get("max_steps") or -1) < 1:
-        where, cure = "dataset.streaming", "trainer.args.max_steps=<steps>"
-        faults.append(Fault(where, "a stream, whose length nobody knows", "a number of steps", cure))
-    return faults
-
-
-def _datasets_for(wanted: str, menu: Options) -> list[str]:
-    """The options of the dataset group whose rows can feed a trainer."""
-    import yaml
-
-    from runner.config import MENU
-
-    names = []
-    for name in menu.get("dataset", []):
-        path = MENU / "dataset" / f"{name}.yaml"
-        node = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
-        form = (node.get("dataset") or node).get("form")
-        if form and fits(form, wanted):
-            names.append(name)
-    return names
 
 
 def _start(run: Run, parts: Mapping[str, Any]) -> None:

@@ -13,11 +13,11 @@ counts, the lines below it are what it overrode, and references such as ${learni
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner import config
+from runner import config, stage
 from runner.check.known import keys_of, nodes
 from runner.check.value import nearest
 from runner.config import Composed
@@ -34,10 +34,8 @@ from runner.signature import read_signature, written
 
 WIDEST = 36  # characters of a value
 
-Compose = Callable[[Any, Sequence[str]], list[Composed]]
 
-
-def main(line: Any, compose: Compose) -> int:
+def main(line: Any) -> int:
     """Print where the value of the key comes from, for each configuration that the command line means."""
     if line.multirun or not line.runs:
         found = "-m" if line.multirun else "no key"
@@ -45,25 +43,25 @@ def main(line: Any, compose: Compose) -> int:
         raise ConfigError(Fault("KEY", found, "one key of one configuration", cure))
     key, *words = line.runs
     if words:
-        print("\n".join(_of_run(line, key, *find_runs(words, f"why {key}", 1), compose)))
+        print("\n".join(_of_run(line, key, *find_runs(words, f"why {key}", 1))))
         return 0
-    print("\n".join(_of_all(key, _composed(line, compose), line.folders)))
+    print("\n".join(_of_all(key, _composed(line.overrides, line.folders), line.folders)))
     return 0
 
 
-def _composed(line: Any, compose: Compose) -> list[Composed]:
+def _composed(overrides: Sequence[str], folders: Sequence[Path]) -> list[Composed]:
     """The configurations that are meant; what is wrong with one keeps nobody from asking why."""
     try:
-        composed = config.compose(line.overrides, line.folders)
-    except ConfigError:  # such as a reference to another run, which only the door can follow
-        return compose(line, line.overrides)
-    return compose(line, line.overrides) if "stages" in composed.cfg else [composed]
+        composed = config.compose(overrides, folders)
+    except ConfigError:  # such as a reference to another run
+        return stage.compose(overrides, folders)
+    return stage.compose(overrides, folders) if "stages" in composed.cfg else [composed]
 
 
 def _of_all(key: str, runs: Sequence[Composed], folders: Sequence[Path]) -> Iterator[str]:
     """The answer for each stage, or for the one that stands in front of the key."""
-    stage, _, inner = key.partition(".")
-    meant = [composed for composed in runs if composed.stage == stage] if inner else []
+    head, _, inner = key.partition(".")
+    meant = [composed for composed in runs if composed.stage == head] if inner else []
     for number, composed in enumerate(meant or runs):
         if composed.stage:
             yield ("\n" if number else "") + f"stage {composed.stage}"
@@ -179,7 +177,7 @@ def _keys(cfg: Mapping[str, Any], path: str = "") -> Iterator[str]:
 # --- Of a run -------------------------------------------------------------------------------------
 
 
-def _of_run(line: Any, key: str, run: Papers, compose: Compose) -> Iterator[str]:
+def _of_run(line: Any, key: str, run: Papers) -> Iterator[str]:
     """The frozen value, the words that made it, and where today's files would take it from."""
     if line.overrides:
         expected = "either a run, which is frozen, or overrides"
@@ -188,7 +186,7 @@ def _of_run(line: Any, key: str, run: Papers, compose: Compose) -> Iterator[str]
     frozen = select(run.cfg, key)
     yield f"{key} = {short(written(frozen), WIDEST)}  frozen in {run.run}/config.yaml"
     yield f"made by   {command_of(run)}"
-    composed, folders = _again(run, compose, line)
+    composed, folders = _again(run)
     if composed is None:
         yield "these words compose nothing today, or the folder does not have them"
         return
@@ -199,15 +197,13 @@ def _of_run(line: Any, key: str, run: Papers, compose: Compose) -> Iterator[str]
     yield from explain(key, origins_of(composed, folders))
 
 
-def _again(run: Papers, compose: Compose, line: Any) -> tuple[Composed | None, list[Path]]:
+def _again(run: Papers) -> tuple[Composed | None, list[Path]]:
     """What the words of a run compose today, of a staged experiment that run's own stage."""
-    from dataclasses import replace
-
     overrides, folders = folders_in(words_of(run) or [])
     if words_of(run) is None:
         return None, folders
     try:
-        runs = _composed(replace(line, overrides=overrides, folders=folders), compose)
+        runs = _composed(overrides, folders)
     except ConfigError:
         return None, folders
     own = [composed for composed in runs if composed.cfg.get("name") == run.cfg.get("name")]

@@ -7,7 +7,7 @@ those of a training. What the words ask of a model is not done here, and nothing
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,7 @@ from runner.errors import ConfigError, Fault, FolderError
 from runner.report.find import find_runs
 from runner.report.table import shown
 from runner.run import Run
-
-Draft = Callable[[Sequence[str], Sequence[Path]], config.Composed]
+from runner.stage import draft
 
 PARTS = ("model", "dataset", "quant", "metric", "reward")  # of a configuration, what is used here
 SETTINGS = ("allow", "output_root")  # of its top level
@@ -117,8 +116,8 @@ class Asked:
         return Path(str(self.cfg["output_root"])) / room / stem
 
 
-def read_asked(line: Any, draft: Draft, verb: str, own: Mapping[str, Kind], parts: Sequence[str]) -> Asked:
-    """What is asked, or every fault of it at once; ``draft`` composes words without checking them."""
+def read_asked(line: Any, verb: str, own: Mapping[str, Kind], parts: Sequence[str]) -> Asked:
+    """What is asked, or every fault of it at once."""
     if line.multirun:
         raise ConfigError(Fault("command line", "-m", f"one thing to {verb}", f"one value of each key, {verb} again"))
     options, words, faults = _sorted(line.overrides, verb, own, parts)
@@ -134,7 +133,7 @@ def read_asked(line: Any, draft: Draft, verb: str, own: Mapping[str, Kind], part
         raise ConfigError(faults)
     root = Path(next((word.partition("=")[2] for word in words if word.startswith("output_root=")), "outputs"))
     run = _read_run(line.runs, verb, root) if line.runs else None
-    cfg = _merged(run, words, draft, line.folders) if run else _fresh(words, draft, line.folders)
+    cfg = _merged(run, words, line.folders) if run else _fresh(words, line.folders)
     chosen = {re.split(r"[.=]", word.lstrip("+~"))[0] for word in words}
     _check(cfg, words, parts, line.folders)
     return Asked(options, cfg, run, frozenset(chosen), _name_of_data(options, words, cfg))
@@ -191,7 +190,7 @@ def _read_run(words: Sequence[str], verb: str, root: Path) -> Run:
 # --- The configuration ----------------------------------------------------------------------------
 
 
-def _fresh(words: Sequence[str], draft: Draft, folders: Sequence[Path]) -> dict[str, Any]:
+def _fresh(words: Sequence[str], folders: Sequence[Path]) -> dict[str, Any]:
     """The parts that words alone make; those that a training would need besides are none."""
     # A trainer that takes rewards keeps those that a dataset brings.
     composed = draft(["trainer=grpo", *words], folders).cfg
@@ -199,7 +198,7 @@ def _fresh(words: Sequence[str], draft: Draft, folders: Sequence[Path]) -> dict[
     return kept | {"seed": 0, "allow": composed.get("allow") or [], "trainer": {"head": "lm", "args": {}}}
 
 
-def _merged(run: Run, words: Sequence[str], draft: Draft, folders: Sequence[Path]) -> dict[str, Any]:
+def _merged(run: Run, words: Sequence[str], folders: Sequence[Path]) -> dict[str, Any]:
     """A run's frozen parts with the words laid over them; a group that is chosen anew comes whole from the menu.
 
     A dataset brings the metrics and rewards that fit it, unless words choose others.
