@@ -17,7 +17,8 @@ from runner.metric import kind_of
 from runner.metric.ask import Metric
 from runner.run import Run
 from runner.signature import read_signature
-from runner.tray import build_metrics, named, policy_of
+from runner.tray.judge import build_metrics, named
+from runner.tray.model import policy_of
 
 UNKNOWN = object()  # what a dataset of one's own holds out
 CLOCK = ("_runtime", "_per_second", "_time", "epoch", "num_tokens")

@@ -14,7 +14,8 @@ from runner.config import MENU, Options
 from runner.dataset.convert import FORMS_FOR, fits
 from runner.errors import Fault
 from runner.held_out import find_metric_faults
-from runner.tray import TRACKER_VARIABLES, find_callback_faults, foreign_variable
+from runner.tray.argument import TRACKER_VARIABLES, foreign_variable
+from runner.tray.callback import find_callback_faults
 
 
 def find_mismatches(cfg: Mapping[str, Any], menu: Options) -> list[Fault]:

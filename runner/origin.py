@@ -96,14 +96,17 @@ def of_machine(name: str) -> Iterator[tuple[str, Setting]]:
         "kept_back": "the runner, always",
         "ON_CPU": "the runner, on a machine without a GPU",
     }
-    file = PACKAGE / "tray.py"
+    file = PACKAGE / "tray" / "argument.py"
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         match node:
             case ast.Assign(targets=[ast.Name(id=kind)], value=ast.Dict() as table) if kind in notes:
                 for key, entry in zip(table.keys, table.values, strict=True):
                     if isinstance(key, ast.Constant) and key.value == name:
                         text = written(entry.value) if isinstance(entry, ast.Constant) else ast.unparse(entry)
-                        yield kind, Setting(f"trainer.args.{name}", text, f"runner/tray.py:{key.lineno}", notes[kind])
+                        yield (
+                            kind,
+                            Setting(f"trainer.args.{name}", text, f"runner/tray/argument.py:{key.lineno}", notes[kind]),
+                        )
 
 
 def read_origins(

@@ -48,7 +48,7 @@ from runner.inference.weights import Weights, find_weights, load
 from runner.inference.words import OPTIONS, Asked, Kind, read_asked
 from runner.report.number import number
 from runner.report.table import Column, lay_out, shown
-from runner.tray import build_metrics, named
+from runner.tray.judge import build_metrics, named
 
 OWN = OPTIONS | {
     "against": Kind(example="outputs/<name>/<run>"),

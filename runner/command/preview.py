@@ -35,7 +35,8 @@ from runner.files import shipped, write_text
 from runner.inspection import SAMPLE, Inspection, find_faults, inspect_evaluation, inspect_training, stop_ids
 from runner.report.tokens import WIDTH, Sheet, to_page, to_terminal
 from runner.run import Run, folder_of, key_of
-from runner.tray import lay_out, policy_of
+from runner.tray import lay_out
+from runner.tray.model import policy_of
 
 SETS = ("train", "eval", "all")
 LOADER = "runner.model.load.load_model"

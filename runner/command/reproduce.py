@@ -140,7 +140,7 @@ def _git(*words: str, text: str | None = None, folder: Path | None = None) -> st
 
 def compare_data(run: Papers, cfg: Mapping[str, Any]) -> None:
     """Load the rows as a training would, and raise DataError with every set that is no longer the same."""
-    from runner.tray import build_rules, columns_asked_for
+    from runner.tray.loss import build_rules, columns_asked_for
 
     then = run.manifest.get("data")
     if not isinstance(then, Mapping):

@@ -19,7 +19,8 @@ from runner.files import files_of, read_json, seal, shipped, strict, write_json,
 from runner.held_out import held_out_scores, measure_in
 from runner.inspection import find_faults, inspect_training, stop_ids
 from runner.run import Run, last_checkpoint, write_manifest
-from runner.tray import lay_out, path_of, policy_of
+from runner.tray import lay_out
+from runner.tray.model import path_of, policy_of
 
 
 def train(run: Run, stop: Any) -> None:

@@ -17,7 +17,7 @@ from runner.held_out import read_given, to_columns
 from runner.inspection import spell_prompt, stop_ids
 from runner.metric.ask import to_numbers
 from runner.model.sample import Ask, Drawn, Sampling, draw_batch, in_batches, longest_text
-from runner.tray import build_rewards, named
+from runner.tray.judge import build_rewards, named
 
 BATCH = 32
 BUDGET = 8192  # padded tokens that a reward model reads at once

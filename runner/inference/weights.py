@@ -135,7 +135,7 @@ def _tokenizer(cfg: Mapping[str, Any], folder: Path | None) -> Any:
 
 def _start(cfg: Mapping[str, Any], tokenizer: Any, head: str) -> Any:
     """The model that the training began with."""
-    from runner.tray import path_of
+    from runner.tray.model import path_of
 
     node = {key: value for key, value in cfg["model"].items() if key != "tokenizer"} | path_of(cfg)
     how = {"quantization_config": build(cfg.get("quant")), "seed": cfg.get("seed", 0)}

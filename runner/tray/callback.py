@@ -1,0 +1,125 @@
+"""The user's callbacks and ours, in the order in which they must come."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from runner.config import asked_for, serve
+from runner.dataset.convert import fits
+from runner.errors import ConfigError, Fault
+from runner.run import Run
+from runner.signature import read_signature
+from runner.tray.judge import named
+
+
+def build_callbacks(run: Run, args: Any, stop: Any, peft_config: Any, served: Mapping[str, Any]) -> list[Any]:
+    """The user's callbacks as they are listed, and then ours; the seal comes last, when it is decided what a step
+    will save.
+    """
+    from runner.callback import Finite, FirstMargin, Progress, Record, StopAtStep
+    from runner.checkpoint import Seal, cycle_steps
+    from runner.model.adapter import moves_start
+
+    theirs = named(run.cfg["callback"] or {}, "callback")
+    cycle = cycle_steps(args)
+    keep = run.cfg["trainer"]["args"].get("save_total_limit") or 2
+    rounding = 5e-2 if args.bf16 or args.fp16 else 1e-4
+    # A prompt or prefix starts elsewhere by nature, with a right reference.
+    compared = "ref_model" in asked_for(run.cfg["trainer"]["_target_"]) and not moves_start(peft_config)
+    first = [FirstMargin(rounding)] if compared else []
+    return [
+        *(_callback(name, node, served) for name, node in theirs.items() if not _wants_trainer(node)),
+        StopAtStep(stop, cycle),
+        Record(run.metrics, run.set_status),
+        Finite(),
+        Progress(),
+        *first,
+        Seal(keep, cycle),
+    ]
+
+
+def add_callbacks(trainer: Any, node: Mapping[str, Any] | None, served: Mapping[str, Any]) -> None:
+    """Put the callbacks that ask for the trainer behind the user's others, and tell them that it is there."""
+    from runner.callback import StopAtStep
+
+    late = {name: entry for name, entry in named(node or {}, "callback").items() if _wants_trainer(entry)}
+    callbacks = trainer.callback_handler.callbacks
+    place = next((place for place, one in enumerate(callbacks) if isinstance(one, StopAtStep)), len(callbacks))
+    for name, entry in reversed(late.items()):
+        callback = _callback(name, entry, served, trainer=trainer)
+        callbacks.insert(place, callback)
+        callback.on_init_end(trainer.args, trainer.state, trainer.control)
+
+
+def for_callbacks(run: Run, tokenizer: Any, rows: Any, held_out: Any) -> dict[str, Any]:
+    """What the constructor of a callback gets when it names it.
+
+    ``generate(model, prompts, max_new_tokens=...)`` gives completions as texts, ``prompts`` are the held-out ones, and
+    ``folder`` is that of the run; there where the model writes, and the rows have prompts.
+    """
+    served = {
+        "tokenizer": tokenizer,
+        "processing_class": tokenizer,
+        "folder": run.folder,
+        "train_dataset": rows,
+        "eval_dataset": held_out,
+    }
+    cfg = run.cfg
+    if cfg["trainer"]["head"] == "lm":
+        served["generate"] = functools.partial(_generate, tokenizer)
+    if fits(cfg["dataset"].get("form"), "prompt") and held_out is not None:
+        served["prompts"] = _held_out_prompts(cfg)
+    return served
+
+
+def _generate(tokenizer: Any, model: Any, prompts: Any, **how: Any) -> list[str]:
+    """Completions of the policy, which PPO keeps beside its critic."""
+    from runner.model.generate import generate
+
+    return generate(getattr(model, "policy", model), tokenizer, prompts, **how)
+
+
+def _held_out_prompts(cfg: Mapping[str, Any]) -> Iterator[Any]:
+    """The prompts of the held-out rows of every set, read when somebody asks for the first."""
+    node = dict(cfg["dataset"])
+    if node["_target_"] == "runner.dataset.load.load_rows" and isinstance(node.get("split"), Mapping):
+        node["split"] = dict(node["split"]) | {"train": None}
+    _, held_out = serve(node, to="prompt", seed=cfg["seed"], keep=None)
+    for rows in held_out.values() if isinstance(held_out, Mapping) else [held_out]:
+        yield from (row["prompt"] for row in rows)
+
+
+def _callback(name: str, node: Mapping[str, Any], served: Mapping[str, Any], **more: Any) -> Any:
+    """One callback; what its config says comes before what it would be served."""
+    from transformers import TrainerCallback
+
+    callback = serve(node, **{key: part for key, part in {**served, **more}.items() if key not in node})
+    if not isinstance(callback, TrainerCallback):
+        found, expected = f"a {type(callback).__name__}, which hears of no event", "a transformers.TrainerCallback"
+        raise ConfigError(Fault(f"callback.{name}", found, expected, f"class {type(callback).__name__}({expected}):"))
+    return callback
+
+
+def _wants_trainer(node: Mapping[str, Any]) -> bool:
+    return "trainer" in asked_for(node["_target_"]) and "trainer" not in node
+
+
+def find_callback_faults(cfg: Mapping[str, Any]) -> Iterator[Fault]:
+    """A fault for each callback that needs what this run does not have; read from the configuration alone."""
+    node, rows = cfg["callback"] or {}, cfg["dataset"]
+    for name, entry in named(node, "callback").items():
+        signature = read_signature(entry["_target_"])
+        needed = set(signature.required) - set(entry) if signature else set()
+        where = "callback" if entry is node else f"callback.{name}"
+        off = f"{where}=null, or callback=none"
+        if "generate" in needed and cfg["trainer"]["head"] == "score":
+            found = "it samples completions, and a reward model writes none"
+            yield Fault(where, found, "a trainer of a language model", off)
+        elif "prompts" in needed and not fits(rows.get("form"), "prompt"):
+            found = f"{rows['form']} rows ({rows.get('path')}), which have no prompts"
+            yield Fault(f"{where}.prompts", found, "prompts", f"{where}.prompts=[<text>, ...], or {off}")
+        elif "prompts" in needed and "split" in rows and not (rows["split"] or {}).get("eval"):
+            cure = f"dataset.split.eval=<split>, or {where}.prompts=[<text>, ...]"
+            yield Fault(f"{where}.prompts", "none, and there are no held-out rows", "prompts", cure)

@@ -1,0 +1,79 @@
+"""Rewards and metrics, under the names that the config gives them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from runner.config import asked_for, build, locate, serve
+from runner.errors import ConfigError, Fault
+
+
+def build_rewards(
+    node: Mapping[str, Any] | None, *, per_step: bool = False
+) -> tuple[list[Any], list[float] | None, Any]:
+    """The rewards as TRL takes them, each checked and under its own name, their weights unless all are 1, and the
+    panel that they make.
+    """
+    if not node:
+        return [], None, None
+    from runner.reward.panel import TIMEOUT, Panel, to_scorer
+
+    panel = Panel()
+    entries = named(node, "reward")
+    rewards = [
+        to_scorer(name, build_scorer(entry), timeout=entry.get("timeout", TIMEOUT), per_step=per_step, panel=panel)
+        for name, entry in entries.items()
+    ]
+    weights = [float(entry.get("weight", 1.0)) for entry in entries.values()]
+    return rewards, weights if set(weights) != {1.0} else None, panel
+
+
+def build_scorer(node: Mapping[str, Any], own: Collection[str] = ("weight", "timeout")) -> Any:
+    """A function of completions, or of answers that were read, with its arguments bound but for the columns.
+
+    A loader or a class is called first, and what comes back scores. The keys in ``own`` are not the target's.
+    """
+    from runner.metric import READ, SAMPLED
+
+    arguments = {key: value for key, value in node.items() if key not in own}
+    target = locate(node["_target_"])
+    scores = inspect.isfunction(target) and {*SAMPLED, *READ} & asked_for(node["_target_"])
+    return build(arguments | {"_partial_": True}) if scores else build(arguments)
+
+
+def build_metrics(node: Mapping[str, Any] | None, tokenizer: Any) -> list[Any]:
+    """The configured metrics, each ready to be asked about held-out rows."""
+    from torch import nn
+
+    from runner.metric import kind_of
+    from runner.metric.ask import OWN, SAMPLES, Metric
+    from runner.reward.panel import Scorer
+
+    metrics = []
+    for name, entry in named(node or {}, "metric").items():
+        call = build_scorer(entry, own=OWN)
+        if isinstance(call, nn.Module):
+            cure = f"metric.{name}._target_=runner.reward.outcome.Classifier"
+            raise ConfigError(Fault(f"metric.{name}", "a model, which cannot be asked as it is", "a function", cure))
+        own = {key: entry[key] for key in OWN if key in entry and key != "preprocess"}
+        arguments = inspect.signature(call).parameters
+        own.setdefault("limit", SAMPLES if kind_of(arguments) == "sampled" else None)
+        preprocess = entry.get("preprocess")
+        preprocess = serve(dict(preprocess) | {"_partial_": True}, tokenizer=tokenizer) if preprocess else None
+        scorer = Scorer(name, call, timeout=None, group="metric")
+        metrics.append(Metric(name, scorer.ask, kind_of(arguments), preprocess, "logits" in arguments, **own))
+    return metrics
+
+
+def named(node: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The entries of a group whose parts have names; a single part has the given one."""
+    return {name: node} if "_target_" in node else node
+
+
+def name_rewards(trainer: Any, node: Mapping[str, Any] | None) -> None:
+    """Have the trainer log each reward under its name in the config; TRL and PPO call a model by its folder."""
+    names = list(named(node or {}, "reward"))
+    logged = getattr(getattr(trainer, "rewards", None), "names", None) or getattr(trainer, "reward_func_names", [])
+    logged[: len(names)] = names

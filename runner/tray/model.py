@@ -1,0 +1,79 @@
+"""The policy, what of it is trained, and its reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from runner.config import asked_for, build, serve
+from runner.errors import ConfigError, Fault
+
+
+def build_model(cfg: Mapping[str, Any], tokenizer: Any, args: Any) -> tuple[Any, Any, Any]:
+    """The policy, the adapter that the trainer puts on it once, and its reference where the trainer takes one."""
+    from runner.model.adapter import check_adapter
+    from runner.model.load import check_quantization
+    from runner.model.reference import copy_reference, needs_reference
+
+    check_quantization(cfg["quant"])
+    head, peft = cfg["trainer"]["head"], cfg["peft"]
+    node = {key: value for key, value in cfg["model"].items() if key != "tokenizer"} | path_of(cfg)
+    quantization = build(cfg["quant"])
+    model = serve(node, tokenizer=tokenizer, head=head, quantization_config=quantization, seed=cfg["seed"])
+    model, peft_config = build_tuner(peft, model, head)
+    check_adapter(model, peft_config)
+    check_merged(cfg, peft_config, args)
+    precomputed = getattr(args, "precompute_ref_log_probs", False)
+    takes_one = "ref_model" in asked_for(cfg["trainer"]["_target_"])
+    unwanted = not getattr(args, "penalises_kl", True)
+    if takes_one and not unwanted and needs_reference(model, peft_config, precomputed=precomputed):
+        return model, peft_config, copy_reference(model)
+    return model, peft_config, None
+
+
+def build_tuner(node: Mapping[str, Any] | None, model: Any, head: str) -> tuple[Any, Any]:
+    """The model, perhaps changed by a function that asks for it, and the adapter for the trainer to put on, if any."""
+    from peft import PeftConfig, PeftModel
+    from transformers import PreTrainedModel
+
+    from runner.model.adapter import OWN, train_beside
+
+    if not node:
+        return model, None
+    arguments = {key: value for key, value in node.items() if key not in OWN}
+    made = serve(arguments, model=model, task_type="SEQ_CLS" if head == "score" else "CAUSAL_LM")
+    if isinstance(made, PeftConfig):
+        if node.get("full"):
+            train_beside(model, made, node["full"])
+        return model, made
+    if not isinstance(made, PreTrainedModel | PeftModel):
+        found = f"{node['_target_']} gave {type(made).__name__}"
+        raise ConfigError(Fault("peft", found, "the model, or a PeftConfig", "return model"))
+    return made, None
+
+
+def check_merged(cfg: Mapping[str, Any], peft_config: Any, args: Any) -> None:
+    """Raise ConfigError where an adapter on a merged model could not be saved: that model is nowhere on disk."""
+    if not cfg["model"].get("merge") or peft_config is None:
+        return
+    faults = []
+    if peft_config.is_prompt_learning:
+        found = f"{type(peft_config).__name__} on a merged model, which is nowhere on disk, and it cannot be merged"
+        faults.append(Fault("peft", found, "an adapter inside the layers", "peft=lora"))
+    if getattr(args, "critic", None) in ("auto", "adapter"):
+        found = f"{args.critic}: a second adapter on a merged model, which is nowhere on disk"
+        faults.append(Fault("trainer.args.critic", found, "a model of its own", "trainer.args.critic=model"))
+    if faults:
+        raise ConfigError(faults)
+
+
+def path_of(cfg: Mapping[str, Any]) -> dict[str, str]:
+    """Where the policy's weights are, if anywhere: PPO's own argument for it comes before ``model.path``."""
+    path = cfg["trainer"]["args"].get("sft_model_path") or cfg["model"].get("path")
+    return {"path": path} if path else {}
+
+
+def policy_of(trainer: Any) -> Any:
+    """The language model that a trainer trains, without what distributes it or stands beside it, such as a critic."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return getattr(model, "policy", model)
