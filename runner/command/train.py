@@ -18,6 +18,7 @@ from runner.errors import ConfigError, DataError, Fault, FolderError
 from runner.files import files_of, read_json, seal, shipped, strict, write_json, write_text
 from runner.held_out import held_out_scores, measure_in
 from runner.inspection import find_faults, inspect_training, stop_ids
+from runner.report.objective import telling
 from runner.run import Run, last_checkpoint, write_manifest
 from runner.tray import lay_out
 from runner.tray.model import path_of, policy_of
@@ -224,7 +225,7 @@ def _no_steps(args: Any, rows: int) -> Fault:
 def _closing(run: Run, scores: Mapping[str, Mapping[str, float]], steps: int, seconds: float) -> str:
     """The last words of a run: what changed, where it is, and what to type next."""
     before, after = scores["before"], scores["after"]
-    shown = [name for name in after if not any(word in name for word in DETAILS)]
+    shown = telling(list(after))
     width = max(map(len, [*shown, "held out"]))
     table = [f"  {'held out':<{width}}    before     after"] if shown else []
     for name in shown:
@@ -239,10 +240,6 @@ def _closing(run: Run, scores: Mapping[str, Mapping[str, float]], steps: int, se
         _next(run, model),
     ]
     return "\n".join(filter(None, lines))
-
-
-# Held-out figures that stay in scores.json, because they say little about whether something was learned.
-DETAILS = ("logits/", "logps/", "_length", "clip", "min_reward", "max_reward", "frac_reward", "/std", "_std")
 
 
 def _next(run: Run, model: str) -> str:
