@@ -12,6 +12,7 @@ from runner.trainer.actor_critic import (
     CRITIC,
     REFERENCE,
     ActorCritic,
+    States,
     Switch,
     TokenLogProbs,
     add_reference_adapter,
@@ -76,6 +77,85 @@ def test_gradients_do_not_depend_on_the_chunks_of_logits(elements, monkeypatch):
     TokenLogProbs(model)(IDS, POSITIONS, TARGETS, 0.7).backward(upstream)
     for name, weight in model.named_parameters():
         assert torch.allclose(weight.grad, expected[name], atol=1e-5), name
+
+
+# --- States -------------------------------------------------------------------------------------
+
+
+def seen_by_last_mlp(trunk) -> list[int]:
+    """How many tokens each pass of the last MLP works on, filled in as it does."""
+    seen = []
+    layer = trunk.h[-1] if hasattr(trunk, "h") else trunk.layers[-1]
+    inner = next(module for module in layer.mlp.modules() if not list(module.children()))
+    inner.register_forward_hook(lambda _, args, __: seen.append(args[0].shape[:-1].numel()))
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt_neox", "gpt2", "gemma2"])
+@pytest.mark.parametrize("how", ["plain", "adapter", "twice"])
+def test_the_last_mlp_works_for_the_states_that_are_read_and_changes_none(kind, how):
+    def build():
+        adapter = lora(init_lora_weights=False, fan_in_fan_out=kind == "gpt2")
+        model = letter_model(kind)
+        torch.manual_seed(0)
+        return get_peft_model(model, adapter) if how == "adapter" else model
+
+    ours, plain = build(), build()
+    made = ActorCritic(ours, "head").train(how == "twice")
+    disable_dropout(made)
+    if how == "twice":
+        made.activation_checkpointing_enable()
+    seen = seen_by_last_mlp(made.backbone.trunk)
+    expected = TokenLogProbs(plain).trunk(IDS).last_hidden_state.flatten(0, 1)[POSITIONS]
+    found = made.backbone.states(IDS, POSITIONS)
+    assert torch.allclose(found, expected, atol=1e-5)
+    upstream = torch.randn(found.shape, generator=torch.Generator().manual_seed(0))
+    found.backward(upstream)
+    expected.backward(upstream)
+    for (name, weight), other in zip(ours.named_parameters(), plain.parameters(), strict=True):
+        assert (weight.grad is None) == (other.grad is None), name
+        assert weight.grad is None or torch.allclose(weight.grad, other.grad, atol=1e-4), name
+    assert set(seen) == {len(POSITIONS)}
+    # And every other pass is a whole one.
+    assert torch.allclose(ours(IDS).logits, plain(IDS).logits, atol=1e-5) and seen[-1] == IDS.numel()
+
+
+class Neighbours(torch.nn.Module):
+    """An MLP that also looks at the token before."""
+
+    def __init__(self, mlp):
+        super().__init__()
+        self.mlp = mlp
+
+    def forward(self, hidden_BTH):
+        return self.mlp(hidden_BTH + hidden_BTH.roll(1, 1))
+
+
+class Pair(Neighbours):
+    """An MLP that gives more than states."""
+
+    def forward(self, hidden_BTH):
+        return PairOfStates((self.mlp(hidden_BTH), None))
+
+
+class PairOfStates(tuple):
+    """What a layer would unpack, where it adds its states."""
+
+    def __radd__(self, other):
+        return other + self[0]
+
+
+@pytest.mark.parametrize("unlike", [Neighbours, Pair])
+def test_an_mlp_of_another_kind_is_left_alone(unlike):
+    trunk = letter_model().base_model
+    trunk.layers[-1].mlp = unlike(trunk.layers[-1].mlp)
+    expected = trunk(IDS).last_hidden_state.flatten(0, 1)[POSITIONS]
+    assert torch.equal(States(trunk)(IDS, POSITIONS), expected)
+
+
+def test_layers_without_an_mlp_of_one_module_are_left_alone():
+    trunk = letter_model("opt").base_model
+    assert torch.equal(States(trunk)(IDS, POSITIONS), trunk(IDS).last_hidden_state.flatten(0, 1)[POSITIONS])
 
 
 # --- The kinds of critic ------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,88 @@ REFERENCE = "reference"
 LOGITS_PER_CHUNK = {"cpu": 1 << 22}  # elements held at once: 16 MiB of float32
 LOGITS_PER_CHUNK_ELSEWHERE = 1 << 26
 
+logger = logging.getLogger(__name__)
+
+
+class States:
+    """The last hidden states of a model, at the positions where they are read.
+
+    The MLP of the last layer is worked out for those alone: it looks at each token by itself, and so does all behind
+    it. Where prompts are long that is most of the layer. A model without such an MLP is left as it is.
+    """
+
+    def __init__(self, trunk: nn.Module):
+        self.trunk = trunk
+        self.read: tuple[Tensor, torch.Size] | None = None  # within a pass: flat positions [N], and the shape B, T
+        mlp = getattr(_last_layer(trunk), "mlp", None)
+        if mlp is None or not self._narrow_well(mlp):
+            logger.info("%s: the MLP of the last layer is worked out for every token", type(trunk).__name__)
+
+    def __call__(self, input_ids_BT: Tensor, positions_N: Tensor) -> Tensor:
+        """States [N, H] of right-padded rows; no mask, since causal attention looks back."""
+        with self.reading(positions_N, input_ids_BT.shape):
+            return last_hidden_BTH(self.trunk, input_ids_BT).flatten(0, 1).index_select(0, positions_N)
+
+    @contextlib.contextmanager
+    def reading(self, *read: Any) -> Any:
+        """Within it only these positions of rows of this shape are worked out to the end."""
+        self.read = read or None
+        try:
+            yield
+        finally:
+            self.read = None
+
+    def again(self) -> contextlib.AbstractContextManager[None]:
+        """What holds now, for a layer that is computed a second time."""
+        return self.reading(*(self.read or ()))
+
+    def _narrow(self, mlp: nn.Module, args: tuple[Tensor]) -> Tensor | None:
+        return None if self.read is None else args[0].flatten(0, 1).index_select(0, self.read[0]).unsqueeze(0)
+
+    def _widen(self, mlp: nn.Module, args: tuple[Tensor], output_1NH: Tensor) -> Tensor | None:
+        if self.read is None:
+            return None
+        whole_BTH = output_1NH.new_zeros(*self.read[1], output_1NH.shape[-1])
+        whole_BTH.flatten(0, 1).index_copy_(0, self.read[0], output_1NH[0])
+        return whole_BTH
+
+    @torch.no_grad()
+    def _narrow_well(self, mlp: nn.Module) -> bool:
+        """Narrow it, if it takes and gives one state per token, and the states that are read stay the same."""
+        ids_BT, calls = torch.arange(4, device=self.trunk.device).unsqueeze(0), []
+        positions_N = torch.tensor([1, 3], device=ids_BT.device)
+        with _in_evaluation(self.trunk), mlp.register_forward_hook(lambda _, *call: calls.append(call)):
+            whole_NH = self(ids_BT, positions_N)
+        if len(calls) != 1 or not _is_by_token(*calls[0]):
+            return False
+        hooks = mlp.register_forward_pre_hook(self._narrow), mlp.register_forward_hook(self._widen)
+        with _in_evaluation(self.trunk):
+            apart_NH = self(ids_BT, positions_N)
+        same = torch.allclose(apart_NH, whole_NH, rtol=0, atol=1e-2 * float(whole_NH.abs().max()))
+        for hook in () if same else hooks:
+            hook.remove()
+        return same
+
+
+def _last_layer(trunk: nn.Module) -> nn.Module | None:
+    """The last of a model's layers; None where they are not in one list."""
+    count = getattr(trunk.config.get_text_config(), "num_hidden_layers", None)
+    lists = [module for module in trunk.modules() if isinstance(module, nn.ModuleList) and len(module) == count]
+    return lists[0][-1] if len(lists) == 1 else None
+
+
+def _is_by_token(args: tuple[Any, ...], output: Any) -> bool:
+    one = len(args) == 1 and isinstance(args[0], Tensor) and isinstance(output, Tensor)
+    return one and args[0].dim() == output.dim() == 3 and args[0].shape[:2] == output.shape[:2]
+
+
+@contextlib.contextmanager
+def _in_evaluation(model: nn.Module) -> Any:
+    training = model.training
+    model.eval()
+    yield
+    model.train(training)
+
 
 class TokenLogProbs:
     """Log-probabilities that a causal language model gives to tokens that are already there.
@@ -40,11 +123,8 @@ class TokenLogProbs:
         self.model = model.get_base_model() if isinstance(model, PeftModel) else model
         self.trunk = self.model.base_model
         self.head = self.model.get_output_embeddings()
+        self.states = States(self.trunk)
         self.is_plain = self._is_plain()
-
-    def hidden_NH(self, input_ids_BT: Tensor, positions_N: Tensor) -> Tensor:
-        """The last hidden states at flat positions of right-padded rows; no mask, since causal attention looks back."""
-        return last_hidden_BTH(self.trunk, input_ids_BT).flatten(0, 1)[positions_N]
 
     def of_hidden(self, hidden_NH: Tensor, targets_N: Tensor, temperature: float) -> Tensor:
         """float32 log-probabilities of the targets under softmax(logits / temperature)."""
@@ -57,7 +137,7 @@ class TokenLogProbs:
     def __call__(self, input_ids_BT: Tensor, positions_N: Tensor, targets_N: Tensor, temperature: float) -> Tensor:
         """float32 log-probabilities of the targets, each seen from the position before it."""
         if self.is_plain:
-            return self.of_hidden(self.hidden_NH(input_ids_BT, positions_N), targets_N, temperature)
+            return self.of_hidden(self.states(input_ids_BT, positions_N), targets_N, temperature)
         logits_NV = self.model(input_ids=input_ids_BT, use_cache=False).logits.flatten(0, 1)[positions_N]
         return _gather(logits_NV, targets_N, temperature)
 
@@ -75,12 +155,10 @@ class TokenLogProbs:
     @torch.no_grad()
     def _is_plain(self) -> bool:
         """Whether the logits are just the head of the last hidden states, without a cap or a scale of the model's."""
-        training = self.model.training
-        self.model.eval()
         ids_BT = torch.arange(4, device=self.model.device).unsqueeze(0)
-        whole = self.model(input_ids=ids_BT, use_cache=False).logits
-        apart = self.head(last_hidden_BTH(self.trunk, ids_BT))
-        self.model.train(training)
+        with _in_evaluation(self.model):
+            whole = self.model(input_ids=ids_BT, use_cache=False).logits
+            apart = self.head(last_hidden_BTH(self.trunk, ids_BT))
         return torch.equal(whole.float(), apart.float())
 
 
@@ -113,6 +191,7 @@ class ActorCritic(nn.Module):
             policy.add_adapter(CRITIC, copy.deepcopy(policy.peft_config[policy.active_adapter]))
             self.switch.keep_trainable(CRITIC)
         self.backbone = TokenLogProbs(policy)
+        self.value_states = None if value_model is None else States(value_model.base_model)
 
     @property
     def config(self) -> Any:
@@ -127,7 +206,7 @@ class ActorCritic(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities and values, float32 [N]; ``positions`` are flat indices of the states before the tokens."""
         if self.critic == "head" and self.backbone.is_plain:
-            hidden_NH = self.backbone.hidden_NH(input_ids, positions)
+            hidden_NH = self.backbone.states(input_ids, positions)
             return self.backbone.of_hidden(hidden_NH, targets, temperature), self._of_head(hidden_NH)
         values_N = self.values(input_ids, positions)
         return self.logprobs(input_ids, positions, targets, temperature), values_N
@@ -140,10 +219,9 @@ class ActorCritic(nn.Module):
     def values(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """The critic's values of the states at flat positions, float32 [N]."""
         if self.value_model is not None:
-            hidden_BTH = last_hidden_BTH(self.value_model.base_model, input_ids)
-            return self.value_model.score(hidden_BTH.flatten(0, 1)[positions]).squeeze(-1).float()
+            return self.value_model.score(self.value_states(input_ids, positions)).squeeze(-1).float()
         with self.adapter(CRITIC if self.critic == "adapter" else None):
-            return self._of_head(self.backbone.hidden_NH(input_ids, positions))
+            return self._of_head(self.backbone.states(input_ids, positions))
 
     def reference_logprobs(self, *batch: Any) -> Tensor:
         """What the start model gives to the tokens: the backbone without the adapter, or with that of the start."""
@@ -168,10 +246,15 @@ class ActorCritic(nn.Module):
         """Recompute activations in the backward pass, each layer under the adapter that it ran under."""
         kwargs = dict(activation_checkpointing_kwargs or {}) | {"use_reentrant": False}
         if self.value_model is not None:
-            self.value_model.activation_checkpointing_enable(kwargs, **layers)
-        if self.switch is not None:
-            kwargs["context_fn"] = self.switch.remembered
+            value_kwargs = kwargs | {"context_fn": lambda: (contextlib.nullcontext(), self.value_states.again())}
+            self.value_model.activation_checkpointing_enable(value_kwargs, **layers)
+        kwargs["context_fn"] = lambda: (contextlib.nullcontext(), self._again())
         self.policy.activation_checkpointing_enable(kwargs, **layers)
+
+    def _again(self) -> contextlib.AbstractContextManager[None]:
+        """What holds now for the policy's layers, for one that is computed a second time."""
+        states = self.backbone.states.again()
+        return states if self.switch is None else _both(self.switch.again(), states)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         whole = super().state_dict(*args, **kwargs)
@@ -220,6 +303,12 @@ class ActorCritic(nn.Module):
         save_file(state, folder / "value_head.safetensors", metadata={"format": "pt"})
 
 
+@contextlib.contextmanager
+def _both(one: contextlib.AbstractContextManager[None], other: contextlib.AbstractContextManager[None]) -> Any:
+    with one, other:
+        yield
+
+
 class Switch:
     """Changes the active adapter of a policy, and keeps every adapter in training trainable.
 
@@ -250,9 +339,9 @@ class Switch:
         finally:
             self._use(self.own)
 
-    def remembered(self) -> tuple[Any, Any]:
-        """For a layer that is computed twice: the contexts of the first time and of the second."""
-        return contextlib.nullcontext(), self._stay(self.active)
+    def again(self) -> contextlib.AbstractContextManager[None]:
+        """What holds now, for a layer that is computed a second time."""
+        return self._stay(self.active)
 
     @contextlib.contextmanager
     def _stay(self, name: str) -> Any:
