@@ -256,9 +256,10 @@ def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> None:
 
 
 def _composes(verb: str) -> bool:
-    """Whether a verb takes what a training takes: then it is handed what composes that."""
-    mains = [node for node in _source(verb).body if isinstance(node, ast.FunctionDef) and node.name == "main"]
-    return verb == "train" or any(len(node.args.args) > 1 for node in mains)
+    """Whether a verb takes what a training takes: then it imports what composes that."""
+    found = [node for node in _source(verb).body if isinstance(node, ast.ImportFrom)]
+    names = {node.module for node in found} | {alias.name for node in found for alias in node.names}
+    return verb == "train" or bool({"stage", "runner.inference.words"} & names)
 
 
 def _source(verb: str) -> ast.Module:

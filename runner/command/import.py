@@ -32,6 +32,7 @@ from runner.dialect.read import DIALECTS, Reading, read_file
 from runner.dialect.rule import apply, rows_per_step, settle
 from runner.errors import ConfigError, Fault
 from runner.files import write_text
+from runner.match import find_mismatches
 from runner.report.find import is_yes, read_options
 
 WIDTH = 80
@@ -106,7 +107,7 @@ def faults_of(name: str, text: str, words: list[str]) -> list[Fault]:
         menu = config.read_menu([Path(folder)])
         allow = tuple(composed.cfg.get("allow") or ())
         faults = check(composed.cfg, menu=menu, allow=allow, typed=composed.typed)
-        return faults or import_module("runner.command.train").mismatches(composed.cfg, menu)
+        return faults or find_mismatches(composed.cfg, menu)
 
 
 # --- What is told ---------------------------------------------------------------------------------
