@@ -404,7 +404,7 @@ def test_a_sweep_in_chaos_finishes_the_healthy_jobs_and_then_exactly_the_others(
     words = ("-m", *chaos, *QUICK, "launcher.jobs=2", "launcher.timeout_seconds=20", "name=chaos")
     done = runner(*words, code=1)
     assert "5 of 12 runs finished" in done.stdout
-    told = {line.split()[1]: line for line in done.stdout.splitlines() if line.startswith("failed")}
+    told = {line.split()[1]: line for line in done.stdout.splitlines() if line.startswith("failed    job-")}
     wanted = ["job 0 raises", "job 1 raises", "job 2 raises", "SIGKILL", "SIGSEGV", "sys.exit(0)", "timeout_seconds"]
     assert all(wanted[job] in told[f"job-{job}"] for job in range(7)) and len(told) == 7
     (runner.folder / "healed").touch()
