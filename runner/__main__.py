@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from runner import config, stage
+from runner.command import VERBS
 from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError
-from runner.files import PACKAGE
+from runner.files import MENU
 from runner.run import folder_of, open_run
 from runner.sweep import axis
 from runner.sweep.plan import Plan, check_size, tasks_of
@@ -30,8 +31,6 @@ from runner.sweep.plugin import Job, failed_since
 from runner.sweep.pool import launch, settings_of, train_all
 from runner.sweep.progress import Live, Stages, first_line
 from runner.work import finished, settle
-
-VERBS = sorted(path.stem for path in (PACKAGE / "command").glob("[a-z]*.py"))
 
 
 @dataclass(frozen=True)
@@ -242,7 +241,7 @@ def _hydra(line: CommandLine, flags: list[str], hydra_main: Any, task: Any) -> N
     before = sys.argv
     sys.argv = ["runner", *flags, *config.force(line.overrides, config.read_menu(line.folders))]
     try:
-        hydra_main(version_base="1.3", config_path=str(config.MENU), config_name="config")(task)()
+        hydra_main(version_base="1.3", config_path=str(MENU), config_name="config")(task)()
     finally:
         sys.argv = before
 

@@ -20,10 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from runner.errors import ConfigError, Fault
-from runner.files import PACKAGE
-
-# A checkout keeps the menu beside the package; a wheel carries it inside.
-MENU = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
+from runner.files import MENU
 
 GROUPS = (
     "trainer",

@@ -19,6 +19,8 @@ from typing import Any
 PACKAGE = Path(__file__).resolve().parent
 SHIPPED = "runner://"
 SEAL = "seal.json"
+# A checkout keeps the menu of configs beside the package; a wheel carries it inside.
+MENU = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 
 
 def shipped(path: str) -> str:

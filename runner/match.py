@@ -10,9 +10,10 @@ from typing import Any
 
 import yaml
 
-from runner.config import MENU, Options
+from runner.config import Options
 from runner.dataset.convert import FORMS_FOR, fits
 from runner.errors import Fault
+from runner.files import MENU
 from runner.held_out import find_metric_faults
 from runner.tray.argument import TRACKER_VARIABLES, foreign_variable
 from runner.tray.callback import find_callback_faults

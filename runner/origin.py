@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from runner import config
-from runner.files import PACKAGE
+from runner.files import MENU, PACKAGE
 from runner.report.axis import leaves
 from runner.run import Run
 from runner.signature import Definition, Parameter, Signature, find_definition, read_signature, written
@@ -182,8 +182,8 @@ def _settings(node: yaml.MappingNode, path: str, text: str, file: str) -> Iterat
 
 def _shown(file: Path) -> str:
     """A file of the menu as ``conf/...``, any other as one would type it from here."""
-    if file.is_relative_to(config.MENU):
-        return f"conf/{file.relative_to(config.MENU).as_posix()}"
+    if file.is_relative_to(MENU):
+        return f"conf/{file.relative_to(MENU).as_posix()}"
     return str(Run(file))
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from runner.check.allow import find_dangers
 from runner.errors import ConfigError, EnvironmentFault, Fault, Interrupted, RunnerError
 from runner.run import Run, locked
+from runner.terminal import to_terminal
 
 # Before torch is imported. Measured beside one other busy process on two cores: OpenMP's default
 # spinning makes two
@@ -183,10 +184,9 @@ def _logging(path: Path) -> Iterator[None]:
     """Everything that is said goes to the log of the run; the terminal gets our own warnings and all errors."""
     root = logging.getLogger()
     before = root.level
-    file, terminal = logging.FileHandler(path, encoding="utf-8"), logging.StreamHandler()
+    file = logging.FileHandler(path, encoding="utf-8")
+    terminal = to_terminal(logging.WARNING if RANK == 0 else logging.ERROR)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    terminal.setLevel(logging.WARNING if RANK == 0 else logging.ERROR)
-    terminal.addFilter(lambda record: record.name.startswith("runner") or record.levelno >= logging.ERROR)
     logging.captureWarnings(True)
     root.setLevel(logging.INFO)
     handlers = [file, terminal]

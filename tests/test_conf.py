@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from runner import __main__ as door
-from runner.config import MENU
+from runner.files import MENU
 from runner.sweep.axis import combinations
 
 FILES = sorted(MENU.rglob("*.yaml"))

@@ -30,8 +30,9 @@ from trl import (
 )
 from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
 
-from runner.config import MENU, serve
+from runner.config import serve
 from runner.errors import ConfigError
+from runner.files import MENU
 from runner.model.adapter import changes_base, check_adapter, moves_start, write_adapter
 from runner.model.freeze import train_last_layers
 from runner.model.load import load_model, load_tokenizer

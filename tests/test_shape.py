@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ROOMS = {
-    0: {"errors", "files", "signature"},
+    0: {"errors", "files", "signature", "terminal"},
     1: {"check", "config", "inspection", "run"},
     2: {
         "dataset",

@@ -15,7 +15,7 @@ import pytest
 from runner import __main__ as door
 from runner import config
 from runner.errors import ConfigError
-from runner.files import read_json
+from runner.files import MENU, read_json
 from runner.run import Run, held, locked, open_run
 from runner.sweep import pool
 from runner.sweep.plan import MOST_JOBS, Plan, check_size, state_of, tasks_of
@@ -138,7 +138,7 @@ def test_values_laid_on_top_are_what_hydra_makes_of_them(words):
     from omegaconf import OmegaConf
 
     ours, _ = config.compose_unresolved(words)
-    with initialize_config_dir(str(config.MENU), version_base="1.3", job_name="runner"):
+    with initialize_config_dir(str(MENU), version_base="1.3", job_name="runner"):
         theirs = compose("config", config.force(words, config.read_menu()), return_hydra_config=True)
     plain = [OmegaConf.to_container(cfg, resolve=False) for cfg in (ours, theirs)]
     for cfg in plain:

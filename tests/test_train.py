@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.config import MENU
-from runner.files import files_of, read_json
+from runner.files import MENU, files_of, read_json
 
 GOLDEN = Path(__file__).parent / "golden"
 QUICK = (

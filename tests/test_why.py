@@ -8,7 +8,8 @@ import yaml
 from laid import lay_run
 
 from runner.__main__ import main
-from runner.config import MENU, compose
+from runner.config import compose
+from runner.files import MENU
 from runner.origin import read_settings
 
 

@@ -5,7 +5,6 @@ environment and the words, calls the door as ``python -m runner`` does, and leav
 process of its own from the start, such as variables that libraries read when they are imported, is started cold.
 """
 
-import contextlib
 import json
 import os
 import subprocess
@@ -13,8 +12,6 @@ import sys
 import traceback
 from importlib import import_module
 from pathlib import Path
-
-WARM = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib", "pyarrow")
 
 
 class Warm:
@@ -49,6 +46,7 @@ def serve() -> None:
     """Fork for each line of stdin, and tell the exit code."""
     sys.path.insert(0, str(Path(__file__).parent.parent))
     from runner import __main__, config, work
+    from runner.sweep import pool
 
     work.settle()
     import_module("runner.tray")
@@ -61,17 +59,17 @@ def serve() -> None:
         child = os.fork()
         if child == 0:
             os.close(news)
-            be_command(__main__.main, asked, tell)
+            be_command(__main__.main, pool, asked, tell)
         os.close(tell)
         with os.fdopen(news, "rb") as told:
             loaded = told.read()
         _, status = os.waitpid(child, 0)
-        learn(loaded)
+        pool.learn(loaded)
         code = os.waitstatus_to_exitcode(status)
         print(json.dumps(code), file=answers, flush=True)
 
 
-def be_command(main, asked, tell) -> None:
+def be_command(main, pool, asked, tell) -> None:
     code = 1
     try:
         for name, number in (("out", 1), ("err", 2)):
@@ -84,8 +82,7 @@ def be_command(main, asked, tell) -> None:
         sys.path.insert(0, asked["cwd"])
         known = set(sys.modules)
         code = main(asked["words"])
-        loaded = [name for name in sys.modules if name not in known and name.split(".")[0] in WARM]
-        os.write(tell, json.dumps(loaded[:1000]).encode()[:60_000])
+        os.write(tell, pool.loaded_since(known))
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1
     except BaseException:
@@ -94,14 +91,6 @@ def be_command(main, asked, tell) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def learn(loaded: bytes) -> None:
-    """Import what the child had to, for those that come after it."""
-    with contextlib.suppress(ValueError):
-        for name in json.loads(loaded or b"[]"):
-            with contextlib.suppress(Exception):
-                import_module(name)
 
 
 if __name__ == "__main__":

@@ -29,11 +29,10 @@ from typing import Any
 
 import yaml
 
+from runner.command import VERBS
 from runner.errors import ConfigError, Fault
-from runner.files import PACKAGE
+from runner.files import MENU, PACKAGE
 
-MENU = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
-VERBS = sorted(path.stem for path in (PACKAGE / "command").glob("[a-z]*.py"))
 ALONE = ("train", "doctor", "completion", "import")  # verbs that take no run
 SHELLS = ("bash", "zsh", "fish")
 FLAGS = (

@@ -48,6 +48,7 @@ from runner.inference.weights import Weights, find_weights, load
 from runner.inference.words import OPTIONS, Asked, Kind, read_asked
 from runner.report.number import number
 from runner.report.table import Column, lay_out, shown
+from runner.terminal import quiet
 from runner.tray.judge import build_metrics, named
 
 OWN = OPTIONS | {
@@ -193,8 +194,6 @@ def facts_of(side: Side, other: Side | None) -> dict[str, Any]:
 
 def measure(side: Side, notes: Sequence[str] = ()) -> Result:
     """Load a model once and measure every set; the model is let go of again, because another may follow."""
-    from runner.inference.answer import quiet
-
     result = Result(notes=list(notes))
     with quiet():
         model, tokenizer = load(side.asked.cfg, side.weights, side.asked.head)
@@ -383,7 +382,6 @@ def evaluate_tasks(side: Side) -> int:
     how = {name: options.get(name) for name in ("num_fewshot", "limit")}
     how["apply_chat_template"] = options.get("as") == "chat"
     began = time.monotonic()
-    from runner.inference.answer import quiet
 
     with quiet():
         model, tokenizer = load(asked.cfg, side.weights, asked.head)

@@ -17,11 +17,10 @@ copied. A reward model is written with its score head, of PPO only the policy.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from runner.report.find import check_finished, find_runs, is_yes, read_options
 from runner.report.number import number
 from runner.report.read import Papers
 from runner.report.table import shown
+from runner.terminal import quiet
 
 DTYPES = ("float32", "bfloat16", "float16")
 OPTIONS = ("dtype", "to", "push", "private", "license", "trust_remote_code", "output_root")
@@ -107,7 +107,7 @@ def _write(run: Papers, new: Path, dtype: str | None, trust: bool) -> tuple[str,
         return kept, _copy(source, new)
     from runner.model.merge import write_plain
 
-    with _quiet():
+    with quiet():
         head = str(run.cfg["trainer"].get("head", "lm"))
         asked = dtype or (trained if trained in DTYPES else None)
         written = write_plain(source, new, head=head, dtype=asked, trust=trust)
@@ -173,17 +173,3 @@ def push(folder: Path, name: str, private: bool = True) -> str:
         cure = f"hf auth login, then the same words again; {shown(folder)} is whole"
         raise EnvironmentFault(Fault(f"push={name}", text, "a hub that takes it", cure)) from error
     return str(repository)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the libraries' bars and remarks off the terminal while a model is read and written."""
-    from transformers.utils import logging as theirs
-
-    theirs.disable_progress_bar()
-    theirs.set_verbosity_error()
-    logging.captureWarnings(True)
-    try:
-        yield
-    finally:
-        logging.captureWarnings(False)

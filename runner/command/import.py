@@ -31,7 +31,7 @@ from runner.dialect.draft import KINDS, NOTHING, Draft, Note, shown, without_sec
 from runner.dialect.read import DIALECTS, Reading, read_file
 from runner.dialect.rule import apply, rows_per_step, settle
 from runner.errors import ConfigError, Fault
-from runner.files import write_text
+from runner.files import MENU, write_text
 from runner.match import find_mismatches
 from runner.report.find import is_yes, read_options
 
@@ -153,7 +153,7 @@ def _closing(draft: Draft, text: str, target: Path | None) -> list[str]:
     ]
     folder = target.parent.parent if target else Path("<folder>")
     words = [f"experiment={draft.name}", *map(_quoted, draft.words)]
-    menu = [] if folder.resolve() == config.MENU else [f"--config-dir {folder}"]
+    menu = [] if folder.resolve() == MENU else [f"--config-dir {folder}"]
     lines += _command(["next      python -m runner", *words, *menu, "--dry-run"])
     if faults:
         lines += ["before it runs:", *(str(fault) for fault in faults)]

@@ -46,6 +46,7 @@ from runner.inference.words import OPTIONS, Asked, Kind, read_asked
 from runner.report.number import number
 from runner.report.read import SAMPLES
 from runner.report.table import shown
+from runner.terminal import quiet
 
 OWN = OPTIONS | {"prompt": Kind(), "completion": Kind(), "chat": Kind(bool, example="true")}
 PARTS = ("model", "dataset", "quant")
@@ -95,14 +96,11 @@ def predict(asked: Asked, weights: Weights) -> int:
         print(f"finished  {shown(paper.path)} already; nothing was changed")
         return 0
     print(f"model     {asked.name}{'' if weights.folder is None else f' ({weights.name})'}", flush=True)
-    with paper.held():
-        from runner.inference.answer import quiet
-
-        with quiet():
-            began, model, tokenizer, rows, which = time.monotonic(), *_loaded(asked, weights)
-            print(f"rows      {len(rows)} of {asked.data}, {which}", flush=True)
-            write = _write_scores if asked.head == "score" else _write_completions
-            again = write(asked, model, tokenizer, rows, paper)
+    with paper.held(), quiet():
+        began, model, tokenizer, rows, which = time.monotonic(), *_loaded(asked, weights)
+        print(f"rows      {len(rows)} of {asked.data}, {which}", flush=True)
+        write = _write_scores if asked.head == "score" else _write_completions
+        again = write(asked, model, tokenizer, rows, paper)
     made = paper.finish({"asked": asked.name, "rows_of": which} | facts_of(asked, weights))
     print("\n".join(_closing(made, again, time.monotonic() - began)))
     print(f"to        {shown(paper.path)}")
@@ -233,7 +231,6 @@ def _cut(text: str, width: int, tail: bool = False) -> str:
 
 def answer_prompt(asked: Asked, weights: Weights) -> int:
     """Print what the model says to one prompt, or the score that it gives to an answer, and nothing else."""
-    from runner.inference.answer import quiet
 
     with quiet():
         model, tokenizer = load(asked.cfg, weights, asked.head)
@@ -267,7 +264,6 @@ def _as_chat(asked: Asked, tokenizer: Any) -> bool:
 
 def converse(asked: Asked, weights: Weights) -> int:
     """Answer the lines of the standard input, each with those before it, until it ends or says /exit."""
-    from runner.inference.answer import quiet
 
     with quiet():
         model, tokenizer = load(asked.cfg, weights, asked.head)

@@ -17,11 +17,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import logging
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from runner.files import shipped, write_text
 from runner.inspection import SAMPLE, Inspection, find_faults, inspect_evaluation, inspect_training, stop_ids
 from runner.report.tokens import WIDTH, Sheet, to_page, to_terminal
 from runner.run import Run, folder_of, key_of
+from runner.terminal import quiet
 from runner.tray import lay_out
 from runner.tray.model import policy_of
 
@@ -72,7 +72,7 @@ def main(line: Any) -> int:
     wishes, words = read_wishes(line.overrides)
     runs = _runs(line.runs, words) if line.runs else stage.compose(words, line.folders)
     sheets, origins = [], {}
-    with _quiet():
+    with quiet():
         for composed in runs:
             cfg = _origin(composed, origins)
             sheets += look(cfg, wishes, composed.stage)
@@ -251,21 +251,3 @@ def _summary(seen: Inspection) -> list[str]:
     if asked and seen.comparable:
         lines.append(f"{asked - len(seen.astray)} of {asked} answers follow the prompt that generation spells")
     return lines
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Of all that is said while parts are built, only our own warnings go to the terminal."""
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    root, terminal = logging.getLogger(), logging.StreamHandler()
-    terminal.setLevel(logging.WARNING)
-    terminal.addFilter(lambda record: record.name.startswith("runner"))
-    logging.captureWarnings(True)
-    root.addHandler(terminal)
-    try:
-        yield
-    finally:
-        root.removeHandler(terminal)
-        logging.captureWarnings(False)

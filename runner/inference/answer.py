@@ -5,10 +5,8 @@ What a metric or a reward is lives in rooms of their own; how one token is drawn
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -268,25 +266,3 @@ def build_panel(node: Mapping[str, Any] | None, tokenizer: Any) -> Any:
         if hasattr(reward, "parameters"):
             reward.requires_grad_(False).to(best_device())
     return rewards
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep bars and remarks of the libraries off the terminal; our own warnings come through, to the error stream."""
-    import datasets
-    from transformers.utils import logging as theirs
-
-    datasets.disable_progress_bars()
-    theirs.disable_progress_bar()
-    theirs.disable_default_handler()
-    theirs.enable_propagation()
-    root, terminal = logging.getLogger(), logging.StreamHandler()
-    terminal.setLevel(logging.WARNING)
-    terminal.addFilter(lambda record: record.name.startswith("runner") or record.levelno >= logging.ERROR)
-    logging.captureWarnings(True)
-    root.addHandler(terminal)
-    try:
-        yield
-    finally:
-        root.removeHandler(terminal)
-        logging.captureWarnings(False)

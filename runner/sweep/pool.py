@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -33,6 +33,7 @@ LOOK = 0.05  # seconds between two looks at the children
 LOOK_ELSEWHERE = 0.5  # and at runs that another process holds
 MOST_GRACE = 60.0  # seconds that a run has for saving its step when its time is over
 WARM = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib", "pyarrow", "runner")
+PIPE = 65536  # bytes that a pipe takes without a reader
 
 
 @dataclass(frozen=True)
@@ -187,8 +188,7 @@ class Pool:
             known = set(sys.modules)
             confine(slot, self.settings)
             code = launch(run, debug=self.settings.debug)
-            loaded = [name for name in sys.modules if name not in known and name.split(".")[0] in WARM]
-            os.write(tell, json.dumps(loaded).encode()[:60_000])
+            os.write(tell, loaded_since(known))
         except BaseException:
             traceback.print_exc()
         finally:
@@ -206,19 +206,10 @@ class Pool:
             del self.live[pid]
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)  # what it may have left running
-            self._learn(child)
+            os.set_blocking(child.news, False)  # something that it left may still hold the other end
+            with os.fdopen(child.news, "rb", buffering=0) as news:
+                learn(news.read(PIPE))
             self._judge(child, os.waitstatus_to_exitcode(status))
-
-    def _learn(self, child: Child) -> None:
-        """Import what the child had to import beyond what it inherited, for those that come after it."""
-        os.set_blocking(child.news, False)  # something that it left may still hold the other end
-        with os.fdopen(child.news, "rb", buffering=0) as news:
-            text = news.read(65536)
-        with contextlib.suppress(ValueError):
-            for name in json.loads(text or b"[]"):
-                # Not every module can be imported by itself; such a one is imported by each child again.
-                with contextlib.suppress(Exception):
-                    import_module(name)
 
     def _judge(self, child: Child, ended: int) -> None:
         """What became of a child, by what it wrote and how it ended."""
@@ -320,3 +311,19 @@ def _cause(ended: int) -> str:
         return f"the process left with exit code {ended} before the run was finished"
     hint = " (by a person, or by the system for want of memory)" if ended == -signal.SIGKILL else ""
     return f"killed by {signal.Signals(-ended).name}{hint}"
+
+
+def loaded_since(known: Container[str]) -> bytes:
+    """The library modules that a child had to import beyond those it inherited, in as much as a pipe takes."""
+    loaded = [name for name in sys.modules if name not in known and name.split(".")[0] in WARM]
+    while len(text := json.dumps(loaded).encode()) > PIPE:
+        del loaded[len(loaded) // 2 :]
+    return text
+
+
+def learn(text: bytes | None) -> None:
+    """Import what a child told by :func:`loaded_since`, for those that come after it."""
+    for name in json.loads(text or b"[]"):
+        # Not every module can be imported by itself; such a one is imported by each child again.
+        with contextlib.suppress(Exception):
+            import_module(name)

@@ -13,6 +13,7 @@ from typing import Any
 from runner.config import build, serve
 from runner.errors import ConfigError, Fault
 from runner.run import Run
+from runner.terminal import mute_libraries
 from runner.tray.argument import build_args
 from runner.tray.callback import add_callbacks, build_callbacks, for_callbacks
 from runner.tray.judge import build_rewards, name_rewards
@@ -37,7 +38,7 @@ def lay_out(run: Run, stop: Any) -> dict[str, Any]:
     from runner.tracker.callback import tell_trackers
 
     cfg = run.cfg
-    _quieten()
+    mute_libraries()
     transformers.set_seed(cfg["seed"])
     with _told("trainer.args"):
         args = build_args(run)
@@ -87,17 +88,6 @@ def _told(where: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ConfigError(Fault(where, str(error).splitlines()[0], "values that go together")) from error
-
-
-def _quieten() -> None:
-    """Send what the libraries say to the log of the run, and keep their bars off the terminal; ours stays."""
-    import datasets
-    import transformers
-
-    datasets.disable_progress_bars()
-    transformers.utils.logging.disable_progress_bar()
-    transformers.utils.logging.disable_default_handler()
-    transformers.utils.logging.enable_propagation()
 
 
 def _are_chats(rows: Any) -> bool:
