@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from runner.config import serve
 from runner.dataset.convert import fits
 from runner.errors import ConfigError, Fault
 from runner.files import replace_rows
@@ -19,6 +18,7 @@ from runner.run import Run
 from runner.signature import read_signature
 from runner.tray.judge import build_metrics, named
 from runner.tray.model import policy_of
+from runner.tray.row import held_out_sets
 
 UNKNOWN = object()  # what a dataset of one's own holds out
 CLOCK = ("_runtime", "_per_second", "_time", "epoch", "num_tokens")
@@ -94,11 +94,7 @@ class HeldOut:
     def _rows(self, form: str, name: str) -> Any:
         """The held-out rows of a set, in the form that a kind of metric needs; converted once in a run."""
         if form not in self.sets:
-            node = dict(self.run.cfg["dataset"])
-            if node["_target_"] == "runner.dataset.load.load_rows" and isinstance(node.get("split"), Mapping):
-                node["split"] = dict(node["split"]) | {"train": None}
-            _, held_out = serve(node, to=form, seed=self.run.cfg["seed"], keep=None if form == "prompt" else ["*"])
-            self.sets[form] = dict(held_out) if isinstance(held_out, Mapping) else {"": held_out}
+            self.sets[form] = held_out_sets(self.run.cfg, form, None if form == "prompt" else ["*"])
         if name not in self.sets[form]:
             found, expected = f"an evaluation of {name!r}", f"one of {', '.join(self.sets[form])}"
             raise ConfigError(Fault("metric", found, expected, "dataset.split.eval=<sets>"))

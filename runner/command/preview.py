@@ -32,6 +32,7 @@ from runner.config import Composed, asked_for, build
 from runner.errors import ConfigError, Fault
 from runner.files import shipped, write_text
 from runner.inspection import SAMPLE, Inspection, find_faults, inspect_evaluation, inspect_training, stop_ids
+from runner.report.find import find_runs
 from runner.report.tokens import WIDTH, Sheet, to_page, to_terminal
 from runner.run import Run, folder_of, key_of
 from runner.terminal import quiet
@@ -106,17 +107,10 @@ def read_wishes(overrides: Sequence[str]) -> tuple[Wishes, list[str]]:
 
 def _runs(folders: Sequence[str], words: Sequence[str]) -> list[Composed]:
     """The frozen configurations of run folders."""
-    faults = [
-        Fault(folder, "no run folder", "a folder with a config.yaml", "python -m runner preview outputs/<name>/<run>")
-        for folder in folders
-        if not (Path(folder) / "config.yaml").exists()
-    ]
     if words:
         expected = "either a run, which is frozen, or overrides"
-        faults.append(Fault("command line", " ".join(words), expected, f"python -m runner preview {folders[0]}"))
-    if faults:
-        raise ConfigError(faults)
-    return [Composed(Run(Path(folder)).cfg, []) for folder in folders]
+        raise ConfigError(Fault("command line", " ".join(words), expected, f"python -m runner preview {folders[0]}"))
+    return [Composed(dict(run.cfg), []) for run in find_runs(folders, "preview", len(folders))]
 
 
 def _title(composed: Composed) -> str:

@@ -12,8 +12,8 @@ from runner.config import asked_for, serve
 from runner.dataset.convert import fits
 from runner.errors import ConfigError, DataError, Fault
 from runner.inference.words import Asked
+from runner.tray.row import ROWS
 
-ROWS = "runner.dataset.load.load_rows"
 Rows = list[dict[str, Any]]
 
 

@@ -12,6 +12,7 @@ from runner.errors import ConfigError, Fault
 from runner.run import Run
 from runner.signature import read_signature
 from runner.tray.judge import named
+from runner.tray.row import held_out_sets
 
 
 def build_callbacks(run: Run, args: Any, stop: Any, peft_config: Any, served: Mapping[str, Any]) -> list[Any]:
@@ -83,11 +84,7 @@ def _generate(tokenizer: Any, model: Any, prompts: Any, **how: Any) -> list[str]
 
 def _held_out_prompts(cfg: Mapping[str, Any]) -> Iterator[Any]:
     """The prompts of the held-out rows of every set, read when somebody asks for the first."""
-    node = dict(cfg["dataset"])
-    if node["_target_"] == "runner.dataset.load.load_rows" and isinstance(node.get("split"), Mapping):
-        node["split"] = dict(node["split"]) | {"train": None}
-    _, held_out = serve(node, to="prompt", seed=cfg["seed"], keep=None)
-    for rows in held_out.values() if isinstance(held_out, Mapping) else [held_out]:
+    for rows in held_out_sets(cfg, "prompt").values():
         yield from (row["prompt"] for row in rows)
 
 
