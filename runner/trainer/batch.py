@@ -11,19 +11,32 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+PASS = 64  # padded tokens that cost about as much as what every pass costs beside them; measured on CPU
+
 
 def split_by_tokens(rows: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Groups of rows, longest first, each at most ``budget`` tokens when padded; a longer row is alone.
 
-    >>> split_by_tokens([0, 1, 2, 3], lengths=[2, 9, 4, 3], budget=8)
+    Of all such groups of rows of like length those that cost the least: padded tokens, and ``PASS`` for each pass.
+
+    >>> split_by_tokens([0, 1, 2, 3], lengths=[20, 90, 40, 39], budget=80)
     [[1], [2, 3], [0]]
     """
-    groups: list[list[int]] = []
-    for row in sorted(rows, key=lambda row: -lengths[row]):
-        if groups and (len(groups[-1]) + 1) * lengths[groups[-1][0]] <= budget:
-            groups[-1].append(row)
-        else:
-            groups.append([row])
+    ordered = sorted(rows, key=lambda row: -lengths[row])
+    costs, firsts = [0], [0]  # of the best groups of the first so many rows: what they cost, where the last begins
+    for end in range(1, len(ordered) + 1):
+        found = [(costs[-1] + lengths[ordered[end - 1]] + PASS, end - 1)]
+        for first in range(end - 2, -1, -1):
+            if (size := (end - first) * lengths[ordered[first]]) > budget:
+                break
+            found.append((costs[first] + size + PASS, first))
+        cost, first = min(found)
+        costs.append(cost)
+        firsts.append(first)
+    groups, end = [], len(ordered)
+    while end:
+        groups.insert(0, ordered[firsts[end] : end])
+        end = firsts[end]
     return groups
 
 
