@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import errno
 import os
 import sys
 import time
@@ -22,15 +23,23 @@ from typing import Any
 
 from runner import config, stage
 from runner.command import VERBS
-from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError
+from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, code_of
 from runner.files import MENU
-from runner.run import folder_of, open_run
+from runner.preflight import check_ahead
+from runner.resume.continuation import find_offer
+from runner.run import Run, folder_of, open_run, sealed_checkpoints
+from runner.secret import hidden
+from runner.space import full, is_full
 from runner.sweep import axis
-from runner.sweep.plan import Plan, check_size, tasks_of
+from runner.sweep.plan import Plan, compose_jobs, tasks_of
 from runner.sweep.plugin import Job, failed_since
 from runner.sweep.pool import launch, settings_of, train_all
 from runner.sweep.progress import Live, Stages, first_line
-from runner.work import finished, settle
+from runner.terminal import tell_uncaught
+from runner.work import Stop, finished, is_finished, settle
+
+# What a system says of a place where no folder can be made, however much room there is.
+CLOSED = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
 
 @dataclass(frozen=True)
@@ -50,9 +59,10 @@ class CommandLine:
 def main(argv: Sequence[str] | None = None) -> int:
     """Do what the command line says and return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.insert(0, os.getcwd())  # `python -m` does so too, and the user's own modules are there
+    sys.excepthook = tell_uncaught
     try:
+        if not {"", here := _working_folder()} & set(sys.path):
+            sys.path.insert(0, here)  # `python -m` does so too, and the user's own modules are there
         line = read_command_line(words)
         if line.verb != "train" and {"--help", "-h"} & set(line.inspect):
             print((import_module(f"runner.command.{line.verb}").__doc__ or "").strip())
@@ -62,15 +72,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         if line.verb != "train":
             settle()
             return import_module(f"runner.command.{line.verb}").main(line)
-        return sweep(line) if is_sweep(line) else start_all(compose(line, line.overrides), line)
+        if is_sweep(line):
+            return sweep(line)
+        with Stop().installed():  # there is nothing to save before the worker begins
+            return start_all(compose(line, line.overrides), line)
     except RunnerError as error:
-        print(traceback.format_exc() if "--debug" in words else error, file=sys.stderr)
+        print(hidden(traceback.format_exc()) if "--debug" in words else error, file=sys.stderr)
         return error.code
     except KeyboardInterrupt:  # between two runs, where no worker listens
         return 130
     except BrokenPipeError:  # whoever read along has seen enough
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  or Python would complain when it leaves
         return 0
+
+
+def _working_folder() -> str:
+    """Where we are; raises EnvironmentFault where that folder was deleted meanwhile."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        found, cure = "the folder that this shell is in was deleted", "cd <a folder that is there>"
+        raise EnvironmentFault(Fault("working folder", found, "a folder", cure)) from None
 
 
 def read_command_line(words: Sequence[str]) -> CommandLine:
@@ -89,7 +111,7 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
     verb = plain.pop(0) if plain and plain[0] in VERBS else "train"
     if faults := [_unknown(word) for word in plain if verb == "train"] + _no_folder(known.config_dir):
         raise ConfigError(faults)
-    overrides = [config.quote_slice(word) for word in rest if "=" in word or word.startswith("~")]
+    overrides = [config.quote_text(word) for word in rest if "=" in word or word.startswith("~")]
     return CommandLine(
         verb,
         overrides,
@@ -109,16 +131,7 @@ def compose(line: CommandLine, overrides: Sequence[str]) -> list[config.Composed
 
 def compose_all(line: CommandLine) -> list[list[config.Composed]]:
     """What each job of a sweep makes, in Hydra's order; raises ConfigError with the faults of all."""
-    check_size(axis.axes(line.overrides))
-    jobs, faults = [], []
-    for overrides in axis.combinations(line.overrides):
-        try:
-            jobs.append(compose(line, overrides))
-        except ConfigError as error:
-            faults += error.faults
-    if faults:
-        raise ConfigError(dict.fromkeys(faults))
-    return jobs
+    return compose_jobs(line.overrides, line.folders)
 
 
 def start_all(runs: Sequence[config.Composed], line: CommandLine) -> int:
@@ -126,6 +139,7 @@ def start_all(runs: Sequence[config.Composed], line: CommandLine) -> int:
 
     Stages train like the jobs of a sweep, so that each is what it would be alone.
     """
+    check_ahead([runs], starts=not line.dry_run)
     if line.dry_run:
         print("\n".join(Plan(tasks_of([runs])).lines()))
         return 0
@@ -136,15 +150,17 @@ def start_all(runs: Sequence[config.Composed], line: CommandLine) -> int:
         tasks = tasks_of([runs])
         settings = settings_of(launcher | {"jobs": 1}, attached=True, debug=line.debug)
         codes, signals = train_all(tasks, settings, Stages(tasks))
-        return 128 + signals[0] if signals else next((code for code in codes.values() if code), 0)
+        return code_of(signals[0]) if signals else next((code for code in codes.values() if code), 0)
 
 
 def start(composed: config.Composed, line: CommandLine) -> int:
     """Lay the run folder and launch the worker in it, unless it is finished."""
     run = open_run(composed.cfg, composed.overrides, composed.command)
-    if run.status()["state"] == "finished":
+    if is_finished(run):
         print(finished(run))
         return 0
+    if offer := find_offer(composed.cfg, run.folder) if not sealed_checkpoints(run) else "":
+        print(f"note      {offer}")
     print(f"run       {run}", flush=True)
     return launch(run, line.debug)
 
@@ -156,6 +172,8 @@ def in_a_folder(composed: config.Composed) -> Iterator[None]:
         yield
     except OSError as error:
         where = f"{composed.cfg['output_root']}/{composed.cfg['name']}"
+        if error.errno not in CLOSED and is_full(error, Path(where)):
+            raise full(Run(Path(where)), error) from error
         cure = "output_root=<a folder that you may write>"
         raise EnvironmentFault(Fault(where, str(error), "a folder", cure)) from error
 
@@ -174,6 +192,7 @@ def sweep(line: CommandLine) -> int:
     line = replace(line, overrides=config.latest([*axes, *line.overrides]))
     jobs = compose_all(line)
     tasks = tasks_of(jobs)
+    check_ahead(jobs, starts=not line.dry_run)
     plan = Plan(tasks, axis.axes(line.overrides))
     print(plan)
     if line.dry_run:
@@ -190,7 +209,8 @@ def sweep_by_plugin(line: CommandLine, axes: Sequence[str]) -> int:
     """Let a launcher or sweeper of Hydra's own start the jobs, each of which is a run like ours."""
     from hydra import main as hydra_main
 
-    (first, *_) = compose(line, axis.first_of([*axes, *line.overrides]))
+    (first, *_) = runs = compose(line, axis.first_of([*axes, *line.overrides]))
+    check_ahead([runs], starts=not line.dry_run)
     if line.dry_run:
         raise ConfigError(Fault("--dry-run", "a plugin chooses the jobs, one after the other", "a sweep of ours"))
     group, began = folder_of(first.cfg, []).parent, time.time()
@@ -212,7 +232,7 @@ def conclude(jobs: Sequence[Sequence[config.Composed]], codes: Mapping[Path, int
             print(import_module("runner.command.report").report(group))
     finished = sum(codes.get(folder) == 0 for folder in ends)
     print(f"{finished} of {len(jobs)} {'staged runs' if jobs[0][0].stage else 'runs'} finished")
-    return 128 + signals[0] if signals else next((code for code in codes.values() if code), 0)
+    return code_of(signals[0]) if signals else next((code for code in codes.values() if code), 0)
 
 
 def inspect(line: CommandLine) -> int:
@@ -271,7 +291,8 @@ def _unknown(word: str) -> Fault:
 
 def _no_folder(folders: list[Path]) -> list[Fault]:
     missing = [folder for folder in folders if not folder.is_dir()]
-    return [Fault("--config-dir", f"{folder} is not a folder", "a folder of config groups") for folder in missing]
+    expected, cure = "a folder of config groups", "--config-dir <folder>"
+    return [Fault("--config-dir", f"{folder} is not a folder", expected, cure) for folder in missing]
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
-"""What watches a training from outside: the record, the bar, samples, the stop signal and the check of the
-first step.
+"""What watches a training from outside: the record, the bar, samples and the stop signal.
 
-Each is a small TrainerCallback that knows only what it is given. Checkpoints are in ``checkpoint``.
+Each is a small TrainerCallback that knows only what it is given. Checkpoints are in ``checkpoint``, alarms in
+``health``.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import sys
@@ -21,7 +20,6 @@ from typing import Any
 from tqdm import tqdm
 from transformers import TrainerCallback
 
-from runner.errors import Fault, SickRun
 from runner.files import replace_rows, strict, write_text
 
 
@@ -198,45 +196,33 @@ class StopAtStep(TrainerCallback):
         if self.stop.number is not None and state.global_step % self.cycle_steps == 0:
             control.should_save = control.should_training_stop = True
 
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leave out what belongs to the end of an epoch where a stop comes within one; it would be done twice."""
+        if self.stop.number is not None and control.should_training_stop and (state.epoch or 0) % 1:
+            control.should_log = control.should_save = control.should_evaluate = False
+
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.stop.listening = False
 
 
-class Finite(TrainerCallback):
-    """Stops a training whose loss or gradient is no longer a number, before it is saved as a result."""
+class Slower(TrainerCallback):
+    """Takes each step with the share of its learning rate that ``share`` gives for the steps taken so far.
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
-        for name in ("loss", "grad_norm"):
-            value = logs.get(name)
-            if value is not None and not math.isfinite(value):
-                found = f"{name} is {value} at step {state.global_step}"
-                cure = "a lower learning_rate=, or trainer.args.max_grad_norm=1.0"
-                raise SickRun(Fault(f"trainer.{name}", found, "a finite number", cure))
-
-
-class FirstMargin(TrainerCallback):
-    """Stops a preference training whose policy and reference differ before anything was learned.
-
-    At step 1 both are the start model, so the reward margin is 0 but for rounding. Anything else is
-    a wrong
-    reference: an adapter copied with its weights, other weights read from disk, dropout in one of
-    the two.
+    The schedule and what is saved of it stay as they are, so that a resume comes to the same numbers. The rate is
+    changed for the whole of a step, because PPO takes several within one.
     """
 
-    def __init__(self, tolerance: float):
-        self.tolerance = tolerance
+    def __init__(self, share: Callable[[int], float]):
+        self.share = share
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
-        margin = logs.get("rewards/margins")
-        if state.global_step == 1 and margin is not None and abs(margin) > self.tolerance:
-            raise SickRun(
-                Fault(
-                    "reference model",
-                    f"a reward margin of {margin:.3g} at step 1",
-                    "0, because nothing was learned yet: the reference is not the start model",
-                    "trainer.args.disable_dropout=true, or another peft=",
-                )
-            )
+    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        self.rates = [group["lr"] for group in optimizer.param_groups]
+        for group, rate in zip(optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate and rate * self.share(state.global_step)  # Adafactor may have none
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        for group, rate in zip(optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate
 
 
 @contextmanager

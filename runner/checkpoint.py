@@ -18,6 +18,8 @@ from transformers import Trainer, TrainerCallback
 
 from runner.files import SEAL, read_json, remove, seal
 
+NOTICED = 6  # steps after which a sickness has been noticed; what was saved before is good (``health``)
+
 
 class Seal(TrainerCallback):
     """Seals each checkpoint the Trainer saved, and only then deletes the oldest ones beyond
@@ -29,39 +31,66 @@ class Seal(TrainerCallback):
     may resume.
     """
 
-    def __init__(self, keep: int, cycle_steps: int = 1):
+    def __init__(self, keep: int, cycle_steps: int = 1, tell: Callable[..., None] | None = None):
         self.keep = keep
         self.cycle_steps = cycle_steps
+        self.tell = tell
         self.waiting = False
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._save_on_the_cycle(state, control)
+        self._save_on_the_cycle(state, control, kwargs.get("processing_class"))
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._save_on_the_cycle(state, control)
+        self._save_on_the_cycle(state, control, kwargs.get("processing_class"))
 
-    def _save_on_the_cycle(self, state: Any, control: Any) -> None:
+    def _save_on_the_cycle(self, state: Any, control: Any, tokenizer: Any = None) -> None:
         self.waiting = self.waiting or control.should_save
         at_boundary = state.global_step % self.cycle_steps == 0 or state.global_step >= state.max_steps
         control.should_save = self.waiting and at_boundary
         if control.should_save:
             control.should_log = True
             self.waiting = False
+            _forget_use(tokenizer)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         _wait_for_all()  # every rank writes a file of its own into the checkpoint
         if state.is_world_process_zero:
             root = Path(args.output_dir)
             seal(root / f"checkpoint-{state.global_step}")
-            self._rotate(root, state.best_model_checkpoint)
+            if self.tell:
+                self.tell(sealed=state.global_step)
+            self.rotate(root, state.best_model_checkpoint)
         _wait_for_all()
 
-    def _rotate(self, root: Path, best: str | None) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero and state.global_step >= state.max_steps:
+            self.rotate(Path(args.output_dir), state.best_model_checkpoint, healthy=True)
+
+    def rotate(self, root: Path, best: str | None, healthy: bool = False) -> None:
+        """Delete the oldest checkpoints; ``healthy`` is what is known of a run that has come to its end.
+
+        Else what is newer than a sickness takes to be noticed may be sick. Then the newest that is older stays as well,
+        and the oldest that is newer, which will be that one.
+        """
         sealed = [path for path in root.glob("checkpoint-[0-9]*") if (path / SEAL).exists()]
-        sealed.sort(key=lambda path: int(path.name.rpartition("-")[2]))
-        for path in sealed[: -self.keep]:
-            if best is None or path.name != Path(best).name:
+        sealed.sort(key=_step)
+        old = [path for path in sealed if _step(path) <= _step(sealed[-1]) - NOTICED]
+        safe = sealed[-self.keep :] + ([] if healthy else [*old[-1:], sealed[len(old)]])
+        for path in sealed:
+            if path not in safe and (best is None or path.name != Path(best).name):
                 remove(path)
+
+
+def _forget_use(tokenizer: Any) -> None:
+    """Undo what the last call left in a tokenizer, which would be saved with it and differ after a resume."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        backend.no_padding()
+        backend.no_truncation()
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 class Restored(Exception):
@@ -94,6 +123,9 @@ def resume(trainer: Trainer, checkpoint: Path | None, train: Callable[[str | Non
         pass
     finally:
         trainer.remove_callback(loader)
+    for callback in trainer.callback_handler.callbacks if trainer.is_world_process_zero() else ():
+        if isinstance(callback, Seal):  # it may have been killed after its last save, and before this
+            callback.rotate(Path(trainer.args.output_dir), state["best_model_checkpoint"], healthy=True)
 
 
 def cycle_steps(args: Any) -> int:
@@ -109,6 +141,38 @@ def cycle_steps(args: Any) -> int:
     micro_steps *= getattr(args, "num_iterations", None) or 1
     accumulated = args.gradient_accumulation_steps
     return math.lcm(micro_steps, accumulated) // accumulated
+
+
+def disk_needed(trainer: Trainer, keep: int) -> dict[str, int]:
+    """Bytes of one ``checkpoint`` and of the ``model`` at the end, and how many ``checkpoints`` there are at once.
+
+    The least that can be: an optimizer that is not known counts as one without a state.
+    """
+    from peft import PeftModel
+
+    args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
+    policy = getattr(model, "policy", model)  # of PPO, which has a critic beside it
+    saved = [each for each in policy.parameters() if each.requires_grad or not isinstance(policy, PeftModel)]
+    weights = sum(map(_bytes, saved))
+    trained = sum(_bytes(each) * _states(trainer, each) for each in model.parameters() if each.requires_grad)
+    early = isinstance(args.save_steps, int) and (keep - 1) * args.save_steps < NOTICED  # then one more stays
+    saves = 0 if args.save_strategy == "no" else keep + 1 + early
+    if args.save_strategy == "steps" and args.max_steps > 0 and args.save_steps >= 1:
+        saves = min(saves, math.ceil(args.max_steps / args.save_steps))
+    return {"checkpoint": int(weights + trained), "checkpoints": saves, "model": weights}
+
+
+def _bytes(weights: torch.Tensor) -> int:
+    return weights.numel() * weights.element_size()
+
+
+def _states(trainer: Trainer, weights: torch.Tensor) -> float:
+    """How many times its own size an optimizer keeps for a weight."""
+    own = getattr(trainer, "make_optimizer", None)
+    name = "" if own else str(getattr(trainer.args.optim, "value", trainer.args.optim)).lower()
+    if "8bit" in name:
+        return 2 / weights.element_size()
+    return 2 if "adam" in name else 0
 
 
 def _wait_for_all() -> None:

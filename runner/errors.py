@@ -7,15 +7,18 @@ own.
     ├── SickRun                 3  the training itself went wrong: a wrong reference, no finite loss
     ├── FolderError             4  the run folder is in use, or holds another run
     ├── EnvironmentFault        5  disk, memory, or a library that is missing
-    └── Interrupted       130/143  stopped by SIGINT or SIGTERM; the same command continues
+    └── Interrupted       130/143  stopped by SIGINT or another signal; the same command continues
 
 The number is the exit code of the process; 0 means finished. An error carries faults, all that were
 found at once,
 and each fault has four beats: where it is, what was found, what was expected, what to type.
 """
 
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from runner.secret import hidden
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Fault:
 
 
 class RunnerError(Exception):
-    """The root of what the runner raises; prints as a heading and its faults, and sets the exit code."""
+    """The root of what the runner raises; prints as a heading and its faults, no secrets, and sets the exit code."""
 
     code = 1
     heading = "internal error"
@@ -45,7 +48,7 @@ class RunnerError(Exception):
     def __str__(self) -> str:
         count = len(self.faults)
         title = self.heading if count == 1 else f"{self.heading}: {count} faults"
-        return "\n".join([title, *map(str, self.faults)])
+        return hidden("\n".join([title, *map(str, self.faults)]))
 
 
 class ConfigError(RunnerError):
@@ -59,8 +62,17 @@ class DataError(RunnerError):
 
 
 class SickRun(RunnerError):
+    """Raised while it trains; ``healthy`` is the last step whose checkpoint is good, ``curable`` what a lower learning
+    rate may help.
+    """
+
     code = 3
     heading = "sick run"
+
+    def __init__(self, faults: Fault | Iterable[Fault], healthy: int | None = None, curable: bool = False):
+        super().__init__(faults)
+        self.healthy = healthy
+        self.curable = curable
 
 
 class FolderError(RunnerError):
@@ -74,10 +86,15 @@ class EnvironmentFault(RunnerError):
 
 
 class Interrupted(RunnerError):
-    """Raised after the last step was saved; ``code`` is 128 plus the signal's number."""
+    """Raised after the last step was saved; ``code`` is that of the signal."""
 
     heading = "interrupted"
 
     def __init__(self, faults: Fault | Iterable[Fault], signal_number: int = 15):
         super().__init__(faults)
-        self.code = 128 + signal_number
+        self.code = code_of(signal_number)
+
+
+def code_of(signal_number: int) -> int:
+    """The exit code after a signal: 130 after Ctrl-C, 143 after any other that asks to stop."""
+    return 130 if signal_number == signal.SIGINT else 143

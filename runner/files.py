@@ -1,7 +1,8 @@
 """Files that are either whole or absent: atomic writes, hashes, sealed folders, and what ships with
 the package.
 
-Standard library only. Locks live in ``run``, because only runs are locked.
+No text that is written here holds a secret of the environment. Standard library only. Locks live in ``run``, because
+only runs are locked.
 """
 
 import contextlib
@@ -15,6 +16,8 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from runner.secret import without_values
 
 PACKAGE = Path(__file__).resolve().parent
 SHIPPED = "runner://"
@@ -32,6 +35,12 @@ def shipped(path: str) -> str:
     return str(PACKAGE / path.removeprefix(SHIPPED)) if path.startswith(SHIPPED) else path
 
 
+def hub_home() -> Path:
+    """The folder in which the hub's libraries keep what they fetched, and the token."""
+    default = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    return Path(os.environ.get("HF_HOME") or default).expanduser()
+
+
 def sync(path: Path) -> None:
     """Have the system put a file's bytes, or a folder's names, on the disk before we go on."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -43,6 +52,7 @@ def sync(path: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file that readers see either as it was or whole: temporary name, sync, rename, sync."""
+    text = without_values(text)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -68,7 +78,7 @@ def read_json(path: Path) -> dict | None:
     """What a JSON file holds, or None where it is missing or torn."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
@@ -128,11 +138,43 @@ def seal(folder: Path) -> None:
 
 def verify(folder: Path) -> bool:
     """Whether every file is there with the size and the hash of its seal."""
+    return not damage_of(folder)
+
+
+def damage_of(folder: Path, *, touched_only: bool = False) -> dict[str, str]:
+    """What is wrong with each file of a sealed folder, by its name; empty where all is as it was sealed.
+
+    ``touched_only`` reads only files that were written to after the seal, which costs no time where none was.
+    """
     files = read_json(folder / SEAL)
-    return files is not None and all(
-        (folder / name).is_file() and (folder / name).stat().st_size == size and sha256(folder / name) == digest
-        for name, (size, digest) in files.items()
-    )
+    if not _is_seal(files):
+        return {SEAL: "cannot be read" if (folder / SEAL).is_file() else "missing"}
+    since = (folder / SEAL).stat().st_mtime_ns if touched_only else 0
+    found = {name: _damage(folder / name, size, digest, since) for name, (size, digest) in files.items()}
+    return {name: wrong for name, wrong in found.items() if wrong}
+
+
+def _damage(path: Path, size: int, digest: str, since: int) -> str:
+    if not path.is_file():
+        return "missing"
+    now = path.stat()
+    if now.st_size != size:
+        return f"{now.st_size} of {size} bytes"
+    return "other bytes than were sealed" if now.st_mtime_ns >= since and sha256(path) != digest else ""
+
+
+def _is_seal(files: object) -> bool:
+    entries = list(files.values()) if isinstance(files, dict) else []
+    return bool(entries) and all(isinstance(each, list) and [*map(type, each)] == [int, str] for each in entries)
+
+
+def told(damage: Mapping[str, str]) -> str:
+    """Damage in one line.
+
+    >>> told({"optimizer.pt": "missing", "config.json": "3 of 9 bytes"})
+    'optimizer.pt: missing; config.json: 3 of 9 bytes'
+    """
+    return "; ".join(f"{name}: {wrong}" for name, wrong in damage.items())
 
 
 def remove(folder: Path) -> None:

@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from runner import work
-from runner.errors import RunnerError
-from runner.run import Run, locked
+from runner.errors import RunnerError, code_of
+from runner.resume.amendment import read_amendments
+from runner.run import PATIENCE, Run, locked
 
 
 def local(folder: str | Path, *, num_processes: int = 1, debug: bool = False) -> int:
@@ -36,7 +37,8 @@ def _handing_on(numbers: set[int], child: int) -> Iterator[list[int]]:
     def answer(number: int, frame: object) -> None:
         if number in numbers:
             handed.append(number)
-            os.kill(child, number)
+            # torchrun hands on these two only; SIGUSR1 would end it, and its workers could save nothing.
+            os.kill(child, number if number == signal.SIGINT else signal.SIGTERM)
 
     before = {number: signal.signal(number, answer) for number in {*numbers, signal.SIGINT}}
     try:
@@ -48,7 +50,8 @@ def _handing_on(numbers: set[int], child: int) -> Iterator[list[int]]:
 
 def _torchrun(folder: str | Path, num_processes: int, debug: bool) -> int:
     run = Run(Path(folder))
-    with locked(run):
+    amended = len(read_amendments(run.folder))
+    with locked(run, PATIENCE):
         pass  # refused here, with the exit code that torchrun would not pass on
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_processes}"]
     command += ["-m", "runner.work", str(folder), "--vouched", *(["--debug"] if debug else [])]
@@ -57,13 +60,15 @@ def _torchrun(folder: str | Path, num_processes: int, debug: bool) -> int:
     die = functools.partial(work.die_with, os.getpid())
     # A session of its own, so that Ctrl-C reaches the workers once, through torchrun.
     process = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=die)
-    with _handing_on({signal.SIGINT, signal.SIGTERM}, process.pid) as handed:
+    with _handing_on(set(work.stop_signals()), process.pid) as handed:
         code = process.wait()
     if code == 0:
         return 0
     # torchrun says 1 for every failure; the state that the first process left says more.
     if handed:
-        return 128 + handed[0]
+        return code_of(handed[0])
+    if len(read_amendments(run.folder)) > amended:
+        return _torchrun(folder, num_processes, debug)  # processes of which one has failed cannot meet again
     cause = str(run.status().get("cause"))
     kinds = [kind for kind in RunnerError.__subclasses__() if cause.startswith(kind.heading)]
     return kinds[0].code if kinds else 1

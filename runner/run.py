@@ -14,9 +14,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import platform
 import re
+import shutil
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,15 +31,29 @@ from typing import Any
 
 import yaml
 
-from runner.errors import Fault, FolderError
-from runner.files import SEAL, read_json, remove, verify, write_json, write_text
+from runner.bound import check_yaml
+from runner.errors import ConfigError, Fault, FolderError
+from runner.files import SEAL, damage_of, read_json, remove, told, write_json, write_text
+from runner.secret import hidden, hidden_source
+
+log = logging.getLogger(__name__)
 
 # What names, places or launches a run but cannot change its result stays out of its key; so do the two settings that
-# act only through what the trainer calls them.
-VOLATILE = frozenset({"name", "output_root", "launcher", "tracker", "allow", "objective", "learning_rate", "kl_coef"})
-IN_THE_NAME = frozenset(
-    {"trainer", "model", "dataset", "experiment", "sweep", "objective", "name", "output_root", "launcher", "tracker"}
+# act only through what the trainer calls them, the run to resume from, which ends where this one would by itself, and
+# how a run without memory goes on, which sees the same rows in each step.
+VOLATILE = frozenset(
+    {"name", "output_root", "launcher", "tracker", "allow", "objective", "learning_rate", "kl_coef", "resume"}
+    | {"on_memory", "attempts"}
 )
+IN_THE_NAME = frozenset({"trainer", "model", "dataset", "experiment", "sweep"}) | (
+    VOLATILE - {"learning_rate", "kl_coef", "allow"}
+)
+# Papers that are written into where they are: a link in their place would have another file changed.
+APPENDED = (".lock", "log.txt", "metrics.jsonl", "samples.jsonl", "completions.jsonl", "checkpoints/completions.jsonl")
+STATES = ("created", "running", "interrupted", "failed", "finished")
+# What is not committed, in git's own words whatever programs its settings name.
+CHANGES = ("diff", "--no-ext-diff", "--no-textconv", "HEAD")
+HALF = re.compile(r"\..+\.(json|jsonl|yaml)\.[a-z0-9_]{8}")  # what ``write_text`` has not renamed
 LIBRARIES = (
     "torch",
     "transformers",
@@ -50,6 +66,10 @@ LIBRARIES = (
 )
 
 
+# Seconds: one who only looks whether a folder is held has let go by then, and one who holds it has written who it is.
+PATIENCE = 1.0
+
+
 @dataclass(frozen=True)
 class Run:
     """One folder under ``outputs/<name>/`` and the papers in it."""
@@ -58,8 +78,19 @@ class Run:
 
     @cached_property
     def cfg(self) -> dict[str, Any]:
-        """The frozen configuration; what the run is, whatever YAML files say today."""
-        return yaml.safe_load((self.folder / "config.yaml").read_text(encoding="utf-8"))
+        """The frozen configuration; what the run is, whatever YAML files say today. FolderError where it is garbage."""
+        path = self.folder / "config.yaml"
+        try:
+            check_yaml(path)
+            found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except ConfigError as error:
+            raise FolderError(error.faults) from None
+        except (yaml.YAMLError, ValueError):
+            found = None
+        if not isinstance(found, dict):
+            cure = f"rm {path}  (and the command that made the run, which writes it again)"
+            raise FolderError(Fault(str(path), "it cannot be read", "the configuration of the run", cure))
+        return found
 
     def __str__(self) -> str:
         """The folder as a user would type it from here."""
@@ -82,12 +113,14 @@ class Run:
         return self.folder / "log.txt"
 
     def status(self) -> dict[str, Any]:
-        """The last state that was written; ``{"state": "created"}`` where none was."""
-        return read_json(self.folder / "status.json") or {
-            "state": "created",
-            "step": 0,
-            "max_steps": 0,
-        }
+        """The last state that was written; that of a run which was only created where none was, or none can be read."""
+        found = read_json(self.folder / "status.json")
+        return {"state": "created", "step": 0, "max_steps": 0} | (found if _is_status(found) else {})
+
+    def manifest(self) -> dict[str, Any]:
+        """What was recorded of the run; empty where nothing was, or nothing can be read."""
+        found = read_json(self.folder / "manifest.json")
+        return found if isinstance(found, dict) else {}
 
     def set_status(self, state: str | None = None, **changes: Any) -> None:
         """Replace the state atomically, keeping what is not named."""
@@ -102,6 +135,8 @@ class Run:
         status |= changes | {"pid": os.getpid(), "host": socket.gethostname(), "updated": now}
         if state:
             status["state"] = state
+        if state == "running":
+            status["since"] = now
         write_json(self.folder / "status.json", status)
 
 
@@ -112,11 +147,22 @@ def key_of(cfg: Mapping[str, Any]) -> str:
     True
     """
     lasting = _alike({key: value for key, value in cfg.items() if key not in VOLATILE})
+    if lasting.get("on_sick") == "stop":  # as every run without that key
+        del lasting["on_sick"]
     # More processes make a larger batch, and that is another training.
-    launcher = cfg.get("launcher") or {}
-    if (processes := launcher.get("num_processes", 1) * launcher.get("num_machines", 1)) > 1:
+    if (processes := processes_of(cfg)) > 1:
         lasting["processes"] = processes
     return hashlib.sha256(json.dumps(lasting, sort_keys=True, default=str).encode()).hexdigest()[:10]
+
+
+def processes_of(cfg: Mapping[str, Any]) -> int:
+    """How many processes train a configuration together.
+
+    >>> processes_of({"launcher": {"num_processes": 4, "num_machines": 2}})
+    8
+    """
+    launcher = cfg.get("launcher") or {}
+    return launcher.get("num_processes", 1) * launcher.get("num_machines", 1)
 
 
 def _alike(value: Any) -> Any:
@@ -166,11 +212,11 @@ def open_run(cfg: Mapping[str, Any], overrides: Sequence[str], command: Sequence
     _check_name(cfg)
     folder = folder_of(cfg, overrides).absolute()
     run = Run(folder)
+    check_papers(run)
     if not (folder / "config.yaml").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "config.yaml", yaml.safe_dump(dict(cfg), sort_keys=False, allow_unicode=True))
-        run.set_status("created")
-        write_json(folder / "manifest.json", {"command": ["python", "-m", "runner", *(command or overrides)]})
+        with contextlib.suppress(FolderError), locked(run, PATIENCE):  # who holds it by now has laid the papers
+            _lay_papers(run, cfg, command or overrides)
     elif key_of(run.cfg) != key:
         raise FolderError(
             Fault(
@@ -180,16 +226,90 @@ def open_run(cfg: Mapping[str, Any], overrides: Sequence[str], command: Sequence
                 "name=<another name>",
             )
         )
+    elif run.status()["state"] != "finished" and _volatile(run.cfg) != _volatile(cfg):
+        with contextlib.suppress(FolderError), locked(run):  # who holds it has read the old one
+            _freeze(run, cfg)
+        return Run(folder)
     return run
 
 
+def _lay_papers(run: Run, cfg: Mapping[str, Any], command: Sequence[str]) -> None:
+    """Write the first papers of a new folder, as far as no other process has done so meanwhile."""
+    if not (run.folder / "status.json").exists():
+        run.set_status("created")
+    if not (run.folder / "manifest.json").exists():
+        write_json(run.folder / "manifest.json", {"command": ["python", "-m", "runner", *map(hidden, command)]})
+    if not (run.folder / "config.yaml").exists():
+        _freeze(run, cfg)  # last, because a folder is a run's where this paper is
+
+
+def _freeze(run: Run, cfg: Mapping[str, Any]) -> None:
+    write_text(run.folder / "config.yaml", yaml.safe_dump(dict(cfg), sort_keys=False, allow_unicode=True))
+
+
+def _volatile(cfg: Mapping[str, Any]) -> str:
+    """What the key leaves open, so that it can be compared."""
+    return json.dumps(_alike({key: cfg.get(key) for key in sorted(VOLATILE)}), sort_keys=True, default=str)
+
+
+def check_papers(run: Run) -> None:
+    """Raise FolderError with each paper of the folder that is not what was written there."""
+    links = [path for path in map(run.folder.joinpath, APPENDED) if path.is_symlink()]
+    faults = [Fault(str(path), f"a link to {os.readlink(path)}", "a file", f"rm {path}") for path in links]
+    if (run.folder / "config.yaml").exists():
+        key, known = key_of(run.cfg), run.manifest().get("key")
+        if known not in (None, key):
+            cure = "name=<another name>, and the command with the new values"
+            faults.append(Fault(str(run.folder / "config.yaml"), f"changed since the run began: {key}", known, cure))
+    after = {"status.json": "goes on from its newest whole checkpoint", "manifest.json": "is recorded anew"}
+    after |= {"scores.json": "is measured at its end only", "amendments.json": "goes on as its config says"}
+    for name in after:
+        path = run.folder / name
+        is_right = _is_status if name == "status.json" else _is_mapping
+        if path.exists() and not is_right(read_json(path)):
+            faults.append(Fault(str(path), "it cannot be read", "JSON", f"rm {path}  (the run then {after[name]})"))
+    if faults:
+        raise FolderError(faults)
+
+
+def check_lines(run: Run) -> None:
+    """Raise FolderError where the log of the steps holds anything but lines of steps; the last may be cut off."""
+    text = run.metrics.read_bytes() if run.metrics.exists() else b""
+    *lines, last = text.split(b"\n")
+    bad = [number for number, line in enumerate(lines, 1) if not _is_line(line)]
+    if not (last.startswith(b"{") or not last.strip(b"\0" if lines else b"")):
+        bad.append(len(lines) + 1)  # after whole lines, zeros are a last write that never reached the disk
+    if bad:
+        found = f"line {', '.join(map(str, bad[:5]))} cannot be read"
+        cure = f"rm {run.metrics}  (the run goes on without the lines so far), or mend them"
+        raise FolderError(Fault(str(run.metrics), found, "JSON with a step in each line", cure))
+
+
+def _is_line(text: bytes) -> bool:
+    with contextlib.suppress(ValueError):
+        line = json.loads(text)
+        return isinstance(line, dict) and isinstance(line.get("step"), int)
+    return False
+
+
+def _is_mapping(found: Any) -> bool:
+    return isinstance(found, dict)
+
+
+def _is_status(found: Any) -> bool:
+    return _is_mapping(found) and found.get("state") in STATES
+
+
 @contextlib.contextmanager
-def locked(run: Run) -> Iterator[None]:
-    """Hold the folder for this process; the kernel lets go when the process ends, however it ends."""
+def locked(run: Run, patience: float = 0.0) -> Iterator[None]:
+    """Hold the folder for this process; the kernel lets go when the process ends, however it ends.
+
+    Raises FolderError where another process holds it for longer than ``patience`` seconds.
+    """
     from filelock import FileLock, Timeout
 
     try:
-        with FileLock(run.folder / ".lock", timeout=0):
+        with FileLock(run.folder / ".lock", timeout=patience):
             yield
     except Timeout:
         holder = run.status()
@@ -197,7 +317,7 @@ def locked(run: Run) -> Iterator[None]:
         raise FolderError(
             Fault(
                 str(run.folder),
-                f"{found} since {holder.get('started')}",
+                f"{found} since {holder.get('since', holder.get('started'))}",
                 "a folder that no other process trains in",
                 "wait for it, or start another run: name=<another name>",
             )
@@ -222,15 +342,54 @@ def sealed_checkpoints(run: Run) -> list[Path]:
 def last_checkpoint(run: Run, clean: bool = True) -> Path | None:
     """The newest checkpoint whose every file is as it was sealed; ``clean`` removes what is newer and broken.
 
-    A torn checkpoint must go before training: the next save of the same step would otherwise mix with it.
+    A torn checkpoint must go before training: the next save of the same step would otherwise mix with it. Where there
+    were sealed ones and none of them is whole, ``clean`` raises FolderError, since to start over would hide the loss.
     """
-    good = next((path for path in reversed(sealed_checkpoints(run)) if verify(path)), None)
+    good, damaged = None, _lost(run)
+    for path in reversed(sealed_checkpoints(run)):
+        if not (wrong := damage_of(path)):
+            good = path
+            break
+        damaged[path] = wrong
+    for path, wrong in damaged.items():
+        log.warning("%s is damaged: %s", path, told(wrong))
+    if clean and damaged and good is None:
+        cure = "a whole copy of it put back, or name=<another name> to start over"
+        raise FolderError([Fault(str(path), told(each), "a whole checkpoint", cure) for path, each in damaged.items()])
     step = int(good.name.rpartition("-")[2]) if good else -1
     for path in run.checkpoints.glob("checkpoint-*") if clean else ():
         number = path.name.rpartition("-")[2]
         if not number.isdigit() or int(number) > step:
             remove(path)
+    if clean and damaged:
+        run.set_status(sealed=step)
     return good
+
+
+def _lost(run: Run) -> dict[Path, dict[str, str]]:
+    """The checkpoint that was sealed last, by the status, where its seal or all of it is gone."""
+    step = run.status().get("sealed")
+    path = run.checkpoints / f"checkpoint-{step}"
+    if step is None or (path / SEAL).exists():
+        return {}
+    return {path: damage_of(path) if path.is_dir() else {"the folder": "missing"}}
+
+
+def remove_unfinished(run: Run) -> None:
+    """Delete what a save has begun and not sealed; the caller holds the run."""
+    torn = [path for path in run.checkpoints.glob("checkpoint-*") if not (path / SEAL).exists()]
+    for path in (*torn, run.folder / ".model.new"):
+        if path.is_dir():
+            remove(path)
+
+
+def remove_leftovers(run: Run) -> None:
+    """Delete the half of a file or of a checkpoint that a kill has left; the caller holds the run."""
+    for path in run.folder.glob(".*"):
+        if HALF.fullmatch(path.name) and path.is_file():
+            path.unlink()
+    for path in run.checkpoints.glob(".checkpoint-*.removed"):
+        shutil.rmtree(path)
 
 
 def write_manifest(run: Run, **facts: Any) -> None:
@@ -246,7 +405,7 @@ def write_manifest(run: Run, **facts: Any) -> None:
         "uses": uses_of(run.cfg),
         "starts": 0,
     }
-    known |= read_json(run.folder / "manifest.json") or {}
+    known |= run.manifest()
     write_json(run.folder / "manifest.json", known | facts)
 
 
@@ -298,6 +457,6 @@ def _git() -> dict[str, str] | None:
         return subprocess.run(["git", *words], capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        return {"commit": git("rev-parse", "HEAD"), "diff": git("diff", "HEAD")}
+        return {"commit": git("rev-parse", "HEAD"), "diff": hidden_source(git(*CHANGES))}
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -22,6 +22,7 @@ from runner.check.known import TOP
 from runner.check.value import nearest
 from runner.errors import ConfigError, Fault
 from runner.match import find_mismatches
+from runner.resume.continuation import find_resume_faults
 from runner.run import Run, folder_of
 from runner.signature.type import shortened
 
@@ -51,7 +52,7 @@ def faults_of(composed: config.Composed, folders: Sequence[Path] = ()) -> list[F
     allow = tuple(composed.cfg.get("allow") or ()) if "allow" in composed.typed else ()
     menu = config.read_menu(folders)
     faults = check(composed.cfg, menu=menu, allow=allow, typed=composed.typed)
-    return faults or find_mismatches(composed.cfg, menu)
+    return faults or find_mismatches(composed.cfg, menu) or find_resume_faults(composed.cfg)
 
 
 def _compose_all(overrides: Sequence[str], folders: Sequence[Path]) -> list[config.Composed]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import logging
 import os
 import signal
@@ -22,9 +21,26 @@ from importlib import import_module
 from pathlib import Path
 
 from runner.check.allow import find_dangers
-from runner.errors import ConfigError, EnvironmentFault, Fault, Interrupted, RunnerError
-from runner.run import Run, locked
-from runner.terminal import to_terminal
+from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, Interrupted, RunnerError
+from runner.files import damage_of, told
+from runner.resume.amendment import is_out_of_memory
+from runner.resume.material import check_material
+from runner.run import (
+    PATIENCE,
+    Run,
+    check_lines,
+    check_papers,
+    locked,
+    remove_leftovers,
+    remove_unfinished,
+    sealed_checkpoints,
+    write_manifest,
+)
+from runner.secret import hidden
+from runner.space import full, is_full
+from runner.terminal import Hiding, to_terminal
+
+log = logging.getLogger("runner.work")
 
 # Before torch is imported. Measured beside one other busy process on two cores: OpenMP's default
 # spinning makes two
@@ -62,14 +78,19 @@ class Stop:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[Stop]:
-        """Answer SIGINT, SIGTERM and SIGUSR1 here, and give the old answers back afterwards."""
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-        before = {number: signal.signal(number, self) for number in numbers}
+        """Answer the signals that ask to stop here, and give the old answers back afterwards."""
+        before = {number: signal.signal(number, self) for number in stop_signals()}
         try:
             yield self
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def stop_signals() -> list[int]:
+    """The signals that ask a process to stop; a closed terminal does not where it was started with nohup."""
+    deaf = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *([] if deaf else [signal.SIGHUP])]
 
 
 def main(words: Sequence[str]) -> int:
@@ -81,11 +102,20 @@ def main(words: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return ConfigError.code
-    if "--vouched" not in words and (dangers := find_dangers(Run(Path(folders[0])).cfg)):
-        cure = f"python -m runner.work {folders[0]} --vouched  (if you trust who wrote its config.yaml)"
-        print(ConfigError([replace(danger, cure=cure) for danger in dangers]), file=sys.stderr)
-        return ConfigError.code
+    try:
+        _check_trust(Run(Path(folders[0])), "--vouched" in words)
+    except RunnerError as error:
+        print(error, file=sys.stderr)
+        return error.code
     return work(folders[0], debug="--debug" in words)
+
+
+def _check_trust(run: Run, vouched: bool) -> None:
+    """Raise where a folder would run or change what nobody has allowed; it can come from anybody."""
+    check_papers(run)
+    if not vouched and (dangers := find_dangers(run.cfg)):
+        cure = f"python -m runner.work {run} --vouched  (if you trust who wrote its config.yaml)"
+        raise ConfigError([replace(danger, cure=cure) for danger in dangers])
 
 
 def work(folder: str | Path, command: str = "train", debug: bool = False) -> int:
@@ -95,16 +125,19 @@ def work(folder: str | Path, command: str = "train", debug: bool = False) -> int
     try:
         with stop.installed(), contextlib.ExitStack() as held:
             if RANK == 0:
-                held.enter_context(locked(run))
-                if run.status()["state"] == "finished":
+                held.enter_context(locked(run, PATIENCE))
+                check_papers(run)
+                if is_finished(run):
                     print(finished(run))
                     return 0
+                remove_leftovers(run)
                 run.set_status("running", cause=None)
             held.enter_context(_logging(run.log))
-            return _answer(run, lambda: _command(command)(run, stop), stop, debug)
-    except RunnerError as error:
-        print(error, file=sys.stderr)
-        return error.code
+            return _answer(run, lambda: _carry_out(command, run, stop), stop, debug)
+    except (RunnerError, OSError) as error:
+        told = _explained(run, error)
+        print(told, file=sys.stderr)
+        return told.code
 
 
 def settle() -> None:
@@ -128,6 +161,42 @@ def finished(run: Run) -> str:
     return f"finished  {run} already; nothing was changed"
 
 
+def is_finished(run: Run) -> bool:
+    """Whether a run has nothing left to do; where its model is damaged it has, if a checkpoint can make it whole.
+
+    Raises FolderError where that cannot be, or where the files that it was made with are others now.
+    """
+    if run.status()["state"] != "finished":
+        return False
+    if damage := _damage(run):
+        found = f"the run is finished, and its model is damaged: {told(damage)}"
+        if not sealed_checkpoints(run):
+            cure = "a whole copy of it put back, or name=<another name> to train it again"
+            raise FolderError(Fault(str(run.model), found, "the files that were sealed", cure))
+        log.warning("%s: %s; it is written again from the newest checkpoint", run, found)
+        return False
+    for line in check_material(run):
+        print(f"note      {line}")
+    return True
+
+
+def _damage(run: Run) -> dict[str, str]:
+    """What is wrong with the model that a finished run has recorded."""
+    if not run.manifest().get("files"):
+        return {}
+    return damage_of(run.model, touched_only=True) if run.model.is_dir() else {"model/": "missing"}
+
+
+def _carry_out(command: str, run: Run, stop: Stop) -> None:
+    """Carry a command out on a folder that holds together."""
+    if RANK == 0:
+        check_lines(run)
+        for line in check_material(run):
+            log.warning(line)
+            write_manifest(run, notes=[*run.manifest().get("notes", []), f"at step {run.status()['step']}: {line}"])
+    _command(command)(run, stop)
+
+
 def _command(name: str) -> Callable[[Run, Stop], None]:
     return getattr(import_module(f"runner.command.{name}"), name)
 
@@ -144,7 +213,7 @@ def _answer(run: Run, command: Callable[[], None], stop: Stop, debug: bool) -> i
     except Exception as error:
         if stop.number is not None:
             return _end(run, "interrupted", stop.error(), debug)
-        return _end(run, "failed", error if isinstance(error, RunnerError) else _explained(run, error), debug)
+        return _end(run, "failed", _explained(run, error), debug)
     except SystemExit as left:
         found = f"something called sys.exit({left.code!r}) before the run was finished"
         return _end(run, "failed", RunnerError(Fault(str(run.log), found, cure="read the traceback there")), debug)
@@ -153,19 +222,24 @@ def _answer(run: Run, command: Callable[[], None], stop: Stop, debug: bool) -> i
 def _end(run: Run, state: str, error: RunnerError, debug: bool) -> int:
     logging.getLogger("runner").info("%s", traceback.format_exc())
     if RANK == 0:
-        run.set_status(state, cause=str(error))
-        print(traceback.format_exc() if debug else error, file=sys.stderr)
+        if isinstance(error, EnvironmentFault):
+            remove_unfinished(run)  # what a full disk has cut off would only keep it full
+        with contextlib.suppress(OSError):  # then it is running without a process, which everyone reads as interrupted
+            run.set_status(state, cause=str(error))
+        print(hidden(traceback.format_exc()) if debug else error, file=sys.stderr)
     return error.code
 
 
 def _explained(run: Run, error: Exception) -> RunnerError:
     """An exception that is not ours as one of ours: what the environment lacks, or else our own fault."""
     text = f"{type(error).__name__}: {error}"
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return EnvironmentFault(Fault(str(run.folder), text, "free space", "free some and run the same command again"))
+    if is_full(error, run.folder):
+        return full(run, error)
+    if isinstance(error, RunnerError):
+        return error
     if isinstance(error, ConnectionError):
         return EnvironmentFault(Fault("network", text, "a connection", "run the same command again when there is one"))
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    if is_out_of_memory(error):
         return EnvironmentFault(
             Fault(
                 "memory",
@@ -179,14 +253,26 @@ def _explained(run: Run, error: Exception) -> RunnerError:
     return RunnerError(Fault(str(run.log), text, cure="read the traceback there, or run again with --debug"))
 
 
+class Log(logging.FileHandler):
+    """The log of a run without what a full disk does not take; the record of the steps fails there, and tells."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
+
+
 @contextlib.contextmanager
 def _logging(path: Path) -> Iterator[None]:
     """Everything that is said goes to the log of the run; the terminal gets our own warnings and all errors."""
     root = logging.getLogger()
     before = root.level
-    file = logging.FileHandler(path, encoding="utf-8")
+    file = Log(path, encoding="utf-8")
     terminal = to_terminal(logging.WARNING if RANK == 0 else logging.ERROR)
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    file.setFormatter(Hiding("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.captureWarnings(True)
     root.setLevel(logging.INFO)
     handlers = [file, terminal]

@@ -1,4 +1,4 @@
-"""The record has every step once, the first step tells a wrong reference, and callbacks of one's own hear of it all."""
+"""The record has every step once, and callbacks of one's own hear of it all."""
 
 import json
 import sys
@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from runner.__main__ import main
-from runner.callback import FirstMargin, Record
+from runner.callback import Record
 from runner.config import compose
-from runner.errors import SickRun
 
 EXAMPLE = Path(__file__).parent / "example_project"
 
@@ -62,15 +61,6 @@ def test_an_evaluation_after_a_resume_joins_the_line_of_its_step(tmp_path):
     callback.on_log(None, state(2), None, logs={"eval_reward": 1.0})
     assert [line["step"] for line in lines(path)] == [1, 2]
     assert lines(path)[-1]["eval_reward"] == 1.0 and lines(path)[-1]["loss"] == 1.0
-
-
-def test_a_margin_at_the_first_step_stops_the_run():
-    callback = FirstMargin(1e-4)
-    callback.on_log(None, state(1), None, logs={"rewards/margins": 1e-6})
-    callback.on_log(None, state(2), None, logs={"rewards/margins": 0.3})
-    callback.on_log(None, state(1), None, logs={"loss": 1.0})
-    with pytest.raises(SickRun, match="reference"):
-        callback.on_log(None, state(1), None, logs={"rewards/margins": -0.01})
 
 
 # --- Callbacks of a user's own ------------------------------------------------------------------

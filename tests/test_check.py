@@ -139,6 +139,7 @@ def test_every_field_of_a_real_config_is_good(name):
         real = getattr(importlib.import_module(PACKAGES[name]), f"{name}Config")
         values = real(output_dir="x", use_cpu=True, bf16=False).to_dict()
     kept = ("output_dir", "disable_tqdm", "seed", "hub_token", "accelerator_config")  # ours, or filled in
+    kept += ("generation_batch_size",)  # likewise, and TRL takes it only without steps_per_generation
     plain = {key: value for key, value in json.loads(json.dumps(values)).items() if key not in kept}
     known = read_signature(good(name)["trainer"]["args"]["_target_"]).parameters
     cfg = good(name)

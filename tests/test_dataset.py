@@ -160,18 +160,18 @@ BROKEN = [
     # name, bytes, where behind the path, found
     ("empty.jsonl", b"", "", "no rows"),
     ("blank.jsonl", b"\n \n\n", "", "no rows"),
-    ("null.jsonl", b"null\n" + LINE, ":1", "b'null'"),
-    ("later.jsonl", LINE + b"\nnull\n", ":3", "b'null'"),
+    ("null.jsonl", b"null\n" + LINE, ":1", "'null'"),
+    ("later.jsonl", LINE + b"\nnull\n", ":3", "'null'"),
     ("broken.jsonl", LINE + b'{"prompt": \n' + LINE, ":2", "no JSON"),
     ("torn.jsonl", LINE + LINE[:20], ":2", "no JSON"),
-    ("strings.jsonl", b'"a"\n', ":1", "b'\"a\"'"),
-    ("page.jsonl", b"<!DOCTYPE html>\n", ":1", "no JSON"),
+    ("strings.jsonl", b'"a"\n', ":1", "'\"a\"'"),
+    ("page.jsonl", b"<!DOCTYPE html>\n", "", "a web page"),
     ("latin.jsonl", LINE + '{"prompt": "é"}'.encode("latin-1"), ":2", "not UTF-8"),
-    ("wide.jsonl", '{"prompt": "a"}'.encode("utf-16"), ":1", "not UTF-8"),
+    ("wide.jsonl", '{"prompt": "a"}'.encode("utf-16"), "", "text in UTF-16"),
     ("pointer.jsonl", POINTER, "", "git-lfs"),
     ("pointer.parquet", POINTER, "", "git-lfs"),
-    ("torn.parquet", b"PAR1 and no more", "", "a file that begins with b'PAR1'"),
-    ("list.json", b'[null, {"prompt": "a"}]', " row 0", "None"),
+    ("torn.parquet", b"PAR1 and no more", "", "a file that begins with 'PAR1'"),
+    ("list.json", b'[null, {"prompt": "a"}]', " row 0", "null"),
     ("torn.json", b'[{"prompt": "a"},\n{"pro', ":2", "no JSON"),
     ("nested.json", b'{\n"data": [{"prompt": "a"}]}', "", "one object with the keys data"),
     ("none.json", b"[]", "", "no rows"),
@@ -307,7 +307,7 @@ def test_where_no_row_is_left(tmp_path):
     assert faults(path, to="demonstration")[0].found == "2 of 2 rows are bad"
     rows = [exchange(0) | {"label": False}] * 2
     path = write(tmp_path / "judged.jsonl", rows)
-    assert faults(path, to="demonstration")[0].found == "none of 2 rows is left"
+    assert faults(path, to="demonstration")[0].found == "none of 2 rows is left, 2 because the label is false"
 
 
 def test_columns_whose_first_batch_is_null(tmp_path):

@@ -1,7 +1,6 @@
 """The door: what a user types, what comes back, and that nothing half-made is left behind."""
 
 import os
-import resource
 import subprocess
 import sys
 
@@ -80,14 +79,11 @@ def test_unknown_words_are_refused(words):
 
 
 def light(*words):
-    """Exit code, text and CPU seconds of the command in a fresh process that may not import torch."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    """Exit code and text of the command in a fresh process that may not import torch."""
     blocked = "sys.modules |= dict.fromkeys(['torch', 'transformers', 'datasets'])"
     code = f"import sys; {blocked}; from runner.__main__ import main; sys.exit(main())"
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, env=dict(os.environ))
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return done.returncode, done.stdout + done.stderr, seconds
+    return done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
@@ -100,9 +96,8 @@ def light(*words):
     ],
 )
 def test_looking_and_checking_need_no_torch(words, code, said):
-    got, text, seconds = light(*words)
+    got, text = light(*words)
     assert (got, said in text) == (code, True), text
-    assert seconds < 2, "measured 0.5; far above means that something heavy is imported"
 
 
 def test_the_configuration_can_only_name_what_is_allowed(tmp_path, capsys):

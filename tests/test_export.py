@@ -12,7 +12,7 @@ from runner.__main__ import main
 from runner.command.export import push
 from runner.config import compose
 from runner.errors import ConfigError, EnvironmentFault, FolderError
-from runner.files import files_of, verify
+from runner.files import files_of, seal, verify
 from runner.report.card import Export, base_of, to_card
 from runner.report.read import read_run
 
@@ -35,10 +35,10 @@ def lay_model(folder, **cfg):
         "chat_template.jinja": "x",
         "generation_config.json": "{}",
         "README.md": "of TRL",
-        "seal.json": "{}",
         "value_model/model.safetensors": "critic",
     }.items():
         (run / "model" / name).write_text(text)
+    seal(run / "model")
     (run / "plots").mkdir()
     (run / "plots" / "loss.png").write_bytes(b"png")
     return run

@@ -355,7 +355,7 @@ def test_without_a_menu_it_only_prints(tmp_path, monkeypatch, capsys):
         (["own.yaml", "dialect=axolotle"], "axolotl, llama_factory"),
         (["own.sh"], "no command that trains"),
         (["list.yaml"], "a list"),
-        (["broken.yaml"], "YAML or JSON"),
+        (["broken.yaml"], "broken.yaml:2"),
         (["own.yaml", "nam=mine"], "import has no such key"),
     ],
     ids=str,

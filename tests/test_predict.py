@@ -361,7 +361,8 @@ def test_the_weights_that_are_meant(laid):
     ]
     (laid.checkpoints / "checkpoint-2" / "trainer_state.json").write_text("{}")
     assert find_weights(laid, None).name == "checkpoint-8"
-    laid.model.mkdir()
+    write_json(laid.model / "config.json", {})
+    seal(laid.model)
     assert find_weights(laid, "model").folder == laid.model and find_weights(laid, None).name == "checkpoint-8"
     laid.set_status("finished")
     assert find_weights(laid, None).name == "model" and find_weights(laid, "start").folder is None

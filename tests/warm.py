@@ -5,13 +5,22 @@ environment and the words, calls the door as ``python -m runner`` does, and leav
 process of its own from the start, such as variables that libraries read when they are imported, is started cold.
 """
 
+import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 import traceback
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+
+from instant import Instant, watch
+
+DOOR = "runner.__main__:main"
+SUBREAPER = 36  # prctl's PR_SET_CHILD_SUBREAPER
 
 
 class Warm:
@@ -22,56 +31,125 @@ class Warm:
         self.process: subprocess.Popen | None = None
         self.count = 0
 
-    def run(self, words: list[str], cwd: Path, environment: dict[str, str]) -> subprocess.CompletedProcess:
+    def run(self, words: list[str], cwd: Path, environment: dict[str, str], **more) -> subprocess.CompletedProcess:
         """What ``subprocess.run`` gives, of the words after ``python -m runner``."""
+        return self.start(words, cwd, environment, **more).wait()
+
+    def start(
+        self, words: list[str], cwd: Path, environment: dict[str, str], instant: Instant | None = None, door: str = DOOR
+    ) -> "Started":
+        """Start a command; at ``instant`` it is killed, or says so. ``door`` is the function that gets the words."""
         if self.process is None:
+            self.folder.mkdir(parents=True, exist_ok=True)
             own = os.environ | {"HF_HOME": str(self.folder / "hf")}
             command = [sys.executable, __file__]
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=own)
         self.count += 1
         out, err = (self.folder / f"{self.count}.{name}" for name in ("out", "err"))
         asked = {"words": words, "cwd": str(cwd), "environment": environment, "out": str(out), "err": str(err)}
+        asked |= {"instant": instant and vars(instant), "door": door}
+        return Started(self, self.ask(asked), words, out, err)
+
+    def ask(self, asked: dict) -> int | None:
         self.process.stdin.write(json.dumps(asked) + "\n")
         self.process.stdin.flush()
-        code = json.loads(self.process.stdout.readline())
-        texts = [path.read_text(encoding="utf-8", errors="replace") for path in (out, err)]
-        return subprocess.CompletedProcess([sys.executable, "-m", "runner", *words], code, *texts)
+        return json.loads(self.process.stdout.readline())
 
     def close(self) -> None:
         if self.process is not None:
             self.process.communicate()
 
 
+@dataclass
+class Started:
+    """A command that was started, and what it says."""
+
+    warm: Warm
+    pid: int
+    words: list[str]
+    out: Path
+    err: Path
+    code: int | None = None
+
+    def ended(self) -> bool:
+        """Whether it has ended; ``code`` is its exit code from then on."""
+        if self.code is None:
+            self.code = self.warm.ask({"look": self.pid})
+        return self.code is not None
+
+    def send(self, number: int) -> None:
+        """Send a signal to the command, and to nothing that it has started."""
+        if not self.ended():
+            os.kill(self.pid, number)
+
+    def wait(self) -> subprocess.CompletedProcess:
+        if self.code is None:
+            self.code = self.warm.ask({"wait": self.pid})
+        texts = [path.read_text(encoding="utf-8", errors="replace") for path in (self.out, self.err)]
+        return subprocess.CompletedProcess([sys.executable, "-m", "runner", *self.words], self.code, *texts)
+
+    def wait_for(self, path: Path, seconds: float = 600) -> bool:
+        """Whether a file appears before the command ends."""
+        deadline = time.monotonic() + seconds
+        while not path.exists():
+            if self.ended():
+                return path.exists()
+            assert time.monotonic() < deadline, f"no {path} after {seconds} s"
+            time.sleep(0.002)
+        return True
+
+
 def serve() -> None:
-    """Fork for each line of stdin, and tell the exit code."""
-    sys.path.insert(0, str(Path(__file__).parent.parent))
-    from runner import __main__, config, work
+    """Fork for each line of stdin that names a command, and tell what became of the others that it names."""
+    sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent / "fault")]
+    from runner import __main__, config, work  # noqa: F401  the door comes with its imports
     from runner.sweep import pool
 
     work.settle()
     import_module("runner.tray")
     for trainer in ("SFTTrainer", "DPOTrainer", "GRPOTrainer"):
         config.locate(f"trl.{trainer}")
+    if sys.platform == "linux":  # what a dead command leaves becomes ours, where a test can see it
+        ctypes.CDLL(None).prctl(SUBREAPER, 1)
     answers = os.fdopen(os.dup(1), "w")
+    news, codes = {}, {}
     for line in sys.stdin:
         asked = json.loads(line)
-        news, tell = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(news)
-            be_command(__main__.main, pool, asked, tell)
-        os.close(tell)
-        with os.fdopen(news, "rb") as told:
-            loaded = told.read()
-        _, status = os.waitpid(child, 0)
-        pool.learn(loaded)
-        code = os.waitstatus_to_exitcode(status)
-        print(json.dumps(code), file=answers, flush=True)
+        answer = start(asked, pool, news) if "words" in asked else look(asked, pool, news, codes)
+        print(json.dumps(answer), file=answers, flush=True)
 
 
-def be_command(main, pool, asked, tell) -> None:
+def start(asked, pool, news) -> int:
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(told)
+        be_command(asked, pool, tell)
+    os.close(tell)
+    news[child] = told
+    return child
+
+
+def look(asked, pool, news, codes) -> int | None:
+    """The exit code of a command, None where it has none yet; takes note of all that has ended."""
+    pid = asked.get("wait") or asked["look"]
+    while pid not in codes:
+        ended, status = os.waitpid(-1, 0 if "wait" in asked else os.WNOHANG)
+        if not ended:
+            return None
+        if ended in news:
+            codes[ended] = os.waitstatus_to_exitcode(status)
+            os.set_blocking(news[ended], False)  # something that it left may still hold the other end
+            with os.fdopen(news.pop(ended), "rb", buffering=0) as told:
+                pool.learn(told.read(65536))
+    return codes[pid]
+
+
+def be_command(asked, pool, tell) -> None:
     code = 1
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever this process has inherited
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         for name, number in (("out", 1), ("err", 2)):
             os.dup2(os.open(asked[name], os.O_WRONLY | os.O_CREAT), number)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -81,10 +159,16 @@ def be_command(main, pool, asked, tell) -> None:
         sys.argv = ["runner", *asked["words"]]
         sys.path.insert(0, asked["cwd"])
         known = set(sys.modules)
-        code = main(asked["words"])
+        module, _, name = asked["door"].partition(":")
+        door = getattr(import_module(module), name)
+        if asked["instant"]:
+            watch(Instant(**asked["instant"]))
+        code = door(asked["words"])
         os.write(tell, pool.loaded_since(known))
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1
+    except KeyboardInterrupt:
+        code = 130
     except BaseException:
         traceback.print_exc()
     finally:

@@ -19,7 +19,7 @@ here. Written down is only what a signature cannot say, one thing a file:
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from runner.check.allow import find_risks
+from runner.check.allow import find_risks, find_uploads
 from runner.check.known import Asked, Menu, leaves, nodes
 from runner.check.node import find_node_faults
 from runner.check.part import find_part_faults
@@ -52,6 +52,7 @@ def check(
         *(fault for path, node in nodes(cfg) for fault in find_node_faults(asked, path, node)),
         *find_empty(asked, scalars),
         *find_risks(scalars, asked.typed),
+        *find_uploads(cfg, asked.typed),
         *find_secrets(scalars),
         *find_part_faults(asked),
     ]

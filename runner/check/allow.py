@@ -16,7 +16,7 @@ from runner.errors import Fault
 from runner.signature import Definition, find_definition, find_module, public_names
 
 # The rooms whose public functions are parts of a run. A launcher is one only as the launcher.
-ROOMS = "callback|collator|dataset|loss|metric|model|optimizer|reward|tracker|trainer"
+ROOMS = "collator|dataset|loss|metric|model|optimizer|reward|trainer"
 
 IN = r"(?:\.\w+)*"  # any submodule
 MODEL = r"\w+(?:ForCausalLM|ForSequenceClassification)"
@@ -39,6 +39,7 @@ ALLOWED = [
         rf"bitsandbytes\.optim{IN}\.[A-Z]\w*",
         rf"accelerate{IN}\.ParallelismConfig",
         rf"runner\.(?:{ROOMS}){IN}\.(?!(?:write|save|copy|remove|push)_|main$)\w+",
+        r"runner\.callback\.Samples",  # the others are the runner's own, and write where they are told
     )
 ]
 LAUNCHER = re.compile(rf"runner\.launcher{IN}\.\w+")
@@ -116,8 +117,22 @@ def _own_trainers() -> list[str]:
     return [f"{room}.{name}" for room in rooms for name in public_names(room)]
 
 
+def _is_elsewhere(address: Any) -> bool:
+    """Whether an address is that of another machine."""
+    host = re.sub(r"^\w+://", "", str(address or "")).partition("/")[0].rpartition("@")[2]
+    return bool(host) and not re.fullmatch(r"(localhost|127(\.\d+){3}|0\.0\.0\.0|\[?::1?\]?)(:\d+)?", host)
+
+
+def _is_outside(path: Any) -> bool:
+    """Whether a path leads out of the folder where it begins."""
+    return isinstance(path, str) and (path.startswith(("/", "~")) or ".." in path.split("/"))
+
+
 # Per key: which values are risky, and what they do. Each needs its own flag on the command line.
 CODE, PICKLE, KERNEL = "runs code of others", "loads pickles, which can run code", "runs a kernel"
+SENDS, TELLS = "sends prompts and completions to a server", "sends the figures to a server"
+STAYS = ("offline", "disabled", "dryrun")
+UPLOADING = {"all", "wandb", "comet_ml", "neptune", "clearml", "swanlab", "azure_ml", "dagshub", "flyte"}
 RISKS = {
     "trust_remote_code": (lambda value: value is True, CODE),
     "custom_generate": (bool, CODE),
@@ -131,17 +146,37 @@ RISKS = {
     ),
     "push_to_hub": (lambda value: value is True, "publishes the model"),
     "log_completions_hub_repo": (bool, "publishes completions"),
-    "trackio_space_id": (bool, "publishes the metrics"),
-    "trackio_static_space_id": (bool, "publishes the metrics"),
-    "url": (bool, "sends prompts and completions to a server"),
+    **dict.fromkeys(
+        ("trackio_space_id", "trackio_static_space_id", "trackio_bucket_id", "TRACKIO_SPACE_ID"),
+        (bool, "publishes the metrics"),
+    ),
+    "url": (bool, SENDS),
+    **dict.fromkeys(
+        ("vllm_server_base_url", "vllm_server_host", "teacher_model_server_url", "teacher_server_urls"),
+        (_is_elsewhere, SENDS),
+    ),
     "token_variable": (bool, "sends a variable of the environment to a server"),
+    "proxies": (bool, "sends all that is loaded through another machine"),
+    "folder": (_is_outside, "writes outside of the run"),
+    **dict.fromkeys(("cache_dir", "offload_folder", "offload_dir"), (_is_outside, "writes outside of the run")),
+}
+# The same of the variables of a tracker, of which the choice of one speaks, too.
+VARIABLES = {
+    "WANDB_MODE": (lambda value: value not in STAYS, TELLS),
+    "WANDB_BASE_URL": (_is_elsewhere, TELLS),
+    "MLFLOW_TRACKING_URI": (lambda value: not str(value).startswith(("sqlite:", "file:", "{")), TELLS),
+    "WANDB__EXECUTABLE": (bool, CODE),
+    **dict.fromkeys(
+        ("TENSORBOARD_LOGGING_DIR", "TRACKIO_DIR", *(f"WANDB_{of}DIR" for of in ("", "CACHE_", "DATA_", "CONFIG_"))),
+        (_is_outside, "writes outside of the run"),
+    ),
 }
 
 
 def find_dangers(cfg: Any) -> list[Fault]:
     """What a configuration would run or publish that is not on the list, as if nothing had been typed or allowed."""
     targets = (find_target_fault(path, node["_target_"]) for path, node in nodes(cfg))
-    return [*filter(None, targets), *find_risks(leaves(cfg))]
+    return [*filter(None, targets), *find_risks(leaves(cfg)), *find_uploads(cfg)]
 
 
 def find_risks(leaves: Iterable[Scalar], typed: Collection[str] = ()) -> Iterator[Fault]:
@@ -163,6 +198,25 @@ def find_risks(leaves: Iterable[Scalar], typed: Collection[str] = ()) -> Iterato
             "such a key on the command line only",
             f"{path}={text}  (if you trust where it leads)",
         )
+
+
+def find_uploads(cfg: Any, typed: Collection[str] = ()) -> Iterator[Fault]:
+    """A fault for each tracker that would send what it is told, or write elsewhere, and that nobody has typed."""
+    node = cfg.get("tracker") if isinstance(cfg, dict) else None
+    variables = node.get("environment") if isinstance(node, dict) else None
+    variables = variables if isinstance(variables, dict) else {}
+    stays = variables.get("WANDB_MODE") in STAYS
+    for path, key, value in leaves(cfg):
+        where = re.sub(r"\.\d+$", "", path)
+        if {"tracker", where} & set(typed):
+            continue
+        is_risky, danger = VARIABLES.get(key, (None, "")) if path.startswith("tracker.environment.") else (None, "")
+        if key == "report_to" and value in UPLOADING and not (value == "wandb" and stays):
+            is_risky, danger = bool, TELLS
+        if is_risky and is_risky(value):
+            found = f"{key}: {value} {danger}, and was not typed"
+            cure = f"tracker=<name>, or {where}={value}  (if you want that)"
+            yield Fault(path, found, "such a key on the command line only", cure)
 
 
 def _above(path: str, key: str) -> list[str]:

@@ -20,8 +20,15 @@ TOP = {
     "allow": "list[str] | None",
     "output_root": "str",
     "objective": "str | None",
+    "resume": "str | None",
     "tolerate": "dict | None",
+    "on_sick": "Literal['stop', 'rollback']",
+    "on_memory": "Literal['halve', 'stop']",
+    "attempts": "int",
 }
+# The names of the alarms in ``health``, which would import torch.
+ALARMS = ("not_finite", "zero_gradient", "frozen", "exploded", "diverged", "kl", "opposite", "constant_reward")
+ALARMS += ("first_margin",)
 GROUPS = (
     *("trainer", "model", "dataset", "peft", "quant", "collator", "reward", "loss", "weight", "metric"),
     *("optimizer", "callback", "tracker", "launcher"),

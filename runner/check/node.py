@@ -1,5 +1,6 @@
 """One node with a ``_target_``: that it may run, and its keys against what the target takes."""
 
+import ast
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,7 +9,7 @@ from runner.check.known import FROM_GROUP, OWN, Asked, Node, judges, keys_of, sp
 from runner.check.place import find_unknown
 from runner.check.value import misfit, shown
 from runner.errors import Fault
-from runner.signature import Parameter, Signature, choices_compared
+from runner.signature import Parameter, Signature, choices_compared, find_definition, find_module
 
 # What the train command gives to a part whose signature names it, so that no config needs to.
 SERVED = {
@@ -37,7 +38,10 @@ NODES = ("trainer.args", "trainer.teacher_model", "model.tokenizer")
 # Fields that the runner sets whatever the config says; to set them would be in vain.
 OURS = {
     "output_dir": ("nothing: the run folder is the runner's", "output_root=<folder>"),
-    "resume_from_checkpoint": ("nothing: the same command resumes", "leave it out"),
+    "resume_from_checkpoint": (
+        "nothing: the same command resumes",
+        "resume=<the run folder>, to go on from another run",
+    ),
     "save_only_model": ("nothing: a run must be able to resume", "leave it out"),
     "seed": ("nothing: the runner's own seed goes everywhere", "seed=<number>"),
     "disable_tqdm": ("nothing: the progress bar is the runner's", "leave it out"),
@@ -46,7 +50,7 @@ OURS = {
 
 def find_node_faults(asked: Asked, path: str, node: Node) -> Iterator[Fault]:
     """A fault for the target, or for each key that is unknown, in vain, missing or does not fit."""
-    if fault := find_target_fault(path, node["_target_"], asked.allow):
+    if fault := _no_python(path, node["_target_"]) or find_target_fault(path, node["_target_"], asked.allow):
         yield fault
         return
     signature = asked.signature(node)
@@ -61,6 +65,23 @@ def find_node_faults(asked: Asked, path: str, node: Node) -> Iterator[Fault]:
     yield from _missing(path, node, signature)
     if path == "trainer":
         yield from _args_of_another(asked, node, signature)
+
+
+def _no_python(path: str, target: Any) -> Fault | None:
+    """The fault of a target in a file of the user's that does not parse, or that is a plain value."""
+    home = target.rpartition(".")[0] if isinstance(target, str) else ""
+    module = find_module(home) if all(word.isidentifier() for word in home.split(".")) else None
+    where = f"{path}._target_"
+    try:
+        ast.parse(module.text if module else "")
+    except SyntaxError as error:
+        cure = f"mend line {error.lineno} of {module.file.name}"
+        return Fault(where, f"{module.file}:{error.lineno}: {error.msg}", "a module that Python can read", cure)
+    found = find_definition(target) if module else None
+    if isinstance(getattr(found, "node", None), ast.Constant | ast.List | ast.Dict | ast.Set | ast.Tuple):
+        text = ast.unparse(found.node)[:40]
+        return Fault(where, f"{target} is {text}", "a function or a class", f"{where}={home}.<function>")
+    return None
 
 
 def _in_vain(asked: Asked, path: str, value: Any, default: Any) -> list[Fault]:
@@ -108,8 +129,10 @@ def _missing(path: str, node: Node, signature: Signature) -> Iterator[Fault]:
     later = later or (path == "loss" and not signature.lineage)  # what a loss is given, the trainer decides
     for name in () if later else signature.required:
         if name not in node and name not in served:
-            kind = signature.parameters[name].type
-            yield _missing_key(f"{path}.{name}", signature.name, str(kind))
+            kind = str(signature.parameters[name].type)
+            if group in ("reward", "metric"):
+                kind += ", or an argument called completions, by which it is asked to judge"
+            yield _missing_key(f"{path}.{name}", signature.name, kind)
     for name in NEEDED.get(path, ()):
         if node.get(name) is None:
             kind = keys_of(path, signature)[name].type if name in OWN[path] else "keys"

@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from runner.check.known import FROM_GROUP, Asked, Node, is_number, leaves
+from runner.check.argument import find_argument_faults
+from runner.check.known import FROM_GROUP, Asked, Node, leaves
 from runner.check.objective import find_objective_faults
 from runner.check.value import nearest, shown
 from runner.errors import Fault
@@ -36,10 +37,7 @@ def find_part_faults(asked: Asked) -> Iterator[Fault]:
     yield from _best_metric(asked, args)
     yield from _early_stopping(asked, args)
     if signature := asked.signature(args):
-        yield from _schedule(args)
-        yield from _epochs(asked, args)
-        yield from _generation(args, signature, _processes(asked.cfg))
-        yield from _mini_batches(args, signature)
+        yield from find_argument_faults(asked, args, signature)
 
 
 def _not_asked_for(asked: Asked, trainer: Signature) -> Iterator[Fault]:
@@ -169,70 +167,3 @@ def _early_stopping(asked: Asked, args: Node) -> Iterator[Fault]:
     if not args.get("metric_for_best_model") and not args.get("load_best_model_at_end"):
         where = "trainer.args.metric_for_best_model"
         yield Fault(where, "none, and a training is to stop early", "a held-out figure", f"{where}=eval_loss")
-
-
-def _schedule(args: Node) -> Iterator[Fault]:
-    steps, warmup = args.get("max_steps"), args.get("warmup_steps")
-    if is_number(steps) and is_number(warmup) and 1 <= steps <= warmup:
-        yield Fault(
-            "trainer.args.warmup_steps",
-            f"{warmup} of {steps} steps, so the learning rate would never be reached",
-            "fewer than max_steps, or a share below 1",
-            "trainer.args.warmup_steps=0.1",
-        )
-    evaluates = args.get("eval_strategy", "no") not in ("no", False)
-    if args.get("load_best_model_at_end") is True and not evaluates:
-        yield Fault(
-            "trainer.args.load_best_model_at_end",
-            "true, but nothing is evaluated",
-            "an eval_strategy",
-            "trainer.args.eval_strategy=steps",
-        )
-
-
-def _epochs(asked: Asked, args: Node) -> Iterator[Fault]:
-    """A fault where epochs were typed and a number of steps, which the model may have brought, overrules them."""
-    typed, steps = "trainer.args.num_train_epochs" in asked.typed, args.get("max_steps")
-    if typed and is_number(steps) and steps > 0 and "trainer.args.max_steps" not in asked.typed:
-        found, cure = f"{args['num_train_epochs']}, overruled by max_steps={steps}", "trainer.args.max_steps=-1"
-        yield Fault("trainer.args.num_train_epochs", found, "no number of steps beside it", cure)
-
-
-def _mini_batches(args: Node, signature: Signature) -> Iterator[Fault]:
-    """A fault where the rollout of a process cannot be dealt into equal mini-batches."""
-    names = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_mini_batches")
-    if not all(name in signature.parameters for name in names):
-        return
-    size, rounds, parts = (args.get(name, signature.parameters[name].default) for name in names)
-    if all(isinstance(number, int) and number >= 1 for number in (size, rounds, parts)) and size * rounds % parts:
-        found = f"{parts} for {size * rounds} prompts per process"
-        expected = "a divisor of batch size x accumulation"
-        yield Fault("trainer.args.num_mini_batches", found, expected, "trainer.args.num_mini_batches=1")
-
-
-def _generation(args: Node, signature: Signature, processes: int) -> Iterator[Fault]:
-    """A fault where a batch of completions does not hold whole groups of one prompt."""
-
-    def value(name: str) -> Any:
-        known = signature.parameters.get(name)
-        return args.get(name, known.default if known else None)
-
-    size, group = value("per_device_train_batch_size"), value("num_generations")
-    rounds = value("steps_per_generation") or value("gradient_accumulation_steps")
-    if not all(isinstance(number, int) and number >= 1 for number in (size, group, rounds)):
-        return
-    batch = value("generation_batch_size") or size * processes * rounds
-    if isinstance(batch, int) and group > 1 and batch % group:
-        yield Fault(
-            "trainer.args.num_generations",
-            f"{group} completions a prompt, in batches of {batch}",
-            "a batch that holds whole groups: batch size x accumulation x processes",
-            f"trainer.args.per_device_train_batch_size={group}",
-        )
-
-
-def _processes(cfg: Node) -> int:
-    launcher = cfg.get("launcher") if isinstance(cfg.get("launcher"), dict) else {}
-    counts = [launcher.get(name) for name in ("num_processes", "num_machines")]
-    first, second = (count if isinstance(count, int) and count > 0 else 1 for count in counts)
-    return first * second

@@ -1,42 +1,45 @@
 """No secret in a configuration, which is kept in the run folder as plain text."""
 
-import re
 from collections.abc import Iterable, Iterator
 
 from runner.check.known import Scalar
 from runner.errors import Fault
+from runner.secret import LOGIN_KEY, MIXED_TEXT, SECRET_KEY, form_of, hidden, holder_of, names_secret
 
-SECRET_VALUE = re.compile(
-    r"\bhf_[A-Za-z0-9]{16,}|\bsk-[\w-]{16,}|\bgh[opsur]_[A-Za-z0-9]{16,}|\bgithub_pat_\w{16,}"
-    r"|\bAKIA[A-Z0-9]{16}\b|\bxox[abps]-[\w-]{10,}|\bAIza[\w-]{30,}|-----BEGIN [A-Z ]*PRIVATE KEY"
-    r"|://[^/\s:@]+:[^/\s@]+@"
-)
-SECRET_KEY = re.compile(r"(?:^|_)(?:password|passwd|secret|api_?key|access_key|private_key|credential)s?$")
-LOGIN_KEY = re.compile(r"^token$|(?:^|_)(?:hub|hf|auth|access|api|bearer|refresh|wandb)_token$")
+VARIABLES = "tracker.environment."
 
 
 def find_secrets(leaves: Iterable[Scalar]) -> Iterator[Fault]:
     """A fault for each text that is, or is called, a secret; the text itself is never repeated."""
     for path, key, value in leaves:
-        if isinstance(value, str) and value and _is_secret(key.lower(), value):
-            variable = "WANDB_API_KEY" if "wandb" in path.lower() else "HF_TOKEN"
+        if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+            continue
+        if found := _kind(path, key, str(value), isinstance(value, str)) or form_of(path):
+            variable = holder_of(str(value)) or ("WANDB_API_KEY" if "wandb" in path.lower() else "HF_TOKEN")
             yield Fault(
-                path,
-                "looks like a secret, and a config is kept as plain text",
+                hidden(path),
+                f"{found}, and a config is kept as plain text",
                 "secrets in the environment only",
                 f"export {variable}=...  (and leave the key out)",
             )
 
 
-def looks_secret(text: str) -> bool:
-    """Whether a text has the form of a token, or holds a password, whatever it is called."""
-    return bool(SECRET_VALUE.search(text))
+def _kind(path: str, key: str, text: str, written: bool) -> str:
+    """What makes a value a secret, without repeating it; empty where it is none."""
+    if written and (form := form_of(text)):
+        return f"looks like {form}"
+    if written and (variable := holder_of(text)):
+        return f"holds the value of ${variable}, which looks like a secret"
+    named = SECRET_KEY.search(key.lower()) or (path.startswith(VARIABLES) and names_secret(key))
+    if (named and (written or len(text) > 3)) or _logs_in(key.lower(), text):
+        return f"{key} looks like a secret"
+    return ""
 
 
-def _is_secret(key: str, value: str) -> bool:
-    if looks_secret(value) or SECRET_KEY.search(key):
-        return True
-    if not key.endswith("token") or len(value) < 8 or value.startswith(("<", "[")):
-        return False  # such as eos_token: </s>
-    is_random = len(value) >= 20 and re.fullmatch(r"(?=.*\d)(?=.*[A-Za-z])[\w.-]+", value)
-    return bool(LOGIN_KEY.search(key) or is_random)
+def _logs_in(key: str, text: str) -> bool:
+    """Whether a text is a token to log in with, and not one of a vocabulary, such as ``eos_token: </s>``."""
+    if not key.endswith("token") or text.startswith(("<", "[", "$", "???")):
+        return False
+    if key == "token":
+        return len(text) >= 8
+    return bool(LOGIN_KEY.search(key) or MIXED_TEXT.fullmatch(text))

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from runner.check.known import TOP, Asked
+from runner.check.known import ALARMS, TOP, Asked
 from runner.check.place import find_unknown_top
-from runner.check.value import SETTINGS, misfit_number, misfit_type, nearest, shown, typed
+from runner.check.value import SETTINGS, misfit_choice, misfit_number, misfit_type, nearest, shown, typed
 from runner.errors import Fault
 from runner.signature import written
 from runner.signature.type import expression, shortened, to_type
@@ -20,12 +20,22 @@ PLAIN = {
         "environment": "dict[str, str] | None",
         "tags": "list[str] | None",
     },
-    # The silent faults of what is trained that a run may start with all the same; they are found in ``inspection``.
+    # Silent faults of what is trained that a run may start with all the same, which are found in ``inspection``; and
+    # the alarms of ``health``, switched off or with the steps in a row that they may last.
     "tolerate": {
         "truncated": "float",  # the share of rows that may be cut or left out
         **dict.fromkeys(("nothing_trained", "no_end", "doubled_bos", "other_template"), "bool"),
+        **dict.fromkeys(ALARMS, "bool | int"),
+        "beyond_positions": "bool",  # rows longer than the model's positions
+        "versions": "bool",  # libraries that were not tried
     },
 }
+
+
+# The names that transformers knows trackers by.
+LONGEST_PATH = 3500  # bytes; systems allow 4096, and a run's folders and files come on top
+TRACKERS = ("none", "all", "tensorboard", "wandb", "trackio", "mlflow", "comet_ml", "clearml", "codecarbon", "dagshub")
+TRACKERS += ("dvclive", "flyte", "kubeflow", "neptune", "swanlab", "azure_ml")
 
 
 def find_top_faults(asked: Asked) -> Iterator[Fault]:
@@ -56,13 +66,22 @@ def _setting(asked: Asked, key: str, value: Any) -> Iterator[Fault]:
         yield Fault(key, shown(value), "a plain folder name, up to 100 letters", "name=<word>")
     elif value == "":
         yield Fault(key, "nothing", "a folder", f"{key}=outputs")
+    elif key == "output_root" and not _is_path(value):
+        found = f"{shown(value)}: a path of {len(value.encode(errors='surrogateescape'))} bytes"
+        yield Fault(key, found, f"at most {LONGEST_PATH}, and 255 in each folder's name", f"{key}=outputs")
     elif key == "allow" and (strange := sorted(set(value or ()) - set(asked.allow))):
         text = written(strange)
         yield Fault(key, f"{text} in a file", "allow on the command line only", f"allow={text}")
 
 
 def _is_folder_name(name: str) -> bool:
-    return 0 < len(name) <= 100 and name[0] not in ".-" and not set(name) & set("/\\\0\n")
+    size = len(name.encode(errors="surrogateescape"))
+    return 0 < len(name) <= 100 and size <= 255 and name[0] not in ".-" and not set(name) & set("/\\\0\n")
+
+
+def _is_path(path: str) -> bool:
+    parts = [part.encode(errors="surrogateescape") for part in path.split("/")]
+    return sum(map(len, parts)) + len(parts) <= LONGEST_PATH and max(map(len, parts)) <= 255 and "\0" not in path
 
 
 def _plain(group: str, node: dict[str, Any]) -> Iterator[Fault]:
@@ -74,7 +93,9 @@ def _plain(group: str, node: dict[str, Any]) -> Iterator[Fault]:
             yield Fault(path, "no such key", near, typed(f"{group}.{near}", value))
         elif not (known := to_type(expression(kinds[key]), None)).accepts(value):
             yield misfit_type(path, value, known)
-        elif fault := misfit_number(path, value, SETTINGS.get(path)):
+        elif (fault := misfit_number(path, value, SETTINGS.get(path))) or (
+            path == "tracker.report_to" and (fault := misfit_choice(path, value, TRACKERS))
+        ):
             yield fault
 
 

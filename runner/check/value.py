@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from runner.check.known import Asked, Scalar, is_number
-from runner.check.secret import looks_secret
+from runner.check.known import ALARMS, Asked, Scalar, is_number
 from runner.errors import Fault
+from runner.secret import looks_secret
 from runner.signature import Parameter, Signature, Type, written
 from runner.signature.type import shortened
 
@@ -54,7 +54,8 @@ SHARE = Range(0, 1, above=True)
 SEED = Range(0, 2**32 - 1)
 
 # Of the top level.
-SETTINGS = {"seed": SEED, "learning_rate": STEP_SIZE, "kl_coef": NOT_NEGATIVE, "tolerate.truncated": FRACTION}
+SETTINGS = {"seed": SEED, "learning_rate": STEP_SIZE, "kl_coef": NOT_NEGATIVE, "attempts": COUNT}
+SETTINGS |= {"tolerate.truncated": FRACTION, **{f"tolerate.{alarm}": COUNT for alarm in ALARMS}}
 
 TRAINING = {
     # the loop
@@ -68,7 +69,8 @@ TRAINING = {
     **dict.fromkeys(("logging_steps", "save_steps", "eval_steps"), POSITIVE),
     **dict.fromkeys(("save_total_limit", "torch_empty_cache_steps", "dataset_num_proc"), COUNT),
     **dict.fromkeys(("seed", "data_seed"), SEED),
-    **dict.fromkeys(("dataloader_num_workers", "neftune_noise_alpha"), NOT_NEGATIVE),
+    "dataloader_num_workers": Range(0, 1024),  # each is a process
+    "neftune_noise_alpha": NOT_NEGATIVE,
     **dict.fromkeys(("dataloader_prefetch_factor", "ddp_timeout", "ddp_bucket_cap_mb"), COUNT),
     # lengths and sampling
     **dict.fromkeys(("max_length", "max_completion_length", "max_new_tokens"), COUNT),
@@ -109,6 +111,7 @@ BY_GROUP = {
     "peft": ADAPTER,
     "optimizer": OPTIMIZER,
     "launcher": PROCESSES,
+    "reward": {"timeout": POSITIVE},
 }
 
 # Preferences are learnt through beta: at 0 nothing is, and below it the opposite is.
@@ -121,6 +124,8 @@ BY_CLASS = {
     ("EarlyStoppingCallback", "early_stopping_patience"): COUNT,
     # r is 0 where the size of a block is given instead.
     ("OFTConfig", "r"): NOT_NEGATIVE,
+    ("runner.loss.focal", "gamma"): NOT_NEGATIVE,
+    ("runner.loss.label_smoothed", "epsilon"): FRACTION,
 }
 
 
@@ -149,7 +154,7 @@ def misfit(
     if not known.accepts(value):
         inside = list(_misfits_inside(path, value, known))
         return inside or [misfit_type(path, value, known, default)]
-    numbers = find_range(path.partition(".")[0], parameter.name, signature.lineage)
+    numbers = find_range(path.partition(".")[0], parameter.name, (*signature.lineage, signature.target))
     fault = misfit_choice(path, value, choices) or misfit_number(path, value, numbers, default)
     return [fault] if fault else []
 

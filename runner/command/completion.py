@@ -27,13 +27,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from runner.bound import read_yaml
 from runner.command import VERBS
 from runner.errors import ConfigError, Fault
 from runner.files import MENU, PACKAGE
 
-ALONE = ("train", "doctor", "completion", "import")  # verbs that take no run
+ALONE = ("train", "doctor", "completion", "import", "rehearse")  # verbs that take no run
 SHELLS = ("bash", "zsh", "fish")
 FLAGS = (
     *("--help", "--multirun", "--dry-run", "--debug", "--config-dir", "--cfg", "--info", "--resolve"),
@@ -105,9 +104,9 @@ def _candidates(words: Sequence[str], current: str) -> Iterator[str]:
         yield from [] if verb else VERBS
         if not verb or _composes(verb):
             yield from _keys(words, current, asks=verb == "why" and len(plain) == 1)
-        if verb and verb not in ALONE and not (verb == "why" and len(plain) == 1):
+        if verb and not (verb == "why" and len(plain) == 1):
             yield from (f"{key}=" for key in _own_keys(verb))
-            yield from _run_folders(words, current)
+            yield from [] if verb in ALONE else _run_folders(words, current)
 
 
 def _keys(words: Sequence[str], current: str, asks: bool) -> Iterator[str]:
@@ -231,9 +230,8 @@ class Layout:
         path = self._path(file)
         if path is None:
             return {}
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        with contextlib.suppress(yaml.YAMLError):
-            return yaml.load(path.read_text(encoding="utf-8"), loader) or {}
+        with contextlib.suppress(ConfigError):
+            return read_yaml(path) or {}
         return {}
 
     def _path(self, file: str) -> Path | None:

@@ -25,10 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import EnvironmentFault
-from runner.files import PACKAGE
+from runner.files import PACKAGE, hub_home
 from runner.report.find import read_options
 from runner.report.number import number, short
 from runner.report.table import Column, lay_out, shown
+from runner.secret import hidden
 
 WIDTH = 80
 PATIENCE = 2.0  # seconds for the hub to answer
@@ -50,7 +51,7 @@ def main(line: Any) -> int:
     ]
     print("\n".join(versions_table(needed)))
     rows.append(("hub", answer.take(PATIENCE + 0.5)))
-    print("\n".join(f"{title:<10}{short(text, WIDTH - 10)}" for title, text in rows))
+    print("\n".join(f"{title:<10}{short(hidden(text), WIDTH - 10)}" for title, text in rows))
     print("\n".join(["", *extras_table(extras)]))
     return EnvironmentFault.code if any(problem for *_, problem in needed) else 0
 
@@ -207,7 +208,7 @@ def _gpus() -> str:
 
 def caches() -> Iterator[tuple[str, str]]:
     """Where models and prepared rows are kept, and how much there is."""
-    home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
+    home = hub_home()
     models = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
     rows = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets").expanduser()
     for title, folder, what in (("models", models, "models--*"), ("datasets", rows, "*")):
@@ -243,7 +244,7 @@ def disk_line(root: str) -> str:
 def ask_hub() -> str:
     """Whether the hub answers, and whether there is a token for it."""
     address = os.environ.get("HF_ENDPOINT") or HUB
-    home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
+    home = hub_home()
     file = Path(os.environ.get("HF_TOKEN_PATH") or home / "token")
     token = "a token is set" if os.environ.get("HF_TOKEN") or file.is_file() else "no token"
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):

@@ -23,6 +23,7 @@ completion in the .jsonl beside it; scores.json stays what the training itself m
 With lm-evaluation-harness (pip install "runner[eval]"):
 
     evaluate=lm_eval tasks=hellaswag,arc_easy [num_fewshot=5] [limit=100] [include=<folder of tasks>] [as=chat]
+    trust_remote_code=true   if the tasks of that folder name Python functions, which then run
 
 Without a RUN, any model: evaluate model=hub model.path=org/name dataset=..., with head=score for a reward model.
 """
@@ -57,9 +58,10 @@ OWN = OPTIONS | {
     "tasks": Kind(example="hellaswag,arc_easy"),
     "num_fewshot": Kind(int, least=0, example="5"),
     "include": Kind(example="tasks/"),
+    "trust_remote_code": Kind(bool, example="true"),
 }
 PARTS = ("model", "dataset", "quant", "metric", "reward")
-OF_THE_HARNESS = ("tasks", "num_fewshot", "include")
+OF_THE_HARNESS = ("tasks", "num_fewshot", "include", "trust_remote_code")
 # What is measured of known answers beside the configured metrics.
 READ = {
     "lm": {
@@ -370,13 +372,15 @@ def _between(ends: Sequence[float]) -> str:
 
 def evaluate_tasks(side: Side) -> int:
     """Run tasks of lm-evaluation-harness on the model, and write their figures like our own."""
-    from runner.inference.harness import check_harness, run_tasks
+    from runner.inference.harness import check_harness, check_tasks, run_tasks
 
     asked, options = side.asked, side.asked.options
     tasks = [task for task in str(options.get("tasks", "")).strip("[]").split(",") if task.strip()]
     if not tasks or asked.head == "score":
         found = "none" if not tasks else "a reward model, which writes nothing"
         raise ConfigError(Fault("tasks", found, "tasks for a language model", "tasks=hellaswag,arc_easy"))
+    if "include" in options:
+        check_tasks(Path(options["include"]), options.get("trust_remote_code", False))
     check_harness()
     print(f"model     {side.name}", flush=True)
     how = {name: options.get(name) for name in ("num_fewshot", "limit")}

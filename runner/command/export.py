@@ -26,6 +26,7 @@ from typing import Any
 
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError
 from runner.files import SEAL, files_of, read_json, remove, seal, verify, write_text
+from runner.inference.weights import whole
 from runner.report.card import Export, base_of, to_card
 from runner.report.find import check_finished, find_runs, is_yes, read_options
 from runner.report.number import number
@@ -89,6 +90,7 @@ def _check(run: Papers, options: Mapping[str, str]) -> None:
         raise ConfigError(faults)
     if not (run.folder / "model").is_dir():
         raise FolderError(Fault(shown(run.folder / "model"), "missing", "the model of a finished run"))
+    whole(run.folder / "model")
 
 
 def _check_place(folder: Path) -> None:

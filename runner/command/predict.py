@@ -42,7 +42,7 @@ from runner.files import read_last_row
 from runner.inference.paper import Paper, continued, key_of, state_of
 from runner.inference.rows import find_form_fault, read_sets
 from runner.inference.weights import Weights, find_weights, load
-from runner.inference.words import OPTIONS, Asked, Kind, read_asked
+from runner.inference.words import OPTIONS, Asked, Kind, in_a_name, read_asked
 from runner.report.number import number
 from runner.report.read import SAMPLES
 from runner.report.table import shown
@@ -119,7 +119,7 @@ def facts_of(asked: Asked, weights: Weights) -> dict[str, Any]:
 def _place(asked: Asked, weights: Weights, key: str) -> Path:
     if "to" in asked.options:
         return Path(asked.options["to"])
-    words = [asked.data, asked.options.get("set", ""), "" if weights.name == "model" else weights.name, key]
+    words = [asked.data, in_a_name(asked.options.get("set", "")), "" if weights.name == "model" else weights.name, key]
     return asked.folder("predictions") / f"{'-'.join(filter(None, words))}.jsonl"
 
 

@@ -7,6 +7,7 @@ exactly what a training takes, or the folder of a run, and these words of its ow
     rows=3        how many rows to show
     html=true     also as a page, outputs/<name>/preview-<key>.html, or html=<file>
     set=train     train, eval (every held-out set), or all
+    vouched=true  trust the configuration of a RUN that names what is not on the list
 
 The rows go through the run's own tokenizer, dataset, trainer and collator. Only the weights of the model are a small
 stand-in, so that a preview of a large model needs its tokenizer and no more. Nothing is trained and no run folder is
@@ -21,13 +22,14 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from runner import stage
+from runner.check.allow import find_dangers
 from runner.config import Composed, asked_for, build
 from runner.errors import ConfigError, Fault
 from runner.files import shipped, write_text
@@ -64,6 +66,7 @@ class Wishes:
     rows: int = 3
     html: str = ""
     which: str = "train"
+    vouched: bool = False
 
 
 def main(line: Any) -> int:
@@ -71,7 +74,7 @@ def main(line: Any) -> int:
     if line.multirun:
         raise ConfigError(Fault("command line", "-m", "one configuration to look at", "one value of each key, no -m"))
     wishes, words = read_wishes(line.overrides)
-    runs = _runs(line.runs, words) if line.runs else stage.compose(words, line.folders)
+    runs = _runs(line.runs, words, wishes.vouched) if line.runs else stage.compose(words, line.folders)
     sheets, origins = [], {}
     with quiet():
         for composed in runs:
@@ -91,7 +94,7 @@ def main(line: Any) -> int:
 
 def read_wishes(overrides: Sequence[str]) -> tuple[Wishes, list[str]]:
     """The preview's own words, and those that are a training's; raises ConfigError."""
-    own = {"rows": "3", "html": "false", "set": "train"}
+    own = {"rows": "3", "html": "false", "set": "train", "vouched": "false"}
     rest = [word for word in overrides if word.partition("=")[0] not in own]
     own |= dict(word.split("=", 1) for word in overrides if word not in rest)
     faults = []
@@ -102,15 +105,20 @@ def read_wishes(overrides: Sequence[str]) -> tuple[Wishes, list[str]]:
     if faults:
         raise ConfigError(faults)
     html = "" if own["html"] in ("false", "null") else own["html"] or "true"
-    return Wishes(int(own["rows"]), html, own["set"]), rest
+    return Wishes(int(own["rows"]), html, own["set"], own["vouched"] == "true"), rest
 
 
-def _runs(folders: Sequence[str], words: Sequence[str]) -> list[Composed]:
-    """The frozen configurations of run folders."""
+def _runs(folders: Sequence[str], words: Sequence[str], vouched: bool) -> list[Composed]:
+    """The frozen configurations of run folders, which can come from anybody."""
     if words:
         expected = "either a run, which is frozen, or overrides"
         raise ConfigError(Fault("command line", " ".join(words), expected, f"python -m runner preview {folders[0]}"))
-    return [Composed(dict(run.cfg), []) for run in find_runs(folders, "preview", len(folders))]
+    runs = [papers.run for papers in find_runs(folders, "preview", len(folders))]
+    cure = f"python -m runner preview {folders[0]} vouched=true  (if you trust who wrote its config.yaml)"
+    dangers = [danger for run in runs if not vouched for danger in find_dangers(run.cfg)]
+    if dangers:
+        raise ConfigError(replace(danger, cure=cure) for danger in dangers)
+    return [Composed(dict(run.cfg), []) for run in runs]
 
 
 def _title(composed: Composed) -> str:
@@ -163,7 +171,7 @@ def lighten(cfg: Mapping[str, Any], rows: int, stand_in: Path) -> dict[str, Any]
     return cfg | parts | {"tracker": {"report_to": "none", "environment": None}}
 
 
-def _write_stand_in(cfg: Mapping[str, Any], folder: Path) -> Path:
+def write_stand_in(cfg: Mapping[str, Any], folder: Path) -> Path:
     """A folder with a model of a few weights that has the run's vocabulary; some trainers load it again by its path."""
     from runner.model.load import new_model
 
@@ -177,12 +185,12 @@ def _write_stand_in(cfg: Mapping[str, Any], folder: Path) -> Path:
 def look(cfg: Mapping[str, Any], wishes: Wishes, of: str = "") -> list[Sheet]:
     """The sheets of one run: its training rows, its held-out sets, or both."""
     with tempfile.TemporaryDirectory(prefix="preview-") as place:
-        light = lighten(cfg, max(SAMPLE, wishes.rows), _write_stand_in(cfg, Path(place) / "model"))
+        light = lighten(cfg, max(SAMPLE, wishes.rows), write_stand_in(cfg, Path(place) / "model"))
         run = Run(Path(place) / "preview" / "run")
         write_text(run.folder / "config.yaml", yaml.safe_dump(light, sort_keys=False, allow_unicode=True))
         parts = lay_out(run, None)
         trainer, node = parts["trainer"], cfg["trainer"]
-        how = {"form": node["form"], "head": node["head"], "ends": _ends(cfg, policy_of(trainer))}
+        how = {"form": node["form"], "head": node["head"], "ends": ends_of(cfg, policy_of(trainer))}
         how["count"] = max(SAMPLE, wishes.rows)
         named = f"{of} train" if of else "train"
         sheets = []
@@ -202,7 +210,7 @@ def _held_out(rows: Any) -> list[tuple[str | None, Any]]:
     return list(rows.items()) if isinstance(rows, Mapping) else [(None, rows)]
 
 
-def _ends(cfg: Mapping[str, Any], model: Any) -> list[int]:
+def ends_of(cfg: Mapping[str, Any], model: Any) -> list[int]:
     """The tokens that stop the generation of the real model, whose settings are a small file beside its weights."""
     from transformers import GenerationConfig
 
@@ -224,10 +232,10 @@ def _ends(cfg: Mapping[str, Any], model: Any) -> list[int]:
 
 def _sheet(title: str, seen: Inspection, rows: int, faults: Sequence[Fault] = ()) -> Sheet:
     shown = [row.spelt(seen.tokenizer) for row in seen.rows if row.number < rows]
-    return Sheet(title, _summary(seen), shown, seen.goal == "score", faults)
+    return Sheet(title, summary_of(seen), shown, seen.goal == "score", faults)
 
 
-def _summary(seen: Inspection) -> list[str]:
+def summary_of(seen: Inspection) -> list[str]:
     """The figures of all rows that were looked at, not only of those that are shown."""
     count = len({row.number for row in seen.rows})
     longest = max((len(row.ids) for row in seen.rows), default=0)

@@ -6,7 +6,8 @@ that it built on. Where the data is no longer the same nothing is trained. The o
 repository. The exit code is 0 where both are equal, and 3 where they are not; reproduction.json keeps the verdict.
 
     tolerance=1e-3        numbers may differ by so much of themselves, and the weights with them
-    code=worktree         run the code of that commit, in a temporary worktree that is removed afterwards
+    code=worktree         run the code of that commit, in a temporary worktree that is removed afterwards; where there
+                          were changes that were not committed, these too, with vouched=true
     name=<name>           instead of <name>-again
     vouched=true          trust a configuration that names what is not on the list, as for runs made with allow=[...]
     output_root=outputs   where names and keys of runs are looked up
@@ -17,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -37,7 +39,8 @@ from runner.report.number import number
 from runner.report.read import Papers, read_run
 from runner.report.repeat import folders_in, words_of
 from runner.report.table import shown
-from runner.run import Run, open_run
+from runner.run import CHANGES, Run, open_run
+from runner.secret import HIDDEN, hidden_source
 
 OPTIONS = ("tolerance", "code", "name", "vouched", "output_root")
 
@@ -79,6 +82,10 @@ def _check(run: Papers, options: Mapping[str, str]) -> float:
     if not is_yes(options, "vouched"):
         cure = f"python -m runner reproduce {shown(run.folder)} vouched=true  (if you trust who wrote its config.yaml)"
         faults += [replace(danger, cure=cure) for danger in find_dangers(dict(run.cfg))]
+        git = run.manifest.get("git")
+        if options.get("code") and isinstance(git, Mapping) and git.get("diff"):
+            found = f"{shown(run.folder)}/manifest.json holds changes of the code, which would run"
+            faults.append(Fault("code", found, "a commit of this repository alone", cure))
     if faults:
         raise ConfigError(faults)
     return tolerance
@@ -123,7 +130,7 @@ def _code_obstacles(then: Any) -> Iterator[str]:
         there = _git("cat-file", "-e", f"{commit}^{{commit}}") is not None
         cure = f"code=worktree, or git worktree add ../at-{commit[:8]} {commit[:12]}" if there else "git fetch"
         yield f"code: commit {commit[:12]}, here {now[:12]}; {cure}"
-    elif (_git("diff", "HEAD") or "") != (then.get("diff") or ""):
+    elif hidden_source(_git(*CHANGES) or "") != (then.get("diff") or ""):
         yield "code: the same commit with other uncommitted changes; code=worktree applies those of then"
 
 
@@ -194,12 +201,13 @@ def code_of(git: Mapping[str, Any]) -> Iterator[Path]:
     commit, diff = str(git.get("commit") or ""), str(git.get("diff") or "")
     with tempfile.TemporaryDirectory(prefix="worktree-") as place:
         code = Path(place) / "code"
-        if not commit or _git("worktree", "add", "--detach", str(code), commit) is None:
+        if not re.fullmatch("[0-9a-f]{7,}", commit) or _git("worktree", "add", "--detach", str(code), commit) is None:
             found = f"commit {commit[:12]} is not in the repository here" if commit else "the run knows no commit"
             raise EnvironmentFault(Fault("code=worktree", found, "a repository that has it", "leave code out"))
         try:
             if diff and _git("apply", "--whitespace=nowarn", "-", text=f"{diff}\n", folder=code) is None:
-                found = "the uncommitted changes that the run recorded do not apply to its commit"
+                left_out = ", without the secrets that were in them," if HIDDEN in diff else ""
+                found = f"the uncommitted changes that the run recorded{left_out} do not apply to its commit"
                 raise EnvironmentFault(Fault("code=worktree", found, "text changes only", "leave code out"))
             yield code
         finally:

@@ -6,6 +6,7 @@ What is not here: how the parts are built (``tray``), what is measured (``held_o
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shlex
 import shutil
@@ -19,47 +20,96 @@ from runner.files import files_of, read_json, seal, shipped, strict, write_json,
 from runner.held_out import held_out_scores, measure_in
 from runner.inspection import find_faults, inspect_training, stop_ids
 from runner.report.objective import telling
+from runner.resume.continuation import begin_from, copy_papers, other_run
+from runner.resume.material import check_material, find_other_facts, read_material
+from runner.resume.recovery import amend, forget, record_amendments
 from runner.run import Run, last_checkpoint, write_manifest
+from runner.space import check_space
 from runner.tray import lay_out
 from runner.tray.model import path_of, policy_of
 
+log = logging.getLogger(__name__)
+
 
 def train(run: Run, stop: Any) -> None:
-    """Train, or go on training, until the run is finished; raises Interrupted when a signal came first."""
-    from runner.checkpoint import resume
+    """Train, or go on training, until the run is finished; raises Interrupted when a signal came first.
+
+    A run that is sick, or out of memory, may amend itself and begin again from its last good checkpoint.
+    """
+    while True:
+        parts = lay_out(run, stop)
+        try:
+            _train(run, parts, stop)
+            return
+        except Exception as error:
+            if stop.number is not None:
+                raise
+            amend(run, parts, error)
+        forget(parts)
+
+
+def _train(run: Run, parts: Mapping[str, Any], stop: Any) -> None:
+    from runner.checkpoint import cycle_steps, resume
     from runner.tracker.callback import trackers_closed
 
     began = time.monotonic()
-    parts = lay_out(run, stop)
     trainer = parts["trainer"]
     measure_in(run, parts)
-    _start(run, parts)
     newest = last_checkpoint(run, clean=trainer.is_world_process_zero())
-    if newest is None:
+    other = other_run(run.cfg) if newest is None else None
+    _start(run, parts, other or (run if newest else None))
+    if newest is None and other is None:
         _refuse_silent_faults(run, parts)
     with trackers_closed(trainer):
-        resume(trainer, newest, lambda path: trainer.train(resume_from_checkpoint=path))
+        if other:
+            _go_on_from(run, other, trainer, begin_from(other, cycle_steps(parts["args"])))
+        else:
+            resume(trainer, newest, lambda path: trainer.train(resume_from_checkpoint=path))
         if stop.number is not None:
             raise stop.error()
         if trainer.state.global_step == 0:
             raise DataError(_no_steps(parts["args"], len(parts["train_dataset"])))
-        _finish(run, parts, time.monotonic() - began)
+        _finish(run, parts, stop, time.monotonic() - began)
 
 
-def _start(run: Run, parts: Mapping[str, Any]) -> None:
-    """Check that there is something to train on, record the start, and have the start model measured."""
+def _go_on_from(run: Run, other: Run, trainer: Any, checkpoint: Path) -> None:
+    """Train from the checkpoint of another run, whatever was the last step there."""
+    if trainer.is_world_process_zero():
+        copy_papers(run, other)
+        print(f"begins    with {checkpoint.name} of {other}", flush=True)
+    trainer.accelerator.wait_for_everyone()
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+
+
+def _start(run: Run, parts: Mapping[str, Any], source: Run | None) -> None:
+    """Check that there is something to train on and room for it, record the start, and have the start model measured.
+
+    ``source`` is the run whose checkpoint it begins with, which must have been made of the same.
+    """
     from runner.callback import AtStart
 
     args, trainer, rows = parts["args"], parts["trainer"], parts["train_dataset"]
     if hasattr(rows, "__len__") and len(rows) < _rows_per_step(args):
         raise DataError(_no_steps(args, len(rows)))
     if trainer.is_world_process_zero():
-        facts, before = _facts(parts), read_json(run.folder / "manifest.json") or {}
-        if before.get("data") not in (None, facts["data"]) and last_checkpoint(run, clean=False):
-            found = "the rows are not those that its checkpoints were trained on"
-            raise FolderError(Fault(str(run), found, "the same rows", "name=<another name>, to start anew"))
-        write_manifest(run, **facts, starts=before.get("starts", 0) + 1)
+        facts, before = _facts(parts), run.manifest()
+        if source and (faults := find_other_facts(source.manifest(), facts)):
+            raise FolderError(faults)
+        if source and source != run:
+            facts["notes"] = [*before.get("notes", []), *_notes_on(source)]
+        material = read_material(run.cfg, before.get("material"))
+        write_manifest(run, **facts, material=material, starts=before.get("starts", 0) + 1)
+        record_amendments(run)
+        check_space(run)
     trainer.add_callback(AtStart(lambda: _measure_before(run, parts)))
+
+
+def _notes_on(source: Run) -> list[str]:
+    """Raise where another run's files have changed, and tell what has changed of the user's code."""
+    lines = check_material(source)
+    for line in lines:
+        log.warning("%s: %s", source, line)
+    return [f"begun with a checkpoint of {source}: {line}" for line in lines]
 
 
 def _refuse_silent_faults(run: Run, parts: Mapping[str, Any]) -> None:
@@ -75,15 +125,14 @@ def _refuse_silent_faults(run: Run, parts: Mapping[str, Any]) -> None:
 
 
 def _measure_before(run: Run, parts: Mapping[str, Any]) -> None:
-    """Write the held-out scores of the start model, once in the life of a run."""
-    path = run.folder / "scores.json"
-    if "before" not in (read_json(path) or {}):
+    """Write the held-out scores of the start model; again where a run begins again, or its log would lack them."""
+    if parts["trainer"].state.global_step == 0:
         before = held_out_scores(run, parts)
         if parts["trainer"].is_world_process_zero():
-            write_json(path, {"before": before})
+            write_json(run.folder / "scores.json", {"before": before})
 
 
-def _finish(run: Run, parts: Mapping[str, Any], seconds: float) -> None:
+def _finish(run: Run, parts: Mapping[str, Any], stop: Any, seconds: float) -> None:
     """Measure again, save what others can load, draw the curves, and only then say finished."""
     from runner.report.plot import write_plots
 
@@ -95,6 +144,8 @@ def _finish(run: Run, parts: Mapping[str, Any], seconds: float) -> None:
     write_json(run.folder / "scores.json", scores)
     write_plots(run.metrics, run.folder / "plots", title=run.folder.parent.name)
     write_manifest(run, files=files_of(run.model))
+    if stop.number is not None:  # a library has caught it, and what it left out nobody knows
+        raise stop.error()
     _push(run)
     run.set_status("finished", step=trainer.state.global_step, cause=None)
     print(_closing(run, scores, trainer.state.global_step, seconds))
@@ -168,9 +219,15 @@ def _facts(parts: Mapping[str, Any]) -> dict[str, Any]:
 
     import torch
 
-    model = parts["model"]
+    from runner.checkpoint import Seal, disk_needed
+    from runner.model.chat import tokenizer_hash
+
+    callbacks = parts["trainer"].callback_handler.callbacks
+    model, keep = parts["model"], next(one.keep for one in callbacks if isinstance(one, Seal))
     counts = [(parameter.numel(), parameter.requires_grad) for parameter in parts["trainer"].model.parameters()]
     return {
+        "disk": disk_needed(parts["trainer"], keep),
+        "tokenizer": {"fingerprint": tokenizer_hash(parts["processing_class"])},
         "data": {
             "train": _data_facts(parts["train_dataset"]),
             "eval": _data_facts(parts["eval_dataset"]),
@@ -224,7 +281,7 @@ def _no_steps(args: Any, rows: int) -> Fault:
 
 def _closing(run: Run, scores: Mapping[str, Mapping[str, float]], steps: int, seconds: float) -> str:
     """The last words of a run: what changed, where it is, and what to type next."""
-    before, after = scores["before"], scores["after"]
+    before, after = scores.get("before", {}), scores["after"]
     shown = telling(list(after))
     width = max(map(len, [*shown, "held out"]))
     table = [f"  {'held out':<{width}}    before     after"] if shown else []

@@ -30,6 +30,7 @@ from runner.report.read import Papers
 from runner.report.repeat import command_of, folders_in, words_of
 from runner.report.table import Column, lay_out
 from runner.run import key_of
+from runner.secret import hidden
 from runner.signature import read_signature, written
 
 WIDEST = 36  # characters of a value
@@ -43,9 +44,9 @@ def main(line: Any) -> int:
         raise ConfigError(Fault("KEY", found, "one key of one configuration", cure))
     key, *words = line.runs
     if words:
-        print("\n".join(_of_run(line, key, *find_runs(words, f"why {key}", 1))))
+        print(hidden("\n".join(_of_run(line, key, *find_runs(words, f"why {key}", 1)))))
         return 0
-    print("\n".join(_of_all(key, _composed(line.overrides, line.folders), line.folders)))
+    print(hidden("\n".join(_of_all(key, _composed(line.overrides, line.folders), line.folders))))
     return 0
 
 

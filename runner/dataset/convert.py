@@ -57,7 +57,7 @@ def fits(raw: str | None, trainer: str | None) -> bool:
     >>> fits("preference", "demonstration"), fits("text", "preference"), fits(None, "unpaired")
     (True, False, True)
     """
-    return raw is None or trainer is None or trainer in ARROWS[raw]
+    return trainer is None or trainer in ARROWS.get(raw or "", (trainer,))
 
 
 @dataclass(frozen=True)
@@ -435,6 +435,7 @@ class Conversion:
     seen: int = 0
     faults: list[Fault] = field(default_factory=list)
     left_out: Counter = field(default_factory=Counter)
+    reasons: Counter = field(default_factory=Counter)  # why rows were left out, all in all
 
     def one(self, row: Row) -> list[Row] | None:
         """What one source row becomes, with the columns that go along; None where a step leaves it out."""
@@ -452,6 +453,12 @@ class Conversion:
             if self.like:
                 break
         return self.like
+
+    def nothing_left(self, count: int) -> Fault:
+        """The fault of rows of which none comes out, with the reasons."""
+        why = "".join(f", {number} because {reason}" for reason, number in self.reasons.items())
+        cure = "another dataset, or other rows: dataset.path=<file, or org/name>"
+        return Fault(self.label, f"none of {count} rows is left{why}", "at least one", cure)
 
     def batch(self, columns: Mapping[str, list], places: Sequence[int]) -> dict[str, list]:
         """The converted batch; ``places`` are the numbers of its rows in messages."""
@@ -492,6 +499,7 @@ class Conversion:
         """Say what was left out, and raise what is refused."""
         for reason, count in self.left_out.items():
             log.warning("%s: %d rows left out: %s", self.label, count, reason)
+        self.reasons += self.left_out
         self.left_out.clear()
         faults, self.faults = self.faults, []
         if not faults:
@@ -499,7 +507,7 @@ class Conversion:
         of = f" of {self.total}" if self.total is not None else ""
         more = f", the first {SHOWN} are below" if len(faults) > SHOWN else ""
         cure = "mend them, or leave them out with dataset.bad_rows=drop"
-        summary = Fault(self.label, f"{len(faults)}{of} rows are bad{more}", cure=cure)
+        summary = Fault(self.label, f"{len(faults)}{of} rows are bad{more}", f"{self.layout.form} rows", cure)
         error = DataError([summary, *faults[:SHOWN]])
         if self.bad_rows != "drop":
             raise error

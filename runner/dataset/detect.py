@@ -120,12 +120,12 @@ def _check_given(columns: Sequence[str], given: Mapping[str, str], form: str | N
         raise DataError(faults)
 
 
-def misnamed(where: str, name: str, names: Iterable[str], cure: str = "{}") -> Fault:
-    """The fault of a name that is not among the names, with the nearest one as the cure."""
+def misnamed(where: str, name: str, names: Iterable[str], cure: str = "{}", otherwise: str = "") -> Fault:
+    """The fault of a name that is not among the names, with the nearest one as the cure, or else ``otherwise``."""
     names = list(names)
     close = get_close_matches(str(name), names, n=1)
-    expected = "one of " + ", ".join(names)
-    return Fault(where, repr(name), expected, cure.format(*close) if close else "")
+    otherwise = otherwise or cure.format("<one of them>")
+    return Fault(where, repr(name), "one of " + ", ".join(names), cure.format(*close) if close else otherwise)
 
 
 def _read_as(form: str, columns: Sequence[str], row: Mapping[str, Any], given: Mapping[str, str]) -> Layout | None:

@@ -2,7 +2,7 @@
 
 The bytes are looked at before a library reads them, because a bad line would otherwise come up as an
 error without file and line, as columns that are shifted, or as a crash of the interpreter. Standard
-library only; what the rows mean is found in ``detect``.
+library only, but for the footer of parquet files; what the rows mean is found in ``detect``.
 """
 
 import codecs
@@ -13,16 +13,18 @@ import json
 import re
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from glob import glob, has_magic
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from runner.errors import DataError, Fault
+from runner.content import HEAD, foreign, irregular, undecodable
+from runner.errors import DataError, EnvironmentFault, Fault
 from runner.files import shipped
 
 READERS = {
@@ -38,7 +40,10 @@ OPTIONS: dict[str, dict[str, object]] = {
     "csv": {"na_filter": False},  # an answer "None" or "NA" would be taken for nothing
     "parquet": {},
 }
-READABLE = "a file that ends in " + ", ".join(READERS) + "; .gz may follow"
+PACKED = (".gz", ".zst")
+READABLE = "a file that ends in " + ", ".join(READERS) + "; .gz or .zst may follow"
+CHOOSE = "dataset.path=<file, folder, pattern, or org/name>"
+WRAPPERS = ("data", "rows", "train", "examples", "instances", "records", "items", "dataset")
 SAVED_TO_DISK = {"dataset_dict.json", "state.json"}
 SHOWN = 5
 
@@ -53,8 +58,12 @@ class Files:
 
 
 def _suffix(path: Path) -> str:
-    """The suffix by which a file is read, below a .gz."""
-    return Path(path.name.removesuffix(".gz")).suffix.lower()
+    """The suffix by which a file is read, below a .gz or .zst."""
+    return Path(_unpacked(path.name)).suffix.lower()
+
+
+def _unpacked(name: str) -> str:
+    return name[: name.rindex(".")] if name.lower().endswith(PACKED) else name
 
 
 # --- Which files --------------------------------------------------------------------------------
@@ -67,9 +76,11 @@ def find_files(path: str) -> Files | None:
     split of its name, shards (``train-00000-of-00002``) being one.
     """
     if not path.strip():
-        raise DataError(Fault("dataset.path", "no path", READABLE + ", or a name on the hub"))
+        raise DataError(Fault("dataset.path", "no path", READABLE + ", or a name on the hub", CHOOSE))
     place = Path(shipped(path)).expanduser()
-    if has_magic(str(place)):
+    if odd := irregular(place):
+        raise DataError(Fault(path, odd.found, READABLE, f"{odd.cure}, or {CHOOSE}"))
+    if has_magic(str(place)) and not place.exists():
         return _one_kind(path, {"train": _matches(path, str(place))})
     if place.is_dir():
         return _one_kind(path, _splits_in(path, place))
@@ -83,7 +94,7 @@ def find_files(path: str) -> Files | None:
 def _matches(path: str, pattern: str) -> list[Path]:
     found = sorted(file for file in map(Path, glob(pattern, recursive=True)) if file.is_file())
     if not found:
-        raise DataError(Fault(path, "no file matches the pattern", READABLE))
+        raise DataError(Fault(path, "no file matches the pattern", READABLE, CHOOSE))
     return found
 
 
@@ -97,18 +108,18 @@ def _splits_in(path: str, folder: Path) -> dict[str, list[Path]]:
         files = sorted(file for file in place.glob("*") if _suffix(file) in READERS)
         if files:
             return {name: [f for f in files if _split(f) == name] for name in map(_split, files)}
-    raise DataError(Fault(path, f"a folder with {_listed(names)}", READABLE))
+    raise DataError(Fault(path, f"a folder with {_listed(names)}", READABLE, CHOOSE))
 
 
 def _split(file: Path) -> str:
-    stem = file.name.removesuffix(".gz").removesuffix(_suffix(file))
+    stem = Path(_unpacked(file.name)).stem
     return re.sub(r"\W", "_", re.sub(r"-\d+-of-\d+$", "", stem))
 
 
 def _one_kind(path: str, splits: Mapping[str, list[Path]]) -> Files:
     suffixes = sorted({_suffix(file) for files in splits.values() for file in files})
     if not set(suffixes) <= set(READERS):
-        raise DataError(Fault(path, "a file of another kind", READABLE))
+        raise DataError(_unreadable(path, next(file for files in splits.values() for file in files)))
     kinds = {(READERS[suffix], suffix == ".tsv") for suffix in suffixes}
     if len(kinds) > 1:
         cure = f"dataset.path='{path.rstrip('/')}/*{suffixes[0]}'"
@@ -118,14 +129,21 @@ def _one_kind(path: str, splits: Mapping[str, list[Path]]) -> Files:
     return Files(reader, {name: list(map(str, files)) for name, files in splits.items()}, options)
 
 
+def _unreadable(path: str, file: Path) -> Fault:
+    """The fault of a file whose suffix no reader has; a pickle is called one."""
+    odd = foreign(_head_of(file), file.name)
+    found = odd.found if odd and "pickle" in odd.found else f"a file of another kind: {file.suffix or 'no suffix'}"
+    return Fault(path, found, READABLE, f"save its rows as {file.stem}.jsonl or {file.stem}.csv")
+
+
 def _missing(path: str, place: Path) -> Fault:
     """What is there instead: the nearest name beside it, or the first folder that is missing."""
     for folder in reversed(place.parents):
         if not folder.is_dir():
-            return Fault(path, f"there is no folder {folder}", READABLE)
+            return Fault(path, f"there is no folder {folder}", READABLE, CHOOSE)
     names = sorted(file.name for file in place.parent.iterdir())
     close = get_close_matches(place.name, names, n=1)
-    cure = f"dataset.path={path.removesuffix(place.name)}{close[0]}" if close else ""
+    cure = f"dataset.path={path.removesuffix(place.name)}{close[0]}" if close else CHOOSE
     return Fault(path, f"there is no {place.name}", f"one of {_listed(names)}", cure)
 
 
@@ -144,56 +162,123 @@ def header_of(files: Files) -> list[str]:
 # --- Which bytes --------------------------------------------------------------------------------
 
 
-def check_files(files: Files, limit: int | None = None) -> None:
-    """Raise DataError with file and line for what cannot be read; of each file ``limit`` lines."""
+def check_files(files: Files, limit: int | None = None, most: int | None = None) -> None:
+    """Raise DataError with file and line for what cannot be read; of each file ``limit`` lines or ``most`` bytes."""
     paths = [Path(name) for names in files.splits.values() for name in names]
-    faults = (fault for path in paths for fault in _faults(path, files.reader, limit))
+    if locked := [path for path in paths if path.suffix == ".zst" and find_spec("zstandard") is None]:
+        found, cure = "zstandard data, and that package is missing", "pip install zstandard"
+        raise EnvironmentFault(Fault(str(locked[0]), found, "the package zstandard", cure))
+    faults = (fault for path in paths for fault in _faults(path, files.reader, limit, most))
     shown = list(islice(faults, SHOWN))
     if shown:
         raise DataError(shown)
 
 
-def _faults(path: Path, reader: str, limit: int | None) -> Iterator[Fault]:
+def read_rows(path: Path, reader: str, first: int | None = None) -> list[dict[str, Any]]:
+    """The rows of a file that was checked, as its reader would give them, but for the types of its columns.
+
+    Of JSON lines ``first`` reads only so many.
+    """
+    if reader == "parquet":
+        from pyarrow import parquet
+
+        return parquet.read_table(path).to_pylist()
+    with _open(path) as file:
+        if reader == "csv":
+            header, *records = _records(file, path)
+            return [dict(zip(header, record, strict=True)) for record in records if record]
+        if first is not None and _suffix(path) != ".json":
+            return [json.loads(line) for line in islice(file, first) if line.strip()]
+        lines = [line for line in file.read().decode("utf-8-sig").split("\n") if line.strip()]
+    if _suffix(path) == ".json" and (lines[0].lstrip().startswith("[") or _as_json(lines[0].encode()) is None):
+        return json.loads("\n".join(lines))
+    return [json.loads(line) for line in lines]
+
+
+def _faults(path: Path, reader: str, limit: int | None, most: int | None) -> Iterator[Fault]:
+    again = f"copy or download {path.name} again"
     try:
+        odd = foreign(_head_of(path), path.name)
+        if odd and not (reader == "parquet" and odd.found.startswith("parquet")) and not _is_packed_so(path, odd.found):
+            yield Fault(str(path), odd.found, _EXPECTED[reader], odd.cure)
+            return
         with _open(path) as file:
-            if file.peek(1).startswith(b"version https://git-lfs"):
-                cure = f"git lfs pull --include '*{path.name}'"
-                yield Fault(str(path), "a pointer that git-lfs left", "the file itself", cure)
-            else:
-                yield from _CHECKS[reader](file, path, limit)
+            yield from _CHECKS[reader](file, path, limit, most)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        yield Fault(str(path), f"broken gzip data: {error}", "a whole .gz file")
-    except UnicodeDecodeError:
-        cure = "iconv -f <its encoding> -t utf-8"
-        yield Fault(str(path), "bytes that are not UTF-8", "UTF-8", cure)
+        kind = "gzip" if path.suffix.lower() == ".gz" else "zstandard"
+        yield Fault(str(path), f"broken {kind} data: {error}", f"a whole {path.suffix} file", again)
+    except UnicodeDecodeError as error:
+        odd = undecodable(error.object, path.name)
+        yield Fault(str(path), odd.found, "UTF-8", odd.cure)
+    except PermissionError:
+        found, expected = "you have no permission to read it", "a file that this process may read"
+        yield Fault(str(path), found, expected, f"chmod +r {path}")
+
+
+def _head_of(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(HEAD)
+
+
+def _is_packed_so(path: Path, found: str) -> bool:
+    """Whether a file is packed in the way that its name says."""
+    return found.startswith({".gz": "gzip", ".zst": "zstandard"}.get(path.suffix.lower(), "?"))
 
 
 @contextmanager
 def _open(path: Path) -> Iterator[io.BufferedReader]:
     with open(path, "rb") as file:
-        if path.suffix == ".gz":
+        if path.suffix.lower() == ".gz":
             with io.BufferedReader(gzip.GzipFile(fileobj=file)) as unpacked:
                 yield unpacked
+        elif path.suffix.lower() == ".zst":
+            yield io.BufferedReader(io.BytesIO(_unzstd(file)))
         else:
             yield file
 
 
-def _check_json(file: io.BufferedReader, path: Path, limit: int | None) -> Iterator[Fault]:
+def _unzstd(file: io.BufferedReader) -> bytes:
+    import zstandard
+
+    try:
+        return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True).read()
+    except zstandard.ZstdError as error:
+        raise EOFError(str(error)) from error
+
+
+def _lines(file: Iterable[bytes], limit: int | None, most: int | None) -> Iterator[tuple[int, bytes]]:
+    """Numbered lines, until there were so many, or so many bytes."""
+    size = 0
+    for number, line in enumerate(islice(file, limit), 1):
+        yield number, line
+        size += len(line)
+        if most is not None and size > most:
+            return
+
+
+def _check_json(file: io.BufferedReader, path: Path, limit: int | None, most: int | None) -> Iterator[Fault]:
     """Faults of rows that stand one in a line, or in a .json file also as one list."""
     first = next((line for line in file if line.strip()), b"")
     file.seek(0)
     one_document = first.lstrip().startswith(b"[") or _as_json(first) is None
     if _suffix(path) == ".json" and first and one_document:
-        yield from _check_document(file.read(), path)
+        if most is None or path.stat().st_size <= most:
+            yield from _check_document(file.read(), path)
         return
-    rows = 0
-    for number, line in enumerate(islice(file, limit), 1):
+    if first.lstrip().startswith(b"["):
+        cure = f"mv {path.name} {path.stem}.json  (if it is one list of rows)"
+        yield Fault(f"{path}:1", f"a list: {_quoted(first.strip())}", _EXPECTED["json"], cure)
+        return
+    rows, wrapped = 0, _as_json(first) if first else None
+    for number, line in _lines(file, limit, most):
         if line.strip():
             rows += 1
-            if fault := _line_fault(line, f"{path}:{number}"):
+            if fault := _line_fault(line, path, number):
                 yield fault
     if not rows:
         yield _no_rows(path)
+    elif rows == 1 and isinstance(wrapped, dict) and _is_wrapper(wrapped):
+        yield _wrapped(wrapped, path)
 
 
 def _as_json(line: bytes) -> object:
@@ -203,68 +288,126 @@ def _as_json(line: bytes) -> object:
         return None
 
 
-def _line_fault(line: bytes, where: str) -> Fault | None:
-    expected = "one JSON object in each line"
+def _line_fault(line: bytes, path: Path, number: int) -> Fault | None:
+    where, expected = f"{path}:{number}", "one JSON object in each line"
+    mend = f"sed -n {number}p {path.name}  (to see it, and mend it or delete it)"
     try:
         value = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError:
-        cure = "iconv -f <its encoding> -t utf-8"
-        return Fault(where, "bytes that are not UTF-8", "UTF-8", cure)
-    except ValueError as error:
-        return Fault(where, f"no JSON: {error}", expected)
-    return None if isinstance(value, dict) else Fault(where, f"{line.strip()[:40]!r}", expected)
+        odd = undecodable(line, path.name)
+        return Fault(where, odd.found, "UTF-8", odd.cure)
+    except (ValueError, RecursionError) as error:
+        return Fault(where, f"no JSON: {error}", expected, mend)
+    if not isinstance(value, dict):
+        return Fault(where, _quoted(line.strip()), expected, mend)
+    if b"\\u" in line and not _is_text(value):
+        found, expected = "half a surrogate pair, which is no character", "whole characters"
+        return Fault(where, found, expected, mend)
+    return None
+
+
+def _quoted(line: bytes) -> str:
+    return repr(line[:40].decode(errors="replace"))
+
+
+def _is_text(value: object) -> bool:
+    """Whether every text inside can be written as UTF-8."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_wrapper(value: Mapping[str, Any]) -> bool:
+    """Whether an object is no row but holds the rows under a name that people give to all of them."""
+    lists = [value[name] for name in WRAPPERS if isinstance(value.get(name), list)]
+    return any(entry and isinstance(entry[0], dict) for entry in lists)
+
+
+def _wrapped(value: Mapping[str, Any], path: Path) -> Fault:
+    keys = ", ".join(list(value)[:5])
+    name = next((name for name, entry in value.items() if isinstance(entry, list)), "data")
+    cure = f"save the list of rows by itself: jq -c '.{name}[]' {path.name} > rows.jsonl"
+    return Fault(str(path), f"one object with the keys {keys}", "a list of objects, or one object in each line", cure)
 
 
 def _check_document(text: bytes, path: Path) -> Iterator[Fault]:
     expected = "a list of objects, or one object in each line"
+    mend = f"mend {path.name}, or make one object in each line: jq -c '.[]' {path.name} > rows.jsonl"
     try:
-        value = json.loads(text)
+        value = json.loads(text.decode("utf-8-sig"))
     except json.JSONDecodeError as error:
-        yield Fault(f"{path}:{error.lineno}", f"no JSON: {error}", expected)
+        yield Fault(f"{path}:{error.lineno}", f"no JSON: {error}", expected, mend)
         return
     if isinstance(value, dict):
-        keys = ", ".join(list(value)[:5])
-        cure = "save the list of rows by itself"
-        yield Fault(str(path), f"one object with the keys {keys}", expected, cure)
+        yield _wrapped(value, path)
     elif not value:
         yield _no_rows(path)
     else:
         wrong = ((place, row) for place, row in enumerate(value) if not isinstance(row, dict))
-        yield from (Fault(f"{path} row {place}", repr(row)[:40], expected) for place, row in wrong)
+        for place, row in wrong:
+            yield Fault(f"{path} row {place}", json.dumps(row)[:40], expected, f"delete row {place}, or mend it")
 
 
-def _check_csv(file: io.BufferedReader, path: Path, limit: int | None) -> Iterator[Fault]:
+def _check_csv(file: io.BufferedReader, path: Path, limit: int | None, most: int | None) -> Iterator[Fault]:
     """Faults of records that have another number of fields than the header."""
-    records = _records(file, path)
+    if file.peek(1)[:1] in (b"{", b"["):
+        found, cure = f"json in a {_suffix(path)} file", f"mv {path.name} {path.stem}.jsonl"
+        yield Fault(str(path), found, _EXPECTED["csv"], cure)
+        return
+    records = _records((line for _, line in _lines(file, None, most)), path)
     rows, previous = 0, csv.field_size_limit(sys.maxsize)  # one field may hold a whole document
     try:
         header = next(records, [])
+        if len(header) == 1 and (other := re.fullmatch(r"\w+(?:([;|\t])\w+)+", header[0])):
+            expected = f"{_EXPECTED['csv']}, or tabs in a .tsv file"
+            cure = f"save it with commas, or with tabs as {path.stem}.tsv"
+            yield Fault(f"{path}:1", f"one column {header[0]!r}, cut by {other[1]!r}", expected, cure)
+            return
         for name in sorted({name for name in header if header.count(name) > 1}):
-            yield Fault(f"{path}:1", f"the column {name!r} twice", "each name once")
+            yield Fault(f"{path}:1", f"the column {name!r} twice", "each name once", "rename one of the two")
         for record in islice(records, limit):
             rows += bool(record)
             if record and len(record) != len(header):
-                where = f"{path}:{records.line_num}"
-                yield Fault(where, f"{len(record)} fields", f"{len(header)}, as in the header")
+                yield _ragged(record, header, f"{path}:{records.line_num}")
     except csv.Error as error:
-        yield Fault(f"{path}:{records.line_num}", str(error), "comma-separated values")
+        cure = f"sed -n {records.line_num}p {path.name}  (to see it, and mend it)"
+        yield Fault(f"{path}:{records.line_num}", str(error), _EXPECTED["csv"], cure)
     finally:
         csv.field_size_limit(previous)
     if not rows:
         yield _no_rows(path)
 
 
-def _records(file: io.BufferedReader, path: Path, errors: str = "strict") -> Any:
-    lines = codecs.iterdecode(file, "utf-8-sig", errors)
-    return csv.reader(lines, delimiter="\t" if _suffix(path) == ".tsv" else ",")
+def _ragged(record: list[str], header: list[str], where: str) -> Fault:
+    cure = 'quote fields that hold commas or lines: "a, b"'
+    return Fault(where, f"{len(record)} fields", f"{len(header)}, as in the header", cure)
 
 
-def _check_parquet(file: io.BufferedReader, path: Path, limit: int | None) -> Iterator[Fault]:
-    """The mark that stands at both ends of a whole parquet file; its reader checks the rest."""
+def _records(lines: Iterable[bytes], path: Path, errors: str = "strict") -> Any:
+    text = codecs.iterdecode(lines, "utf-8-sig", errors)
+    return csv.reader(text, delimiter="\t" if _suffix(path) == ".tsv" else ",")
+
+
+def _check_parquet(file: io.BufferedReader, path: Path, limit: int | None, most: int | None) -> Iterator[Fault]:
+    """The mark that stands at both ends of a whole parquet file, and its footer; its reader checks the rest."""
+    again = f"copy or download {path.name} again"
     size = file.seek(0, io.SEEK_END)
     ends = [_bytes_at(file, 0), _bytes_at(file, max(0, size - 4))]
     if ends != [b"PAR1", b"PAR1"]:
-        yield Fault(str(path), f"a file that begins with {ends[0]!r}", "a whole parquet file")
+        found = f"a file that begins with {_quoted(ends[0])} and ends with {_quoted(ends[1])}"
+        yield Fault(str(path), found, "a whole parquet file, PAR1 at both ends", again)
+        return
+    from pyarrow import ArrowException, parquet
+
+    try:
+        rows = parquet.read_metadata(path).num_rows
+    except (ArrowException, OSError) as error:
+        yield Fault(str(path), f"a broken footer: {str(error).splitlines()[0]}", "a whole parquet file", again)
+        return
+    if not rows:
+        yield _no_rows(path)
 
 
 def _bytes_at(file: io.BufferedReader, place: int) -> bytes:
@@ -273,7 +416,12 @@ def _bytes_at(file: io.BufferedReader, place: int) -> bytes:
 
 
 def _no_rows(path: Path) -> Fault:
-    return Fault(str(path), "no rows", "at least one")
+    return Fault(str(path), "no rows", "at least one", f"copy or download {path.name} again, or {CHOOSE}")
 
 
 _CHECKS = {"json": _check_json, "csv": _check_csv, "parquet": _check_parquet}
+_EXPECTED = {
+    "json": "one JSON object in each line",
+    "csv": "comma-separated values",
+    "parquet": "a whole parquet file",
+}

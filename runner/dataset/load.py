@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from glob import escape
 from typing import Any, Literal
 
 import numpy as np
@@ -28,8 +29,9 @@ from datasets import (
 )
 from datasets.exceptions import DatasetGenerationError
 
+from runner.dataset.asked import check_cut, check_words, read_cuts, read_limits
 from runner.dataset.convert import CONVERT_VERSION, TURN_EXTRAS, Conversion, Layout
-from runner.dataset.detect import kept_columns, misnamed, read_layout
+from runner.dataset.detect import kept_columns, read_layout
 from runner.dataset.disk import Files, check_files, find_files, header_of
 from runner.dataset.step import Step, first_made, key_of_steps, to_steps
 from runner.errors import DataError, EnvironmentFault, Fault
@@ -56,7 +58,6 @@ Role = Literal[
 STREAM_BUFFER = 10_000  # rows of a stream that are shuffled among each other
 STREAM_HEAD = 1_000  # lines of a streamed file that are checked before it is read
 BATCH = 1_000
-BAD_ROWS = ("refuse", "drop")
 
 
 def load_rows(
@@ -88,13 +89,13 @@ def load_rows(
 
     Raises DataError with every bad row of a split; ``bad_rows="drop"`` tells and leaves them out.
     """
-    train, evals = _cuts(split)
+    train, evals = read_cuts(split)
     limits = read_limits(limit)
     files = find_files(path)
-    _check_words(files, bad_rows, config=config, revision=revision)
+    check_words(files, bad_rows, config=config, revision=revision)
     reading = Reading(form, dict(columns or {}), system, bad_rows, to, keep, to_steps(map))
     with _local_main_process_first():
-        source = _open_source(path, files, config, revision, streaming)
+        source = open_source(path, files, config, revision, streaming)
         order = seed if shuffle else None
         rows = source.read("train", train, limits["train"], order, reading) if train else None
         held_out = {name: source.read("eval", cut, limits["eval"], None, reading) for name, cut in evals.items()}
@@ -116,44 +117,6 @@ class Reading:
     steps: tuple[Step, ...] = ()
 
 
-# --- What was asked for -------------------------------------------------------------------------
-
-
-def _cuts(split: Mapping[str, Any] | None) -> tuple[str | None, dict[str, str]]:
-    """The slice to train on, and the slices to hold out by name; a single one has the name ""."""
-    split = {"train": "train"} if split is None else split
-    if odd := [name for name in split if name not in ("train", "eval")]:
-        raise DataError(misnamed("dataset.split", odd[0], ("train", "eval")))
-    evals = split.get("eval")
-    evals = evals if isinstance(evals, Mapping) else {"": evals}
-    return split.get("train"), {name: cut for name, cut in evals.items() if cut}
-
-
-def read_limits(limit: Mapping[str, int | None] | None) -> dict[str, int | None]:
-    """The most rows of ``train`` and of ``eval``, None where all are wanted."""
-    limits = {"train": None, "eval": None} | dict(limit or {})
-    faults = [
-        Fault(f"dataset.limit.{name}", str(count), "a whole number above 0, or null")
-        for name, count in limits.items()
-        if count is not None and (not isinstance(count, int) or count < 1)
-    ]
-    if faults:
-        raise DataError(faults)
-    return limits
-
-
-def _check_words(files: Files | None, bad_rows: str, **hub_only: str | None) -> None:
-    faults = [
-        Fault(f"dataset.{name}", repr(value), "null, because only the hub has them")
-        for name, value in hub_only.items()
-        if value and files
-    ]
-    if bad_rows not in BAD_ROWS:
-        faults.append(misnamed("dataset.bad_rows", bad_rows, BAD_ROWS))
-    if faults:
-        raise DataError(faults)
-
-
 # --- Where rows come from -----------------------------------------------------------------------
 
 
@@ -168,31 +131,22 @@ class Source:
 
     def read(self, use: str, cut: str, limit: int | None, seed: int | None, reading: Reading) -> Rows:
         """The rows of one slice, in the form that ``reading`` asks for."""
-        self._check(use, cut)
+        self.check(use, cut)
         label = f"{self.path} {cut}"
         if self.streams is not None:
             return _read_stream(self.streams[cut], limit, seed, reading, label)
-        with _told(self.path, f"dataset.split.{use}"):
+        with told(self.path, f"dataset.split.{use}"):
             rows = self.builder.as_dataset(split=cut)
         rows, places = _ordered(rows, limit, seed)
         return convert_rows(rows, reading, label, places, seed)
 
-    def _check(self, use: str, cut: str) -> None:
+    def check(self, use: str, cut: str) -> None:
         """Refuse splits that are not there, and slices where rows only flow past."""
-        where = f"dataset.split.{use}"
-        for part in cut.split("+"):
-            name, bracket, _ = part.strip().partition("[")
-            if name not in self.splits:
-                fault = misnamed(where, name, self.splits, where + "={}")
-                cure = fault.cure or f"{where}='{self.splits[0]}[90%:]'"
-                raise DataError(Fault(where, f"{name!r} in {self.path}", fault.expected, cure))
-            if self.streams is not None and (bracket or part != cut):
-                cure = f"dataset.limit.{use}=<rows>, or dataset.streaming=false"
-                raise DataError(Fault(where, cut, "a whole split of a stream", cure))
+        check_cut(f"dataset.split.{use}", cut, self.splits, self.path, streaming=self.streams is not None)
 
 
-def _open_source(path: str, files: Files | None, config: str | None, revision: str | None, streaming: bool) -> Source:
-    with _told(path):
+def open_source(path: str, files: Files | None, config: str | None, revision: str | None, streaming: bool) -> Source:
+    with told(path):
         builder = _file_builder(files) if files else load_dataset_builder(path, config, revision=revision)
         if streaming:
             if files:
@@ -202,19 +156,33 @@ def _open_source(path: str, files: Files | None, config: str | None, revision: s
         if files and not os.path.exists(builder.cache_dir):  # else they were checked, and are unchanged
             check_files(files)
         builder.download_and_prepare()
+        if files and files.reader == "json" and (features := _unmixed(builder.info.features)):
+            builder = _file_builder(files, features)
+            builder.download_and_prepare()
     return Source(path, builder, tuple(builder.info.splits))
 
 
-def _file_builder(files: Files) -> DatasetBuilder:
+def _file_builder(files: Files, features: Features | None = None) -> DatasetBuilder:
     """The reader of local files; csv has no types, and what is text must not become numbers."""
-    header = header_of(files) if files.reader == "csv" else []
-    features = Features({name: Value("string") for name in header}) if header else None
+    if files.reader == "csv" and (header := header_of(files)):
+        features = Features({name: Value("string") for name in header})
     options = dict(files.options) | ({"features": features} if features else {})
-    return load_dataset_builder(files.reader, data_files=dict(files.splits), **options)
+    paths = {name: [escape(path) for path in paths] for name, paths in files.splits.items()}  # datasets takes patterns
+    return load_dataset_builder(files.reader, data_files=paths, **options)
+
+
+def _unmixed(features: Features) -> Features | None:
+    """Types under which every value of JSON comes back as it was; None where these ones do.
+
+    Where a part of a column is of several types, such as text in one turn and a list in the next, datasets takes texts
+    for JSON: "2" would come back as a number. As one piece of JSON, a column keeps them.
+    """
+    mixed = [name for name, kind in features.items() if not isinstance(kind, Json) and "Json(" in repr(kind)]
+    return Features(features | dict.fromkeys(mixed, Json())) if mixed else None
 
 
 @contextmanager
-def _told(path: str, where: str = "dataset.path") -> Iterator[None]:
+def told(path: str, where: str = "dataset.path") -> Iterator[None]:
     """The errors of datasets, told as faults of the config or of the connection."""
     try:
         yield
@@ -339,7 +307,7 @@ def _raise_all(conversion: Conversion, rows: Dataset, places: Sequence[int]) -> 
     """Where no row comes out, say why of each, or that none is left."""
     for start in range(0, len(rows), BATCH):
         conversion.batch(rows[start : start + BATCH], places[start : start + BATCH])
-    raise DataError(Fault(conversion.label, f"none of {len(rows)} rows is left", "at least one"))
+    raise DataError(conversion.nothing_left(len(rows)))
 
 
 def _conversion_key(rows: Dataset, conversion: Conversion) -> str:

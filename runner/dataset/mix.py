@@ -15,8 +15,9 @@ from datasets import (
     interleave_datasets,
 )
 
+from runner.dataset.asked import check_weights, read_limits
 from runner.dataset.detect import misnamed
-from runner.dataset.load import STREAM_BUFFER, Rows, mix_labels, read_limits
+from runner.dataset.load import STREAM_BUFFER, Rows, mix_labels
 from runner.errors import DataError, Fault
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ def mix_rows(
     thrown away, and the shares hold to the end. Without weights every row comes once.
     ``limit`` counts mixed rows (``train``) and the rows of each held-out set (``eval``).
     """
-    _check_weights(parts, weights)
+    check_weights(parts, weights)
     limits = read_limits(limit)
     # Every part hands over what it has, because a reward may concern the rows of one part only.
     wanted = None if to == "prompt" else keep
@@ -61,21 +62,6 @@ def mix_rows(
         for name, rows in _named(held_out)
     }
     return _head(mixed, limits["train"]), evals or None
-
-
-def _check_weights(parts: Mapping[str, Part], weights: Mapping[str, float] | None) -> None:
-    faults = [] if parts else [Fault("dataset.parts", "no parts", "at least one")]
-    for name, weight in (weights or {}).items():
-        if name not in parts:
-            faults.append(misnamed("dataset.weights", name, parts, "dataset.weights.{}=" + str(weight)))
-        elif not weight > 0:
-            faults.append(Fault(f"dataset.weights.{name}", str(weight), "a number above 0"))
-    for name in parts:
-        if weights and name not in weights:
-            where = f"dataset.weights.{name}"
-            faults.append(Fault(where, "no weight", "one for every part, or none", f"{where}=1"))
-    if faults:
-        raise DataError(faults)
 
 
 def _only(trains: Mapping[str, Rows], names: Iterable[str], keep: Sequence[str]) -> dict[str, Rows]:

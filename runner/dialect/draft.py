@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from runner.check.secret import LOGIN_KEY, SECRET_KEY, looks_secret
 from runner.files import MENU
+from runner.secret import LOGIN_KEY, SECRET_KEY, looks_secret
 from runner.signature import Signature, read_signature
 
 MAPPED, SAME, NOTHING, MACHINE = "mapped", "same by default", "no equivalent", "ignored (machine, not experiment)"

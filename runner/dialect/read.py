@@ -14,8 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from runner.bound import DIGITS, check_size, parse_yaml
 from runner.errors import ConfigError, Fault
 
 DIALECTS = {
@@ -76,6 +75,7 @@ def read_file(path: Path, dialect: str | None = None) -> Reading:
         cure = f"dialect={next(iter(DIALECTS))}"
         raise ConfigError(Fault("dialect", dialect, f"one of {', '.join(DIALECTS)}", cure))
     try:
+        check_size(path)
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(Fault(str(path), str(error), "a configuration", "python -m runner import <file>")) from None
@@ -115,14 +115,14 @@ def plain(value: Any) -> Any:
     words = {"true": True, "false": False, "none": None, "null": None}
     if value.lower() in words:
         return words[value.lower()]
-    if re.fullmatch(r"[+-]?\d+", value):
+    if re.fullmatch(r"[+-]?\d+", value) and len(value) <= DIGITS:
         return int(value)
     if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", value, re.I):
         return float(value)
     if value[:1] in "{[" and value[-1:] in "}]":
         try:
             return plain(json.loads(value))
-        except ValueError:
+        except (ValueError, RecursionError):
             return value
     return value
 
@@ -137,10 +137,7 @@ def _is_script(path: Path, text: str) -> bool:
 
 
 def _read_mapping(path: Path, text: str) -> dict[str, Any]:
-    try:
-        keys = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(Fault(str(path), " ".join(str(error).split())[:200], "YAML or JSON")) from None
+    keys = parse_yaml(text, str(path))
     if not isinstance(keys, dict):
         raise ConfigError(Fault(str(path), f"a {type(keys).__name__}", "keys with values"))
     return {str(key): value for key, value in keys.items()}
@@ -203,6 +200,7 @@ def _beside(path: Path, name: str) -> str:
     """The text of a file that a script names, from here or from beside the script."""
     for place in (Path(name), path.parent / name, path.parent / Path(name).name):
         if place.is_file():
+            check_size(place)
             return place.read_text(encoding="utf-8")
     raise ConfigError(Fault(str(path), f"it reads {name}, which is not there", "that file", f"import {name} itself"))
 

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from runner.errors import ConfigError, EnvironmentFault, Fault
@@ -17,6 +19,19 @@ def check_harness() -> None:
     if importlib.util.find_spec("lm_eval") is None:
         found, cure = "lm-evaluation-harness is not installed", 'pip install "runner[eval]"'
         raise EnvironmentFault(Fault("evaluate=lm_eval", found, "the package lm-eval", cure))
+
+
+def find_code(folder: Path) -> list[Path]:
+    """The files of tasks that name Python functions, which the library would import from beside them and call."""
+    files = [file for suffix in ("yaml", "yml") for file in sorted(folder.rglob(f"*.{suffix}"))]
+    return [file for file in files if re.search(rb"!function|^\s*(class|custom_dataset)\s*:", file.read_bytes(), re.M)]
+
+
+def check_tasks(folder: Path, trusted: bool) -> None:
+    """Raise ConfigError where a folder of tasks brings code of its own that nobody has vouched for."""
+    for file in () if trusted else find_code(folder):
+        found, cure = f"{file} names Python functions", "trust_remote_code=true  (if you trust who wrote them)"
+        raise ConfigError(Fault("include", f"{found}, which would run", "tasks in YAML alone", cure))
 
 
 def run_tasks(

@@ -12,7 +12,7 @@ from typing import Any
 
 from runner.config import asked_for, build, serve
 from runner.errors import ConfigError, Fault, FolderError
-from runner.files import SEAL, read_json, sha256, verify
+from runner.files import SEAL, damage_of, read_json, sha256, told
 from runner.report.table import shown
 from runner.run import Run, last_checkpoint, sealed_checkpoints
 
@@ -60,7 +60,15 @@ def find_weights(run: Run | None, wish: str | None) -> Weights:
 
 
 def _model(run: Run) -> Weights | None:
-    return Weights("model", run.model) if run.model.is_dir() else None
+    return Weights("model", whole(run.model)) if run.model.is_dir() else None
+
+
+def whole(folder: Path) -> Path:
+    """The same sealed folder; FolderError with every file that is not as it was sealed."""
+    if damage := damage_of(folder):
+        cure = "the command that made the run, which mends it from a checkpoint, or checkpoint=last"
+        raise FolderError(Fault(shown(folder), f"damaged: {told(damage)}", "the files that were sealed", cure))
+    return folder
 
 
 def _last(run: Run) -> Weights | None:
@@ -73,15 +81,16 @@ def _best(run: Run) -> Weights | None:
     newest = last_checkpoint(run, clean=False)
     named = (read_json(newest / "trainer_state.json") or {}).get("best_model_checkpoint") if newest else None
     folder = run.checkpoints / Path(named).name if named else None
-    return Weights(folder.name, folder) if folder and verify(folder) else None
+    return Weights(folder.name, folder) if folder and not damage_of(folder) else None
 
 
 def _of_step(run: Run, step: int) -> Weights:
     folder = run.checkpoints / f"checkpoint-{step}"
-    if verify(folder):
+    damage = damage_of(folder)
+    if not damage:
         return Weights(folder.name, folder)
     there = [path.name.rpartition("-")[2] for path in sealed_checkpoints(run)]
-    found = f"checkpoint {step} is {'damaged' if folder.is_dir() else 'not there'}"
+    found = f"checkpoint {step} is {f'damaged: {told(damage)}' if folder.is_dir() else 'not there'}"
     cure = f"checkpoint={there[-1]}" if there else "checkpoint=model"
     raise FolderError(Fault(shown(run.checkpoints), found, f"one of {', '.join(there) or 'none'}", cure))
 

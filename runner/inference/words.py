@@ -236,8 +236,8 @@ def _laid(cfg: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
 def _check(cfg: Mapping[str, Any], words: Sequence[str], parts: Sequence[str], folders: Sequence[Path]) -> None:
     """Raise ConfigError with everything that is wrong with the parts that are used, as before a training."""
     used = {key: cfg.get(key) for key in (*parts, *SETTINGS, "seed")}
-    allowed = tuple(cfg["allow"])
     typed = {_key(word) for word in words}
+    allowed = tuple(cfg["allow"]) if "allow" in typed else ()
     faults = check(used, menu=config.read_menu(folders), allow=allowed, typed=typed)
     # A trainer is what nobody needs here.
     if faults := [fault for fault in faults if fault.where != "trainer"]:
@@ -251,4 +251,13 @@ def _name_of_data(options: Mapping[str, Any], words: Sequence[str], cfg: Mapping
     name = Path(options["file"]).name.partition(".")[0] if "file" in options else option
     if name in ("", "hub", "local"):
         name = path.rstrip("/").rpartition("/")[2].partition(".")[0]
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "rows"
+    return in_a_name(name) or "rows"
+
+
+def in_a_name(text: str) -> str:
+    """A text as a part of a file's name, with no letter in it that leads elsewhere.
+
+    >>> in_a_name("../easy rows")
+    'easy-rows'
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")

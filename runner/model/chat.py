@@ -5,8 +5,9 @@ The templates are the files in ``template/``. Which rows are chats is the datase
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
-from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
@@ -14,28 +15,21 @@ from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import get_training_chat_template, has_generation_markers, supports_tool_calling
 
 from runner.errors import ConfigError, Fault
-from runner.files import shipped
+from runner.model.jinja import ANSWER, KEY, PROBE, find_answer_faults, no_rendering, read_template, template_names
 
-SHELF = Path(__file__).parent / "template"
-KEY = "model.tokenizer.chat_template"
-ANSWER = "probe"
-PROBE = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
+OWN = "the tokenizer's own template"
 
 log = logging.getLogger(__name__)
 
 
-def template_names() -> list[str]:
-    """The templates that ship, as ``chat_template`` names them."""
-    return sorted(file.stem for file in SHELF.glob("*.jinja"))
-
-
-def read_template(name: str) -> str:
-    """The text of a shipped template (``plain``, ``chatml``, ``react``, ``hermes``) or of a ``.jinja`` file."""
-    file = Path(shipped(name)) if name.endswith(".jinja") else SHELF / f"{name}.jinja"
-    if not file.is_file():
-        choices = f"{', '.join(template_names())}, or the path of a .jinja file"
-        raise ConfigError(Fault(KEY, f"no template {name}", choices, f"{KEY}=plain"))
-    return file.read_text(encoding="utf-8")
+def tokenizer_hash(tokenizer: Any) -> str:
+    """A hash of what a tokenizer makes of any text or chat; equal however it was used before."""
+    inner = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
+    backend = getattr(inner, "backend_tokenizer", None)
+    parts = json.loads(backend.to_str()) if backend else {"vocab": inner.get_vocab()}
+    lasting = {name: part for name, part in parts.items() if name not in ("truncation", "padding")}
+    words = [lasting, inner.special_tokens_map, inner.chat_template]
+    return hashlib.sha256(json.dumps(words, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def set_template(tokenizer: PreTrainedTokenizerBase, name: str | None) -> None:
@@ -104,12 +98,6 @@ def _try_template(tokenizer: PreTrainedTokenizerBase, name: str | None) -> None:
     try:
         text: Any = tokenizer.apply_chat_template(PROBE, tokenize=False)
     except (TemplateError, OverflowError) as error:  # the sandbox refuses long loops by the latter
-        line = f", line {error.lineno}" if getattr(error, "lineno", None) else ""
-        found = f"{name or 'its own template'}{line}: {error}"
-        raise ConfigError(Fault(KEY, found, "a Jinja template that renders", f"{KEY}=chatml")) from error
-    if ANSWER not in text:
-        raise ConfigError(Fault(KEY, "the template leaves out what the assistant says", "a chat template"))
-    if name is not None and tokenizer.eos_token not in turn_end(tokenizer):
-        found = f"{name} does not end an answer with {tokenizer.eos_token}"
-        cure = f"model.tokenizer.eos_token=<the mark it ends with>, or {KEY}=plain"
-        raise ConfigError(Fault(KEY, f"{found}, so the model would never learn to stop", "", cure))
+        raise ConfigError(no_rendering(name or OWN, error)) from error
+    if faults := find_answer_faults(text, name or OWN, tokenizer.eos_token if name else None):
+        raise ConfigError(faults)

@@ -16,8 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from runner.bound import read_yaml
+from runner.errors import ConfigError
 from runner.files import read_json
 from runner.run import Run
 
@@ -209,10 +209,10 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _read_yaml(path: Path) -> Any:
-    """What a YAML file holds, by the fast reader where there is one; None where it is torn."""
+    """What a YAML file holds; None where it is torn, or no person could have written it."""
     try:
-        return yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (OSError, yaml.YAMLError, ValueError):
+        return read_yaml(path)
+    except (OSError, ConfigError):
         return None
 
 

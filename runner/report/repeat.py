@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.report.read import Papers
+from runner.secret import hidden
 
 FOLDER_FLAGS = ("--config-dir", "-cd")
 
@@ -31,7 +32,7 @@ def words_of(run: Papers) -> list[str] | None:
     command = run.manifest.get("command")
     if not isinstance(command, list) or "runner" not in command:
         return None
-    words = [str(word).removeprefix("++") for word in command[command.index("runner") + 1 :]]
+    words = [hidden(str(word)).removeprefix("++") for word in command[command.index("runner") + 1 :]]
     return None if {"-m", "--multirun"} & set(words) else words
 
 

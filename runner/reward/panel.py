@@ -10,6 +10,7 @@ import asyncio
 import functools
 import inspect
 import math
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +34,18 @@ class Panel:
 
     earned: dict[str, list[float]] = field(default_factory=dict)
     passed: dict[str, list[bool]] = field(default_factory=dict)
+    ranges: dict[str, tuple[float, float, int]] = field(default_factory=dict)
+
+    def spread(self) -> dict[str, tuple[float, float, int]]:
+        """The lowest and the highest reward of each name since the begin, and how many there were."""
+        return {name: self.ranges.get(name, (math.inf, -math.inf, 0)) for name in self.earned}
+
+    def earn(self, name: str, values: Sequence[float]) -> None:
+        """Keep what completions earned."""
+        self.earned[name] += values
+        if values:
+            low, high, count = self.ranges.get(name, (math.inf, -math.inf, 0))
+            self.ranges[name] = min(low, *values), max(high, *values), count + len(values)
 
     def take_means(self) -> dict[str, float]:
         """The mean of each reward since this was asked last, by its name; of this process alone."""
@@ -104,12 +117,13 @@ class Scorer:
         values = to_values(self.where, answer)
         if len(values) != len(prompts):
             found = f"{len(values)} rewards for {len(prompts)} completions"
-            raise DataError(Fault(self.where, found, f"one for each completion; {_asked(prompts, 0)}"))
+            cure = "return a list as long as completions"
+            raise DataError(Fault(self.where, found, f"one for each completion; {_asked(prompts, 0)}", cure))
         for row, value in enumerate(values):
             check_value(self.where, value, row, prompts, per_step=self.per_step)
         if self.panel is not None:
             sums = [sum(value) if isinstance(value, list) else value for value in values if value is not None]
-            self.panel.earned[self.__name__] += map(float, sums)
+            self.panel.earn(self.__name__, list(map(float, sums)))
             self.panel.note(self.__name__, values, prompts)
         return values
 
@@ -128,7 +142,9 @@ class Scorer:
         row = self._row_of(error, arguments, len(prompts))
         found += f", for {len(prompts)} completions" if row is None else f", for completion {row} of {len(prompts)}"
         expected = f"a number for each completion; {_asked(prompts, row or 0)}"
-        return DataError(Fault(self.where, found, expected, "the same command with --debug, for the traceback"))
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        cure = f"mend {frame.filename}:{frame.lineno}; the same command with --debug shows the traceback"
+        return DataError(Fault(self.where, found, expected, cure))
 
     def _row_of(self, error: Exception, arguments: Mapping[str, Any], count: int) -> int | None:
         """The first row for which the same is raised when a function is asked for that row alone."""
@@ -191,7 +207,7 @@ def watch_model(name: str, model: nn.Module, panel: Panel | None = None) -> nn.M
                 found = f"{score} for completion {row} of {len(scores)}"
                 raise SickRun(Fault(f"reward.{name}", found, "a finite score", f"reward.{name}.dtype=float32"))
         if panel is not None:
-            panel.earned[name] += scores
+            panel.earn(name, scores)
 
     model.register_forward_hook(watch)
     return model
@@ -218,7 +234,7 @@ def to_values(where: str, answer: Any) -> list[Any]:
     answer = answer.tolist() if hasattr(answer, "tolist") else answer
     if not isinstance(answer, Iterable) or isinstance(answer, str | bytes | Mapping):
         found = f"{type(answer).__name__} {str(answer)[:60]!r}"
-        raise DataError(Fault(where, found, "a list with a number for each completion"))
+        raise DataError(Fault(where, found, "a list with a number for each completion", "return a list of numbers"))
     return [value.tolist() if hasattr(value, "tolist") else value for value in answer]
 
 
@@ -232,7 +248,8 @@ def check_value(where: str, value: Any, row: int, prompts: Sequence[Any], *, per
     for number in value if isinstance(value, list) else [value]:
         if not (isinstance(number, int | float) or (number is None and number is value)):
             found = f"{type(number).__name__} {str(number)[:40]!r} {place}"
-            raise DataError(Fault(where, found, f"a number, or None where it does not apply; {_asked(prompts, row)}"))
+            expected = f"a number, or None where it does not apply; {_asked(prompts, row)}"
+            raise DataError(Fault(where, found, expected, "return a list of numbers"))
         if number is not None and not math.isfinite(number):
             expected = f"a finite number, or None where it does not apply; {_asked(prompts, row)}"
             raise SickRun(Fault(where, f"{number} {place}", expected))

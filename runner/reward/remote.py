@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, OpenerDirector, ProxyHandler, Request, build_opener
 
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault
+from runner.secret import keep
 
 BUSY = (408, 425, 429, 500, 502, 503, 504)  # worth another try
 LARGEST = 64 << 20  # bytes of an answer
@@ -50,6 +51,8 @@ class Remote:
         self.batch_size, self.parallel = max(1, batch_size), max(1, parallel)
         self.request_timeout, self.retries, self.wait = request_timeout, retries, wait
         self._check()
+        if token_variable is not None:
+            keep(token_variable)
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         if missing := [name for name in self.columns if name not in columns]:

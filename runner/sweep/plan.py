@@ -7,9 +7,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from runner import stage
 from runner.config import Composed
 from runner.errors import ConfigError, Fault
 from runner.run import Run, folder_of, held, key_of, label_of
+from runner.sweep import axis
 
 MOST_JOBS = 5000  # composing takes about 20 ms a job, and nobody reads a table of more
 
@@ -26,6 +28,20 @@ class Task:
         """What tells this run from its neighbours: the values of what is swept, and the stage."""
         swept = [word for word in self.composed.overrides if word.lstrip("+").partition("=")[0] in axes]
         return f"{self.composed.stage} {label_of(swept or self.composed.overrides)}".strip()
+
+
+def compose_jobs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[list[Composed]]:
+    """What each job of a sweep makes, in Hydra's order; raises ConfigError with the faults of all."""
+    check_size(axis.axes(overrides))
+    jobs, faults = [], []
+    for words in axis.combinations(overrides):
+        try:
+            jobs.append(stage.compose(words, folders))
+        except ConfigError as error:
+            faults += error.faults
+    if faults:
+        raise ConfigError(dict.fromkeys(faults))
+    return jobs
 
 
 def tasks_of(jobs: Sequence[Sequence[Composed]]) -> list[Task]:

@@ -27,6 +27,7 @@ from runner.errors import FolderError
 from runner.run import Run, held, locked, open_run
 from runner.sweep.plan import Task
 from runner.sweep.progress import Show
+from runner.terminal import HidingFile
 from runner.tracker.variable import set_variables
 
 LOOK = 0.05  # seconds between two looks at the children
@@ -106,8 +107,7 @@ class Pool:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number if len(self.signals) == 1 else signal.SIGKILL)
 
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-        before = {number: signal.signal(number, answer) for number in numbers}
+        before = {number: signal.signal(number, answer) for number in work.stop_signals()}
         try:
             yield
         finally:
@@ -128,13 +128,19 @@ class Pool:
         """Start a task, or note that it is finished, or that another process has it."""
         if self.elsewhere.get(task.folder, 0) > time.monotonic():
             return
-        run = open_run(task.composed.cfg, task.composed.overrides, command=task.composed.command)
+        try:
+            run = open_run(task.composed.cfg, task.composed.overrides, command=task.composed.command)
+            done = work.is_finished(run)
+        except FolderError as error:  # such as a paper that is garbage, or rows that have changed since
+            self.waiting.remove(task)
+            self._end(task, error.code, "failed", str(error))
+            return
         status, was_elsewhere = run.status(), task.folder in self.elsewhere
         if status["state"] != "finished" and held(run):
             self.elsewhere[task.folder] = time.monotonic() + LOOK_ELSEWHERE
             return
         self.waiting.remove(task)
-        if status["state"] == "finished":
+        if done:
             self._end(task, 0, "finished", "elsewhere" if was_elsewhere else "already")
         elif status["state"] == "failed" and was_elsewhere:
             self._end(task, 1, "failed", str(status["cause"]))
@@ -179,7 +185,7 @@ class Pool:
         """Train and leave, without ever returning into the parent's code."""
         code = 1
         try:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            for number in work.stop_signals():
                 signal.signal(number, signal.SIG_DFL)
             os.setpgid(0, 0)
             work.die_with(parent)
@@ -200,12 +206,13 @@ class Pool:
     def _reap(self) -> None:
         """Take note of every child that has ended."""
         for pid, child in list(self.live.items()):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if not ended:
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 continue
             del self.live[pid]
+            # What it may have left running; before its number is given back, and may be that of somebody else.
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)  # what it may have left running
+                os.killpg(pid, signal.SIGKILL)
+            _, status = os.waitpid(pid, 0)
             os.set_blocking(child.news, False)  # something that it left may still hold the other end
             with os.fdopen(child.news, "rb", buffering=0) as news:
                 learn(news.read(PIPE))
@@ -225,15 +232,16 @@ class Pool:
             cause = f"no end after {self.settings.timeout_seconds:g} s (launcher.timeout_seconds)"
             self._fail(task, run, code or 1, cause, seconds)
         elif status["state"] in ("created", "running"):
-            self._fail(task, run, code or 1, _cause(ended), seconds)
+            state = "interrupted" if self.signals else "failed"
+            self._fail(task, run, code or 1, _cause(ended), seconds, state)
         else:
             self._end(task, code or 1, status["state"], str(status["cause"]), seconds)
 
-    def _fail(self, task: Task, run: Run, code: int, cause: str, seconds: float) -> None:
+    def _fail(self, task: Task, run: Run, code: int, cause: str, seconds: float, state: str = "failed") -> None:
         """Write down why a run ended that could not do so itself, unless another process has it by now."""
         with contextlib.suppress(FolderError), locked(run):
-            run.set_status("failed", cause=cause)
-        self._end(task, code, "failed", cause, seconds)
+            run.set_status(state, cause=cause)
+        self._end(task, code, state, cause, seconds)
 
     def _end(self, task: Task, code: int, state: str, cause: str = "", seconds: float | None = None) -> None:
         self.codes[task.folder] = code
@@ -298,7 +306,8 @@ def confine(slot: int, settings: Settings) -> None:
 
 def _write_into(path: Path) -> Any:
     """Send all that this process says to a file, and give that."""
-    file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  open as long as the process lives
+    binary = open(path, "ab")  # noqa: SIM115  open as long as the process lives
+    file = HidingFile(binary, encoding="utf-8", line_buffering=True)
     os.dup2(file.fileno(), 1)
     os.dup2(file.fileno(), 2)
     sys.stdout = sys.stderr = file

@@ -10,13 +10,14 @@ Standard library only, because variables have to be set before the tracker's pac
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from runner.errors import EnvironmentFault, Fault
+from runner.errors import EnvironmentFault, Fault, FolderError
 from runner.files import read_json, write_json
 
 # The package of each tracker that the runner has an extra for.
@@ -48,6 +49,9 @@ def id_of(folder: Path) -> str:
     """
     path = folder / "tracker.json"
     known = read_json(path)
+    if known is not None and not re.fullmatch(r"[\w-]{1,64}", str(known.get("id"))):
+        found = f"the id {known.get('id')!r}"
+        raise FolderError(Fault(str(path), found, "letters, digits, _ and -", f"rm {path}  (another one is made)"))
     if known is None and os.environ.get("RANK", "0") == "0":
         known = {"id": f"{folder.name[-10:]}-{secrets.token_hex(3)}"}
         write_json(path, known)

@@ -26,6 +26,15 @@ class Measurement(Trainer):
 
     measure: Callable[[str], dict[str, float]] | None = None
     evaluates = True
+    is_measuring = False  # also after an evaluation that raised
+    hear_loss: Callable[[torch.Tensor], None] | None = None
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The trainer's own; whoever set ``hear_loss`` hears of each loss, however seldom it is logged."""
+        loss = super().training_step(*args, **kwargs)
+        if self.hear_loss is not None:
+            self.hear_loss(loss)
+        return loss
 
     def evaluation_loop(
         self,
@@ -36,6 +45,7 @@ class Measurement(Trainer):
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """The trainer's own loop where it has one that works, and the metrics of the set that is evaluated."""
+        self.is_measuring = True
         if self.evaluates:
             output = super().evaluation_loop(
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
@@ -48,6 +58,7 @@ class Measurement(Trainer):
                 expected = "another name; the trainer has a figure of this one"
                 raise ConfigError(Fault("metric", f"it would be logged as {', '.join(taken)}", expected))
             output.metrics.update(found)
+        self.is_measuring = False
         return output
 
 
@@ -56,6 +67,7 @@ class Evaluation(Trainer):
 
     _prefix = "eval"
     reward_means: Callable[[], dict[str, float]] | None = None
+    amend_logs: Callable[[dict[str, Any], int], None] | None = None
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
         before, self._prefix = self._prefix, metric_key_prefix
@@ -69,6 +81,8 @@ class Evaluation(Trainer):
         if self.reward_means is not None and "loss" in logs:
             for name, mean in self.reward_means().items():
                 logs.setdefault(f"rewards/{name}/mean", mean)
+        if self.amend_logs is not None:
+            self.amend_logs(logs, self.state.global_step)
         if self._prefix != "eval":
             for key in [key for key in logs if key.startswith("eval_") and not key.startswith(f"{self._prefix}_")]:
                 logs[f"{self._prefix}_{key.removeprefix('eval_')}"] = logs.pop(key)

@@ -12,10 +12,11 @@ from typing import Any
 
 from runner.config import build, serve
 from runner.errors import ConfigError, Fault
+from runner.resume.amendment import read_amendments
 from runner.run import Run
 from runner.terminal import mute_libraries
 from runner.tray.argument import build_args
-from runner.tray.callback import add_callbacks, build_callbacks, for_callbacks
+from runner.tray.callback import add_callbacks, build_callbacks, for_callbacks, set_amendments, set_health
 from runner.tray.judge import build_rewards, name_rewards
 from runner.tray.loss import (
     build_collator,
@@ -66,6 +67,7 @@ def lay_out(run: Run, stop: Any) -> dict[str, Any]:
         "peft_config": peft_config,
         "compute_loss_func": build_loss(cfg.get("loss")),
         "weight_rules": rules,
+        "amendments": read_amendments(run.folder),
     }
     with _told("trainer"), packed_later(args if rules else None) as pack:
         trainer = build_sharing(cfg["trainer"], tray, tokenizer)
@@ -77,6 +79,8 @@ def lay_out(run: Run, stop: Any) -> dict[str, Any]:
     tell_trackers(trainer, cfg, run.folder)
     name_rewards(trainer, cfg["reward"])
     trainer.reward_means = panel.take_means if panel else None
+    set_health(trainer, panel)
+    set_amendments(trainer, tray["amendments"])
     trainer.evaluates = cfg["trainer"].get("evaluates", True)
     return tray | {"trainer": trainer}
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from runner.config import asked_for, build
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, EnvironmentFault, Fault
+from runner.resume.amendment import amended_args, read_amendments
 from runner.run import Run
 from runner.tracker.variable import check_installed, set_variables
 
 
 def build_args(run: Run) -> Any:
     """The trainer's config object: its own defaults, ours where the machine or the run folder
-    decides, then the YAML.
+    decides, then the YAML, and last what the run has amended.
     """
     cfg = run.cfg
-    node = cfg["trainer"]["args"]
+    node = cfg["trainer"]["args"] | amended_args(read_amendments(run.folder))
     for name in cfg["tracker"].get("environment") or {}:
         if not name.startswith(TRACKER_VARIABLES):
             raise ConfigError(foreign_variable(name))
@@ -38,18 +40,27 @@ def build_args(run: Run) -> Any:
         "push_to_hub": False,  # at the end, without the pickled arguments
     }
     known = asked_for(node["_target_"])
-    return build(ours | _for_this_machine(known) | node | kept_back)
+    return build(ours | _for_this_machine(known, node) | node | kept_back)
 
 
-def _for_this_machine(known: set[str]) -> dict[str, Any]:
+def _for_this_machine(known: set[str], args: Mapping[str, Any]) -> dict[str, Any]:
     """What TRL assumes of a GPU, taken back where there is none: on CPU it would refuse to start, or run slower."""
     import torch
 
     if not torch.accelerator.is_available():
+        _refuse_of_gpus(args)
         return {name: value for name, value in ON_CPU.items() if name in known}
     if torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
         return {"bf16": False}
     return {}
+
+
+def _refuse_of_gpus(args: Mapping[str, Any]) -> None:
+    """Raise EnvironmentFault for precisions that only a GPU computes in: slow here, or refused by the library."""
+    for name in ("fp16", "tf32"):
+        if args.get(name) is True:
+            where = f"trainer.args.{name}"
+            raise EnvironmentFault(Fault(where, "true, and there is no GPU here", "a GPU", f"{where}=false"))
 
 
 # Any other variable could change what other programs do: git, the loader, the hub client.

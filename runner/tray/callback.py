@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from runner.config import asked_for, serve
 from runner.dataset.convert import fits
 from runner.errors import ConfigError, Fault
+from runner.resume.amendment import HALVING, ROLLBACK, amended_share, count_of
 from runner.run import Run
 from runner.signature import read_signature
 from runner.tray.judge import named
@@ -19,26 +20,77 @@ def build_callbacks(run: Run, args: Any, stop: Any, peft_config: Any, served: Ma
     """The user's callbacks as they are listed, and then ours; the seal comes last, when it is decided what a step
     will save.
     """
-    from runner.callback import Finite, FirstMargin, Progress, Record, StopAtStep
+    from runner.callback import Progress, Record, StopAtStep
     from runner.checkpoint import Seal, cycle_steps
-    from runner.model.adapter import moves_start
 
     theirs = named(run.cfg["callback"] or {}, "callback")
     cycle = cycle_steps(args)
     keep = run.cfg["trainer"]["args"].get("save_total_limit") or 2
-    rounding = 5e-2 if args.bf16 or args.fp16 else 1e-4
-    # A prompt or prefix starts elsewhere by nature, with a right reference.
-    compared = "ref_model" in asked_for(run.cfg["trainer"]["_target_"]) and not moves_start(peft_config)
-    first = [FirstMargin(rounding)] if compared else []
     return [
         *(_callback(name, node, served) for name, node in theirs.items() if not _wants_trainer(node)),
         StopAtStep(stop, cycle),
         Record(run.metrics, run.set_status),
-        Finite(),
+        _build_health(run.cfg, args, peft_config),
         Progress(),
-        *first,
-        Seal(keep, cycle),
+        Seal(keep, cycle, run.set_status),
     ]
+
+
+def _build_health(cfg: Mapping[str, Any], args: Any, peft_config: Any) -> Any:
+    """The alarms that fit this kind of training."""
+    from runner.health import Health, build_alarms
+    from runner.model.adapter import moves_start
+
+    asked = asked_for(cfg["trainer"]["_target_"])
+    rounding = 5e-2 if args.bf16 or args.fp16 else 1e-4
+    lengths = ("max_completion_length", "response_length", "max_new_tokens")
+    kind = {
+        "online": "reward_funcs" in asked,
+        "anchored": "ref_model" in asked,
+        "pairs": args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size,
+        # A prompt or prefix starts elsewhere by nature, with a right reference.
+        "rounding": rounding if "ref_model" in asked and not moves_start(peft_config) else None,
+        "length": next((getattr(args, name) for name in lengths if hasattr(args, name)), None),
+    }
+    return Health(lambda resumed: build_alarms(cfg.get("tolerate"), **kind, resumed=resumed))
+
+
+def set_health(trainer: Any, panel: Any) -> None:
+    """Let the alarms hear each loss, what the trainer notes for its log, and what completions earn."""
+    from runner.health import Health
+
+    health = next(one for one in trainer.callback_handler.callbacks if isinstance(one, Health))
+    trainer.hear_loss = health.hear_loss
+    health.rewards = panel.spread if panel else None
+    if any(hasattr(trainer, name) for name in NOTES):
+        health.notes = functools.partial(_notes, trainer)
+
+
+# Where trainers keep what they will log: ours and online DPO openly, the others of TRL not. It is only read, so that
+# every step can be judged, however seldom it is logged; of a trainer without it what it logs is judged.
+NOTES = ("metrics", "stats", "_stored_metrics", "_metrics")
+
+
+def _notes(trainer: Any) -> Mapping[str, Any]:
+    notes = next(getattr(trainer, name) for name in NOTES if hasattr(trainer, name))
+    return notes.get("train", {}) if isinstance(next(iter(notes.values()), None), Mapping) else notes
+
+
+def set_amendments(trainer: Any, amendments: Sequence[Mapping[str, Any]]) -> None:
+    """Have the steps taken and logged as the run has amended itself."""
+    from runner.callback import Slower
+
+    share = functools.partial(amended_share, amendments)
+    if count_of(amendments, ROLLBACK):
+        trainer.add_callback(Slower(share))
+
+    def amend(logs: dict[str, Any], step: int) -> None:
+        rates = [name for name in ("learning_rate", "lr") if name in logs]
+        logs |= {name: logs[name] * share(step - 1) for name in rates}
+        counts = {f"{kind}s": count_of(amendments, kind) for kind in (ROLLBACK, HALVING)}
+        logs |= {name: count for name, count in counts.items() if rates and count}
+
+    trainer.amend_logs = amend if amendments else None
 
 
 def add_callbacks(trainer: Any, node: Mapping[str, Any] | None, served: Mapping[str, Any]) -> None:

@@ -17,10 +17,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
+from runner.bound import check_growth
+from runner.config.composition import composition_fault
+from runner.config.user_folder import refused, use_folders
 from runner.errors import ConfigError, Fault
 from runner.files import MENU
+from runner.secret import form_of
 
 GROUPS = (
     "trainer",
@@ -67,7 +71,7 @@ def read_menu(folders: Sequence[Path] = ()) -> Options:
     """Every group with the names of its options, the user's own folders included."""
     options: dict[str, set[str]] = {}
     for root in (*folders, MENU):
-        for file in root.glob("*/*.yaml"):
+        for file in filter(Path.is_file, root.glob("*/*.yaml")):
             options.setdefault(file.parent.name, set()).add(file.stem)
     return {group: sorted(names) for group, names in sorted(options.items())}
 
@@ -101,6 +105,8 @@ def compose_unresolved(overrides: Sequence[str], folders: Sequence[Path] = ()) -
         cfg = copy.deepcopy(_compose_choices(choices, tuple(folders), _written(folders)))
         for override in values:
             OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True, force_add=True)
+    if folders:
+        check_growth(OmegaConf.to_container(cfg, resolve=False))
     HydraConfig.instance().set_config(cfg)
     return cfg, dict(OmegaConf.to_container(cfg.hydra.runtime.choices))
 
@@ -134,11 +140,12 @@ def _told() -> Iterator[None]:
     """Tell what Hydra and OmegaConf refuse as a fault of the configuration."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
     try:
         yield
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_composition_fault(error)) from None
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        raise ConfigError(composition_fault(error)) from None
 
 
 def resolve(cfg: Any, overrides: list[str], choices: dict[str, str] | None = None) -> Composed:
@@ -146,6 +153,7 @@ def resolve(cfg: Any, overrides: list[str], choices: dict[str, str] | None = Non
     from omegaconf import OmegaConf, flag_override
 
     cfg = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
+    check_growth(OmegaConf.to_container(cfg, resolve=False))
     trainer = (choices or {}).get("trainer")
     unread = [fault for key in ("learning_rate", "kl_coef") for fault in _unread(cfg, key, trainer)]
     if faults := unread + [_missing(key) for key in sorted(OmegaConf.missing_keys(cfg))]:
@@ -175,35 +183,19 @@ def force(overrides: Sequence[str], menu: Options) -> list[str]:
     ]
 
 
-def quote_slice(word: str) -> str:
-    """A word as Hydra takes it: a slice of rows needs quotes, which the shell has taken away.
+def quote_text(word: str) -> str:
+    """A word as Hydra takes it: a slice of rows or a file's name may need quotes, which the shell has taken away.
 
-    >>> quote_slice("dataset.split.train=train[:500]"), quote_slice("allow=[mine]")
-    ("dataset.split.train='train[:500]'", 'allow=[mine]')
+    What looks like a list, a mapping, a function or several values is left as it is.
+
+    >>> quote_text("dataset.split.train=train[:500]"), quote_text("dataset.path=rows (1).csv"), quote_text("allow=[a]")
+    ("dataset.split.train='train[:500]'", "dataset.path='rows (1).csv'", 'allow=[a]')
     """
-    return re.sub(r"^([^=]+=)(\w[\w.-]*\[[-\d:%]*\])$", r"\1'\2'", word)
-
-
-def use_folders(folders: Sequence[Path]) -> None:
-    """Have Hydra look in the user's own config folders before ours, so that a same-named option of theirs wins."""
-    _user_folders().folders = [Path(folder).resolve() for folder in folders]
-
-
-@functools.cache
-def _user_folders() -> Any:
-    """The plugin that Hydra asks for its search path; it stays registered for the life of the process."""
-    from hydra.core.plugins import Plugins
-    from hydra.plugins.search_path_plugin import SearchPathPlugin
-
-    class UserFolders(SearchPathPlugin):
-        folders: ClassVar[list[Path]] = []
-
-        def manipulate_search_path(self, search_path: Any) -> None:
-            for folder in reversed(self.folders):
-                search_path.prepend("user", f"file://{folder}", anchor="main")
-
-    Plugins.instance().register(UserFolders)
-    return UserFolders
+    key, _, value = word.partition("=")
+    plain = re.fullmatch(r"""[^\[{("',=$][^{}"',=$]*""", value) and not re.fullmatch(r"\w+\(.*\)", value)
+    paired = all(value.count(first) == value.count(last) for first, last in ("()", "[]"))
+    odd = re.search(r"[()\[\]]|[^\x00-\x7f]", value)
+    return f"{key}='{value}'" if plain and paired and odd and value.isprintable() else word
 
 
 def latest(overrides: Sequence[str]) -> list[str]:
@@ -300,14 +292,21 @@ def parse(overrides: Iterable[str]) -> list[Any]:
             (read,) = parser.parse_overrides([override])
             parsed.append(read)
             trouble = "" if read.key_or_group else "no key before the equals sign"
-        except HydraException as error:
+            trouble = trouble or refused(read.key_or_group) or refused(read.package or "")
+            if not trouble and read.is_hydra_override() and (form := form_of(override)):
+                trouble = f"looks like {form}, which Hydra would write down"
+        except (HydraException, ValueError, RecursionError) as error:  # such as a number of 5000 digits
             trouble = str(error).splitlines()[0]
         if trouble:
-            found = f"{override!r}: {trouble}"
+            found = f"{_short(override)!r}: {_short(trouble)}"
             faults.append(Fault("command line", found, "key=value", f"'{_key(override) or 'key'}=\"<text>\"'"))
     if faults:
         raise ConfigError(faults)
     return parsed
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 300 else f"{text[:297]}..."
 
 
 def _key(override: str) -> str:
@@ -376,13 +375,6 @@ def _unread(cfg: Any, key: str, trainer: str | None) -> list[Fault]:
 
 def _missing(key: str) -> Fault:
     return Fault(key, "no value", "one, it has no default", f"{key}=<value>")
-
-
-def _composition_fault(error: Exception) -> Fault:
-    """Hydra's own words about what it could not compose, as one fault."""
-    text = " ".join(str(error).split())
-    where = re.search(r"full_key: (\S+)", text)
-    return Fault(where.group(1) if where else "command line", text)
 
 
 def read_layers(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[tuple[Path, str]]:

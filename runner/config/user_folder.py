@@ -1,0 +1,108 @@
+"""The user's own config folders, as Hydra reads them: within bounds, and without what would change Hydra itself.
+
+A folder of ``--config-dir`` can come from anybody. What a run may be is for ``check`` to say; but loggers, callbacks,
+launchers and search paths are made by Hydra while it composes, before anybody could look.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from runner.bound import check_yaml, parse_yaml
+from runner.content import undecodable
+from runner.errors import ConfigError, Fault
+
+OFFERED = "hydra.sweeper and hydra.mode"
+# What may be typed of Hydra's own settings, and what a file may choose.
+TYPED = re.compile(r"hydra/(launcher|sweeper)(/\w+)*|hydra\.(launcher|sweeper)(\.\w+)*|hydra\.(mode|verbose)")
+CHOSEN = re.compile(r"(override )?/?hydra/sweeper(/\w+)*")
+
+
+def use_folders(folders: Sequence[Path]) -> None:
+    """Have Hydra look in the user's own config folders before ours, so that a same-named option of theirs wins."""
+    _plugin().folders = [Path(folder).resolve() for folder in folders]
+
+
+@cache
+def _plugin() -> Any:
+    """The plugin that Hydra asks for its search path; it stays registered for the life of the process."""
+    from hydra._internal.core_plugins.file_config_source import FileConfigSource
+    from hydra.core.plugins import Plugins
+    from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+    class UserSource(FileConfigSource):
+        @staticmethod
+        def scheme() -> str:
+            return "user"
+
+        def load_config(self, config_path: str) -> Any:
+            file = Path(self.path, config_path if config_path.endswith(".yaml") else f"{config_path}.yaml")
+            if file.is_file():
+                _check_keys(file)
+            loaded = super().load_config(config_path)
+            if faults := list(_changes_hydra(config_path, file, loaded)):
+                raise ConfigError(faults)
+            return loaded
+
+    class UserFolders(SearchPathPlugin):
+        folders: ClassVar[list[Path]] = []
+
+        def manipulate_search_path(self, search_path: Any) -> None:
+            for folder in reversed(self.folders):
+                search_path.prepend("user", f"user://{folder}", anchor="main")
+
+    Plugins.instance().register(UserSource)
+    Plugins.instance().register(UserFolders)
+    return UserFolders
+
+
+def _check_keys(file: Path) -> None:
+    """Raise ConfigError for a file that is no YAML, or holds something else than keys with values."""
+    check_yaml(file)
+    text = file.read_bytes()
+    try:
+        text.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        odd = undecodable(text, file.name)
+        raise ConfigError(Fault(str(file), odd.found, "YAML in UTF-8", odd.cure)) from None
+    whole = parse_yaml(text, str(file))
+    if whole is not None and not isinstance(whole, Mapping):
+        found = "a list" if isinstance(whole, list) else f"the text {str(whole)[:40]!r}"
+        raise ConfigError(Fault(str(file), found, "keys with values", "key: value, one in each line"))
+
+
+def refused(key: str) -> str:
+    """Why a typed setting of Hydra's own is refused; empty where it may be typed.
+
+    >>> refused("hydra.launcher.n_jobs"), refused("hydra.callbacks.x")
+    ('', 'hydra.callbacks.x is not for typing: the runner reads hydra/launcher, hydra/sweeper and what is below them')
+    """
+    if not re.match(r"hydra[./]|hydra$", key) or (TYPED.fullmatch(key) and "_target_" not in key):
+        return ""
+    return f"{key} is not for typing: the runner reads hydra/launcher, hydra/sweeper and what is below them"
+
+
+def _changes_hydra(name: str, file: Path, loaded: Any) -> Iterator[Fault]:
+    """A fault for each way in which a file would change more of Hydra than the axes of a sweep."""
+    from omegaconf import OmegaConf
+
+    if name.lstrip("/").startswith("hydra/") or str(loaded.header.get("package", "")).startswith("hydra"):
+        yield _fault(file, "it is a setting of Hydra's own")
+    config = OmegaConf.to_container(loaded.config, resolve=False)
+    config = config if isinstance(config, dict) else {}
+    for entry in config.get("defaults") or ():
+        text = " ".join(map(str, entry)) if isinstance(entry, Mapping) else str(entry)
+        if "hydra" in text and not CHOSEN.fullmatch(text):
+            yield _fault(file, f"defaults: {text}")
+    hydra = config.get("hydra")
+    for key, entry in hydra.items() if isinstance(hydra, Mapping) else [("", hydra)] if hydra else ():
+        if key not in ("sweeper", "mode") or "_target_" in str(entry):
+            yield _fault(file, f"hydra.{key}")
+
+
+def _fault(file: Path, found: str) -> Fault:
+    return Fault(str(file), found, f"of Hydra's settings only {OFFERED}", "leave it out, or type it")

@@ -1,0 +1,89 @@
+"""What a file really holds, told from its bytes: an archive, a pointer, a web page, or text in some encoding.
+
+Whoever reads a file asks here when it is not what its name promises, so that the message can say what it is and what
+to type. Standard library only.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+HEAD = 512  # bytes that give a file away
+
+
+class Finding(NamedTuple):
+    """What a file is instead, and what to type about it."""
+
+    found: str
+    cure: str
+
+
+# The first bytes, what they mean, and what to do; ``{name}`` and ``{stem}`` are those of the file.
+MAGIC = (
+    (rb"version https://git-lfs", "a pointer that git-lfs left", "git lfs pull --include '*{name}'"),
+    (rb"\x1f\x8b", "gzip data", "mv {name} {name}.gz"),
+    (rb"\x28\xb5\x2f\xfd", "zstandard data", "mv {name} {name}.zst"),
+    (rb"PAR1", "parquet data", "mv {name} {stem}.parquet"),
+    (rb"PK\x03\x04", "a zip archive", "unzip {name}"),
+    (rb"BZh|\xfd7zXZ", "a packed file", "bunzip2 {name}, or unxz {name}"),
+    (rb"\x80[\x02-\x05]", "a pickle, which can run code when it is read", "save what is in it as {stem}.jsonl"),
+    (rb"(?i)\s*<(?:!doctype html|html)", "a web page", "download the file itself, not the page that shows it"),
+)
+MARKS = (
+    ("UTF-32", codecs.BOM_UTF32_LE),
+    ("UTF-32", codecs.BOM_UTF32_BE),
+    ("UTF-16", codecs.BOM_UTF16_LE),
+    ("UTF-16", codecs.BOM_UTF16_BE),
+)
+
+
+def foreign(head: bytes, name: str) -> Finding | None:
+    """What the first bytes of a file show where it is neither text in UTF-8 nor what its reader wants.
+
+    >>> foreign(b"PK\\x03\\x04", "rows.jsonl").found, foreign(b'{"a": 1}', "rows.jsonl")
+    ('a zip archive', None)
+    """
+    for magic, found, cure in MAGIC:
+        if re.match(magic, head):
+            return Finding(found, cure.format(name=name, stem=name.partition(".")[0]))
+    encoding = wide_encoding(head)
+    return other_encoding(encoding, name) if encoding else None
+
+
+def wide_encoding(head: bytes) -> str | None:
+    """UTF-16 or UTF-32, by their marks of byte order or by the zeros that they leave between letters."""
+    marked = next((name for name, mark in MARKS if head.startswith(mark)), None)
+    if marked or not head:
+        return marked
+    zeros = head.count(0) / len(head)
+    return "UTF-32" if zeros > 0.6 else "UTF-16" if zeros > 0.3 else None
+
+
+def other_encoding(encoding: str, name: str) -> Finding:
+    """The finding of text in another encoding than UTF-8."""
+    return Finding(f"text in {encoding}", f"iconv -f {encoding.lower()} -t utf-8 {name} > utf8-{name}")
+
+
+def undecodable(line: bytes, name: str) -> Finding:
+    """The finding of bytes that are not UTF-8, with the encoding that they probably are."""
+    encoding = wide_encoding(line) or ("cp1252" if re.search(rb"[\x80-\x9f]", line) else "latin1")
+    return Finding(f"bytes that are not UTF-8, probably {encoding}", other_encoding(encoding, name).cure)
+
+
+def irregular(path: Path) -> Finding | None:
+    """What stands at a path where it is no file that can be read again and again; None for a file, or for nothing."""
+    shown = f"a file instead of {path.name}"
+    if path.is_symlink() and not path.exists():
+        target = path.readlink()
+        where = "in a circle" if target.name == path.name else f"to {target}, which is not there"
+        return Finding(f"a link that leads {where}", f"ln -sfn <the file> {path.name}")
+    if not path.exists():
+        return None
+    mode = path.stat().st_mode
+    if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+        return Finding("a pipe, which can be read only once", f"cat {path.name} > rows.jsonl, and that file")
+    return Finding("a device", shown) if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) else None

@@ -1,0 +1,101 @@
+"""What a dataset's node asks for, besides the rows: its splits, slices and limits, and the words of single keys.
+
+Light, because the door asks before anything loads; ``load`` asks again, because it may be called by others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from runner.dataset.detect import misnamed
+from runner.dataset.disk import Files
+from runner.errors import DataError, Fault
+
+BAD_ROWS = ("refuse", "drop")
+SLICE = re.compile(r"\w[\w.-]*(?:\[(?:-?[\d_]+%?)?:(?:-?[\d_]+%?)?\])?(?:\(\w+\))?")
+EXAMPLE = "train[:90%], train[500:] or train+extra"
+
+
+def read_cuts(split: Mapping[str, Any] | None) -> tuple[str | None, dict[str, str]]:
+    """The slice to train on, and the slices to hold out by name; a single one has the name ""."""
+    split = {"train": "train"} if split is None else split
+    if odd := [name for name in split if name not in ("train", "eval")]:
+        raise DataError(misnamed("dataset.split", odd[0], ("train", "eval"), f"dataset.split.{{}}={split[odd[0]]}"))
+    evals = split.get("eval")
+    evals = evals if isinstance(evals, Mapping) else {"": evals}
+    return split.get("train"), {name: cut for name, cut in evals.items() if cut}
+
+
+def read_limits(limit: Mapping[str, int | None] | None) -> dict[str, int | None]:
+    """The most rows of ``train`` and of ``eval``, None where all are wanted."""
+    limits = {"train": None, "eval": None} | dict(limit or {})
+    faults = [
+        Fault(where := f"dataset.limit.{name}", str(count), "a whole number above 0, or null", f"{where}=null")
+        for name, count in limits.items()
+        if count is not None and (not isinstance(count, int) or count < 1)
+    ]
+    if faults:
+        raise DataError(faults)
+    return limits
+
+
+def check_words(files: Files | None, bad_rows: str, **hub_only: str | None) -> None:
+    """Raise DataError for what only datasets of the hub have, and for an unknown way to treat bad rows."""
+    faults = [
+        Fault(f"dataset.{name}", repr(value), "null, because only the hub has them", f"dataset.{name}=null")
+        for name, value in hub_only.items()
+        if value and files
+    ]
+    if bad_rows not in BAD_ROWS:
+        faults.append(misnamed("dataset.bad_rows", bad_rows, BAD_ROWS, "dataset.bad_rows={}"))
+    if faults:
+        raise DataError(faults)
+
+
+def check_cut(where: str, cut: str, splits: Iterable[str], path: str, *, streaming: bool = False) -> None:
+    """Refuse splits that are not there, slices that are none, and slices where rows only flow past."""
+    splits = list(splits)
+    for part in cut.split("+"):
+        name, bracket, _ = part.strip().partition("[")
+        if name.partition("(")[0] not in splits:
+            fault = misnamed(where, name, splits, where + "={}", f"{where}='{splits[0]}[90%:]'")
+            raise DataError(replace(fault, found=f"{name!r} in {path}"))
+        if not SLICE.fullmatch(part.strip()):
+            raise DataError(Fault(where, f"{cut!r}, which is no slice", EXAMPLE, f"{where}='{name}[:90%]'"))
+        if streaming and (bracket or part != cut):
+            cure = f"{where.replace('.split.', '.limit.')}=<rows>, or dataset.streaming=false"
+            raise DataError(Fault(where, cut, "a whole split of a stream", cure))
+
+
+def count_of(cut: str, rows: int) -> int | None:
+    """How many of so many rows a slice takes, None where a share of them is asked for.
+
+    >>> count_of("train[10:]", 4), count_of("train[:3]", 4), count_of("train[:50%]", 4), count_of("train", 4)
+    (0, 3, None, 4)
+    """
+    if "%" in cut or "+" in cut:
+        return None
+    inside = re.search(r"\[(.*)\]", cut)
+    first, _, last = inside.group(1).partition(":") if inside else ("", "", "")
+    return len(range(rows)[slice(*(int(end) if end else None for end in (first, last)))])
+
+
+def check_weights(parts: Mapping[str, Any], weights: Mapping[str, float] | None) -> None:
+    """Raise DataError for each weight of a mixture that is missing, of no part, or nothing to draw by."""
+    example = "dataset.parts.<name>._target_=runner.dataset.load.load_rows"
+    faults = [] if parts else [Fault("dataset.parts", "no parts", "at least one", example)]
+    for name, weight in (weights or {}).items():
+        where = f"dataset.weights.{name}"
+        if name not in parts:
+            faults.append(misnamed("dataset.weights", name, parts, "dataset.weights.{}=" + str(weight)))
+        elif not isinstance(weight, int | float) or not weight > 0:
+            faults.append(Fault(where, str(weight), "a number above 0", f"{where}=1"))
+    for name in parts:
+        if weights and name not in weights:
+            where = f"dataset.weights.{name}"
+            faults.append(Fault(where, "no weight", "one for every part, or none", f"{where}=1"))
+    if faults:
+        raise DataError(faults)

@@ -1,0 +1,107 @@
+"""Chat templates as text: which ship, where one is, and whether it renders, without the tokenizer that will use it.
+
+The environment is that of transformers: a sandbox, with its extensions and functions. What a tokenizer and a template
+make of each other is in ``chat``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from runner.content import undecodable
+from runner.errors import ConfigError, Fault
+from runner.files import shipped
+
+SHELF = Path(__file__).parent / "template"
+KEY = "model.tokenizer.chat_template"
+ANSWER = "probe"
+PROBE = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
+
+
+def template_names() -> list[str]:
+    """The templates that ship, as ``chat_template`` names them."""
+    return sorted(file.stem for file in SHELF.glob("*.jinja"))
+
+
+def template_file(name: str) -> Path:
+    """The file of a shipped template, or the ``.jinja`` file itself."""
+    return Path(shipped(name)).expanduser() if name.endswith(".jinja") else SHELF / f"{name}.jinja"
+
+
+def read_template(name: str) -> str:
+    """The text of a shipped template (``plain``, ``chatml``, ``react``, ``hermes``) or of a ``.jinja`` file."""
+    file, choices = template_file(name), f"{', '.join(template_names())}, or the path of a .jinja file"
+    if not file.is_file():
+        raise ConfigError(Fault(KEY, f"no template {name}", choices, f"{KEY}=plain"))
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        odd = undecodable(error.object, file.name)
+        raise ConfigError(Fault(str(file), odd.found, "UTF-8", odd.cure)) from error
+    if not text.strip():
+        raise ConfigError(Fault(KEY, f"{name} is empty", choices, f"{KEY}=plain"))
+    return text
+
+
+def find_template_faults(
+    text: str, name: str, end: str | None, tokens: Mapping[str, str], *, chosen: bool
+) -> list[Fault]:
+    """What is wrong with a template, found by rendering one exchange with it; ``name`` is its file.
+
+    One that was ``chosen`` must close an answer with the tokenizer's ``end``, where that is known.
+    """
+    try:
+        rendered = render(text, tokens)
+    except Exception as error:  # a template computes, and can fail in any way
+        return [no_rendering(name, error)]
+    return find_answer_faults(rendered, name, end if chosen else None)
+
+
+def no_rendering(name: str, error: Exception) -> Fault:
+    """The fault of a template that Jinja or its sandbox refused, or that failed, with the line where there is one."""
+    line = f", line {error.lineno}" if getattr(error, "lineno", None) else ""
+    cure = f"mend that line, or {KEY}=chatml" if line else f"{KEY}=chatml"
+    return Fault(KEY, f"{name}{line}: {error}", "a Jinja template that renders", cure)
+
+
+def find_answer_faults(rendered: str, name: str, end: str | None) -> list[Fault]:
+    """What is wrong with the rendered exchange: the answer must be in it, and the ``end`` behind it."""
+    if ANSWER not in rendered:
+        found = f"{name} leaves out what the assistant says"
+        return [Fault(KEY, found, "a chat template", f"{KEY}=chatml, or another one")]
+    if end and end not in rendered.rpartition(ANSWER)[2]:
+        found = f"{name} does not end an answer with {end}, so the model would never learn to stop"
+        cure = f"model.tokenizer.eos_token=<the mark it ends with>, or {KEY}=plain"
+        return [Fault(KEY, found, "the end token behind each answer", cure)]
+    return []
+
+
+def render(text: str, tokens: Mapping[str, str]) -> str:
+    """One exchange as a template spells it; raises what Jinja and its sandbox raise."""
+    from jinja2 import TemplateError, ext, nodes
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(ext.Extension):
+        """The block around what the assistant says, which only a tokenizer needs to notice."""
+
+        tags = frozenset({"generation"})
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
+    )
+    environment.filters["tojson"] = lambda value, **how: json.dumps(value, **{"ensure_ascii": False} | how)
+    environment.globals |= {"raise_exception": refuse, "strftime_now": lambda how: datetime.now().strftime(how)}
+    given = {"messages": PROBE, "tools": None, "documents": None, "add_generation_prompt": False}
+    return environment.from_string(text).render(**{**tokens, **given})

@@ -1,0 +1,120 @@
+"""What a run changes of itself to go on from its last good checkpoint, in one paper: ``amendments.json``.
+
+    rollback    it was sick: every later step has half the learning rate
+    halving     memory ran out: smaller micro-batches and as many more of them, so that a step sees the same rows
+
+The paper is written before the run begins again and is read at each start, so that a killed run goes on as amended. The
+frozen config and what checkpoints hold stay as they are, and nothing is amended twice. When a run may amend itself is
+in ``recovery``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runner.files import read_json, write_json
+
+ROLLBACK, HALVING = "rollback", "halving"
+PAPER = "amendments.json"
+# What torch and its devices say when there is no memory left, beside errors of their own kind.
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "bad allocation")
+
+
+def read_amendments(folder: Path) -> list[dict[str, Any]]:
+    """The amendments of a run folder, oldest first."""
+    return (read_json(folder / PAPER) or {}).get("amendments", [])
+
+
+def write_amendments(folder: Path, amendments: Sequence[Mapping[str, Any]]) -> None:
+    """Put them all in place of those that are there; atomically."""
+    write_json(folder / PAPER, {"amendments": list(amendments)})
+
+
+def count_of(amendments: Sequence[Mapping[str, Any]], kind: str) -> int:
+    """How many there are of a kind."""
+    return sum(each["kind"] == kind for each in amendments)
+
+
+def amended_args(amendments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The trainer's arguments that are no longer those of the config."""
+    return {name: value for each in amendments for name, value in each.get("args", {}).items()}
+
+
+def amended_share(amendments: Sequence[Mapping[str, Any]], done: int) -> float:
+    """The share of its learning rate that the step after ``done`` steps has.
+
+    >>> amended_share([{"kind": "rollback", "from_step": 30}, {"kind": "halving", "from_step": 40}], 30)
+    0.5
+    """
+    return 0.5 ** sum(each["kind"] == ROLLBACK and each["from_step"] <= done for each in amendments)
+
+
+def in_words(amendment: Mapping[str, Any]) -> str:
+    """One amendment as a line.
+
+    >>> in_words({"kind": "rollback", "step": 37, "from_step": 30, "cause": "the loss is nan"})
+    'step 37: the loss is nan; again from step 30 with half the learning rate'
+    """
+    args = ", ".join(f"{name}={value}" for name, value in amendment.get("args", {}).items())
+    change = args or "half the learning rate"
+    return f"step {amendment['step']}: {amendment['cause']}; again from step {amendment['from_step']} with {change}"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that the device, or the machine, has no memory left.
+
+    >>> is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 9 bytes"))
+    True
+    """
+    known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return known or (isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY))
+
+
+def halve_training(given: Mapping[str, Any], args: Any) -> dict[str, int] | None:
+    """The arguments of a step in smaller micro-batches that sees the same rows; None where they cannot be smaller.
+
+    ``given`` are those of the config, ``args`` the trainer's own with its defaults. A batch is cut by its smallest
+    divisor, into halves where it is even, because only then the rows of a step stay the same. Sampled batches stay
+    whole, whose groups of completions must not be torn; PPO also samples and reads fewer rows at a time.
+    """
+    parts = _smallest_divisor(args.per_device_train_batch_size)
+    rows = args.per_device_train_batch_size // parts
+    pairs_of_a_batch = hasattr(args, "desirable_weight")  # KTO compares the rows of a batch with each other
+    if parts == 1 or (pairs_of_a_batch and rows < 2):
+        return None
+    changes = {
+        "per_device_train_batch_size": rows,
+        "gradient_accumulation_steps": args.gradient_accumulation_steps * parts,
+    }
+    if given.get("steps_per_generation"):
+        changes["steps_per_generation"] = args.steps_per_generation * parts
+    if hasattr(args, "max_tokens_per_micro_batch"):
+        changes |= _halve_passes(args, parts)
+    return changes
+
+
+def _halve_passes(args: Any, parts: int) -> dict[str, int]:
+    """The sizes of PPO's own passes, which its batches do not rule."""
+    tokens = args.max_tokens_per_micro_batch or (512 if args.device.type == "cpu" else None)
+    passes = {"local_rollout_forward_batch_size": args.local_rollout_forward_batch_size}
+    passes |= {"max_tokens_per_micro_batch": tokens} if tokens else {}
+    return {name: max(1, size // parts) for name, size in passes.items()}
+
+
+def halve_evaluation(args: Any) -> dict[str, int] | None:
+    """A smaller batch of evaluation that still holds whole groups of completions; None where there is none."""
+    group = getattr(args, "num_generations_eval", None) or getattr(args, "num_generations", None) or 1
+    rows = args.per_device_eval_batch_size
+    smaller = [size for size in range(rows // 2, 0, -1) if size * args.world_size % group == 0]
+    return {"per_device_eval_batch_size": smaller[0]} if smaller else None
+
+
+def _smallest_divisor(number: int) -> int:
+    """The smallest divisor of a number but 1; of 1 itself 1.
+
+    >>> [_smallest_divisor(number) for number in (8, 9, 7, 1)]
+    [2, 3, 7, 1]
+    """
+    return next((part for part in range(2, number + 1) if number % part == 0), 1)

@@ -1,0 +1,136 @@
+"""What a run does that turned sick, or has no memory left: it amends itself and begins again from its last good
+checkpoint, or it ends with cause and cure.
+
+How sickness is found is in ``health``, what an amendment is in ``amendment``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from runner.errors import EnvironmentFault, Fault, RunnerError, SickRun
+from runner.files import remove
+from runner.resume.amendment import (
+    HALVING,
+    ROLLBACK,
+    count_of,
+    halve_evaluation,
+    halve_training,
+    in_words,
+    is_out_of_memory,
+    read_amendments,
+    write_amendments,
+)
+from runner.run import Run, last_checkpoint, sealed_checkpoints, write_manifest
+
+log = logging.getLogger(__name__)
+ATTEMPTS = 4  # of either kind, unless the config says otherwise
+
+
+def amend(run: Run, parts: Mapping[str, Any], error: Exception) -> None:
+    """Write down what the next attempt does otherwise; raises the error, with all there is to say, if there is none.
+
+    Of several processes the one that failed writes it, and all of them end: only new ones can meet again, and whoever
+    started these starts those.
+    """
+    trainer = parts["trainer"]
+    error = _behind(error, trainer)
+    if isinstance(error, SickRun):
+        error, amendment = _of_sickness(run, error, trainer)
+    elif is_out_of_memory(error):
+        amendment = _of_memory(run, error, parts)
+    else:
+        raise error
+    if amendment is None:
+        raise error
+    if trainer.is_world_process_zero() or amendment["kind"] == HALVING:
+        # What this process knew when it began: another one may have written the same meanwhile.
+        write_amendments(run.folder, [*parts["amendments"], amendment])
+        record_amendments(run)
+    log.warning("%s", in_words(amendment))
+    if trainer.args.world_size > 1:
+        raise error
+
+
+def _behind(error: Exception, trainer: Any) -> Exception:
+    """The sickness where an exception comes of it: weights that are no numbers cannot be sampled from, for one."""
+    from runner.health import Health
+
+    health = [one for one in trainer.callback_handler.callbacks if isinstance(one, Health)]
+    known = isinstance(error, RunnerError) or is_out_of_memory(error) or not health
+    return error if known else health[0].sickness_behind(trainer.state.global_step + 1) or error
+
+
+def record_amendments(run: Run) -> None:
+    """Tell them in the manifest and, in a line each, in the status."""
+    amendments = read_amendments(run.folder)
+    if amendments:
+        run.set_status(amendments=list(map(in_words, amendments)))
+        write_manifest(run, amendments=amendments)
+
+
+def forget(parts: dict[str, Any]) -> None:
+    """Let go of every part of a run, so that the memory is there for the next attempt."""
+    from accelerate.utils import release_memory
+
+    parts.clear()
+    release_memory()
+
+
+def _of_sickness(run: Run, error: SickRun, trainer: Any) -> tuple[SickRun, dict[str, Any] | None]:
+    """The sickness with what of the run is still good, and the amendment, if it may have one."""
+    if error.healthy is None:
+        return error, None
+    if trainer.is_world_process_zero():
+        _remove_sick(run, error.healthy)
+    good = last_checkpoint(run, clean=False)
+    told = _told(error, f"{run}/checkpoints/{good.name}" if good else "the start")
+    asked, times = run.cfg.get("on_sick") == ROLLBACK, run.cfg.get("attempts", ATTEMPTS)
+    if not asked or not error.curable or count_of(read_amendments(run.folder), ROLLBACK) >= times:
+        return told, None
+    step = trainer.state.global_step
+    fault = error.faults[0]
+    from_step = int(good.name.rpartition("-")[2]) if good else 0
+    amendment = {"kind": ROLLBACK, "step": step, "from_step": from_step, "cause": f"{fault.where}: {fault.found}"}
+    return told, amendment
+
+
+def _remove_sick(run: Run, healthy: int) -> None:
+    """Delete the checkpoints that were taken before the sickness was noticed."""
+    for path in sealed_checkpoints(run):
+        if int(path.name.rpartition("-")[2]) > healthy:
+            remove(path)
+    left = [int(path.name.rpartition("-")[2]) for path in sealed_checkpoints(run)]
+    run.set_status(sealed=max(left, default=None))
+
+
+def _told(error: SickRun, good: str) -> SickRun:
+    faults = [replace(fault, found=f"{fault.found}; the last good checkpoint is {good}") for fault in error.faults]
+    return SickRun(faults, error.healthy, error.curable)
+
+
+def _of_memory(run: Run, error: Exception, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The amendment that needs less memory; raises EnvironmentFault where there is none."""
+    args, trainer = parts["args"], parts["trainer"]
+    measuring = trainer.is_measuring
+    size = f"per_device_{'eval' if measuring else 'train'}_batch_size"
+    smaller = halve_evaluation(args) if measuring else halve_training(run.cfg["trainer"]["args"], args)
+    times = sum(size in each.get("args", {}) for each in parts["amendments"])
+    if smaller is None or times >= run.cfg.get("attempts", ATTEMPTS) or run.cfg.get("on_memory") == "stop":
+        raise EnvironmentFault(_no_memory(error, size, getattr(args, size), times)) from error
+    good = last_checkpoint(run, clean=False)
+    step, from_step = trainer.state.global_step, int(good.name.rpartition("-")[2]) if good else 0
+    cause = f"out of memory in {'an evaluation' if measuring else 'a step'}"
+    return {"kind": HALVING, "step": step, "from_step": from_step, "cause": cause, "args": smaller}
+
+
+def _no_memory(error: Exception, size: str, rows: int, times: int) -> Fault:
+    """The end of a run that needs more memory than there is."""
+    found = f"{str(error).splitlines()[0] if str(error) else type(error).__name__}, with trainer.args.{size}={rows}"
+    cure = "trainer.args.max_length=<less>, peft=lora, model.dtype=bfloat16, or a smaller model="
+    if rows > 1:
+        cure = f"on_memory=halve attempts={times + ATTEMPTS}, or {cure}"
+    return Fault("memory", f"{found}, {times} times halved" if times else found, "a smaller step", cure)

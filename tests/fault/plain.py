@@ -1,0 +1,39 @@
+"""The control of the others here: TRL's own trainer on the same rows and model, resumed as its documentation says."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+
+def main(words: list[str]) -> int:
+    """Train the eight steps, from the newest checkpoint where there is one, and save the model.
+
+    The words are fields of its config, ``<name>=<JSON>``.
+    """
+    from datasets import load_dataset
+    from trl import SFTConfig, SFTTrainer
+
+    rows = load_dataset("json", data_files="rows/train.jsonl", split="train[:64]")
+    rows = rows.map(
+        lambda row: {"prompt": row["prompt"], "completion": row["chosen"]}, remove_columns=rows.column_names
+    )
+    fields = {
+        "output_dir": "outputs/plain",
+        "max_steps": 8,
+        "save_steps": 2,
+        "logging_steps": 1,
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "bf16": False,
+        "report_to": [],
+        "save_total_limit": 2,
+        "use_cpu": True,
+    }
+    args = SFTConfig(**fields | {name: json.loads(text) for name, _, text in (word.partition("=") for word in words)})
+    trainer = SFTTrainer("start", args, train_dataset=rows)
+    begun = os.path.isdir("outputs/plain") and any(Path("outputs/plain").glob("checkpoint-*"))
+    trainer.train(resume_from_checkpoint=begun)
+    trainer.save_model("outputs/plain/model")
+    return 0

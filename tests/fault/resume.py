@@ -1,0 +1,375 @@
+"""A resume never differs in silence: what may change is on a list, and what is not is refused, old -> new.
+
+    python tests/fault/resume.py                    everything, about ten minutes of one processor
+    python tests/fault/resume.py fields groups      some of: fields groups bits files control
+
+fields     every field of every trainer's config, changed once
+groups     every other key of a configuration, changed once
+bits       a run that goes on from another one with a change of the list ends as if it had had it from the start
+files      a changed file of rows, tokenizer, base model or code, for the same command and for another run
+control    TRL's own trainer, resumed with a changed field
+
+Prints a line for each kind. The exit code is 1 where a change is neither on the list nor refused with both values,
+where a run with a change of the list differs in its weights, or where the control never is silent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import resource
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from damage import LAST_SAVE, flip
+from kill import GROUPS, TRAINERS, WORDS, Place, unbroken
+from warm import Warm
+
+from runner.config import compose
+from runner.errors import Fault
+from runner.files import files_of, read_json, seal
+from runner.report.axis import leaves
+from runner.report.number import value as written
+from runner.resume.continuation import find_resume_faults
+from runner.run import Run, open_run
+from runner.signature import read_signature
+from runner.signature.read import UNKNOWN
+
+CONF = Path(__file__).resolve().parents[2] / "conf" / "trainer"
+NAMES = sorted(path.stem for path in CONF.glob("*.yaml"))
+TEACHER = "trainer.teacher_model.path=runner://model/tiny"
+NEEDS = {"distillation": (TEACHER,), "gkd": (TEACHER,), "grpo": ("reward=sorted_digits",)}
+# What a person may read in the documentation, written down once more: no step of a training hears of these.
+ALLOWED = frozenset(
+    {
+        *("logging_strategy", "logging_steps", "logging_first_step", "log_on_each_node", "log_level"),
+        *("log_level_replica", "log_completions", "log_unique_prompts", "report_to", "run_name", "project"),
+        *("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "skip_memory_metrics"),
+        *("push_to_hub", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push"),
+        *("hub_revision", "save_strategy", "save_steps", "save_total_limit", "eval_strategy", "eval_steps"),
+        *("eval_delay", "eval_on_start", "per_device_eval_batch_size", "eval_accumulation_steps"),
+        *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefetch_factor", "dataset_num_proc"),
+        *("ddp_timeout", "max_steps", "num_train_epochs"),  # the last two may grow
+    }
+)
+# Keys beside the trainer's config that name, place, launch or watch a run.
+ASIDE = ("name", "output_root", "tracker", "allow", "objective", "learning_rate", "kl_coef", "resume", "on_memory")
+ASIDE += ("attempts", "launcher")
+STEADY = "trainer.args.lr_scheduler_type=constant"
+# A change of the list, by the words of a command. SFT has dropout, so that its bits tell each random number.
+EVALUATED = "trainer.args.eval_strategy=steps"
+CHANGES = {
+    "sft": (
+        *(("trainer.args.logging_steps=3",), ("trainer.args.logging_first_step=true",)),
+        *(("trainer.args.logging_strategy=epoch",), ("trainer.args.log_level=info",)),
+        *(("trainer.args.save_steps=3",), ("trainer.args.save_strategy=epoch",), ("trainer.args.save_total_limit=1",)),
+        *((EVALUATED, "trainer.args.eval_steps=3"), ("trainer.args.eval_strategy=no",)),
+        *(("trainer.args.eval_on_start=true",), ("trainer.args.eval_delay=1",)),
+        *(("trainer.args.per_device_eval_batch_size=3",), ("trainer.args.eval_accumulation_steps=1",)),
+        *(("trainer.args.dataloader_num_workers=2",), ("trainer.args.dataloader_pin_memory=false",)),
+        ("trainer.args.dataloader_num_workers=1", "trainer.args.dataloader_prefetch_factor=3"),
+        *(("trainer.args.dataset_num_proc=2",), ("trainer.args.skip_memory_metrics=false",)),
+        *(("trainer.args.ddp_timeout=99",), ("trainer.args.hub_strategy=end",)),
+        *(("trainer.args.max_steps=11",), ("trainer.args.max_steps=11", "trainer.args.save_steps=3")),
+    ),
+    "grpo": (
+        *(("trainer.args.logging_steps=3",), ("trainer.args.log_completions=true",)),
+        *(("trainer.args.save_steps=4",), (EVALUATED, "trainer.args.eval_steps=3"), ("trainer.args.max_steps=10",)),
+    ),
+    "dpo": ((EVALUATED, "trainer.args.eval_steps=3"), ("trainer.args.max_steps=10",)),
+    "ppo": ((EVALUATED, "trainer.args.eval_steps=3"), ("trainer.args.max_steps=10",)),
+}
+
+
+# --- The lists, by the real functions and without a training ----------------------------------------------------------
+
+
+def laid(cfg: Mapping[str, Any], root: Path) -> dict[str, Any]:
+    """The configuration that would go on from a run of this one, which stopped in its fourth step."""
+    cfg = dict(cfg) | {"output_root": str(root)}
+    run = open_run(cfg, [])
+    folder = run.checkpoints / "checkpoint-4"
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_text("weights")
+        seal(folder)
+        run.set_status("interrupted", step=4, max_steps=8, sealed=4)
+    return cfg | {"resume": str(run.folder)}
+
+
+def composed(trainer: str, *words: str) -> dict[str, Any]:
+    return dict(compose([f"trainer={trainer}", *NEEDS.get(trainer, ()), STEADY, *words]).cfg)
+
+
+def misses_of_fields(root: Path, trainers: list[str] = NAMES) -> Iterator[tuple[str, str]]:
+    """Each field of each trainer's config, with what is wrong about how its change is taken; empty where nothing is."""
+    for trainer in trainers:
+        cfg = laid(composed(trainer), root / trainer)
+        for name, (old, new) in changes_of(cfg).items():
+            now = told_differently(cfg, {name: new})
+            yield f"{trainer} {name}", judged(now, f"trainer.args.{name}", old, new, name in ALLOWED)
+
+
+def changes_of(cfg: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Each field of the trainer's config with its value and another one."""
+    known = read_signature(cfg["trainer"]["args"]["_target_"]).parameters
+    defaults = {name: None if each.default is UNKNOWN else each.default for name, each in known.items()}
+    values = {name: cfg["trainer"]["args"].get(name, default) for name, default in defaults.items()}
+    return {name: (value, changed(value)) for name, value in values.items()}
+
+
+def told_differently(cfg: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with other values of some fields of the trainer's config."""
+    args = dict(cfg["trainer"]["args"]) | dict(fields)
+    return dict(cfg) | {"trainer": dict(cfg["trainer"]) | {"args": args}}
+
+
+def misses_of_groups(root: Path) -> Iterator[tuple[str, str]]:
+    """The same for every key of a configuration beside the trainer's config, and for groups that come and go."""
+    words = ("peft=lora", "quant=none", "optimizer=adamw", "metric=exact", "weight=none", "callback=samples")
+    cfg = laid(composed("grpo", *words), root)
+    for path, old in leaves({key: node for key, node in cfg.items() if key not in ("launcher", "resume")}):
+        if path.startswith("trainer.args.") and path != "trainer.args._target_":
+            continue
+        now, new = copy.deepcopy(cfg), changed(old)
+        put(now, path, new)
+        aside = path.partition(".")[0] in ASIDE
+        yield path, "" if aside and not find_resume_faults(now) else judged(now, path, old, new, aside)
+    for count in ("num_processes", "num_machines"):
+        now = cfg | {"launcher": dict(cfg["launcher"] or {}) | {count: 2}}
+        told = " ".join(f"{fault.where} {fault.found}" for fault in find_resume_faults(now))
+        yield f"launcher.{count}", "" if told == "launcher 1 -> 2 processes" else f"told: {told}"
+    for group in ("peft", "optimizer", "metric", "callback", "reward"):
+        yield f"{group} gone", "" if find_resume_faults(cfg | {group: None}) else "not refused"
+
+
+def changed(old: Any) -> Any:
+    """Another value of the same kind; more of a number."""
+    if isinstance(old, bool):
+        return not old
+    if isinstance(old, int | float):
+        return old + 1
+    return f"{old}-other" if isinstance(old, str) else [*old, "other"] if isinstance(old, list) else "other"
+
+
+def put(cfg: dict[str, Any], path: str, value: Any) -> None:
+    *outer, last = path.split(".")
+    for key in outer:
+        cfg = cfg[key]
+    cfg[last] = value
+
+
+def judged(now: Mapping[str, Any], path: str, old: Any, new: Any, allowed: bool) -> str:
+    """What is wrong with how a change is taken: let pass and not on the list, or refused without both values."""
+    faults = find_resume_faults(now)
+    if allowed:
+        return f"on the list, and refused: {faults[0]}" if faults else ""
+    told = [fault for fault in faults if fault.where == path]
+    if not told:
+        return f"neither on the list nor refused: {written(old)} -> {written(new)}"
+    return "" if is_whole(told[0], old, new) else f"without both values: {told[0]}"
+
+
+def is_whole(fault: Fault, old: Any, new: Any) -> bool:
+    """Whether a fault names what was and what is, and what to type to go on."""
+    named = fault.found.startswith((f"{written(old)} -> ", "its default -> "))
+    return named and fault.found.endswith(f"-> {written(new)}") and "resume" in fault.cure and bool(fault.expected)
+
+
+# --- Real runs --------------------------------------------------------------------------------------------------------
+
+
+class Interrupted:
+    """A run of each trainer that was killed at its third save, of which copies are resumed; each made once."""
+
+    def __init__(self, root: Path, warm: Warm):
+        self.root, self.warm, self.count = root, warm, 0
+        self.killed: dict[str, Place] = {}
+
+    def words(self, trainer: str) -> tuple[str, ...]:
+        more = (*GROUPS, "kl_coef=0.1") if trainer == "grpo" else ("trainer.args.gradient_accumulation_steps=2",)
+        short = "dataset.limit={train: 32, eval: 4}"  # two epochs and more
+        own = () if trainer in ("grpo", "ppo") else (short,)
+        return (*WORDS, TRAINERS[trainer][0], *more, *own, STEADY)
+
+    def place(self, name: str, trainer: str) -> Place:
+        return Place(self.root / name, self.root, self.warm, dropout=0.1 if trainer == "sft" else 0.0)
+
+    def copy(self, trainer: str) -> Place:
+        """The folder of a killed run once more."""
+        if trainer not in self.killed:
+            self.killed[trainer] = self.kill(f"killed-{trainer}", trainer)
+        self.count += 1
+        other = copy.copy(self.killed[trainer])
+        other.folder = self.root / f"copy-{self.count}"
+        shutil.copytree(self.killed[trainer].folder, other.folder)
+        return other
+
+    def kill(self, name: str, trainer: str, more: tuple[str, ...] = ()) -> Place:
+        place = self.place(name, trainer)
+        (place.folder / "mine.py").write_text(CODE)
+        assert place.start((*self.words(trainer), *more), pattern=LAST_SAVE, count=1).wait().returncode == -9
+        return place
+
+    def whole(self, trainer: str, change: tuple[str, ...]) -> Run:
+        """The run that had the change from the start."""
+        self.count += 1
+        place = self.place(f"whole-{self.count}", trainer)
+        unbroken(place, (*self.words(trainer), *change))
+        return place.run
+
+
+CODE = "from transformers import TrainerCallback\n\n\nclass Mine(TrainerCallback):\n    pass\n"
+OWN = ("callback.mine._target_=mine.Mine", "allow=[mine]")
+
+
+def misses_of_bits(runs: Interrupted, changes: Mapping[str, tuple] = CHANGES) -> Iterator[tuple[str, str]]:
+    """Each change of the list with what a run that goes on with it leaves otherwise than one that always had it."""
+    for trainer, each in changes.items():
+        for change in each:
+            yield f"{trainer} {' '.join(change)}", differs(runs, trainer, change)
+
+
+def differs(runs: Interrupted, trainer: str, change: tuple[str, ...]) -> str:
+    place = runs.copy(trainer)
+    before = place.run.folder
+    done = place.start((*runs.words(trainer), *change, f"resume={before.relative_to(place.folder)}")).wait()
+    if done.returncode or "begins    with checkpoint-6" not in done.stdout:
+        return f"exit code {done.returncode}: {done.stdout[-200:]} {done.stderr[-300:]}"
+    after = Run(next(folder for folder in before.parent.iterdir() if folder.name != before.name))
+    found, wanted = (weights(run) for run in (after, runs.whole(trainer, change)))
+    return f"differs in {sorted(name for name in wanted if found.get(name) != wanted[name])}" if found != wanted else ""
+
+
+def weights(run: Run) -> dict[str, str]:
+    return {name: digest for name, digest in files_of(run.model).items() if name.endswith(".safetensors")}
+
+
+def add_row(folder: Path) -> None:
+    lines = (folder / "rows" / "train.jsonl").read_text().splitlines()
+    (folder / "rows" / "train.jsonl").write_text("\n".join([lines[1], *lines[1:]]) + "\n")
+
+
+def edit_tokenizer(folder: Path) -> None:
+    path = folder / "start" / "tokenizer_config.json"
+    path.write_text(json.dumps(read_json(path) | {"padding_side": "left", "model_max_length": 77}))
+
+
+FILES: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "rows": ("rows/train.jsonl", add_row),
+    "tokenizer": ("start/tokenizer_config.json", edit_tokenizer),
+    "base model": ("start/model.safetensors", lambda folder: flip(folder / "start" / "model.safetensors")),
+}
+
+
+def misses_of_files(runs: Interrupted, names: tuple[str, ...] = tuple(FILES)) -> Iterator[tuple[str, str]]:
+    """Each changed file, for the same command and for a run that would go on from it with another logging."""
+    for name in names:
+        for way in ("the same command", "another run"):
+            yield f"{name}, {way}", refused(runs, name, way)
+    for way in ("the same command", "another run"):
+        yield f"code, {way}", noted(runs, way)
+
+
+def refused(runs: Interrupted, name: str, way: str) -> str:
+    """Empty where a changed file ended the command with its name, what it was and what it is, and nothing was begun."""
+    place = runs.copy("sft")
+    file, change = FILES[name]
+    change(place.folder)
+    before = place.run.folder
+    words = [*runs.words("sft")]
+    if way == "another run":
+        words += ["trainer.args.logging_steps=2", f"resume={before.relative_to(place.folder)}"]
+    done = place.start(tuple(words)).wait()
+    trained = [path for path in place.folder.glob("outputs/run/*/model")]
+    missing = [word for word in (file, " -> ", "type ") if word not in done.stderr]
+    shutil.rmtree(place.folder)
+    if done.returncode == 4 and not missing and not trained:
+        return ""
+    return f"exit code {done.returncode}, not said: {missing}: {done.stderr[-400:]}"
+
+
+def noted(runs: Interrupted, way: str) -> str:
+    """Empty where changed code of the user's was told on the terminal and in the manifest of the run that went on."""
+    runs.count += 1
+    place = runs.kill(f"code-{runs.count}", "sft", OWN)
+    before = place.run.folder
+    (place.folder / "mine.py").write_text(CODE.replace("pass", "mended = True"))
+    words = [*runs.words("sft"), *OWN]
+    if way == "another run":
+        words += ["trainer.args.hub_strategy=end", f"resume={before.relative_to(place.folder)}"]
+    done = place.start(tuple(words)).wait()
+    folders = [folder for folder in before.parent.iterdir() if way == "the same command" or folder != before]
+    notes = " ".join(Run(folders[0]).manifest().get("notes", [])) if len(folders) == 1 else f"{len(folders)} folders"
+    told = "mine.py" in done.stderr and " -> " in done.stderr and "mine.py" in notes
+    shutil.rmtree(place.folder)
+    return "" if told and not done.returncode else f"exit code {done.returncode}; {notes}; {done.stderr[-400:]}"
+
+
+SILENT = ("learning_rate=0.001", "weight_decay=0.1", 'optim="sgd"', "per_device_train_batch_size=2", "data_seed=5")
+SILENT += ("max_length=16", 'lr_scheduler_type="cosine"', "max_grad_norm=0.1", "gradient_accumulation_steps=1")
+
+
+def control(runs: Interrupted) -> dict[str, int]:
+    """What TRL's own trainer does where a field is another one: stops, warns of that field, or says nothing."""
+    found = {"stopped": 0, "told": 0, "in silence": 0}
+    killed = Place(runs.root / "plain", runs.root, runs.warm, "plain:main")
+    assert killed.start((), pattern=LAST_SAVE, count=1).wait().returncode == -9
+    shutil.rmtree(killed.folder / "outputs/plain/checkpoint-8", ignore_errors=True)
+    for number, word in enumerate(SILENT):
+        place = copy.copy(killed)
+        place.folder = runs.root / f"plain-{number}"
+        shutil.copytree(killed.folder, place.folder)
+        done = place.start((word,)).wait()
+        name = word.partition("=")[0]
+        found["stopped" if done.returncode else "told" if name in done.stderr + done.stdout else "in silence"] += 1
+    return found
+
+
+def told_of(kind: str, cases: Iterator[tuple[str, str]]) -> int:
+    """Print how many cases of a kind were as promised, and each that was not; how many those are."""
+    told = dict(cases)
+    bad = {name: text for name, text in told.items() if text}
+    print(f"{kind:<8} {len(told) - len(bad):>4} of {len(told):>4} as promised", flush=True)
+    print("".join(f"         {name}: {text}\n" for name, text in bad.items()), end="")
+    return len(bad)
+
+
+def main() -> int:
+    kinds = ("fields", "groups", "bits", "files", "control")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", default=kinds)
+    asked, bad = parser.parse_args().kinds, 0
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        warm = Warm(root / "warm")
+        runs = Interrupted(root, warm)
+        cases = {
+            "fields": lambda: misses_of_fields(root / "fields"),
+            "groups": lambda: misses_of_groups(root / "groups"),
+            "bits": lambda: misses_of_bits(runs),
+            "files": lambda: misses_of_files(runs),
+        }
+        for kind in (kind for kind in kinds if kind in asked and kind in cases):
+            bad += told_of(kind, cases[kind]())
+        if "control" in asked:
+            plain = control(runs)
+            bad += not plain["in silence"]
+            print(f"control  {', '.join(f'{number} {name}' for name, number in plain.items())}")
+        warm.close()
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    print(f"{sum(u.ru_utime + u.ru_stime for u in used):.0f} CPU seconds")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

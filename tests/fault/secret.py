@@ -1,0 +1,305 @@
+"""No secret is in any byte that is written: whatever way it is given, and wherever one looks.
+
+    python tests/fault/secret.py                everything
+    python tests/fault/secret.py refused lived  some of: harmless lines refused lived trackers controls
+
+Ways are data, in ``secret_cases``. A way is either refused, with four beats that do not repeat the secret, or the run
+goes its way, through a report, an export, predictions and evaluations, and every file is looked through: as it is, in
+an address and in base64, inside of zip members, pickles and gzip. Prints a line for each kind; the exit code is 1 where
+a secret was found. The controls show that the same search finds one after a plain Trainer and a plain Hydra.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import gzip
+import http.server
+import io
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+from danger import QUICK, Outcome, Run, fork, warmly
+from secret_cases import ENVIRONMENT, HARMLESS, LINES, REFUSED, SECRETS
+from warm import Warm
+
+from runner.check import check
+from runner.config import compose
+
+TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
+# Somebody's own part that says what it should not, in every way there is.
+CHATTY = """
+import logging, os, sys, warnings
+from transformers import TrainerCallback
+
+class Chatty(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        warnings.warn(f"the token is {os.environ['MY_TOKEN']}, is it not?")
+        logging.getLogger("chatty").warning("Authorization: Bearer %s", os.environ["OPENAI_API_KEY"])
+        logging.getLogger("chatty").error("could not reach %s", os.environ["DATABASE_URL"])
+
+class Broken(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        print("my token", os.environ["MY_TOKEN"], flush=True)
+        raise RuntimeError(f"401 for {os.environ['MY_TOKEN']} of {os.environ['HF_TOKEN']}")
+"""
+
+
+# --- The search ------------------------------------------------------------------------------------------------------
+
+
+def spellings(secret: str) -> set[bytes]:
+    """A secret as it is, in an address, and in base64 behind any number of letters."""
+    found = {secret.encode(), quote(secret, safe="").encode()}
+    for shift in range(3):
+        letters = base64.b64encode(b"x" * shift + secret.encode()).rstrip(b"=")
+        found.add(letters[(0, 2, 3)[shift] : -1])
+    return found
+
+
+SPELT = {name: spellings(secret) for name, secret in SECRETS.items()}
+
+
+def search(data: bytes, depth: int = 0) -> set[str]:
+    """The names of the secrets that some bytes hold, packed or not."""
+    found = {name for name, spelt in SPELT.items() if any(each in data for each in spelt)}
+    if depth < 3 and data[:2] == b"PK":
+        with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(io.BytesIO(data)) as archive:
+            for name in archive.namelist():
+                found |= search(archive.read(name), depth + 1)
+    if depth < 3 and data[:2] == b"\x1f\x8b":
+        with contextlib.suppress(OSError, EOFError):
+            found |= search(gzip.decompress(data), depth + 1)
+    return found
+
+
+def hits(folder: Path, text: str = "") -> Iterator[str]:
+    """Each file below a folder that holds a secret, in its name too, and the terminal if it does."""
+    for name in sorted(search(text.encode())):
+        yield f"{name} on the terminal"
+    for place, _, files in os.walk(folder):
+        for file in files:
+            path = Path(place, file)
+            if path.is_file() and not path.is_symlink():
+                for name in sorted(search(path.read_bytes()) | search(str(path.relative_to(folder)).encode())):
+                    yield f"{name} in {path.relative_to(folder)}"
+
+
+# --- What is none, and what is refused --------------------------------------------------------------------------------
+
+
+def misses_of_harmless() -> Iterator[str]:
+    """Each word that is taken for a secret and is none."""
+    for words in HARMLESS:
+        try:
+            faults = check(compose(words).cfg)
+        except Exception as error:  # told as what it is
+            yield f"{words}: {error}"
+            continue
+        yield from (f"{words}: {fault.found}" for fault in faults if "looks like" in fault.found)
+
+
+def misses_of_lines() -> Iterator[str]:
+    """Each line of a diff that keeps its secret, or loses what is none."""
+    from runner.secret import hidden_source
+
+    for line, kept in LINES:
+        told = hidden_source(line)
+        if (told == line) != kept or (not kept and search(told.encode())):
+            yield f"{line[:40]}: {told}"
+
+
+def misses_of_refused(folder: Path, run: Run, ways: Sequence[str] = tuple(REFUSED)) -> Iterator[str]:
+    """Each way that is not refused with a cure, or after which a secret is found; one folder for each."""
+    for number, way in enumerate(ways):
+        words, text = REFUSED[way]
+        work = folder / f"{number}"
+        (work / "own" / "experiment").mkdir(parents=True)
+        file = work / "own" / "experiment" / "x.yaml"
+        file.write_text(f"# @package _global_\n{text}\n") if text else None
+        outcome = run([*words, *(["--config-dir", "own"] if text else [])], work)
+        file.unlink(missing_ok=True)
+        beats = ("found ",) if way == "a word that Hydra refuses" else ("found ", "expected ", "type ")
+        if outcome.code != 2 or not all(beat in outcome.text for beat in beats) or "Traceback" in outcome.text:
+            yield f"{way}: exit code {outcome.code}: {' '.join(outcome.text.split())[-120:]}"
+        yield from (f"{way}: {hit}" for hit in hits(work, outcome.text))
+
+
+# --- A life with secrets all around -----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def indiscreet() -> Iterator[str]:
+    """The address of a server that says in its refusal with what one has logged in."""
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(401, f"no entry with {self.headers['Authorization']}")
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None: ...
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+
+
+def lives(address: str) -> dict[str, tuple[list[str], int]]:
+    """The commands of a life, in their order, each with its exit code."""
+    mine = ["allow=[chatty]", "callback.x._target_=chatty.Chatty"]
+    run = "outputs/life"
+    remote = ["trainer=grpo", "dataset=toy_sort", "reward=remote", f"reward.remote.url={address}"]
+    return {
+        "train": ([*QUICK, *mine, "name=life", "tracker=tensorboard"], 0),
+        "report": (["report", run], 0),
+        "report of all": (["report"], 0),
+        "export": (["export", run], 0),
+        "predict": (["predict", run, "limit=1", "max_new_tokens=2"], 0),
+        "evaluate": (["evaluate", run, "limit=1", "max_new_tokens=2"], 0),
+        "preview": (["preview", "html=true", "name=seen"], 0),
+        "why": (["why", "trainer.args.hub_token", "trainer.args.hub_token=${oc.env:MY_TOKEN}"], 0),
+        "a failure": ([*QUICK, "allow=[chatty]", "callback.x._target_=chatty.Broken", "name=broken", "--debug"], 1),
+        "a failed sweep": (
+            ["-m", "seed=0,1", *QUICK, "allow=[chatty]", "callback.x._target_=chatty.Broken", "name=two"],
+            1,
+        ),
+        "a refused reward": ([*QUICK, *remote, "reward.remote.token_variable=LOGIN", "name=remote"], 2),
+    }
+
+
+def lay_ground(folder: Path) -> None:
+    """A repository with an uncommitted secret, and somebody's own part."""
+    folder.mkdir(parents=True)
+    (folder / "chatty.py").write_text(CHATTY)
+    (folder / "notes.py").write_text("one = 1\n")
+    git = ["git", "-c", "user.name=me", "-c", "user.email=me@example.org"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *words], cwd=folder, check=True, capture_output=True)
+    (folder / "notes.py").write_text(f'one = 1\npassword = "{SECRETS["PASSWORD"]}"\nKEY = "{SECRETS["GITHUB"]}"\n')
+
+
+def misses_of_lived(folder: Path, run: Run, stations: Sequence[str] | None = None) -> Iterator[str]:
+    """Each command of a life that ends otherwise than it should, and each secret that is found after it."""
+    lay_ground(folder)
+    own = {"notes.py", "chatty.py", ".git"}
+    with indiscreet() as address:
+        for name, (words, code) in lives(address).items():
+            if stations is not None and name not in stations:
+                continue
+            outcome = run(words, folder)
+            if outcome.code != code:
+                yield f"{name}: exit code {outcome.code}: {' '.join(outcome.text.split())[-200:]}"
+            # What somebody's own part prints on the terminal is his affair.
+            text = "\n".join(line for line in outcome.text.splitlines() if not line.startswith("my token"))
+            yield from (
+                f"{name}: {hit}" for hit in hits(folder, text) if hit.split(" in ")[-1].split("/")[0] not in own
+            )
+            rate = len(list(folder.rglob("*")))
+        assert rate > 20, "nothing was written"
+
+
+def misses_of_trackers(folder: Path, run: Run) -> Iterator[str]:
+    """Each tracker that is installed and writes a secret."""
+    from importlib.util import find_spec
+
+    for name in TRACKERS:
+        if find_spec(name) is None:
+            print(f"  not installed: {name}")
+            continue
+        work = folder / name
+        lay_ground(work)
+        words = [*QUICK, f"tracker={name}", "allow=[chatty]", "callback.x._target_=chatty.Chatty", "name=tracked"]
+        outcome = run(words, work)
+        if outcome.code:
+            yield f"{name}: exit code {outcome.code}: {outcome.text[-200:]}"
+        own = {"notes.py", "chatty.py", ".git"}
+        yield from (
+            f"{name}: {hit}" for hit in hits(work, outcome.text) if hit.split(" in ")[-1].split("/")[0] not in own
+        )
+
+
+# --- Controls ---------------------------------------------------------------------------------------------------------
+
+HYDRA = """
+import sys
+from pathlib import Path
+import hydra
+Path("conf").mkdir()
+Path("conf/c.yaml").write_text("hub_token: null\\n")
+sys.argv = ["app", "hub_token=" + sys.argv[1]]
+hydra.main(version_base="1.3", config_path=str(Path("conf").absolute()), config_name="c")(lambda cfg: None)()
+"""
+
+
+def controls(folder: Path) -> dict[str, list[str]]:
+    """What the search finds after a plain Trainer's save, after a plain Hydra, and in what we packed ourselves."""
+    import torch
+    from transformers import TrainingArguments
+
+    trainer, hydra, packed = folder / "trainer", folder / "hydra", folder / "packed"
+    for place in (trainer, hydra, packed):
+        place.mkdir(parents=True)
+    args = TrainingArguments(output_dir=str(trainer), hub_token=SECRETS["HUB"], use_cpu=True, report_to="none")
+    torch.save(args, trainer / "training_args.bin")
+    subprocess.run([sys.executable, "-c", HYDRA, SECRETS["HUB"]], cwd=hydra, check=True, capture_output=True)
+    with zipfile.ZipFile(packed / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("b.gz", gzip.compress(b"user:" + base64.b64encode(b"me:" + SECRETS["PLAIN"].encode())))
+    return {place.name: list(hits(place)) for place in (trainer, hydra, packed)}
+
+
+# --- All of it --------------------------------------------------------------------------------------------------------
+
+
+def kinds(folder: Path, warm: Warm) -> dict[str, tuple[int, Callable[[], Iterator[str]]]]:
+    """Each kind with how many cases it has, and what gives its misses."""
+    whole = warmly(warm, **ENVIRONMENT, LOGIN=SECRETS["PLAIN"])
+
+    def missing_controls() -> Iterator[str]:
+        yield from (f"nothing is found after {name}" for name, found in controls(folder / "c").items() if not found)
+
+    return {
+        "harmless": (len(HARMLESS), misses_of_harmless),
+        "lines": (len(LINES), misses_of_lines),
+        "refused": (len(REFUSED), lambda: misses_of_refused(folder / "refused", light)),
+        "lived": (len(lives("")), lambda: misses_of_lived(folder / "lived", whole)),
+        "trackers": (len(TRACKERS), lambda: misses_of_trackers(folder / "trackers", whole)),
+        "controls": (3, missing_controls),
+    }
+
+
+def light(words: Sequence[str], cwd: Path) -> Outcome:
+    """The command with secrets all around it, which is refused at the door."""
+    return fork(words, cwd, **ENVIRONMENT)
+
+
+def report(wanted: Sequence[str]) -> int:
+    failed = 0
+    with tempfile.TemporaryDirectory(prefix="secret-") as place, contextlib.closing(Warm(Path(place) / "warm")) as warm:
+        os.chdir(place)
+        for name, (count, find) in kinds(Path(place), warm).items():
+            if wanted and name not in wanted:
+                continue
+            misses = list(find())
+            failed += len(misses)
+            print(f"{name:<10}{count - len({miss.split(':')[0] for miss in misses}):>5} of {count}", flush=True)
+            for miss in misses:
+                print(f"  miss    {miss}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(report(sys.argv[1:]))

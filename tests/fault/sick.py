@@ -1,0 +1,422 @@
+"""Sick runs stop within five steps with cause and cure and keep their last good checkpoint; healthy ones are let be.
+
+    python tests/fault/sick.py                 every case, and the control
+    python tests/fault/sick.py kl nan          those whose name holds one of the words
+    python tests/fault/sick.py --overhead      what looking costs, in CPU seconds
+
+Prints a line for each case: its verdict, exit code, the step at which it was noticed, and what was said. The exit code
+is 1 where a case misses. The control trains three of the sick cases with TRL's trainer alone: it finishes with 0.
+
+Each run is the public command on the shipped model, a few steps, logged every 100 steps; what makes it sick is a part
+of its configuration (``sabotage``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(TESTS), str(TESTS.parent), str(Path(__file__).parent)]
+
+from runner.__main__ import main
+from runner.files import verify
+from runner.run import Run, sealed_checkpoints
+
+WITHIN = 5
+SMALL = (
+    *("metric=none", "dataset.limit.train=64", "dataset.limit.eval=4", "allow=[sabotage]"),
+    *("trainer.args.per_device_train_batch_size=8", "trainer.args.logging_steps=100", "trainer.args.save_steps=2"),
+)
+SAMPLED = ("trainer.args.max_completion_length=8", "trainer.args.num_generations=4")
+PPO = ("trainer.args.response_length=8", "trainer.args.num_ppo_epochs=1")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run: its words, and for a sick one the step of its fault and the alarm that must be raised.
+
+    ``within`` is more than five only where the alarm says so itself.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    fault: int | None = None
+    alarm: str = ""
+    within: int = WITHIN
+    prepare: Callable[[Path], tuple[str, ...]] = lambda folder: ()
+
+
+def callback(kind: str, **values: object) -> tuple[str, ...]:
+    return f"callback.x._target_=sabotage.{kind}", *(f"callback.x.{name}={value}" for name, value in values.items())
+
+
+def taught(folder: Path) -> tuple[str, ...]:
+    """A teacher of the student's kind."""
+    return (f"trainer.teacher_model.path={TESTS.parent / 'runner/model/tiny'}", "tolerate.zero_gradient=true")
+
+
+def trainer(name: str, steps: int, *words: str) -> tuple[str, ...]:
+    own = {"grpo": SAMPLED, "rloo": SAMPLED, "ppo": PPO, "online_dpo": ("trainer.args.max_new_tokens=8",)}
+    own["distillation"] = ("trainer.args.max_completion_length=8",)
+    return (f"trainer={name}", f"trainer.args.max_steps={steps}", *SMALL, *own.get(name, ()), *words)
+
+
+def reward(kind: str, **values: object) -> tuple[str, ...]:
+    return f"reward.x._target_=sabotage.{kind}", *(f"reward.x.{name}={value}" for name, value in values.items())
+
+
+ALONE = "reward=none"
+WEIGHT, NAN, INF = callback("Weight", at=4), callback("Gradient", at=4, value="nothing"), {"at": 4, "value": "endless"}
+SICK = [
+    Case("nan weight sft", trainer("sft", 12, *WEIGHT), 4, "not_finite"),
+    Case("nan weight lora dpo", trainer("dpo", 12, "peft=lora", *WEIGHT), 4, "not_finite"),
+    Case("nan weight ppo", trainer("ppo", 8, *WEIGHT), 4, "not_finite"),
+    Case("nan weight grpo", trainer("grpo", 8, *WEIGHT), 4, "not_finite"),
+    Case("inf weight kto", trainer("kto", 12, *callback("Weight", **INF)), 4, "not_finite"),
+    Case("nan weight at a save", trainer("sft", 12, *callback("Late", at=4)), 4, "not_finite"),
+    Case("nan gradient reward", trainer("reward", 12, *NAN), 4, "not_finite"),
+    Case("nan gradient rloo", trainer("rloo", 8, *NAN), 4, "not_finite"),
+    Case("inf gradient orpo", trainer("orpo", 12, *callback("Gradient", **INF)), 4, "not_finite"),
+    Case("nan loss", trainer("sft", 12, "loss._target_=sabotage.NanLoss", "loss.at=4"), 4, "not_finite"),
+    Case("nan reward", trainer("grpo", 8, ALONE, *reward("After", calls=3, value="nothing")), 4, "reward.x"),
+    Case("inf reward", trainer("ppo", 8, ALONE, *reward("After", calls=3, value="endless")), 1, "reward.x"),
+    Case(
+        "nan evaluation",
+        trainer(
+            "sft",
+            8,
+            "loss._target_=sabotage.NanLoss",
+            "loss.at=2",
+            "loss.evaluations=true",
+            "trainer.args.eval_strategy=steps",
+            "trainer.args.eval_steps=4",
+        ),
+        4,
+        "not_finite",
+    ),
+    Case("rate 100 sft", trainer("sft", 12, "learning_rate=100"), 1, "exploded|not_finite"),
+    Case(
+        "rate 1e10 lora", trainer("dpo", 12, "peft=lora", *callback("Rate", at=4, times=1e14)), 4, "exploded|not_finite"
+    ),
+    Case("rate 1e4 times", trainer("cpo", 12, *callback("Rate", at=4, times=1e5)), 4, "diverged|not_finite"),
+    Case(
+        "all labels masked",
+        trainer(
+            "sft",
+            12,
+            "collator._target_=sabotage.Masking",
+            "tolerate.nothing_trained=true",
+            "tolerate.no_end=true",
+            "tolerate.other_template=true",
+        ),
+        1,
+        "zero_gradient|not_finite",
+    ),
+    Case("zero gradient sft", trainer("sft", 12, *callback("Gradient", at=4, times=0.0)), 4, "zero_gradient"),
+    Case(
+        "zero gradient accumulated",
+        trainer("orpo", 12, "trainer.args.gradient_accumulation_steps=2", *callback("Gradient", at=4, times=0.0)),
+        4,
+        "zero_gradient",
+    ),
+    Case("zero gradient dpo", trainer("dpo", 12, *callback("Gradient", at=1, times=0.0)), 1, "zero_gradient"),
+    Case("zero gradient reward", trainer("reward", 12, *callback("Gradient", at=1, times=0.0)), 1, "zero_gradient"),
+    Case("frozen adapter", trainer("sft", 12, "peft=lora", "optimizer._target_=sabotage.Idle"), 1, "frozen"),
+    Case("optimizer of strangers", trainer("dpo", 12, "optimizer._target_=sabotage.strangers"), 1, "frozen"),
+    Case("frozen by rounding", trainer("sft", 12, "model.dtype=bfloat16", "learning_rate=1e-12"), 1, "frozen"),
+    Case(
+        "constant reward grpo",
+        trainer("grpo", 12, ALONE, "trainer.args.per_device_train_batch_size=32", *reward("constant")),
+        1,
+        "constant_reward",
+    ),
+    Case(
+        "constant reward ppo",
+        trainer("ppo", 12, ALONE, "trainer.args.per_device_train_batch_size=32", *reward("constant")),
+        1,
+        "constant_reward",
+    ),
+    Case(
+        "constant reward online dpo",
+        trainer("online_dpo", 12, ALONE, "trainer.args.per_device_train_batch_size=32", *reward("constant")),
+        1,
+        "constant_reward",
+    ),
+    Case("kl ppo", trainer("ppo", 12, *callback("Rate", at=3, times=3e3)), 3, "kl|exploded"),
+    Case("kl grpo", trainer("grpo", 12, "kl_coef=0.01", *callback("Rate", at=3, times=3e3)), 3, "kl|exploded"),
+    Case("sign of dpo", trainer("dpo", 14, "loss._target_=sabotage.reversed_dpo"), 1, "opposite", 6),
+    Case(
+        "sign of gradients dpo",
+        trainer("dpo", 14, "peft=lora", "learning_rate=1e-3", *callback("Reverse")),
+        1,
+        "opposite",
+        6,
+    ),
+    Case(
+        "sign of gradients reward",
+        trainer(
+            "reward", 24, "trainer.args.per_device_train_batch_size=32", "learning_rate=1e-3", *callback("Reverse")
+        ),
+        1,
+        "opposite|diverged",
+        10,
+    ),
+    Case(
+        "sign of sft", trainer("sft", 30, "learning_rate=3e-3", *callback("Reverse", at=6)), 6, "diverged|exploded", 12
+    ),
+    Case("wrong reference", trainer("dpo", 8, *callback("Moved")), 1, "first_margin"),
+]
+WARM = ("trainer.args.warmup_steps=4", "trainer.args.lr_scheduler_type=cosine")
+HEALTHY = [
+    Case("sft", trainer("sft", 12, *WARM)),
+    Case(
+        "sft lora",
+        trainer(
+            "sft", 10, "peft=lora", "trainer.args.lr_scheduler_type=constant_with_warmup", "trainer.args.warmup_steps=6"
+        ),
+    ),
+    Case("sft frozen layers", trainer("sft", 10, "peft=freeze")),
+    Case("sft prompt tuning", trainer("sft", 10, "peft=prompt")),
+    Case("sft bfloat16", trainer("sft", 10, "model.dtype=bfloat16", "learning_rate=1e-5")),
+    Case("sft memorised", trainer("sft", 40, "learning_rate=1e-2", "dataset.limit.train=8")),
+    Case(
+        "sft packed",
+        trainer(
+            "sft",
+            8,
+            "trainer.args.packing=true",
+            "trainer.args.max_length=64",
+            "dataset.limit.train=200",
+            "tolerate.truncated=1",
+        ),
+    ),
+    Case("sft accumulated", trainer("sft", 8, "trainer.args.gradient_accumulation_steps=4", *WARM)),
+    Case("sft fast", trainer("sft", 20, "learning_rate=1e-2")),
+    Case("sft row by row", trainer("sft", 40, "trainer.args.per_device_train_batch_size=1", "learning_rate=1e-3")),
+    Case("sft 4bit", trainer("sft", 8, "peft=qlora")),
+    Case("dpo", trainer("dpo", 20, "trainer.args.per_device_train_batch_size=2")),
+    Case("dpo saturated", trainer("dpo", 40, "learning_rate=3e-3", "kl_coef=1")),
+    Case("dpo warm-up from 0", trainer("dpo", 12, *WARM, "peft=lora")),
+    Case("kto one-sided batches", trainer("kto", 20, "trainer.args.per_device_train_batch_size=2")),
+    Case("orpo", trainer("orpo", 20)),
+    Case("cpo", trainer("cpo", 20)),
+    Case("reward", trainer("reward", 20, "trainer.args.per_device_train_batch_size=4")),
+    Case("grpo rare rewards", trainer("grpo", 14, ALONE, *reward("Rare", every=40))),
+    Case("grpo at the best reward", trainer("grpo", 14, ALONE, *reward("After", calls=3, value="1"))),
+    Case("grpo large stable kl", trainer("grpo", 14, "kl_coef=0.01", "learning_rate=1e-3")),
+    Case("grpo rollouts used again", trainer("grpo", 12, "trainer.args.num_iterations=2")),
+    Case("rloo", trainer("rloo", 10)),
+    Case("ppo", trainer("ppo", 12, "learning_rate=3e-4")),
+    Case("ppo lora", trainer("ppo", 8, "peft=lora", "trainer.args.value_warmup_steps=5")),
+    Case("online dpo", trainer("online_dpo", 10)),
+    Case("distillation", trainer("distillation", 6), prepare=taught),
+    Case("gkd", trainer("gkd", 6), prepare=taught),
+]
+
+
+@dataclass
+class Outcome:
+    """What a run came to; ``noticed`` is the step that its last words name."""
+
+    code: int
+    run: Run
+    text: str
+
+    @property
+    def noticed(self) -> int | None:
+        found = re.search(r"at step (\d+)", self.text)
+        return int(found[1]) if found else None
+
+    def faults(self, case: Case) -> list[str]:
+        """How it is not what its case says."""
+        if case.fault is None:
+            return [] if self.code == 0 and self.run.status()["state"] == "finished" else [f"exit {self.code}"]
+        wrong = [] if self.code == 3 and self.run.status()["state"] == "failed" else [f"exit {self.code}"]
+        if not re.search(rf"^  ({case.alarm})\b", self.text, re.MULTILINE):
+            wrong.append(f"not told as {case.alarm}")
+        if self.noticed is not None and not 0 <= self.noticed - case.fault <= case.within:
+            wrong.append(f"noticed at step {self.noticed}")
+        if self.run.model.exists():
+            wrong.append("a model was saved")
+        kept = sealed_checkpoints(self.run)
+        if not all(map(is_whole, kept)):
+            wrong.append("a sick checkpoint is sealed")
+        if case.fault > 3 and not kept:
+            wrong.append("no good checkpoint is left")
+        return wrong
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """Whether a checkpoint is as it was sealed and holds finite numbers only."""
+    from safetensors.torch import load_file
+
+    tensors = [each for path in checkpoint.rglob("*.safetensors") for each in load_file(path).values()]
+    return verify(checkpoint) and bool(tensors) and all(bool(each.isfinite().all()) for each in tensors)
+
+
+def perform(case: Case, folder: Path) -> Outcome:
+    """Run the command of a case in this process, in a new folder."""
+    work = folder / case.name.replace(" ", "-")
+    work.mkdir(parents=True)
+    words = [*case.words, *case.prepare(work), "name=run", f"output_root={work / 'outputs'}"]
+    told = io.StringIO()
+    with contextlib.redirect_stderr(told), contextlib.redirect_stdout(told):
+        code = main(words)
+    found = list(work.glob("outputs/run/*/config.yaml"))
+    run = Run(found[0].parent if found else work)
+    return Outcome(code, run, str(run.status().get("cause") or "") if found else told.getvalue())
+
+
+def attempt(cases: list[Case], folder: Path) -> int:
+    """Run them all, print a line for each, and count those that miss."""
+    missed, delays = 0, []
+    for case in cases:
+        before = cpu()
+        outcome = perform(case, folder)
+        wrong = outcome.faults(case)
+        missed += bool(wrong)
+        if case.fault is not None and outcome.noticed is not None:
+            delays.append(outcome.noticed - case.fault)
+        told = " ".join(" ".join(outcome.text.splitlines()[1:3]).split())[:110]
+        late = "" if case.fault is None else f"fault {case.fault}, noticed {outcome.noticed}"
+        spent = f"{cpu() - before:4.1f} s"
+        verdict = "MISS" if wrong else "ok"
+        print(
+            f"{verdict:<4}  {case.name:<28} {outcome.code}  {late:<22} {spent}  {'; '.join(wrong)}  {told}", flush=True
+        )
+        shutil.rmtree(folder / case.name.replace(" ", "-"))
+    if delays:
+        print(f"noticed after {sum(delays) / len(delays):.1f} steps on average, {max(delays)} at most")
+    return missed
+
+
+def cpu() -> float:
+    """CPU seconds of this process and its children."""
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
+# --- The control --------------------------------------------------------------------------------
+
+
+def control(folder: Path) -> int:
+    """Three sick trainings by TRL alone; gives how many of them it stopped."""
+    import torch
+    from datasets import Dataset
+    from sabotage import Gradient, Idle, Weight
+    from transformers import AutoModelForCausalLM
+    from trl import SFTConfig, SFTTrainer
+
+    rows = Dataset.from_list([{"prompt": f"{n} and ", "completion": f"{n % 7}"} for n in range(64)])
+    stopped = 0
+    for name, parts in {
+        "nan weight": {"callbacks": [Weight(4)]},
+        "zero gradient": {"callbacks": [Gradient(4, times=0.0)]},
+        "frozen": {"optimizer_cls_and_kwargs": (Idle, {"lr": 1e-4})},
+    }.items():
+        args = SFTConfig(
+            output_dir=str(folder / "plain"),
+            max_steps=12,
+            bf16=False,
+            use_cpu=True,
+            report_to=[],
+            save_total_limit=1,
+            activation_checkpointing=False,
+            save_steps=2,
+            disable_tqdm=True,
+            logging_steps=100,
+        )
+        model = AutoModelForCausalLM.from_pretrained(TESTS.parent / "runner/model/tiny", dtype=torch.float32)
+        with contextlib.redirect_stdout(io.StringIO()):
+            try:
+                SFTTrainer(model, args, train_dataset=rows, processing_class=_tokenizer(), **parts).train()
+                ended = "finished"
+            except Exception as error:
+                ended, stopped = f"stopped by {type(error).__name__}", stopped + 1
+        broken = sum(not bool(each.isfinite().all()) for each in model.parameters())
+        print(f"      control: {name}: {ended}, {broken} weights of its last checkpoint are no numbers")
+    return stopped
+
+
+def _tokenizer():
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(TESTS.parent / "runner/model/tiny")
+
+
+# --- What it costs ------------------------------------------------------------------------------
+
+MODELS = {
+    "the shipped one": ("trainer.args.max_steps=40", "trainer.args.per_device_train_batch_size=32"),
+    "30 million": ("model=new", "model.hidden_size=512", "model.intermediate_size=2048", "model.num_hidden_layers=8",
+                   "model.num_attention_heads=8", "trainer.args.max_steps=10",
+                   "trainer.args.per_device_train_batch_size=16"),
+}  # fmt: skip
+
+
+def overhead(folder: Path) -> int:
+    """Print the share of a training's CPU seconds that goes into looking; 1 where it is 2 % or more."""
+    from runner.config import compose
+    from runner.health import Health
+    from runner.run import open_run
+    from runner.tray import lay_out
+    from runner.work import Stop
+
+    dear = 0
+    for name, words in MODELS.items():
+        words = ["trainer=sft", "metric=none", "trainer.args.save_strategy=no", *words]
+        trainer = lay_out(open_run(compose([*words, f"output_root={folder}"]).cfg, []), Stop())["trainer"]
+        [health] = [one for one in trainer.callback_handler.callbacks if isinstance(one, Health)]
+        spent = {"seconds": 0.0}
+        for event in ("hear_loss", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end", "on_log"):
+            setattr(health, event, timed(getattr(health, event), spent))
+        trainer.hear_loss = health.hear_loss
+        before = time.process_time()
+        trainer.train()
+        share = spent["seconds"] / (time.process_time() - before)
+        weights = sum(each.numel() for each in trainer.model.parameters()) / 1e6
+        steps = trainer.state.global_step
+        print(f"{name} ({weights:.1f} M): {1000 * spent['seconds'] / steps:.2f} ms a step, {share:.2%} of the CPU")
+        dear += share >= 0.02
+    return int(bool(dear))
+
+
+def timed(call: Callable[..., None], spent: dict[str, float]) -> Callable[..., None]:
+    def timing(*given: object, **more: object) -> None:
+        before = time.process_time()
+        try:
+            call(*given, **more)
+        finally:
+            spent["seconds"] += time.process_time() - before
+
+    return timing
+
+
+def run_all(words: list[str]) -> int:
+    """All that was asked for; 1 where anything misses."""
+    if words == ["--overhead"]:
+        with tempfile.TemporaryDirectory() as folder:
+            return overhead(Path(folder))
+    chosen = [case for case in SICK + HEALTHY if not words or any(word in case.name for word in words)]
+    with tempfile.TemporaryDirectory() as folder:
+        sick = [case for case in chosen if case in SICK]
+        healthy = [case for case in chosen if case in HEALTHY]
+        unnoticed = attempt(sick, Path(folder) / "sick")
+        alarmed = attempt(healthy, Path(folder) / "healthy")
+        print(f"{len(sick) - unnoticed} of {len(sick)} sick runs stopped as they should")
+        print(f"{alarmed} of {len(healthy)} healthy runs were alarmed")
+        stopped = 0 if words else control(Path(folder))
+    return 1 if unnoticed or alarmed or stopped else 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_all(sys.argv[1:]))

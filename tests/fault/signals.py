@@ -1,0 +1,275 @@
+"""Asked to stop in whatever it is doing, a run saves its step, says interrupted, and the same command goes on.
+
+    python tests/fault/signals.py --count 60         about six minutes of one processor
+    python tests/fault/signals.py --count 6 ppo
+
+Each run gets SIGTERM, SIGINT, SIGUSR1 or SIGHUP a few times, each at the n-th call of a function that stands for a
+phase, or a moment after it; with SIGHUP the terminal is gone as well. Each time the exit code must be 130 or 143, the
+state interrupted, and the newest checkpoint no further than the next step from which a resume is exact. Every third
+time a second signal follows, after which nothing more may be begun. Then the run finishes by its own command, with the
+weights and the record of a run that nothing stopped. Prints, for each phase, how many signals there were and how many
+kept to all of that. The last line is the control: SIGTERM to TRL's own trainer. The exit code is 1 on a miss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(TESTS), str(TESTS.parent), str(Path(__file__).parent)]
+
+import plain
+from kill import DROPOUT, TRAINERS, WORDS, Place, papers
+from warm import Warm
+
+from runner.__main__ import main as door
+from runner.errors import code_of
+from runner.run import Run, last_checkpoint
+from runner.sweep.plan import state_of
+
+# What stands for a phase: a function whose n-th call is the instant.
+PHASES = {
+    "door": "runner.__main__:check_ahead",
+    "load": "transformers:PreTrainedModel.from_pretrained",
+    "tokenise": "datasets:Dataset.map",
+    "forward": "torch.nn:Linear.forward",
+    "generate": "transformers:GenerationMixin.generate",
+    "sample": "runner.trainer.rollout:draw",
+    "backward": "torch:Tensor.backward",
+    "save": "torch:save",
+    "eval": "transformers:Trainer.evaluate",
+    "end": "runner.report.plot:write_plots",
+}
+STEPPING = ("forward", "backward")
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+SIGNALS_A_RUN = 3
+MOMENT = 0.02  # most seconds between an instant and its signal
+CYCLE = 2  # steps between two from which a resume is exact, at most in these trainings
+
+
+# --- In the process of the command --------------------------------------------------------------------------------
+
+
+def main(words: list[str]) -> int:
+    """The door of a run, or of the control, with what the environment asks for."""
+    asked = json.loads(os.environ["SIGNALS"])
+    calls: Counter[str] = Counter()
+    for phase, place in PHASES.items():
+        wrap(phase, place, calls, asked)
+    try:
+        return plain.main(words) if asked.get("plain") else door(words)
+    finally:
+        if record := asked.get("record"):
+            Path(record).write_text(json.dumps(calls))
+
+
+def wrap(phase: str, place: str, calls: Counter[str], asked: dict[str, Any]) -> None:
+    """Count the calls of a function, and have one of them be the instant."""
+    module, _, path = place.partition(":")
+    owner: Any = importlib.import_module(module)
+    *outer, name = path.split(".")
+    for each in outer:
+        owner = getattr(owner, each)
+    kept = vars(owner)[name]
+    inner = getattr(kept, "__func__", kept)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls[phase] += 1
+        if phase == asked.get("phase"):
+            reach(calls[phase] - asked["count"], asked)
+        return inner(*args, **kwargs)
+
+    setattr(owner, name, classmethod(call) if isinstance(kept, classmethod) else call)
+
+
+def reach(late: int, asked: dict[str, Any]) -> None:
+    """Send the signal at the instant, the second at the next call, and tell where a call follows on that."""
+    told = Path(asked["told"])
+    if late == 0:
+        told.write_text(str(step_now()))
+        if asked["number"] == signal.SIGHUP:
+            hang_up()
+        send(asked["number"], asked["moment"])
+    elif late == 1 and asked["twice"]:
+        send(asked["number"], 0)
+    elif late > 1 and asked["twice"]:
+        told.write_text("went on")
+
+
+def send(number: int, moment: float) -> None:
+    """Send this process a signal, or have it sent soon."""
+    if moment:
+        timer = threading.Timer(moment, os.kill, (os.getpid(), number))
+        timer.daemon = True
+        timer.start()
+    else:
+        os.kill(os.getpid(), number)
+
+
+def hang_up() -> None:
+    """Close the terminal of this process: from here on nobody can be told anything."""
+    screen, terminal = os.openpty()
+    for number in (1, 2):
+        os.dup2(terminal, number)
+    os.close(screen)
+
+
+def step_now() -> int:
+    """The last step that the run in this folder has logged."""
+    found = list(Path("outputs").glob("run/*/config.yaml"))
+    return Run(found[0].parent).status()["step"] if found else 0
+
+
+# --- Outside of it --------------------------------------------------------------------------------------------------
+
+
+def start(place: Place, words: Sequence[str], **asked: Any) -> tuple[int, str]:
+    """The exit code of the command and what it said."""
+    os.environ["SIGNALS"] = json.dumps({"told": str(place.folder / "told"), **asked})
+    done = place.start((*words,)).wait()
+    return done.returncode, done.stderr
+
+
+def calls_of(place: Place, words: Sequence[str], **asked: Any) -> dict[str, int]:
+    """How often each phase is entered by the command, which nothing disturbs."""
+    code, said = start(place, words, record=str(place.folder / "calls"), **asked)
+    assert code == 0, said
+    return json.loads((place.folder / "calls").read_text())
+
+
+def misses_of_stop(place: Place, words: Sequence[str], phase: str, asked: dict[str, Any]) -> Iterator[str]:
+    """Stop the command once; what is not as it must be. The phase may not come in what is left of the run."""
+    told = place.folder / "told"
+    told.unlink(missing_ok=True)
+    code, said = start(place, words, phase=phase, **asked)
+    if not told.exists():
+        yield from () if code == 0 else [f"exit code {code} without a signal: {said[-300:]}"]
+        return
+    if code == 0 and asked["moment"]:
+        return  # the run ended in that moment
+    if code != (wanted := code_of(asked["number"])):
+        yield f"exit code {code}, not {wanted}: {said[-300:]}"
+    found = list(place.folder.glob("outputs/run/*/config.yaml"))
+    state = state_of(found[0].parent) if found else "new"
+    if state != "interrupted" and not (phase == "door" and state in ("new", "created")):
+        yield f"state {state}"
+    if told.read_text() == "went on":
+        yield "went on after the second signal"
+    elif phase in STEPPING and not asked["twice"] and state == "interrupted":
+        newest, begun = last_checkpoint(Run(found[0].parent), clean=False), int(told.read_text())
+        if begun and not begun <= (step := int(newest.name.rpartition("-")[2]) if newest else -1) <= begun + CYCLE:
+            yield f"the newest checkpoint is of step {step}, and the signal came after step {begun}"
+
+
+def life(
+    place: Place, words: Sequence[str], calls: dict[str, int], phases: list[str], chance: random.Random
+) -> Iterator[tuple[str, list[str]]]:
+    """Stop a run in each of these phases, one after the other; each phase with its misses."""
+    for again, phase in enumerate(phases):
+        asked = {
+            "count": chance.randint(1, max(1, calls[phase] // (1 + again))),
+            "number": int(chance.choice(NUMBERS)),
+            "moment": chance.choice((0.0, chance.uniform(0, MOMENT))),
+            "twice": chance.random() < 1 / 3,
+        }
+        found = list(misses_of_stop(place, words, phase, asked))
+        yield (
+            phase,
+            [f"{place.folder.name}: {signal.Signals(asked['number']).name} in {asked}: {miss}" for miss in found],
+        )
+
+
+def misses_of_end(place: Place, words: Sequence[str], wanted: dict[str, object]) -> list[str]:
+    """Let the command finish; how the run differs from one that nothing stopped.
+
+    Not compared is which checkpoints there are besides the last, since a stop has one taken.
+    """
+    code, said = start(place, words)
+    if code:
+        return [f"{place.folder.name}: exit code {code} at the end: {said[-300:]}"]
+    found = papers(place.run)
+    differing = sorted(name for name in wanted | found if name != "names" and wanted.get(name) != found.get(name))
+    return [f"{place.folder.name} differs in {', '.join(differing)}"] if differing else []
+
+
+def disturb(
+    trainer: str, signals: int, root: Path, warm: Warm, chance: random.Random
+) -> Iterator[tuple[str, list[str]]]:
+    """Runs of a trainer until there were enough signals: each phase with its misses, and each end of a run."""
+    words = (*WORDS, *TRAINERS[trainer])
+    dropout = 0.1 if trainer in DROPOUT else 0.0
+    whole = Place(root / trainer, root, warm, "signals:main", dropout)
+    calls = calls_of(whole, words)
+    wanted = papers(whole.run)
+    entered = [phase for phase in PHASES if calls.get(phase)]
+    queue = [phase for _ in range(signals) for phase in chance.sample(entered, len(entered))]
+    done, runs = 0, 0
+    while done < signals:
+        place = Place(root / f"{trainer}-{runs}", root, warm, "signals:main", dropout)
+        phases = queue[done : done + min(SIGNALS_A_RUN, signals - done)]
+        runs, missed = runs + 1, 0
+        for phase, found in life(place, words, calls, phases, chance):
+            done, missed = done + 1, missed + len(found)
+            yield phase, found
+        end = misses_of_end(place, words, wanted)
+        yield "finish", end
+        if not (missed or end):
+            shutil.rmtree(place.folder)
+
+
+def control(root: Path, warm: Warm) -> bool:
+    """Whether TRL's own trainer keeps to the same when it gets SIGTERM in a step."""
+    place = Place(root / "plain", root, warm, "signals:main")
+    calls = calls_of(place, (), plain=True)
+    shutil.rmtree(place.folder / "outputs")
+    asked = {"count": calls["backward"] // 2, "number": int(signal.SIGTERM), "moment": 0, "twice": False}
+    code, _ = start(place, (), phase="backward", plain=True, **asked)
+    return code == code_of(signal.SIGTERM)
+
+
+def run() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trainer", nargs="*", choices=[*TRAINERS, []])
+    parser.add_argument("--count", type=int, default=60, help="signals to all trainers together")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="a new folder for the runs, which are kept where they miss")
+    asked = parser.parse_args()
+    trainers = asked.trainer or list(TRAINERS)
+    sent, kept = Counter(), Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        root = (asked.keep or Path(folder)).absolute()
+        warm, chance = Warm(root / "warm"), random.Random(asked.seed)
+        for trainer in trainers:
+            for phase, misses in disturb(trainer, -(-asked.count // len(trainers)), root, warm, chance):
+                sent[phase] += 1
+                kept[phase] += not misses
+                print("".join(f"{miss}\n" for miss in misses), end="", flush=True)
+        plainly = control(root, warm)
+        warm.close()
+    print(f"{'':<10} {'signals':>8} {'as promised':>12}")
+    for phase in (*PHASES, "finish"):
+        print(f"{phase:<10} {sent[phase]:>8} {kept[phase]:>12}")
+    total = sum(sent.values()) - sent["finish"]
+    print(f"{'ours':<10} {total:>8} {sum(kept.values()) - kept['finish']:>12}")
+    print(f"{'control':<10} {1:>8} {plainly:>12}")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"{used.ru_utime + used.ru_stime:.0f} CPU seconds")
+    return 0 if kept == sent and not plainly else 1
+
+
+if __name__ == "__main__":
+    sys.exit(run())

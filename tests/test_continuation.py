@@ -1,0 +1,120 @@
+"""A part of ``fault/resume``: what may change between a run and one that goes on from it, and that nothing else may."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent / "fault"))
+
+from resume import (
+    ALLOWED,
+    FILES,
+    NAMES,
+    Interrupted,
+    changes_of,
+    composed,
+    differs,
+    is_whole,
+    laid,
+    misses_of_groups,
+    noted,
+    refused,
+    told_differently,
+)
+
+from runner.check.node import OURS
+from runner.resume.continuation import EXTENDABLE, OVERRULED, find_resume_faults
+from runner.run import Run
+from runner.tray.argument import build_args
+
+
+@pytest.mark.parametrize("trainer", NAMES)
+def test_every_field_of_a_trainer_is_on_the_list_or_refused(trainer, tmp_path):
+    cfg = laid(composed(trainer), tmp_path)
+    changes = changes_of(cfg)
+    listed = {name: new for name, (_, new) in changes.items() if name in ALLOWED}
+    others = {name: new for name, (_, new) in changes.items() if name not in ALLOWED}
+    assert find_resume_faults(told_differently(cfg, listed)) == []
+    found = find_resume_faults(told_differently(cfg, others))
+    faults = {fault.where.removeprefix("trainer.args."): fault for fault in found}
+    assert sorted(faults) == sorted(others)
+    assert [name for name, fault in faults.items() if not is_whole(fault, *changes[name])] == []
+
+
+def test_the_list_is_the_one_that_is_written_down():
+    assert EXTENDABLE == ALLOWED
+
+
+def test_every_other_key_is_refused(tmp_path):
+    assert [miss for miss in misses_of_groups(tmp_path) if miss[1]] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "change", "reason"),
+    [
+        (("trainer.args.lr_scheduler_type=linear",), {"max_steps": 99}, "schedule"),
+        (("trainer.args.warmup_steps=0.1",), {"max_steps": 99}, "schedule"),
+        ((), {"max_steps": 5}, "more than 80"),
+        ((), {"max_steps": -1}, "given otherwise"),
+        (("callback.mine._target_=mine.Mine",), {"max_steps": 99}, "callback.mine"),
+        (("callback.mine._target_=mine.Mine",), {"save_steps": 3}, "callback.mine"),
+        (("trainer.args.load_best_model_at_end=true",), {"eval_steps": 3}, "load_best_model_at_end"),
+        (("trainer.args.load_best_model_at_end=true",), {"max_steps": 99}, "load_best_model_at_end"),
+        (("dataset.streaming=true",), {"dataloader_num_workers": 2}, "streamed"),
+        (("trainer=grpo", "trainer.args.num_completions_to_print=2"), {"logging_steps": 3}, "num_completions_to_print"),
+    ],
+)
+def test_a_change_of_the_list_is_refused_where_something_hears_of_it(tmp_path, words, change, reason):
+    cfg = laid(composed("sft", *words), tmp_path)
+    (fault,) = find_resume_faults(told_differently(cfg, change))
+    assert reason in fault.expected and " -> " in fault.found
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize("trainer", ["sft", "dpo", "grpo"])
+def test_what_the_runner_sets_against_the_library_is_known(tmp_path, trainer):
+    """To name the library's own default would be a change, which its signature does not tell."""
+    cfg = laid(composed(trainer), tmp_path)
+    ours = build_args(Run(Path(cfg["resume"])))
+    given = {name: value for name, value in cfg["trainer"]["args"].items() if name != "_target_"}
+    plain = type(ours)(output_dir=ours.output_dir, bf16=False, **given)
+    differing = {name for name in changes_of(cfg) if vars(ours)[name] != vars(plain)[name]}
+    assert differing - set(OURS) - ALLOWED <= OVERRULED
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory, warm):
+    return Interrupted(tmp_path_factory.mktemp("resume"), warm)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("trainer", "change"),
+    [
+        ("sft", ("trainer.args.max_steps=11", "trainer.args.save_steps=3")),
+        ("grpo", ("trainer.args.max_steps=10",)),
+    ],
+)
+def test_a_run_that_goes_on_ends_as_if_it_had_always_been_so(interrupted, trainer, change):
+    assert differs(interrupted, trainer, change) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "way"), [*((name, "the same command") for name in FILES), ("rows", "another run")])
+def test_a_changed_file_is_refused(interrupted, name, way):
+    assert refused(interrupted, name, way) == ""
+
+
+@pytest.mark.slow
+def test_changed_code_is_noted(interrupted):
+    assert noted(interrupted, "another run") == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["learning_rate=1e-3", "dataset.limit.train=40"])
+def test_another_value_is_refused_at_the_door(interrupted, change):
+    place = interrupted.copy("sft")
+    words = (*interrupted.words("sft"), change, f"resume={place.run.folder.relative_to(place.folder)}")
+    done = place.start(words).wait()
+    assert done.returncode == 2 and " -> " in done.stderr and "leave resume out" in done.stderr

@@ -1,0 +1,88 @@
+"""What comes from somebody else runs nothing, writes nowhere and sends nothing: a part of ``tests/fault/danger.py``."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent / "fault"))
+
+from danger import (
+    is_behind,
+    misses_of_bombs,
+    misses_of_files,
+    misses_of_links,
+    misses_of_network,
+    misses_of_pickles,
+    misses_of_targets,
+    misses_of_words,
+    train_one,
+    warmly,
+)
+from danger_cases import FILES, REFERENCES, WORDS
+
+from runner.bound import check_growth, read_yaml
+from runner.errors import ConfigError
+
+
+def test_no_dangerous_target_is_allowed_wherever_it_stands():
+    assert list(misses_of_targets()) == []
+
+
+def test_a_yaml_that_a_person_wrote_is_read_as_it_stands(tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text("a: &a {x: 1}\nb: {<<: *a, y: [2, '&c', \"!d\"]}\nc: " + "x" * 5000 + "\n")
+    assert read_yaml(file) == {"a": {"x": 1}, "b": {"x": 1, "y": [2, "&c", "!d"]}, "c": "x" * 5000}
+    check_growth({"a": "x" * 1000, "b": ["${a}"] * 100, "c": "${b}", "d": "${nothing}", "e": "${.a}", "f": "${f}"})
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [("a: [1, 2\nb: 3\n", 2), ("a:\n  - !!python/name:os.system\n", 2), ("a: &b [*b]\n", 1)]
+)
+def test_a_yaml_that_is_none_is_told_with_its_line(tmp_path, text, line):
+    file = tmp_path / "a.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_yaml(file)
+    assert caught.value.faults[0].where == f"{file}:{line}"
+
+
+@pytest.mark.slow
+def test_dangerous_words_are_refused(tmp_path):
+    names = [name for name, words in WORDS.items() if not is_behind(words)]
+    assert list(misses_of_words(tmp_path, names[::2])) == []
+
+
+@pytest.mark.slow
+def test_what_is_found_behind_the_door_is_refused_there(tmp_path, warm):
+    names = ["a folder of pickles", "weights in a pickle", "code with the model", "a template that escapes"]
+    assert list(misses_of_words(tmp_path, names, warmly(warm))) == []
+
+
+@pytest.mark.slow
+def test_files_of_somebody_else_are_refused(tmp_path):
+    assert list(misses_of_files(tmp_path, list(FILES)[::3])) == []
+
+
+@pytest.mark.slow
+def test_bombs_end_at_once(tmp_path):
+    plain = ["aliases", "deep dashes", "a long number", "100 MB", "a million keys"]
+    assert list(misses_of_bombs(tmp_path / "a", [*sorted(REFERENCES), *plain], ["--config-dir"])) == []
+    assert list(misses_of_bombs(tmp_path / "b", plain, ["import", "report"])) == []
+
+
+@pytest.mark.slow
+def test_no_link_in_a_run_folder_is_followed(tmp_path):
+    assert list(misses_of_links(tmp_path)) == []
+
+
+@pytest.mark.slow
+def test_no_pickle_in_a_run_folder_runs(tmp_path, warm):
+    run = warmly(warm)
+    verbs = ["train", "predict a checkpoint", "export"]
+    assert list(misses_of_pickles(tmp_path / "verbs", train_one(tmp_path / "one", run), run, verbs)) == []
+
+
+@pytest.mark.slow
+def test_nothing_leaves_the_machine_unasked(tmp_path):
+    assert list(misses_of_network(tmp_path / "net", ["sft", "grpo", "report"])) == []

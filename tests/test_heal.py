@@ -1,0 +1,215 @@
+"""A run without memory goes on in smaller micro-batches, a sick one with a lower learning rate; both survive a kill."""
+
+import json
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from runner.__main__ import main
+from runner.callback import Slower
+from runner.files import files_of, read_json
+from runner.resume.amendment import amended_share, halve_evaluation, halve_training, is_out_of_memory, read_amendments
+from runner.run import Run, sealed_checkpoints
+
+FAULT = str(Path(__file__).parent / "fault")
+WORDS = (
+    *("trainer=sft", "metric=none", "dataset.limit.train=64", "dataset.limit.eval=4", "trainer.args.max_steps=6"),
+    *("trainer.args.per_device_train_batch_size=8", "trainer.args.save_steps=2", "trainer.args.logging_steps=1"),
+    *("trainer.args.lr_scheduler_type=constant", "allow=[sabotage]"),
+)
+SHORT = ("callback.x._target_=sabotage.Short", "callback.x.rows=4", "callback.x.at=4")
+FRAGILE = ("callback.x._target_=sabotage.Fragile", "callback.x.at=4", "callback.x.rate=6e-5", "on_sick=rollback")
+CRASH = ("callback.y._target_=sabotage.Crash", "callback.y.at=6")
+
+
+# --- The rules ----------------------------------------------------------------------------------
+
+
+def sizes(rows=8, rounds=2, **more):
+    return SimpleNamespace(per_device_train_batch_size=rows, gradient_accumulation_steps=rounds, **more)
+
+
+@pytest.mark.parametrize(("rows", "left", "rounds"), [(8, 4, 4), (6, 3, 4), (9, 3, 6), (7, 1, 14), (2, 1, 4)])
+def test_a_step_sees_the_same_rows_in_smaller_micro_batches(rows, left, rounds):
+    made = halve_training({}, sizes(rows))
+    assert made == {"per_device_train_batch_size": left, "gradient_accumulation_steps": rounds}
+
+
+def test_one_row_cannot_be_halved_nor_two_that_are_compared():
+    assert halve_training({}, sizes(1)) is None
+    assert halve_training({}, sizes(2, desirable_weight=1.0)) is None
+    assert halve_training({}, sizes(4, desirable_weight=1.0))["per_device_train_batch_size"] == 2
+
+
+def test_a_generation_batch_stays_what_it_is():
+    args = sizes(8, 2, steps_per_generation=4)
+    assert halve_training({"steps_per_generation": 4}, args)["steps_per_generation"] == 8
+    assert "steps_per_generation" not in halve_training({}, args)  # it follows the accumulation
+
+
+def test_the_passes_of_ppo_are_halved_too():
+    passes = {"max_tokens_per_micro_batch": None, "local_rollout_forward_batch_size": 64}
+    on_cpu, on_gpu = (halve_training({}, sizes(**passes, device=torch.device(kind))) for kind in ("cpu", "cuda"))
+    assert (on_cpu["max_tokens_per_micro_batch"], on_cpu["local_rollout_forward_batch_size"]) == (256, 32)
+    assert "max_tokens_per_micro_batch" not in on_gpu
+
+
+def test_an_evaluation_holds_whole_groups():
+    args = SimpleNamespace(per_device_eval_batch_size=8, world_size=1)
+    assert halve_evaluation(args) == {"per_device_eval_batch_size": 4}
+    args.num_generations = 4
+    assert halve_evaluation(args) == {"per_device_eval_batch_size": 4}
+    args.per_device_eval_batch_size = 4
+    assert halve_evaluation(args) is None
+    args.world_size = 2
+    assert halve_evaluation(args) == {"per_device_eval_batch_size": 2}
+
+
+def test_what_is_out_of_memory():
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
+    assert is_out_of_memory(MemoryError()) and is_out_of_memory(RuntimeError("CUDA error: out of memory"))
+    assert not is_out_of_memory(RuntimeError("shape mismatch")) and not is_out_of_memory(ValueError("out of memory"))
+
+
+def test_each_rollback_halves_the_rate_of_the_steps_after_it():
+    back = [
+        {"kind": "rollback", "from_step": 4},
+        {"kind": "halving", "from_step": 4},
+        {"kind": "rollback", "from_step": 8},
+    ]
+    assert [amended_share(back, done) for done in (3, 4, 7, 8)] == [1.0, 0.5, 0.5, 0.25]
+
+
+def test_the_schedule_does_not_notice_that_its_steps_are_slower():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    slower, rates = Slower(lambda done: 0.5 if done >= 2 else 1.0), []
+    for done in range(5):
+        given = {"args": None, "state": SimpleNamespace(global_step=done), "control": None, "optimizer": optimizer}
+        expected = optimizer.param_groups[0]["lr"]
+        slower.on_step_begin(**given)
+        rates.append(optimizer.param_groups[0]["lr"] / expected)
+        optimizer.step()
+        slower.on_optimizer_step(**given)
+        assert optimizer.param_groups[0]["lr"] == expected
+        schedule.step()
+    assert rates == [1.0, 1.0, 0.5, 0.5, 0.5]
+    assert schedule.get_last_lr()[0] == pytest.approx(0.1 * (1 + math.cos(math.pi / 2)) / 2)
+
+
+# --- Whole runs ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sabotage(monkeypatch):
+    monkeypatch.syspath_prepend(FAULT)
+    yield
+    sys.modules.pop("sabotage", None)
+
+
+def losses(run):
+    return {
+        line["step"]: line["loss"] for line in map(json.loads, run.metrics.read_text().splitlines()) if "loss" in line
+    }
+
+
+def logged(run, name):
+    return [line.get(name) for line in map(json.loads, run.metrics.read_text().splitlines()) if "loss" in line]
+
+
+def weights(run):
+    return {name: digest for name, digest in files_of(run.model).items() if name.endswith(".safetensors")}
+
+
+@pytest.mark.slow
+def test_memory_that_runs_out_in_a_step_is_found_by_smaller_micro_batches(train, sabotage):
+    import sabotage as parts
+
+    healed = train(*WORDS, *SHORT, name="healed")
+    assert (healed.code, healed.state()) == (0, "finished")
+    [amendment] = read_amendments(healed.run.folder)
+    assert (amendment["kind"], amendment["step"], amendment["from_step"]) == ("halving", 3, 2)
+    assert amendment["args"] == {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    assert read_json(healed.run.folder / "manifest.json")["amendments"] == [amendment]
+    assert "per_device_train_batch_size=4" in healed.run.status()["amendments"][0]
+    assert logged(healed.run, "halvings") == [None, None, 1, 1, 1, 1]
+    assert parts.Short.left == [0, 0]  # nothing of a model is left in memory
+    halved = train(*WORDS, *SHORT, *(f"trainer.args.{name}={value}" for name, value in amendment["args"].items()))
+    assert losses(healed.run) == pytest.approx(losses(halved.run), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_memory_that_runs_out_in_an_evaluation_leaves_the_steps_as_they_are(train, sabotage):
+    done = train(
+        *WORDS, "collator._target_=sabotage.Measuring", "collator.rows=2", "trainer.args.per_device_eval_batch_size=4"
+    )
+    assert done.code == 0
+    [amendment] = read_amendments(done.run.folder)
+    assert amendment["args"] == {"per_device_eval_batch_size": 2} and "evaluation" in amendment["cause"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "count", "cure"),
+    [
+        (["callback.x.rows=0", "trainer.args.per_device_train_batch_size=2"], 1, "peft=lora"),
+        (["on_memory=stop"], 0, "on_memory=halve"),
+        (["callback.x.rows=1", "attempts=1"], 1, "attempts=5"),
+    ],
+)
+def test_where_nothing_is_left_to_halve_the_run_ends_with_cause_and_cure(train, sabotage, capsys, words, count, cure):
+    done = train(*WORDS, *SHORT, *words)
+    assert (done.code, done.state()) == (5, "failed")
+    assert len(read_amendments(done.run.folder)) == count
+    told = capsys.readouterr().err
+    assert "out of memory" in told and cure in told
+
+
+@pytest.mark.slow
+def test_a_sick_run_goes_back_and_on_with_half_the_rate(train, sabotage):
+    done = train(*WORDS, *FRAGILE, "trainer.args.logging_steps=1")
+    assert (done.code, done.state(), done.run.status()["step"]) == (0, "finished", 6)
+    [amendment] = read_amendments(done.run.folder)
+    assert (amendment["kind"], amendment["step"], amendment["from_step"]) == ("rollback", 4, 2)
+    assert "not_finite at step 4" in amendment["cause"]
+    assert logged(done.run, "learning_rate") == [1e-4, 1e-4, 5e-5, 5e-5, 5e-5, 5e-5]
+    assert logged(done.run, "rollbacks") == [None, None, 1, 1, 1, 1]
+    assert "half the learning rate" in done.run.status()["amendments"][0]
+    assert "again from step 2" in done.run.log.read_text()
+
+
+@pytest.mark.slow
+def test_a_run_that_stays_sick_ends_after_so_many_attempts(train, sabotage, capsys):
+    done = train(*WORDS, *FRAGILE, "callback.x.rate=1e-6", "attempts=2")
+    assert (done.code, done.state()) == (3, "failed")
+    assert len(read_amendments(done.run.folder)) == 2
+    assert [path.name for path in sealed_checkpoints(done.run)] == ["checkpoint-2"]
+    assert "checkpoint-2" in capsys.readouterr().err and not done.run.model.exists()
+
+
+@pytest.mark.slow
+def test_what_no_rate_heals_is_not_tried_again(train, sabotage):
+    done = train(*WORDS, "optimizer._target_=sabotage.Idle", "on_sick=rollback")
+    assert (done.code, read_amendments(done.run.folder)) == (3, [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [SHORT, FRAGILE])
+def test_a_killed_run_goes_on_as_amended_to_the_same_bits(runner, sabotage, tmp_path, words):
+    """The amendment is a paper in the folder; the second process knows nothing else of it."""
+    runner.environment["PYTHONPATH"] += f":{FAULT}"
+    words = (*WORDS, *words, *CRASH)
+    runner(*words, "name=killed", code=-9)
+    [folder] = runner.runs("killed")
+    before = (folder / "amendments.json").read_text()
+    runner(*words, "name=killed")
+    run = Run(folder)
+    assert run.status()["state"] == "finished" and (folder / "amendments.json").read_text() == before
+    assert [line["step"] for line in map(json.loads, run.metrics.read_text().splitlines())] == list(range(7))
+    main([*words, "callback.y.at=99", "name=whole", f"output_root={tmp_path / 'outputs'}"])
+    whole = Run(runner.runs("whole")[0])
+    assert weights(run) == weights(whole) and losses(run) == losses(whole)

@@ -1,0 +1,382 @@
+"""Each alarm rings for what it names and for nothing else, by sequences of steps made by hand."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from runner.check.known import ALARMS
+from runner.config import compose
+from runner.errors import SickRun
+from runner.health import (
+    KL,
+    NAMES,
+    Alarm,
+    ConstantReward,
+    Diverged,
+    Exploded,
+    FirstMargin,
+    Frozen,
+    Health,
+    NotFinite,
+    Opposite,
+    Probe,
+    Step,
+    ZeroGradient,
+    build_alarms,
+    gathered,
+)
+from runner.run import key_of
+
+NAN = math.nan
+
+
+def rings(alarm: Alarm, steps) -> int | None:
+    """The step at which an alarm rings; each step is what ``Step`` takes."""
+    return next((number for number, step in enumerate(steps, 1) if alarm.hear(Step(number, **step))), None)
+
+
+def of_loss(*losses):
+    return [{"loss": loss, "gradient": 1.0} for loss in losses]
+
+
+def of_margins(margins, rights=None):
+    rights = rights or [None] * len(margins)
+    pairs = zip(margins, rights, strict=True)
+    return [{"noted": {"rewards/margins": m} | ({} if r is None else {"rewards/accuracies": r})} for m, r in pairs]
+
+
+def of_rewards(*ranges):
+    return [{"rewards": {"x": each}} for each in ranges]
+
+
+def of_kl(*values, length=10.0, name="kl"):
+    return [{"noted": {name: value, "completions/mean_length": length}} for value in values]
+
+
+@pytest.mark.parametrize(
+    ("step", "sick"),
+    [
+        ({"loss": 1.0, "gradient": 2.0, "weight": 0.1}, False),
+        ({"loss": NAN}, True),
+        ({"loss": math.inf}, True),
+        ({"gradient": NAN}, True),
+        ({"gradient": math.inf, "skipped": True}, False),  # float16 finds its scale
+        ({"weight": NAN, "skipped": True}, True),
+        ({"noted": {"reward": NAN}}, True),
+        ({"noted": {"rewards/margins": NAN}}, False),  # of a batch of KTO with one kind of answer
+    ],
+)
+def test_not_finite(step, sick):
+    assert (rings(NotFinite(), [step]) == 1) is sick
+
+
+def test_zero_gradient():
+    none, some = {"loss": 0.7, "gradient": 0.0}, {"loss": 0.7, "gradient": 0.1}
+    assert rings(ZeroGradient(), [none, none, none]) == 3
+    assert rings(ZeroGradient(), [none, none, some, none, none, some]) is None
+    assert rings(ZeroGradient(), [some, none, none, none]) == 4
+    learnt = {"loss": 1e-5, "gradient": 0.0}
+    assert rings(ZeroGradient(), [some, *[learnt] * 9]) is None
+    assert rings(ZeroGradient(), [learnt] * 3) == 3  # nothing was ever learnt: all is masked
+    assert rings(ZeroGradient(resumed=True), [learnt] * 9) is None
+    assert rings(ZeroGradient(), [{"loss": 0.7, "gradient": None}] * 9) is None  # an optimizer that takes them away
+
+
+def test_no_gradient_of_groups_that_are_each_alike_is_no_sickness():
+    step = {"loss": 0.0, "gradient": 0.0}
+    alike, unlike = ({"noted": {"frac_reward_zero_std": share}} for share in (1.0, 0.5))
+    assert rings(ZeroGradient(online=True), [step | alike] * 9) is None
+    assert rings(ZeroGradient(online=True), [step] * 9) is None
+    assert rings(ZeroGradient(online=True), [step | unlike] * 3) == 3
+
+
+def test_frozen():
+    still, moving = {"moved": False, "gradient": 1.0}, {"moved": True, "gradient": 1.0}
+    assert rings(Frozen(), [still] * 3) == 3
+    assert rings(Frozen(), [still, still, moving, still, still]) is None
+    for harmless in ({"pace": 0.0}, {"pace": 0.05}, {"gradient": 0.0}, {"skipped": True}, {"moved": None}):
+        assert rings(Frozen(), [still | harmless] * 9) is None, harmless
+    assert rings(Frozen(), [still | {"pace": 0.0}, *[still] * 3]) == 4  # a warm-up that begins with 0
+
+
+def test_exploded():
+    assert rings(Exploded(), [{"weight": size} for size in (0.02, 0.5, 30.0, 99.0, 101.0)]) == 5
+    assert rings(Exploded(), [{"weight": size} for size in (30.0, 300.0, 3001.0)]) == 3
+    assert rings(Exploded(), [{"weight": None}] * 3) is None
+
+
+def test_diverged():
+    assert rings(Diverged(), of_loss(2.0, 2.1, 50.0, 60.0, 50.0, 90.0, 80.0)) == 7
+    assert rings(Diverged(), of_loss(0.5, *[4.6] * 4, 0.5, *[4.6] * 4, 0.5)) is None  # hard batches of one row
+    assert rings(Diverged(), of_loss(*[3.0, 0.01, 3.5, 4.0] * 9)) is None
+    assert rings(Diverged(), of_loss(*[0.1] * 9, *[5.0] * 30)) is None  # easy rows first, then others
+    assert rings(Diverged(), of_loss(*[0.1] * 9, *[2.0 * 1.3**n for n in range(20)])) == 19  # it creeps
+    assert rings(Diverged(), of_loss(*[25.0] * 9)) is None  # where IPO begins
+
+
+def test_kl():
+    assert rings(KL(), of_kl(0.0, 6.0, 6.0, 6.0)) == 4
+    assert rings(KL(), of_kl(0.0, 1e6, 0.1, 1e6, 0.1)) is None  # one completion carries the estimate of a step
+    assert rings(KL(), of_kl(*[2.0] * 9)) is None  # large and stable
+    assert rings(KL(), of_kl(*[9.0] * 9, length=2.0)) is None  # a short answer that was unlikely
+    assert rings(KL(), of_kl(85.0, 85.0, 85.0, 85.0, length=53.0, name="objective/kl")) is None
+    assert rings(KL(), of_kl(*[-400.0] * 3, length=53.0, name="objective/kl")) == 3
+    assert rings(KL(length=4), [{"noted": {"objective/kl": 60.0}}] * 3) == 3
+    assert rings(KL(), [{"noted": {"kl": 60.0}}] * 9) is None
+
+
+def opposite(margins, rights=None, anchored=True, pairs=8):
+    return rings(Opposite(anchored=anchored, pairs=pairs), of_margins(margins, rights))
+
+
+def test_opposite():
+    falling, wrong = [0.0, -0.01, -0.02, -0.03, -0.04, -0.05], [0.0, 0.25, 0.125, 0.25, 0.125, 0.125]
+    assert opposite(falling, wrong) == 6
+    assert opposite([-margin for margin in falling], wrong) is None
+    assert opposite(falling, [0.0, *[0.5] * 5]) is None
+    assert opposite([margin / 1000 for margin in falling], wrong) is None  # rounding, in a warm-up
+    assert opposite(falling, [0.0, *[0.0] * 5], pairs=1) is None  # five pairs say nothing
+    assert opposite([0.0] + [-0.1] * 40, [0.0] * 41, pairs=1) == 33
+
+
+def test_opposite_without_a_reference_is_told_by_what_it_was():
+    steady, sinking = [-1.0] * 12, [-1.0] * 5 + [-2.0, -3.0, -4.0, -5.0, -6.0]
+    assert opposite(steady, [0.1] * 12, anchored=False) is None  # the rejected answers are shorter
+    assert opposite(sinking, [0.5] * 5 + [0.1] * 5, anchored=False) == 10
+    assert opposite(sinking, [0.1] * 5 + [0.1] * 5, anchored=False) is None
+
+
+def test_opposite_without_rankings_takes_twice_as_long():
+    assert opposite([0.0, *(-0.01 * n for n in range(1, 12))]) == 11
+    assert opposite([0.0, *[-0.01, -0.5] * 10]) is None
+
+
+def test_constant_reward():
+    assert rings(ConstantReward(), of_rewards(*((0.5, 0.5, 64 * n) for n in range(1, 6)))) == 5
+    assert rings(ConstantReward(), of_rewards(*((0.5, 0.5, 8 * n) for n in range(1, 17)))) == 16  # not before 128
+    assert rings(ConstantReward(), of_rewards(*((0.0, 1.0, 64 * n) for n in range(1, 9)))) is None
+    assert rings(ConstantReward(), of_rewards(*[(math.inf, -math.inf, 0)] * 9)) is None
+    varied = {"x": (1.0, 1.0, 900), "y": (0.0, 1.0, 900)}
+    assert rings(ConstantReward(), [{"rewards": varied}] * 9) is None
+
+
+def test_first_margin():
+    assert rings(FirstMargin(tolerance=1e-4), of_margins([-0.01])) == 1
+    assert rings(FirstMargin(tolerance=1e-4), of_margins([1e-6, 0.3])) is None
+    assert rings(FirstMargin(tolerance=1e-4), [{"loss": 1.0}]) is None
+
+
+def test_each_alarm_says_what_to_type_and_which_checkpoints_are_good():
+    for kind in Alarm.__subclasses__():
+        assert kind.name and kind.expected and kind.cure and 1 <= kind.patience + kind.lag <= 6
+    sick = Diverged().sickness(30, "a loss of 99")
+    assert (sick.code, sick.healthy, sick.curable) == (3, 24, True)
+    assert "diverged at step 30" in str(sick) and "tolerate.diverged=true" in str(sick)
+    assert NotFinite().sickness(1, "").healthy == 0
+
+
+# --- Which there are ----------------------------------------------------------------------------
+
+
+def names(*words, **kind):
+    return {alarm.name for alarm in build_alarms(*words, **kind)}
+
+
+def test_each_kind_of_training_has_its_alarms():
+    always = {"not_finite", "zero_gradient", "frozen", "exploded"}
+    assert names() == always | {"diverged", "opposite"}
+    assert names(anchored=True, rounding=1e-4) == always | {"diverged", "opposite", "first_margin"}
+    assert names(online=True) == always | {"constant_reward", "kl"}
+
+
+def test_alarms_are_switched_off_or_loosened():
+    assert names({"diverged": True, "frozen": False}) == names() - {"diverged"}
+    patience = {alarm.name: alarm.patience for alarm in build_alarms({"zero_gradient": 50, "truncated": 0.5})}
+    assert (patience["zero_gradient"], patience["frozen"]) == (50, Frozen.patience)
+
+
+def test_the_config_knows_each_alarm():
+    assert set(NAMES) == set(ALARMS)
+    cfg = compose(["tolerate.kl=true", "tolerate.zero_gradient=9", "metric=none"]).cfg
+    assert cfg["tolerate"] == {"kl": True, "zero_gradient": 9}
+
+
+def test_rolling_back_is_another_run_and_healing_is_not():
+    cfg = compose(["metric=none"]).cfg
+    assert (cfg["on_sick"], cfg["on_memory"], cfg["attempts"]) == ("stop", "halve", 4)
+    without = {key: value for key, value in cfg.items() if key not in ("on_sick", "on_memory", "attempts")}
+    assert key_of(cfg) == key_of(without) == key_of(cfg | {"on_memory": "stop", "attempts": 9})
+    assert key_of(cfg | {"on_sick": "rollback"}) != key_of(cfg)
+
+
+# --- What is looked at --------------------------------------------------------------------------
+
+
+def model(layers=3):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(layers)))
+
+
+def test_the_probe_looks_at_a_few_pieces_of_a_large_model():
+    probe = Probe(torch.nn.ModuleList(torch.nn.Linear(300, 300) for _ in range(100)))
+    assert len(probe.all) == 200 and len(probe.picked) <= Probe.TENSORS
+    assert len(probe.weights()) <= Probe.TENSORS * Probe.ENTRIES
+
+
+def test_the_probe_knows_what_is_trained():
+    net = model()
+    net[0].requires_grad_(False)
+    net.policy = net[2]  # of PPO, beside a critic
+    assert [id(each) for each in Probe(net).all] == [id(each) for each in net[2].parameters()]
+    assert Probe(net.requires_grad_(False)).weights() is None and Probe(net).gradient() is None
+
+
+def test_a_gradient_that_the_pieces_do_not_show_is_found():
+    net = model()
+    probe = Probe(net)
+    assert probe.gradient() is None
+    for each in net.parameters():
+        each.grad = torch.zeros_like(each)
+    assert probe.gradient() == 0.0
+    net[1].weight.grad[0, 0] = -3.0
+    assert probe.gradient() == 3.0
+    net[1].weight.grad[0, 1] = NAN
+    assert math.isnan(probe.gradient())
+    net[1].weight.grad[4, 0] = 2.0  # now in a piece
+    assert probe.gradient() == 2.0
+
+
+def test_every_weight_counts_when_it_is_saved():
+    net = model()
+    probe = Probe(net)
+    before = probe.sum_of_bits()
+    assert probe.are_finite() and probe.sum_of_bits() == before
+    with torch.no_grad():
+        net[1].weight[0, 0] += 1e-7
+    assert probe.sum_of_bits() != before
+    with torch.no_grad():
+        net[1].weight[0, 0] = math.inf
+    assert not probe.are_finite()
+    large = torch.nn.Linear(4, 4, dtype=torch.float32)
+    with torch.no_grad():
+        large.weight.fill_(3e38)  # the sum is infinite, the weights are not
+    assert Probe(large).are_finite()
+
+
+def test_alone_a_process_gathers_from_itself():
+    assert gathered([1.0, 2.0], torch.device("cpu")) == [[1.0, 2.0]]
+
+
+# --- The callback -------------------------------------------------------------------------------
+
+
+class Training:
+    """The events of a training of one small model, each step by a change that is given."""
+
+    def __init__(self, build=lambda resumed: build_alarms(), rate=1e-3, notes=None):
+        self.model = model()
+        self.health = Health(build)
+        self.health.notes = notes
+        group = {"lr": rate, "initial_lr": 1e-3}
+        self.given = {"model": self.model, "optimizer": SimpleNamespace(param_groups=[group], step_was_skipped=False)}
+        self.args = SimpleNamespace(device=torch.device("cpu"))
+        self.state = SimpleNamespace(global_step=0)
+        self.event("train_begin")
+
+    def event(self, name, **more):
+        getattr(self.health, f"on_{name}")(self.args, self.state, None, **self.given, **more)
+
+    def step(self, loss=1.0, gradient=1.0, change=1e-4):
+        for each in self.model.parameters():
+            each.grad = torch.full_like(each, gradient)
+        self.health.hear_loss(torch.tensor(loss))
+        self.event("pre_optimizer_step")
+        with torch.no_grad():
+            for each in self.model.parameters():
+                each += change
+        self.event("optimizer_step")
+        self.state.global_step += 1
+        self.event("step_end")
+
+
+def test_a_healthy_training_ends():
+    training = Training()
+    for _ in range(20):
+        training.step()
+    training.event("save")
+    training.event("train_end")
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        ("not_finite", [{}, {}, {"loss": NAN}]),
+        ("not_finite", [{}, {"gradient": NAN}]),
+        ("not_finite", [{}, {"change": math.inf}]),
+        ("zero_gradient", [{"gradient": 0.0}] * 3),
+        ("frozen", [{"change": 0.0}] * 4),
+        ("exploded", [{}, {"change": 1e6}]),
+    ],
+)
+def test_a_sick_training_stops_at_the_step_that_shows_it(name, steps):
+    training = Training()
+    with pytest.raises(SickRun, match=f"{name} at step {len(steps)}"):
+        for step in steps:
+            training.step(**step)
+    assert training.state.global_step == len(steps)
+
+
+def test_weights_that_stay_in_a_warm_up_are_no_sickness():
+    training = Training(rate=0.0)
+    for _ in range(9):
+        training.step(change=0.0)
+
+
+@pytest.mark.parametrize("event", ["save", "train_end"])
+def test_nothing_broken_is_saved(event):
+    training = Training()
+    training.step()
+    with torch.no_grad():
+        training.model[1].bias[0] = NAN
+    with pytest.raises(SickRun, match="no finite number"):
+        training.event(event)
+    assert isinstance(training.health.sickness_behind(2), SickRun)
+
+
+def test_an_evaluation_without_numbers_is_told():
+    training = Training()
+    training.event("log", logs={"eval_loss": NAN, "eval_runtime": 1.0})
+    with pytest.raises(SickRun, match="eval_loss is nan"):
+        training.event("evaluate")
+
+
+def test_notes_are_heard_once_a_step_however_seldom_they_are_logged():
+    notes = {"rewards/margins": [0.0], "rewards/accuracies": [0.0]}
+    training = Training(lambda resumed: build_alarms(anchored=True, pairs=8), notes=lambda: notes)
+    training.step()
+    training.event("log", logs={"loss": 1.0})
+    for margin in (-0.01, -0.02, -0.03, -0.04):
+        for name, value in (("rewards/margins", margin), ("rewards/accuracies", 0.1)):
+            notes[name] = [value] if margin == -0.01 else [*notes[name], value]
+        training.step()
+    for values in notes.values():
+        values.append(-0.05 if values[-1] < 0 else 0.1)
+    with pytest.raises(SickRun, match=r"opposite at step 6.*\n.*from 0 to -0.05"):
+        training.step()
+
+
+def test_of_a_trainer_without_notes_the_log_is_heard():
+    training = Training(lambda resumed: build_alarms(rounding=1e-4))
+    training.step()
+    with pytest.raises(SickRun, match="first_margin"):
+        training.event("log", logs={"loss": 0.7, "rewards/margins": 0.1})
+
+
+def test_what_is_switched_off_is_not_looked_for():
+    training = Training(lambda resumed: build_alarms(dict.fromkeys(ALARMS, True)))
+    training.step(loss=NAN, gradient=NAN, change=NAN)
+    training.event("save")
+    training.event("log", logs={"eval_loss": NAN})
+    training.event("evaluate")

@@ -1,0 +1,68 @@
+"""No secret in any byte that is written: a part of what ``tests/fault/secret.py`` does in full."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent / "fault"))
+
+from danger import warmly
+from secret import (
+    controls,
+    hits,
+    light,
+    misses_of_harmless,
+    misses_of_lines,
+    misses_of_lived,
+    misses_of_refused,
+)
+from secret_cases import ENVIRONMENT, REFUSED, SECRETS
+
+from runner.secret import hidden, holder_of, without_values
+
+
+def test_a_secret_is_hidden_by_its_value_however_it_is_spelt(monkeypatch):
+    import base64
+    from urllib.parse import quote
+
+    monkeypatch.setenv("MY_TOKEN", SECRETS["PLAIN"])
+    secret = SECRETS["PLAIN"]
+    packed = base64.b64encode(f"me:{secret}".encode()).decode()
+    text = f"{secret} {quote(secret, safe='')} Basic {packed} and no more"
+    assert secret not in hidden(text) and quote(secret, safe="") not in hidden(text)
+    assert packed[6:-4] not in hidden(text) and hidden(text).endswith("and no more")
+
+
+@pytest.mark.parametrize("value", ["short", "password", "/home/me/key", "", "https://example.org/login"])
+def test_what_may_stand_in_any_text_is_no_secret_of_the_environment(monkeypatch, value):
+    monkeypatch.setenv("MY_TOKEN", value)
+    assert holder_of(value) == "" and without_values(f"a {value} b") == f"a {value} b"
+
+
+def test_nothing_harmless_is_taken_for_a_secret():
+    assert list(misses_of_harmless()) == []
+
+
+def test_a_diff_loses_its_secrets_and_nothing_else():
+    assert list(misses_of_lines()) == []
+
+
+@pytest.mark.slow
+def test_a_secret_in_a_configuration_is_refused_and_written_nowhere(tmp_path):
+    assert list(misses_of_refused(tmp_path, light, list(REFUSED)[::2])) == []
+
+
+@pytest.mark.slow
+def test_a_run_with_secrets_around_it_writes_none(tmp_path, warm):
+    run = warmly(warm, **ENVIRONMENT, LOGIN=SECRETS["PLAIN"])
+    stations = ("train", "report", "export", "predict", "a failure")
+    assert list(misses_of_lived(tmp_path / "lived", run, stations)) == []
+
+
+@pytest.mark.slow
+def test_the_search_finds_what_others_write(tmp_path):
+    found = controls(tmp_path)
+    assert found["trainer"] == ["HUB in training_args.bin"] and found["packed"] == ["PLAIN in a.zip"]
+    assert any("overrides.yaml" in hit for hit in found["hydra"])
+    assert next(hits(tmp_path, f"say {SECRETS['KEY']}")) == "KEY on the terminal"

@@ -1,0 +1,15 @@
+"""A part of ``fault/states``: what a run says of itself is true, whatever happened to it and in whatever order."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent / "fault"))
+
+from states import live
+
+
+@pytest.mark.slow
+def test_states_cannot_lie():
+    live(60)
