@@ -1,0 +1,76 @@
+"""Jobs -> those that differ in more than numbers: each of these is rehearsed, and stands for the others.
+
+A learning rate, a weight or a seed changes what is learnt and not what is done; a batch size, a rank or a zero changes
+that too. Stages are compared with what they build on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from runner.config import Composed
+from runner.run import VOLATILE, folder_of, key_of
+
+# Whole numbers that say how long, how often, or from which chance.
+LENGTHS = (
+    r"seed|data_seed|max_steps|num_train_epochs|total_episodes|(save|eval|logging|warmup)_steps|limit\.(train|eval)"
+)
+
+
+@dataclass
+class Act:
+    """One run that is rehearsed, the key of its structure, and the runs that it stands for, itself among them."""
+
+    key: str
+    composed: Composed
+    runs: list[Composed] = field(default_factory=list)
+
+
+def cast(jobs: Sequence[Sequence[Composed]]) -> tuple[list[list[Act]], list[Act]]:
+    """The jobs that differ in structure, each as its acts in order, and every act once."""
+    acts: dict[str, Act] = {}
+    plays: dict[tuple[str, ...], list[Act]] = {}
+    seen: dict[str, set[str]] = {}
+    for runs in jobs:
+        links: dict[str, str] = {}
+        play = []
+        for composed in runs:
+            key = structure_of(composed.cfg, links)
+            act = acts.setdefault(key, Act(key, composed))
+            if (own := key_of(composed.cfg)) not in seen.setdefault(key, set()):
+                seen[key].add(own)
+                act.runs.append(composed)
+            links[model_of(composed)] = key
+            play.append(act)
+        plays.setdefault(tuple(act.key for act in play), play)
+    return list(plays.values()), list(acts.values())
+
+
+def model_of(composed: Composed) -> str:
+    """Where a run will leave its model, as later stages name it."""
+    return str(folder_of(composed.cfg, composed.overrides) / "model")
+
+
+def structure_of(cfg: Mapping[str, Any], links: Mapping[str, str]) -> str:
+    """Ten hex digits that are equal where two runs do the same with other numbers.
+
+    >>> one, other = ({"trainer": {"args": {"beta": beta}}, "seed": 1} for beta in (0.1, 0.2))
+    >>> structure_of(one, {}) == structure_of(other, {}), structure_of(one, {}) == structure_of({"seed": 1}, {})
+    (True, False)
+    """
+    return key_of(_plain({key: value for key, value in cfg.items() if key not in VOLATILE}, "", links))
+
+
+def _plain(value: Any, path: str, links: Mapping[str, str]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(entry, f"{path}.{key}", links) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_plain(entry, path, links) for entry in value]
+    if isinstance(value, str):
+        return links.get(value, value)
+    if isinstance(value, float) or (isinstance(value, int) and re.search(rf"\.({LENGTHS})$", path)):
+        return "a number" if value else 0
+    return value

@@ -1,0 +1,174 @@
+"""python tests/benchmark/forecast.py [CASE ...] [--tolerance 25]
+
+Trains small models on the CPU, each case in a fresh process, and compares the most memory that the process held with
+what ``runner.forecast`` says. Measured is the high-water mark of the resident set above that of a process which has
+trained a tiny model already, so that no import counts; steps are two, because the optimizer's state is there from the
+second on. ``alive`` is the same with an allocator that gives freed blocks back at once, which is what a forecast
+counts; ``resident`` is that of the C library as it comes. Prints a table; exit code 1 where a case is off.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+WORDS = ("learning_rate=1e-5", "trainer.args.max_steps=2", "trainer.args.save_strategy=no", "metric=none", "model=new")
+SHAPES = {
+    "deep": {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "vocab_size": 16000},
+    "wide": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 5, "vocab_size": 4000},
+    "wordy": {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "vocab_size": 96000},
+}
+PAIRED = ("trainer.args.per_device_train_batch_size=2",)
+ONLINE = ("reward=length", "trainer.args.per_device_train_batch_size=8")
+GRPO = (*ONLINE, "trainer.args.max_completion_length=48")
+PPO = (*ONLINE, "trainer.args.response_length=48")
+FOUR = "trainer.args.per_device_train_batch_size=4"
+RECOMPUTE = "trainer.args.activation_checkpointing=true"
+CASES = {
+    "sft deep": ("deep", 256, "trainer=sft", FOUR),
+    "sft wide": ("wide", 128, "trainer=sft", FOUR),
+    "sft wordy": ("wordy", 256, "trainer=sft", FOUR),
+    "sft deep lora": ("deep", 256, "trainer=sft", FOUR, "peft=lora"),
+    "sft deep recompute": ("deep", 256, "trainer=sft", FOUR, RECOMPUTE),
+    "sft deep accumulate": ("deep", 256, "trainer=sft", PAIRED[0], "trainer.args.gradient_accumulation_steps=2"),
+    "sft deep adafactor": ("deep", 256, "trainer=sft", FOUR, "trainer.args.optim=adafactor"),
+    "sft deep bf16": ("deep", 256, "trainer=sft", FOUR, "trainer.args.bf16=true"),
+    "dpo deep": ("deep", 128, "trainer=dpo", *PAIRED),
+    "dpo deep lora": ("deep", 256, "trainer=dpo", *PAIRED, "peft=lora"),
+    "dpo deep lora recompute": ("deep", 256, "trainer=dpo", *PAIRED, "peft=lora", RECOMPUTE),
+    "dpo wide": ("wide", 128, "trainer=dpo", *PAIRED),
+    "kto deep": ("deep", 128, "trainer=kto", FOUR),
+    "reward deep": ("deep", 256, "trainer=reward", *PAIRED),
+    "orpo wordy": ("wordy", 128, "trainer=orpo", *PAIRED),
+    "grpo deep": ("deep", 64, "trainer=grpo", *GRPO),
+    "grpo deep kl": ("deep", 64, "trainer=grpo", *GRPO, "kl_coef=0.1"),
+    "grpo deep lora": ("deep", 64, "trainer=grpo", *GRPO, "peft=lora"),
+    "ppo deep": ("deep", 64, "trainer=ppo", *PPO),
+    "ppo deep lora": ("deep", 64, "trainer=ppo", *PPO, "peft=lora"),
+    "ppo wide": ("wide", 64, "trainer=ppo", *PPO),
+}
+QUICK = ("sft deep", "dpo deep lora")
+
+
+def words_of(name: str, rows: Path) -> list[str]:
+    shape, _, *words = CASES[name]
+    keys = [f"model.{key}={value}" for key, value in SHAPES[shape].items()]
+    heads = ["model.num_attention_heads=8", "model.num_key_value_heads=4", "model.max_position_embeddings=2048"]
+    return [*words, *WORDS, *keys, *heads, "dataset=local", f"dataset.path={rows}", "dataset.form=preference"]
+
+
+def write_rows(path: Path, tokens: int) -> None:
+    """Pairs whose prompts take that many tokens of the shipped tokenizer."""
+    prompt = " ".join(str(number % 10) for number in range(tokens // 2))
+    rows = [{"prompt": f"{number} {prompt}", "chosen": " 1", "rejected": " 2"} for number in range(32)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+# --- In a process of its own ----------------------------------------------------------------------
+
+
+def resident(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"no {field} in /proc/self/status")
+
+
+def train(words: list[str], place: Path) -> None:
+    from runner import stage
+    from runner.run import open_run
+    from runner.tray import lay_out
+    from runner.work import Stop
+
+    (composed,) = stage.compose([*words, f"output_root={place}"])
+    parts = lay_out(open_run(composed.cfg, []), Stop())
+    parts["trainer"].train()
+
+
+def measured(name: str) -> int:
+    """The most bytes that training this case holds, above what is there once everything was imported."""
+    import gc
+
+    from runner.work import settle
+
+    settle()
+    with tempfile.TemporaryDirectory() as place:
+        rows = Path(place) / "rows.jsonl"
+        write_rows(rows, CASES[name][1])
+        words = words_of(name, rows)
+        small = [word for word in words if not word.startswith(("model.hidden", "model.inter", "model.vocab"))]
+        train([*small, "model.num_hidden_layers=1", "seed=1"], Path(place) / "small")
+        gc.collect()
+        before = resident("VmRSS:")
+        Path("/proc/self/clear_refs").write_text("5")
+        train(words, Path(place) / "large")
+        return resident("VmHWM:") - before
+
+
+# --- Compared -------------------------------------------------------------------------------------
+
+
+def forecast(name: str) -> int:
+    """What the forecast says of a case, told how long its rows are."""
+    from transformers import AutoTokenizer
+
+    from runner import stage
+    from runner.files import shipped
+    from runner.forecast.memory import measure
+    from runner.forecast.plan import Rows, build_trainer
+
+    with tempfile.TemporaryDirectory() as place:
+        rows = Path(place) / "rows.jsonl"
+        write_rows(rows, CASES[name][1])
+        (composed,) = stage.compose(words_of(name, rows))
+        row = json.loads(rows.read_text().splitlines()[-1])
+    answer = "" if composed.cfg["trainer"]["form"] == "prompt" else row["chosen"]
+    tokenizer = AutoTokenizer.from_pretrained(shipped("runner://model/tiny"))
+    length = len(tokenizer(row["prompt"] + answer)["input_ids"]) + bool(answer)
+    return measure(build_trainer(composed.cfg, Rows([length] * 8), gpu=False)).peak
+
+
+def measure_apart(name: str, **variables: str) -> int:
+    command = [sys.executable, __file__, "--measure", name]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"} | variables
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tempfile.gettempdir())
+    if done.returncode:
+        raise SystemExit(f"{name}: {done.stderr[-2000:]}")
+    return int(done.stdout.split()[-1])
+
+
+def compare(name: str) -> tuple[int, int, int]:
+    """What is said of a case, and what it takes with each allocator."""
+    return forecast(name), measure_apart(name, MALLOC_MMAP_THRESHOLD_="65536"), measure_apart(name)
+
+
+def main(words: list[str]) -> int:
+    if words[:1] == ["--measure"]:
+        print(measured(words[1]))
+        return 0
+    tolerance = 25.0
+    if "--tolerance" in words:
+        place = words.index("--tolerance")
+        tolerance = float(words.pop(place + 1))
+        words.pop(place)
+    print(f"{'case':<26}{'forecast':>10}{'alive':>10}{'ratio':>7}{'resident':>10}{'ratio':>7}")
+    off = 0
+    for name in words or CASES:
+        said, alive, kept = compare(name)
+        off += abs(said / alive - 1) > tolerance / 100
+        print(
+            f"{name:<26}{said / 1e6:>7.0f} MB{alive / 1e6:>7.0f} MB{said / alive:>7.2f}{kept / 1e6:>7.0f} MB"
+            f"{said / kept:>7.2f}",
+            flush=True,
+        )
+    print(f"{off} off by more than {tolerance:g} %")
+    return 1 if off else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,225 @@
+"""A run played through in small: what is played, what is told, and that nothing is left."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from tiny import tiny_model
+
+from runner.command.rehearse import read_target
+from runner.config import Composed
+from runner.errors import ConfigError
+from runner.files import write_json
+from runner.rehearsal.cast import cast, model_of, structure_of
+from runner.rehearsal.play import phase_of
+from runner.run import Run
+
+FAULTY = """
+from transformers import TrainerCallback
+
+class AtSave(TrainerCallback):
+    def on_save(self, args, state, control, **kwargs):
+        raise ValueError("no clay")
+
+class AtSecondSave(TrainerCallback):
+    def on_save(self, args, state, control, **kwargs):
+        if state.global_step > 1:
+            raise ValueError("no clay")
+
+class AtResume(TrainerCallback):
+    def on_train_begin(self, args, state, control, **kwargs):
+        if state.global_step:
+            raise ValueError("no clay")
+"""
+
+
+# --- Which runs are alike -------------------------------------------------------------------------
+
+
+def composed(**cfg):
+    whole = {"name": "run", "output_root": "outputs", "trainer": {"args": {}}} | cfg
+    return Composed(whole, [f"seed={cfg.get('seed', 0)}"])
+
+
+def test_runs_that_differ_in_numbers_are_played_once():
+    jobs = [[composed(trainer={"args": {"beta": beta, "max_steps": steps}})] for beta in (0.1, 0.2) for steps in (5, 9)]
+    plays, acts = cast([*jobs, [composed(trainer={"args": {"beta": 0.0, "max_steps": 5}})]])
+    assert [len(act.runs) for act in acts] == [4, 1] and len(plays) == 2
+
+
+def test_a_batch_size_is_no_mere_number():
+    one, other = ({"trainer": {"args": {"per_device_train_batch_size": size}}} for size in (4, 8))
+    assert structure_of(one, {}) != structure_of(other, {})
+
+
+def test_stages_are_compared_with_what_they_build_on():
+    def job(rate):
+        first = composed(seed=1, trainer={"args": {"learning_rate": rate}})
+        return [first, composed(model={"path": model_of(first)}, trainer={"args": {"beta": 0.1}})]
+
+    plays, acts = cast([job(1e-4), job(1e-5)])
+    assert len(plays) == 1 and [len(act.runs) for act in acts] == [2, 2]
+
+
+# --- How far a play came --------------------------------------------------------------------------
+
+
+def test_a_failure_is_placed_by_the_papers_that_there_are(tmp_path):
+    run = Run(tmp_path)
+    assert phase_of(run, "look") == "reading the rows"
+    assert phase_of(run, "begin") == "loading"
+    run.set_status("running", max_steps=2)
+    assert phase_of(run, "begin") == "evaluating before the first step"
+    write_json(tmp_path / "scores.json", {"before": {}})
+    assert phase_of(run, "begin") == "taking the first step"
+    run.set_status("running", step=1)
+    assert phase_of(run, "begin") == "saving" and phase_of(run, "go on") == "resuming"
+    run.set_status("running", step=2)
+    assert phase_of(run, "go on") == "saving"
+    for step in (1, 2):
+        write_json(run.checkpoints / f"checkpoint-{step}" / "seal.json", {})
+    assert phase_of(run, "go on") == "evaluating"
+    (tmp_path / ".model.new").mkdir()
+    assert phase_of(run, "go on") == "writing model/"
+
+
+# --- The first rows -------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_of_a_dataset_the_shortest_of_its_first_rows_are_kept(tmp_path, monkeypatch):
+    from datasets import load_dataset
+
+    from runner.dataset.head import write_head
+
+    monkeypatch.chdir(tmp_path)
+    lines = [f'{{"prompt": "{"a" * (50 - row)}", "completion": "b"}}' for row in range(40)]
+    Path("rows.jsonl").write_text("\n".join(lines))
+    node = {"path": "rows.jsonl", "split": {"train": "train[:30]", "eval": {"tail": "train[30:]"}}}
+    head = write_head(node, tmp_path / "head", count=20, train=5, held_out=2)
+    assert head.rows == 30 and head.split == {"train": "train", "eval": {"tail": "eval_tail"}}
+    whole, short = (
+        load_dataset("parquet", data_files=str(folder / "train.parquet"), split="train")["prompt"]
+        for folder in (head.whole, head.short)
+    )
+    assert len(whole) == 20 and list(short) == list(whole)[-5:]
+
+
+# --- Models in small ------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "given", "heads", "kinds"),
+    [
+        ("qwen2", {"num_attention_heads": 14, "num_key_value_heads": 2, "hidden_size": 896}, (7, 1), None),
+        ("mistral", {"num_attention_heads": 32, "num_key_value_heads": 8}, (8, 2), None),
+        ("gemma3_text", {}, (4, 2), {"sliding_attention", "full_attention"}),
+        ("gpt_neox", {}, (2, None), None),
+        ("mixtral", {"num_local_experts": 8}, (8, 2), None),
+        ("deepseek_v3", {}, (2, 2), None),
+    ],
+)
+def test_what_code_depends_on_stays_as_it_is(kind, given, heads, kinds):
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from runner.model.clone import shrink
+
+    whole = AutoConfig.for_model(kind, **given)
+    small = shrink(whole)
+    model = AutoModelForCausalLM.from_config(small, dtype=torch.float32)
+    assert sum(each.numel() for each in model.parameters()) < 20_000_000
+    assert (small.vocab_size, small.tie_word_embeddings) == (whole.vocab_size, whole.tie_word_embeddings)
+    assert (small.num_attention_heads, getattr(small, "num_key_value_heads", None)) == heads
+    if kinds:
+        assert set(small.layer_types) == kinds
+    ids = torch.arange(1, 41).unsqueeze(0)  # past the sliding window
+    model(input_ids=ids).logits.mean().backward()
+
+
+# --- The whole command ----------------------------------------------------------------------------
+
+
+def kept_folder(done) -> Path:
+    return Path(re.search(r"^kept +(\S+)", done.stdout, re.MULTILINE)[1])
+
+
+@pytest.mark.slow
+def test_a_run_is_played_through_and_nothing_is_left(runner):
+    before = set(Path("/tmp").glob("rehearsal-*"))
+    done = runner("rehearse", "trainer=sft", "peft=lora", "memory=80", "speed=200")
+    assert re.search(r"a step, saved +[\d.]+ s  checkpoint-1", done.stdout)
+    assert "held-out scores, such as eval_loss" in done.stdout and "as transformers loads it" in done.stdout
+    assert "80 GB" in done.stdout and "a GPU at 200 TFLOP/s (as typed)" in done.stdout
+    assert not [path for path in runner.folder.iterdir() if path.name != "hf"]
+    assert not {path for path in set(Path("/tmp").glob("rehearsal-*")) - before if (path / "0").exists()}
+    assert max(map(len, done.stdout.splitlines())) <= 120
+
+
+@pytest.mark.slow
+def test_a_sweep_is_played_once_for_each_structure(runner):
+    words = ("trainer=dpo,kto", "learning_rate=1e-6,3e-6", "metric=none", "model=new", "model.hidden_size=768")
+    done = runner("rehearse", "-m", *words, "model.num_hidden_layers=6")
+    assert "4 jobs, 2 of them to play" in done.stdout
+    assert done.stdout.count("for 2 runs that differ in numbers only") == 2
+    assert "made narrow and shallow" in done.stdout and done.stdout.count("forecast ") == 2
+
+
+@pytest.mark.slow
+def test_stages_go_on_from_what_the_one_before_has_saved(runner):
+    done = runner("rehearse", "experiment=toy_rlhf", "dataset.limit.train=64", "dataset.limit.eval=16", "metric=none")
+    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("ok ")] == [
+        "toy-rlhf-sft",
+        "toy-rlhf-reward_model",
+        "toy-rlhf-ppo",
+    ]
+    assert "reward model" in done.stdout.split("forecast  toy-rlhf-ppo")[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "phase"), [("AtSave", "saving"), ("AtSecondSave", "saving"), ("AtResume", "resuming")]
+)
+def test_what_only_fails_when_it_is_saved_or_resumed_is_found(runner, name, phase):
+    (runner.folder / "faulty.py").write_text(FAULTY)
+    words = (f"callback.mine._target_=faulty.{name}", "allow=[faulty]", "metric=none", "dataset.limit.eval=8")
+    done = runner("rehearse", "trainer=sft", *words, code=1)
+    assert re.search(rf"^failed +\S+ .*: {phase}$", done.stdout, re.MULTILINE)
+    assert "ValueError: no clay" in done.stderr and "forecast" not in done.stdout
+    folder = kept_folder(done)
+    [log] = folder.rglob("log.txt")
+    assert "no clay" in log.read_text() and not (runner.folder / "outputs").exists()
+    shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+def test_rows_that_a_training_would_refuse_are_refused(runner):
+    done = runner("rehearse", "trainer=sft", "trainer.args.max_length=20", code=2)
+    assert "tolerate.truncated=1" in done.stderr and "reading the rows" in done.stdout
+    shutil.rmtree(kept_folder(done))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["mistral", "qwen3_moe"])
+def test_of_a_model_of_the_hub_no_weights_are_fetched(runner, hub, tmp_path, kind):
+    home = tiny_model(tmp_path / "model", kind)
+    config = json.loads((home / "config.json").read_text())
+    (home / "config.json").write_text(json.dumps(config | {"sliding_window": 64, "num_hidden_layers": 6}))
+    hub.add_model(f"lab/{kind}", home)
+    hub.forget()
+    environment = hub.environment(runner.folder / "hf") | {"HF_HUB_OFFLINE": "0"}
+    words = ("trainer=sft", "dataset=tldr", "model=hub", f"model.path=lab/{kind}", "model.attention=flash_attention_2")
+    done = runner("rehearse", *words, **environment)
+    assert f"lab/{kind}: {kind}, 2 layers" in done.stdout
+    assert "attention: what the CPU has instead of flash_attention_2" in done.stdout
+    assert not [request for request in hub.requests if "safetensors" in request.path and request.method == "GET"]
+
+
+def test_the_words_of_a_rehearsal_are_told_apart_from_those_of_a_training():
+    assert read_target(["memory=80", "seed=1"]) == ({"memory": 80.0}, ["seed=1"])
+    with pytest.raises(ConfigError) as caught:
+        read_target(["memory=much", "speed=-1"])
+    assert [fault.where for fault in caught.value.faults] == ["memory", "speed"]
