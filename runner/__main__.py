@@ -82,8 +82,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # between two runs, where no worker listens
         return 130
     except BrokenPipeError:  # whoever read along has seen enough
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  or Python would complain when it leaves
         return 0
+    finally:
+        _leave_output()
+
+
+def _leave_output() -> None:
+    """Write what is still to be said; where nobody reads it any more, Python would complain when it leaves."""
+    try:
+        if sys.stdout is not None:  # as it is where a shell has closed it
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _working_folder() -> str:

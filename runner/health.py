@@ -207,7 +207,7 @@ class Diverged(Alarm):
 
 
 class KL(Alarm):
-    """A policy that has left its reference: more than 5 nats a token and 50 a completion, three steps in a row.
+    """A policy that has left its reference: more than 5 nats a token and 50 a completion, two steps in a row.
 
     Policies that are over-optimised but still speak were seen at 1 to 2 nats a token (85 for 53 tokens); a policy that
     always says the same against a reference that says anything reaches the logarithm of the vocabulary, 10 to 12. A
@@ -215,7 +215,7 @@ class KL(Alarm):
     """
 
     name = "kl"
-    patience = 3
+    patience = 2
     expected = "a policy that the reference still knows"
     cure = f"a larger kl_coef=, {LOWER}"
     curable = True

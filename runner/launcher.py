@@ -35,6 +35,8 @@ def _handing_on(numbers: set[int], child: int) -> Iterator[list[int]]:
     handed: list[int] = []
 
     def answer(number: int, frame: object) -> None:
+        if number == signal.SIGHUP:
+            work.hush()
         if number in numbers:
             handed.append(number)
             # torchrun hands on these two only; SIGUSR1 would end it, and its workers could save nothing.

@@ -13,6 +13,7 @@ import ctypes
 import logging
 import os
 import signal
+import stat
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -67,6 +68,8 @@ class Stop:
     def __call__(self, number: int, frame: object = None) -> None:
         again = self.number is not None
         self.number = number
+        if number == signal.SIGHUP:
+            hush()
         if again or not self.listening:
             raise self.error()
 
@@ -85,6 +88,13 @@ class Stop:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def hush() -> None:
+    """Let what is said to a terminal from here on go nowhere: it is closed, and to write to it would be an error."""
+    for descriptor in (1, 2):
+        if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def stop_signals() -> list[int]:

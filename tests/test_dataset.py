@@ -348,6 +348,14 @@ def test_calls_of_tools_survive_with_their_own_arguments(tmp_path):
     assert [row["tools"] for row in train] == [row["tools"] for row in rows]
 
 
+def test_a_text_that_looks_like_json_stays_a_text_beside_turns_in_parts(tmp_path):
+    texts = ["2", "null", '"quoted"', '{"a": 1}', "[1]", "plain"]
+    turns = [{"role": "user", "content": [{"type": "text", "text": "7"}]}]
+    rows = [{"messages": [*turns, {"role": "assistant", "content": text}]} for text in texts]
+    train, _ = load_rows(str(write(tmp_path / "rows.jsonl", rows)), to="messages", shuffle=False)
+    assert [[turn["content"] for turn in row["messages"]] for row in train] == [["7", text] for text in texts]
+
+
 @pytest.mark.parametrize("batch", [2, 8])
 def test_every_batch_of_judged_answers_holds_good_and_bad_ones(tmp_path, batch):
     path = write(tmp_path / "rows.jsonl", map(pair, range(40)))

@@ -10,7 +10,7 @@ import pytest
 from runner import work
 from runner.errors import FolderError
 from runner.files import seal
-from runner.run import Run, key_of, label_of, last_checkpoint, locked, open_run, write_manifest
+from runner.run import Run, check_lines, key_of, label_of, last_checkpoint, locked, open_run, write_manifest
 
 
 @pytest.fixture
@@ -117,6 +117,24 @@ def test_the_newest_checkpoint_that_verifies_is_used_and_broken_newer_ones_go(cf
     make_checkpoint(run, 20, sealed=False)
     assert last_checkpoint(run) == good
     assert [path.name for path in run.checkpoints.iterdir()] == ["checkpoint-9"]
+
+
+LINE = b'{"step": 1}\n'
+
+
+@pytest.mark.parametrize("text", [b"", LINE, LINE + b'{"st', b'{"st', LINE + bytes(9)])
+def test_a_log_whose_last_line_was_cut_off_is_right(cfg, text):
+    run = open_run(cfg, [])
+    run.metrics.write_bytes(text)
+    check_lines(run)
+
+
+@pytest.mark.parametrize(("text", "number"), [(bytes(300), 1), (b"x\n" + LINE, 1), (LINE + b"noise", 2)])
+def test_a_log_that_holds_something_else_is_refused(cfg, text, number):
+    run = open_run(cfg, [])
+    run.metrics.write_bytes(text)
+    with pytest.raises(FolderError, match=f"line {number} cannot be read"):
+        check_lines(run)
 
 
 def test_the_manifest_keeps_its_first_record(cfg):

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from runner.check.allow import find_target_fault
+from runner.check.allow import LIBRARIES, find_target_fault
 from runner.check.known import FROM_GROUP, OWN, Asked, Node, judges, keys_of, special_keys
 from runner.check.place import find_unknown
 from runner.check.value import misfit, shown
@@ -70,6 +70,8 @@ def find_node_faults(asked: Asked, path: str, node: Node) -> Iterator[Fault]:
 def _no_python(path: str, target: Any) -> Fault | None:
     """The fault of a target in a file of the user's that does not parse, or that is a plain value."""
     home = target.rpartition(".")[0] if isinstance(target, str) else ""
+    if home.partition(".")[0] in LIBRARIES:  # which parse; reading them again takes time
+        return None
     module = find_module(home) if all(word.isidentifier() for word in home.split(".")) else None
     where = f"{path}._target_"
     try:

@@ -134,9 +134,13 @@ def _measure_before(run: Run, parts: Mapping[str, Any]) -> None:
 
 def _finish(run: Run, parts: Mapping[str, Any], stop: Any, seconds: float) -> None:
     """Measure again, save what others can load, draw the curves, and only then say finished."""
+    from accelerate.utils import set_seed
+
     from runner.report.plot import write_plots
 
     trainer = parts["trainer"]
+    # Online trainers sample what they measure here; a run that was stopped after its last step has other numbers left.
+    set_seed(trainer.args.seed, device_specific=True)
     scores = (read_json(run.folder / "scores.json") or {}) | {"after": held_out_scores(run, parts)}
     save_model(run, trainer)
     if not trainer.is_world_process_zero():

@@ -44,6 +44,7 @@ def _plugin() -> Any:
             if file.is_file():
                 _check_keys(file)
             loaded = super().load_config(config_path)
+            loaded.header.update(_marked_header(file))
             if faults := list(_changes_hydra(config_path, file, loaded)):
                 raise ConfigError(faults)
             return loaded
@@ -58,6 +59,13 @@ def _plugin() -> Any:
     Plugins.instance().register(UserSource)
     Plugins.instance().register(UserFolders)
     return UserFolders
+
+
+def _marked_header(file: Path) -> dict[str, str]:
+    """The package that a file names behind a mark of byte order, which keeps Hydra from seeing it."""
+    with open(file, encoding="utf-8") as text:
+        found = re.match(r"\ufeff\s*#\s*@package\s+(\S+)", text.readline())
+    return {"package": found[1]} if found else {}
 
 
 def _check_keys(file: Path) -> None:

@@ -103,6 +103,8 @@ class Pool:
 
         def answer(number: int, frame: object) -> None:
             self.signals.append(number)
+            if number == signal.SIGHUP:
+                work.hush()
             for pid in list(self.live):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number if len(self.signals) == 1 else signal.SIGKILL)

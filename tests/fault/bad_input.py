@@ -240,7 +240,7 @@ def print_table(cases: list[Case], folder: Path, warm: Warm) -> int:
             continue
         wrong, outcome = verdict_of(case, folder, warm)
         missed += bool(wrong)
-        slowest = max(slowest, 0 if outcome.torch else outcome.seconds)
+        slowest = max(slowest, 0 if outcome.torch or case.code == 0 else outcome.seconds)
         said = "; ".join(wrong) or " | ".join(line.strip() for line in outcome.text.splitlines()[1:4])[:150]
         torch = "torch" if outcome.torch else "-"
         head = f"{'MISS' if wrong else 'ok':<4} {case.kind:<9} {case.name:<44} {outcome.code:>3}"

@@ -56,7 +56,7 @@ class Held(TrainerCallback):
         while os.path.exists("held"):
             time.sleep(0.01)
 
-def note(folder, **options):
+def note(folder, num_processes=1, debug=False):
     """A launcher that holds the folder as a worker does, and trains nothing."""
     with locked(Run(folder)):
         with open(folder / "noted", "a") as file:
@@ -144,6 +144,7 @@ def misses_of_starts(root: Path, warm: Warm, count: int, chance: random.Random) 
     """Each seed that did not get one folder with its own papers, in which one of its two commands started."""
     place = make_place(root, "starts", warm)
     words = (*QUICK, "launcher._target_=mine.note", "allow=[mine]")
+    place.start(("--help",)).wait()  # the process that forks has its imports from here on
     began = time.monotonic()
     started = [(seed, place.start((*words, f"seed={seed}"))) for seed in range(count) for _ in range(2)]
     print(f"          {2 * count} starts asked for in {time.monotonic() - began:.2f} s")

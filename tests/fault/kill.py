@@ -193,8 +193,8 @@ def unbroken(place: Place, words: tuple[str, ...]) -> list[str]:
     return record.read_text(encoding="utf-8").splitlines()
 
 
-def punish(trainer: str, kills: int, root: Path, warm: Warm, chance: random.Random) -> Tally:
-    """Runs of a trainer of ours until there were enough kills, each compared with the undisturbed one."""
+def punish(trainer: str, kills: int, root: Path, warm: Warm, chance: random.Random, most: int = KILLS_A_RUN) -> Tally:
+    """Runs of a trainer until there were enough kills, at most so many each, compared with the undisturbed one."""
     words = (*WORDS, *TRAINERS[trainer])
     dropout = 0.1 if trainer in DROPOUT else 0.0
     whole = Place(root / trainer, root, warm, dropout=dropout)
@@ -202,7 +202,7 @@ def punish(trainer: str, kills: int, root: Path, warm: Warm, chance: random.Rand
     wanted = papers(whole.run)
     while total.kills < kills:
         place = Place(root / f"{trainer}-{total.runs}", root, warm, dropout=dropout)
-        tally = storm(place, words, touches, min(KILLS_A_RUN, kills - total.kills), chance)
+        tally = storm(place, words, touches, min(most, kills - total.kills), chance)
         if tally.finished:
             found = papers(place.run)
             differing = sorted(name for name in wanted | found if wanted.get(name) != found.get(name))

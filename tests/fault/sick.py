@@ -104,7 +104,7 @@ SICK = [
         4,
         "not_finite",
     ),
-    Case("rate 100 sft", trainer("sft", 12, "learning_rate=100"), 1, "exploded|not_finite"),
+    Case("rate 100 sft", trainer("sft", 12, "learning_rate=100"), 1, "exploded|diverged|not_finite"),
     Case(
         "rate 1e10 lora", trainer("dpo", 12, "peft=lora", *callback("Rate", at=4, times=1e14)), 4, "exploded|not_finite"
     ),
@@ -153,7 +153,7 @@ SICK = [
         "constant_reward",
     ),
     Case("kl ppo", trainer("ppo", 12, *callback("Rate", at=3, times=3e3)), 3, "kl|exploded"),
-    Case("kl grpo", trainer("grpo", 12, "kl_coef=0.01", *callback("Rate", at=3, times=3e3)), 3, "kl|exploded"),
+    Case("kl grpo", trainer("grpo", 12, "kl_coef=0.01", *callback("Rate", at=3, times=1e4)), 3, "kl|exploded"),
     Case("sign of dpo", trainer("dpo", 14, "loss._target_=sabotage.reversed_dpo"), 1, "opposite", 6),
     Case(
         "sign of gradients dpo",

@@ -180,10 +180,12 @@ def life(
 ) -> Iterator[tuple[str, list[str]]]:
     """Stop a run in each of these phases, one after the other; each phase with its misses."""
     for again, phase in enumerate(phases):
+        number = int(chance.choice(NUMBERS))
         asked = {
             "count": chance.randint(1, max(1, calls[phase] // (1 + again))),
-            "number": int(chance.choice(NUMBERS)),
-            "moment": chance.choice((0.0, chance.uniform(0, MOMENT))),
+            "number": number,
+            # A terminal that is gone and its signal are one event.
+            "moment": 0.0 if number == signal.SIGHUP else chance.choice((0.0, chance.uniform(0, MOMENT))),
             "twice": chance.random() < 1 / 3,
         }
         found = list(misses_of_stop(place, words, phase, asked))

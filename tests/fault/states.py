@@ -89,6 +89,7 @@ class Trainer:
             save_strategy="steps",
             gradient_accumulation_steps=1,
             world_size=1,
+            seed=0,
             to_dict=dict,
         )
         self.state = SimpleNamespace(
@@ -172,6 +173,7 @@ def made_up(way: str, when: int) -> Iterator[None]:
         patches.enter_context(mock.patch.object(train, "policy_of", lambda trainer: trainer.model))
         patches.enter_context(mock.patch.object(train, "held_out_scores", lambda run, parts: {"eval_loss": 1.0}))
         patches.enter_context(mock.patch.object(train, "_facts", lambda parts: {"data": {"train": {"rows": 1}}}))
+        patches.enter_context(mock.patch("accelerate.utils.set_seed"))
         patches.enter_context(mock.patch("runner.run._versions", dict))
         patches.enter_context(mock.patch("runner.run._git", lambda: None))
         patches.enter_context(mock.patch("runner.report.plot.write_plots", lambda *args, **more: None))

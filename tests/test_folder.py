@@ -1,0 +1,18 @@
+"""One folder, one run, and nothing is left running: a part of ``tests/fault/folder.py``."""
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent / "fault"))
+
+from folder import KINDS
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(("kind", "count"), [("pairs", 4), ("starts", 6), ("again", 1), ("driver", 4)])
+def test_a_folder_has_one_run_and_a_dead_driver_leaves_nothing(tmp_path, warm, kind, count):
+    assert list(KINDS[kind](tmp_path, warm, count, random.Random(0))) == []

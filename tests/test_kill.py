@@ -1,0 +1,19 @@
+"""Killed at any instant, the same command continues to the same bits: a part of ``tests/fault/kill.py``."""
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent / "fault"))
+
+from kill import punish
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("trainer", ["sft", "lora", "grpo", "ppo"])
+def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, warm, trainer):
+    tally = punish(trainer, 5, tmp_path, warm, random.Random(trainer), most=5)
+    assert tally.missed == [] and tally.kills == 5 and tally.equal == tally.finished == tally.runs
