@@ -18,6 +18,7 @@ from trl import chat_template_utils as trl_templates
 from runner.errors import ConfigError, EnvironmentFault
 from runner.model.adapter import write_adapter
 from runner.model.chat import check_template, read_template, template_names
+from runner.model.folder import look_at_tokenizer
 from runner.model.load import (
     adopt_tokens,
     check_quantization,
@@ -348,6 +349,19 @@ def test_a_missing_library_is_the_environments_fault(folder, monkeypatch):
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(qwen):
     tokenizer = load_tokenizer(str(qwen))
     tokenizer.add_tokens([f"<{number}>" for number in range(64)])
+    with pytest.raises(ConfigError, match="tokens, the model"):
+        load_model(str(qwen), tokenizer=tokenizer)
+
+
+def test_special_tokens_beyond_the_model_may_be_there_where_nothing_writes_them(qwen, tmp_path):
+    tokenizer = load_tokenizer(str(qwen))
+    tokenizer.add_tokens([f"<image{number}>" for number in range(64)], special_tokens=True)
+    model = load_model(str(qwen), tokenizer=tokenizer)
+    rows = model.get_input_embeddings().num_embeddings
+    assert len(tokenizer) > rows
+    tokenizer.save_pretrained(tmp_path)
+    assert not look_at_tokenizer({"path": str(tmp_path)}, rows)
+    tokenizer.pad_token = "<image63>"
     with pytest.raises(ConfigError, match="tokens, the model"):
         load_model(str(qwen), tokenizer=tokenizer)
 

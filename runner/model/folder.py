@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, cached_property
@@ -413,10 +413,18 @@ class Tokens:
         if path.stat().st_size > LARGEST_JSON:
             _check_ends(path)
             return None
-        whole = self.place.read("tokenizer.json")
-        entries = (whole.get("model") or {}).get("vocab") or {}
+        entries = (self.whole.get("model") or {}).get("vocab") or {}
         names = entries if isinstance(entries, Mapping) else (entry[0] for entry in entries)
-        return {*names, *(entry["content"] for entry in whole.get("added_tokens") or ())}
+        return {*names, *(entry["content"] for entry in self.added)}
+
+    @cached_property
+    def whole(self) -> Mapping[str, Any]:
+        return self.place.read("tokenizer.json")
+
+    @property
+    def added(self) -> Sequence[Mapping[str, Any]]:
+        """Tokens beside those that were learnt from text."""
+        return self.whole.get("added_tokens") or ()
 
     def faults(self, node: Mapping[str, Any], rows: int | None) -> list[Fault]:
         return [*self._no_vocabulary(), *self._no_end(node), *self._strange(node), *self._too_many(rows)]
@@ -446,7 +454,10 @@ class Tokens:
                 yield Fault(where, f"{token} is not in the vocabulary", expected, f"{where}=<token>")
 
     def _too_many(self, rows: int | None) -> Iterator[Fault]:
-        if rows and self.vocabulary and len(self.vocabulary) > rows:
+        if not rows or not self.vocabulary:
+            return
+        unwritten = {entry["content"] for entry in self.added if entry.get("special") and entry["id"] >= rows}
+        if len(self.vocabulary - unwritten) > rows:  # of the others loading knows whether they are met
             found = f"the tokenizer has {len(self.vocabulary)} tokens, the model {rows}"
             cure = "model.tokenizer.path=${model.path}"
             yield self.place.fault(found, "the tokenizer that the model was trained with", cure)

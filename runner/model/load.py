@@ -298,8 +298,16 @@ def _keep_layout(model: PreTrainedModel) -> None:
 
 
 def _check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise ConfigError where a text could become a token that the model has no embedding of.
+
+    A special token that nothing here writes may lie beyond: that of Gemma's images does in its models of text alone.
+    """
     rows = model.get_input_embeddings().num_embeddings
-    if len(tokenizer) > rows:
+    beyond = [token for number, token in tokenizer.added_tokens_decoder.items() if number >= rows]
+    used = {tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token}
+    template = str(tokenizer.chat_template or "")
+    met = [each for each in beyond if not each.special or each.content in used or each.content in template]
+    if met or len(tokenizer) - len(beyond) > rows:
         raise ConfigError(
             Fault(
                 "model.tokenizer.path",
