@@ -210,8 +210,9 @@ def start(run: Run, way: str = "finish", when: int = 0) -> int:
     code = 70
     gc.disable()
     try:
+        sys.stdout = sys.stderr = open(run.folder.parent / "told", "w")  # noqa: SIM115  a test has others here
         for number in (1, 2):
-            os.dup2(os.open(run.folder.parent / "told", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+            os.dup2(sys.stdout.fileno(), number)
         for number in SIGNALS:
             signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
         if way == "kill":
