@@ -52,6 +52,7 @@ ENVIRONMENT = {
     "GOMP_SPINCOUNT": "1000",
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_UPDATE_DOWNLOAD_COUNTS": "0",  # or datasets tells a server each time that rows of a local file are read
     "DO_NOT_TRACK": "1",
     "TRL_EXPERIMENTAL_SILENCE": "1",  # each such trainer says so in its YAML
 }

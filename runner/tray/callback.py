@@ -67,7 +67,8 @@ def set_health(trainer: Any, panel: Any) -> None:
 
 
 # Where trainers keep what they will log: ours and online DPO openly, the others of TRL not. It is only read, so that
-# every step can be judged, however seldom it is logged; of a trainer without it what it logs is judged.
+# every step can be judged, however seldom it is logged; of a trainer without it what it logs is judged. The runs of
+# ``tests/test_sick_runs`` log every 100 steps, and miss their alarms where upstream renames them.
 NOTES = ("metrics", "stats", "_stored_metrics", "_metrics")
 
 

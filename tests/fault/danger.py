@@ -57,31 +57,38 @@ Run = Callable[[Sequence[str], Path], Outcome]
 
 def fork(words: Sequence[str], cwd: Path, entry: Callable[[list[str]], int] = main, **variables: str) -> Outcome:
     """The command in a fork of this process, in a folder of its own; ``entry`` is the door, or the worker's."""
-    said = tempfile.TemporaryFile()  # noqa: SIM115
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.dup2(said.fileno(), 1), os.dup2(said.fileno(), 2)
-            os.chdir(cwd)
-            os.environ.update(PRIVATE | {"HF_HOME": str(cwd / ".hf")} | variables)
-            resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
-            resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
-            sys.argv = ["runner", *words]
-            code = entry(list(words))
-        except SystemExit as left:
-            code = left.code if isinstance(left.code, int) else 1
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush(), sys.stderr.flush()
-            os._exit(code)
-    _, status, used = os.wait4(child, 0)
-    said.seek(0)
-    text = said.read().decode(errors="replace")
+    with tempfile.TemporaryFile() as said:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        child = os.fork()
+        if child == 0:
+            be_command(words, cwd, entry, said.fileno(), variables)
+        _, status, used = os.wait4(child, 0)
+        said.seek(0)
+        text = said.read().decode(errors="replace")
     grown = max(0, used.ru_maxrss - before) / 1024
     return Outcome(os.waitstatus_to_exitcode(status), text, used.ru_utime + used.ru_stime, grown)
+
+
+def be_command(
+    words: Sequence[str], cwd: Path, entry: Callable[[list[str]], int], said: int, variables: dict[str, str]
+) -> None:
+    code = 1
+    try:
+        os.dup2(said, 1), os.dup2(said, 2)
+        sys.stdout = sys.stderr = open(1, "w", closefd=False)  # noqa: SIM115  a test has others here
+        os.chdir(cwd)
+        os.environ.update(PRIVATE | {"HF_HOME": str(cwd / ".hf")} | variables)
+        resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
+        resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
+        sys.argv = ["runner", *words]
+        code = entry(list(words))
+    except SystemExit as left:
+        code = left.code if isinstance(left.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
 
 
 # --- Targets ---------------------------------------------------------------------------------------------------------
