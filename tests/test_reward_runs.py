@@ -124,7 +124,6 @@ CASES = [
     ("nothing", (), 2, "every reward gave None to completion 0 of 8, and to 7 more"),
     ("steps", (), 2, "a list of 2 for completion 0 of 8"),
     ("hangs", ("reward.mine.timeout=0.5",), 3, "no answer after 0.5 s for 8 completions"),
-    ("absent", (), 2, "it takes solution, and the rows have no such column"),
 ]
 
 
@@ -145,9 +144,20 @@ def test_a_reward_that_goes_wrong_ends_the_run_with_its_name_row_and_prompt(
     )
     said = capsys.readouterr().err
     assert done.code == code and done.state() == "failed"
-    assert found in said and "reward" in said
-    if reward != "absent":
-        assert "the prompt: 'Sort these digits: " in said
+    assert found in said and "reward" in said and "the prompt: 'Sort these digits: " in said
+
+
+@pytest.mark.parametrize("trainer", ["grpo", "ppo"])
+def test_a_reward_that_takes_what_no_row_has_is_refused_before_a_folder_is_made(
+    train, tmp_path, monkeypatch, capsys, trainer
+):
+    (tmp_path / "wrong_rewards.py").write_text(WRONG)
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = ("allow=[wrong_rewards]", "reward=none", "reward.mine._target_=wrong_rewards.absent")
+    done = train(f"trainer={trainer}", *mine, *FEW)
+    said = capsys.readouterr().err
+    assert done.code == 2 and done.run is None
+    assert "it takes solution, and the rows have no such column" in said and "reward.mine" in said
 
 
 REFUSED = [
