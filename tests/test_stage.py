@@ -360,7 +360,7 @@ def test_a_stop_ends_the_command_and_the_same_command_goes_on(runner, chain, kin
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [(), ("-m", "rl.seed=1,2")], ids=["alone", "sweep"])
 def test_a_stage_that_fails_ends_the_command_with_its_code(runner, chain, kind):
-    done = runner(*kind, *chain, *QUICK, "trainer.args.max_steps=2", "judge.dataset.limit.train=0", code=2)
+    done = runner(*kind, *chain, *QUICK, "trainer.args.max_steps=2", "judge.trainer.args.max_length=8", code=2)
     assert states(runner) == {"sft": ["finished"], "judge": ["failed"], "rl": []}
     # The jobs of a sweep share the stage, and it is tried once.
     assert done.stdout.count("start     judge" if kind else "run       outputs/chain-judge") == 1

@@ -463,7 +463,7 @@ def test_two_sweeps_that_share_jobs_share_the_work(runner):
 @pytest.mark.skipif(not find_spec("hydra_plugins.hydra_optuna_sweeper"), reason="needs the extra optuna")
 def test_a_search_by_optuna_survives_failures_and_goes_on_from_the_trials_there_are(runner):
     short = (*QUICK[:3], "trainer.args.max_steps=1", "name=search", "objective=eval_loss")
-    axes = ("kl_coef=interval(0.1,0.5)", "learning_rate=choice(1e-4,1e-3)", "dataset.limit.train=choice(0,16)")
+    axes = ("kl_coef=interval(0.1,0.5)", "learning_rate=choice(1e-4,1e-3)", "trainer.args.max_length=choice(8,512)")
     words = ("-m", "trainer=dpo", "hydra/sweeper=optuna", *short, *axes, "hydra.sweeper.sampler.seed=1")
     words = (*words, "hydra.sweeper.n_jobs=1", "hydra.sweeper.direction=minimize", "hydra.sweeper.max_failure_rate=1")
     first = runner(*words, "hydra.sweeper.n_trials=4", code=1)
