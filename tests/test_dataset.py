@@ -181,7 +181,8 @@ BROKEN = [
     ("head.csv", b"prompt,completion\n", "", "no rows"),
     ("twice.csv", b"prompt,prompt\na,b\n", ":1", "the column 'prompt' twice"),
     ("latin.csv", "prompt,completion\né,b\n".encode("latin-1"), "", "not UTF-8"),
-    ("torn.jsonl.gz", gzip.compress(LINE * 50)[:-12], "", "broken gzip"),
+    # Without the hour, which would have every process collect another name.
+    ("torn.jsonl.gz", gzip.compress(LINE * 50, mtime=0)[:-12], "", "broken gzip"),
     ("plain.jsonl.gz", LINE, "", "broken gzip"),
 ]
 
