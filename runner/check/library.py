@@ -75,15 +75,21 @@ def find_other_versions() -> Iterator[Fault]:
             yield Fault(name, f"{name} {version}, which was not tried", str(asked), cure)
 
 
+def read_project() -> dict[str, Any]:
+    """What pyproject.toml says of the project in a checkout; empty where the package is a wheel's."""
+    file = PACKAGE.parent / "pyproject.toml"
+    if not file.is_file():
+        return {}
+    import tomllib
+
+    project = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
+    return project if project.get("name") == "runner" else {}  # some packages leave such a file beside ours
+
+
 def read_requirements() -> list[str]:
     """What the runner needs: from pyproject.toml in a checkout, else from the installed wheel."""
-    file = PACKAGE.parent / "pyproject.toml"
-    if file.is_file():
-        import tomllib
-
-        project = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
-        if project.get("name") == "runner":  # some packages leave such a file beside ours
-            return project["dependencies"]
+    if project := read_project():
+        return project["dependencies"]
     try:
         return metadata.requires("runner") or []
     except metadata.PackageNotFoundError:  # a copy of the package alone

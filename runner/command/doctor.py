@@ -18,14 +18,15 @@ import subprocess
 import sys
 import threading
 import time
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from runner.check.library import read_project
 from runner.errors import EnvironmentFault
 from runner.files import PACKAGE, hub_home
+from runner.forecast.machine import read_memory
 from runner.report.find import read_options
 from runner.report.number import number, short
 from runner.report.table import Column, lay_out, shown
@@ -61,9 +62,7 @@ def main(line: Any) -> int:
 
 def read_requirements() -> tuple[list[str], dict[str, list[str]]]:
     """What the runner needs, and what each extra adds: from pyproject.toml in a checkout, else from the wheel."""
-    file = PACKAGE.parent / "pyproject.toml"
-    if file.is_file():
-        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+    if project := read_project():
         return list(project["dependencies"]), dict(project.get("optional-dependencies", {}))
     from packaging.requirements import Requirement
 
@@ -167,25 +166,10 @@ def devices() -> Iterator[tuple[str, str]]:
     """Processors, memory and GPUs."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = os.environ.get("OMP_NUM_THREADS")
-    memory = [f"{gigabytes(size)} {name}" for name, size in _memory().items()]
+    memory = [f"{gigabytes(size)} {name}" for name, size in read_memory().items()]
     limit = [f"OMP_NUM_THREADS={threads}"] if threads else []
     yield "cpu", ", ".join([f"{cores} cores", *memory, *limit])
     yield "gpu", _gpus()
-
-
-def _memory() -> dict[str, int]:
-    """Bytes of memory in all and free, with the limit of the container where that is less."""
-    names = {"MemTotal": "of memory", "MemAvailable": "free"}
-    found = {}
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            key, _, size = line.partition(":")
-            if key in names:
-                found[names[key]] = int(size.split()[0]) * 1024
-    with contextlib.suppress(OSError, ValueError):
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        found |= {"allowed here": limit} if limit < found.get("of memory", 0) else {}
-    return found
 
 
 def _gpus() -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from runner.forecast.memory import FUSED, PAIRS, SAMPLES, TOKENS_ON_CPU, Batch, Trainer
 from runner.forecast.simulation import Setting
 from runner.forecast.structure import Source, build_structure
+from runner.run import processes_of
 from runner.signature import read_signature
 
 LOADERS = ("runner.model.load.load_model", "runner.reward.outcome.load_reward_model")
@@ -68,10 +69,6 @@ def rows_per_step(args: Mapping[str, Any]) -> float:
     """Rows of the dataset that one process draws for an optimizer step, on average."""
     rows = setting(args, "per_device_train_batch_size", 8) * setting(args, "gradient_accumulation_steps", 1)
     return rows / (setting(args, "num_generations", 1) * setting(args, "num_iterations", 1))
-
-
-def processes_of(cfg: Mapping[str, Any]) -> int:
-    return cfg["launcher"].get("num_processes", 1) * cfg["launcher"].get("num_machines", 1)
 
 
 def steps_of(cfg: Mapping[str, Any], rows: Rows) -> int | None:

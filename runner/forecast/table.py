@@ -9,8 +9,9 @@ from typing import Any
 
 from runner.forecast.machine import Device
 from runner.forecast.memory import Memory, Trainer, held_gradients, measure, state_bytes
-from runner.forecast.plan import Rows, build_trainer, is_known, processes_of, setting, steps_of
+from runner.forecast.plan import Rows, build_trainer, is_known, setting, steps_of
 from runner.forecast.structure import Source
+from runner.run import processes_of
 from runner.space import free, sized
 
 TIGHT = 0.9  # of what is there, from which on a forecast warns: allocators keep some more than what is alive

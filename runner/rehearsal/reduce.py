@@ -16,6 +16,7 @@ from typing import Any
 from runner.errors import ConfigError, Fault
 from runner.forecast.plan import COMPLETION, cycle_of, rows_per_step, setting
 from runner.inspection import SAMPLE
+from runner.run import processes_of
 from runner.signature import read_signature
 
 LOADER = "runner.model.load.load_model"
@@ -229,8 +230,7 @@ def _replace_foreign(small: Reduced) -> None:
     if cfg["quant"] and importlib.util.find_spec("bitsandbytes") is None:
         small.note("without quant, because bitsandbytes is not installed here (pip install 'runner[quant]')")
         cfg["quant"] = None
-    processes = cfg["launcher"].get("num_processes", 1) * cfg["launcher"].get("num_machines", 1)
-    if processes > 1:
+    if (processes := processes_of(cfg)) > 1:
         small.note(f"one process instead of {processes}")
 
 

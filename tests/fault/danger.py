@@ -446,20 +446,24 @@ def kinds(folder: Path, run: Run) -> dict[str, tuple[int, Callable[[], Iterator[
     }
 
 
-def report(wanted: Sequence[str]) -> int:
+Kinds = dict[str, tuple[int, Callable[[], Iterator[str]]]]
+
+
+def report(wanted: Sequence[str], of: Callable[[Path, Warm], Kinds]) -> int:
+    """Print what each kind, ``of`` a folder and a warm process, misses; 1 where one misses something."""
     failed = 0
-    with tempfile.TemporaryDirectory(prefix="danger-") as place, contextlib.closing(Warm(Path(place) / "warm")) as warm:
+    with tempfile.TemporaryDirectory(prefix="fault-") as place, contextlib.closing(Warm(Path(place) / "warm")) as warm:
         os.chdir(place)
-        for name, (count, find) in kinds(Path(place), warmly(warm)).items():
+        for name, (count, find) in of(Path(place), warm).items():
             if wanted and name not in wanted:
                 continue
             misses = list(find())
             failed += len(misses)
-            print(f"{name:<10}{count - len(misses):>5} of {count}", flush=True)
+            print(f"{name:<10}{count - len({miss.split(':')[0] for miss in misses}):>5} of {count}", flush=True)
             for miss in misses:
                 print(f"  miss    {miss}", flush=True)
     return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(report(sys.argv[1:]))
+    sys.exit(report(sys.argv[1:], lambda place, warm: kinds(place, warmly(warm))))

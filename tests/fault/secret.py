@@ -19,7 +19,6 @@ import io
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +28,7 @@ from urllib.parse import quote
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from danger import QUICK, Outcome, Run, fork, warmly
+from danger import QUICK, Outcome, Run, fork, report, warmly
 from secret_cases import ENVIRONMENT, HARMLESS, LINES, REFUSED, SECRETS
 from warm import Warm
 
@@ -286,20 +285,5 @@ def light(words: Sequence[str], cwd: Path) -> Outcome:
     return fork(words, cwd, **ENVIRONMENT)
 
 
-def report(wanted: Sequence[str]) -> int:
-    failed = 0
-    with tempfile.TemporaryDirectory(prefix="secret-") as place, contextlib.closing(Warm(Path(place) / "warm")) as warm:
-        os.chdir(place)
-        for name, (count, find) in kinds(Path(place), warm).items():
-            if wanted and name not in wanted:
-                continue
-            misses = list(find())
-            failed += len(misses)
-            print(f"{name:<10}{count - len({miss.split(':')[0] for miss in misses}):>5} of {count}", flush=True)
-            for miss in misses:
-                print(f"  miss    {miss}", flush=True)
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(report(sys.argv[1:]))
+    sys.exit(report(sys.argv[1:], kinds))
