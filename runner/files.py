@@ -132,7 +132,7 @@ def seal(folder: Path) -> None:
         path.chmod(0o644 if path.stat().st_mode & 0o077 == 0 else path.stat().st_mode)
         sync(path)
         files[path.relative_to(folder).as_posix()] = [path.stat().st_size, sha256(path)]
-    write_json(folder / SEAL, files)
+    write_json(folder / SEAL, files | {SEAL: _own_entry(files)})
     sync(folder.parent)
 
 
@@ -149,6 +149,8 @@ def damage_of(folder: Path, *, touched_only: bool = False) -> dict[str, str]:
     files = read_json(folder / SEAL)
     if not _is_seal(files):
         return {SEAL: "cannot be read" if (folder / SEAL).is_file() else "missing"}
+    if files.pop(SEAL) != _own_entry(files):
+        return {SEAL: "other bytes than were sealed"}
     since = (folder / SEAL).stat().st_mtime_ns if touched_only else 0
     found = {name: _damage(folder / name, size, digest, since) for name, (size, digest) in files.items()}
     return {name: wrong for name, wrong in found.items() if wrong}
@@ -164,8 +166,13 @@ def _damage(path: Path, size: int, digest: str, since: int) -> str:
 
 
 def _is_seal(files: object) -> bool:
-    entries = list(files.values()) if isinstance(files, dict) else []
+    entries = list(files.values()) if isinstance(files, dict) and SEAL in files else []
     return bool(entries) and all(isinstance(each, list) and [*map(type, each)] == [int, str] for each in entries)
+
+
+def _own_entry(files: Mapping[str, Sequence[object]]) -> list[object]:
+    """What a seal says of itself: how many files it seals, and the hash of what it says of them."""
+    return [len(files), hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()]
 
 
 def told(damage: Mapping[str, str]) -> str:

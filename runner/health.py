@@ -37,6 +37,7 @@ class Step:
     gradient: float | None = None  # the largest entry that was looked at; 0.0 only where every entry is 0
     weight: float | None = None  # the root mean square of the weights that were looked at
     moved: bool | None = None  # whether some weight changed
+    slope: float | None = None  # the cosine between that change and the gradient of the loss: below 0 is downhill
     pace: float = 1.0  # the learning rate as a share of that which the schedule multiplies
     skipped: bool = False  # by the gradient scaler of float16, as it does now and then
     noted: Mapping[str, float] = field(default_factory=dict)  # the trainer's own figures, by the name in its log
@@ -152,6 +153,30 @@ class Frozen(Alarm):
         return None if step.moved else "no trained weight has changed"
 
 
+class Uphill(Alarm):
+    """Weights that follow the gradient of their own loss upwards, so that the opposite is learnt: a sign is wrong.
+
+    Asked of the first steps alone, until one goes down. Without momentum no optimizer goes up; with it a healthy
+    training does, later.
+    """
+
+    name = "uphill"
+    patience = 3
+    expected = "weights that move down the gradient of the loss"
+    cure = "the sign in optimizer= (maximize), or a callback that changes gradients"
+    LEAST = 0.05  # weight decay alone moves them at right angles to it
+
+    def __init__(self, patience: int | None = None, *, resumed: bool = False):
+        super().__init__(patience)
+        self.over = resumed
+
+    def suspect(self, step: Step) -> str | None:
+        if self.over or step.slope is None:
+            return NO_NEWS
+        self.over = step.slope <= self.LEAST
+        return None if self.over else f"the weights move up the gradient of the loss (cosine {step.slope:.2f})"
+
+
 class Exploded(Alarm):
     """Weights beyond all sizes that a model has: they began near 0.02 to 1 and are 100 times what they were."""
 
@@ -175,10 +200,11 @@ class Exploded(Alarm):
 
 
 class Diverged(Alarm):
-    """A loss far above what it was, five steps in a row: three times the lowest mean of five steps, and 6 more.
+    """A loss far from what it was, five steps in a row: three times the lowest mean of five steps, and 6 more.
 
     One hard batch of one row can be that far off; five in a row do not come by chance, and rows of another kind that
-    come after easy ones are at 5 or less. Only of losses that fall when the model learns; those of samples do not.
+    come after easy ones are at 5 or less. Far below is no better: none of these losses has so much to give, unless its
+    sign is wrong. Only of losses that fall when the model learns; those of samples do not.
     """
 
     name = "diverged"
@@ -198,11 +224,12 @@ class Diverged(Alarm):
         if step.loss is None:
             return NO_NEWS
         usual = statistics.mean(self.last or [step.loss]) if self.lowest is None else self.lowest
-        if step.loss > self.TIMES * abs(usual) + self.MORE:
+        if abs(step.loss) > self.TIMES * abs(usual) + self.MORE:
             return f"a loss of {step.loss:.3g}, after {usual:.3g}"
         self.last = [*self.last, step.loss][-self.STEPS :]
         if len(self.last) == self.STEPS:
-            self.lowest = min(statistics.mean(self.last), math.inf if self.lowest is None else self.lowest)
+            mean = statistics.mean(self.last)
+            self.lowest = mean if self.lowest is None else min(mean, self.lowest, key=abs)
         return None
 
 
@@ -356,7 +383,7 @@ def build_alarms(
     """
     tolerate = tolerate or {}
     how: dict[type[Alarm], dict[str, Any]] = {NotFinite: {}, Frozen: {}, Exploded: {}}
-    how[ZeroGradient] = {"online": online, "resumed": resumed}
+    how |= {ZeroGradient: {"online": online, "resumed": resumed}, Uphill: {"resumed": resumed}}
     sampled, fitted = {ConstantReward: {}, KL: {"length": length}}, {Opposite: {"anchored": anchored, "pairs": pairs}}
     how |= sampled if online else fitted | {Diverged: {}}
     how |= {} if rounding is None else {FirstMargin: {"tolerance": rounding}}
@@ -390,6 +417,12 @@ class Probe:
     def weights(self) -> Tensor | None:
         """The entries that are looked at, in one row."""
         return _in_a_row([_piece(each) for each in self.picked])
+
+    @torch.no_grad()
+    def gradients(self) -> Tensor | None:
+        """The entries that belong to those of ``weights``, 0 where a weight keeps none."""
+        pieces = [_piece(each.grad if _has_gradient(each) else torch.zeros_like(each)) for each in self.picked]
+        return _in_a_row(pieces)
 
     @torch.no_grad()
     def gradient(self) -> float | None:
@@ -465,14 +498,17 @@ class Health(TrainerCallback):
         self.taken: dict[str, int] = {}
 
     def hear_loss(self, loss: Tensor) -> None:
-        """Add the loss of a micro-batch to that of the step."""
+        """Add the loss of a micro-batch to that of the step; its gradient is there, and nobody has changed it yet."""
         self.loss = loss.detach() if self.loss is None else self.loss + loss.detach()
+        if any(isinstance(alarm, Uphill) and not alarm.over for alarm in self.alarms):
+            self.slope_at = self.probe.weights(), self.probe.gradients()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         self.alarms = self.build(state.global_step > 0)
         self.probe = Probe(model)
         self.before, self.bits = self.probe.weights(), None
         self.gradient, self.skipped, self.pace = None, False, 1.0
+        self.slope_at: tuple[Tensor | None, Tensor | None] = (None, None)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.gradient = self.probe.gradient()
@@ -532,11 +568,12 @@ class Health(TrainerCallback):
             -1.0 if self.gradient is None else self.gradient,
             -1.0 if weights is None else (weights.norm() / math.sqrt(len(weights))).item(),
             self._moved(weights),
+            self._slope(weights),
             *(value for each in rewards.values() for value in each),
         ]
         self.loss, self.before = None, weights
         rows = gathered(mine, device)
-        losses, gradients, sizes, moved, *earned = zip(*rows, strict=True)
+        losses, gradients, sizes, moved, slopes, *earned = zip(*rows, strict=True)
         lows, highs, counts = earned[::3], earned[1::3], earned[2::3]
         spread = zip(rewards, map(min, lows), map(max, highs), map(sum, counts), strict=True)
         return Step(
@@ -545,6 +582,7 @@ class Health(TrainerCallback):
             gradient=_largest(gradients),
             weight=_largest(sizes),
             moved=None if max(moved) < 0 else max(moved) > 0,
+            slope=next((slope for slope in slopes if math.isfinite(slope)), None),
             pace=self.pace,
             skipped=self.skipped,
             noted=self._noted(),
@@ -563,6 +601,14 @@ class Health(TrainerCallback):
             return 1.0
         before, self.bits = self.bits, self.probe.sum_of_bits()
         return -1.0 if before is None else float(before != self.bits)
+
+    def _slope(self, weights: Tensor | None) -> float:
+        """The cosine between the gradient that the loss gave and what became of the weights; NaN where one is 0."""
+        (before, gradient), self.slope_at = self.slope_at, (None, None)
+        if weights is None or before is None or gradient is None:
+            return math.nan
+        change = weights - before
+        return (change @ gradient / (change.norm() * gradient.norm())).item()
 
     def _noted(self) -> dict[str, float]:
         """The means of what the trainer has noted in this step."""

@@ -25,6 +25,7 @@ from runner.report.read import read_metrics
 from runner.run import Run
 
 ROOT = Path(__file__).parent.parent
+OF_A_TEST = {"HF_HOME", "PYTHONPATH", "PYTEST_CURRENT_TEST"}  # variables that no library reads for good
 
 
 class Command:
@@ -60,8 +61,11 @@ class Command:
 
     def _is_plain(self) -> bool:
         """Whether nothing is set that a library would read when it is imported."""
-        own = {name: value for name, value in self.environment.items() if name not in ("HF_HOME", "PYTHONPATH")}
-        return own == {name: value for name, value in os.environ.items() if name not in ("HF_HOME", "PYTHONPATH")}
+        own, there = (
+            {name: value for name, value in environment.items() if name not in OF_A_TEST}
+            for environment in (self.environment, os.environ)
+        )
+        return own == there
 
     def stopped(self, *words: str, name: str, number: int) -> int:
         """Start it, send a signal when a run of this name has taken its second step, and give back the exit code."""

@@ -70,7 +70,14 @@ DAMAGE = {
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_every_damage_to_every_file_is_noticed(sealed, name, kind):
     DAMAGE[kind](sealed / name)
-    assert not files.verify(sealed)
+    assert [*files.damage_of(sealed)] == [name] and not files.verify(sealed)
+
+
+def test_a_bit_of_a_seal_that_makes_another_seal_is_the_seals_own_damage(sealed):
+    text = (sealed / files.SEAL).read_bytes()
+    for place in range(len(text)):
+        (sealed / files.SEAL).write_bytes(text[:place] + bytes([text[place] ^ 1]) + text[place + 1 :])
+        assert [*files.damage_of(sealed)] == [files.SEAL], place
 
 
 def test_shipped_files_are_named_without_a_machine():

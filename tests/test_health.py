@@ -23,6 +23,7 @@ from runner.health import (
     Opposite,
     Probe,
     Step,
+    Uphill,
     ZeroGradient,
     build_alarms,
     gathered,
@@ -101,6 +102,17 @@ def test_frozen():
     assert rings(Frozen(), [still | {"pace": 0.0}, *[still] * 3]) == 4  # a warm-up that begins with 0
 
 
+def test_uphill():
+    def of_slopes(*slopes):
+        return [{"slope": slope} for slope in slopes]
+
+    assert rings(Uphill(), of_slopes(0.6, 0.5, 0.4)) == 3
+    assert rings(Uphill(), of_slopes(None, 0.6, None, 0.5, 0.4)) == 5  # a warm-up from 0, a step without gradient
+    assert rings(Uphill(), of_slopes(-0.6, *[0.5] * 9)) is None  # momentum, in a healthy one
+    assert rings(Uphill(), of_slopes(0.0, *[0.5] * 9)) is None  # weight decay alone
+    assert rings(Uphill(resumed=True), of_slopes(*[0.5] * 9)) is None
+
+
 def test_exploded():
     assert rings(Exploded(), [{"weight": size} for size in (0.02, 0.5, 30.0, 99.0, 101.0)]) == 5
     assert rings(Exploded(), [{"weight": size} for size in (30.0, 300.0, 3001.0)]) == 3
@@ -114,6 +126,7 @@ def test_diverged():
     assert rings(Diverged(), of_loss(*[0.1] * 9, *[5.0] * 30)) is None  # easy rows first, then others
     assert rings(Diverged(), of_loss(*[0.1] * 9, *[2.0 * 1.3**n for n in range(20)])) == 19  # it creeps
     assert rings(Diverged(), of_loss(*[25.0] * 9)) is None  # where IPO begins
+    assert rings(Diverged(), of_loss(*[-float(n) for n in range(30)])) == 18  # a loss of the wrong sign
 
 
 def test_kl():
@@ -185,7 +198,7 @@ def names(*words, **kind):
 
 
 def test_each_kind_of_training_has_its_alarms():
-    always = {"not_finite", "zero_gradient", "frozen", "exploded"}
+    always = {"not_finite", "zero_gradient", "frozen", "exploded", "uphill"}
     assert names() == always | {"diverged", "opposite"}
     assert names(anchored=True, rounding=1e-4) == always | {"diverged", "opposite", "first_margin"}
     assert names(online=True) == always | {"constant_reward", "kl"}
@@ -288,7 +301,7 @@ class Training:
     def event(self, name, **more):
         getattr(self.health, f"on_{name}")(self.args, self.state, None, **self.given, **more)
 
-    def step(self, loss=1.0, gradient=1.0, change=1e-4):
+    def step(self, loss=1.0, gradient=1.0, change=-1e-4):
         for each in self.model.parameters():
             each.grad = torch.full_like(each, gradient)
         self.health.hear_loss(torch.tensor(loss))
@@ -318,6 +331,8 @@ def test_a_healthy_training_ends():
         ("zero_gradient", [{"gradient": 0.0}] * 3),
         ("frozen", [{"change": 0.0}] * 4),
         ("exploded", [{}, {"change": 1e6}]),
+        ("uphill", [{"change": 1e-4}] * 3),
+        ("uphill", [{"change": 0.0}, *[{"change": 1e-4}] * 3]),
     ],
 )
 def test_a_sick_training_stops_at_the_step_that_shows_it(name, steps):

@@ -50,11 +50,16 @@ def zero(completions, **_):
 
 
 def rolled_out(trainer, count=8, seed=0):
-    """A rollout that critic and reference have looked at."""
+    """A rollout that policy and reference have looked at."""
     noise = torch.rand(count, trainer.args.response_length, generator=torch.Generator().manual_seed(seed))
     rollout, completions = trainer.roll_out([trainer.train_dataset[row] for row in range(count)], noise)
     trainer.look(rollout)
     return rollout, completions
+
+
+def set_advantages(trainer, rollout, completions):
+    """Those of a rollout from which nothing is learned yet."""
+    trainer.value_states(rollout, trainer.reward_tokens(rollout, completions), first=[], size=1.0)
 
 
 # --- Arithmetic ---------------------------------------------------------------------------------
@@ -333,7 +338,7 @@ PLAIN = {"kl_coef": 0.0, "gamma": 1.0, "lam": 1.0}  # and a critic that says 0: 
 def test_a_score_is_earned_by_the_last_token(tmp_path):
     trainer = letter_trainer(tmp_path, reward_funcs=lambda completions, **_: [*range(8)], **PLAIN)
     rollout, completions = rolled_out(trainer)
-    trainer.set_advantages(rollout, completions)
+    set_advantages(trainer, rollout, completions)
     assert torch.equal(rollout.returns_BR, torch.arange(8.0)[:, None] * rollout.mask_BR)
     inside = rollout.advantages_BR[rollout.mask_BR]
     assert inside.mean().abs() < 1e-6 and inside.std() == pytest.approx(1, abs=1e-5)
@@ -346,7 +351,7 @@ def test_a_reward_per_token_is_earned_by_its_token(tmp_path):
 
     trainer = letter_trainer(tmp_path, reward_funcs=[by_token, lambda completions, **_: [100.0] * 8], **PLAIN)
     rollout, completions = rolled_out(trainer)
-    trainer.set_advantages(rollout, completions)
+    set_advantages(trainer, rollout, completions)
     count = len(completions.completion_ids[0])
     expected = [100.0 + sum(range(place + 1, count + 1)) for place in range(count)]
     assert rollout.returns_BR[0, :count].tolist() == expected
@@ -355,7 +360,7 @@ def test_a_reward_per_token_is_earned_by_its_token(tmp_path):
 def test_the_kl_is_a_reward_per_token(tmp_path):
     trainer = letter_trainer(tmp_path, ref_model=letter_model(seed=4), reward_funcs=zero, **PLAIN | {"kl_coef": 0.5})
     rollout, completions = rolled_out(trainer)
-    trainer.set_advantages(rollout, completions)
+    set_advantages(trainer, rollout, completions)
     penalties = -0.5 * (rollout.logprobs_BR - rollout.ref_logprobs_BR) * rollout.mask_BR
     to_come = penalties.flip(1).cumsum(1).flip(1) * rollout.mask_BR
     assert torch.allclose(rollout.returns_BR, to_come, atol=1e-5) and penalties.abs().max() > 0.1
@@ -364,7 +369,7 @@ def test_the_kl_is_a_reward_per_token(tmp_path):
 def test_rewards_are_whitened_before_anything_is_made_of_them(tmp_path):
     trainer = letter_trainer(tmp_path, reward_funcs=lambda **_: [*range(8)], whiten_rewards=True, **PLAIN)
     rollout, completions = rolled_out(trainer)
-    trainer.set_advantages(rollout, completions)
+    set_advantages(trainer, rollout, completions)
     rewards = torch.zeros_like(rollout.returns_BR)
     rewards[torch.arange(8), torch.tensor(rollout.responses) - 1] = torch.arange(8.0)
     whitened = whiten(rewards, rollout.mask_BR, shift_mean=False)
@@ -385,7 +390,7 @@ def test_scores_are_scaled_by_what_was_seen_so_far_and_clipped(tmp_path, how, cl
         tmp_path, reward_funcs=lambda **_: [*range(8)], score_normalization=how, score_clip=clip, **PLAIN
     )
     rollout, completions = rolled_out(trainer)
-    trainer.set_advantages(rollout, completions)
+    set_advantages(trainer, rollout, completions)
     assert rollout.returns_BR[:, 0].tolist() == pytest.approx(expected, abs=1e-5)
     # The log keeps the scores as they were.
     assert trainer.metrics["objective/scores"] == [pytest.approx(3.5)]
@@ -394,7 +399,7 @@ def test_scores_are_scaled_by_what_was_seen_so_far_and_clipped(tmp_path, how, cl
 def test_scores_that_are_all_the_same_stay_finite_numbers(tmp_path):
     trainer = letter_trainer(tmp_path, reward_funcs=lambda **_: [1.0] * 8, score_normalization="scale", **PLAIN)
     rollout, completions = rolled_out(trainer)
-    trainer.set_advantages(rollout, completions)
+    set_advantages(trainer, rollout, completions)
     assert rollout.returns_BR.max() < 100
 
 
@@ -429,9 +434,9 @@ def test_a_step_follows_the_gradient_of_the_loss_as_it_is_written(tmp_path, aver
     before = weights(trainer)
     kept = {}
 
-    def keep(model, rollout, update=trainer.update):
+    def keep(model, rollout, rewards, update=trainer.update):
         kept["rollout"] = rollout
-        return update(model, rollout)
+        return update(model, rollout, rewards)
 
     trainer.update = keep
     trainer.train()

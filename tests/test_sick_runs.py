@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 CHOSEN_SICK = {
     *("nan weight lora dpo", "nan weight grpo", "nan weight at a save", "inf gradient orpo", "nan evaluation"),
     *("rate 1e10 lora", "all labels masked", "zero gradient accumulated", "frozen adapter", "constant reward ppo"),
-    *("kl grpo", "sign of dpo", "sign of sft", "wrong reference"),
+    *("kl grpo", "sign of dpo", "sign of gradients sft", "wrong reference"),
 }
 CHOSEN_HEALTHY = {
     *("sft", "sft memorised", "sft row by row", "sft frozen layers", "dpo warm-up from 0", "kto one-sided batches"),

@@ -28,7 +28,7 @@ TOP = {
 }
 # The names of the alarms in ``health``, which would import torch.
 ALARMS = ("not_finite", "zero_gradient", "frozen", "exploded", "diverged", "kl", "opposite", "constant_reward")
-ALARMS += ("first_margin",)
+ALARMS += ("first_margin", "uphill")
 GROUPS = (
     *("trainer", "model", "dataset", "peft", "quant", "collator", "reward", "loss", "weight", "metric"),
     *("optimizer", "callback", "tracker", "launcher"),

@@ -84,13 +84,16 @@ class Rollout:
             positions += range(index * width + before - 1, index * width + before - 1 + count)
             targets += self.sequences[row][before:]
             places += range(row * spread, row * spread + count)
-        return MicroBatch(*(torch.tensor(part, device=device) for part in (input_ids, positions, targets, places)))
+        return MicroBatch(
+            rows, *(torch.tensor(part, device=device) for part in (input_ids, positions, targets, places))
+        )
 
 
 @dataclass
 class MicroBatch:
     """Rows for one pass through the model."""
 
+    rows: Sequence[int]  # of the rollout
     input_ids: Tensor  # [B, T], padded on the right
     positions_N: Tensor  # flat index in input_ids of the token before each response token
     targets_N: Tensor  # the response tokens

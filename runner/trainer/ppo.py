@@ -20,7 +20,7 @@ import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,7 @@ from transformers.trainer_utils import EvalLoopOutput, get_last_checkpoint
 from runner.errors import ConfigError, Fault
 from runner.files import replace_rows, write_json
 from runner.trainer.actor_critic import ActorCritic, TokenLogProbs, build_actor_critic, build_reference
-from runner.trainer.batch import Rollout, split_by_tokens
+from runner.trainer.batch import MicroBatch, Rollout, split_by_tokens
 from runner.trainer.prompt import check_rows, find_stop_ids, to_prompt_ids
 from runner.trainer.rollout import Sampling, build_engine
 from runner.trainer.score import Completions, Reward, Rewards, Scores
@@ -335,12 +335,11 @@ class PPOTrainer(Trainer):
         model.eval()
         rollout, completions = self.roll_out(inputs, self._noise(len(inputs)))
         rolled_out = time.perf_counter()
-        with self.accelerator.autocast():
-            self.look(rollout)
-        self.set_advantages(rollout, completions)
+        self.look(rollout)
+        rewards_BR = self.reward_tokens(rollout, completions)
         scored = time.perf_counter()
         model.train(bool(self.args.activation_checkpointing))  # which only works in this mode; dropout is off
-        loss = self.update(model, rollout)
+        loss = self.update(model, rollout, rewards_BR)
         model.eval()
         ended = time.perf_counter()
         self._note("time/rollout", rolled_out - began)
@@ -380,25 +379,22 @@ class PPOTrainer(Trainer):
 
     @torch.no_grad()
     def look(self, rollout: Rollout) -> None:
-        """Fill in what policy, critic and reference say of the sampled tokens before anything is learned from them."""
+        """Fill in what policy and reference say of the sampled tokens before anything is learned from them."""
         temperature, actor_critic = self.args.temperature, self.actor_critic
-        if recompute := rollout.logprobs_BR is None:
-            rollout.logprobs_BR = torch.zeros_like(rollout.values_BR)
+        sources = {}
+        if rollout.logprobs_BR is None:
+            sources[actor_critic.logprobs] = rollout.logprobs_BR = torch.zeros_like(rollout.values_BR)
         if self.args.penalises_kl:
-            rollout.ref_logprobs_BR = torch.zeros_like(rollout.values_BR)
-        reference = self.ref_logprobs or actor_critic.reference_logprobs
-        for rows in split_by_tokens(range(len(rollout.sequences)), rollout.lengths, self._budget(rollout)):
-            batch = rollout.micro_batch(rows, self.args.device)
-            values_N = actor_critic.values(batch.input_ids, batch.positions_N)
-            rollout.values_BR.view(-1)[batch.places_N] = values_N
-            if recompute:
-                logprobs_N = actor_critic.logprobs(*batch.asked, temperature)
-                rollout.logprobs_BR.view(-1)[batch.places_N] = logprobs_N
-            if rollout.ref_logprobs_BR is not None:
-                rollout.ref_logprobs_BR.view(-1)[batch.places_N] = reference(*batch.asked, temperature)
+            reference = self.ref_logprobs or actor_critic.reference_logprobs
+            sources[reference] = rollout.ref_logprobs_BR = torch.zeros_like(rollout.values_BR)
+        with self.accelerator.autocast():
+            for batch in self._micro_batches(rollout, range(len(rollout.sequences))):
+                for logprobs, found_BR in sources.items():
+                    found_BR.view(-1)[batch.places_N] = logprobs(*batch.asked, temperature)
 
-    def set_advantages(self, rollout: Rollout, completions: Completions) -> None:
-        """Score the completions, spread the rewards over tokens, and work out advantages and returns."""
+    @torch.no_grad()
+    def reward_tokens(self, rollout: Rollout, completions: Completions) -> Tensor:
+        """What each token earned [B, R]: its share of the KL, rewards of its own, and the last one the score."""
         args, mask_BR, device = self.args, rollout.mask_BR, self.args.device
         scores, penalty_B = self._score(completions)
         rewards_BR, kl_BR = torch.zeros_like(rollout.values_BR), None
@@ -412,23 +408,20 @@ class PPOTrainer(Trainer):
         for row, rewards_R in enumerate(scores.per_token):
             if rewards_R is not None:
                 rewards_BR[row, : len(rewards_R)] += rewards_R.to(device)
-        if args.whiten_rewards:
-            rewards_BR = whiten(rewards_BR, mask_BR, shift_mean=False, total=self._total)
-        advantages_BR, rollout.returns_BR = generalised_advantages(
-            rewards_BR, rollout.values_BR, mask_BR, args.gamma, args.lam
-        )
-        rollout.advantages_BR = whiten(advantages_BR, mask_BR, total=self._total)
-        self._note_values(rollout)
         if args.kl_target is not None:
             self._adapt_kl(self._mean(kl_BR.sum(1)), episodes=len(last_B) * args.world_size)
+        if args.whiten_rewards:
+            rewards_BR = whiten(rewards_BR, mask_BR, shift_mean=False, total=self._total)
+        return rewards_BR
 
-    def update(self, model: Any, rollout: Rollout) -> Tensor:
+    def update(self, model: Any, rollout: Rollout, rewards_BR: Tensor) -> Tensor:
         """Epochs of mini-batches; the last gradient is left for the Trainer to clip and step."""
         deals = self._deal(len(rollout.sequences))
         sizes = self._total(torch.stack([self._size(rollout, rows) for rows in deals])).tolist()
+        ahead = self.value_states(rollout, rewards_BR, deals[0], sizes[0])
         sums: dict[str, Tensor | float] = defaultdict(float)
         for number, (rows, size) in enumerate(zip(deals, sizes, strict=True), 1):
-            for name, value in self._backward(model, rollout, rows, size):
+            for name, value in self._backward(model, rollout, rows, size, critic=number > 1 or not ahead):
                 sums[name] = sums[name] + value
             if self.state.global_step < self.args.value_warmup_steps:
                 self.actor_critic.forget_policy_gradient()
@@ -439,29 +432,60 @@ class PPOTrainer(Trainer):
                 self.optimizer.zero_grad()
         return self._note_update(sums, steps=len(deals))
 
-    def _backward(self, model: Any, rollout: Rollout, rows: list[int], size: float) -> Iterator[tuple[str, Tensor]]:
+    def value_states(self, rollout: Rollout, rewards_BR: Tensor, first: list[int], size: float) -> bool:
+        """Have the critic value every state, and work out advantages and returns; gives whether it has learned, too.
+
+        The returns of a row are known as soon as its values are, and these are the values that the first mini-batch
+        begins with: in the same pass its rows leave the gradient of a critic that shares nothing with the policy.
+        """
+        args, rows = self.args, range(len(rollout.sequences))
+        learns = self.actor_critic.critic != "head" and args.world_size == 1
+        rollout.advantages_BR, rollout.returns_BR = torch.zeros_like(rewards_BR), torch.zeros_like(rewards_BR)
+        for part in (first, [row for row in rows if row not in first]):
+            for batch in self._micro_batches(rollout, part):
+                with torch.set_grad_enabled(learns and part is first), self.accelerator.autocast():
+                    values_N = self.actor_critic.values(batch.input_ids, batch.positions_N)
+                old_values_N, rows_B = values_N.detach(), torch.tensor(batch.rows, device=args.device)
+                rollout.values_BR.view(-1)[batch.places_N] = old_values_N
+                rollout.advantages_BR[rows_B], rollout.returns_BR[rows_B] = generalised_advantages(
+                    rewards_BR[rows_B], rollout.values_BR[rows_B], rollout.mask_BR[rows_B], args.gamma, args.lam
+                )
+                if values_N.requires_grad:
+                    value_N = value_losses(values_N, old_values_N, batch.of(rollout.returns_BR), args.cliprange_value)
+                    self._add_gradient((args.vf_coef * value_N * self._weights(rollout, batch.rows) / size).sum())
+        rollout.advantages_BR = whiten(rollout.advantages_BR, rollout.mask_BR, total=self._total)
+        self._note_values(rollout)
+        return learns
+
+    def _backward(
+        self, model: Any, rollout: Rollout, rows: list[int], size: float, critic: bool
+    ) -> Iterator[tuple[str, Tensor]]:
         """Add up the gradient of one mini-batch over its micro-batches; gives the sums of what is logged.
 
         Critic and policy go one after the other, so that the activations of one are held at a time; measured, that
         takes a tenth to a quarter off the memory. They go together where they share them, and in the last pass of
-        several processes, which is the one that averages the gradients.
+        several processes, which is the one that averages the gradients. The ``critic`` is left out where it has
+        valued the same states already.
         """
         args, actor_critic = self.args, self.actor_critic
-        groups = split_by_tokens(rows, rollout.lengths, self._budget(rollout))
-        for group in groups:
-            batch, last = rollout.micro_batch(group, args.device), group is groups[-1]
-            old_values_N, weights_N = batch.of(rollout.values_BR), self._weights(rollout, group) / size
+        batches = list(self._micro_batches(rollout, rows))
+        for batch in batches:
+            last = batch is batches[-1]
+            old_values_N, weights_N = batch.of(rollout.values_BR), self._weights(rollout, batch.rows) / size
             together = actor_critic.critic == "head" or (last and args.world_size > 1)
             with contextlib.nullcontext() if last else self.accelerator.no_sync(model):
                 if together:
                     logprobs_N, values_N = model(*batch.asked, args.temperature)
-                else:
+                elif critic:
                     with self.accelerator.autocast():
                         values_N = actor_critic.values(batch.input_ids, batch.positions_N)
+                else:
+                    values_N = old_values_N
                 value_N = value_losses(values_N, old_values_N, batch.of(rollout.returns_BR), args.cliprange_value)
                 loss = (args.vf_coef * value_N * weights_N).sum()
                 if not together:
-                    self._add_gradient(loss)
+                    if critic:
+                        self._add_gradient(loss)
                     loss, value_N, values_N = 0.0, value_N.detach(), values_N.detach()
                     with self.accelerator.autocast():
                         logprobs_N = actor_critic.logprobs(*batch.asked, args.temperature)
@@ -521,6 +545,11 @@ class PPOTrainer(Trainer):
         if self.args.loss_average == "token":
             return torch.ones(int(lengths_B.sum()), device=self.args.device)
         return (1 / lengths_B).repeat_interleave(lengths_B)
+
+    def _micro_batches(self, rollout: Rollout, rows: Sequence[int]) -> Iterator[MicroBatch]:
+        """Some rows of a rollout, as many in each pass as the budget of tokens allows."""
+        for group in split_by_tokens(rows, rollout.lengths, self._budget(rollout)):
+            yield rollout.micro_batch(group, self.args.device)
 
     def _budget(self, rollout: Rollout) -> int:
         """Padded tokens in one pass. Measured on CPU: 512 take the least time, and rows that are longer go alone."""
@@ -680,8 +709,7 @@ class PPOTrainer(Trainer):
     ) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
         """What the completions of a batch of held-out prompts earned, and the completions as rows of a table."""
         rollout, completions = self.roll_out(inputs, self._noise(len(inputs), at=f"eval {index}"))
-        with self.accelerator.autocast():
-            self.look(rollout)
+        self.look(rollout)
         scores, penalty_B = self._score(completions)
         total_B, each_BF = scores.total_B - penalty_B, scores.each_BF.to(self.args.device)
         found = {"objective/scores": total_B, "completions/mean_length": rollout.mask_BR.sum(1).float()}

@@ -43,16 +43,12 @@ PPO = ("trainer.args.response_length=8", "trainer.args.num_ppo_epochs=1")
 
 @dataclass(frozen=True)
 class Case:
-    """A run: its words, and for a sick one the step of its fault and the alarm that must be raised.
-
-    ``within`` is more than five only where the alarm says so itself.
-    """
+    """A run: its words, and for a sick one the step of its fault and the alarm that must be raised."""
 
     name: str
     words: tuple[str, ...]
     fault: int | None = None
     alarm: str = ""
-    within: int = WITHIN
     prepare: Callable[[Path], tuple[str, ...]] = lambda folder: ()
 
 
@@ -75,6 +71,7 @@ def reward(kind: str, **values: object) -> tuple[str, ...]:
     return f"reward.x._target_=sabotage.{kind}", *(f"reward.x.{name}={value}" for name, value in values.items())
 
 
+WARM = ("trainer.args.warmup_steps=4", "trainer.args.lr_scheduler_type=cosine")
 ALONE = "reward=none"
 WEIGHT, NAN, INF = callback("Weight", at=4), callback("Gradient", at=4, value="nothing"), {"at": 4, "value": "endless"}
 SICK = [
@@ -154,29 +151,21 @@ SICK = [
     ),
     Case("kl ppo", trainer("ppo", 12, *callback("Rate", at=3, times=3e3)), 3, "kl|exploded"),
     Case("kl grpo", trainer("grpo", 12, "kl_coef=0.01", *callback("Rate", at=3, times=1e4)), 3, "kl|exploded"),
-    Case("sign of dpo", trainer("dpo", 14, "loss._target_=sabotage.reversed_dpo"), 1, "opposite", 6),
+    Case("sign of dpo", trainer("dpo", 14, "loss._target_=sabotage.reversed_dpo"), 1, "opposite"),
+    Case("sign of gradients dpo", trainer("dpo", 14, "peft=lora", *callback("Reverse")), 1, "uphill"),
+    Case("sign of gradients reward", trainer("reward", 14, *callback("Reverse")), 1, "uphill"),
+    Case("sign of gradients sft", trainer("sft", 14, *WARM, *callback("Reverse")), 1, "uphill"),
+    Case("sign of gradients grpo", trainer("grpo", 8, *callback("Reverse")), 1, "uphill"),
+    Case("sign of gradients ppo", trainer("ppo", 8, *callback("Reverse")), 1, "uphill"),
     Case(
-        "sign of gradients dpo",
-        trainer("dpo", 14, "peft=lora", "learning_rate=1e-3", *callback("Reverse")),
+        "sign of the optimizer",
+        trainer("orpo", 14, "optimizer._target_=torch.optim.AdamW", "optimizer.maximize=true"),
         1,
-        "opposite",
-        6,
+        "uphill",
     ),
-    Case(
-        "sign of gradients reward",
-        trainer(
-            "reward", 24, "trainer.args.per_device_train_batch_size=32", "learning_rate=1e-3", *callback("Reverse")
-        ),
-        1,
-        "opposite|diverged",
-        10,
-    ),
-    Case(
-        "sign of sft", trainer("sft", 30, "learning_rate=3e-3", *callback("Reverse", at=6)), 6, "diverged|exploded", 12
-    ),
+    Case("sign of sft", trainer("sft", 30, "loss._target_=sabotage.reversed_sft"), 1, "diverged"),
     Case("wrong reference", trainer("dpo", 8, *callback("Moved")), 1, "first_margin"),
 ]
-WARM = ("trainer.args.warmup_steps=4", "trainer.args.lr_scheduler_type=cosine")
 HEALTHY = [
     Case("sft", trainer("sft", 12, *WARM)),
     Case(
@@ -244,7 +233,7 @@ class Outcome:
         wrong = [] if self.code == 3 and self.run.status()["state"] == "failed" else [f"exit {self.code}"]
         if not re.search(rf"^  ({case.alarm})\b", self.text, re.MULTILINE):
             wrong.append(f"not told as {case.alarm}")
-        if self.noticed is not None and not 0 <= self.noticed - case.fault <= case.within:
+        if self.noticed is not None and not 0 <= self.noticed - case.fault <= WITHIN:
             wrong.append(f"noticed at step {self.noticed}")
         if self.run.model.exists():
             wrong.append("a model was saved")
