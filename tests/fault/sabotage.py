@@ -175,10 +175,6 @@ def reversed_dpo(chosen_logps, rejected_logps, ref_chosen_logps, ref_rejected_lo
     return -torch.nn.functional.logsigmoid(-0.1 * margins)
 
 
-def reversed_sft(log_probs):
-    return log_probs
-
-
 class NanLoss:
     """The usual loss, and NaN from some batch on: of trainings, or of evaluations."""
 

@@ -163,7 +163,6 @@ SICK = [
         1,
         "uphill",
     ),
-    Case("sign of sft", trainer("sft", 30, "loss._target_=sabotage.reversed_sft"), 1, "diverged"),
     Case("wrong reference", trainer("dpo", 8, *callback("Moved")), 1, "first_margin"),
 ]
 HEALTHY = [
