@@ -15,7 +15,8 @@ from runner.run import Run, sealed_checkpoints
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # How writers that are not Python's own tell of a write that failed: torch's archives, safetensors, arrow.
-WORDS = ("unexpected pos", "PytorchStreamWriter", "No space left", "Disk quota", *(f"os error {n}" for n in FULL))
+WORDS = ("unexpected pos", "PytorchStreamWriter", "iostream", "No space left", "Disk quota")
+WORDS += tuple(f"os error {number}" for number in FULL)
 NOTHING = 1 << 20  # bytes; with less than that left, what failed did so for want of space
 
 

@@ -33,6 +33,6 @@ def test_a_disk_that_is_full_at_an_instant(whole, instant):
 
 
 @traced
-@pytest.mark.parametrize(("call", "number"), [("write", 3)])
+@pytest.mark.parametrize(("call", "number"), [("write", 3), ("write", 9)])
 def test_a_write_of_a_save_that_fails(whole, call, number):
     assert whole.injected(call, number) == (True, "")

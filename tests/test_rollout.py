@@ -7,10 +7,21 @@ import pytest
 import torch
 from tiny_ppo import END, WORDS, letter_model, letter_trainer, lora
 from transformers import AutoConfig, GenerationConfig
+from transformers.cache_utils import DynamicLayer
 
 from runner.errors import EnvironmentFault
 from runner.trainer import rollout
-from runner.trainer.rollout import ENGINES, Samples, Sampling, build_engine, cut, draw, merged_weights, sample_by_loop
+from runner.trainer.rollout import (
+    ENGINES,
+    RoomyLayer,
+    Samples,
+    Sampling,
+    build_engine,
+    cut,
+    draw,
+    merged_weights,
+    sample_by_loop,
+)
 
 PROMPTS = [[0, 1, 2], [3], [4, 5, 6, 7, 8, 9], [0, 0]]
 
@@ -133,6 +144,21 @@ def test_an_adapter_takes_part_in_sampling():
         assert torch.allclose(logprobs, recomputed(adapted, prompt, tokens, 0.7), atol=1e-5)
     with adapted.disable_adapter():
         assert not torch.allclose(recomputed(adapted, PROMPTS[0], samples.tokens[0], 0.7), samples.logprobs[0])
+
+
+def test_a_cache_with_room_holds_what_one_without_holds():
+    layers, rows = [DynamicLayer(), RoomyLayer()], 6
+    for step in range(2 * RoomyLayer.ROOM):
+        count = 7 if step == 0 else 1
+        states = torch.randn(2, rows, 2, count, 4)
+        found = [layer.update(*states) for layer in layers]
+        assert all(map(torch.equal, *found))
+        if step % 30 == 9 and rows > 1:
+            kept, rows = torch.randperm(rows)[: rows - 1], rows - 1
+            for layer in layers:
+                layer.batch_select_indices(kept)
+            assert torch.equal(layers[0].keys, layers[1].keys) and torch.equal(layers[0].values, layers[1].values)
+        assert layers[0].get_seq_length() == layers[1].get_seq_length()
 
 
 @pytest.mark.parametrize(

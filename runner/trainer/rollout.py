@@ -17,6 +17,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from runner.errors import EnvironmentFault, Fault
 from runner.trainer.batch import pad_left
@@ -95,7 +96,7 @@ def _sample_batch(
     stop_ids = torch.tensor(how.stop_ids, device=device, dtype=torch.long)
     live = torch.arange(count, device=device)  # the rows that are still being written
     noise_BR = noise_BR.to(device)
-    cache = DynamicCache(config=model.config)
+    cache = _roomy(DynamicCache(config=model.config))
     known = KnownArguments(model)
     for step in range(how.length):
         logits = model(
@@ -111,9 +112,9 @@ def _sample_batch(
         position_ids = position_ids[:, -1:] + 1
         if ended.any():
             lengths_B[live[ended]] = step + 1
-            going = (~ended).nonzero().squeeze(1)
-            if not len(going):
+            if ended.all():
                 break
+            going = _close_ranks(ended)
             cache.batch_select_indices(going)
             live, token, position_ids, mask = live[going], token[going], position_ids[going], mask[going]
         input_ids = token.unsqueeze(1)
@@ -123,6 +124,63 @@ def _sample_batch(
         [row[:length].clone() for row, length in zip(tokens_BR, lengths, strict=True)],
         [row[:length].clone() for row, length in zip(logprobs_BR, lengths, strict=True)],
     )
+
+
+def _close_ranks(ended_B: Tensor) -> Tensor:
+    """The rows that go on, the last of them in the places of those that have ended, so that few change theirs."""
+    going = (~ended_B).nonzero().squeeze(1)
+    ranks = torch.arange(len(going), device=going.device)
+    holes = ended_B[: len(going)].nonzero().squeeze(1)
+    ranks[holes] = going[len(going) - len(holes) :]
+    return ranks
+
+
+def _roomy(cache: DynamicCache) -> DynamicCache:
+    cache.layers = [RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    return cache
+
+
+class RoomyLayer(DynamicLayer):
+    """Keys and values of a layer in tensors with room for more tokens: what is there is not copied for each of them.
+
+    Nor is a row that keeps its place when others leave.
+    """
+
+    ROOM = 64  # tokens
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rooms: list[Tensor] = []  # of keys and of values
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Take in the states of further tokens, and give those of all."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        given, count = (key_states, value_states), self.get_seq_length()
+        end = count + key_states.shape[-2]
+        if not self.rooms or end > self.rooms[0].shape[-2]:
+            self._move(given, count, end + self.ROOM)
+        for room, states in zip(self.rooms, given, strict=True):
+            room[..., count:end, :] = states
+        self._show(end)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the rows of these places only, in this order."""
+        count = self.get_seq_length()
+        moved = (indices != torch.arange(len(indices), device=indices.device)).nonzero().squeeze(1)
+        for room in self.rooms:
+            room[moved, :, :count] = room[indices[moved], :, :count]
+        self.rooms = [room[: len(indices)] for room in self.rooms]
+        self._show(count)
+
+    def _move(self, given: Sequence[Tensor], count: int, size: int) -> None:
+        old, self.rooms = self.rooms, [states.new_empty(*states.shape[:-2], size, states.shape[-1]) for states in given]
+        for room, before in zip(self.rooms, old, strict=False):
+            room[..., :count, :] = before[..., :count, :]
+
+    def _show(self, count: int) -> None:
+        self.keys, self.values = (room[..., :count, :] for room in self.rooms)
 
 
 def draw(logits_BV: Tensor, noise_B: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
