@@ -60,10 +60,10 @@ class Command:
         )
 
     def _is_plain(self) -> bool:
-        """Whether nothing is set that a library would read when it is imported."""
+        """Whether nothing is set that a library would have read otherwise when the waiting process imported it."""
         own, there = (
             {name: value for name, value in environment.items() if name not in OF_A_TEST}
-            for environment in (self.environment, os.environ)
+            for environment in (self.environment, self.warm.environment)
         )
         return own == there
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from warm import Warm
 
 from runner.run import Run
 
@@ -67,10 +68,27 @@ def online(hub, runner):
     return environment
 
 
+@pytest.fixture(scope="module")
+def warm_hub(hub, tmp_path_factory):
+    """A process that has imported the libraries where the loopback hub is the hub; its commands share a cache."""
+    folder = tmp_path_factory.mktemp("warm-hub")
+    process = Warm(folder, hub.environment(folder / "hf") | {"HF_HUB_OFFLINE": "0"})
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def online_runner(runner, warm_hub):
+    runner.environment = warm_hub.environment | {"PYTHONPATH": runner.environment["PYTHONPATH"]}
+    runner.warm = warm_hub
+    return runner
+
+
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_as_typed(name, runner, online):
+def test_a_command_as_typed(name, online_runner):
+    runner = online_runner
     limits = ("dataset.limit.eval=8",) if "limit" not in " ".join(COMMANDS[name]) else ()
-    done = runner(*COMMANDS[name], *QUICK, *limits, "name=run", **online())
+    done = runner(*COMMANDS[name], *QUICK, *limits, "name=run")
     assert "finished  2 steps" in done.stdout
     run = Run(runner.runs("run")[0])
     assert run.status()["state"] == "finished"
@@ -126,9 +144,9 @@ def test_a_push_is_private_and_holds_no_pickle(runner, hub, online):
     assert all(upload.private for upload in hub.uploads)
 
 
-def test_nothing_is_pushed_unasked(runner, hub, online):
+def test_nothing_is_pushed_unasked(online_runner, hub):
     hub.uploads.clear()
-    runner("trainer=sft", *QUICK, "name=run", **online())
+    online_runner("trainer=sft", *QUICK, "name=run")
     assert hub.uploads == []
 
 
@@ -140,6 +158,6 @@ def test_nothing_is_pushed_unasked(runner, hub, online):
         (("dataset=tldr", "dataset.split.eval=nosplit"), 2, "validation"),
     ],
 )
-def test_what_the_hub_does_not_have_is_told_in_four_beats(words, code, said, runner, online):
-    done = runner(*words, *QUICK, "name=run", code=code, **online())
+def test_what_the_hub_does_not_have_is_told_in_four_beats(words, code, said, online_runner):
+    done = online_runner(*words, *QUICK, "name=run", code=code)
     assert said in done.stderr and "Traceback" not in done.stderr

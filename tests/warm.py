@@ -24,10 +24,11 @@ SUBREAPER = 36  # prctl's PR_SET_CHILD_SUBREAPER
 
 
 class Warm:
-    """The process that waits; started at the first command."""
+    """The process that waits; started at the first command, in ``environment``."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, environment: dict[str, str] | None = None):
         self.folder = folder
+        self.environment = environment or os.environ | {"HF_HOME": str(folder / "hf")}
         self.process: subprocess.Popen | None = None
         self.count = 0
 
@@ -41,9 +42,8 @@ class Warm:
         """Start a command; at ``instant`` it is killed, or says so. ``door`` is the function that gets the words."""
         if self.process is None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            own = os.environ | {"HF_HOME": str(self.folder / "hf")}
-            command = [sys.executable, __file__]
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=own)
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            self.process = subprocess.Popen([sys.executable, __file__], text=True, env=self.environment, **pipes)
         self.count += 1
         out, err = (self.folder / f"{self.count}.{name}" for name in ("out", "err"))
         asked = {"words": words, "cwd": str(cwd), "environment": environment, "out": str(out), "err": str(err)}
