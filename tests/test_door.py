@@ -78,6 +78,10 @@ def test_unknown_words_are_refused(words):
         read_command_line(words)
 
 
+def test_commands_of_tests_are_forked_from_one_that_has_imported(runner):
+    assert runner._is_plain()
+
+
 def light(*words):
     """Exit code and text of the command in a fresh process that may not import torch."""
     blocked = "sys.modules |= dict.fromkeys(['torch', 'transformers', 'datasets'])"
