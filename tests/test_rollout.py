@@ -10,7 +10,7 @@ from transformers import AutoConfig, GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
 from runner.errors import EnvironmentFault
-from runner.trainer import rollout
+from runner.trainer import batch, rollout
 from runner.trainer.rollout import (
     ENGINES,
     RoomyLayer,
@@ -94,6 +94,24 @@ def test_what_is_beside_a_row_does_not_change_it():
     assert_same(turned, Samples(whole.tokens[::-1], whole.logprobs[::-1]))
 
 
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("gpt_neox", [6, 6, 2, 2]), ("gpt2", [6, 6, 2, 2]), ("opt", [6, 6, 2, 2]), ("gemma2", [36])],
+)
+def test_prompts_are_read_with_their_like_a_number_of_tokens_at_a_time(kind, expected, monkeypatch):
+    model, how = letter_model(kind, **{"sliding_window": 4} if kind == "gemma2" else {}), Sampling(9, (END,), 1.0)
+    read, prompts = [], [*PROMPTS, [2, 9, 4], [7]]
+    model.get_input_embeddings().register_forward_hook(lambda _, args, __: read.append(args[0].numel()))
+    monkeypatch.setattr(batch, "PASS", 1000)
+    whole = sample_by_loop(model, prompts, how, noise(6, 9))
+    assert read[0] == 6 * 6  # everything at once, padded
+    read.clear()
+    monkeypatch.setattr(batch, "PASS", 0)
+    monkeypatch.setattr(rollout, "TOKENS_PER_PASS", 8)
+    assert_same(sample_by_loop(model, prompts, how, noise(6, 9)), whole)
+    assert read[: len(expected)] == expected
+
+
 def assert_same(one, other):
     assert [row.tolist() for row in one.tokens] == [row.tolist() for row in other.tokens]
     assert torch.allclose(torch.cat(one.logprobs), torch.cat(other.logprobs), atol=1e-5)
@@ -159,6 +177,19 @@ def test_a_cache_with_room_holds_what_one_without_holds():
                 layer.batch_select_indices(kept)
             assert torch.equal(layers[0].keys, layers[1].keys) and torch.equal(layers[0].values, layers[1].values)
         assert layers[0].get_seq_length() == layers[1].get_seq_length()
+
+
+def test_caches_are_joined_row_after_row_with_their_last_tokens_side_by_side():
+    parts, states = [RoomyLayer(), RoomyLayer()], [torch.randn(2, 3, 2, 5, 4), torch.randn(2, 1, 2, 2, 4)]
+    for part, given in zip(parts, states, strict=True):
+        part.update(*given)
+    joined = RoomyLayer()
+    joined.join(parts)
+    assert joined.get_seq_length() == 5 and len(joined.keys) == 4
+    for found, one, other in zip((joined.keys, joined.values), *states, strict=True):
+        assert torch.equal(found[:3], one) and torch.equal(found[3:, :, 3:], other) and not found[3:, :, :3].any()
+    further = torch.randn(2, 4, 2, 1, 4)
+    assert torch.equal(joined.update(*further)[0][..., -1:, :], further[0])
 
 
 @pytest.mark.parametrize(

@@ -185,13 +185,23 @@ def plain_score(model, ids):
 
 @pytest.mark.parametrize("pad", [END, None, 0])
 @pytest.mark.parametrize("budget", [1, 512])
-def test_a_model_scores_the_last_token_whatever_pads(pad, budget):
-    model = letter_model(labels=1, pad_token_id=pad)
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "opt"])
+def test_a_model_scores_the_last_token_whatever_pads(pad, budget, kind):
+    model = letter_model(kind, labels=1, pad_token_id=pad)
     asked = completions("ab.", "c", ".")  # the third is nothing but the end token
     outcome, _, _ = score(model, asked=asked, budget=budget)
     rows = [p + c for p, c in zip(asked.prompt_ids, asked.completion_ids, strict=True)]
     assert [row[-1] for row in rows] == [END, 2, END]
     assert outcome.tolist() == pytest.approx([plain_score(model, row) for row in rows], abs=1e-5)
+
+
+def test_the_last_mlp_of_a_model_works_for_last_tokens_alone():
+    model, seen, asked = letter_model(labels=1), [], completions("ab.", "c", ".")
+    rows = [p + c for p, c in zip(asked.prompt_ids, asked.completion_ids, strict=True)]
+    expected = [plain_score(model, row) for row in rows]
+    model.base_model.layers[-1].mlp.up_proj.register_forward_hook(lambda _, args, __: seen.append(args[0].shape[:-1]))
+    assert score(model, asked=asked)[0].tolist() == pytest.approx(expected, abs=1e-5)
+    assert seen[-1].numel() == 3
 
 
 def test_a_model_of_another_tokenizer_reads_the_text():

@@ -46,10 +46,10 @@ class States:
         if mlp is None or not self._narrow_well(mlp):
             logger.info("%s: the MLP of the last layer is worked out for every token", type(trunk).__name__)
 
-    def __call__(self, input_ids_BT: Tensor, positions_N: Tensor) -> Tensor:
-        """States [N, H] of right-padded rows; no mask, since causal attention looks back."""
+    def __call__(self, input_ids_BT: Tensor, positions_N: Tensor, **kwargs: Any) -> Tensor:
+        """States [N, H] of right-padded rows; causal attention, which looks back, needs no mask among ``kwargs``."""
         with self.reading(positions_N, input_ids_BT.shape):
-            return last_hidden_BTH(self.trunk, input_ids_BT).flatten(0, 1).index_select(0, positions_N)
+            return last_hidden_BTH(self.trunk, input_ids_BT, **kwargs).flatten(0, 1).index_select(0, positions_N)
 
     @contextlib.contextmanager
     def reading(self, *read: Any) -> Any:

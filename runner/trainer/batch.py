@@ -6,11 +6,12 @@ Letters at the end of a tensor's name are its shape: B rows, T tokens, R respons
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+TOKENS_PER_PASS = 512  # padded; take the least time, measured on CPU
 PASS = 64  # padded tokens that cost about as much as what every pass costs beside them; measured on CPU
 
 
@@ -69,10 +70,19 @@ class Rollout:
     ref_logprobs_BR: Tensor | None = None
     advantages_BR: Tensor | None = None
     returns_BR: Tensor | None = None
+    dealt: dict[frozenset[int], list[MicroBatch]] = field(default_factory=dict)  # what was made of which rows
 
     @property
     def lengths(self) -> list[int]:
         return list(map(len, self.sequences))
+
+    def micro_batches(self, rows: Sequence[int], budget: int, device: torch.device) -> list[MicroBatch]:
+        """Some rows, at most ``budget`` padded tokens in each batch; each epoch of one mini-batch has the same."""
+        key = frozenset(rows)
+        if key not in self.dealt:
+            groups = split_by_tokens(rows, self.lengths, budget)
+            self.dealt[key] = [self.micro_batch(group, device) for group in groups]
+        return self.dealt[key]
 
     def micro_batch(self, rows: Sequence[int], device: torch.device) -> MicroBatch:
         """The rows padded on the right, and where their response tokens are."""

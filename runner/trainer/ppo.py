@@ -44,7 +44,7 @@ from transformers.trainer_utils import EvalLoopOutput, get_last_checkpoint
 from runner.errors import ConfigError, Fault
 from runner.files import replace_rows, write_json
 from runner.trainer.actor_critic import ActorCritic, TokenLogProbs, build_actor_critic, build_reference
-from runner.trainer.batch import MicroBatch, Rollout, split_by_tokens
+from runner.trainer.batch import TOKENS_PER_PASS, MicroBatch, Rollout
 from runner.trainer.prompt import check_rows, find_stop_ids, to_prompt_ids
 from runner.trainer.rollout import Sampling, build_engine
 from runner.trainer.score import Completions, Reward, Rewards, Scores
@@ -420,6 +420,7 @@ class PPOTrainer(Trainer):
         sizes = self._total(torch.stack([self._size(rollout, rows) for rows in deals])).tolist()
         ahead = self.value_states(rollout, rewards_BR, deals[0], sizes[0])
         sums: dict[str, Tensor | float] = defaultdict(float)
+        parameters = list(model.parameters())
         for number, (rows, size) in enumerate(zip(deals, sizes, strict=True), 1):
             for name, value in self._backward(model, rollout, rows, size, critic=number > 1 or not ahead):
                 sums[name] = sums[name] + value
@@ -427,7 +428,7 @@ class PPOTrainer(Trainer):
                 self.actor_critic.forget_policy_gradient()
             if number < len(deals):
                 if self.args.max_grad_norm:
-                    self.accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
+                    self.accelerator.clip_grad_norm_(parameters, self.args.max_grad_norm)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
         return self._note_update(sums, steps=len(deals))
@@ -445,10 +446,11 @@ class PPOTrainer(Trainer):
             for batch in self._micro_batches(rollout, part):
                 with torch.set_grad_enabled(learns and part is first), self.accelerator.autocast():
                     values_N = self.actor_critic.values(batch.input_ids, batch.positions_N)
-                old_values_N, rows_B = values_N.detach(), torch.tensor(batch.rows, device=args.device)
+                old_values_N, width = values_N.detach(), max(rollout.responses[row] for row in batch.rows)
                 rollout.values_BR.view(-1)[batch.places_N] = old_values_N
-                rollout.advantages_BR[rows_B], rollout.returns_BR[rows_B] = generalised_advantages(
-                    rewards_BR[rows_B], rollout.values_BR[rows_B], rollout.mask_BR[rows_B], args.gamma, args.lam
+                inside = torch.tensor(batch.rows, device=args.device), slice(width)
+                rollout.advantages_BR[inside], rollout.returns_BR[inside] = generalised_advantages(
+                    rewards_BR[inside], rollout.values_BR[inside], rollout.mask_BR[inside], args.gamma, args.lam
                 )
                 if values_N.requires_grad:
                     value_N = value_losses(values_N, old_values_N, batch.of(rollout.returns_BR), args.cliprange_value)
@@ -468,7 +470,7 @@ class PPOTrainer(Trainer):
         valued the same states already.
         """
         args, actor_critic = self.args, self.actor_critic
-        batches = list(self._micro_batches(rollout, rows))
+        batches = self._micro_batches(rollout, rows)
         for batch in batches:
             last = batch is batches[-1]
             old_values_N, weights_N = batch.of(rollout.values_BR), self._weights(rollout, batch.rows) / size
@@ -546,17 +548,16 @@ class PPOTrainer(Trainer):
             return torch.ones(int(lengths_B.sum()), device=self.args.device)
         return (1 / lengths_B).repeat_interleave(lengths_B)
 
-    def _micro_batches(self, rollout: Rollout, rows: Sequence[int]) -> Iterator[MicroBatch]:
+    def _micro_batches(self, rollout: Rollout, rows: Sequence[int]) -> list[MicroBatch]:
         """Some rows of a rollout, as many in each pass as the budget of tokens allows."""
-        for group in split_by_tokens(rows, rollout.lengths, self._budget(rollout)):
-            yield rollout.micro_batch(group, self.args.device)
+        return rollout.micro_batches(rows, self._budget(rollout), self.args.device)
 
     def _budget(self, rollout: Rollout) -> int:
-        """Padded tokens in one pass. Measured on CPU: 512 take the least time, and rows that are longer go alone."""
+        """Padded tokens in one pass; rows that are longer go alone."""
         if self.args.max_tokens_per_micro_batch:
             return self.args.max_tokens_per_micro_batch
         if self.args.device.type == "cpu":
-            return 512
+            return TOKENS_PER_PASS
         return self.rows_per_pass * max(rollout.lengths)
 
     def _keeps_sampled(self, logprobs: Any) -> bool:
@@ -568,7 +569,7 @@ class PPOTrainer(Trainer):
 
     def _score(self, completions: Completions) -> tuple[Scores, Tensor]:
         """What the completions earned, and what each loses because it was cut off [B]."""
-        budget = self.args.max_tokens_per_micro_batch or 512 * (1 if self.args.device.type == "cpu" else 32)
+        budget = self.args.max_tokens_per_micro_batch or TOKENS_PER_PASS * (1 if self.args.device.type == "cpu" else 32)
         with self.accelerator.autocast():
             scores = self.rewards(completions, self.state, budget)
         scores.outcome_B = scores.outcome_B.to(self.args.device)

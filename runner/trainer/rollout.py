@@ -7,6 +7,7 @@ rows, P prompt tokens, R response tokens, V vocabulary.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from runner.errors import EnvironmentFault, Fault
-from runner.trainer.batch import pad_left
+from runner.trainer.batch import TOKENS_PER_PASS, pad_left, split_by_tokens
 
 # Layers whose cache keeps a key and a value per token, so that finished rows can leave it.
 CACHED = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -87,29 +88,19 @@ def _sample_batch(
     model: PreTrainedModel, prompts: list[Sequence[int]], how: Sampling, noise_BR: Tensor
 ) -> tuple[list[Tensor], list[Tensor]]:
     device, count = model.device, len(prompts)
-    input_ids, mask = pad_left(prompts, device)
-    ragged = not bool(mask.all())
-    position_ids = (mask.cumsum(1) - 1).clamp(min=0)
     tokens_BR = torch.zeros(count, how.length, dtype=torch.long, device=device)
     logprobs_BR = torch.zeros(count, how.length, device=device)
     lengths_B = torch.full((count,), how.length, device=device)
     stop_ids = torch.tensor(how.stop_ids, device=device, dtype=torch.long)
     live = torch.arange(count, device=device)  # the rows that are still being written
     noise_BR = noise_BR.to(device)
-    cache = _roomy(DynamicCache(config=model.config))
-    known = KnownArguments(model)
+    logits_BV, cache, mask = _read(model, prompts)
+    position_ids = mask.sum(1, keepdim=True)
+    ragged = not bool(mask.all())
     for step in range(how.length):
-        logits = model(
-            input_ids=input_ids,
-            attention_mask=mask if ragged else None,
-            past_key_values=cache,
-            use_cache=True,
-            **known(position_ids=position_ids, logits_to_keep=1),
-        ).logits[:, -1]
-        token, logprob = draw(logits, noise_BR[live, step], how.temperature)
+        token, logprob = draw(logits_BV, noise_BR[live, step], how.temperature)
         tokens_BR[live, step], logprobs_BR[live, step] = token, logprob
         ended = torch.isin(token, stop_ids)
-        position_ids = position_ids[:, -1:] + 1
         if ended.any():
             lengths_B[live[ended]] = step + 1
             if ended.all():
@@ -117,13 +108,49 @@ def _sample_batch(
             going = _close_ranks(ended)
             cache.batch_select_indices(going)
             live, token, position_ids, mask = live[going], token[going], position_ids[going], mask[going]
-        input_ids = token.unsqueeze(1)
-        mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1) if ragged else mask
+        if step + 1 < how.length:
+            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1) if ragged else mask
+            logits_BV = _ahead(model, cache, token.unsqueeze(1), mask if ragged else None, position_ids)
+            position_ids = position_ids + 1
     tokens_BR, logprobs_BR, lengths = tokens_BR.cpu(), logprobs_BR.cpu(), lengths_B.tolist()
     return (
         [row[:length].clone() for row, length in zip(tokens_BR, lengths, strict=True)],
         [row[:length].clone() for row, length in zip(logprobs_BR, lengths, strict=True)],
     )
+
+
+def _read(model: PreTrainedModel, prompts: list[Sequence[int]]) -> tuple[Tensor, DynamicCache, Tensor]:
+    """The logits [B, V] after prompts, the longest of which come first, their cache, and the mask of their tokens.
+
+    On a CPU, prompts of like length are read together, a number of tokens at a time, if their caches can be joined.
+    """
+    input_ids, mask = pad_left(prompts, model.device)
+    lengths, width = list(map(len, prompts)), mask.shape[1]
+    whole = _roomy(DynamicCache(config=model.config))
+    plain = bool(whole.layers) and all(isinstance(layer, RoomyLayer) for layer in whole.layers)
+    apart, everyone = plain and model.device.type == "cpu", range(len(prompts))
+    logits, caches = [], []
+    for rows in split_by_tokens(everyone, lengths, TOKENS_PER_PASS) if apart else [everyone]:
+        cache = _roomy(DynamicCache(config=model.config))
+        group = slice(rows[0], rows[-1] + 1), slice(width - lengths[rows[0]], width)
+        ids_BP, mask_BP = input_ids[group], mask[group]
+        position_ids = (mask_BP.cumsum(1) - 1).clamp(min=0)
+        logits.append(_ahead(model, cache, ids_BP, None if mask_BP.all() else mask_BP, position_ids))
+        caches.append(cache)
+    if len(caches) > 1:
+        for layer, *parts in zip(whole.layers, *(cache.layers for cache in caches), strict=True):
+            layer.join(parts)
+        caches = [whole]
+    return torch.cat(logits), caches[0], mask
+
+
+def _ahead(
+    model: PreTrainedModel, cache: DynamicCache, ids_BT: Tensor, mask: Tensor | None, position_ids: Tensor
+) -> Tensor:
+    """The logits [B, V] after further tokens, which are added to the cache."""
+    taken, further = _arguments_of(type(model)), {"position_ids": position_ids, "logits_to_keep": 1}
+    further = {name: value for name, value in further.items() if name in taken}
+    return model(input_ids=ids_BT, attention_mask=mask, past_key_values=cache, use_cache=True, **further).logits[:, -1]
 
 
 def _close_ranks(ended_B: Tensor) -> Tensor:
@@ -174,6 +201,20 @@ class RoomyLayer(DynamicLayer):
         self.rooms = [room[: len(indices)] for room in self.rooms]
         self._show(count)
 
+    def join(self, parts: Sequence[DynamicLayer]) -> None:
+        """Take in the states of other rows, one part after the other, their last tokens side by side."""
+        width = max(part.get_seq_length() for part in parts)
+        self.lazy_initialization(parts[0].keys, parts[0].values)
+        given = [[part.keys for part in parts], [part.values for part in parts]]
+        self.rooms = [
+            states[0].new_zeros(sum(map(len, states)), states[0].shape[1], width + self.ROOM, states[0].shape[3])
+            for states in given
+        ]
+        for room, states in zip(self.rooms, given, strict=True):
+            for place, part in zip(room.split(list(map(len, states))), states, strict=True):
+                place[..., width - part.shape[-2] : width, :] = part
+        self._show(width)
+
     def _move(self, given: Sequence[Tensor], count: int, size: int) -> None:
         old, self.rooms = self.rooms, [states.new_empty(*states.shape[:-2], size, states.shape[-1]) for states in given]
         for room, before in zip(self.rooms, old, strict=False):
@@ -192,14 +233,10 @@ def draw(logits_BV: Tensor, noise_B: Tensor, temperature: float) -> tuple[Tensor
     return token_B1.squeeze(1), logprobs_BV.gather(1, token_B1).squeeze(1)
 
 
-class KnownArguments:
-    """Passes on those arguments that a model's forward names: not every architecture counts positions."""
-
-    def __init__(self, model: PreTrainedModel):
-        self.names = set(inspect.signature(model.forward).parameters)
-
-    def __call__(self, **kwargs: Any) -> dict[str, Any]:
-        return {name: value for name, value in kwargs.items() if name in self.names}
+@functools.cache
+def _arguments_of(kind: type[PreTrainedModel]) -> frozenset[str]:
+    """What the forward of a kind of model takes: not every architecture counts positions."""
+    return frozenset(inspect.signature(kind.forward).parameters)
 
 
 # --- Engines of transformers --------------------------------------------------------------------

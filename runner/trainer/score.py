@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
 from runner.errors import ConfigError, Fault
+from runner.trainer.actor_critic import States
 from runner.trainer.batch import pad_right, split_by_tokens
 
 Reward = Callable[..., Any] | nn.Module | str
@@ -77,6 +78,7 @@ class Rewards:
         self.weights = torch.tensor(list(weights or [1.0] * len(rewards)))
         self.rewards = [_ready(reward) for reward in rewards]
         self.names = _unlike([_name(reward) for reward in self.rewards])
+        self.states: dict[nn.Module, States] = {}  # of reward models
         given = [*(tokenizers or []), *[None] * len(rewards)][: len(rewards)]
         self.tokenizers = [
             (one or _tokenizer_of(reward, tokenizer)) if isinstance(reward, nn.Module) else None
@@ -161,14 +163,19 @@ class Rewards:
             ids_BT, mask_BT = pad_right([rows[row] for row in group], device)
             if hasattr(model, "score"):
                 # Not by the model's own search for the last token, which takes an end token for padding.
-                hidden_BTH = model.base_model(input_ids=ids_BT, attention_mask=mask_BT).last_hidden_state
-                last_BH = hidden_BTH[torch.arange(len(group), device=device), mask_BT.sum(1) - 1]
-                given_B = model.score(last_BH).squeeze(-1)
+                last_B = torch.arange(len(group), device=device) * mask_BT.shape[1] + mask_BT.sum(1) - 1
+                given_B = model.score(self._states(model)(ids_BT, last_B, attention_mask=mask_BT)).squeeze(-1)
             else:
                 given_B = model(input_ids=ids_BT, attention_mask=mask_BT).logits[:, 0]
             for row, score in zip(group, given_B.float().tolist(), strict=True):
                 scores[row] = score
         return scores
+
+    def _states(self, model: nn.Module) -> States:
+        """Made at the first look: a critic that starts as a copy of the model takes no hooks along."""
+        if model not in self.states:
+            self.states[model] = States(model.base_model)
+        return self.states[model]
 
     def _encode(self, tokenizer: Any, asked: Completions) -> list[list[int]]:
         """What a reward model reads, as in its training: a closed chat, or text that ends with the end token."""
