@@ -1,6 +1,7 @@
 """What every test shares: offline by default, one thread, and the public command in a process of its own."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from hub import served_hub  # noqa: F401  the session fixture `hub`
-from warm import Warm
+from warm import DOOR, Started, Warm
 
 # Before torch or a hub library is imported anywhere.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -21,11 +22,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from runner.__main__ import main
 from runner.files import read_json
+from runner.report import plot
 from runner.report.read import read_metrics
 from runner.run import Run
 
 ROOT = Path(__file__).parent.parent
-OF_A_TEST = {"HF_HOME", "PYTHONPATH", "PYTEST_CURRENT_TEST"}  # variables that no library reads for good
+ENTER = "import sys; from pkgutil import resolve_name; resolve_name(sys.argv[1])(sys.argv[2:])"
+# Of every command; what a test does in this process sets variables, and these would need a process from the start.
+ENVIRONMENT = dict(os.environ)
+PICTURES = plot.PICTURES
+OF_A_TEST = {"HF_HOME", "HF_TOKEN", "PYTHONPATH", "PYTEST_CURRENT_TEST"}  # variables that no library reads for good
 
 
 class Command:
@@ -36,54 +42,58 @@ class Command:
         self.environment = environment
         self.warm = warm
 
-    def __call__(self, *words: str, code: int = 0, module: str = "runner", **variables: str):
+    def __call__(self, *words: str, code: int = 0, door: str = DOOR, **variables: str):
         """Run it, check the exit code, and give back what subprocess.run gives.
 
-        Without variables of its own it is forked from a process that has imported the libraries; see ``warm``.
+        Without variables that a library reads as it is imported it is forked from a process that has done so; see
+        ``warm``. ``door`` is the function that gets the words.
         """
-        if module == "runner" and not variables and self._is_plain():
-            done = self.warm.run(list(words), self.folder, self.environment)
+        environment = self.environment | variables
+        if self._is_plain(environment):
+            done = self.warm.start(list(words), self.folder, environment, door=door).wait()
         else:
-            done = self.cold(*words, module=module, **variables)
+            done = self.cold(*words, door=door, **variables)
         assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
-    def cold(self, *words: str, module: str = "runner", **variables: str):
+    def cold(self, *words: str, door: str = DOOR, **variables: str):
         """The same in a process that starts from nothing, whatever its exit code."""
+        path = {} if door == DOOR else {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
         return subprocess.run(
-            [sys.executable, "-m", module, *words],
+            [sys.executable, *(("-m", "runner") if door == DOOR else ("-c", ENTER, door)), *words],
             cwd=self.folder,
-            env=self.environment | variables,
+            env=self.environment | path | variables,
             capture_output=True,
             text=True,
             timeout=600,
         )
 
-    def _is_plain(self) -> bool:
+    def start(self, *words: str, session: bool = False) -> Started:
+        """Start it, without waiting for its end."""
+        return self.warm.start(list(words), self.folder, self.environment, session=session)
+
+    def forget_cache(self) -> None:
+        """Empty the cache of rows and models, which all commands share that are forked from one process."""
+        shutil.rmtree(self.warm.environment["HF_HOME"], ignore_errors=True)
+
+    def _is_plain(self, environment: dict[str, str]) -> bool:
         """Whether nothing is set that a library would have read otherwise when the waiting process imported it."""
         own, there = (
-            {name: value for name, value in environment.items() if name not in OF_A_TEST}
-            for environment in (self.environment, self.warm.environment)
+            {name: value for name, value in each.items() if name not in OF_A_TEST}
+            for each in (environment, self.warm.environment)
         )
         return own == there
 
     def stopped(self, *words: str, name: str, number: int) -> int:
         """Start it, send a signal when a run of this name has taken its second step, and give back the exit code."""
-        process = subprocess.Popen(
-            [sys.executable, "-m", "runner", *words],
-            cwd=self.folder,
-            env=self.environment,
-            start_new_session=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        started = self.start(*words, session=True)
         deadline = time.monotonic() + 120
         while not any(Run(folder).status()["step"] > 1 for folder in self.runs(name)):
-            assert process.poll() is None and time.monotonic() < deadline
+            assert not started.ended() and time.monotonic() < deadline
             time.sleep(0.05)
         # A terminal sends SIGINT to the whole group, a scheduler SIGTERM to the process that it started.
-        os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
-        return process.wait(timeout=60)
+        os.killpg(started.pid, number) if number == signal.SIGINT else started.send(number)
+        return started.wait().returncode
 
     def runs(self, name: str) -> list[Path]:
         """The run folders of a name."""
@@ -92,15 +102,30 @@ class Command:
 
 @pytest.fixture(scope="session")
 def warm(tmp_path_factory):
-    process = Warm(tmp_path_factory.mktemp("warm"))
+    folder = tmp_path_factory.mktemp("warm")
+    process = Warm(folder, ENVIRONMENT | {"HF_HOME": str(folder / "hf")})
     yield process
     process.close()
 
 
 @pytest.fixture
 def runner(tmp_path, warm):
-    environment = dict(os.environ) | {"HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(ROOT)}
-    return Command(tmp_path, environment, warm)
+    return Command(tmp_path, ENVIRONMENT | {"HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(ROOT)}, warm)
+
+
+@pytest.fixture(scope="session")
+def warm_hub(hub, tmp_path_factory):
+    """A process that has imported the libraries where the loopback hub is the hub; its commands share a cache."""
+    folder = tmp_path_factory.mktemp("warm-hub")
+    process = Warm(folder, hub.environment(folder / "hf") | {"HF_HUB_OFFLINE": "0", "PYTHONPATH": str(ROOT)})
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def online_runner(tmp_path, warm_hub):
+    """The command where the loopback hub is the hub."""
+    return Command(tmp_path, warm_hub.environment, warm_hub)
 
 
 @dataclass
@@ -123,10 +148,11 @@ class Trained:
 
 
 @pytest.fixture
-def train(tmp_path):
+def train(tmp_path, monkeypatch):
     """The command in this process, a few quick steps unless told otherwise, in a folder of the test's own."""
 
-    def call(*words: str, name: str = "run") -> Trained:
+    def call(*words: str, name: str = "run", pictures: tuple[str, ...] = ("loss",)) -> Trained:
+        monkeypatch.setattr(plot, "PICTURES", {each: PICTURES[each] for each in pictures})
         code = main([*words, f"name={name}", f"output_root={tmp_path / 'outputs'}"])
         folders = sorted((tmp_path / "outputs" / name).glob("*/config.yaml"))
         return Trained(code, Run(folders[-1].parent) if folders else None)

@@ -828,21 +828,19 @@ def test_what_only_looks_like_a_secret(path, value):
 # --- how it is done ---
 
 
-def test_the_check_is_light_and_quick():
+def test_the_check_imports_nothing_heavy():
     code = f"""
-        import json, sys, time
+        import json, sys
         from runner.check import check
         cfg = json.loads({json.dumps(json.dumps(good()))})
         assert check(cfg) == [], check(cfg)
         cfg["trainer"]["args"]["lerning_rate"] = cfg["beta"] = 1
         assert len(check(cfg)) == 2
         heavy = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "omegaconf")
-        print([name for name in heavy if name in sys.modules], time.process_time())
+        print([name for name in heavy if name in sys.modules])
     """
     done = subprocess.run([sys.executable, "-c", dedent(code)], cwd=ROOT, capture_output=True, text=True, check=True)
-    heavy, seconds = done.stdout.strip().rsplit(" ", 1)
-    assert heavy == "[]"
-    assert float(seconds) < 1.5
+    assert done.stdout.strip() == "[]"
 
 
 JUNK = (None, -1.5, "", [], {}, [{}], [None], {"_target_": None}, {3: 4}, math.nan, "???", 10**30)

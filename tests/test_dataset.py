@@ -16,7 +16,7 @@ from datasets import Dataset, IterableDataset
 
 from runner.dataset.load import Reading, convert_rows, fingerprint, load_rows
 from runner.dataset.mix import mix_rows
-from runner.errors import DataError, EnvironmentFault
+from runner.errors import DataError, EnvironmentFault, RunnerError
 
 ROOT = Path(__file__).parent.parent
 SORT = "runner://dataset/toy_sort"
@@ -621,36 +621,27 @@ ON_THE_HUB = {
     "firefly": ("messages", 100, 500),
     "gsm8k": ("prompt", 600, 220),
 }
-LOAD = """
-import json, sys
-from runner.dataset.load import load_rows
-from runner.errors import RunnerError
-for how in json.loads(sys.argv[1]):
-    try:
-        train, evals = load_rows(**how)
-        print(json.dumps([len(train), len(evals), evals[0]]))
-    except RunnerError as error:
-        print(json.dumps([error.code, str(error)]))
-"""
 
 
-def load_from(hub, home, jobs, **variables):
-    """What load_rows gives for each job, in a process that knows this hub."""
-    environment = hub.environment(home) | {"PYTHONPATH": str(ROOT)} | variables
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD, json.dumps(jobs)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+def tell_rows(words):
+    """Print what load_rows gives for each job."""
+    for how in json.loads(words[0]):
+        try:
+            train, evals = load_rows(**how)
+            print(json.dumps([len(train), len(evals), evals[0]]))
+        except RunnerError as error:
+            print(json.dumps([error.code, str(error)]))
+
+
+def load_from(online_runner, jobs, **variables):
+    """What load_rows gives for each job, in a process that knows the hub."""
+    done = online_runner(json.dumps(jobs), door="test_dataset:tell_rows", **variables)
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
 
 
-def test_the_menu_against_a_hub_and_then_without_it(hub, tmp_path):
+def test_the_menu_against_a_hub_and_then_without_it(online_runner):
     jobs = [option(name) | {"to": to} for name, (to, _, _) in ON_THE_HUB.items()]
-    loaded = load_from(hub, tmp_path, jobs)
+    loaded = load_from(online_runner, jobs)
     assert [counts for *counts, _ in loaded] == [counts for _, *counts in ON_THE_HUB.values()]
     tldr, ultrafeedback, descriptiveness, _, firefly, gsm8k = [row for *_, row in loaded]
     assert tldr["prompt"].endswith("TL;DR:") and tldr["completion"].startswith(" ")
@@ -659,17 +650,17 @@ def test_the_menu_against_a_hub_and_then_without_it(hub, tmp_path):
         assert [turn["role"] for turn in row["prompt"] + row["chosen"]] == ["user", "assistant"]
     assert [turn["role"] for turn in firefly["messages"]] == ["user", "assistant"]
     assert gsm8k["reference"] == gsm8k["answer"] and "####" in gsm8k["answer"]
-    assert load_from(hub, tmp_path, jobs, HF_HUB_OFFLINE="1") == loaded
+    assert load_from(online_runner, jobs, HF_HUB_OFFLINE="1") == loaded
 
 
-def test_what_the_hub_does_not_have(hub, tmp_path):
+def test_what_the_hub_does_not_have(online_runner):
     gsm8k = option("gsm8k")
     jobs = [
         gsm8k | {"config": None},
         gsm8k | {"split": {"train": "train", "eval": "validation"}},
         gsm8k | {"path": "openai/gsm9k"},
     ]
-    (config, one), (split, two), (name, three) = load_from(hub, tmp_path, jobs)
+    (config, one), (split, two), (name, three) = load_from(online_runner, jobs)
     assert (config, split, name) == (2, 2, 2)
     assert "socratic" in one and "dataset.config=<name>" in one
     assert "dataset.split.eval" in two and "one of train, test" in two

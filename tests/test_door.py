@@ -78,8 +78,12 @@ def test_unknown_words_are_refused(words):
         read_command_line(words)
 
 
-def test_commands_of_tests_are_forked_from_one_that_has_imported(runner):
-    assert runner._is_plain()
+def test_commands_of_tests_are_forked_from_one_that_has_imported(warm, request, monkeypatch):
+    monkeypatch.setenv("SET_BY_A_TRAINING", "1")  # in this process, between the start of the other and a command
+    runner, before = request.getfixturevalue("runner"), warm.count
+    runner("--help")
+    assert warm.count == before + 1
+    assert not runner._is_plain(runner.environment | {"HF_HUB_OFFLINE": "0"})
 
 
 def light(*words):

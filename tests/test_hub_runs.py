@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from warm import Warm
 
 from runner.run import Run
 
@@ -58,32 +57,6 @@ COMMANDS = {
 }
 
 
-@pytest.fixture
-def online(hub, runner):
-    """The environment in which the loopback hub is the hub, and a cache of the test's own."""
-
-    def environment(token=None):
-        return hub.environment(runner.folder / "hf", token=token) | {"HF_HUB_OFFLINE": "0"}
-
-    return environment
-
-
-@pytest.fixture(scope="module")
-def warm_hub(hub, tmp_path_factory):
-    """A process that has imported the libraries where the loopback hub is the hub; its commands share a cache."""
-    folder = tmp_path_factory.mktemp("warm-hub")
-    process = Warm(folder, hub.environment(folder / "hf") | {"HF_HUB_OFFLINE": "0"})
-    yield process
-    process.close()
-
-
-@pytest.fixture
-def online_runner(runner, warm_hub):
-    runner.environment = warm_hub.environment | {"PYTHONPATH": runner.environment["PYTHONPATH"]}
-    runner.warm = warm_hub
-    return runner
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_as_typed(name, online_runner):
     runner = online_runner
@@ -103,15 +76,17 @@ def test_a_command_as_typed(name, online_runner):
         assert manifest["model"]["trainable"] < manifest["model"]["parameters"] / 2
 
 
-def test_an_experiment_is_rehearsed_as_it_stands(runner, hub, online):
+def test_an_experiment_is_rehearsed_as_it_stands(online_runner, hub):
     hub.forget()
-    done = runner("rehearse", "experiment=ppo_pythia_tldr", "memory=24", **online())
+    online_runner.forget_cache()
+    done = online_runner("rehearse", "experiment=ppo_pythia_tldr", "memory=24")
     assert "resumed, scored" in done.stdout and "as transformers loads it" in done.stdout
     assert "forecast  ppo-pythia-tldr" in done.stdout and "peak" in done.stdout
     assert not [request for request in hub.requests if "safetensors" in request.path and request.method == "GET"]
 
 
-def test_a_second_run_needs_no_network(runner, hub, online):
+def test_a_second_run_needs_no_network(online_runner, hub):
+    online_runner.forget_cache()
     words = (
         "trainer=sft",
         "dataset=tldr",
@@ -120,14 +95,14 @@ def test_a_second_run_needs_no_network(runner, hub, online):
         "dataset.limit.train=64",
         "name=run",
     )
-    environment = online()
-    runner(*words, **environment)
     asked = len(hub.requests)
-    runner(*words, "seed=1", **environment | {"HF_HUB_OFFLINE": "1"})
-    assert len(hub.requests) == asked
+    online_runner(*words)
+    assert (online := len(hub.requests)) > asked
+    online_runner(*words, "seed=1", HF_HUB_OFFLINE="1")
+    assert len(hub.requests) == online
 
 
-def test_a_push_is_private_and_holds_no_pickle(runner, hub, online):
+def test_a_push_is_private_and_holds_no_pickle(online_runner, hub):
     from hub import TOKEN
 
     hub.uploads.clear()
@@ -137,7 +112,7 @@ def test_a_push_is_private_and_holds_no_pickle(runner, hub, online):
         "trainer.args.push_to_hub=true",
         "trainer.args.hub_model_id=tester/pushed",
     )
-    runner(*words, "name=run", **online(TOKEN))
+    online_runner(*words, "name=run", HF_TOKEN=TOKEN)
     files = {name for upload in hub.uploads for name in upload.files}
     assert {"model.safetensors", "config.json", "tokenizer.json"} <= files
     assert not [name for name in files if name.endswith(".bin")]

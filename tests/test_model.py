@@ -2,8 +2,6 @@
 
 import json
 import logging
-import subprocess
-import sys
 from pathlib import Path
 
 import peft
@@ -15,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from transformers.trainer_utils import align_special_tokens
 from trl import chat_template_utils as trl_templates
 
-from runner.errors import ConfigError, EnvironmentFault
+from runner.errors import ConfigError, EnvironmentFault, RunnerError
 from runner.model.adapter import write_adapter
 from runner.model.chat import check_template, read_template, template_names
 from runner.model.folder import look_at_tokenizer
@@ -441,35 +439,27 @@ def test_keys_that_an_architecture_lacks_are_named_all_at_once():
 
 # --- The hub ------------------------------------------------------------------------------------
 
-ASK = """
-import json, sys
-from runner.errors import RunnerError
-from runner.model.load import find_commit, load_model, load_tokenizer
 
-answers = []
-for path, revision in json.loads(sys.argv[1]):
-    try:
-        tokenizer = load_tokenizer(path, revision=revision)
-        model = load_model(path, tokenizer=tokenizer, revision=revision)
-        first = model.get_input_embeddings().weight[0, 0].item()
-        answers.append(["loaded", find_commit(path, revision), first])
-    except RunnerError as error:
-        answers.append([type(error).__name__, error.faults[0].where, error.faults[0].cure])
-print(json.dumps(answers))
-"""
-
-
-def ask(hub, home: Path, *questions: tuple[str, str | None], **variables: str) -> list[list]:
-    """What loading each (path, revision) comes to, in a process that meets this hub first."""
-    environment = hub.environment(home) | variables | {"PYTHONPATH": str(Path(__file__).parent.parent)}
-    command = [sys.executable, "-c", ASK, json.dumps(questions)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+def answer(words: list[str]) -> None:
+    """Print what loading each (path, revision) comes to."""
+    answers = []
+    for path, revision in json.loads(words[0]):
+        try:
+            tokenizer = load_tokenizer(path, revision=revision)
+            model = load_model(path, tokenizer=tokenizer, revision=revision)
+            first = model.get_input_embeddings().weight[0, 0].item()
+            answers.append(["loaded", find_commit(path, revision), first])
+        except RunnerError as error:
+            answers.append([type(error).__name__, error.faults[0].where, error.faults[0].cure])
+    print(json.dumps(answers))
 
 
 @pytest.mark.slow
-def test_the_hub_gives_the_revision_asked_for_or_says_why_not(hub, tmp_path):
+def test_the_hub_gives_the_revision_asked_for_or_says_why_not(hub, tmp_path, online_runner):
+    def ask(*questions: tuple[str, str | None], **variables: str) -> list[list]:
+        done = online_runner(json.dumps(questions), door="test_model:answer", **variables)
+        return json.loads(done.stdout.splitlines()[-1])
+
     old = hub.add_model("tester/two", tiny_model(tmp_path / "old", seed=1), revision="v1")
     new = hub.add_model("tester/two", tiny_model(tmp_path / "new", seed=2))
     hub.add_model("tester/gated", tmp_path / "new", gated=True)
@@ -480,7 +470,7 @@ def test_the_hub_gives_the_revision_asked_for_or_says_why_not(hub, tmp_path):
     first = {n: load(tmp_path / n).get_input_embeddings().weight[0, 0].item() for n in ("old", "new")}
     questions = [("tester/two", None), ("tester/two", "v1"), ("tester/two", old)]
     questions += [("tester/two", "v9"), ("tester/gated", None), ("tester/private", None)]
-    answers = ask(hub, tmp_path / "home", *questions)
+    *answers, adapter = ask(*questions, ("tester/adapter", None))
     assert answers == [
         ["loaded", new, first["new"]],
         ["loaded", old, first["old"]],
@@ -493,9 +483,8 @@ def test_the_hub_gives_the_revision_asked_for_or_says_why_not(hub, tmp_path):
             "model.path=<folder or org/name>, or for a private one: hf auth login",
         ],
     ]
-    [adapter] = ask(hub, tmp_path / "home", ("tester/adapter", None))
     assert (adapter[0], adapter[2]) == ("loaded", first["old"])
-    offline = ask(hub, tmp_path / "home", *questions[:2], ("no/where", None), HF_HUB_OFFLINE="1")
+    offline = ask(*questions[:2], ("no/where", None), HF_HUB_OFFLINE="1")
     assert offline[:2] == answers[:2]
     assert offline[2] == [
         "EnvironmentFault",

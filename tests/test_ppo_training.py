@@ -270,9 +270,10 @@ def test_two_processes_train_as_one(tmp_path):
     for count in (1, 2):
         folder = tmp_path / str(count)
         folder.mkdir()
-        start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
+        together = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"] if count > 1 else []
         environment = os.environ | {"PYTHONPATH": str(tests.parent), "OMP_NUM_THREADS": "1"}
-        subprocess.run([*start, str(script), str(count), str(folder)], env=environment, check=True, timeout=300)
+        command = [sys.executable, *together, str(script), str(count), str(folder)]
+        subprocess.run(command, env=environment, check=True, timeout=300)
         found.append(torch.load(folder / "found.pt", weights_only=False))
     for one, two in zip(*found, strict=True):
         assert farthest(one[0], two[0]) < 1e-5

@@ -13,6 +13,7 @@ QUICK = (
     "metric=none",
     "trainer.args.max_steps=3",
 )
+COMPUTED = "Computing reference log probs for train dataset"
 ONCE = "trainer.args.precompute_ref_log_probs=true"
 
 
@@ -28,7 +29,7 @@ def weights(runner, name, **found):
 def computed(runner, name):
     """How many runs had to compute the reference of the training rows themselves."""
     logs = [(folder / "log.txt").read_text() for folder in runner.runs(name)]
-    return sum("Computing reference log probs for train dataset" in log for log in logs)
+    return sum(COMPUTED in log for log in logs)
 
 
 @pytest.mark.parametrize("trainer", ["dpo", "kto"])
@@ -36,7 +37,9 @@ def test_a_sweep_computes_the_reference_once_and_each_run_is_what_it_is_alone(ru
     words = (f"trainer={trainer}", *QUICK, ONCE)
     runner("-m", *words, "kl_coef=0.1,0.5", "learning_rate=1e-4,1e-3", "name=sweep")
     assert computed(runner, "sweep") == 1
-    runner(*words, "kl_coef=0.5", "learning_rate=1e-4", "name=alone", HF_HOME=str(runner.folder / "other"))
+    runner.forget_cache()
+    alone = runner(*words, "kl_coef=0.5", "learning_rate=1e-4", "name=alone")
+    assert COMPUTED in alone.stderr
     assert weights(runner, "alone").items() <= weights(runner, "sweep").items()
     assert len(set(weights(runner, "sweep").values())) == 4
     # What the log-probabilities depend on is part of the key.

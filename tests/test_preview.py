@@ -427,10 +427,8 @@ def test_a_training_is_refused_for_what_the_preview_shows_and_starts_where_that_
 @pytest.mark.slow
 def test_several_processes_see_their_rows_together_and_the_first_tells(runner):
     words = ("launcher.num_processes=2", "trainer.args.max_steps=1", "metric=none", "dataset.limit.eval=8")
-    few = "dataset.limit.train=32"
-    done = runner(*words, few, "trainer.args.max_length=20", "name=refused", code=2)
+    done = runner(*words, "dataset.limit.train=32", "trainer.args.max_length=20", "name=refused", code=2)
     assert done.stderr.count("100% of 32 rows are longer") == 1
-    runner(*words, few, "trainer.args.per_device_train_batch_size=4", "name=sound")
 
 
 @pytest.mark.slow

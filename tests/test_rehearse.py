@@ -197,16 +197,15 @@ def test_rows_that_a_training_would_refuse_are_refused(runner):
 
 
 @pytest.mark.slow
-def test_of_a_model_of_the_hub_no_weights_are_fetched(runner, hub, tmp_path):
+def test_of_a_model_of_the_hub_no_weights_are_fetched(online_runner, hub, tmp_path):
     kind = "qwen3_moe"
     home = tiny_model(tmp_path / "model", kind)
     config = json.loads((home / "config.json").read_text())
     (home / "config.json").write_text(json.dumps(config | {"sliding_window": 64, "num_hidden_layers": 6}))
     hub.add_model(f"lab/{kind}", home)
     hub.forget()
-    environment = hub.environment(runner.folder / "hf") | {"HF_HUB_OFFLINE": "0"}
     words = ("trainer=sft", "dataset=tldr", "model=hub", f"model.path=lab/{kind}", "model.attention=flash_attention_2")
-    done = runner("rehearse", *words, **environment)
+    done = online_runner("rehearse", *words)
     assert f"lab/{kind}: {kind}, 2 layers" in done.stdout
     assert "attention: what the CPU has instead of flash_attention_2" in done.stdout
     assert not [request for request in hub.requests if "safetensors" in request.path and request.method == "GET"]

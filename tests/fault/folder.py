@@ -201,6 +201,7 @@ def contents(folder: Path) -> dict[Path, tuple[int, bytes]]:
 def misses_of_driver(root: Path, warm: Warm, count: int, chance: random.Random) -> Iterator[str]:
     """Each killed driver of which something lives on, and what a stranger gets of it."""
     place = make_place(root, "driver", warm)
+    others = set(below(warm))
     began = time.monotonic()
     done = place.start(SWEEP).wait()
     whole = time.monotonic() - began
@@ -217,7 +218,7 @@ def misses_of_driver(root: Path, warm: Warm, count: int, chance: random.Random) 
         time.sleep(moment := chance.uniform(0, whole))
         driver.send(9)
         driver.wait()
-        if left := left_of(warm):
+        if left := left_of(warm, others):
             yield f"driver {number}, killed after {moment:.2f} s: {left} live on"
         if number == count - 1 and (done := place.start((*SWEEP, *workers)).wait()).returncode:
             yield f"started again it left with {done.returncode}: {done.stderr[-300:]}"
@@ -228,10 +229,15 @@ def misses_of_driver(root: Path, warm: Warm, count: int, chance: random.Random) 
     stranger.communicate()
 
 
-def left_of(warm: Warm) -> list[str]:
-    """What still lives of all that this process has forked, or that came down to it, when its time is over."""
+def below(warm: Warm) -> list[psutil.Process]:
+    """All that this process has forked, or that came down to it."""
+    return psutil.Process(warm.process.pid).children(recursive=True)
+
+
+def left_of(warm: Warm, others: set[psutil.Process]) -> list[str]:
+    """What still lives below this process when its time is over, but for others that were there before."""
     deadline = time.monotonic() + SECONDS
-    while left := [each for each in psutil.Process(warm.process.pid).children(recursive=True) if lives(each)]:
+    while left := [each for each in below(warm) if each not in others and lives(each)]:
         if time.monotonic() > deadline:
             return [" ".join(each.cmdline()) for each in left if lives(each)]
         time.sleep(0.05)
