@@ -138,8 +138,8 @@ def _read(model: PreTrainedModel, prompts: list[Sequence[int]]) -> tuple[Tensor,
         logits.append(_ahead(model, cache, ids_BP, None if mask_BP.all() else mask_BP, position_ids))
         caches.append(cache)
     if len(caches) > 1:
-        for layer, *parts in zip(whole.layers, *(cache.layers for cache in caches), strict=True):
-            layer.join(parts)
+        for layer in whole.layers:
+            layer.join([cache.layers.pop(0) for cache in caches])
         caches = [whole]
     return torch.cat(logits), caches[0], mask
 
