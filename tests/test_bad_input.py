@@ -42,6 +42,7 @@ def test_there_are_as_many_cases_as_promised():
     assert len({(case.kind, case.name) for case in [*BAD, *GOOD]}) == len(BAD) + len(GOOD)
 
 
+@pytest.mark.slow
 def test_rows_that_crash_a_reader_and_some_of_each_kind_are_refused_at_the_door():
     try_out([*NULL, *DOOR[::24]])
 

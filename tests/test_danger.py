@@ -25,6 +25,7 @@ from runner.bound import check_growth, read_yaml
 from runner.errors import ConfigError
 
 
+@pytest.mark.slow
 def test_no_dangerous_target_is_allowed_wherever_it_stands():
     assert list(misses_of_targets()) == []
 

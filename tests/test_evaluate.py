@@ -115,6 +115,7 @@ def test_metrics_and_rewards_are_means_over_prompts_with_their_errors(evaluate):
     assert "reward" in said.out and "±" in said.out
 
 
+@pytest.mark.slow
 def test_each_set_has_figures_under_its_name(evaluate):
     sets = "dataset.split.eval={first: 'eval[:4]', second: 'eval[4:10]'}"
     found, _, _ = evaluate(*TOY[:2], sets, "metric=perplexity", "reward=none")
@@ -138,6 +139,7 @@ def test_an_own_dataset_brings_what_fits_it_and_the_rest_is_told(evaluate, tmp_p
     assert [row["reward"] for row in rows] == [float(len(row["completion"])) for row in rows]
 
 
+@pytest.mark.slow
 def test_a_model_against_itself_wins_half(evaluate, laid):
     found, rows, said = evaluate("laid", "checkpoint=start", "against=start", "limit=8")
     verdict = found["comparison"]["eval"]

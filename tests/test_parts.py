@@ -81,6 +81,7 @@ def refused(trainer, part):
 
 
 @pytest.mark.parametrize("kind", WORDS)
+@pytest.mark.slow
 def test_a_cell_says_what_the_command_does(steps, kind):
     rows = [(trainer, said) for row, trainer, said in CELLS if row == kind]
     assert len(rows) == 12

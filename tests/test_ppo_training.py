@@ -59,6 +59,7 @@ def logits(model):
     ("case", "step"),
     [("renamed keys", 2), ("adapter", 3), ("model", 3), ("head", 2)],
 )
+@pytest.mark.slow
 def test_a_resumed_training_ends_with_the_same_bits(tmp_path, case, step):
     """At the end of a pass over the data, or within one."""
     asked = {"rows": letter_rows(20), "max_steps": 5, "save_strategy": "steps", "save_steps": step, "kl_target": 1.0}

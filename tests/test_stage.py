@@ -94,6 +94,7 @@ def test_a_stage_knows_the_folder_of_an_earlier_one_before_that_has_trained(chai
         ("launcher.num_processes=1", [True, True, True]),
     ],
 )
+@pytest.mark.slow
 def test_a_change_to_a_stage_makes_it_and_what_depends_on_it_another_run(chain, word, same):
     line = door.read_command_line(chain)
     folders = [open_run(run.cfg, run.overrides).folder for run in door.compose(line, line.overrides)]
