@@ -50,7 +50,7 @@ class Command:
         """
         environment = self.environment | variables
         if self._is_plain(environment):
-            done = self.warm.start(list(words), self.folder, environment, door=door).wait()
+            done = self.warm.run(list(words), self.folder, environment, door=door)
         else:
             done = self.cold(*words, door=door, **variables)
         assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"

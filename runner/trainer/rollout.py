@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
@@ -204,16 +205,8 @@ class RoomyLayer(DynamicLayer):
     def join(self, parts: Sequence[DynamicLayer]) -> None:
         """Take in the states of other rows, one part after the other, their last tokens side by side."""
         width = max(part.get_seq_length() for part in parts)
-        self.lazy_initialization(parts[0].keys, parts[0].values)
-        given = [[part.keys for part in parts], [part.values for part in parts]]
-        self.rooms = [
-            states[0].new_zeros(sum(map(len, states)), states[0].shape[1], width + self.ROOM, states[0].shape[3])
-            for states in given
-        ]
-        for room, states in zip(self.rooms, given, strict=True):
-            for place, part in zip(room.split(list(map(len, states))), states, strict=True):
-                place[..., width - part.shape[-2] : width, :] = part
-        self._show(width)
+        given = [part.keys for part in parts], [part.values for part in parts]
+        self.update(*(torch.cat([pad(each, (0, 0, width - each.shape[-2], 0)) for each in states]) for states in given))
 
     def _move(self, given: Sequence[Tensor], count: int, size: int) -> None:
         old, self.rooms = self.rooms, [states.new_empty(*states.shape[:-2], size, states.shape[-1]) for states in given]
