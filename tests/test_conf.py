@@ -27,6 +27,7 @@ def test_every_option_says_what_it_is_and_how_to_run_it(path):
     assert run_lines(path), "no `# run:` line"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "line"), LINES, ids=lambda value: getattr(value, "stem", None))
 def test_every_run_line_composes_and_passes_the_check(path, line):
     words = shlex.split(line)

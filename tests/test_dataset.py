@@ -654,6 +654,7 @@ def test_the_menu_against_a_hub_and_then_without_it(online_runner):
     assert load_from(online_runner, jobs, HF_HUB_OFFLINE="1") == loaded
 
 
+@pytest.mark.slow
 def test_what_the_hub_does_not_have(online_runner):
     gsm8k = option("gsm8k")
     jobs = [

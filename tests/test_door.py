@@ -78,6 +78,7 @@ def test_unknown_words_are_refused(words):
         read_command_line(words)
 
 
+@pytest.mark.slow
 def test_commands_of_tests_are_forked_from_one_that_has_imported(warm, request, monkeypatch):
     monkeypatch.setenv("SET_BY_A_TRAINING", "1")  # in this process, between the start of the other and a command
     runner, before = request.getfixturevalue("runner"), warm.count

@@ -90,6 +90,7 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says():
 # --- Figures --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_loss_and_perplexity_are_those_of_the_known_answers(evaluate):
     found, _, _ = evaluate(*TOY, "metric=none")
     model, tokenizer = AutoModelForCausalLM.from_pretrained(TINY).eval(), AutoTokenizer.from_pretrained(TINY)
@@ -126,6 +127,7 @@ def test_each_set_has_figures_under_its_name(evaluate):
     assert found["scores"]["eval_first_token_accuracy"] > 0.5
 
 
+@pytest.mark.slow
 def test_an_own_dataset_brings_what_fits_it_and_the_rest_is_told(evaluate, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1 2 3"}\n{"prompt": "4 5"}\n')
     found, rows, said = evaluate(
@@ -150,6 +152,7 @@ def test_a_model_against_itself_wins_half(evaluate, laid):
     assert "win rate  0.5" in said.out
 
 
+@pytest.mark.slow
 def test_scores_of_the_training_stay_as_they_are(evaluate, laid):
     before = sorted(path.name for path in laid.folder.iterdir())
     assert main(["evaluate", "laid", "checkpoint=start", "limit=2", "reward=none", "metric=none"]) == 0

@@ -217,6 +217,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_rows_load_with_slices_and_configs_and_again_offline(hub: Hub, ask: Ask) -> None:
     tldr, gsm8k = rows_of("trl-lib/tldr")["default"], rows_of("openai/gsm8k")
     style = rows_of("trl-internal-testing/descriptiveness-sentiment-trl-style")["default"]
@@ -237,6 +238,7 @@ def test_rows_load_with_slices_and_configs_and_again_offline(hub: Hub, ask: Ask)
     assert len(hub.requests) == seen
 
 
+@pytest.mark.slow
 def test_rows_stream_and_faults_have_the_libraries_own_errors(small_hub: Hub, ask: Ask) -> None:
     mixed = [{"steps": ["a", "b"], "labels": [True, False], "meta": {"deep": [[1, 2]]}}]
     small_hub.add_dataset("some/rows", {"default": {"train": mixed}})
@@ -304,6 +306,7 @@ def test_a_private_push_arrives_once_and_whole(small_hub: Hub, ask: Ask, tmp_pat
     assert small_hub.repo(name).files() == {path: files[path] for path in left}
 
 
+@pytest.mark.slow
 def test_nobody_else_may_push_and_silence_means_public(small_hub: Hub, ask: Ask) -> None:
     code = """
 from huggingface_hub import HfApi

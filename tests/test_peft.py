@@ -184,6 +184,7 @@ def answer(model, path: Path) -> torch.Tensor:
 # --- Every option -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", QUICK_OPTIONS)
 def test_an_option_starts_at_its_reference_and_loads_again(option, folder, tmp_path):
     model, config, quantization = put_on(option, folder)
@@ -246,6 +247,7 @@ def test_other_architectures_start_at_their_reference(option, architecture, fold
     assert distance(log) < 1e-4 and log["grad_norm"] > 0
 
 
+@pytest.mark.slow
 def test_options_know_what_they_do_to_the_start(folder):
     """The rules against the facts: with the adapter switched off, and switched on."""
     whole = answer(load(folder), folder)
@@ -466,6 +468,7 @@ NAMES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", NAMES)
 @pytest.mark.parametrize(("layers", "also"), [(1, ["norm", "head"]), (1, []), (0, ["head"]), (2, ["norm"])])
 def test_only_the_chosen_weights_change(architecture, layers, also, folders):

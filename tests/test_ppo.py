@@ -502,6 +502,7 @@ def test_bf16_is_honoured(tmp_path):
     assert seen == [{torch.float32}, {torch.bfloat16}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [slow(1), 4])
 def test_every_mini_batch_of_every_epoch_is_a_clipped_step(tmp_path, parts):
     # 20 rows: the third update is the first of a new pass over the data.
@@ -535,6 +536,7 @@ def test_total_episodes_count_prompts(tmp_path):
     assert trainer.state.global_step == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [{}, {"peft_config": lora()}], ids=["model", "adapter"])
 def test_a_value_warm_up_leaves_the_policy_alone(tmp_path, case):
     trainer = letter_trainer(tmp_path, value_warmup_steps=1, max_steps=2, **case)

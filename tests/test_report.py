@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import yaml
 from laid import lay_run
 
@@ -13,6 +14,7 @@ from runner.report.repeat import command_of
 from runner.report.single import differing, run_table, view_of, write_run_report
 
 
+@pytest.mark.slow
 def test_one_picture_for_each_kind_of_metric(tmp_path):
     path = tmp_path / "metrics.jsonl"
     rows = [{"step": n, "loss": 1 / n, "learning_rate": 0.1, "eval_one_rewards/margins": n} for n in (1, 2)]

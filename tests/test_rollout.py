@@ -239,6 +239,7 @@ class Client:
         return {"completion_ids": [row.tolist() for row in tokens]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapted", [False, True])
 def test_a_vllm_server_samples_from_the_policy_as_it_is_now(tmp_path, monkeypatch, adapted):
     client = Client(letter_model(seed=5))

@@ -111,6 +111,7 @@ def test_a_word_is_for_every_stage_unless_one_is_named(chain):
     assert [cfg["name"] for cfg in cfgs.values()] == ["mine-sft", "mine-judge", "mine-rl"]
 
 
+@pytest.mark.slow
 def test_what_was_typed_wins_over_the_file_and_names_the_folder(chain, capsys):
     assert composed(*chain, "sft.learning_rate=5e-4")["sft"]["learning_rate"] == 5e-4
     assert composed(*chain, "learning_rate=5e-4")["rl"]["learning_rate"] == 5e-4
@@ -119,6 +120,7 @@ def test_what_was_typed_wins_over_the_file_and_names_the_folder(chain, capsys):
     assert "chain-sft/default-" in sft and "chain-rl/kl_coef-0.2-" in rl
 
 
+@pytest.mark.slow
 def test_what_stands_beside_the_stages_is_shared_and_an_inner_experiment_is_laid_over_it(write):
     cfgs = composed(*write(CHAIN, seed=7, learning_rate=9e-4))
     assert {cfg["seed"] for cfg in cfgs.values()} == {7}
@@ -127,6 +129,7 @@ def test_what_stands_beside_the_stages_is_shared_and_an_inner_experiment_is_laid
     assert cfgs["judge"]["trainer"]["args"]["max_steps"] == 200 and cfgs["judge"]["name"] == "chain-judge"
 
 
+@pytest.mark.slow
 def test_a_word_for_every_stage_cuts_none_off_from_an_earlier_one(chain):
     before, after = composed(*chain), composed(*chain, "model.path=org/name", "model.dtype=float32")
     assert after["sft"]["model"]["path"] == "org/name"
@@ -135,6 +138,7 @@ def test_a_word_for_every_stage_cuts_none_off_from_an_earlier_one(chain):
     assert "sft.reward.model" in {fault.where for fault in faults(*chain, "reward.model.path=x")}
 
 
+@pytest.mark.slow
 def test_a_word_that_no_stage_would_take_is_a_fault(write, tmp_path):
     words = write({"one": CHAIN["sft"], "two": ["model.path=${run:one}"]}, name="two")
     assert composed(*words, "model.path=org/name")["one"]["model"]["path"] == "org/name"
@@ -153,6 +157,7 @@ def test_the_faults_of_all_stages_are_told_at_once_and_nothing_starts(chain, tmp
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
+@pytest.mark.slow
 def test_a_fault_of_every_stage_is_told_once_and_one_of_some_says_who_can_take_it(chain):
     (fault,) = faults(*chain, "trainer.args.lerning_rate=1")
     assert (fault.where, fault.cure) == ("trainer.args.lerning_rate", "trainer.args.learning_rate=1")
@@ -161,6 +166,7 @@ def test_a_fault_of_every_stage_is_told_once_and_one_of_some_says_who_can_take_i
     assert all(fault.cure.startswith("rl.kl_coef=0.1") for fault in told)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "found", "cure"),
     [
@@ -216,12 +222,14 @@ def test_what_a_file_says_does_not_count_as_typed(write):
     assert typed["a"]["model"]["trust_remote_code"] is True
 
 
+@pytest.mark.slow
 def test_the_jobs_of_a_sweep_share_the_stages_below_what_is_swept(chain, capsys):
     assert door.main([*chain, "-m", "rl.kl_coef=0.1,0.2", "--dry-run"]) == 0
     _, _, *lines = capsys.readouterr().out.splitlines()
     assert [line.split("/")[1] for line in lines] == ["chain-sft", "chain-judge", "chain-rl", "chain-rl"]
 
 
+@pytest.mark.slow
 def test_the_configuration_of_each_stage_is_printed(chain, capsys):
     assert door.main([*chain, "rl.kl_coef=0.2", "--cfg", "job", "--resolve"]) == 0
     printed = capsys.readouterr().out
@@ -233,6 +241,7 @@ def test_the_configuration_of_each_stage_is_printed(chain, capsys):
     assert door.main([*chain, "rl.kl_coef=0.2", "--help"]) == 0
 
 
+@pytest.mark.slow
 def test_elsewhere_a_reference_is_the_newest_finished_run_of_that_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for folder, day, state in (("new-01", 3, "finished"), ("old-01", 2, "finished"), ("x-01", 4, "interrupted")):
@@ -271,6 +280,7 @@ def test_a_run_records_the_runs_that_it_uses(tmp_path, monkeypatch):
     assert uses_of(cfg)["dataset.0"] == "outputs/base/default-01"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [(), ("-m", "rl.seed=1,2")], ids=["alone", "sweep"])
 def test_a_stop_starts_no_other_stage(chain, monkeypatch, tmp_path, kind):
 

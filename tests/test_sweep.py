@@ -62,6 +62,7 @@ def test_the_plan_counts_runs_by_what_is_left_to_do(tmp_path, capsys):
     assert text.startswith(str(plan)) and len(text.splitlines()) == 7
 
 
+@pytest.mark.slow
 def test_jobs_share_the_stages_below_what_is_swept():
     tasks = tasks_of(jobs("experiment=toy_rlhf", "ppo.kl_coef=0.1,0.2"))
     assert [task.composed.stage for task in tasks] == ["sft", "reward_model", "ppo", "ppo"]
@@ -106,6 +107,7 @@ def test_a_million_jobs_are_counted_and_not_composed():
     check_size({"a": MOST_JOBS})
 
 
+@pytest.mark.slow
 def test_a_checked_in_sweep_needs_no_flag_and_its_axes_can_be_replaced(capsys):
     text = said(capsys, "sweep=kl_lr", "trainer=dpo", "--dry-run")
     assert "kl_coef 3 x learning_rate 2" in text
@@ -208,6 +210,7 @@ def misbehave(run):
     return finish(run)
 
 
+@pytest.mark.slow
 def test_what_one_job_does_to_its_process_touches_no_other(train_all):
     codes, told, _ = train_all(misbehave, "trainer=sft", "seed=range(0,8)", jobs=2, timeout_seconds=1.0)
     assert [code == 0 for code in codes] == [told.ends[run][0] == "finished" for run in told.ends]
@@ -233,6 +236,7 @@ def test_what_a_job_says_is_in_its_log(train_all, capfd):
     assert "err" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_that_another_process_holds_is_waited_for_and_not_trained_twice(train_all, tmp_path):
     other = open_run(*next((job.cfg, job.overrides) for (job,) in jobs("trainer=sft", "seed=0", "name=sweep")))
     script = (
@@ -261,6 +265,7 @@ def test_a_run_that_another_process_holds_is_waited_for_and_not_trained_twice(tr
         assert codes.count(0) == 2 - (state == "failed")
 
 
+@pytest.mark.slow
 def test_what_builds_on_a_failed_run_is_not_begun(train_all):
     def fail(run):
         run.set_status("failed", cause="no luck")

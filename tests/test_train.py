@@ -86,6 +86,7 @@ def test_a_run_leaves_what_the_design_promises(train):
     assert not list(done.run.model.glob("*.bin"))
 
 
+@pytest.mark.slow
 def test_metrics_are_strict_json(train):
     done = train(*few_rows("trainer=sft", *QUICK))
 
@@ -106,6 +107,7 @@ def test_the_saved_model_loads_elsewhere(train):
     assert tokenizer.chat_template and model.config.vocab_size >= len(tokenizer)
 
 
+@pytest.mark.slow
 def test_a_finished_run_changes_no_byte(train, capsys):
     words = few_rows("trainer=sft", *QUICK)
     before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in _files(train(*words).run.folder)}
@@ -140,6 +142,7 @@ def test_fewer_rows_than_one_step_needs_is_an_error_and_not_zero_steps(train, ca
     assert done.state() == "failed"
 
 
+@pytest.mark.slow
 def test_a_loss_that_only_grows_stops_the_run(train, capsys):
     words = few_rows("trainer=sft", "learning_rate=90", "trainer.args.max_grad_norm=0", "metric=none")
     done = train(*words, "trainer.args.max_steps=20", "trainer.args.logging_steps=1")

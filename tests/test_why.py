@@ -77,6 +77,7 @@ def test_a_node_lists_its_keys(capsys):
     )
 
 
+@pytest.mark.slow
 def test_the_words_of_a_stage_have_the_lines_of_its_experiment(capsys):
     text = why(capsys, "learning_rate", "experiment=toy_rlhf", "ppo.learning_rate=2e-4")
     stages = re.split(r"^stage (\w+)\n", text, flags=re.MULTILINE)[1:]
