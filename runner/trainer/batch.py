@@ -80,14 +80,15 @@ class Rollout:
         """Some rows, at most ``budget`` padded tokens in each batch; each epoch of one mini-batch has the same."""
         key = frozenset(rows)
         if key not in self.dealt:
-            groups = split_by_tokens(rows, self.lengths, budget)
+            groups = split_by_tokens(rows, [length - 1 for length in self.lengths], budget)
             self.dealt[key] = [self.micro_batch(group, device) for group in groups]
         return self.dealt[key]
 
     def micro_batch(self, rows: Sequence[int], device: torch.device) -> MicroBatch:
-        """The rows padded on the right, and where their response tokens are."""
-        width, spread = max(len(self.sequences[row]) for row in rows), self.mask_BR.shape[1]
-        input_ids = [self.sequences[row] + [0] * (width - len(self.sequences[row])) for row in rows]
+        """The rows padded on the right, and where their response tokens are; nothing is asked of the last token."""
+        read, spread = [self.sequences[row][:-1] for row in rows], self.mask_BR.shape[1]
+        width = max(map(len, read))
+        input_ids = [ids + [0] * (width - len(ids)) for ids in read]
         positions, targets, places = [], [], []
         for index, row in enumerate(rows):
             before, count = self.prompts[row], self.responses[row]
