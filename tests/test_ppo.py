@@ -243,9 +243,10 @@ def test_padding_and_what_was_drawn_after_the_end_count_for_nothing(tmp_path):
     assert (other != noise).any()
     assert trainer.roll_out(inputs, other)[0].sequences == rollout.sequences
     batch = rollout.micro_batch(range(8), torch.device("cpu"))
+    assert batch.input_ids.shape[1] == max(rollout.lengths) - 1  # nothing is asked of the state behind the last token
     before = trainer.actor_critic(*batch.asked)
     for row, length in enumerate(rollout.lengths):
-        batch.input_ids[row, length:] = 5
+        batch.input_ids[row, length - 1 :] = 5
     for one, two in zip(before, trainer.actor_critic(*batch.asked), strict=True):
         assert torch.equal(one, two)
 

@@ -11,6 +11,7 @@ run: python tests/benchmark/ppo_sides.py TRAINING.json RESULT.json   (the script
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -18,11 +19,13 @@ import multiprocessing
 import os
 import random
 import resource
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -224,8 +227,8 @@ def write_apart(writer: Callable[..., None], folder: Path, *args: Any) -> None:
         sys.exit(f"writing the models ended with {process.exitcode}")
 
 
-def run_apart(training: Training) -> Result:
-    """Train in a process of its own, in the environment of its side."""
+def run_apart(training: Training, baton: socket.socket | None = None) -> Result:
+    """Train in a process of its own, in the environment of its side; with a baton, in turn with the other's holder."""
     python = trl_python() if training.side == "trl" else sys.executable
     threads = {"OMP_NUM_THREADS": "1"} if training.device == "cpu" else {}
     settings = os.environ | threads | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -237,27 +240,36 @@ def run_apart(training: Training) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         task, result, log = (Path(folder) / name for name in ("training.json", "result.json", "log.txt"))
         task.write_text(json.dumps(asdict(training)))
+        held = [] if baton is None else [baton.fileno()]
+        command = [str(python), __file__, str(task), str(result), *map(str, held)]
         with log.open("w") as output:
-            command = [str(python), __file__, str(task), str(result)]
-            done = subprocess.run(command, cwd=folder, env=settings, stdout=output, stderr=output)
-        if done.returncode:
-            sys.exit(f"{training}\nended with {done.returncode}:\n{log.read_text()[-4000:]}")
+            process = subprocess.Popen(command, cwd=folder, env=settings, stdout=output, stderr=output, pass_fds=held)
+        if baton is not None:
+            baton.close()  # only the process holds it now: its end shows on the other side
+        if code := process.wait():
+            sys.exit(f"{training}\nended with {code}:\n{log.read_text()[-4000:]}")
         return Result(**json.loads(result.read_text()))
 
 
 def run_both(training: Training, repeats: int) -> dict[str, list[Result]]:
-    """Train on both sides in turn: ours, TRL, ours, TRL, ... Each repeat draws with another seed."""
+    """Train on both sides at once, one update of ours, one of TRL's, ...; each repeat draws with another seed.
+
+    A machine that is slow for a minute is slow for both.
+    """
     results: dict[str, list[Result]] = {"ours": [], "trl": []}
+    trl_python()  # made once, before the two threads want it
     for repeat in range(repeats):
-        for side, done in results.items():
-            done.append(run_apart(replace(training, side=side, seed=training.seed + repeat)))
+        asked = [replace(training, side=side, seed=training.seed + repeat) for side in results]
+        with ThreadPoolExecutor() as pool:
+            for done, result in zip(results.values(), pool.map(run_apart, asked, socket.socketpair()), strict=True):
+                done.append(result)
     return results
 
 
 # ---- one training, seen from its process -------------------------------------------------------
 
 
-def measure(training: Training) -> Result:
+def measure(training: Training, baton: socket.socket | None = None) -> Result:
     """Build the trainer, train, and say what it took."""
     import torch
     from transformers import set_seed
@@ -266,8 +278,10 @@ def measure(training: Training) -> Result:
         torch.set_num_threads(1)
     set_seed(training.seed)  # TRL's trainer seeds only a part of what it draws from
     build = {"ours": prepare_ours, "trl": prepare_trl}[training.side](training)
-    ends, before, code = build_clock(), resident_bytes(), code_bytes()
+    ends, before, code = build_clock(baton), resident_bytes(), code_bytes()
     trainer = build(callbacks=[ends])
+    if baton is not None and training.side == "trl":  # ours begins
+        baton.recv(1)
     started = time.process_time()
     trainer.train()
     seconds = time.process_time() - started
@@ -297,8 +311,8 @@ def peak_resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def build_clock() -> Any:
-    """A callback that notes when each update ended."""
+def build_clock(baton: socket.socket | None) -> Any:
+    """A callback that notes when each update ended, and then lets the other side have its turn."""
     from transformers import TrainerCallback
 
     class Clock(TrainerCallback):
@@ -307,6 +321,10 @@ def build_clock() -> Any:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.times.append(time.perf_counter())
+            if baton is not None:
+                with contextlib.suppress(ConnectionError):  # the other side has ended
+                    baton.sendall(b".")
+                    baton.recv(1)
 
     return Clock()
 
@@ -468,5 +486,7 @@ def build_share_module(targets: int, response_length: int) -> torch.nn.Module:
 
 
 if __name__ == "__main__":
-    task, result = map(Path, sys.argv[1:])
-    result.write_text(json.dumps(asdict(measure(Training(**json.loads(task.read_text()))))))
+    task, result, *held = sys.argv[1:]
+    asked = Training(**json.loads(Path(task).read_text()))
+    baton = socket.socket(fileno=int(held[0])) if held else None
+    Path(result).write_text(json.dumps(asdict(measure(asked, baton))))

@@ -2,9 +2,10 @@
 
 Both sides load the same models (GPT-NeoX, random seeded weights) and the same prompts, take the same
 number of updates of the same batch with 4 epochs each, and use one thread. Each training is a process
-of its own, ours and TRL in turn. Seconds are process CPU seconds over ``trainer.train()``, so a busy
-machine disturbs them little; memory is the peak above what the process held before it loaded the models,
-without the pages of library code that it read in meanwhile (37 MB on either side).
+of its own, and the two take turns, update by update. Seconds are process CPU seconds over
+``trainer.train()``, so a busy machine disturbs them little; memory is the peak above what the process
+held before it loaded the models, without the pages of library code that it read in meanwhile (37 MB on
+either side).
 TRL runs in an environment of its own, made at first use (``ppo_sides.trl_python``).
 
 run: python tests/benchmark/ppo_speed.py                  every shape, full fine-tuning, a critic model
