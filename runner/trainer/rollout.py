@@ -66,6 +66,7 @@ def build_engine(name: str, policy: PreTrainedModel | PeftModel, vllm_server_bas
 # --- Own loop -----------------------------------------------------------------------------------
 
 
+@torch.no_grad()
 def sample_by_loop(
     policy: PreTrainedModel | PeftModel, prompts: Sequence[Sequence[int]], how: Sampling, noise_BR: Tensor
 ) -> Samples:
@@ -76,19 +77,12 @@ def sample_by_loop(
     tokens: list[Any] = [None] * len(prompts)
     logprobs: list[Any] = [None] * len(prompts)
     order = sorted(range(len(prompts)), key=lambda row: -len(prompts[row]))
-    model = _without_wrapper(policy)
-    with _without_gradients(model):
-        for start in range(0, len(order), how.rows):
-            rows = order[start : start + how.rows]
-            batch = _sample_batch(model, [prompts[row] for row in rows], how, noise_BR[rows])
-            for row, ids, values in zip(rows, *batch, strict=True):
-                tokens[row], logprobs[row] = ids, values
+    for start in range(0, len(order), how.rows):
+        rows = order[start : start + how.rows]
+        batch = _sample_batch(_without_wrapper(policy), [prompts[row] for row in rows], how, noise_BR[rows])
+        for row, ids, values in zip(rows, *batch, strict=True):
+            tokens[row], logprobs[row] = ids, values
     return Samples(tokens, logprobs)
-
-
-def _without_gradients(model: PreTrainedModel) -> contextlib.AbstractContextManager[Any]:
-    """The cheapest mode for many small passes; quantised weights may be packed anew in a pass, and then trained on."""
-    return torch.no_grad() if getattr(model, "is_quantized", False) else torch.inference_mode()
 
 
 def _sample_batch(
