@@ -44,8 +44,6 @@ TEXT = "Anna saw a dog at the park."
 PREFERENCES = [
     {"prompt": post, "chosen": f" {good}", "rejected": f" {poor}"} for post, good, poor in map(tell_story, range(4))
 ]
-OFTEN = ("none", "freeze", "pattern", "lora", "lora_embeddings", "qlora", "dora", "ia3", "prompt")
-QUICK_OPTIONS = [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.slow) for name in OPTIONS]
 
 
 # --- What is trained, and with what -------------------------------------------------------------
@@ -185,7 +183,7 @@ def answer(model, path: Path) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", QUICK_OPTIONS)
+@pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_starts_at_its_reference_and_loads_again(option, folder, tmp_path):
     model, config, quantization = put_on(option, folder)
     start = answer(load(folder, quantization_config=quantization), folder)

@@ -504,7 +504,7 @@ def test_bf16_is_honoured(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parts", [slow(1), 4])
+@pytest.mark.parametrize("parts", [1, 4])
 def test_every_mini_batch_of_every_epoch_is_a_clipped_step(tmp_path, parts):
     # 20 rows: the third update is the first of a new pass over the data.
     trainer = letter_trainer(

@@ -112,6 +112,28 @@ def test_prompts_are_read_with_their_like_a_number_of_tokens_at_a_time(kind, exp
     assert read[: len(expected)] == expected
 
 
+class Caching(torch.nn.Module):
+    """A module that makes a table in its first pass and keeps it, as models do with the angles of positions."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.table = inner, None
+
+    def forward(self, *args):
+        self.table = torch.ones(1) if self.table is None else self.table
+        return self.inner(*args) * self.table
+
+
+@pytest.mark.parametrize("engine", ["loop", "generate"])
+def test_what_a_model_keeps_of_sampling_can_be_trained_on(engine):
+    model = letter_model()
+    model.base_model.norm = Caching(model.base_model.norm)
+    ENGINES[engine](model, PROMPTS, Sampling(3), noise(4, 3))
+    assert model.base_model.norm.table is not None
+    model(torch.tensor([PROMPTS[0]])).logits.sum().backward()
+    assert model.base_model.norm.inner.weight.grad is not None
+
+
 def assert_same(one, other):
     assert [row.tolist() for row in one.tokens] == [row.tolist() for row in other.tokens]
     assert torch.allclose(torch.cat(one.logprobs), torch.cat(other.logprobs), atol=1e-5)

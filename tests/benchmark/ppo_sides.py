@@ -6,7 +6,7 @@ one training is measured. Left out on purpose: what is compared and how it is sh
 script's own; and any training that both sides share a process for, because memory that one has
 freed would be free for the other.
 
-run: python tests/benchmark/ppo_sides.py TRAINING.json RESULT.json   (the scripts do it)
+run: python tests/benchmark/ppo_sides.py TRAINING.json RESULT.json [SOCKET]   (the scripts do it)
 """
 
 from __future__ import annotations
