@@ -487,6 +487,27 @@ def test_activation_checkpointing_is_honoured_and_changes_nothing(tmp_path, case
     assert farthest(plain, weights(trainer)) < 1e-5
 
 
+@pytest.mark.parametrize("bf16", [False, True])
+def test_no_kernel_is_compiled_for_each_shape_in_float32(tmp_path, capfd, bf16):
+    seen = []
+
+    def earned(completions, **_):
+        seen.append(torch.backends.mkldnn.enabled)
+        return [0.0] * len(completions)
+
+    trainer = letter_trainer(
+        tmp_path, model=letter_model("gpt_neox"), reward_funcs=earned, eval_dataset=letter_rows(2), bf16=bf16
+    )
+    with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
+        trainer.train()
+        trainer.evaluate()
+        compiled = capfd.readouterr().out
+        torch.nn.functional.gelu(torch.ones(3, 5))
+    assert seen == [bf16] * 3  # where bf16 needs them
+    assert bf16 or "gelu" not in compiled
+    assert "gelu" in capfd.readouterr().out  # else the line before proves nothing
+
+
 @pytest.mark.slow
 def test_bf16_is_honoured(tmp_path):
     seen = []

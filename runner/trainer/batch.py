@@ -5,7 +5,8 @@ Letters at the end of a tensor's name are its shape: B rows, T tokens, R respons
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -39,6 +40,21 @@ def split_by_tokens(rows: Sequence[int], lengths: Sequence[int], budget: int) ->
         groups.insert(0, ordered[firsts[end] : end])
         end = firsts[end]
     return groups
+
+
+@contextlib.contextmanager
+def without_onednn() -> Iterator[None]:
+    """Within it float32 on a CPU runs on PyTorch's own kernels.
+
+    oneDNN compiles one for each shape that it meets, 0.3 ms and 24 kB, and keeps a thousand. Batches of unlike rows
+    hardly ever have a shape twice, and what it keeps lies between the activations, which then need new room: measured,
+    a quarter to a half of the peak memory of PPO on small models.
+    """
+    asked, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = asked
 
 
 def pad_left(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:

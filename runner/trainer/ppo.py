@@ -44,7 +44,7 @@ from transformers.trainer_utils import EvalLoopOutput, get_last_checkpoint
 from runner.errors import ConfigError, Fault
 from runner.files import replace_rows, write_json
 from runner.trainer.actor_critic import ActorCritic, TokenLogProbs, build_actor_critic, build_reference
-from runner.trainer.batch import TOKENS_PER_PASS, MicroBatch, Rollout
+from runner.trainer.batch import TOKENS_PER_PASS, MicroBatch, Rollout, without_onednn
 from runner.trainer.prompt import check_rows, find_stop_ids, to_prompt_ids
 from runner.trainer.rollout import Sampling, build_engine
 from runner.trainer.score import Completions, Reward, Rewards, Scores
@@ -564,8 +564,15 @@ class PPOTrainer(Trainer):
         """Whether the log-probabilities of sampling serve as the old ones: float32 ones equal those of the update."""
         if logprobs is None or self.args.old_logprobs == "recompute":
             return False
-        exact = not (self.args.bf16 or self.args.fp16) and self.actor_critic.policy.dtype == torch.float32
-        return self.args.old_logprobs == "sampled" or exact
+        return self.args.old_logprobs == "sampled" or self._in_float32()
+
+    def _in_float32(self) -> bool:
+        return not (self.args.bf16 or self.args.fp16) and self.actor_critic.policy.dtype == torch.float32
+
+    def _kernels(self) -> contextlib.AbstractContextManager[None]:
+        """Within it models run on kernels that suit shapes which never come again."""
+        plain = self.args.device.type == "cpu" and self._in_float32()
+        return without_onednn() if plain else contextlib.nullcontext()
 
     def _score(self, completions: Completions) -> tuple[Scores, Tensor]:
         """What the completions earned, and what each loses because it was cut off [B]."""
@@ -695,7 +702,8 @@ class PPOTrainer(Trainer):
         columns: dict[str, list[Tensor]] = defaultdict(list)
         table: list[dict[str, Any]] = []
         for index, inputs in enumerate(dataloader):
-            found, rows = self._sample_held_out(inputs, index, metric_key_prefix)
+            with self._kernels():
+                found, rows = self._sample_held_out(inputs, index, metric_key_prefix)
             table += rows
             for name, values_B in self.accelerator.gather_for_metrics(found).items():
                 columns[name].append(values_B)
@@ -769,7 +777,8 @@ class PPOTrainer(Trainer):
             path = get_last_checkpoint(self.args.output_dir)
         if path:
             self.memory = Memory(**json.loads((Path(path) / "ppo_state.json").read_text(encoding="utf-8")))
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+        with self._kernels():
+            return super().train(resume_from_checkpoint, *args, **kwargs)
 
 
 # --- What the trainer is made of ----------------------------------------------------------------

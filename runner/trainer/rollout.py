@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from peft import PeftModel
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
@@ -129,20 +128,21 @@ def _read(model: PreTrainedModel, prompts: list[Sequence[int]]) -> tuple[Tensor,
     lengths, width = list(map(len, prompts)), mask.shape[1]
     whole = _roomy(DynamicCache(config=model.config))
     plain = bool(whole.layers) and all(isinstance(layer, RoomyLayer) for layer in whole.layers)
-    apart, everyone = plain and model.device.type == "cpu", range(len(prompts))
+    groups = [range(len(prompts))]
+    if plain and model.device.type == "cpu":
+        groups = split_by_tokens(groups[0], lengths, TOKENS_PER_PASS)
     logits, caches = [], []
-    for rows in split_by_tokens(everyone, lengths, TOKENS_PER_PASS) if apart else [everyone]:
-        cache = _roomy(DynamicCache(config=model.config))
+    for rows in groups:
+        cache = whole if len(groups) == 1 else DynamicCache(config=model.config)
         group = slice(rows[0], rows[-1] + 1), slice(width - lengths[rows[0]], width)
         ids_BP, mask_BP = input_ids[group], mask[group]
         position_ids = (mask_BP.cumsum(1) - 1).clamp(min=0)
         logits.append(_ahead(model, cache, ids_BP, None if mask_BP.all() else mask_BP, position_ids))
         caches.append(cache)
-    if len(caches) > 1:
+    if len(groups) > 1:
         for layer in whole.layers:
             layer.join([cache.layers.pop(0) for cache in caches])
-        caches = [whole]
-    return torch.cat(logits), caches[0], mask
+    return torch.cat(logits), whole, mask
 
 
 def _ahead(
@@ -204,9 +204,14 @@ class RoomyLayer(DynamicLayer):
 
     def join(self, parts: Sequence[DynamicLayer]) -> None:
         """Take in the states of other rows, one part after the other, their last tokens side by side."""
-        width = max(part.get_seq_length() for part in parts)
+        self.lazy_initialization(parts[0].keys, parts[0].values)
+        rows, width = sum(len(part.keys) for part in parts), max(part.get_seq_length() for part in parts)
         given = [part.keys for part in parts], [part.values for part in parts]
-        self.update(*(torch.cat([pad(each, (0, 0, width - each.shape[-2], 0)) for each in states]) for states in given))
+        self.rooms = [one.new_zeros(rows, one.shape[1], width + self.ROOM, one.shape[3]) for one, *_ in given]
+        for room, states in zip(self.rooms, given, strict=True):
+            for place, one in zip(room.split(list(map(len, states))), states, strict=True):
+                place[:, :, width - one.shape[2] : width] = one
+        self._show(width)
 
     def _move(self, given: Sequence[Tensor], count: int, size: int) -> None:
         old, self.rooms = self.rooms, [states.new_empty(*states.shape[:-2], size, states.shape[-1]) for states in given]
