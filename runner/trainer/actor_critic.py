@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from runner.errors import ConfigError, Fault
+from runner.trainer.padding_free import arguments_of, try_row_by_row
 
 CRITIC = "critic"
 REFERENCE = "reference"
@@ -46,8 +47,14 @@ class States:
         if mlp is None or not self._narrow_well(mlp):
             logger.info("%s: the MLP of the last layer is worked out for every token", type(trunk).__name__)
 
-    def __call__(self, input_ids_BT: Tensor, positions_N: Tensor, **kwargs: Any) -> Tensor:
-        """States [N, H] of right-padded rows; causal attention, which looks back, needs no mask among ``kwargs``."""
+    def __call__(
+        self, input_ids_BT: Tensor, positions_N: Tensor, row_lengths: Sequence[int] | None = None, **kwargs: Any
+    ) -> Tensor:
+        """States [N, H] of right-padded rows; causal attention, which looks back, needs no mask among ``kwargs``.
+
+        With ``row_lengths`` they are those of rows that lie end to end in one line.
+        """
+        kwargs |= arguments_of(row_lengths, input_ids_BT.device) if row_lengths else {}
         with self.reading(positions_N, input_ids_BT.shape):
             return last_hidden_BTH(self.trunk, input_ids_BT, **kwargs).flatten(0, 1).index_select(0, positions_N)
 
@@ -134,10 +141,17 @@ class TokenLogProbs:
         pairs = zip(hidden_NH.split(rows), targets_N.split(rows), strict=True)
         return torch.cat([compute(hidden, targets, temperature) for hidden, targets in pairs])
 
-    def __call__(self, input_ids_BT: Tensor, positions_N: Tensor, targets_N: Tensor, temperature: float) -> Tensor:
+    def __call__(
+        self,
+        input_ids_BT: Tensor,
+        positions_N: Tensor,
+        targets_N: Tensor,
+        temperature: float,
+        row_lengths: Sequence[int] | None = None,
+    ) -> Tensor:
         """float32 log-probabilities of the targets, each seen from the position before it."""
         if self.is_plain:
-            return self.of_hidden(self.states(input_ids_BT, positions_N), targets_N, temperature)
+            return self.of_hidden(self.states(input_ids_BT, positions_N, row_lengths), targets_N, temperature)
         logits_NV = self.model(input_ids=input_ids_BT, use_cache=False).logits.flatten(0, 1)[positions_N]
         return _gather(logits_NV, targets_N, temperature)
 
@@ -193,6 +207,11 @@ class ActorCritic(nn.Module):
         self.backbone = TokenLogProbs(policy)
         self.value_states = None if value_model is None else States(value_model.base_model)
 
+    def try_row_by_row(self) -> bool:
+        """Have policy and critic take rows that lie end to end, if both can."""
+        trunks = [self.backbone.trunk] + ([self.value_model.base_model] if self.value_model is not None else [])
+        return self.backbone.is_plain and all(map(try_row_by_row, trunks))
+
     @property
     def config(self) -> Any:
         return self.policy.config
@@ -202,26 +221,34 @@ class ActorCritic(nn.Module):
         return self.policy.device
 
     def forward(
-        self, input_ids: Tensor, positions: Tensor, targets: Tensor, temperature: float = 1.0
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        targets: Tensor,
+        temperature: float = 1.0,
+        row_lengths: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and values, float32 [N]; ``positions`` are flat indices of the states before the tokens."""
+        """Log-probabilities and values, float32 [N]; ``positions`` are flat indices of the states before the tokens.
+
+        Rows are padded on the right, or lie end to end in one line if their lengths are given.
+        """
         if self.critic == "head" and self.backbone.is_plain:
-            hidden_NH = self.backbone.states(input_ids, positions)
+            hidden_NH = self.backbone.states(input_ids, positions, row_lengths)
             return self.backbone.of_hidden(hidden_NH, targets, temperature), self._of_head(hidden_NH)
-        values_N = self.values(input_ids, positions)
-        return self.logprobs(input_ids, positions, targets, temperature), values_N
+        values_N = self.values(input_ids, positions, row_lengths)
+        return self.logprobs(input_ids, positions, targets, temperature, row_lengths), values_N
 
     def logprobs(self, *batch: Any) -> Tensor:
         """What the policy gives to the tokens, float32 [N]; arguments as those of ``forward``."""
         with self.adapter(None):
             return self.backbone(*batch)
 
-    def values(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """The critic's values of the states at flat positions, float32 [N]."""
+    def values(self, *batch: Any) -> Tensor:
+        """The critic's values of the states at flat positions, float32 [N]; arguments as those of ``States``."""
         if self.value_model is not None:
-            return self.value_model.score(self.value_states(input_ids, positions)).squeeze(-1).float()
+            return self.value_model.score(self.value_states(*batch)).squeeze(-1).float()
         with self.adapter(CRITIC if self.critic == "adapter" else None):
-            return self._of_head(self.backbone.states(input_ids, positions))
+            return self._of_head(self.backbone.states(*batch))
 
     def reference_logprobs(self, *batch: Any) -> Tensor:
         """What the start model gives to the tokens: the backbone without the adapter, or with that of the start."""

@@ -6,13 +6,15 @@ Letters at the end of a tensor's name are its shape: B rows, T tokens, R respons
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-TOKENS_PER_PASS = 512  # padded; take the least time, measured on CPU
+TOKENS_PER_PASS = 640  # with more, hardly any time is gained for the memory; measured on CPU
 PASS = 128  # padded tokens that cost about as much as what every pass costs beside them; measured on CPU
 
 
@@ -39,6 +41,23 @@ def split_by_tokens(rows: Sequence[int], lengths: Sequence[int], budget: int) ->
     while end:
         groups.insert(0, ordered[firsts[end] : end])
         end = firsts[end]
+    return groups
+
+
+def fill_by_tokens(rows: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Groups of rows, each at most ``budget`` tokens without padding; a longer row is alone.
+
+    >>> fill_by_tokens([0, 1, 2, 3], lengths=[20, 50, 40, 39], budget=80)
+    [[0, 1], [2, 3]]
+    """
+    groups: list[list[int]] = []
+    room = 0
+    for row in rows:
+        if lengths[row] > room:
+            groups.append([])
+            room = budget
+        groups[-1].append(row)
+        room -= lengths[row]
     return groups
 
 
@@ -92,28 +111,34 @@ class Rollout:
     def lengths(self) -> list[int]:
         return list(map(len, self.sequences))
 
-    def micro_batches(self, rows: Sequence[int], budget: int, device: torch.device) -> list[MicroBatch]:
-        """Some rows, at most ``budget`` padded tokens in each batch; each epoch of one mini-batch has the same."""
+    def micro_batches(
+        self, rows: Sequence[int], budget: int, device: torch.device, *, padding_free: bool = False
+    ) -> list[MicroBatch]:
+        """Some rows, at most ``budget`` tokens in each batch; each epoch of one mini-batch has the same."""
         key = frozenset(rows)
         if key not in self.dealt:
-            groups = split_by_tokens(rows, [length - 1 for length in self.lengths], budget)
-            self.dealt[key] = [self.micro_batch(group, device) for group in groups]
+            split = fill_by_tokens if padding_free else split_by_tokens
+            groups = split(rows, [length - 1 for length in self.lengths], budget)
+            self.dealt[key] = [self.micro_batch(group, device, padding_free=padding_free) for group in groups]
         return self.dealt[key]
 
-    def micro_batch(self, rows: Sequence[int], device: torch.device) -> MicroBatch:
-        """The rows padded on the right, and where their response tokens are; nothing is asked of the last token."""
+    def micro_batch(self, rows: Sequence[int], device: torch.device, *, padding_free: bool = False) -> MicroBatch:
+        """The rows, and where their response tokens are; nothing is asked of the last token.
+
+        They are padded on the right, or lie end to end in one line.
+        """
         read, spread = [self.sequences[row][:-1] for row in rows], self.mask_BR.shape[1]
         width = max(map(len, read))
-        input_ids = [ids + [0] * (width - len(ids)) for ids in read]
-        positions, targets, places = [], [], []
-        for index, row in enumerate(rows):
+        input_ids = [list(itertools.chain(*read))] if padding_free else [ids + [0] * (width - len(ids)) for ids in read]
+        positions, targets, places, begin = [], [], [], 0
+        for row, ids in zip(rows, read, strict=True):
             before, count = self.prompts[row], self.responses[row]
-            positions += range(index * width + before - 1, index * width + before - 1 + count)
+            positions += range(begin + before - 1, begin + before - 1 + count)
             targets += self.sequences[row][before:]
             places += range(row * spread, row * spread + count)
-        return MicroBatch(
-            rows, *(torch.tensor(part, device=device) for part in (input_ids, positions, targets, places))
-        )
+            begin += len(ids) if padding_free else width
+        tensors = (torch.tensor(part, device=device) for part in (input_ids, positions, targets, places))
+        return MicroBatch(rows, *tensors, row_lengths=list(map(len, read)) if padding_free else None)
 
 
 @dataclass
@@ -121,14 +146,20 @@ class MicroBatch:
     """Rows for one pass through the model."""
 
     rows: Sequence[int]  # of the rollout
-    input_ids: Tensor  # [B, T], padded on the right
+    input_ids: Tensor  # [B, T], padded on the right; or [1, T], end to end
     positions_N: Tensor  # flat index in input_ids of the token before each response token
     targets_N: Tensor  # the response tokens
     places_N: Tensor  # flat index of each response token in a BR tensor
+    row_lengths: list[int] | None = None  # of rows that lie end to end
+
+    def asked(self, temperature: float) -> tuple[Any, ...]:
+        """What a log-probability is asked with."""
+        return self.input_ids, self.positions_N, self.targets_N, temperature, self.row_lengths
 
     @property
-    def asked(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.input_ids, self.positions_N, self.targets_N
+    def asked_value(self) -> tuple[Any, ...]:
+        """What a value is asked with."""
+        return self.input_ids, self.positions_N, self.row_lengths
 
     def of(self, values_BR: Tensor) -> Tensor:
         """The values of this batch's tokens [N]."""

@@ -45,6 +45,7 @@ from runner.errors import ConfigError, Fault
 from runner.files import replace_rows, write_json
 from runner.trainer.actor_critic import ActorCritic, TokenLogProbs, build_actor_critic, build_reference
 from runner.trainer.batch import TOKENS_PER_PASS, MicroBatch, Rollout, without_onednn
+from runner.trainer.padding_free import try_row_by_row
 from runner.trainer.prompt import check_rows, find_stop_ids, to_prompt_ids
 from runner.trainer.rollout import Sampling, build_engine
 from runner.trainer.score import Completions, Reward, Rewards, Scores
@@ -168,7 +169,7 @@ class PPOConfig(TrainingArguments):
     loss_average: Literal["token", "sequence"] = "token"  # what counts the same: every token, or every completion
     value_warmup_steps: int = 0  # updates of the critic alone at the start
     old_logprobs: Literal["auto", "sampled", "recompute"] = "auto"  # auto: sampled, where that is float32
-    max_tokens_per_micro_batch: int | None = None  # padded; None: 512 on CPU, else per_device_train_batch_size rows
+    max_tokens_per_micro_batch: int | None = None  # None: 640 on CPU, else per_device_train_batch_size rows
 
     # The models.
     sft_model_path: str | None = None  # the policy, where no model is given
@@ -313,6 +314,9 @@ class PPOTrainer(Trainer):
         for reward in self.rewards.rewards:
             _freeze(reward, self.args.device)
         self.ref_logprobs = TokenLogProbs(self.reference) if self.reference is not None else None
+        self.padding_free = self.args.device.type == "cpu" and self.actor_critic.try_row_by_row()
+        if self.ref_logprobs is not None:
+            self.padding_free &= self.ref_logprobs.is_plain and try_row_by_row(self.ref_logprobs.trunk)
 
     @property
     def actor_critic(self) -> ActorCritic:
@@ -390,7 +394,7 @@ class PPOTrainer(Trainer):
         with self.accelerator.autocast():
             for batch in self._micro_batches(rollout, range(len(rollout.sequences))):
                 for logprobs, found_BR in sources.items():
-                    found_BR.view(-1)[batch.places_N] = logprobs(*batch.asked, temperature)
+                    found_BR.view(-1)[batch.places_N] = logprobs(*batch.asked(temperature))
 
     @torch.no_grad()
     def reward_tokens(self, rollout: Rollout, completions: Completions) -> Tensor:
@@ -445,7 +449,7 @@ class PPOTrainer(Trainer):
         for part in (first, [row for row in rows if row not in first]):
             for batch in self._micro_batches(rollout, part):
                 with torch.set_grad_enabled(learns and part is first), self.accelerator.autocast():
-                    values_N = self.actor_critic.values(batch.input_ids, batch.positions_N)
+                    values_N = self.actor_critic.values(*batch.asked_value)
                 old_values_N, width = values_N.detach(), max(rollout.responses[row] for row in batch.rows)
                 rollout.values_BR.view(-1)[batch.places_N] = old_values_N
                 inside = torch.tensor(batch.rows, device=args.device), slice(width)
@@ -477,10 +481,10 @@ class PPOTrainer(Trainer):
             together = actor_critic.critic == "head" or (last and args.world_size > 1)
             with contextlib.nullcontext() if last else self.accelerator.no_sync(model):
                 if together:
-                    logprobs_N, values_N = model(*batch.asked, args.temperature)
+                    logprobs_N, values_N = model(*batch.asked(args.temperature))
                 elif critic:
                     with self.accelerator.autocast():
-                        values_N = actor_critic.values(batch.input_ids, batch.positions_N)
+                        values_N = actor_critic.values(*batch.asked_value)
                 else:
                     values_N = old_values_N
                 value_N = value_losses(values_N, old_values_N, batch.of(rollout.returns_BR), args.cliprange_value)
@@ -490,7 +494,7 @@ class PPOTrainer(Trainer):
                         self._add_gradient(loss)
                     loss, value_N, values_N = 0.0, value_N.detach(), values_N.detach()
                     with self.accelerator.autocast():
-                        logprobs_N = actor_critic.logprobs(*batch.asked, args.temperature)
+                        logprobs_N = actor_critic.logprobs(*batch.asked(args.temperature))
                 log_ratios_N = logprobs_N - batch.of(rollout.logprobs_BR)
                 policy_N = policy_losses(log_ratios_N, batch.of(rollout.advantages_BR), args.cliprange, args.dual_clip)
                 self._add_gradient(loss + (policy_N * weights_N).sum())
@@ -550,10 +554,11 @@ class PPOTrainer(Trainer):
 
     def _micro_batches(self, rollout: Rollout, rows: Sequence[int]) -> list[MicroBatch]:
         """Some rows of a rollout, as many in each pass as the budget of tokens allows."""
-        return rollout.micro_batches(rows, self._budget(rollout), self.args.device)
+        budget, device = self._budget(rollout), self.args.device
+        return rollout.micro_batches(rows, budget, device, padding_free=self.padding_free)
 
     def _budget(self, rollout: Rollout) -> int:
-        """Padded tokens in one pass; rows that are longer go alone."""
+        """Tokens in one pass; rows that are longer go alone."""
         if self.args.max_tokens_per_micro_batch:
             return self.args.max_tokens_per_micro_batch
         if self.args.device.type == "cpu":
