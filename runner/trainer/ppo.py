@@ -314,9 +314,7 @@ class PPOTrainer(Trainer):
         for reward in self.rewards.rewards:
             _freeze(reward, self.args.device)
         self.ref_logprobs = TokenLogProbs(self.reference) if self.reference is not None else None
-        self.padding_free = self.args.device.type == "cpu" and self.actor_critic.try_row_by_row()
-        if self.ref_logprobs is not None:
-            self.padding_free &= self.ref_logprobs.is_plain and try_row_by_row(self.ref_logprobs.trunk)
+        self.padding_free = self._try_padding_free()
 
     @property
     def actor_critic(self) -> ActorCritic:
@@ -551,6 +549,13 @@ class PPOTrainer(Trainer):
         if self.args.loss_average == "token":
             return torch.ones(int(lengths_B.sum()), device=self.args.device)
         return (1 / lengths_B).repeat_interleave(lengths_B)
+
+    def _try_padding_free(self) -> bool:
+        """Have every model of an update take rows that lie end to end, if all can; on a CPU, where it was measured."""
+        if self.args.device.type != "cpu" or not self.actor_critic.try_row_by_row():
+            return False
+        reference = self.ref_logprobs
+        return reference is None or (reference.is_plain and try_row_by_row(reference.trunk))
 
     def _micro_batches(self, rollout: Rollout, rows: Sequence[int]) -> list[MicroBatch]:
         """Some rows of a rollout, as many in each pass as the budget of tokens allows."""
