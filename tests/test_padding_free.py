@@ -9,7 +9,7 @@ from tiny_ppo import farthest, letter_model, letter_trainer, lora, weights
 
 from runner.trainer.actor_critic import States
 from runner.trainer.batch import fill_by_tokens
-from runner.trainer.padding_free import ROW_BY_ROW, try_row_by_row
+from runner.trainer.padding_free import ROW_BY_ROW
 
 ROWS = [[3, 1, 4, 1, 5, 9, 2], [6], [5, 3, 5, 8, 9]]
 LENGTHS = list(map(len, ROWS))
@@ -28,7 +28,7 @@ def test_rows_end_to_end_are_as_they_are_alone(kind):
     trunk = letter_model(kind).base_model
     states = States(trunk)
     alone = [read(states, [row]) for row in ROWS]
-    assert try_row_by_row(trunk)
+    assert states.try_row_by_row()
     together, gradient = read(states, [list(itertools.chain(*ROWS))], row_lengths=LENGTHS)
     assert torch.allclose(together, torch.cat([found for found, _ in alone]), atol=1e-5)
     for name, found in gradient.items():
@@ -41,7 +41,7 @@ def test_padded_rows_are_read_as_before(kind):
     before = trunk(torch.tensor(ROWS[:1])).last_hidden_state
     mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1]])
     masked = trunk(torch.tensor(ROWS[:1]), attention_mask=mask).last_hidden_state
-    assert try_row_by_row(trunk) and trunk.config._attn_implementation == ROW_BY_ROW
+    assert States(trunk).try_row_by_row() and trunk.config._attn_implementation == ROW_BY_ROW
     assert torch.equal(trunk(torch.tensor(ROWS[:1])).last_hidden_state, before)
     assert torch.equal(trunk(torch.tensor(ROWS[:1]), attention_mask=mask).last_hidden_state, masked)
 
@@ -53,14 +53,14 @@ def test_padded_rows_are_read_as_before(kind):
 def test_a_model_that_cannot_is_padded(kind, changes):
     trunk = letter_model(kind, **changes).base_model
     before = trunk.config._attn_implementation
-    assert not try_row_by_row(trunk)
+    assert not States(trunk).try_row_by_row()
     assert trunk.config._attn_implementation == before
 
 
 def test_a_model_that_does_not_hand_on_where_rows_end_is_padded():
     trunk = letter_model(spread=0.02).base_model  # random weights so small that rows hardly see each other
     trunk.register_forward_pre_hook(lambda _, __, asked: asked.pop("row_lengths", None) and None, with_kwargs=True)
-    assert not try_row_by_row(trunk)
+    assert not States(trunk).try_row_by_row()
     assert trunk.config._attn_implementation == "sdpa"
 
 

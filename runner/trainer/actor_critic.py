@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from runner.errors import ConfigError, Fault
-from runner.trainer.padding_free import arguments_of, try_row_by_row
+from runner.trainer.padding_free import ROW_BY_ROW, arguments_of, could_attend_row_by_row
 
 CRITIC = "critic"
 REFERENCE = "reference"
@@ -70,6 +70,23 @@ class States:
     def again(self) -> contextlib.AbstractContextManager[None]:
         """What holds now, for a layer that is computed a second time."""
         return self.reading(*(self.read or ()))
+
+    @torch.no_grad()
+    def try_row_by_row(self) -> bool:
+        """Have the model attend row by row, if rows that lie end to end then have the states that they have alone."""
+        if not could_attend_row_by_row(self.trunk):
+            return False
+        lengths, before = [3, 2], self.trunk.config.get_text_config()._attn_implementation
+        ids_1T = torch.arange(sum(lengths), device=self.trunk.device).unsqueeze(0)
+        with _in_evaluation(self.trunk):
+            alone_NH = torch.cat([last_hidden_BTH(self.trunk, row)[0] for row in ids_1T.split(lengths, dim=1)])
+            self.trunk.set_attn_implementation(ROW_BY_ROW)
+            together_NH = self(ids_1T, ids_1T[0], lengths)
+        rounding = min(1e-2, 100 * torch.finfo(together_NH.dtype).eps) * float(together_NH.abs().max())
+        same = torch.allclose(together_NH, alone_NH, rtol=0, atol=rounding)
+        if not same:
+            self.trunk.set_attn_implementation(before)
+        return same
 
     def _narrow(self, mlp: nn.Module, args: tuple[Tensor]) -> Tensor | None:
         return None if self.read is None else args[0].flatten(0, 1).index_select(0, self.read[0]).unsqueeze(0)
@@ -155,6 +172,10 @@ class TokenLogProbs:
         logits_NV = self.model(input_ids=input_ids_BT, use_cache=False).logits.flatten(0, 1)[positions_N]
         return _gather(logits_NV, targets_N, temperature)
 
+    def try_row_by_row(self) -> bool:
+        """Have the model take rows that lie end to end, if it can."""
+        return self.is_plain and self.states.try_row_by_row()
+
     def _of_chunk(self, hidden_NH: Tensor, targets_N: Tensor, temperature: float) -> Tensor:
         return _gather(self.head(hidden_NH), targets_N, temperature)
 
@@ -209,8 +230,7 @@ class ActorCritic(nn.Module):
 
     def try_row_by_row(self) -> bool:
         """Have policy and critic take rows that lie end to end, if both can."""
-        trunks = [self.backbone.trunk] + ([self.value_model.base_model] if self.value_model is not None else [])
-        return self.backbone.is_plain and all(map(try_row_by_row, trunks))
+        return self.backbone.try_row_by_row() and (self.value_states is None or self.value_states.try_row_by_row())
 
     @property
     def config(self) -> Any:

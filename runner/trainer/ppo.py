@@ -45,7 +45,6 @@ from runner.errors import ConfigError, Fault
 from runner.files import replace_rows, write_json
 from runner.trainer.actor_critic import ActorCritic, TokenLogProbs, build_actor_critic, build_reference
 from runner.trainer.batch import TOKENS_PER_PASS, MicroBatch, Rollout, without_onednn
-from runner.trainer.padding_free import try_row_by_row
 from runner.trainer.prompt import check_rows, find_stop_ids, to_prompt_ids
 from runner.trainer.rollout import Sampling, build_engine
 from runner.trainer.score import Completions, Reward, Rewards, Scores
@@ -554,8 +553,7 @@ class PPOTrainer(Trainer):
         """Have every model of an update take rows that lie end to end, if all can; on a CPU, where it was measured."""
         if self.args.device.type != "cpu" or not self.actor_critic.try_row_by_row():
             return False
-        reference = self.ref_logprobs
-        return reference is None or (reference.is_plain and try_row_by_row(reference.trunk))
+        return self.ref_logprobs is None or self.ref_logprobs.try_row_by_row()
 
     def _micro_batches(self, rollout: Rollout, rows: Sequence[int]) -> list[MicroBatch]:
         """Some rows of a rollout, as many in each pass as the budget of tokens allows."""
