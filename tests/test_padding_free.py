@@ -90,7 +90,12 @@ def test_what_is_saved_knows_nothing_of_it(tmp_path):
         assert json.loads(path.read_text())["model_type"] == "llama"
 
 
-def test_groups_are_filled_up_to_the_budget():
+def test_groups_are_few_and_about_equally_long():
     lengths = [20, 50, 40, 39, 90, 10]
-    assert fill_by_tokens(range(6), lengths, budget=80) == [[0, 1], [2, 3], [4], [5]]
+    assert fill_by_tokens(range(6), lengths, budget=80) == [[4], [1], [2, 5], [3, 0]]
     assert fill_by_tokens([], lengths, budget=80) == []
+    many = [(7 * row) % 120 + 8 for row in range(40)]
+    groups = fill_by_tokens(range(40), many, budget=640)
+    sizes = [sum(many[row] for row in group) for group in groups]
+    assert sorted(itertools.chain(*groups)) == list(range(40))
+    assert len(groups) == -(-sum(many) // 640) and max(sizes) <= 640 and max(sizes) - min(sizes) <= 8

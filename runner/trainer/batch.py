@@ -6,7 +6,9 @@ Letters at the end of a tensor's name are its shape: B rows, T tokens, R respons
 from __future__ import annotations
 
 import contextlib
+import heapq
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,20 +47,21 @@ def split_by_tokens(rows: Sequence[int], lengths: Sequence[int], budget: int) ->
 
 
 def fill_by_tokens(rows: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Groups of rows, each at most ``budget`` tokens without padding; a longer row is alone.
+    """Few groups of rows, about equally long and each at most ``budget`` tokens without padding; a longer row is alone.
 
     >>> fill_by_tokens([0, 1, 2, 3], lengths=[20, 50, 40, 39], budget=80)
-    [[0, 1], [2, 3]]
+    [[1, 0], [2, 3]]
     """
-    groups: list[list[int]] = []
-    room = 0
-    for row in rows:
-        if lengths[row] > room:
-            groups.append([])
-            room = budget
-        groups[-1].append(row)
-        room -= lengths[row]
-    return groups
+    ordered = sorted(rows, key=lambda row: -lengths[row])
+    count = math.ceil(sum(lengths[row] for row in rows) / budget)
+    while True:
+        groups: list[tuple[int, int, list[int]]] = [(0, place, []) for place in range(count)]
+        for row in ordered:
+            size, place, group = groups[0]  # the shortest
+            heapq.heapreplace(groups, (size + lengths[row], place, [*group, row]))
+        if all(size <= budget or len(group) == 1 for size, _, group in groups):
+            return [group for _, _, group in sorted(groups, key=lambda group: group[1]) if group]
+        count += 1
 
 
 @contextlib.contextmanager

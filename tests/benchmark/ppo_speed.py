@@ -52,7 +52,7 @@ class Shape:
 SHAPES = {
     "stops": Shape((8, 64), 64, stops=True, updates=16),
     "stops_long": Shape((8, 64), 128, stops=True, vocabulary=8192, updates=4),
-    "stops_wide": Shape((8, 64), 64, stops=True, vocabulary=8192, hidden=256, layers=6, updates=4),
+    "stops_wide": Shape((8, 64), 64, stops=True, vocabulary=8192, hidden=256, layers=6),
     "tldr": Shape((200, 512), 53, stops=False, vocabulary=32000, hidden=256, batch=16, micro_batch=4, updates=2),
     "tldr_stops": Shape((200, 512), 53, stops=True, vocabulary=32000, hidden=256, batch=16, micro_batch=4, updates=2),
     "no_stops": Shape((8, 64), 64, stops=False),
