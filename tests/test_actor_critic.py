@@ -153,6 +153,32 @@ def test_an_mlp_of_another_kind_is_left_alone(unlike):
     assert torch.equal(States(trunk)(IDS, POSITIONS), expected)
 
 
+class Failing(Neighbours):
+    """An MLP that cannot work on fewer tokens than there are."""
+
+    def forward(self, hidden_BTH):
+        if hidden_BTH.shape[1] < 4:
+            raise RuntimeError("too few tokens")
+        return self.mlp(hidden_BTH)
+
+
+def test_a_model_that_raises_is_left_as_it_was():
+    trunk = letter_model().base_model.train()
+    trunk.layers[-1].mlp = mlp = Failing(trunk.layers[-1].mlp)
+    with pytest.raises(RuntimeError, match="too few tokens"):
+        States(trunk)
+    assert trunk.training and not mlp._forward_hooks and not mlp._forward_pre_hooks
+
+
+def test_a_model_that_cannot_attend_row_by_row_keeps_its_attention(monkeypatch):
+    states = States(letter_model().base_model.train())
+    before = states.trunk.config._attn_implementation
+    monkeypatch.setattr(actor_critic, "arguments_of", None)
+    with pytest.raises(TypeError):
+        states.try_row_by_row()
+    assert states.trunk.training and states.trunk.config._attn_implementation == before
+
+
 def test_layers_without_an_mlp_of_one_module_are_left_alone():
     trunk = letter_model("opt").base_model
     assert torch.equal(States(trunk)(IDS, POSITIONS), trunk(IDS).last_hidden_state.flatten(0, 1)[POSITIONS])

@@ -78,14 +78,17 @@ class States:
             return False
         lengths, before = [3, 2], self.trunk.config.get_text_config()._attn_implementation
         ids_1T = torch.arange(sum(lengths), device=self.trunk.device).unsqueeze(0)
-        with _in_evaluation(self.trunk):
-            alone_NH = torch.cat([last_hidden_BTH(self.trunk, row)[0] for row in ids_1T.split(lengths, dim=1)])
-            self.trunk.set_attn_implementation(ROW_BY_ROW)
-            together_NH = self(ids_1T, ids_1T[0], lengths)
-        rounding = min(1e-2, 100 * torch.finfo(together_NH.dtype).eps) * float(together_NH.abs().max())
-        same = torch.allclose(together_NH, alone_NH, rtol=0, atol=rounding)
-        if not same:
-            self.trunk.set_attn_implementation(before)
+        same = False
+        try:
+            with _in_evaluation(self.trunk):
+                alone_NH = torch.cat([last_hidden_BTH(self.trunk, row)[0] for row in ids_1T.split(lengths, dim=1)])
+                self.trunk.set_attn_implementation(ROW_BY_ROW)
+                together_NH = self(ids_1T, ids_1T[0], lengths)
+            rounding = min(1e-2, 100 * torch.finfo(together_NH.dtype).eps) * float(together_NH.abs().max())
+            same = torch.allclose(together_NH, alone_NH, rtol=0, atol=rounding)
+        finally:
+            if not same:
+                self.trunk.set_attn_implementation(before)
         return same
 
     def _narrow(self, mlp: nn.Module, args: tuple[Tensor]) -> Tensor | None:
@@ -107,12 +110,14 @@ class States:
             whole_NH = self(ids_BT, positions_N)
         if len(calls) != 1 or not _is_by_token(*calls[0]):
             return False
-        hooks = mlp.register_forward_pre_hook(self._narrow), mlp.register_forward_hook(self._widen)
-        with _in_evaluation(self.trunk):
-            apart_NH = self(ids_BT, positions_N)
-        same = torch.allclose(apart_NH, whole_NH, rtol=0, atol=1e-2 * float(whole_NH.abs().max()))
-        for hook in () if same else hooks:
-            hook.remove()
+        hooks, same = (mlp.register_forward_pre_hook(self._narrow), mlp.register_forward_hook(self._widen)), False
+        try:
+            with _in_evaluation(self.trunk):
+                apart_NH = self(ids_BT, positions_N)
+            same = torch.allclose(apart_NH, whole_NH, rtol=0, atol=1e-2 * float(whole_NH.abs().max()))
+        finally:
+            for hook in () if same else hooks:
+                hook.remove()
         return same
 
 
@@ -132,8 +137,10 @@ def _is_by_token(args: tuple[Any, ...], output: Any) -> bool:
 def _in_evaluation(model: nn.Module) -> Any:
     training = model.training
     model.eval()
-    yield
-    model.train(training)
+    try:
+        yield
+    finally:
+        model.train(training)
 
 
 class TokenLogProbs:
