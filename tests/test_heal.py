@@ -14,6 +14,7 @@ from runner.callback import Slower
 from runner.files import files_of, read_json
 from runner.resume.amendment import amended_share, halve_evaluation, halve_training, is_out_of_memory, read_amendments
 from runner.run import Run, sealed_checkpoints
+from runner.trainer.batch import TOKENS_PER_PASS
 
 FAULT = str(Path(__file__).parent / "fault")
 WORDS = (
@@ -54,7 +55,8 @@ def test_a_generation_batch_stays_what_it_is():
 def test_the_passes_of_ppo_are_halved_too():
     passes = {"max_tokens_per_micro_batch": None, "local_rollout_forward_batch_size": 64}
     on_cpu, on_gpu = (halve_training({}, sizes(**passes, device=torch.device(kind))) for kind in ("cpu", "cuda"))
-    assert (on_cpu["max_tokens_per_micro_batch"], on_cpu["local_rollout_forward_batch_size"]) == (256, 32)
+    assert on_cpu["max_tokens_per_micro_batch"] == TOKENS_PER_PASS // 2
+    assert on_cpu["local_rollout_forward_batch_size"] == 32
     assert "max_tokens_per_micro_batch" not in on_gpu
 
 

@@ -21,7 +21,6 @@ PAIRS = ("DPOTrainer", "RewardTrainer", "ORPOTrainer", "CPOTrainer", "OnlineDPOT
 FUSED = ("SFTTrainer", "DPOTrainer", "KTOTrainer", "GRPOTrainer", "RLOOTrainer", "DistillationTrainer")
 SAMPLES = ("GRPOTrainer", "RLOOTrainer", "OnlineDPOTrainer", "DistillationTrainer", "PPOTrainer")
 LOOKS = ("DPOTrainer", "KTOTrainer")  # at a reference, between the two halves of a pass
-TOKENS_ON_CPU = 640  # in a micro-batch of our PPO
 DRAWS = 4  # copies of a step's logits while a token is drawn from them
 # Products of many experts at once are known without data for 16 bits only; in 32 they take twice as much.
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")

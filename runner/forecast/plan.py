@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from runner.forecast.memory import FUSED, PAIRS, SAMPLES, TOKENS_ON_CPU, Batch, Trainer
+from runner.forecast.memory import FUSED, PAIRS, SAMPLES, Batch, Trainer
 from runner.forecast.simulation import Setting
 from runner.forecast.structure import Source, build_structure
 from runner.run import processes_of
 from runner.signature import read_signature
+from runner.trainer.batch import TOKENS_PER_PASS
 
 LOADERS = ("runner.model.load.load_model", "runner.reward.outcome.load_reward_model")
 CLASSIFIERS = ("runner.reward.outcome.Classifier", "runner.reward.process.ProcessModel")
@@ -147,7 +148,7 @@ def batch_of(name: str, args: Mapping[str, Any], rows: Rows, gpu: bool, width: i
     if setting(args, "packing", False) and rows.limit:
         width = rows.limit
     if name == "PPOTrainer" and not gpu:
-        count = max(1, int(setting(args, "max_tokens_per_micro_batch", TOKENS_ON_CPU)) // width)
+        count = max(1, int(setting(args, "max_tokens_per_micro_batch", TOKENS_PER_PASS)) // width)
     elif name == "PPOTrainer" and args.get("max_tokens_per_micro_batch"):
         count = max(1, int(args["max_tokens_per_micro_batch"]) // width)
     trained = written / width if written else rows.trained

@@ -22,9 +22,9 @@ from torch.utils._pytree import tree_iter
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import flop_registry
 
+from runner.trainer.batch import LOGITS_PER_CHUNK, LOGITS_PER_CHUNK_ELSEWHERE
+
 TILE = (4096, 32768)  # tokens and words that TRL's fused head projects at a time
-SCORES = 1 << 22  # logits that our PPO holds at a time on CPU
-SCORES_ON_GPU = 1 << 26
 
 
 class Live(TorchDispatchMode):
@@ -189,7 +189,7 @@ def chunked(model: nn.Module, rows: int, width: int, trained: float, setting: Se
     head = model.get_output_embeddings()
     count = max(1, round(trained * rows * width))
     hidden = states(model, rows, width).flatten(0, 1)[:count]
-    step = max(1, (SCORES_ON_GPU if setting.gpu else SCORES) // head.weight.shape[0])
+    step = max(1, (LOGITS_PER_CHUNK_ELSEWHERE if setting.gpu else LOGITS_PER_CHUNK["cpu"]) // head.weight.shape[0])
 
     def score(part: Tensor) -> Tensor:
         return -cross_entropy(head(part).float(), torch.zeros(len(part), dtype=torch.long), reduction="none")

@@ -23,12 +23,11 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from runner.errors import ConfigError, Fault
+from runner.trainer.batch import LOGITS_PER_CHUNK, LOGITS_PER_CHUNK_ELSEWHERE
 from runner.trainer.padding_free import ROW_BY_ROW, arguments_of, could_attend_row_by_row
 
 CRITIC = "critic"
 REFERENCE = "reference"
-LOGITS_PER_CHUNK = {"cpu": 1 << 22}  # elements held at once: 16 MiB of float32
-LOGITS_PER_CHUNK_ELSEWHERE = 1 << 26
 
 logger = logging.getLogger(__name__)
 

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 TOKENS_PER_PASS = 640  # 768 to 1024 gained no time that could be seen, and 768 up to a quarter more memory; on CPU
+LOGITS_PER_CHUNK = {"cpu": 1 << 22}  # elements held at once: 16 MiB of float32
+LOGITS_PER_CHUNK_ELSEWHERE = 1 << 26
 PASS = 128  # padded tokens that cost about as much as what every pass costs beside them; measured on CPU
 
 
