@@ -140,6 +140,15 @@ def test_samples_do_not_replace_those_of_an_evaluation(tmp_path):
     assert counts == {(0, "samples"): 2, (1, "samples"): 2, (1, "eval"): 8, (2, "eval"): 8}
 
 
+@pytest.mark.parametrize(("times", "at"), [(0, []), (1, [0]), (3, [0, 3, 5]), (5, [0, 2, 3, 5, 6]), (9, [*range(7)])])
+def test_samples_are_written_so_many_times_evenly_spread(tmp_path, times, at):
+    asked = {"max_steps": 7, "num_sample_generations": times, "eval_dataset": letter_rows(1), "num_ppo_epochs": 1}
+    asked |= {"response_length": 1, "per_device_train_batch_size": 2, "kl_coef": 0.0, "critic": "head"}
+    build(tmp_path, **asked).train()
+    lines = (tmp_path / "completions.jsonl").read_text().splitlines() if times else []
+    assert [json.loads(line)["step"] for line in lines] == at
+
+
 def test_every_held_out_set_is_in_the_table(tmp_path):
     held = {"one": letter_rows(3), "two": letter_rows(2)}
     trainer = build(tmp_path, eval_dataset=held)

@@ -739,9 +739,9 @@ class PPOTrainer(Trainer):
         return found, [keys | {"prompt": p, "completion": c, "score": s} for p, c, s in texts]
 
     def _sample_for_the_table(self) -> None:
-        """A few times in a training, write completions of the first held-out prompts, as no evaluation may."""
-        times = self.args.num_sample_generations
-        if not times or self.eval_dataset is None or self.state.global_step % max(1, self.state.max_steps // times):
+        """So many times in a training, write completions of the first held-out prompts, as no evaluation may."""
+        times, state = self.args.num_sample_generations, self.state
+        if self.eval_dataset is None or state.global_step * times % state.max_steps >= times:
             return
         sets = self.eval_dataset.values() if isinstance(self.eval_dataset, Mapping) else [self.eval_dataset]
         rows = [row for one in sets for row in one.take(self.args.per_device_eval_batch_size)]
