@@ -123,9 +123,10 @@ class Progress(TrainerCallback):
 class Samples(TrainerCallback):
     """What the model writes for a few fixed prompts: before the first step, every ``every`` steps, and at the last one.
 
-    Each prompt is a row of ``samples.jsonl`` with ``step``, ``prompt`` and ``completion``; the terminal gets a table
-    of the first ``shown``. The random numbers are the same each time, so that only the model differs, and the training
-    keeps its own. ``prompts`` are texts or chats, in a run the held-out ones unless the config lists others.
+    Each prompt is a row of ``samples.jsonl`` with ``step``, ``callback`` (its name, because there may be several),
+    ``prompt`` and ``completion``; the terminal gets a table of the first ``shown``. The random numbers are the same
+    each time, so that only the model differs, and the training keeps its own. ``prompts`` are texts or chats, in a run
+    the held-out ones unless the config lists others.
     """
 
     def __init__(
@@ -139,7 +140,9 @@ class Samples(TrainerCallback):
         shown: int = 4,
         max_new_tokens: int = 64,
         temperature: float = 1.0,
+        callback_name: str = "samples",
     ):
+        self.name = callback_name
         self.prompts = list(islice(prompts, count))
         self.path = Path(folder) / "samples.jsonl"
         self.every, self.shown = every, shown
@@ -162,8 +165,9 @@ class Samples(TrainerCallback):
             completions = self.write(model)
         if state.is_world_process_zero:
             pairs = list(zip(self.prompts, completions, strict=True))
-            rows = [{"step": state.global_step, "prompt": prompt, "completion": text} for prompt, text in pairs]
-            replace_rows(self.path, rows, same=["step"])
+            keys = {"step": state.global_step, "callback": self.name}
+            rows = [keys | {"prompt": prompt, "completion": text} for prompt, text in pairs]
+            replace_rows(self.path, rows, same=list(keys))
             if self.shown:
                 tqdm.write(_table(state.global_step, pairs[: self.shown]))
 

@@ -63,6 +63,13 @@ def test_a_resumed_training_has_each_step_once(tmp_path, checkpoint):
     assert [row["step"] for row in rows(tmp_path)] == [0, 0, 4, 4, 8, 8, 10, 10]
 
 
+def test_two_that_sample_at_the_same_step_keep_the_rows_of_both(tmp_path):
+    for _ in range(2):  # again, as after a kill before the first checkpoint
+        for name in ("one", "two"):
+            go(samples(tmp_path, callback_name=name), 0, 0)
+    assert [row["callback"] for row in rows(tmp_path)] == ["one", "one", "two", "two"]
+
+
 def test_every_part_of_the_model_keeps_its_mode(tmp_path):
     model = Part(Part(training=False), Part())
     go(samples(tmp_path), 0, 4, model)
@@ -128,7 +135,8 @@ def test_a_stopped_run_goes_on_with_its_samples(runner):
     words = (
         *("trainer=sft", *WORDS[:3], "trainer.args.max_steps=8", "trainer.args.save_steps=3"),
         *("trainer.args.logging_steps=1", *WATCHED, "callback.samples.every=2", "allow=[callbacks]"),
-        *("callback.slow._target_=callbacks.Slow",),
+        *("callback.slow._target_=callbacks.Slow", "callback.greedy._target_=runner.callback.Samples"),
+        *("callback.greedy.every=4", "callback.greedy.count=2", "callback.greedy.temperature=0"),
     )
     assert runner.stopped(*words, "name=stopped", name="stopped", number=signal.SIGTERM) == 143
     runner(*words, "name=stopped")
@@ -136,3 +144,7 @@ def test_a_stopped_run_goes_on_with_its_samples(runner):
     stopped, whole = (runner.runs(name)[0] for name in ("stopped", "whole"))
     assert read_json(stopped / "manifest.json")["starts"] == 2
     assert rows(stopped) == rows(whole)
+    often, seldom = ([row for row in rows(whole) if row["callback"] == name] for name in ("samples", "greedy"))
+    assert [row["step"] for row in often] == [step for step in (0, 2, 4, 6, 8) for _ in range(3)]
+    assert [row["step"] for row in seldom] == [step for step in (0, 4, 8) for _ in range(2)]
+    assert [row["prompt"] for row in seldom[:2]] == [row["prompt"] for row in often[:2]]

@@ -110,8 +110,8 @@ def add_callbacks(trainer: Any, node: Mapping[str, Any] | None, served: Mapping[
 def for_callbacks(run: Run, tokenizer: Any, rows: Any, held_out: Any) -> dict[str, Any]:
     """What the constructor of a callback gets when it names it.
 
-    ``generate(model, prompts, max_new_tokens=...)`` gives completions as texts, ``prompts`` are the held-out ones, and
-    ``folder`` is that of the run; there where the model writes, and the rows have prompts.
+    ``generate(model, prompts, max_new_tokens=...)`` gives completions as texts, ``prompts()`` the held-out ones anew,
+    and ``folder`` is that of the run; there where the model writes, and the rows have prompts.
     """
     served = {
         "tokenizer": tokenizer,
@@ -124,7 +124,7 @@ def for_callbacks(run: Run, tokenizer: Any, rows: Any, held_out: Any) -> dict[st
     if cfg["trainer"]["head"] == "lm":
         served["generate"] = functools.partial(_generate, tokenizer)
     if fits(cfg["dataset"].get("form"), "prompt") and held_out is not None:
-        served["prompts"] = _held_out_prompts(cfg)
+        served["prompts"] = functools.partial(_held_out_prompts, cfg)
     return served
 
 
@@ -142,9 +142,10 @@ def _held_out_prompts(cfg: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _callback(name: str, node: Mapping[str, Any], served: Mapping[str, Any], **more: Any) -> Any:
-    """One callback; what its config says comes before what it would be served."""
+    """One callback; what its config says comes before what it would be served, of the prompts each has its own."""
     from transformers import TrainerCallback
 
+    more |= {"callback_name": name} | ({"prompts": served["prompts"]()} if "prompts" in served else {})
     callback = serve(node, **{key: part for key, part in {**served, **more}.items() if key not in node})
     if not isinstance(callback, TrainerCallback):
         found, expected = f"a {type(callback).__name__}, which hears of no event", "a transformers.TrainerCallback"
