@@ -33,10 +33,10 @@ from runner.space import full, is_full
 from runner.sweep import axis
 from runner.sweep.plan import Plan, compose_jobs, tasks_of
 from runner.sweep.plugin import Job, failed_since
-from runner.sweep.pool import launch, settings_of, train_all
+from runner.sweep.pool import settings_of, train_all
 from runner.sweep.progress import Live, Stages, first_line
 from runner.terminal import tell_uncaught
-from runner.work import Stop, finished, is_finished, settle
+from runner.work import Stop, finished, is_finished, launch, settle
 
 # What a system says of a place where no folder can be made, however much room there is.
 CLOSED = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
@@ -157,10 +157,19 @@ def start_all(runs: Sequence[config.Composed], line: CommandLine) -> int:
         launcher = runs[0].cfg["launcher"]
         if not runs[0].stage and not launcher.get("timeout_seconds"):
             return start(runs[0], line)
+        _refuse_in_a_world("stages" if runs[0].stage else "launcher.timeout_seconds")
         tasks = tasks_of([runs])
         settings = settings_of(launcher | {"jobs": 1}, attached=True, debug=line.debug)
         codes, signals = train_all(tasks, settings, Stages(tasks))
         return code_of(signals[0]) if signals else next((code for code in codes.values() if code), 0)
+
+
+def _refuse_in_a_world(what: str) -> None:
+    """Raise ConfigError where somebody else has started several of us, and each would start all of the same runs."""
+    if (world := config.world_size()) > 1:
+        found = f"in each of {world} processes that torchrun or its like has started"
+        cure = f"python -m runner <the same words> {config.NUM_PROCESSES}={world}"
+        raise ConfigError(Fault(what, found, "one process, which starts those of each run", cure))
 
 
 def start(composed: config.Composed, line: CommandLine) -> int:
@@ -195,6 +204,7 @@ def is_sweep(line: CommandLine) -> bool:
 
 def sweep(line: CommandLine) -> int:
     """Check every job before the first one starts, say what there is to do, and do it; 0 when all finished."""
+    _refuse_in_a_world("a sweep")
     axes, plugin = axis.read_sweep(line.overrides, line.folders)
     line = replace(line, overrides=config.latest(line.overrides))
     if plugin:

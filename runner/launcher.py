@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from runner import work
+from runner.config import world_size
 from runner.errors import RunnerError, code_of
 from runner.resume.amendment import read_amendments
 from runner.run import PATIENCE, Run, locked
@@ -26,7 +27,8 @@ def local(folder: str | Path, *, num_processes: int = 1, debug: bool = False) ->
 
     Several processes are started by torchrun, because ``accelerate launch --cpu`` silently runs one.
     """
-    return _torchrun(folder, num_processes, debug) if num_processes > 1 else work.work(folder, debug=debug)
+    starts = num_processes > 1 and world_size() == 1  # else they are there, and this is one of them
+    return _torchrun(folder, num_processes, debug) if starts else work.work(folder, debug=debug)
 
 
 @contextlib.contextmanager

@@ -15,12 +15,12 @@ from typing import Any
 
 from runner.check.known import JUDGED, nodes
 from runner.check.library import find_missing_libraries, find_other_versions
-from runner.config import Composed
+from runner.config import NUM_PROCESSES, Composed, world_size
 from runner.dataset.glance import Glance, look_at
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault
 from runner.files import hub_home
 from runner.model.folder import locate, look_at_model, look_at_tokenizer, rows_of
-from runner.run import Run, folder_of
+from runner.run import Run, folder_of, processes_of
 from runner.signature import read_signature
 
 # What every trainer of rewards hands to them beside the columns of the rows.
@@ -34,6 +34,8 @@ def check_ahead(jobs: Sequence[Sequence[Composed]], *, starts: bool = True) -> N
     only looks, which ``starts`` says, needs no libraries.
     """
     runs = [composed for stages in jobs for composed in stages]
+    if other_worlds := [fault for composed in runs for fault in _other_worlds(composed)]:
+        raise ConfigError(dict.fromkeys(other_worlds))
     folders = {folder_of(composed.cfg, composed.overrides).absolute() for composed in runs}
     to_do = [composed for composed in runs if not _is_finished(composed)]
     parts = {json.dumps(each := _looked_at(composed.cfg), sort_keys=True, default=str): each for composed in to_do}
@@ -121,6 +123,19 @@ def _lacking_columns(cfg: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 # --- The machine --------------------------------------------------------------------------------------
+
+
+def _other_worlds(composed: Composed) -> Iterator[Fault]:
+    """A fault where another launcher has started other processes than the configuration says, or none in silence."""
+    world, own = world_size(), processes_of(composed.cfg)
+    expected, cure = "one program that starts the processes", "python -m runner <the same words>"
+    if world > 1 and (own != world or NUM_PROCESSES in composed.typed):
+        found = f"{own}, in one of {world} processes that torchrun or its like has started"
+        yield Fault(NUM_PROCESSES, found, expected, f"{cure}, or the same line without {NUM_PROCESSES}={own}")
+    # The launcher that accelerate has for a CPU starts one process, whatever --num_processes says.
+    if "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
+        found = "one process, though its --num_processes is more than 1"
+        yield Fault("accelerate launch", found, expected, f"{cure} {NUM_PROCESSES}={own if own > 1 else 2}")
 
 
 def _environment(to_do: Sequence[Composed]) -> Iterator[Fault]:

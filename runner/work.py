@@ -21,7 +21,9 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
+from runner import config
 from runner.check.allow import find_dangers
+from runner.check.known import OWN
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, Interrupted, RunnerError
 from runner.files import damage_of, told
 from runner.resume.amendment import is_out_of_memory
@@ -32,6 +34,7 @@ from runner.run import (
     check_lines,
     check_papers,
     locked,
+    processes_of,
     remove_leftovers,
     remove_unfinished,
     sealed_checkpoints,
@@ -114,11 +117,22 @@ def main(words: Sequence[str]) -> int:
         )
         return ConfigError.code
     try:
-        _check_trust(Run(Path(folders[0])), "--vouched" in words)
+        run, world = Run(Path(folders[0])), config.world_size()
+        _check_trust(run, "--vouched" in words)
+        own = processes_of(run.cfg)
+        if world not in (1, own):
+            found, cure = f"a world of {world} processes", f"python -m runner.work {run}  (which starts them itself)"
+            raise ConfigError(Fault(str(run), found, f"the {own} that the run is trained by", cure))
     except RunnerError as error:
         print(error, file=sys.stderr)
         return error.code
-    return work(folders[0], debug="--debug" in words)
+    return launch(run, "--debug" in words) if own > world else work(folders[0], debug="--debug" in words)
+
+
+def launch(run: Run, debug: bool = False) -> int:
+    """Train in this process, or in those that the run's launcher starts, and return the exit code."""
+    node = {key: value for key, value in run.cfg["launcher"].items() if key not in OWN["launcher"]}
+    return config.serve(node, folder=run.folder, debug=debug)
 
 
 def _check_trust(run: Run, vouched: bool) -> None:

@@ -176,3 +176,35 @@ def test_two_ways_to_say_the_same_are_one_run(capsys):
         assert main(["trainer=dpo", *words, "--dry-run"]) == 0
         keys.append(capsys.readouterr().out.strip().rpartition("-")[2])
     assert len(set(keys[:3])) == 1 and len(set(keys[3:])) == 1
+
+
+WORLD = {"WORLD_SIZE": "2"}  # as torchrun sets it; below, as accelerate does for a CPU, where it starts one process
+ON_CPU = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1"}
+
+
+def test_the_key_knows_the_processes_that_torchrun_has_started(monkeypatch, capsys):
+    assert main(["--dry-run"]) == main(["launcher.num_processes=2", "--dry-run"]) == 0
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["--dry-run"]) == 0
+    alone, own, world = (line.rpartition("-")[2] for line in capsys.readouterr().out.splitlines())
+    assert alone != own == world
+
+
+@pytest.mark.parametrize(
+    ("variables", "words", "found", "cure"),
+    [
+        (WORLD, ["launcher.num_processes=2"], "one of 2 processes", "without launcher.num_processes=2"),
+        (WORLD, ["launcher.num_processes=1"], "1, in one of 2", "without launcher.num_processes=1"),
+        (WORLD, ["-m", "seed=0,1"], "a sweep", "launcher.num_processes=2"),
+        (WORLD, ["experiment=toy_rlhf"], "stages", "launcher.num_processes=2"),
+        (ON_CPU, [], "accelerate launch", "launcher.num_processes=2"),
+    ],
+)
+def test_processes_that_another_launcher_starts_are_refused_where_they_are_not_one_world(
+    variables, words, found, cure, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    text = faults(capsys, *words)
+    assert found in text and cure in text and not list(tmp_path.iterdir())

@@ -1,6 +1,8 @@
 """Processes: several train as one, and what happens in one run of a sweep stays there."""
 
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -24,6 +26,31 @@ def test_two_processes_train_as_one_with_the_same_global_batch(runner, trainer):
     one, two = (read(runner, name) for name in ("one", "two"))
     assert two["manifest"]["hardware"]["processes"] == 2
     assert two["steps"] == pytest.approx(one["steps"], rel=1e-4) and len(one["steps"]) == 8
+
+
+def test_processes_that_torchrun_starts_are_the_same_run_as_our_own(runner):
+    words = ("trainer=sft", *SAME, "name=world")
+    runner(*words)
+    done = started(runner, "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "runner", *words)
+    assert done.returncode == 0, done.stderr
+    ways = {Run(folder).manifest()["hardware"]["processes"]: Run(folder) for folder in runner.runs("world")}
+    assert sorted(ways) == [1, 2]
+    assert f"{ways[2].folder.name} already" in runner(*words, "launcher.num_processes=2").stdout
+    folder = str(ways[1].folder)
+    text = started(runner, "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "runner.work", folder)
+    assert "the 1 that the run is trained by" in text.stderr
+
+
+def test_accelerate_launch_on_a_cpu_is_told_from_a_world_of_processes(runner):
+    launch = ("accelerate.commands.launch", "--cpu", "--num_processes=2", "--num_machines=1", "-m", "runner")
+    done = started(runner, *launch, "trainer=sft", *SAME, "name=world")
+    assert "launcher.num_processes=2" in done.stderr and not runner.runs("world")
+
+
+def started(runner, *words):
+    """What another program says that starts the command."""
+    command = [sys.executable, "-m", *words]
+    return subprocess.run(command, cwd=runner.folder, env=runner.environment, capture_output=True, text=True)
 
 
 def read(runner, name):

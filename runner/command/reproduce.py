@@ -30,7 +30,6 @@ from typing import Any
 
 from runner import config
 from runner.check.allow import find_dangers
-from runner.check.known import OWN
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, SickRun
 from runner.files import write_json
 from runner.report.compare import Deviation, deviations
@@ -41,6 +40,7 @@ from runner.report.repeat import folders_in, words_of
 from runner.report.table import shown
 from runner.run import CHANGES, Run, open_run
 from runner.secret import HIDDEN, hidden_source
+from runner.work import launch
 
 OPTIONS = ("tolerance", "code", "name", "vouched", "output_root")
 
@@ -188,8 +188,7 @@ def train_again(again: Run, run: Papers, worktree: bool, debug: bool = False) ->
             environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join([str(code), *([known] if known else [])])}
             command = [sys.executable, "-P", "-m", "runner.work", str(again.folder), "--vouched"]
             return subprocess.run([*command, *(["--debug"] if debug else [])], env=environment).returncode
-    node = {key: value for key, value in again.cfg["launcher"].items() if key not in OWN["launcher"]}
-    return config.serve(node, folder=again.folder, debug=debug)
+    return launch(again, debug)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import difflib
 import functools
 import importlib
 import inspect
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ GROUPS = (
     "tracker",
     "launcher",
 )
+
+NUM_PROCESSES = "launcher.num_processes"
 
 # Each group with the names of its options.
 Options = dict[str, list[str]]
@@ -165,7 +168,16 @@ def resolve(cfg: Any, overrides: list[str], choices: dict[str, str] | None = Non
     for group in ("reward", "metric", "callback"):
         entries = parts[group] or {}
         parts[group] = {name: entry for name, entry in entries.items() if entry is not None} or None
-    return Composed(plain | parts, overrides, choices or {})
+    composed = Composed(plain | parts, overrides, choices or {})
+    launcher = composed.cfg["launcher"]  # the key must know the processes that somebody else has started
+    if isinstance(launcher, dict) and launcher.get("num_processes") == 1 and NUM_PROCESSES not in composed.typed:
+        launcher["num_processes"] = world_size()
+    return composed
+
+
+def world_size() -> int:
+    """The number of processes that torchrun or its like has started together, of which this is one; else 1."""
+    return int(os.environ.get("WORLD_SIZE") or 1)
 
 
 def force(overrides: Sequence[str], menu: Options) -> list[str]:

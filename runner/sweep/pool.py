@@ -29,6 +29,7 @@ from runner.sweep.plan import Task
 from runner.sweep.progress import Show
 from runner.terminal import HidingFile
 from runner.tracker.variable import set_variables
+from runner.work import launch
 
 LOOK = 0.05  # seconds between two looks at the children
 LOOK_ELSEWHERE = 0.5  # and at runs that another process holds
@@ -269,15 +270,6 @@ def train_all(tasks: Sequence[Task], settings: Settings, show: Show) -> tuple[di
     """The exit code of each task by its folder, and the signals that came meanwhile."""
     pool = Pool(tasks, settings, show)
     return pool.run(), pool.signals
-
-
-def launch(run: Run, debug: bool = False) -> int:
-    """Train in this process, or in those that the run's launcher starts, and return the exit code."""
-    node = {key: value for key, value in run.cfg["launcher"].items() if key not in OURS}
-    return config.serve(node, folder=run.folder, debug=debug)
-
-
-OURS = ("jobs", "timeout_seconds", "devices")
 
 
 def settings_of(launcher: dict[str, Any], **others: Any) -> Settings:
