@@ -8,10 +8,12 @@ when they are saved, so that no sick checkpoint is ever sealed. What a sick run 
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,12 +21,14 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from runner.errors import Fault, SickRun
+from runner.files import read_json, write_text
 
 LOWER = "a lower learning_rate=, or on_sick=rollback"
 MARGINS, RANKINGS = ("rewards/margins", "margin"), ("rewards/accuracies", "accuracy")
 MUST_BE_NUMBERS = ("reward", "kl", "objective/scores", "objective/kl")
 NOTED = {*MARGINS, *RANKINGS, *MUST_BE_NUMBERS, "completions/mean_length", "frac_reward_zero_std"}
 BROKEN = "a weight is no finite number"
+MEMORY = "alarms.json"  # of a checkpoint: what the alarms have seen so far
 NO_NEWS = ""  # what an alarm says of a step that shows nothing of what it looks at; None is a healthy step
 
 
@@ -482,9 +486,10 @@ def _in_a_row(pieces: Sequence[Tensor]) -> Tensor | None:
 class Health(TrainerCallback):
     """Ends a sick training with SickRun: within five steps, in all processes at once, and before anything is saved.
 
-    ``build`` makes the alarms, and is told whether the training is resumed. ``notes`` gives the figures that the
-    trainer has noted since it logged last, and ``rewards`` what was earned so far; where nobody sets ``notes``, what is
-    logged is listened to.
+    ``build`` makes the alarms, and is told whether they begin in the middle of a training. ``notes`` gives the figures
+    that the trainer has noted since it logged last, and ``rewards`` what was earned so far; where nobody sets
+    ``notes``, what is logged is listened to. What the alarms have seen is kept in each checkpoint, so that a sick run
+    that goes on from its last good one is found sick again.
     """
 
     notes: Callable[[], Mapping[str, Sequence[Any]]] | None = None
@@ -504,7 +509,11 @@ class Health(TrainerCallback):
             self.slope_at = self.probe.weights(), self.probe.gradients()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        self.alarms = self.build(state.global_step > 0)
+        memory = read_json(Path(args.output_dir) / f"checkpoint-{state.global_step}" / MEMORY)
+        self.fresh = [vars(alarm) for alarm in self.build(False)]
+        self.alarms = self.build(state.global_step > 0 and memory is None)
+        for alarm in self.alarms:
+            vars(alarm).update((memory or {}).get(alarm.name, {}))
         self.probe = Probe(model)
         self.before, self.bits = self.probe.weights(), None
         self.gradient, self.skipped, self.pace = None, False, 1.0
@@ -538,6 +547,10 @@ class Health(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._refuse_broken_weights(args.device, state.global_step)
+        if state.is_world_process_zero:
+            seen = zip(self.alarms, self.fresh, strict=True)
+            memory = {each.name: {key: new for key, new in vars(each).items() if new != old[key]} for each, old in seen}
+            write_text(Path(args.output_dir) / f"checkpoint-{state.global_step}" / MEMORY, json.dumps(memory))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._refuse_broken_weights(args.device, state.global_step)

@@ -39,11 +39,12 @@ from runner.secret import hidden, hidden_source
 log = logging.getLogger(__name__)
 
 # What names, places or launches a run but cannot change its result stays out of its key; so do the two settings that
-# act only through what the trainer calls them, the run to resume from, which ends where this one would by itself, and
-# how a run without memory goes on, which sees the same rows in each step.
+# act only through what the trainer calls them, the run to resume from, which ends where this one would by itself, how
+# a run without memory goes on, which sees the same rows in each step, and what is done about a sick one or one that
+# looks so: what it tells to type must go on with its steps.
 VOLATILE = frozenset(
     {"name", "output_root", "launcher", "tracker", "allow", "objective", "learning_rate", "kl_coef", "resume"}
-    | {"on_memory", "attempts"}
+    | {"on_memory", "attempts", "on_sick", "tolerate"}
 )
 IN_THE_NAME = frozenset({"trainer", "model", "dataset", "experiment", "sweep"}) | (
     VOLATILE - {"learning_rate", "kl_coef", "allow"}
@@ -141,14 +142,15 @@ class Run:
 
 
 def key_of(cfg: Mapping[str, Any]) -> str:
-    """Ten hex digits that name a configuration: equal where the result must be equal.
+    """Ten hex digits that name a configuration: equal where the result must be equal, if there is one.
+
+    Runs that differ only in ``tolerate`` and ``on_sick`` are one: either ends a training or lets it go on, and the
+    folder says by its amendments where a rollback has changed it.
 
     >>> key_of({"seed": 1, "name": "a"}) == key_of({"name": "b", "seed": 1.0})
     True
     """
     lasting = _alike({key: value for key, value in cfg.items() if key not in VOLATILE})
-    if lasting.get("on_sick") == "stop":  # as every run without that key
-        del lasting["on_sick"]
     # More processes make a larger batch, and that is another training.
     if (processes := processes_of(cfg)) > 1:
         lasting["processes"] = processes
@@ -186,7 +188,7 @@ def label_of(overrides: Sequence[str]) -> str:
     words = []
     for override in overrides:
         key, _, value = override.lstrip("+").partition("=")
-        if key not in IN_THE_NAME and not key.startswith(("hydra", "launcher.", "tracker.", "~")):
+        if key not in IN_THE_NAME and not key.startswith(("hydra", "launcher.", "tracker.", "tolerate.", "~")):
             text = f"{key.rpartition('.')[2]}-{value.rstrip('/').rpartition('/')[2]}"
             words.append(re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-."))
     return "+".join(words)[:80].strip("-.+") or "default"
@@ -229,6 +231,7 @@ def open_run(cfg: Mapping[str, Any], overrides: Sequence[str], command: Sequence
     elif run.status()["state"] != "finished" and _volatile(run.cfg) != _volatile(cfg):
         with contextlib.suppress(FolderError), locked(run):  # who holds it has read the old one
             _freeze(run, cfg)
+            write_json(run.folder / "manifest.json", run.manifest() | _command(command or overrides))
         return Run(folder)
     return run
 
@@ -238,9 +241,13 @@ def _lay_papers(run: Run, cfg: Mapping[str, Any], command: Sequence[str]) -> Non
     if not (run.folder / "status.json").exists():
         run.set_status("created")
     if not (run.folder / "manifest.json").exists():
-        write_json(run.folder / "manifest.json", {"command": ["python", "-m", "runner", *map(hidden, command)]})
+        write_json(run.folder / "manifest.json", _command(command))
     if not (run.folder / "config.yaml").exists():
         _freeze(run, cfg)  # last, because a folder is a run's where this paper is
+
+
+def _command(words: Sequence[str]) -> dict[str, list[str]]:
+    return {"command": ["python", "-m", "runner", *map(hidden, words)]}
 
 
 def _freeze(run: Run, cfg: Mapping[str, Any]) -> None:

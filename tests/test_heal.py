@@ -172,8 +172,11 @@ def test_where_nothing_is_left_to_halve_the_run_ends_with_cause_and_cure(train, 
 
 
 @pytest.mark.slow
-def test_a_sick_run_goes_back_and_on_with_half_the_rate(train, sabotage):
-    done = train(*WORDS, *FRAGILE, "trainer.args.logging_steps=1")
+def test_a_sick_run_goes_back_and_on_with_half_the_rate_once_it_is_told_to(train, sabotage, capsys):
+    sick = train(*WORDS, *FRAGILE, "on_sick=stop")
+    assert (sick.code, sick.state()) == (3, "failed") and "on_sick=rollback" in capsys.readouterr().err
+    done = train(*WORDS, *FRAGILE)
+    assert done.run.folder == sick.run.folder and done.run.cfg["on_sick"] == "rollback"
     assert (done.code, done.state(), done.run.status()["step"]) == (0, "finished", 6)
     [amendment] = read_amendments(done.run.folder)
     assert (amendment["kind"], amendment["step"], amendment["from_step"]) == ("rollback", 4, 2)

@@ -216,12 +216,12 @@ def test_the_config_knows_each_alarm():
     assert cfg["tolerate"] == {"kl": True, "zero_gradient": 9}
 
 
-def test_rolling_back_is_another_run_and_healing_is_not():
+def test_what_a_sick_run_does_is_no_other_run():
     cfg = compose(["metric=none"]).cfg
     assert (cfg["on_sick"], cfg["on_memory"], cfg["attempts"]) == ("stop", "halve", 4)
     without = {key: value for key, value in cfg.items() if key not in ("on_sick", "on_memory", "attempts")}
-    assert key_of(cfg) == key_of(without) == key_of(cfg | {"on_memory": "stop", "attempts": 9})
-    assert key_of(cfg | {"on_sick": "rollback"}) != key_of(cfg)
+    other = {"on_sick": "rollback", "tolerate": {"kl": True}, "on_memory": "stop", "attempts": 9}
+    assert key_of(cfg) == key_of(without) == key_of(cfg | other)
 
 
 # --- What is looked at --------------------------------------------------------------------------
@@ -288,14 +288,14 @@ def test_alone_a_process_gathers_from_itself():
 class Training:
     """The events of a training of one small model, each step by a change that is given."""
 
-    def __init__(self, build=lambda resumed: build_alarms(), rate=1e-3, notes=None):
+    def __init__(self, build=lambda resumed: build_alarms(), rate=1e-3, notes=None, folder="none", done=0):
         self.model = model()
         self.health = Health(build)
         self.health.notes = notes
         group = {"lr": rate, "initial_lr": 1e-3}
         self.given = {"model": self.model, "optimizer": SimpleNamespace(param_groups=[group], step_was_skipped=False)}
-        self.args = SimpleNamespace(device=torch.device("cpu"))
-        self.state = SimpleNamespace(global_step=0)
+        self.args = SimpleNamespace(device=torch.device("cpu"), output_dir=str(folder))
+        self.state = SimpleNamespace(global_step=done, is_world_process_zero=folder != "none")
         self.event("train_begin")
 
     def event(self, name, **more):
@@ -347,6 +347,31 @@ def test_weights_that_stay_in_a_warm_up_are_no_sickness():
     training = Training(rate=0.0)
     for _ in range(9):
         training.step(change=0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        ("zero_gradient", [{}, {}, *[{"gradient": 0.0}] * 3]),
+        ("frozen", [{}, {}, *[{"change": 0.0}] * 4]),
+        ("exploded", [{}, {"change": 1.5}, {"change": 99.0}]),
+        ("diverged", [*[{}] * 6, *[{"loss": 50.0}] * 5]),
+        ("uphill", [{"change": 1e-4}] * 3),
+    ],
+)
+@pytest.mark.parametrize("done", [1, 2])
+def test_a_resumed_training_is_as_sick_at_the_same_step(name, steps, done, tmp_path):
+    training = Training(lambda resumed: build_alarms(resumed=resumed), folder=tmp_path)
+    for step in steps[:done]:
+        training.step(**step)
+    (tmp_path / f"checkpoint-{done}").mkdir()
+    training.event("save")
+    resumed = Training(lambda resumed: build_alarms(resumed=resumed), folder=tmp_path, done=done)
+    resumed.model.load_state_dict(training.model.state_dict())
+    resumed.event("train_begin")
+    with pytest.raises(SickRun, match=f"{name} at step {len(steps)}"):
+        for step in steps[done:]:
+            resumed.step(**step)
 
 
 @pytest.mark.parametrize("event", ["save", "train_end"])

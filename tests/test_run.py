@@ -34,7 +34,7 @@ def test_another_value_opens_another_folder(cfg):
     assert open_run(cfg, []).folder != open_run(cfg | {"seed": 1}, []).folder
 
 
-@pytest.mark.parametrize("volatile", ["name", "output_root", "launcher", "tracker", "allow"])
+@pytest.mark.parametrize("volatile", ["name", "output_root", "launcher", "tracker", "allow", "tolerate", "on_sick"])
 def test_what_cannot_change_the_result_stays_out_of_the_key(cfg, volatile):
     assert key_of(cfg) == key_of(cfg | {volatile: {"x": "other"}})
 

@@ -1,6 +1,8 @@
 """A part of ``fault/sick``: sick runs stop within five steps and keep their last good checkpoint, healthy ones end."""
 
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,9 @@ import pytest
 sys.path.append(str(Path(__file__).parent / "fault"))
 
 from sick import HEALTHY, SICK, perform
+
+from runner.report.read import read_metrics
+from runner.run import sealed_checkpoints
 
 pytestmark = pytest.mark.slow
 # One of each alarm and kind of trainer, and the healthy ones that look most like them.
@@ -32,3 +37,21 @@ def test_a_sick_run_stops(case, tmp_path):
 def test_a_healthy_run_ends(case, tmp_path):
     outcome = perform(case, tmp_path)
     assert not outcome.faults(case), outcome.text
+
+
+@pytest.mark.parametrize("name", ["zero gradient sft", "sign of dpo"])
+def test_what_a_sick_run_tells_to_type_goes_on_from_its_last_good_checkpoint(name, tmp_path):
+    case = next(
+        replace(case, words=(*case.words, "trainer.args.save_total_limit=9")) for case in SICK if case.name == name
+    )
+    sick = perform(case, tmp_path)
+    good = sealed_checkpoints(sick.run)[-1]
+    again = perform(case, tmp_path)
+    assert (again.code, again.text) == (sick.code, sick.text), "the same command alone is as sick"
+    typed = re.search(r"tolerate\.\w+=true", sick.text)[0]
+    seal, finished = (good / "seal.json").stat(), perform(replace(case, words=(*case.words, typed)), tmp_path)
+    assert (finished.code, finished.run.folder, finished.run.status()["state"]) == (0, sick.run.folder, "finished")
+    assert (good / "seal.json").stat() == seal and typed in finished.run.manifest()["command"]
+    lines = [line["step"] for line in read_metrics(finished.run.metrics)]
+    assert lines == sorted(set(lines))
+    assert perform(case, tmp_path).code == 0, "a finished run is finished, whatever is tolerated"

@@ -90,6 +90,7 @@ def test_a_run_of_a_sweep_knows_the_command_that_makes_it_alone(tmp_path):
         (("seed=0,1", f"name={'a' * 300}"), "plain folder name"),
         (("learning_rate=interval(0,1)",), "optuna"),
         (("launcher.jobs=1,2",), "the same run"),
+        (("tolerate.kl=true,false",), "type      tolerate.kl=True\n"),
         (("seed=0,1", "launcher.jobs=0"), "launcher.jobs"),
         (("seed=0,1", "launcher.timeout_seconds=-1"), "launcher.timeout_seconds"),
         (("sweep=no_such",), "kl_lr, "),

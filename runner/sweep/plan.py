@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -70,7 +71,8 @@ def tasks_of(jobs: Sequence[Sequence[Composed]]) -> list[Task]:
 def _same(first: Composed, second: Composed) -> Fault:
     one, other = (" ".join(composed.overrides) for composed in (first, second))
     found = f"{other}: the same run" + (f" as {one}" if one != other else " twice")
-    return Fault("sweep", found, "jobs that differ in something that is trained", "each value once")
+    cure = shlex.join(word for word in first.overrides if word not in second.overrides) or "each value once"
+    return Fault("sweep", found, "jobs that differ in something that is trained", cure)
 
 
 def check_size(sizes: dict[str, int]) -> None:

@@ -253,9 +253,9 @@ def is_whole(checkpoint: Path) -> bool:
 
 
 def perform(case: Case, folder: Path) -> Outcome:
-    """Run the command of a case in this process, in a new folder."""
+    """Run the command of a case in this process, in a folder of its own."""
     work = folder / case.name.replace(" ", "-")
-    work.mkdir(parents=True)
+    work.mkdir(parents=True, exist_ok=True)
     words = [*case.words, *case.prepare(work), "name=run", f"output_root={work / 'outputs'}"]
     told = io.StringIO()
     with contextlib.redirect_stderr(told), contextlib.redirect_stdout(told):
