@@ -51,13 +51,20 @@ def sync(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file that readers see either as it was or whole: temporary name, sync, rename, sync."""
-    text = without_values(text)
+    """Write a text whole; see :func:`write_bytes`."""
+    write_bytes(path, without_values(text).encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file that readers see either as it was or whole: temporary name, sync, rename, sync.
+
+    The temporary name is a new one each time, and a link in its place or in that of the file is not followed.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files that a team could not read
@@ -182,6 +189,19 @@ def told(damage: Mapping[str, str]) -> str:
     'optimizer.pt: missing; config.json: 3 of 9 bytes'
     """
     return "; ".join(f"{name}: {wrong}" for name, wrong in damage.items())
+
+
+def find_links(folder: Path) -> list[Path]:
+    """Every symbolic link inside a folder that only we write to.
+
+    The folder itself and whatever is above it may be reached through links that the user made. A link inside it would
+    have files elsewhere overwritten or deleted. wandb makes some in its own folder, where we neither write nor delete.
+    """
+    found = []
+    for place, folders, names in os.walk(folder):
+        found += [path for name in (*folders, *names) if (path := Path(place, name)).is_symlink()]
+        folders[:] = [name for name in folders if name != "wandb"]
+    return sorted(found)
 
 
 def remove(folder: Path) -> None:

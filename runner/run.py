@@ -21,7 +21,7 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -33,7 +33,7 @@ import yaml
 
 from runner.bound import check_yaml
 from runner.errors import ConfigError, Fault, FolderError
-from runner.files import SEAL, damage_of, read_json, remove, told, write_json, write_text
+from runner.files import SEAL, damage_of, find_links, read_json, remove, told, write_json, write_text
 from runner.secret import hidden, hidden_source
 
 log = logging.getLogger(__name__)
@@ -49,8 +49,6 @@ VOLATILE = frozenset(
 IN_THE_NAME = frozenset({"trainer", "model", "dataset", "experiment", "sweep"}) | (
     VOLATILE - {"learning_rate", "kl_coef", "allow"}
 )
-# Papers that are written into where they are: a link in their place would have another file changed.
-APPENDED = (".lock", "log.txt", "metrics.jsonl", "samples.jsonl", "completions.jsonl", "checkpoints/completions.jsonl")
 STATES = ("created", "running", "interrupted", "failed", "finished")
 # What is not committed, in git's own words whatever programs its settings name.
 CHANGES = ("diff", "--no-ext-diff", "--no-textconv", "HEAD")
@@ -261,8 +259,7 @@ def _volatile(cfg: Mapping[str, Any]) -> str:
 
 def check_papers(run: Run) -> None:
     """Raise FolderError with each paper of the folder that is not what was written there."""
-    links = [path for path in map(run.folder.joinpath, APPENDED) if path.is_symlink()]
-    faults = [Fault(str(path), f"a link to {os.readlink(path)}", "a file", f"rm {path}") for path in links]
+    faults = link_faults(find_links(run.folder))
     if (run.folder / "config.yaml").exists():
         key, known = key_of(run.cfg), run.manifest().get("key")
         if known not in (None, key):
@@ -277,6 +274,12 @@ def check_papers(run: Run) -> None:
             faults.append(Fault(str(path), "it cannot be read", "JSON", f"rm {path}  (the run then {after[name]})"))
     if faults:
         raise FolderError(faults)
+
+
+def link_faults(links: Iterable[Path]) -> list[Fault]:
+    """A fault for each link inside a folder of ours, through which nothing is written or deleted."""
+    expected = "a file or a folder; what is on another disk is the whole run, by output_root=<folder>"
+    return [Fault(str(path), f"a link to {os.readlink(path)}", expected, f"rm {path}") for path in links]
 
 
 def check_lines(run: Run) -> None:
@@ -315,8 +318,11 @@ def locked(run: Run, patience: float = 0.0) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
+    lock = run.folder / ".lock"
+    if lock.is_symlink():
+        raise FolderError(link_faults([lock]))
     try:
-        with FileLock(run.folder / ".lock", timeout=patience):
+        with FileLock(lock, timeout=patience):
             yield
     except Timeout:
         holder = run.status()

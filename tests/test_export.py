@@ -72,6 +72,13 @@ def test_an_earlier_export_is_replaced_and_nothing_else(laid, tmp_path, capsys):
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["there"]
 
 
+def test_a_link_in_the_place_of_an_export_is_left(laid, tmp_path, capsys):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    assert main(["export", str(laid), f"to={tmp_path / 'link'}"]) == 4
+    assert "to=<another folder>" in capsys.readouterr().err and (tmp_path / "link").is_symlink()
+
+
 def test_nothing_half_made_is_left(laid, monkeypatch):
     monkeypatch.setattr("runner.command.export.to_card", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):

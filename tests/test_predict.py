@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from runner.__main__ import main
 from runner.errors import EnvironmentFault, FolderError
 from runner.files import PACKAGE, read_json, seal, write_json
+from runner.inference.paper import Paper
 from runner.inference.weights import find_weights
 from runner.model import sample
 from runner.model.restore import put_on
@@ -71,6 +72,15 @@ TOY = ("model=tiny", "dataset=toy_sort", "limit=12", "batch_size=5")
 
 
 # --- One completion -------------------------------------------------------------------------------
+
+
+def test_nothing_is_appended_through_a_link(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    paper = Paper(tmp_path / "rows.jsonl", "0123")
+    paper.part.symlink_to(tmp_path / "mine")
+    with pytest.raises(FolderError, match="a link to"), paper.held():
+        paper.add([{"row": 1}])
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 @pytest.mark.parametrize("size", [1, 4])

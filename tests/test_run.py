@@ -8,8 +8,10 @@ import sys
 import pytest
 
 from runner import work
+from runner.command.report import report
 from runner.errors import FolderError
 from runner.files import seal
+from runner.report.find import find_runs
 from runner.run import Run, check_lines, key_of, label_of, last_checkpoint, locked, open_run, write_manifest
 
 
@@ -49,6 +51,39 @@ def test_a_folder_that_holds_another_run_is_refused(cfg):
     (run.folder / "config.yaml").write_text("seed: 5\n")
     with pytest.raises(FolderError, match="another run"):
         open_run(cfg, [])
+
+
+LINKED = (".lock", "log.txt", "metrics.jsonl", "checkpoints", "checkpoints/checkpoint-1", "model", "plots")
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_a_link_inside_a_run_folder_is_refused_before_anything_is_written_or_deleted(cfg, tmp_path, name):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept.txt").write_text("kept")
+    run = open_run(cfg, [])
+    (run.folder / name).parent.mkdir(exist_ok=True)
+    (run.folder / name).unlink(missing_ok=True)
+    (run.folder / name).symlink_to(elsewhere / "kept.txt" if name.endswith(("lock", "txt", "jsonl")) else elsewhere)
+    doors = [lambda: open_run(cfg, []), lambda: report(run.folder), lambda: find_runs([str(run)], "export", 1)]
+    for door in doors:
+        with pytest.raises(FolderError, match=f"rm {run.folder / name}"):
+            door()
+    assert work.main([str(run.folder), "--vouched"]) == 4
+    assert [file.read_text() for file in elsewhere.iterdir()] == ["kept"]
+
+
+def test_a_run_folder_may_be_reached_through_links_and_wandb_keeps_its_own(cfg, tmp_path):
+    (tmp_path / "disk" / "a").mkdir(parents=True)
+    (tmp_path / "outputs").symlink_to(tmp_path / "disk")
+    run = open_run(cfg, [])
+    run.folder.rename(tmp_path / "moved")
+    run.folder.symlink_to(tmp_path / "moved")
+    (run.folder / "wandb").mkdir()
+    (run.folder / "wandb" / "latest-run").symlink_to(tmp_path)
+    assert open_run(cfg, []).folder == run.folder
+    report(run.folder)
+    assert (tmp_path / "moved" / "report.html").exists()
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "a/../../b", "", ".", "/tmp/x"])

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 from laid import lay_run, lay_sweep, set_status, wave
+from matplotlib.figure import Figure
 
 from runner.command.report import listing, main, report
 from runner.errors import ConfigError, FolderError
@@ -47,6 +48,37 @@ def test_seeds_become_a_mean_and_a_spread(tmp_path):
     text = joined(table(summary))
     assert "0.850 ± 0.071" in text and "over 2 seeds" in text
     assert "python -m runner -m trainer=dpo kl_coef=0.5 learning_rate=0.0001 name=kl seed=0,1" in text
+
+
+def test_pictures_are_neither_written_nor_deleted_through_a_link(tmp_path):
+    group = lay_sweep(tmp_path / "kl", SEEDS, logged=True)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "holiday.png").write_text("mine")
+    (group / "plots").symlink_to(tmp_path / "mine")
+    with pytest.raises(FolderError, match="a link to"):
+        report(group)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["holiday.png"]
+    (group / "plots").unlink()
+    (group / "plots").mkdir()
+    (group / "plots" / "loss.part").symlink_to(tmp_path / "mine" / "holiday.png")
+    report(group)
+    assert (tmp_path / "mine" / "holiday.png").read_text() == "mine"
+
+
+def test_two_reports_of_a_name_at_once_both_succeed(tmp_path, monkeypatch):
+    group = lay_sweep(tmp_path / "kl", SEEDS, logged=True)
+    draw = Figure.savefig
+
+    def meanwhile(figure, file, format, **how):
+        draw(figure, file, format=format, **how)
+        if format == "png":  # the other report comes in before this picture has its name
+            monkeypatch.undo()
+            report(group)
+
+    monkeypatch.setattr(Figure, "savefig", meanwhile)
+    report(group)
+    assert Figure.savefig is draw and (group / "report.html").exists()
+    assert {path.suffix for path in (group / "plots").iterdir()} == {".png"}
 
 
 def test_no_line_but_a_command_or_a_heading_is_longer_than_the_terminal(tmp_path):

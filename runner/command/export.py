@@ -95,9 +95,13 @@ def _check(run: Papers, options: Mapping[str, str]) -> None:
 
 def _check_place(folder: Path) -> None:
     """Raise FolderError where something is in the way that is not an export as it was written."""
-    if folder.exists() and not (folder.is_dir() and (not any(folder.iterdir()) or verify(folder))):
-        found = "holds something else than an export as it was written"
+    if folder.is_symlink() or (folder.exists() and not _is_replaceable(folder)):
+        found = "a link" if folder.is_symlink() else "holds something else than an export as it was written"
         raise FolderError(Fault(shown(folder), found, "no folder yet, or an earlier export", "to=<another folder>"))
+
+
+def _is_replaceable(folder: Path) -> bool:
+    return folder.is_dir() and (not any(folder.iterdir()) or verify(folder))
 
 
 def _write(run: Papers, new: Path, dtype: str | None, trust: bool) -> tuple[str, list[str]]:

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import ConfigError, Fault, FolderError
+from runner.files import find_links
 from runner.report.number import short
 from runner.report.objective import check_objective
 from runner.report.read import is_run, read_group
 from runner.report.single import run_table, view_of, write_run_report
 from runner.report.sweep import count_states, summarise, write_report
 from runner.report.table import Column, lay_out, shown, table
+from runner.run import link_faults
 
 KEYS = ("objective", "direction", "output_root")
 
@@ -40,6 +42,10 @@ def main(line: Any) -> int:
 def report(folder: Path, objective: str | None = None, direction: str | None = None) -> str:
     """Write the report of a run or of a group into its folder, and return what the terminal shows of it."""
     width = shutil.get_terminal_size((80, 24)).columns
+    # Of a name only the pictures: its runs may be links to where they are.
+    links = find_links(folder) if is_run(folder) else filter(Path.is_symlink, [folder / "plots"])
+    if faults := link_faults(links):
+        raise FolderError(faults)
     if is_run(folder):
         view = view_of(folder)
         text = run_table(view, width)

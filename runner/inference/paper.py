@@ -16,6 +16,7 @@ from typing import Any
 from runner.errors import Fault, FolderError
 from runner.files import SHIPPED, read_json, shipped, strict, write_json, write_text
 from runner.report.table import shown
+from runner.run import link_faults
 
 
 def key_of(facts: Mapping[str, Any]) -> str:
@@ -56,6 +57,8 @@ class Paper:
 
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lock = self.part.with_suffix(".lock")
+        if faults := link_faults(filter(Path.is_symlink, [self.part, lock])):
+            raise FolderError(faults)
         try:
             with FileLock(lock, timeout=0):
                 yield

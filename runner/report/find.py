@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from runner.errors import ConfigError, Fault, FolderError
+from runner.files import find_links
 from runner.report.read import Papers, is_run, read_run
 from runner.report.table import shown
+from runner.run import link_faults
 
 
 def find_runs(words: Sequence[str], verb: str, count: int, root: Path = Path("outputs")) -> list[Papers]:
@@ -19,7 +21,9 @@ def find_runs(words: Sequence[str], verb: str, count: int, root: Path = Path("ou
         cure = f"python -m runner {verb} {' '.join([str(root / '<name>/<run>')] * count)}"
         raise ConfigError(Fault("RUN", found, expected, cure))
     runs = [find_run(word, verb, root) for word in words]
-    if faults := [run for run in runs if isinstance(run, Fault)]:
+    faults = [run for run in runs if isinstance(run, Fault)]
+    faults += link_faults(path for run in runs if isinstance(run, Path) for path in find_links(run))
+    if faults:
         raise FolderError(dict.fromkeys(faults))
     return [read_run(run) for run in runs if isinstance(run, Path)]
 

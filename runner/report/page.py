@@ -273,7 +273,7 @@ def _write_pngs(pictures: Sequence[Picture], folder: Path) -> None:
     """Leave exactly these pictures in a folder, not those of an earlier report."""
     written = {write_png(picture, folder) for picture in pictures}
     for path in set(folder.glob("*.png")) - written:
-        path.unlink()
+        path.unlink(missing_ok=True)  # another report may have done so
 
 
 def _render(name: str, **context: Any) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from runner.files import write_bytes
 from runner.report.axis import Axis
 from runner.report.number import number, short, spread, value
 from runner.report.read import Papers, curve, is_number, names, read_metrics
@@ -145,12 +145,11 @@ def to_svg(picture: Picture, prefix: str) -> str:
 
 def write_png(picture: Picture, folder: Path) -> Path:
     """Write the figure as ``<name>.png`` into a folder, whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{picture.name}.png"
+    path, file = folder / f"{picture.name}.png", io.BytesIO()
     with _style():
         _add_legend(picture)
-        picture.figure.savefig(path.with_suffix(".part"), format="png", dpi=160, facecolor="white")
-    os.replace(path.with_suffix(".part"), path)
+        picture.figure.savefig(file, format="png", dpi=160, facecolor="white")
+    write_bytes(path, file.getvalue())
     return path
 
 

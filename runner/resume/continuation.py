@@ -15,11 +15,11 @@ from typing import Any
 from runner.check.known import leaves as scalars
 from runner.check.known import nodes
 from runner.errors import ConfigError, Fault, FolderError
-from runner.files import damage_of, read_json, told, write_json
+from runner.files import damage_of, find_links, read_json, told, write_json
 from runner.report.axis import leaves
 from runner.report.find import find_run
 from runner.report.number import value as written
-from runner.run import VOLATILE, Run, folder_of, held, processes_of, sealed_checkpoints
+from runner.run import VOLATILE, Run, folder_of, held, link_faults, processes_of, sealed_checkpoints
 from runner.signature import Parameter, read_signature
 from runner.signature.read import UNKNOWN
 
@@ -113,7 +113,9 @@ def _named(cfg: Mapping[str, Any]) -> Run | Fault:
 def _unfit(other: Run) -> Iterator[Fault]:
     """A fault where there is nothing to go on from."""
     status = other.status()
-    if held(other):
+    if faults := link_faults(find_links(other.folder)):
+        yield from faults
+    elif held(other):
         found = f"{other} is being trained by pid {status.get('pid')}"
         yield Fault("resume", found, "a run that stands still", "wait for it")
     elif not sealed_checkpoints(other):

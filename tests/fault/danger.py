@@ -265,6 +265,9 @@ LINKS = (
     "completions.jsonl",
     "checkpoints/completions.jsonl",
     "status.json",
+    "checkpoints",
+    "model",
+    "plots",
 )
 
 
@@ -281,9 +284,10 @@ def misses_of_links(folder: Path, names: Sequence[str] = LINKS) -> Iterator[str]
         lay_stranger(target)
         (target / name).unlink(missing_ok=True)
         (target / name).parent.mkdir(exist_ok=True)
-        (target / name).symlink_to(precious)
+        (target / name).symlink_to(precious if "." in name else folder)
         fork([str(target)], work, worker.main)
-        if precious.read_text() != "precious\n":
+        fork(["report", str(target)], work)
+        if not precious.exists() or precious.read_text() != "precious\n":
             yield f"{name}: what it leads to was changed"
 
 
