@@ -406,16 +406,16 @@ def _first(noted: Mapping[str, float], *names: str) -> float | None:
 class Probe:
     """Small pieces of the weights that are trained, spread evenly over them; what befalls all of them shows there.
 
-    Of a policy beside a critic, those of the policy. A look costs a few microseconds for each of at most ``TENSORS``
-    pieces, whatever the size of the model. What only looks so in the pieces is looked up in all weights.
+    A look costs a few microseconds for each of at most ``TENSORS`` pieces, whatever the size of the model. What only
+    looks so in the pieces is looked up in all weights.
     """
 
     TENSORS, ENTRIES = 32, 256
 
     def __init__(self, model: nn.Module):
-        policy = getattr(model, "policy", model)
-        self.all = [each for each in policy.parameters() if each.requires_grad and each.numel()]
+        self.all = [each for each in model.parameters() if each.requires_grad and each.numel()]
         self.picked = self.all[:: math.ceil(len(self.all) / self.TENSORS) or 1]
+        self.before, self.bits = self.weights(), None
 
     @torch.no_grad()
     def weights(self) -> Tensor | None:
@@ -440,6 +440,20 @@ class Probe:
         for each in self.all:
             if _has_gradient(each):
                 yield _local(each.grad).abs().max().item()
+
+    def moved(self, weights: Tensor | None) -> float:
+        """1 where some weight has changed since this was asked last, 0 where none has, -1 where nobody knows yet.
+
+        ``weights`` are those of now. Where the pieces look the same, all weights are added up, now and next time.
+        """
+        before, self.before = self.before, weights
+        if weights is None:
+            return -1.0
+        if not torch.equal(weights, before):
+            self.bits = None
+            return 1.0
+        bits, self.bits = self.bits, self.sum_of_bits()
+        return -1.0 if bits is None else float(bits != self.bits)
 
     @torch.no_grad()
     def sum_of_bits(self) -> int:
@@ -514,8 +528,8 @@ class Health(TrainerCallback):
         self.alarms = self.build(state.global_step > 0 and memory is None)
         for alarm in self.alarms:
             vars(alarm).update((memory or {}).get(alarm.name, {}))
-        self.probe = Probe(model)
-        self.before, self.bits = self.probe.weights(), None
+        self.trained = Probe(model)
+        self.probe = Probe(model.policy) if hasattr(model, "policy") else self.trained
         self.gradient, self.skipped, self.pace = None, False, 1.0
         self.slope_at: tuple[Tensor | None, Tensor | None] = (None, None)
 
@@ -562,31 +576,34 @@ class Health(TrainerCallback):
 
     def sickness_behind(self, number: int) -> SickRun | None:
         """The sickness of a step that raised, where weights that are no numbers are behind it."""
-        return self._not_finite(number, BROKEN) if self.alarms and not self.probe.are_finite() else None
+        return self._not_finite(number, BROKEN) if self.alarms and not self.trained.are_finite() else None
 
     def _not_finite(self, number: int, found: str) -> SickRun | None:
         return next((each.sickness(number, found) for each in self.alarms if isinstance(each, NotFinite)), None)
 
     def _refuse_broken_weights(self, device: torch.device, number: int) -> None:
-        broken = any(row[0] for row in gathered([float(not self.probe.are_finite())], device))
+        broken = any(row[0] for row in gathered([float(not self.trained.are_finite())], device))
         if broken and (sickness := self._not_finite(number, BROKEN)):
             raise sickness
 
     def _look(self, device: torch.device, number: int) -> Step:
         """What the step showed in this process, and then in all of them."""
         weights = self.probe.weights()
+        # A policy without a gradient waits for its critic, which then has to move.
+        waits = self.gradient is None and self.probe is not self.trained
+        moved = self.trained.moved(self.trained.weights()) if waits else self.probe.moved(weights)
         rewards = dict(self.rewards()) if self.rewards else {}
         mine = [
             math.nan if self.loss is None else self.loss.item(),
             -1.0 if self.gradient is None else self.gradient,
             -1.0 if weights is None else (weights.norm() / math.sqrt(len(weights))).item(),
-            self._moved(weights),
+            moved,
             self._slope(weights),
             *(value for each in rewards.values() for value in each),
         ]
-        self.loss, self.before = None, weights
+        self.loss = None
         rows = gathered(mine, device)
-        losses, gradients, sizes, moved, slopes, *earned = zip(*rows, strict=True)
+        losses, gradients, sizes, moves, slopes, *earned = zip(*rows, strict=True)
         lows, highs, counts = earned[::3], earned[1::3], earned[2::3]
         spread = zip(rewards, map(min, lows), map(max, highs), map(sum, counts), strict=True)
         return Step(
@@ -594,26 +611,13 @@ class Health(TrainerCallback):
             loss=sum(losses) / len(losses),
             gradient=_largest(gradients),
             weight=_largest(sizes),
-            moved=None if max(moved) < 0 else max(moved) > 0,
+            moved=None if max(moves) < 0 else max(moves) > 0,
             slope=next((slope for slope in slopes if math.isfinite(slope)), None),
             pace=self.pace,
             skipped=self.skipped,
             noted=self._noted(),
             rewards={name: (low, high, int(count)) for name, low, high, count in spread},
         )
-
-    def _moved(self, weights: Tensor | None) -> float:
-        """1 where some weight has changed, 0 where none has, -1 where that is not known yet.
-
-        Where the pieces look the same, all weights are added up, now and after the next step.
-        """
-        if weights is None:
-            return -1.0
-        if not torch.equal(weights, self.before):
-            self.bits = None
-            return 1.0
-        before, self.bits = self.bits, self.probe.sum_of_bits()
-        return -1.0 if before is None else float(before != self.bits)
 
     def _slope(self, weights: Tensor | None) -> float:
         """The cosine between the gradient that the loss gave and what became of the weights; NaN where one is 0."""

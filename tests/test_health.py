@@ -1,6 +1,7 @@
 """Each alarm rings for what it names and for nothing else, by sequences of steps made by hand."""
 
 import math
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -240,8 +241,7 @@ def test_the_probe_looks_at_a_few_pieces_of_a_large_model():
 
 def test_the_probe_knows_what_is_trained():
     net = model()
-    net[0].requires_grad_(False)
-    net.policy = net[2]  # of PPO, beside a critic
+    net[:2].requires_grad_(False)
     assert [id(each) for each in Probe(net).all] == [id(each) for each in net[2].parameters()]
     assert Probe(net.requires_grad_(False)).weights() is None and Probe(net).gradient() is None
 
@@ -288,8 +288,10 @@ def test_alone_a_process_gathers_from_itself():
 class Training:
     """The events of a training of one small model, each step by a change that is given."""
 
-    def __init__(self, build=lambda resumed: build_alarms(), rate=1e-3, notes=None, folder="none", done=0):
-        self.model = model()
+    def __init__(
+        self, build=lambda resumed: build_alarms(), rate=1e-3, notes=None, folder="none", done=0, beside=False
+    ):
+        self.model = torch.nn.ModuleDict({"policy": model(), "critic": model()}) if beside else model()
         self.health = Health(build)
         self.health.notes = notes
         group = {"lr": rate, "initial_lr": 1e-3}
@@ -301,14 +303,18 @@ class Training:
     def event(self, name, **more):
         getattr(self.health, f"on_{name}")(self.args, self.state, None, **self.given, **more)
 
-    def step(self, loss=1.0, gradient=1.0, change=-1e-4):
-        for each in self.model.parameters():
-            each.grad = torch.full_like(each, gradient)
+    def step(self, loss=1.0, gradient=1.0, change=-1e-4, parts=None):
+        """All weights change, or each of the parts as it is told, which says whether it has a gradient as well."""
+        parts = parts or {self.model: (change, True)}
+        for part, (_, learns) in parts.items():
+            for each in part.parameters():
+                each.grad = torch.full_like(each, gradient) if learns else None
         self.health.hear_loss(torch.tensor(loss))
         self.event("pre_optimizer_step")
         with torch.no_grad():
-            for each in self.model.parameters():
-                each += change
+            for part, (change, _) in parts.items():
+                for each in part.parameters():
+                    each += change
         self.event("optimizer_step")
         self.state.global_step += 1
         self.event("step_end")
@@ -372,6 +378,27 @@ def test_a_resumed_training_is_as_sick_at_the_same_step(name, steps, done, tmp_p
     with pytest.raises(SickRun, match=f"{name} at step {len(steps)}"):
         for step in steps[done:]:
             resumed.step(**step)
+
+
+@pytest.mark.parametrize(
+    ("policy", "critic", "sick"),
+    [
+        ((0.0, False), (-1e-4, True), None),
+        ((0.0, False), (0.0, True), "frozen at step 4"),
+        ((0.0, True), (-1e-4, True), "frozen at step 4"),  # the critic alone learns
+    ],
+)
+def test_a_policy_may_wait_for_its_critic_and_nobody_else(policy, critic, sick):
+    """Each of the two by its change in a step, and whether it has a gradient."""
+    training = Training(beside=True)
+    parts = {training.model.policy: policy, training.model.critic: critic}
+    with pytest.raises(SickRun, match=sick) if sick else nullcontext():
+        for _ in range(6):
+            training.step(parts=parts)
+    if not sick:
+        with pytest.raises(SickRun, match="frozen at step 10"):
+            for _ in range(6):
+                training.step(parts=dict.fromkeys(parts, (0.0, True)))
 
 
 @pytest.mark.parametrize("event", ["save", "train_end"])

@@ -23,7 +23,7 @@ CHOSEN_SICK = {
 }
 CHOSEN_HEALTHY = {
     *("sft", "sft memorised", "sft row by row", "sft frozen layers", "dpo warm-up from 0", "kto one-sided batches"),
-    *("reward", "grpo rare rewards", "grpo at the best reward", "ppo lora"),
+    *("reward", "grpo rare rewards", "grpo at the best reward", "ppo lora", "ppo warm-up of a critic model"),
 }
 
 

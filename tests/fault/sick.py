@@ -130,6 +130,12 @@ SICK = [
     Case("zero gradient reward", trainer("reward", 12, *callback("Gradient", at=1, times=0.0)), 1, "zero_gradient"),
     Case("frozen adapter", trainer("sft", 12, "peft=lora", "optimizer._target_=sabotage.Idle"), 1, "frozen"),
     Case("optimizer of strangers", trainer("dpo", 12, "optimizer._target_=sabotage.strangers"), 1, "frozen"),
+    Case(
+        "frozen ppo in the warm-up of its critic",
+        trainer("ppo", 8, "trainer.args.value_warmup_steps=8", "optimizer._target_=sabotage.Idle"),
+        1,
+        "frozen",
+    ),
     Case("frozen by rounding", trainer("sft", 12, "model.dtype=bfloat16", "learning_rate=1e-12"), 1, "frozen"),
     Case(
         "constant reward grpo",
@@ -205,6 +211,7 @@ HEALTHY = [
     Case("grpo rollouts used again", trainer("grpo", 12, "trainer.args.num_iterations=2")),
     Case("rloo", trainer("rloo", 10)),
     Case("ppo", trainer("ppo", 12, "learning_rate=3e-4")),
+    Case("ppo warm-up of a critic model", trainer("ppo", 8, "trainer.args.value_warmup_steps=5")),
     Case("ppo lora", trainer("ppo", 8, "peft=lora", "trainer.args.value_warmup_steps=5")),
     Case("online dpo", trainer("online_dpo", 10)),
     Case("distillation", trainer("distillation", 6), prepare=taught),
