@@ -6,8 +6,6 @@ Each is a small TrainerCallback that knows only what it is given. Checkpoints ar
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import sys
 import time
@@ -20,12 +18,12 @@ from typing import Any
 from tqdm import tqdm
 from transformers import TrainerCallback
 
-from runner.files import replace_rows, strict, write_text
+from runner.files import ROWS, forget_rows, read_last_row, replace_rows, sync
 
 
 class Record(TrainerCallback):
     """One line of strict JSON per logged step in ``metrics.jsonl``, each step once, whatever was
-    interrupted.
+    interrupted; of every file beside it that holds rows of steps, those that will be taken again are dropped.
 
     Everything logged at one step, training and evaluation, is one line. Beside the trainer's own
     names it holds
@@ -37,7 +35,6 @@ class Record(TrainerCallback):
         self.path = path
         self.tell = tell
         self.line: dict[str, Any] = {}
-        self.offset = 0
         self.started = time.monotonic()
         self.spent = 0.0
         self.ended = False
@@ -47,7 +44,10 @@ class Record(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
-            self._forget_after(state.global_step)
+            for path in self._papers():
+                forget_rows(path, state.global_step)
+            self.line = read_last_row(self.path)
+            self.spent = self.line.get("elapsed_seconds", 0.0)
             self.started = time.monotonic()
             self.first_step = state.global_step
             self.tell(step=state.global_step, max_steps=state.max_steps)
@@ -57,15 +57,16 @@ class Record(TrainerCallback):
             return  # what is measured after the end is of the best model, not of this step
         if self.line.get("step") != state.global_step:
             self.line = {"step": state.global_step}
-            self.offset = self.path.stat().st_size if self.path.exists() else 0
         self.line |= {"max_steps": state.max_steps, "percentage": _percentage(state)} | logs | self._times(state)
-        self._write()
+        replace_rows(self.path, [self.line])
         self.tell(step=state.global_step, max_steps=state.max_steps)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero and self.path.exists():
-            with open(self.path, "rb") as file:
-                os.fsync(file.fileno())
+        for path in self._papers() if state.is_world_process_zero else ():
+            sync(path)
+
+    def _papers(self) -> list[Path]:
+        return [path for path in map(self.path.parent.joinpath, ROWS) if path.exists()]
 
     def _times(self, state: Any) -> dict[str, float]:
         here = time.monotonic() - self.started
@@ -75,21 +76,6 @@ class Record(TrainerCallback):
             "elapsed_seconds": round(self.spent + here, 2),
             "remaining_seconds": None if remaining is None else round(remaining, 2),
         }
-
-    def _write(self) -> None:
-        with open(self.path, "r+b" if self.path.exists() else "w+b") as file:
-            file.truncate(self.offset)
-            file.seek(self.offset)
-            file.write(json.dumps(strict(self.line), ensure_ascii=False).encode() + b"\n")
-
-    def _forget_after(self, step: int) -> None:
-        """Drop the lines of steps that will be trained again, and a line that was cut off."""
-        kept = [line for line in _lines(self.path) if line["step"] <= step]
-        if self.path.exists():
-            write_text(self.path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
-        self.spent = kept[-1].get("elapsed_seconds", 0.0) if kept else 0.0
-        self.line = kept[-1] if kept else {}
-        self.offset = self.path.stat().st_size - _size(self.line) if kept else 0
 
 
 class Progress(TrainerCallback):
@@ -149,9 +135,6 @@ class Samples(TrainerCallback):
         self.write = lambda model: generate(model, self.prompts, max_new_tokens=max_new_tokens, temperature=temperature)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        if state.is_world_process_zero and self.path.exists():
-            rows = [row for row in _rows(self.path) if row["step"] <= state.global_step]
-            write_text(self.path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         if state.global_step == 0:
             self._sample(state, model)
 
@@ -257,26 +240,5 @@ def _last_words(prompt: Any) -> str:
     return prompt if isinstance(prompt, str) else prompt[-1]["content"]
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_text(encoding="utf-8").splitlines():
-        yield json.loads(line)
-
-
 def _percentage(state: Any) -> float:
     return round(100 * state.global_step / state.max_steps, 2) if state.max_steps else 0.0
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file, each step at most once."""
-    lines: dict[int, dict[str, Any]] = {}
-    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        lines[line["step"]] = line
-    return list(lines.values())
-
-
-def _size(line: dict[str, Any]) -> int:
-    return len((json.dumps(line, ensure_ascii=False) + "\n").encode())

@@ -13,15 +13,17 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from runner.secret import without_values
 
 PACKAGE = Path(__file__).resolve().parent
 SHIPPED = "runner://"
 SEAL = "seal.json"
+# The files of a run that hold the rows of its steps.
+ROWS = ("metrics.jsonl", "samples.jsonl", "completions.jsonl", "checkpoints/completions.jsonl")
 # A checkout keeps the menu of configs beside the package; a wheel carries it inside.
 MENU = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 
@@ -102,13 +104,51 @@ def read_last_row(path: Path) -> dict:
     return {}
 
 
-def replace_rows(path: Path, rows: Iterable[Mapping[str, object]], *, same: Sequence[str]) -> None:
-    """Add rows to a file of JSON lines, in place of those there with equal values of the keys ``same``; atomically."""
-    new = [dict(row) for row in rows]
-    there = {tuple(row[key] for key in same) for row in new}
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    kept = [row for row in map(json.loads, lines) if tuple(row[key] for key in same) not in there]
-    write_text(path, "".join(json.dumps(strict(row), ensure_ascii=False) + "\n" for row in kept + new))
+def replace_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, same: Sequence[str] = ()) -> None:
+    """Add rows of one step to a file of JSON lines that is in the order of steps.
+
+    They take the place of rows of this step with equal values of the keys ``same``, of rows of later steps, and of one
+    that was cut off. What stands before the step is neither read nor written.
+    """
+    if not rows:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    step, there = rows[0]["step"], {tuple(row[key] for key in same) for row in rows}
+    with open(path, "r+b" if path.exists() else "w+b") as file:
+        found = [row for row in _seek_behind(file, step - 1) if row["step"] == step]
+        kept = [row for row in found if tuple(row.get(key) for key in same) not in there]
+        text = "".join(json.dumps(strict(row), ensure_ascii=False) + "\n" for row in [*kept, *rows])
+        file.write(without_values(text).encode())
+        file.truncate()
+
+
+def forget_rows(path: Path, after: int) -> None:
+    """Cut off a file of JSON lines that is in the order of steps behind the rows of a step."""
+    if path.exists():
+        with open(path, "r+b") as file:
+            _seek_behind(file, after)
+            file.truncate()
+
+
+def _seek_behind(file: BinaryIO, step: int) -> list[dict[str, Any]]:
+    """Go to the place behind the rows of a step, and give those that follow, without what is no whole row."""
+    size, block = file.seek(0, os.SEEK_END), 8192
+    while True:
+        start = file.seek(max(0, size - block))
+        lines = file.read().splitlines(keepends=True)[bool(start) :]  # the first may be the end of one
+        rows = list(map(_read_row, lines))
+        before = max((place for place, row in enumerate(rows, 1) if row and row["step"] <= step), default=0)
+        if before or not start:
+            file.seek(size - sum(map(len, lines[before:])))
+            return [row for row in rows[before:] if row]
+        block *= 2
+
+
+def _read_row(line: bytes) -> dict[str, Any] | None:
+    with contextlib.suppress(ValueError):
+        row = json.loads(line) if line.endswith(b"\n") else None
+        return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+    return None
 
 
 def strict(value: object) -> object:

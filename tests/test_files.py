@@ -85,9 +85,45 @@ def test_shipped_files_are_named_without_a_machine():
     assert files.shipped("org/name") == "org/name"
 
 
-def test_rows_take_the_place_of_those_of_the_same_step(tmp_path):
+@pytest.fixture
+def table(tmp_path):
+    """Rows of two sets at the steps 1 to 900, more than are read at a time."""
     path = tmp_path / "new" / "rows.jsonl"
-    files.replace_rows(path, [{"step": 1, "text": "a"}, {"step": 1, "text": "b"}], same=["step"])
-    files.replace_rows(path, [{"step": 2, "text": "c"}], same=["step"])
-    files.replace_rows(path, [{"step": 1, "text": "é"}], same=["step"])
-    assert path.read_text(encoding="utf-8") == '{"step": 2, "text": "c"}\n{"step": 1, "text": "é"}\n'
+    for step in range(1, 901):
+        files.replace_rows(path, [{"step": step, "set": "a"}, {"step": step, "set": "b"}], same=["step", "set"])
+    return path
+
+
+def said(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_rows_are_added_without_a_look_at_those_of_earlier_steps(table):
+    assert [(row["step"], row["set"]) for row in said(table)] == [(n, s) for n in range(1, 901) for s in "ab"]
+    before, node = table.read_bytes(), table.stat().st_ino
+    table.write_bytes(b"x" + before[1:])
+    files.replace_rows(table, [{"step": 901, "set": "é"}], same=["step", "set"])
+    assert table.read_bytes() == b"x" + before[1:] + '{"step": 901, "set": "é"}\n'.encode()
+    assert table.stat().st_ino == node
+
+
+def test_rows_take_the_place_of_those_of_the_same_step_and_of_later_ones(table):
+    files.replace_rows(table, [{"step": 900, "set": "a", "new": 1}], same=["step", "set"])
+    assert said(table)[-2:] == [{"step": 900, "set": "b"}, {"step": 900, "set": "a", "new": 1}]
+    files.replace_rows(table, [{"step": 100, "set": "b"}], same=["step", "set"])
+    assert [row["step"] for row in said(table)[-3:]] == [99, 100, 100] and len(said(table)) == 200
+    files.replace_rows(table, [{"step": 1, "set": "c"}])
+    assert said(table) == [{"step": 1, "set": "c"}]
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"step": 901, "set": "a"}\n{"step": 901, "se', b"\0\0\0"])
+def test_a_half_row_goes_and_steps_that_are_taken_again_go(table, torn):
+    whole = table.read_bytes()
+    table.write_bytes(whole + torn)
+    files.replace_rows(table, [{"step": 901, "set": "b"}], same=["step", "set"])
+    assert said(table)[-1] == {"step": 901, "set": "b"} and said(table)[1799] == {"step": 900, "set": "b"}
+    table.write_bytes(whole + torn)
+    files.forget_rows(table, 900)
+    assert table.read_bytes() == whole
+    files.forget_rows(table, 0)
+    assert table.read_bytes() == b""
