@@ -1,6 +1,7 @@
 """One PPO update: its arithmetic against numbers worked by hand, and what must not change it."""
 
 import math
+import statistics
 
 import pytest
 import torch
@@ -32,6 +33,7 @@ from runner.trainer.ppo import (
     value_losses,
     whiten,
 )
+from runner.trainer.score import step_ends
 
 # Rounding grows where Adam divides a small gradient by its own size.
 EXACT = {"optim": "sgd", "learning_rate": 0.3, "max_steps": 1, "num_ppo_epochs": 2}
@@ -395,6 +397,30 @@ def test_scores_are_scaled_by_what_was_seen_so_far_and_clipped(tmp_path, how, cl
     assert rollout.returns_BR[:, 0].tolist() == pytest.approx(expected, abs=1e-5)
     # The log keeps the scores as they were.
     assert trainer.metrics["objective/scores"] == [pytest.approx(3.5)]
+
+
+@pytest.mark.parametrize("how", ["none", "scale", "whiten"])
+def test_rewards_of_steps_are_scaled_and_clipped_one_by_one_and_nothing_between_them(tmp_path, how):
+    """The first step of the first completion is worth 8, all others 0."""
+
+    def by_step(completion_ids, **_):
+        counts = [len(step_ends(letter_tokenizer(), ids, "q")) for ids in completion_ids]
+        return [[8.0 * (row == step == 0) for step in range(count)] for row, count in enumerate(counts)]
+
+    trainer = letter_trainer(
+        tmp_path, reward_funcs=by_step, step_separator="q", score_normalization=how, score_clip=1.5, **PLAIN
+    )
+    rollout, completions = rolled_out(trainer)
+    rewards = trainer.reward_tokens(rollout, completions)
+    given = [step for steps in by_step(completions.completion_ids) for step in steps]
+    mean, deviation = statistics.fmean(given), statistics.pstdev(given)
+    shift, scale = {"none": (0.0, 1.0), "scale": (0.0, deviation), "whiten": (mean, deviation)}[how]
+    expected = [max(-1.5, min(1.5, (step - shift) / scale)) for step in given]
+    ends = [step_ends(trainer.processing_class, ids, "q") for ids in completions.completion_ids]
+    found = [rewards[row, end].item() for row, row_ends in enumerate(ends) for end in row_ends]
+    assert found == pytest.approx(expected, abs=1e-5) and len(given) > 8
+    assert rewards.sum().item() == pytest.approx(sum(expected), abs=1e-4)  # and 0 elsewhere
+    assert trainer.memory.count == (0 if how == "none" else len(given))
 
 
 def test_scores_that_are_all_the_same_stay_finite_numbers(tmp_path):

@@ -38,7 +38,10 @@ KINDS = {
     "model": {},
     "renamed keys": {"kind": "gpt_neox"},
     "adapter": {"peft_config": lora()},
-    "head": {"critic": "head"},
+    "head": {
+        "critic": "head",
+        "reward_funcs": lambda completion_ids, **_: [[*map(float, ids)] for ids in completion_ids],
+    },
 }
 TIMED = ("time/", "eps", "train_")
 
@@ -70,7 +73,7 @@ def test_a_resumed_training_ends_with_the_same_bits(tmp_path, case, step):
     torch.rand(5)  # the random numbers of the process that goes on are others
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
     assert farthest(weights(whole), weights(resumed)) == 0
-    assert whole.memory == resumed.memory and whole.memory.count == 40 and whole.memory.kl_coef != 0.05
+    assert whole.memory == resumed.memory and whole.memory.count >= 40 and whole.memory.kl_coef != 0.05
     one, two = whole.optimizer.state_dict()["state"], resumed.optimizer.state_dict()["state"]
     assert all(torch.equal(one[key][name], two[key][name]) for key in one for name in ("exp_avg", "exp_avg_sq"))
     assert [told(line) for line in logs_of(whole)] == [told(line) for line in logs_of(resumed)]

@@ -12,6 +12,7 @@ from runner.errors import ConfigError
 from runner.trainer.score import Completions, Rewards, step_ends
 
 TOKENIZER = letter_tokenizer()
+NONE = -9.0  # stands for a token that was given no reward
 
 
 def completions(*texts: str, prompts: tuple[str, ...] = ("abc", "d", "ef"), **columns) -> Completions:
@@ -32,7 +33,7 @@ def build(*rewards, weights=None, tokenizer=TOKENIZER, **asked) -> Rewards:
 
 def score(*rewards, asked=None, weights=None, budget=512, **more):
     scores = build(*rewards, weights=weights, **more)(asked or completions("ab.", "c", "de."), None, budget)
-    return scores.outcome_B, scores.per_token, scores.each_BF
+    return scores.total_B, scores.earned_BR.nan_to_num(NONE), scores.each_BF
 
 
 def faults(*rewards, **more) -> str:
@@ -65,8 +66,9 @@ def test_rewards_add_up_with_their_weights_and_none_does_not_apply():
     def two(completions, **_):
         return [10.0, 20.0, None]
 
-    outcome, dense, sums = score(one, two, weights=[2.0, 0.5])
-    assert outcome.tolist() == [7.0, 10.0, 6.0] and dense == [None] * 3
+    total, earned, sums = score(one, two, weights=[2.0, 0.5])
+    assert total.tolist() == [7.0, 10.0, 6.0]
+    assert earned.tolist() == [[NONE, NONE, 7.0], [10.0, NONE, NONE], [NONE, NONE, 6.0]]  # by the last token of each
     assert sums.nan_to_num(-1).tolist() == [[1, 10], [-1, 20], [3, -1]]  # without weights, for the log
 
 
@@ -106,14 +108,16 @@ def test_a_reward_may_come_from_any_library(give):
 def test_a_reward_per_token_or_per_step_lands_where_it_was_earned():
     asked = completions("ab\ncd\ne.", "ab", "a\n")
     by_token = [[*range(8)], [5.0, 6.0], torch.tensor([1.0, 2.0])]
-    _, dense, sums = score(lambda **_: by_token, asked=asked)
-    assert dense[0].tolist() == [*range(8)] and dense[2].tolist() == [1.0, 2.0]
+    _, earned, sums = score(lambda **_: by_token, asked=asked)
+    assert earned[0, :8].tolist() == [*range(8)] and earned[2, :2].tolist() == [1.0, 2.0]
+    assert (earned[1:, 2:] == NONE).all()
     assert sums[:, 0].tolist() == [28.0, 11.0, 3.0]
     by_step = [[1.0, 2.0, 3.0], [4.0], [5.0]]
-    outcome, dense, _ = score(lambda **_: by_step, lambda **_: [1.0] * 3, asked=asked, weights=[2.0, 1.0])
-    assert outcome.tolist() == [1.0] * 3
-    assert dense[0].tolist() == [0, 2, 0, 0, 4, 0, 6, 0]  # before each newline, and before the end token
-    assert [row.tolist() for row in dense[1:]] == [[0, 8], [10, 0]]
+    total, earned, _ = score(lambda **_: by_step, lambda **_: [1.0] * 3, asked=asked, weights=[2.0, 1.0])
+    assert total.tolist() == [13.0, 9.0, 11.0]
+    # Before each newline, and before the end token, which earns what the whole is worth.
+    assert earned[0, :8].tolist() == [NONE, 2, NONE, NONE, 4, NONE, 6, 1]
+    assert earned[1:, :2].tolist() == [[NONE, 9], [10, 1]]
 
 
 def test_steps_end_with_the_token_that_completes_their_text():
@@ -254,7 +258,7 @@ def test_a_model_is_loaded_by_its_name_with_the_tokenizer_beside_it(tmp_path):
     rewards = build(str(folder), lambda **_: [0.0] * 2)
     assert rewards.names == ["judge", "<lambda>"]
     asked = completions("ab.", "c")
-    outcome = rewards(asked, None, 512).outcome_B
+    outcome = rewards(asked, None, 512).total_B
     rows = [p + c for p, c in zip(asked.prompt_ids, asked.completion_ids, strict=True)]
     assert outcome.tolist() == pytest.approx([plain_score(model, row) for row in rows], abs=1e-5)
     assert type(rewards.model_for_critic()) is type(model)

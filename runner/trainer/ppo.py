@@ -152,8 +152,10 @@ class PPOConfig(TrainingArguments):
     reward_model_path: str | None = None  # a further reward: a sequence classification model
     reward_weights: list[float] | None = None  # one for each reward; None: 1
     step_separator: str = "\n"  # stands between the steps of a completion, where a reward is given per step
-    score_normalization: Literal["none", "scale", "whiten"] = "none"  # by running deviation (Engstrom et al. 2020)
-    score_clip: float | None = None  # bound on the normalised score, either side
+    # By the running deviation (Engstrom et al. 2020) of all rewards that were given, be it for completions, steps or
+    # tokens (of steps: Shao et al. 2024, section 4.1.3); a token without a reward has none to shift.
+    score_normalization: Literal["none", "scale", "whiten"] = "none"
+    score_clip: float | None = None  # bound on each reward, normalised, either side
     whiten_rewards: bool = False  # scale rewards per token to variance 1
 
     # The update.
@@ -405,10 +407,9 @@ class PPOTrainer(Trainer):
         self._note_rollout(rollout, scores, penalty_B, kl_BR)
         self._note("val/num_eos_tokens", self._total(torch.tensor(sum(completions.ended), device=device)).item())
         last_B = torch.tensor(rollout.responses, device=device) - 1
-        rewards_BR[torch.arange(len(last_B)), last_B] += self._normalised(scores.outcome_B) - penalty_B
-        for row, rewards_R in enumerate(scores.per_token):
-            if rewards_R is not None:
-                rewards_BR[row, : len(rewards_R)] += rewards_R.to(device)
+        earned_BR = self._normalised(scores.earned_BR)
+        earned_BR[torch.arange(len(last_B)), last_B] -= penalty_B
+        rewards_BR = rewards_BR + earned_BR
         if args.kl_target is not None:
             self._adapt_kl(self._mean(kl_BR.sum(1)), episodes=len(last_B) * args.world_size)
         if args.whiten_rewards:
@@ -587,21 +588,23 @@ class PPOTrainer(Trainer):
         budget = self.args.max_tokens_per_micro_batch or TOKENS_PER_PASS * (1 if self.args.device.type == "cpu" else 32)
         with self.accelerator.autocast():
             scores = self.rewards(completions, self.state, budget)
-        scores.outcome_B = scores.outcome_B.to(self.args.device)
+        scores.earned_BR = scores.earned_BR.to(self.args.device)
         cut_off_B = ~torch.tensor(completions.ended, device=self.args.device)
         return scores, (self.args.missing_eos_penalty or 0.0) * cut_off_B
 
-    def _normalised(self, scores_B: Tensor) -> Tensor:
-        """The scores, scaled by what was seen of scores so far and clipped, as the arguments say."""
+    def _normalised(self, earned_BR: Tensor) -> Tensor:
+        """The rewards that were given, scaled by all of them so far and clipped, as the arguments say; 0 elsewhere."""
+        given_BR, clip = ~earned_BR.isnan(), self.args.score_clip
+        scores_N = earned_BR[given_BR]
         if self.args.score_normalization != "none":
-            count = self._total(torch.tensor(float(len(scores_B)), device=scores_B.device, dtype=torch.float64))
-            mean = self._total(scores_B.double().sum()) / count
-            squares = self._total((scores_B.double() - mean).square().sum())
+            count = self._total(torch.tensor(float(len(scores_N)), device=scores_N.device, dtype=torch.float64))
+            mean = self._total(scores_N.double().sum()) / count
+            squares = self._total((scores_N.double() - mean).square().sum())
             self.memory.add(count.item(), mean.item(), squares.item())
             shift = self.memory.mean if self.args.score_normalization == "whiten" else 0.0
-            scores_B = (scores_B - shift) / self.memory.deviation
-        clip = self.args.score_clip
-        return scores_B if clip is None else scores_B.clamp(-clip, clip)
+            scores_N = (scores_N - shift) / self.memory.deviation
+        scores_N = scores_N if clip is None else scores_N.clamp(-clip, clip)
+        return torch.zeros_like(earned_BR).masked_scatter(given_BR, scores_N)
 
     def _adapt_kl(self, kl: float, episodes: int) -> None:
         """Move kl_coef towards its target (Ziegler et al. 2019, section 2.2)."""

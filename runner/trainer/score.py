@@ -43,17 +43,15 @@ class Completions:
 
 @dataclass
 class Scores:
-    """What completions earned, weighted: for the whole of each, and per token where a reward told it."""
+    """What completions earned: each token its own rewards, weighted, and the last one those of the whole."""
 
-    outcome_B: Tensor
-    per_token: list[Tensor | None]  # [R] each
+    earned_BR: Tensor  # NaN where no reward was told, which is not a reward of 0
     each_BF: Tensor  # every reward's sum, not weighted; NaN where it does not apply
 
     @property
     def total_B(self) -> Tensor:
-        """The whole and the tokens together."""
-        sums = [0.0 if one is None else float(one.sum()) for one in self.per_token]
-        return self.outcome_B + torch.tensor(sums, device=self.outcome_B.device)
+        """All tokens together."""
+        return self.earned_BR.nansum(1)
 
 
 class Rewards:
@@ -105,19 +103,17 @@ class Rewards:
             for reward, tokenizer in zip(self.rewards, self.tokenizers, strict=True)
         ]
         answers = [_to_values(name, answer) for name, answer in zip(self.names, _awaited(answers), strict=True)]
-        rows = len(asked.prompts)
+        rows, width = len(asked.prompts), max([1, *map(len, asked.completion_ids)])
         self._check(answers, rows)
-        scores = Scores(torch.zeros(rows), [None] * rows, torch.full((rows, len(answers)), math.nan))
+        scores = Scores(torch.full((rows, width), math.nan), torch.full((rows, len(answers)), math.nan))
         for column, (answer, weight) in enumerate(zip(answers, self.weights, strict=True)):
             for row, value in enumerate(answer):
-                if isinstance(value, list):
-                    spread = weight * self._spread(self.names[column], value, asked.completion_ids[row])
-                    before = scores.per_token[row]
-                    scores.per_token[row] = spread if before is None else before + spread
-                    scores.each_BF[row, column] = float(sum(value))
-                elif value is not None:
-                    scores.outcome_B[row] += weight * float(value)
-                    scores.each_BF[row, column] = float(value)
+                if value is not None:
+                    values, tokens = value if isinstance(value, list) else [value], asked.completion_ids[row]
+                    at = [len(tokens) - 1] if values is not value else self._places(self.names[column], values, tokens)
+                    given = weight * torch.tensor(values, dtype=torch.float32)
+                    scores.earned_BR[row, at] = scores.earned_BR[row, at].nan_to_num() + given
+                    scores.each_BF[row, column] = float(sum(values))
         return scores
 
     def _check(self, answers: list[list[Any]], count: int) -> None:
@@ -139,18 +135,16 @@ class Rewards:
         if faults:
             raise ConfigError(faults)
 
-    def _spread(self, name: str, values: list[float], tokens: list[int]) -> Tensor:
-        """Rewards per token [R]: given so, or given for each step and put where the step ends (Uesato et al. 2022)."""
+    def _places(self, name: str, values: list[float], tokens: list[int]) -> list[int]:
+        """The tokens that earn rewards: each, or for rewards of steps those that end one (Uesato et al. 2022)."""
         if len(values) == len(tokens):
-            return torch.tensor(values, dtype=torch.float32)
+            return list(range(len(tokens)))
         ends = step_ends(self.tokenizer, tokens, self.step_separator)
         if len(values) != len(ends):
             found = f"{len(values)} rewards for a completion of {len(tokens)} tokens and {len(ends)} steps"
             expected = f"one for each token, or for each step (steps end with {self.step_separator!r})"
             raise ConfigError(Fault(f"reward.{name}", found, expected, "trainer.args.step_separator=<text>"))
-        spread = torch.zeros(len(tokens))
-        spread[ends] = torch.tensor(values, dtype=torch.float32)
-        return spread
+        return ends
 
     @torch.no_grad()
     def _of_model(self, model: nn.Module, tokenizer: Any, asked: Completions, budget: int) -> list[float]:
