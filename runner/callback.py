@@ -37,12 +37,13 @@ class Record(TrainerCallback):
         self.line: dict[str, Any] = {}
         self.started = time.monotonic()
         self.spent = 0.0
-        self.ended = False
+        self.ended = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.ended = True
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.ended = False
         if state.is_world_process_zero:
             for path in self._papers():
                 forget_rows(path, state.global_step)
@@ -54,7 +55,7 @@ class Record(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
         if not state.is_world_process_zero or (self.ended and args.load_best_model_at_end):
-            return  # what is measured after the end is of the best model, not of this step
+            return  # what is measured then is of the best model, not of this step
         if self.line.get("step") != state.global_step:
             self.line = {"step": state.global_step}
         self.line |= {"max_steps": state.max_steps, "percentage": _percentage(state)} | logs | self._times(state)

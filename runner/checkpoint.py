@@ -62,22 +62,21 @@ class Seal(TrainerCallback):
             self.rotate(root, state.best_model_checkpoint)
         _wait_for_all()
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero and state.global_step >= state.max_steps:
-            self.rotate(Path(args.output_dir), state.best_model_checkpoint, healthy=True)
-
     def rotate(self, root: Path, best: str | None, healthy: bool = False) -> None:
         """Delete the oldest checkpoints; ``healthy`` is what is known of a run that has come to its end.
 
-        Else what is newer than a sickness takes to be noticed may be sick. Then the newest that is older stays as well,
+        Then the best is one of those that may stay, beside the newest, from which a run that is killed now goes on.
+        Before, what is newer than a sickness takes to be noticed may be sick: the newest that is older stays as well,
         and the oldest that is newer, which will be that one.
         """
         sealed = [path for path in root.glob("checkpoint-[0-9]*") if (path / SEAL).exists()]
         sealed.sort(key=_step)
         old = [path for path in sealed if _step(path) <= _step(sealed[-1]) - NOTICED]
-        safe = sealed[-self.keep :] + ([] if healthy else [*old[-1:], sealed[len(old)]])
+        safe = [path for path in sealed if best and path.name == Path(best).name]
+        beside = len(safe) if healthy and not {*safe} & {*sealed[-self.keep :]} else 0
+        safe += sealed[-max(1, self.keep - beside) :] + ([] if healthy else [*old[-1:], sealed[len(old)]])
         for path in sealed:
-            if path not in safe and (best is None or path.name != Path(best).name):
+            if path not in safe:
                 remove(path)
 
 
@@ -115,17 +114,21 @@ def resume(trainer: Trainer, checkpoint: Path | None, train: Callable[[str | Non
         train(str(checkpoint) if checkpoint else None)
         return
     best = state["best_model_checkpoint"] if trainer.args.load_best_model_at_end else None
-    loader = Restore()
-    trainer.add_callback(loader)
+    loader, callbacks = Restore(), trainer.callback_handler.callbacks
+    callbacks.insert(0 if best else len(callbacks), loader)  # none may take the best step for that of the training
     try:
         train(best or str(checkpoint))
     except Restored:
-        pass
+        trainer.state.global_step = state["global_step"]
     finally:
-        trainer.remove_callback(loader)
-    for callback in trainer.callback_handler.callbacks if trainer.is_world_process_zero() else ():
-        if isinstance(callback, Seal):  # it may have been killed after its last save, and before this
-            callback.rotate(Path(trainer.args.output_dir), state["best_model_checkpoint"], healthy=True)
+        callbacks.remove(loader)
+
+
+def rotate_last(trainer: Trainer) -> None:
+    """Delete the checkpoints that a training which has come to its end need not keep; for its first process."""
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, Seal):
+            callback.rotate(Path(trainer.args.output_dir), trainer.state.best_model_checkpoint, healthy=True)
 
 
 def cycle_steps(args: Any) -> int:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from runner.checkpoint import Seal, cycle_steps
-from runner.files import verify
+from runner.files import seal, verify
 
 
 def control(save):
@@ -17,11 +17,11 @@ def state(step, total=100, best=None):
 
 
 def test_a_save_inside_a_generation_cycle_waits_for_its_end():
-    seal = Seal(keep=2, cycle_steps=4)
+    keeper = Seal(keep=2, cycle_steps=4)
     saved = []
     for step in range(1, 13):
         asked = control(save=step in (2, 5, 8))
-        seal.on_step_end(None, state(step), asked)
+        keeper.on_step_end(None, state(step), asked)
         if asked.should_save:
             assert asked.should_log
             saved.append(step)
@@ -29,8 +29,8 @@ def test_a_save_inside_a_generation_cycle_waits_for_its_end():
 
 
 def test_the_last_step_is_saved_wherever_it_falls():
-    seal, asked = Seal(keep=2, cycle_steps=4), control(save=True)
-    seal.on_step_end(None, state(10, total=10), asked)
+    keeper, asked = Seal(keep=2, cycle_steps=4), control(save=True)
+    keeper.on_step_end(None, state(10, total=10), asked)
     assert asked.should_save
 
 
@@ -42,12 +42,21 @@ def checkpoint(root, step):
 
 
 def test_older_checkpoints_go_after_the_new_one_is_sealed_and_the_best_stays(tmp_path):
-    seal, args = Seal(keep=2), SimpleNamespace(output_dir=str(tmp_path))
+    keeper, args = Seal(keep=2), SimpleNamespace(output_dir=str(tmp_path))
     for step in (1, 2, 3, 4):
         checkpoint(tmp_path, step)
-        seal.on_save(args, state(step, best=str(tmp_path / "checkpoint-1")), None)
+        keeper.on_save(args, state(step, best=str(tmp_path / "checkpoint-1")), None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-3", "checkpoint-4"]
     assert all(verify(path) for path in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("keep", "best", "left"), [(2, 1, [1, 9]), (2, 8, [8, 9]), (3, None, [7, 8, 9]), (1, 9, [9])])
+def test_a_finished_run_has_no_more_checkpoints_than_it_may_and_the_best_of_them(tmp_path, keep, best, left):
+    keeper, best = Seal(keep), best and str(tmp_path / f"checkpoint-{best}")
+    for step in range(1, 10):
+        seal(checkpoint(tmp_path, step))
+    keeper.rotate(tmp_path, best, healthy=True)
+    assert sorted(int(path.name.partition("-")[2]) for path in tmp_path.iterdir()) == left
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Stopped or killed, the same command continues, and ends with the same bits."""
 
 import functools
+import shutil
 import signal
 import time
 
@@ -98,6 +99,23 @@ def timeless(run):
     clock = ("_seconds", "_per_second", "_runtime", "_time", "num_tokens", "train_loss", "total_flos", "eps")
     lines = read_metrics(run.metrics)
     return [{k: v for k, v in line.items() if not k.endswith(clock) and "time/" not in k} for line in lines]
+
+
+def test_a_run_killed_behind_its_last_step_ends_with_the_best_checkpoint_and_the_whole_record(train):
+    """The held-out loss falls, and the checkpoint is asked for at which it is highest: an early one."""
+    words = ("trainer=sft", *WORDS, "trainer.args.max_steps=3", "trainer.args.save_steps=1", "learning_rate=1e-3")
+    best = ("trainer.args.load_best_model_at_end=true", "trainer.args.metric_for_best_model=eval_loss")
+    words += (*best, "trainer.args.greater_is_better=true", "trainer.args.eval_strategy=steps")
+    words += ("trainer.args.eval_steps=1", "metric=exact")
+    run = train(*words).run
+    names = ("metrics.jsonl", "completions.jsonl", "scores.json")
+    before = {name: (run.folder / name).read_text() for name in names}, weights(run.model)
+    assert weights(run.model) == weights(run.checkpoints / "checkpoint-1")
+    shutil.rmtree(run.model)
+    run.set_status("running", step=3)
+    assert train(*words).code == 0
+    assert before == ({name: (run.folder / name).read_text() for name in names}, weights(run.model))
+    assert (run.status()["state"], run.status()["step"]) == ("finished", 3)
 
 
 def test_two_processes_never_train_in_one_folder(runner, slow_callback):

@@ -235,6 +235,9 @@ def test_early_stopping_keeps_the_best_checkpoint_and_saves_it(train):
     assert done.scores["after"]["eval_loss"] == pytest.approx(min(losses.values()), rel=1e-5)
     best = min(losses, key=losses.get)
     assert weights(done.run.checkpoints / f"checkpoint-{best}") == weights(done.run.model)
+    assert {path.name for path in done.run.checkpoints.glob("checkpoint-*")} == {
+        f"checkpoint-{step}" for step in (best, max(losses))
+    }
 
 
 @pytest.mark.slow

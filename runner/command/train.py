@@ -136,6 +136,7 @@ def _finish(run: Run, parts: Mapping[str, Any], stop: Any, seconds: float) -> No
     """Measure again, save what others can load, draw the curves, and only then say finished."""
     from accelerate.utils import set_seed
 
+    from runner.checkpoint import rotate_last
     from runner.report.plot import write_plots
 
     trainer = parts["trainer"]
@@ -150,6 +151,7 @@ def _finish(run: Run, parts: Mapping[str, Any], stop: Any, seconds: float) -> No
     write_manifest(run, files=files_of(run.model))
     if stop.number is not None:  # a library has caught it, and what it left out nobody knows
         raise stop.error()
+    rotate_last(trainer)
     _push(run)
     run.set_status("finished", step=trainer.state.global_step, cause=None)
     print(_closing(run, scores, trainer.state.global_step, seconds))
