@@ -7,72 +7,143 @@ What a launcher does not do: read a config, know a trainer, or decide whether a 
 from __future__ import annotations
 
 import contextlib
-import functools
+import logging
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
 from runner import work
 from runner.config import world_size
-from runner.errors import RunnerError, code_of
+from runner.errors import EnvironmentFault, Fault, RunnerError
+from runner.files import write_json
 from runner.resume.amendment import read_amendments
-from runner.run import PATIENCE, Run, locked
+from runner.run import PATIENCE, Run, held, locked
+from runner.secret import hidden
+
+GRACE = 120  # most seconds that processes have for the end of their step and its save
+# A process that fails because another is gone says so within this many seconds of the time, in whole seconds, at which
+# torchrun notices the other.
+DELAY = 2
+KINDS = {kind.__name__: kind for kind in RunnerError.__subclasses__()}
 
 
 def local(folder: str | Path, *, num_processes: int = 1, debug: bool = False) -> int:
     """Train on this machine: in this process, or in one process per device.
 
-    Several processes are started by torchrun, because ``accelerate launch --cpu`` silently runs one.
+    Several processes are started as torchrun does, because ``accelerate launch --cpu`` silently runs one.
     """
     starts = num_processes > 1 and world_size() == 1  # else they are there, and this is one of them
     return _torchrun(folder, num_processes, debug) if starts else work.work(folder, debug=debug)
-
-
-@contextlib.contextmanager
-def _handing_on(numbers: set[int], child: int) -> Iterator[list[int]]:
-    """Hand these signals on to a child and survive SIGINT; gives the list of what was handed on."""
-    handed: list[int] = []
-
-    def answer(number: int, frame: object) -> None:
-        if number == signal.SIGHUP:
-            work.hush()
-        if number in numbers:
-            handed.append(number)
-            # torchrun hands on these two only; SIGUSR1 would end it, and its workers could save nothing.
-            os.kill(child, number if number == signal.SIGINT else signal.SIGTERM)
-
-    before = {number: signal.signal(number, answer) for number in {*numbers, signal.SIGINT}}
-    try:
-        yield handed
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _torchrun(folder: str | Path, num_processes: int, debug: bool) -> int:
     run = Run(Path(folder))
     amended = len(read_amendments(run.folder))
     with locked(run, PATIENCE):
-        pass  # refused here, with the exit code that torchrun would not pass on
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_processes}"]
-    command += ["-m", "runner.work", str(folder), "--vouched", *(["--debug"] if debug else [])]
-    threads = str(max(1, (os.cpu_count() or 1) // num_processes))
-    environment = {"OMP_NUM_THREADS": threads} | work.ENVIRONMENT | os.environ
-    die = functools.partial(work.die_with, os.getpid())
-    # A session of its own, so that Ctrl-C reaches the workers once, through torchrun.
-    process = subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=die)
-    with _handing_on(set(work.stop_signals()), process.pid) as handed:
-        code = process.wait()
-    if code == 0:
+        pass  # refused here, before anything is started
+    work.settle()
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
+    failures = _start(run, num_processes, debug)
+    if not failures or run.status()["state"] == "finished":
         return 0
-    # torchrun says 1 for every failure; the state that the first process left says more.
-    if handed:
-        return code_of(handed[0])
-    if len(read_amendments(run.folder)) > amended:
+    if isinstance(failures, signal.Signals):
+        stop = work.Stop()
+        stop.number = failures
+        state, error = "interrupted", stop.error()
+    elif len(read_amendments(run.folder)) > amended:
         return _torchrun(folder, num_processes, debug)  # processes of which one has failed cannot meet again
-    cause = str(run.status().get("cause"))
-    kinds = [kind for kind in RunnerError.__subclasses__() if cause.startswith(kind.heading)]
-    return kinds[0].code if kinds else 1
+    else:
+        state, error = _cause_of(run, failures, debug)
+    if state and not held(run):
+        with contextlib.suppress(OSError), open(run.log, "a", encoding="utf-8") as log:
+            log.write(f"{error}\n")
+        work.conclude(run, state, error)
+    else:
+        work.conclude(run, None, error)
+    return error.code
+
+
+def _start(run: Run, num_processes: int, debug: bool) -> Mapping[int, Any] | signal.Signals | None:
+    """Train in several processes until all have ended; gives what failed, by rank, or the signal that came."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    elastic = logging.getLogger("torch.distributed.elastic")  # it would tell on the terminal what we tell
+    elastic.addHandler(logging.NullHandler())
+    elastic.propagate = False
+    before = {number: signal.getsignal(number) for number in work.stop_signals()}
+    with tempfile.TemporaryDirectory(prefix="processes-") as place:
+        config = LaunchConfig(
+            *(1, 1, num_processes),
+            run_id=run.folder.name,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            max_restarts=0,
+            logs_specs=DefaultLogsSpecs(log_dir=place),
+            signals_to_handle=",".join(signal.Signals(number).name for number in before),
+            shutdown_timeout=GRACE,
+        )
+        words = ("-u", "-m", "runner.launcher", run.folder, os.getpid(), *(["--debug"] if debug else []))
+        try:
+            elastic_launch(config, sys.executable)(*words)
+        except SignalException as asked:
+            if asked.sigval == signal.SIGHUP:
+                work.hush()
+            return asked.sigval
+        except ChildFailedError as failed:
+            return failed.failures
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    return None
+
+
+def _cause_of(run: Run, failures: Mapping[int, Any], debug: bool) -> tuple[str | None, RunnerError]:
+    """The state and the error of the process that failed first, which ended the others."""
+    told = {rank: _recorded(failure) for rank, failure in failures.items()}
+
+    def order(rank: int) -> tuple[bool, bool, float]:
+        kind = told[rank].get("kind")
+        was_told_to = kind == "Interrupted" or (not kind and failures[rank].exitcode == -signal.SIGTERM)
+        return was_told_to, kind not in KINDS, told[rank].get("timestamp", failures[rank].timestamp - DELAY)
+
+    rank = min(failures, key=order)
+    code, own = failures[rank].exitcode, told[rank]
+    if own:
+        error = KINDS.get(own["kind"], RunnerError)(Fault(*beats) for beats in own["faults"])
+        error.heading += f" (rank {rank})"
+        if debug:
+            print(own["py_callstack"], file=sys.stderr)
+        return own["state"], error
+    if code < 0:
+        hint = " (by a person, or by the system for want of memory)" if code == -signal.SIGKILL else ""
+        found = f"rank {rank} was killed by {signal.Signals(-code).name}{hint}"
+        return "failed", EnvironmentFault(Fault("processes", found, cure="run the same command again to continue"))
+    found = f"rank {rank} left with exit code {code} before the run was finished"
+    return "failed", RunnerError(Fault(str(run.log), found, cure="read the end of it"))
+
+
+def _recorded(failure: Any) -> Mapping[str, Any]:
+    """What a process has recorded of its end; nothing where it could not."""
+    told = failure.error_file_data["message"]
+    return told["extraInfo"] if isinstance(told, Mapping) else {}
+
+
+def _record(run: Run, state: str | None, error: RunnerError, debug: bool = False) -> None:
+    """Write how this process ended into torchrun's file for it, for the process that has started all of them."""
+    more = {"py_callstack": hidden(traceback.format_exc()), "timestamp": time.time(), "state": state}
+    more |= {"kind": type(error).__name__, "faults": [list(map(str, astuple(fault))) for fault in error.faults]}
+    write_json(Path(os.environ["TORCHELASTIC_ERROR_FILE"]), {"message": {"message": str(error), "extraInfo": more}})
+
+
+if __name__ == "__main__":
+    work.die_with(int(sys.argv[2]))
+    sys.exit(work.work(sys.argv[1], debug="--debug" in sys.argv, tell=_record))

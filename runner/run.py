@@ -33,7 +33,7 @@ import yaml
 
 from runner.bound import check_yaml
 from runner.errors import ConfigError, Fault, FolderError
-from runner.files import ROWS, SEAL, damage_of, find_links, read_json, remove, told, write_json, write_text
+from runner.files import SEAL, damage_of, find_links, read_json, remove, told, write_json, write_text
 from runner.secret import hidden, hidden_source
 
 log = logging.getLogger(__name__)

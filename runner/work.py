@@ -18,6 +18,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -60,6 +61,7 @@ ENVIRONMENT = {
     "TRL_EXPERIMENTAL_SILENCE": "1",  # each such trainer says so in its YAML
 }
 RANK = int(os.environ.get("RANK", "0"))
+Teller = Callable[..., None]  # of a run, the state it ended in, and the error
 
 
 class Stop:
@@ -143,7 +145,18 @@ def _check_trust(run: Run, vouched: bool) -> None:
         raise ConfigError([replace(danger, cure=cure) for danger in dangers])
 
 
-def work(folder: str | Path, command: str = "train", debug: bool = False) -> int:
+def conclude(run: Run, state: str | None, error: RunnerError, debug: bool = False) -> None:
+    """Write down how a run ended, unless that is not ours to say, and tell it; of several processes, the first does."""
+    if RANK == 0 and state:
+        if isinstance(error, EnvironmentFault):
+            remove_unfinished(run)  # what a full disk has cut off would only keep it full
+        with contextlib.suppress(OSError):  # then it is running without a process, which everyone reads as interrupted
+            run.set_status(state, cause=str(error))
+    if RANK == 0 or not state:
+        print(hidden(traceback.format_exc()) if debug else error, file=sys.stderr)
+
+
+def work(folder: str | Path, command: str = "train", debug: bool = False, tell: Teller = conclude) -> int:
     """Run a command on a run folder and return the exit code that ``errors`` lists; never raises."""
     settle()
     run, stop = Run(Path(folder)), Stop()
@@ -158,10 +171,10 @@ def work(folder: str | Path, command: str = "train", debug: bool = False) -> int
                 remove_leftovers(run)
                 run.set_status("running", cause=None)
             held.enter_context(_logging(run.log))
-            return _answer(run, lambda: _carry_out(command, run, stop), stop, debug)
+            return _answer(run, lambda: _carry_out(command, run, stop), stop, partial(tell, debug=debug))
     except (RunnerError, OSError) as error:
         told = _explained(run, error)
-        print(told, file=sys.stderr)
+        tell(run, None, told)
         return told.code
 
 
@@ -226,7 +239,7 @@ def _command(name: str) -> Callable[[Run, Stop], None]:
     return getattr(import_module(f"runner.command.{name}"), name)
 
 
-def _answer(run: Run, command: Callable[[], None], stop: Stop, debug: bool) -> int:
+def _answer(run: Run, command: Callable[[], None], stop: Stop, tell: Teller) -> int:
     """Carry a command out and turn however it ended into a state, a message and an exit code.
 
     Where a signal has come, whatever ended the command is that: libraries retell an exception that passes through
@@ -237,21 +250,16 @@ def _answer(run: Run, command: Callable[[], None], stop: Stop, debug: bool) -> i
         return 0
     except Exception as error:
         if stop.number is not None:
-            return _end(run, "interrupted", stop.error(), debug)
-        return _end(run, "failed", _explained(run, error), debug)
+            return _end(run, "interrupted", stop.error(), tell)
+        return _end(run, "failed", _explained(run, error), tell)
     except SystemExit as left:
         found = f"something called sys.exit({left.code!r}) before the run was finished"
-        return _end(run, "failed", RunnerError(Fault(str(run.log), found, cure="read the traceback there")), debug)
+        return _end(run, "failed", RunnerError(Fault(str(run.log), found, cure="read the traceback there")), tell)
 
 
-def _end(run: Run, state: str, error: RunnerError, debug: bool) -> int:
+def _end(run: Run, state: str, error: RunnerError, tell: Teller) -> int:
     logging.getLogger("runner").info("%s", traceback.format_exc())
-    if RANK == 0:
-        if isinstance(error, EnvironmentFault):
-            remove_unfinished(run)  # what a full disk has cut off would only keep it full
-        with contextlib.suppress(OSError):  # then it is running without a process, which everyone reads as interrupted
-            run.set_status(state, cause=str(error))
-        print(hidden(traceback.format_exc()) if debug else error, file=sys.stderr)
+    tell(run, state, error)
     return error.code
 
 

@@ -105,3 +105,38 @@ def test_what_is_stopped_saves_its_step_and_starts_no_other_run(runner, kind, nu
     words = (*kind, "trainer=sft", "trainer.args.max_steps=500", "dataset.limit.eval=8", "metric=none")
     assert runner.stopped(*words, "name=sweep", "trainer.args.logging_steps=1", name="sweep", number=number) == code
     assert [Run(folder).status()["state"] for folder in runner.runs("sweep")] == ["interrupted"]
+
+
+ONE_ENDS = """
+import os, signal
+from transformers import TrainerCallback
+from runner import errors
+
+class Ends(TrainerCallback):
+    def __init__(self, how):
+        self.how = how
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if args.process_index == 1 and state.global_step == 2:
+            if self.how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise getattr(errors, self.how)(errors.Fault("mine", "an end of its own", cure="nothing"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "told"),
+    [
+        ("DataError", 2, "data (rank 1)\n  mine\n    found     an end of its own\n    type      nothing"),
+        ("SickRun", 3, "sick run (rank 1)\n  mine\n    found     an end of its own\n    type      nothing"),
+        ("killed", 5, "environment\n  processes\n    found     rank 1 was killed by SIGKILL"),
+    ],
+)
+def test_of_several_processes_the_one_that_failed_first_says_why(runner, how, code, told):
+    (runner.folder / "mine.py").write_text(ONE_ENDS)
+    own = ("+callback.ends._target_=mine.Ends", f"+callback.ends.how={how}", "allow=[mine]")
+    done = runner("trainer=sft", "launcher.num_processes=2", *SAME, *own, "name=one", code=code)
+    run = Run(runner.runs("one")[0])
+    assert run.status()["state"] == "failed" and run.status()["cause"].startswith(told)
+    assert told in done.stderr and told in run.log.read_text()
+    assert "Traceback" not in done.stderr and "Connection" not in done.stderr + run.status()["cause"]
