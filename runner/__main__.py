@@ -230,7 +230,7 @@ def sweep_by_plugin(line: CommandLine, axes: Sequence[str]) -> int:
     from hydra import main as hydra_main
 
     (first, *_) = runs = compose(line, axis.first_of([*axes, *line.overrides]))
-    check_ahead([runs], starts=not line.dry_run)
+    check_ahead([runs], starts=not line.dry_run, elsewhere=True)
     if line.dry_run:
         raise ConfigError(Fault("--dry-run", "a plugin chooses the jobs, one after the other", "a sweep of ours"))
     group, began = folder_of(first.cfg, []).parent, time.time()

@@ -15,6 +15,7 @@ from typing import Any
 
 from runner.check.known import JUDGED, nodes
 from runner.check.library import find_missing_libraries, find_other_versions
+from runner.check.sharding import find_unshardable, has_devices
 from runner.config import NUM_PROCESSES, Composed, world_size
 from runner.dataset.glance import Glance, look_at
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault
@@ -27,11 +28,11 @@ from runner.signature import read_signature
 HANDED = {*JUDGED, "prompts", "trainer_state", "log_extra", "log_metric", "environments"}
 
 
-def check_ahead(jobs: Sequence[Sequence[Composed]], *, starts: bool = True) -> None:
+def check_ahead(jobs: Sequence[Sequence[Composed]], *, starts: bool = True, elsewhere: bool = False) -> None:
     """Raise an error with everything that would stop one of these runs, each of them alone or the stages of one.
 
     What is finished is not looked at, and a folder that an earlier stage will fill is not missed. A machine that
-    only looks, which ``starts`` says, needs no libraries.
+    only looks, which ``starts`` says, needs no libraries; GPUs may be ``elsewhere``, where a plugin starts the runs.
     """
     runs = [composed for stages in jobs for composed in stages]
     if other_worlds := [fault for composed in runs for fault in _other_worlds(composed)]:
@@ -45,7 +46,7 @@ def check_ahead(jobs: Sequence[Sequence[Composed]], *, starts: bool = True) -> N
         raise ConfigError(dict.fromkeys([*data, *other]))
     if data:
         raise DataError(dict.fromkeys(data))
-    if starts and to_do and (lacking := list(_environment(to_do))):
+    if starts and to_do and (lacking := list(_environment(to_do, elsewhere))):
         raise EnvironmentFault(dict.fromkeys(lacking))
 
 
@@ -138,10 +139,12 @@ def _other_worlds(composed: Composed) -> Iterator[Fault]:
         yield Fault("accelerate launch", found, expected, f"{cure} {NUM_PROCESSES}={own if own > 1 else 2}")
 
 
-def _environment(to_do: Sequence[Composed]) -> Iterator[Fault]:
+def _environment(to_do: Sequence[Composed], elsewhere: bool) -> Iterator[Fault]:
     """A fault for each library that is missing or was not tried, and each place that must take files and does not."""
     for composed in to_do:
         yield from find_missing_libraries(composed.cfg)
+        if composed.cfg["trainer"]["args"].get("use_cpu") or not (elsewhere or has_devices()):
+            yield from find_unshardable(composed.cfg["trainer"]["args"])
     if not all((composed.cfg.get("tolerate") or {}).get("versions") for composed in to_do):
         yield from find_other_versions()
     yield from _closed_caches()

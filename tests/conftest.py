@@ -31,7 +31,13 @@ ENTER = "import sys; from pkgutil import resolve_name; resolve_name(sys.argv[1])
 # Of every command; what a test does in this process sets variables, and these would need a process from the start.
 ENVIRONMENT = dict(os.environ)
 PICTURES = plot.PICTURES
-OF_A_TEST = {"HF_HOME", "HF_TOKEN", "PYTHONPATH", "PYTEST_CURRENT_TEST"}  # variables that no library reads for good
+OF_A_TEST = {
+    "HF_HOME",
+    "HF_TOKEN",
+    "PYTHONPATH",
+    "PYTEST_CURRENT_TEST",
+    "RUNNER_TEST_FSDP_ON_CPU",
+}  # variables that no library reads for good
 
 
 class Command:

@@ -14,6 +14,7 @@ here. Written down is only what a signature cannot say, one thing a file:
     objective  losses and token weights: which trainers take them, and what they exclude
     allow    what may run, and what must be typed
     secret   that there is no secret
+    sharding  models spread over processes, where that cannot be had
 """
 
 from collections.abc import Collection, Iterator, Mapping

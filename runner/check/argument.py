@@ -105,6 +105,9 @@ def _without(fields: Fields) -> Iterator[Fault]:
     if fields["lr_scheduler_type"] in BY_SCORE and not fields.evaluates:
         found = f"{fields['lr_scheduler_type']}, and nothing is evaluated"
         yield Fault(f"{A}lr_scheduler_type", found, "an eval_strategy", f"{A}eval_strategy=steps")
+    if isinstance(fields["parallelism_config"], dict) and "_target_" not in fields["parallelism_config"]:
+        where, kind = f"{A}parallelism_config", "accelerate.ParallelismConfig"
+        yield Fault(where, "a mapping", f"{kind}, built from it", f"{where}._target_={kind}")
     if fields["packing"] is True and "max_length" in fields.args and fields.args["max_length"] is None:
         yield Fault(f"{A}max_length", "null, and rows are to be packed up to it", "a length", f"{A}max_length=1024")
 

@@ -305,4 +305,6 @@ def _cure(path: str, default: Any, known: Type, numbers: Range | None = None) ->
         return typed(path, known.choices[0])
     if numbers is not None and numbers.low in numbers and math.isfinite(numbers.low):
         return f"{path}={numbers.low}"
+    if known.kind == "none":
+        return f"{path}=null"
     return f"{path}=<{f'a number {numbers}' if numbers else known}>"

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from runner.errors import ConfigError, DataError, Fault, FolderError
+from runner.errors import ConfigError, DataError, Fault, FolderError, RunnerError
 from runner.files import files_of, read_json, seal, shipped, strict, write_json, write_text
 from runner.held_out import held_out_scores, measure_in
 from runner.inspection import find_faults, inspect_training, stop_ids
@@ -101,7 +101,18 @@ def _start(run: Run, parts: Mapping[str, Any], source: Run | None) -> None:
         write_manifest(run, **facts, material=material, starts=before.get("starts", 0) + 1)
         record_amendments(run)
         check_space(run)
+    trainer.add_callback(AtStart(lambda: _check_sharded(trainer)))
     trainer.add_callback(AtStart(lambda: _measure_before(run, parts)))
+
+
+def _check_sharded(trainer: Any) -> None:
+    """Raise RunnerError where FSDP was asked for, and the library has prepared something else without a word."""
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+    model = trainer.model_wrapped
+    if trainer.args.fsdp and not isinstance(model, FSDPModule | FullyShardedDataParallel):
+        found = f"true, and the model that was prepared is a {type(model).__name__}"
+        raise RunnerError(Fault("trainer.args.fsdp", found, "a model that is sharded", "trainer.args.fsdp=null"))
 
 
 def _notes_on(source: Run) -> list[str]:

@@ -131,6 +131,8 @@ class PPOConfig(TrainingArguments):
     logging_steps: float = 1
     remove_unused_columns: bool | None = False  # rewards may want any column
     bf16: bool | None = None  # None: where the hardware has it and fp16 is off
+    fsdp: None = None  # PPO trains whole models in each process, and so refuses what would shard them
+    deepspeed: None = None
 
     # The rollout.
     total_episodes: int | None = None  # prompts in all, in place of max_steps

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from runner.check.sharding import find_unshardable, shards_on_cpu
 from runner.config import asked_for, build
 from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.resume.amendment import amended_args, read_amendments
@@ -40,7 +41,9 @@ def build_args(run: Run) -> Any:
         "push_to_hub": False,  # at the end, without the pickled arguments
     }
     known = asked_for(node["_target_"])
-    return build(ours | _for_this_machine(known, node) | node | kept_back)
+    args = build(ours | _for_this_machine(known, node) | node | kept_back)
+    shards_on_cpu()
+    return args
 
 
 def _for_this_machine(known: set[str], args: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,6 +52,8 @@ def _for_this_machine(known: set[str], args: Mapping[str, Any]) -> dict[str, Any
 
     if not torch.accelerator.is_available():
         _refuse_of_gpus(args)
+        if faults := list(find_unshardable(args)):
+            raise EnvironmentFault(faults)
         return {name: value for name, value in ON_CPU.items() if name in known}
     if torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
         return {"bf16": False}

@@ -1,0 +1,52 @@
+"""Models that are spread over processes: which configurations ask for it, and where it cannot be had.
+
+Accelerate shards on devices alone: on a CPU it trains whole copies instead, without a word.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from runner.errors import Fault
+
+A = "trainer.args."
+FIELDS = ("fsdp", "deepspeed", "parallelism_config")
+VARIABLES = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")  # as accelerate launch sets them
+# Nodes of devices: NVIDIA (in WSL too), AMD, Intel and others, Huawei, Habana and TPU.
+DEVICES = ("nvidia[0-9]*", "dxg", "kfd", "dri/renderD*", "davinci[0-9]*", "accel/*", "accel[0-9]*", "vfio/[0-9]*")
+
+
+def find_unshardable(args: Mapping[str, Any]) -> Iterator[Fault]:
+    """A fault for each wish to shard, in the arguments of a trainer or by accelerate launch, where there is no GPU."""
+    if shards_on_cpu():
+        return
+    asked = {f"{A}{name}": (args.get(name), f"{A}{name}=null") for name in FIELDS}
+    asked |= {name: (os.environ.get(name, "").lower() in ("1", "true"), f"unset {name}") for name in VARIABLES}
+    for where, (value, cure) in asked.items():
+        if value:
+            found = f"{'set' if isinstance(value, Mapping) else str(value).lower()}, and there is no GPU here"
+            yield Fault(where, found, "GPUs: on a CPU each process would train a whole copy", cure)
+
+
+def has_devices() -> bool:
+    """Whether there may be a GPU or the like, by what the system shows of it; torch alone is sure."""
+    return any(any(Path("/dev").glob(pattern)) for pattern in DEVICES)
+
+
+def shards_on_cpu() -> bool:
+    """Whether this is a test that shards on a CPU, with accelerate told that its processes have devices.
+
+    RUNNER_TEST_FSDP_ON_CPU=1 is for the tests of this project alone. Accelerate shards for the kinds of processes that
+    it lists, and there is no public way to say that those of a CPU are of one.
+    """
+    if os.environ.get("RUNNER_TEST_FSDP_ON_CPU") != "1":
+        return False
+    if accelerate := sys.modules.get("accelerate"):
+        state, kinds = accelerate.PartialState._shared_state, accelerate.DistributedType
+        if state.get("distributed_type") == kinds.MULTI_CPU:
+            state["distributed_type"] = kinds.MULTI_GPU
+    return True
