@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import inspect
+import shlex
 import subprocess
 import sys
 import warnings
@@ -11,6 +12,8 @@ from textwrap import dedent
 
 import pytest
 
+from runner.check.value import typed
+from runner.config import parse, quote_text
 from runner.signature import (
     Definition,
     choices_compared,
@@ -457,3 +460,43 @@ def test_annotations(module):
 def test_values_as_the_command_line_takes_them():
     assert written(["a b", "x=1", "1", 1e-6, None, {"k": True}]) == ("[a b,'x=1','1',1e-06,null,{k:true}]")
     assert shortened(["one", "two", "three"], 12) == "one, ... (3)"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(
+            None,
+            True,
+            1e-6,
+            "none",
+            "null",
+            "1e-5",
+            ".5",
+            "",
+            "a b",
+            "a, b",
+            "it's",
+            "'\"",
+            "a\\",
+            "x\ny",
+            "${y}",
+            "{a}",
+        ),
+        *("\\d+\\s", "(a|b)*", ["q", "a b", None], ["[0-9]+", "\\d'"], {"a": 1, "b c": ["x, y"]}),
+    ],
+    ids=repr,
+)
+def test_what_is_told_to_be_typed_is_read_as_that_value(value):
+    """By a shell, our entry point and Hydra."""
+    [word] = [f"key={written(value)}"] if isinstance(value, dict) else shlex.split(typed("key", value))
+    [override] = parse([quote_text(word)])
+    assert _plain(override.value()) == value
+
+
+def _plain(value):
+    if isinstance(value, list):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, dict):
+        return {_plain(key): _plain(entry) for key, entry in value.items()}
+    return getattr(value, "text", value)

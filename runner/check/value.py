@@ -7,6 +7,7 @@ where one class means another thing by it, that class has a row of its own.
 import difflib
 import math
 import re
+import shlex
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -233,8 +234,10 @@ def shown(value: Any) -> str:
 
 def typed(path: str, value: Any) -> str:
     """What to type for a value at a path, with the quotes that a shell takes away."""
-    text = "..." if isinstance(value, dict) or looks_secret(str(value)) else written(value)
-    return f'{path}="{text}"' if set(text) & set("' []") else f"{path}={text}"
+    text = "..." if (isinstance(value, dict) and value) or looks_secret(str(value)) else written(value)
+    if set(text) & set('"$`\\!{\n'):
+        return shlex.quote(f"{path}={text}")
+    return f'{path}="{text}"' if set(text) & set("' []()*?;&|<>#~") else f"{path}={text}"
 
 
 def nearest(word: str, words: Iterable[str], cutoff: float = 0.6) -> list[str]:

@@ -14,13 +14,13 @@ from typing import Any
 
 from runner.check.known import leaves as scalars
 from runner.check.known import nodes
+from runner.check.value import typed
 from runner.errors import ConfigError, Fault, FolderError
 from runner.files import damage_of, find_links, read_json, told, write_json
 from runner.report.axis import leaves
 from runner.report.find import find_run
-from runner.report.number import value as written
 from runner.run import VOLATILE, Run, folder_of, held, link_faults, processes_of, sealed_checkpoints
-from runner.signature import Parameter, read_signature
+from runner.signature import Parameter, read_signature, written
 from runner.signature.read import UNKNOWN
 
 # Fields of a trainer's config that no step of the training reads.
@@ -139,8 +139,10 @@ def _differences(other: Run, cfg: Mapping[str, Any]) -> Iterator[Fault]:
             continue
         longer = longer or name in LONGER
         if reason := _objection(path, old, new, cfg, known):
+            unknown = path not in then and name not in known
             theirs = path not in then and name in OVERRULED
-            was, cure = ("its default", f"leave {path} out") if theirs else (written(old), f"{path}={written(old)}")
+            was = "its default" if theirs else written(old)
+            cure = f"leave {path} out" if theirs or unknown else typed(path, old)
             cure += ", or leave resume out, to start from the first step"
             yield Fault(path, f"{was} -> {written(new)}", reason, cure)
     status = other.status()

@@ -191,7 +191,7 @@ def written(value: Any) -> str:
         return f"[{','.join(map(written, value))}]"
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{written(entry)}" for key, entry in value.items()) + "}"
-    return repr(value) if isinstance(value, str) and _needs_quotes(value) else str(value)
+    return _quoted(value) if isinstance(value, str) and _needs_quotes(value) else str(value)
 
 
 def shortened(words: list[str], width: int = WIDTH) -> str:
@@ -208,11 +208,18 @@ def shortened(words: list[str], width: int = WIDTH) -> str:
     return text
 
 
+def _quoted(text: str) -> str:
+    """A text in quotes, in which Hydra takes a backslash as such unless a quote comes after it."""
+    quote = '"' if "'" in text and '"' not in text else "'"
+    ends = re.sub(rf"(\\*)({quote}|\Z)", lambda found: found[1] * 2 + ("\\" + quote if found[2] else ""), text)
+    return f"{quote}{ends}{quote}"
+
+
 def _needs_quotes(text: str) -> bool:
     """Whether a text would be read as something else, or end early, on the command line."""
     if not re.fullmatch(r"[\w./:@%+-]+( [\w./:@%+-]+)*", text):
         return True
-    return bool(re.fullmatch(r"(?i)null|true|false|[+-]?(\d[\d_]*\.?\d*(e[+-]?\d+)?|inf|nan)", text))
+    return bool(re.fullmatch(r"(?i)null|true|false|[+-]?((\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?|inf|nan)", text))
 
 
 def _is_same(value: Any, known: Any) -> bool:

@@ -19,6 +19,7 @@ import argparse
 import copy
 import json
 import resource
+import shlex
 import shutil
 import sys
 import tempfile
@@ -34,14 +35,13 @@ from damage import LAST_SAVE, flip
 from kill import GROUPS, TRAINERS, WORDS, Place, unbroken
 from warm import Warm
 
-from runner.config import compose
+from runner.config import compose, parse, quote_text
 from runner.errors import Fault
 from runner.files import files_of, read_json, seal
 from runner.report.axis import leaves
-from runner.report.number import value as written
 from runner.resume.continuation import find_resume_faults
 from runner.run import Run, open_run
-from runner.signature import read_signature
+from runner.signature import read_signature, written
 from runner.signature.read import UNKNOWN
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "trainer"
@@ -182,7 +182,17 @@ def judged(now: Mapping[str, Any], path: str, old: Any, new: Any, allowed: bool)
 def is_whole(fault: Fault, old: Any, new: Any) -> bool:
     """Whether a fault names what was and what is, and what to type to go on."""
     named = fault.found.startswith((f"{written(old)} -> ", "its default -> "))
-    return named and fault.found.endswith(f"-> {written(new)}") and "resume" in fault.cure and bool(fault.expected)
+    whole = named and fault.found.endswith(f"-> {written(new)}") and "resume" in fault.cure and bool(fault.expected)
+    return whole and is_typeable(fault.cure.partition(", or leave resume out")[0], old)
+
+
+def is_typeable(cure: str, old: Any) -> bool:
+    """Whether a shell and Hydra read what is to be typed as the value that was; not every value was there."""
+    if cure.startswith("leave "):
+        return True
+    [override] = parse(map(quote_text, shlex.split(cure)))
+    text = override.value()
+    return written(getattr(text, "text", text)) == written(old)
 
 
 # --- Real runs --------------------------------------------------------------------------------------------------------
