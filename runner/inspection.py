@@ -171,7 +171,7 @@ def _inspection(
     args, tokenizer = trainer.args, trainer.processing_class
     packs = bool(getattr(args, "packing", False))
     splits = packs and getattr(args, "packing_strategy", "") != "bfd"  # then what is too long goes on in the next one
-    goal = "prompt" if form == "prompt" else "score" if head == "score" or form == "stepwise" else "tokens"
+    goal = "prompt" if form == "prompt" else "score" if head == "score" else "tokens"
     limit = None if goal == "prompt" or splits else getattr(args, "max_length", None)
     spelt = [] if goal == "prompt" else [spell_row(tokenizer, row) for row in head_of(rows, count)]
     names = ("max_length", "assistant_only_loss", "completion_only_loss")

@@ -6,12 +6,13 @@ Read from the configuration alone, before anything loads. Whether a key and its 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
 import yaml
 
 from runner.config import Options
-from runner.dataset.convert import FORMS_FOR, fits
+from runner.dataset.convert import ARROWS, FORMS_FOR, TRAINER_FORMS, fits
 from runner.errors import Fault
 from runner.files import MENU
 from runner.held_out import find_metric_faults
@@ -22,9 +23,12 @@ from runner.tray.callback import find_callback_faults
 def find_mismatches(cfg: Mapping[str, Any], menu: Options) -> list[Fault]:
     """Parts that are each right and do not go together; read from the configuration alone, before anything loads."""
     rows, args = cfg["dataset"], cfg["trainer"]["args"]
-    form, wanted = rows.get("form"), cfg["trainer"]["form"]
+    form, wanted = rows.get("form"), cfg["trainer"].get("form")
     faults = []
-    if not fits(form, wanted):
+    if wanted not in TRAINER_FORMS:
+        near = ARROWS.get(wanted) or get_close_matches(str(wanted), TRAINER_FORMS) or ["<one of them>"]
+        faults.append(Fault("trainer.form", str(wanted), ", ".join(TRAINER_FORMS), f"trainer.form={near[0]}"))
+    elif not fits(form, wanted):
         found = f"{form} rows ({rows.get('path')})"
         expected = f"rows that can become {wanted} rows: {', '.join(FORMS_FOR[wanted])}"
         faults.append(Fault("dataset", found, expected, f"dataset=<{' | '.join(_datasets_for(wanted, menu))}>"))

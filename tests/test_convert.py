@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from runner.config import compose
 from runner.dataset.convert import ARROWS, FORMS_FOR, Conversion, Layout, convert, fits
 from runner.dataset.detect import detect, kept_columns, read_layout
 from runner.errors import DataError
+from runner.match import find_mismatches
 
 
 def user(text):
@@ -194,14 +196,6 @@ CELLS = {
     ),
     "a prompt": ({"prompt": "2+2="}, "prompt", {"prompt": [{"prompt": "2+2="}]}),
     "a prompt in turns": ({"prompt": LONG}, "prompt", {"prompt": [{"prompt": LONG}]}),
-    "steps": (
-        {"prompt": "2+2+2?", "completions": ["2+2=4", "4+2=7"], "labels": [True, False]},
-        "stepwise",
-        {
-            "stepwise": [{"prompt": "2+2+2?", "completions": ["2+2=4", "4+2=7"], "labels": [True, False]}],
-            "prompt": [{"prompt": "2+2+2?"}],
-        },
-    ),
 }
 
 
@@ -240,6 +234,18 @@ def test_the_table_of_arrows():
     assert FORMS_FOR["preference"] == ("preference",)
     assert FORMS_FOR["demonstration"] == (*("preference", "unpaired", "messages", "prompt_completion", "text"),)
     assert fits(None, "preference") and fits("text", None) and not fits("text", "prompt")
+
+
+@pytest.mark.parametrize("form", [*ARROWS, "promt", "stepwise"])
+def test_a_trainer_eats_one_of_its_forms(form):
+    found = [fault.cure for fault in find_mismatches(compose([f"trainer.form={form}"]).cfg, {})]
+    cures = {
+        "text": "demonstration",
+        "prompt_completion": "demonstration",
+        "promt": "prompt",
+        "stepwise": "<one of them>",
+    }
+    assert found == ([f"trainer.form={cures[form]}"] if form in cures else [])
 
 
 @pytest.mark.parametrize(
@@ -531,9 +537,6 @@ BAD = [
     ({"prompt": Q, "chosen": "4", "rejected": B}, "preference", "rejected", "text beside"),
     ({"prompt": Q, "completion": A, "label": None}, "unpaired", "label", "null"),
     ({"prompt": Q, "completion": A, "label": "yes"}, "unpaired", "label", "str 'yes'"),
-    ({"prompt": "2", "completions": [], "labels": []}, "stepwise", "completions", "list '[]'"),
-    ({"prompt": "2", "completions": ["4"], "labels": [1, 0]}, "stepwise", "labels", "2 labels"),
-    ({"prompt": "2", "completions": ["4"], "labels": [2]}, "stepwise", "labels", "[2]"),
 ]
 
 

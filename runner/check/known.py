@@ -35,10 +35,9 @@ GROUPS = (
 )
 # Keys beside the arguments of a target: of every node, and of one group's.
 SPECIAL = {"_target_": "str", "_partial_": "bool"}
-FORMS = "'demonstration', 'text', 'messages', 'prompt_completion', 'prompt', 'preference'"
 OWN = {
     "trainer": {
-        "form": f"Literal[{FORMS}, 'unpaired', 'stepwise']",
+        "form": "str",
         "head": "Literal['lm', 'score']",
         "evaluates": "bool",
     },

@@ -30,7 +30,6 @@ CONVERT_VERSION = 2
 # Which raw form can feed which trainer form. The order is the order of recognition: what needs more
 # columns comes first, and messages before prompt_completion, which would lose the earlier turns.
 ARROWS: dict[str, tuple[str, ...]] = {
-    "stepwise": ("stepwise", "prompt"),
     "preference": ("demonstration", "messages", "preference", "unpaired", "prompt", "answer"),
     "unpaired": ("demonstration", "messages", "unpaired", "prompt", "answer"),
     "messages": ("demonstration", "messages", "prompt", "answer"),
@@ -38,7 +37,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "text": ("demonstration", "answer"),
     "prompt": ("prompt",),
 }
-TRAINER_FORMS = ("demonstration", "messages", "preference", "unpaired", "prompt", "stepwise")
+TRAINER_FORMS = ("demonstration", "messages", "preference", "unpaired", "prompt")
 # The last feeds no trainer: metrics read known answers.
 FORMS_FOR = {to: tuple(raw for raw, ends in ARROWS.items() if to in ends) for to in (*TRAINER_FORMS, "answer")}
 
@@ -205,23 +204,6 @@ def _canonical_unpaired(cells: Row) -> Row:
     return {"prompt": prompt, "completion": completion, "label": bool(label)}
 
 
-def _canonical_stepwise(cells: Row) -> Row:
-    steps, labels = cells["completions"], cells["labels"]
-    for where, value in ("completions", steps), ("labels", labels):
-        if not isinstance(value, list) or not value:
-            raise _bad(where, _shown(value), "a list with one entry for each step")
-    if len(steps) != len(labels):
-        raise _bad("labels", f"{len(labels)} labels for {len(steps)} steps", "one for each step")
-    if any(label not in (0, 1) for label in labels):
-        raise _bad("labels", _shown(labels), "true or false for each step")
-    steps = [_text(step, f"completions[{place}]") for place, step in enumerate(steps)]
-    return {
-        "prompt": _side(cells, "prompt"),
-        "completions": steps,
-        "labels": [bool(label) for label in labels],
-    }
-
-
 def _canonical_preference(cells: Row) -> Row:
     """Prompt, chosen and rejected, also where the prompt is repeated in both or stands nowhere."""
     chosen, rejected = cells["chosen"], cells["rejected"]
@@ -287,7 +269,6 @@ def _split_text(chosen: str, rejected: str) -> tuple[str, str, str]:
 
 
 _CANONICAL: dict[str, Callable[[Row], Row]] = {
-    "stepwise": _canonical_stepwise,
     "preference": _canonical_preference,
     "unpaired": _canonical_unpaired,
     "messages": _canonical_messages,
@@ -386,18 +367,12 @@ def to_answer(row: Row) -> list[Row]:
     return [{"prompt": asked, "completion": [answer], "label": True}] if asked and answer["role"] == "assistant" else []
 
 
-def to_stepwise(row: Row) -> list[Row]:
-    """A prompt with the steps of an answer and whether each is right."""
-    return [row]
-
-
 _TO: dict[str, Callable[[Row], list[Row]]] = {
     "demonstration": to_demonstration,
     "messages": to_messages,
     "preference": to_preference,
     "unpaired": to_unpaired,
     "prompt": to_prompt,
-    "stepwise": to_stepwise,
     "answer": to_answer,
 }
 

@@ -18,12 +18,11 @@ log = logging.getLogger(__name__)
 # a conversation.
 ROLES = (
     *("prompt", "completion", "chosen", "rejected", "label", "messages", "system"),
-    *("input", "target", "text", "completions", "labels"),
+    *("input", "target", "text"),
 )
 
 # What a form needs: one role of each group; and what it also reads where it is there.
 NEEDS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "stepwise": (("prompt", "input"), ("completions",), ("labels",)),
     "preference": (("chosen",), ("rejected",)),
     "unpaired": (("prompt", "input"), ("completion", "target"), ("label",)),
     "messages": (("messages",),),
@@ -188,7 +187,7 @@ def _without_lost_system(layout: Layout, row: Mapping[str, Any], given: Mapping[
     """The layout without a column that happens to be called `system` beside plain text."""
     roles = layout.columns
     turns = "input" in roles or any(isinstance(row.get(column), list) for column in roles.values())
-    if "system" not in roles or "system" in given or (turns and layout.form != "stepwise"):
+    if "system" not in roles or "system" in given or turns:
         return layout
     log.warning("the column `system` is left out: plain text has no place for it")
     return Layout(layout.form, {role: name for role, name in roles.items() if role != "system"})
@@ -237,7 +236,7 @@ def kept_columns(columns: Iterable[str], layout: Layout, to: str, keep: Sequence
         for name in sorted(lost & set(columns) - set(layout.columns.values())):
             log.warning("the column `%s` is left out: %s", name, CLASHES[name])
     if to != "prompt":
-        tools = ("tools",) if "tools" in columns and layout.form not in ("text", "stepwise") else ()
+        tools = ("tools",) if "tools" in columns and layout.form != "text" else ()
         safe = [name for name in columns if name not in CLASHES and name not in ("prompt", "text")]
         asked = safe if EVERY in (keep or ()) else [name for name in keep or () if name not in tools]
         if faults := [_unkept(name, columns, safe, "weight") for name in asked if name not in safe]:
@@ -245,7 +244,7 @@ def kept_columns(columns: Iterable[str], layout: Layout, to: str, keep: Sequence
         return (*tools, *asked)
     if keep is None:
         return tuple(name for name in columns if name not in CLASHES and name != "prompt")
-    made = {"prompt", "reference"} if layout.form not in ("prompt", "stepwise") else {"prompt"}
+    made = {"prompt", "reference"} if layout.form != "prompt" else {"prompt"}
     wanted = [name for name in keep if name not in made or name in columns]
     usable = [name for name in columns if name not in CLASHES]
     faults = [_unkept(name, columns, usable) for name in wanted if name not in usable]

@@ -51,8 +51,6 @@ Role = Literal[
     "input",
     "target",
     "text",
-    "completions",
-    "labels",
 ]
 
 STREAM_BUFFER = 10_000  # rows of a stream that are shuffled among each other

@@ -772,13 +772,7 @@ DATASET = [
         "bad_rows=drop",
         {"rows.jsonl": [EXCHANGE | {"label": "maybe"}]},
     ),
-    bad(
-        "labels of other length than steps",
-        f"{ROWS} trainer=sft dataset.form=stepwise",
-        "stepwise",
-        "dataset",
-        {"rows.jsonl": [{"prompt": "a", "completions": ["b"], "labels": [True, False]}]},
-    ),
+    bad("form of rows as that of a trainer", f"{ROWS} trainer.form=text", "text", "trainer.form=demonstration"),
     bad(
         "lone surrogate",
         ROWS,
