@@ -119,6 +119,22 @@ def test_a_push_is_private_and_holds_no_pickle(online_runner, hub):
     assert all(upload.private for upload in hub.uploads)
 
 
+def test_a_push_that_fails_costs_no_training_and_the_command_told_makes_up_for_it(online_runner, hub):
+    from hub import TOKEN
+
+    hub.uploads.clear()
+    words = ("trainer=sft", *QUICK, "trainer.args.push_to_hub=true", "trainer.args.hub_model_id=tester/late")
+    done = online_runner(*words, "name=run")  # and no token
+    assert "finished  2 steps" in done.stdout and "401" in done.stderr and "Traceback" not in done.stderr
+    run = Run(online_runner.runs("run")[0])
+    assert run.status()["state"] == "finished" and "401" in run.manifest()["notes"][0]
+    assert "nothing was changed" in online_runner(*words, "name=run").stdout and hub.uploads == []
+    [cure] = [line for line in done.stderr.splitlines() if "python -m runner export" in line]
+    told = cure.partition("python -m runner ")[2].split()
+    assert "pushed" in online_runner(*told, HF_TOKEN=TOKEN).stdout
+    assert "model.safetensors" in hub.uploads[-1].files and hub.uploads[-1].private
+
+
 def test_nothing_is_pushed_unasked(online_runner, hub):
     hub.uploads.clear()
     online_runner("trainer=sft", *QUICK, "name=run")

@@ -12,10 +12,11 @@ import shlex
 import shutil
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from runner.errors import ConfigError, DataError, Fault, FolderError, RunnerError
+from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, FolderError, RunnerError
 from runner.files import files_of, read_json, seal, shipped, strict, write_json, write_text
 from runner.held_out import held_out_scores, measure_in
 from runner.inspection import find_faults, inspect_training, stop_ids
@@ -24,6 +25,7 @@ from runner.resume.continuation import begin_from, copy_papers, other_run
 from runner.resume.material import check_material, find_other_facts, read_material
 from runner.resume.recovery import amend, forget, record_amendments
 from runner.run import Run, last_checkpoint, write_manifest
+from runner.secret import hidden
 from runner.space import check_space
 from runner.tray import lay_out
 from runner.tray.model import path_of, policy_of
@@ -163,7 +165,7 @@ def _finish(run: Run, parts: Mapping[str, Any], stop: Any, seconds: float) -> No
     if stop.number is not None:  # a library has caught it, and what it left out nobody knows
         raise stop.error()
     rotate_last(trainer)
-    _push(run)
+    _push(run, stop)
     run.set_status("finished", step=trainer.state.global_step, cause=None)
     print(_closing(run, scores, trainer.state.global_step, seconds))
 
@@ -215,19 +217,29 @@ def _portable(args: Any) -> str:
     return json.dumps(strict(told), indent=2, ensure_ascii=False, default=str) + "\n"
 
 
-def _push(run: Run) -> None:
-    """Upload ``model/`` where ``push_to_hub`` was asked for; private unless the config says otherwise."""
+def _push(run: Run, stop: Any) -> None:
+    """Upload ``model/`` where ``push_to_hub`` was asked for; private unless the config says otherwise.
+
+    A hub that does not take it costs no training: that is told and noted, with the command that makes up for it.
+    """
+    from runner.command.export import push
+
     args = run.cfg["trainer"]["args"]
     if not args.get("push_to_hub"):
         return
-    from huggingface_hub import HfApi
-
-    hub = HfApi()
-    private = args.get("hub_private_repo")
-    name = args.get("hub_model_id") or run.folder.parent.name
-    repository = hub.create_repo(name, private=True if private is None else private, exist_ok=True)
-    hub.upload_folder(repo_id=repository.repo_id, folder_path=run.model, ignore_patterns=["*.bin", "seal.json"])
-    print(f"pushed to {repository}")
+    name, private = args.get("hub_model_id") or run.folder.parent.name, args.get("hub_private_repo") is not False
+    try:
+        print(f"pushed to {push(run.model, name, private)}")
+    except EnvironmentFault as error:
+        if stop.number is not None:  # that is what the upload failed of
+            raise stop.error() from error
+        named = name if "/" in name else f"<your account>/{name}"
+        words = "" if private else " private=false"
+        words += " trust_remote_code=true" if run.cfg["model"].get("trust_remote_code") else ""
+        cure = f"python -m runner export {shlex.quote(str(run))} push={named}{words}"
+        fault = replace(error.faults[0], where="trainer.args.push_to_hub", cure=cure)
+        log.warning("the run is finished, and its model was not pushed\n%s", fault)
+        write_manifest(run, notes=[*run.manifest().get("notes", []), hidden(f"not pushed: {fault.found}")])
 
 
 def _facts(parts: Mapping[str, Any]) -> dict[str, Any]:
