@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from runner.check.value import nearest
 from runner.dataset.convert import fits
 from runner.errors import ConfigError, Fault
 from runner.files import replace_rows
@@ -16,6 +17,7 @@ from runner.metric import kind_of
 from runner.metric.ask import Metric
 from runner.run import Run
 from runner.signature import read_signature
+from runner.signature.type import shortened
 from runner.tray.judge import build_metrics, named
 from runner.tray.model import policy_of
 from runner.tray.row import held_out_sets
@@ -27,7 +29,20 @@ CLOCK = ("_runtime", "_per_second", "_time", "epoch", "num_tokens")
 def held_out_scores(run: Run, parts: Mapping[str, Any]) -> dict[str, float]:
     """What the model reaches on held-out rows now: the trainer's own evaluation, and the configured metrics."""
     scores = {} if parts["eval_dataset"] is None else parts["trainer"].evaluate()
+    _check_best(parts["args"], list(scores))
     return {name: value for name, value in scores.items() if not name.endswith(CLOCK) and isinstance(value, float)}
+
+
+def _check_best(args: Any, given: Sequence[str]) -> None:
+    """Raise ConfigError where the best checkpoint is to be chosen by a figure that no evaluation gives."""
+    wanted = args.metric_for_best_model
+    named = f"eval_{str(wanted).removeprefix('eval_')}"
+    if not given or wanted is None or args.eval_strategy == "no" or named in given:
+        return
+    told, where = [name for name in given if not name.endswith(CLOCK)], "trainer.args.metric_for_best_model"
+    near = nearest(named, told) or [name for name in told if name.endswith("_loss")] or told
+    found = f"{wanted}, which the evaluation of the start model does not give"
+    raise ConfigError(Fault(where, found, shortened(told), f"{where}={near[0] if near else '<one of them>'}"))
 
 
 def measure_in(run: Run, parts: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from runner.check.known import nodes
 from runner.check.sharding import find_unshardable, shards_on_cpu
 from runner.config import asked_for, build
 from runner.errors import ConfigError, EnvironmentFault, Fault
@@ -41,6 +42,7 @@ def build_args(run: Run) -> Any:
         "push_to_hub": False,  # at the end, without the pickled arguments
     }
     known = asked_for(node["_target_"])
+    _refuse_absent_devices(cfg)
     args = build(ours | _for_this_machine(known, node) | node | kept_back)
     shards_on_cpu()
     return args
@@ -61,11 +63,30 @@ def _for_this_machine(known: set[str], args: Mapping[str, Any]) -> dict[str, Any
 
 
 def _refuse_of_gpus(args: Mapping[str, Any]) -> None:
-    """Raise EnvironmentFault for precisions that only a GPU computes in: slow here, or refused by the library."""
-    for name in ("fp16", "tf32"):
+    """Raise EnvironmentFault for precisions and kernels of a GPU: slow here, or refused by the library."""
+    for name in ("fp16", "tf32", "use_liger_kernel"):
         if args.get(name) is True:
             where = f"trainer.args.{name}"
             raise EnvironmentFault(Fault(where, "true, and there is no GPU here", "a GPU", f"{where}=false"))
+
+
+def _refuse_absent_devices(cfg: Mapping[str, Any]) -> None:
+    """Raise EnvironmentFault for each model, or part of one, that is to lie on a device which is not here."""
+    import torch
+
+    numbers = range(torch.accelerator.device_count())
+    kind = torch.accelerator.current_accelerator().type if numbers else "cpu"
+    here = {*ANYWHERE, kind, *map(str, numbers), *(f"{kind}:{number}" for number in numbers)}
+    faults = []
+    for path, node in nodes(cfg):
+        for key in ("device_map", *(("device",) if node["_target_"].startswith("runner.") else ())):
+            devices = node.get(key)
+            devices = devices.values() if isinstance(devices, Mapping) else [devices]
+            if absent := [str(one) for one in devices if one is not None and str(one) not in here]:
+                found, where = f"{', '.join(absent)}, and there is no such device here", f"{path}.{key}"
+                faults.append(Fault(where, found, ", ".join(sorted(here - {*ANYWHERE}) or ["cpu"]), f"{where}=null"))
+    if faults:
+        raise EnvironmentFault(faults)
 
 
 # Any other variable could change what other programs do: git, the loader, the hub client.
@@ -79,3 +100,5 @@ def foreign_variable(name: str) -> Fault:
 
 # Measured on CPU: activation checkpointing 1.25 times slower, bf16 autocast 1.28 times slower for a small model.
 ON_CPU = {"use_cpu": True, "bf16": False, "activation_checkpointing": False}
+# Where a model may lie on any machine, as accelerate has it.
+ANYWHERE = ("cpu", "disk", "meta", "auto", "balanced", "balanced_low_0", "sequential")
