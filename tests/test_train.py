@@ -212,6 +212,18 @@ def test_parts_go_together(train, words):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing:FutureWarning")
+def test_activations_are_computed_again_where_it_is_asked_for_by_the_old_name(train, monkeypatch):
+    from transformers import modeling_utils
+
+    real, calls = modeling_utils.checkpoint, []
+    monkeypatch.setattr(modeling_utils, "checkpoint", lambda *given, **how: calls.append(1) or real(*given, **how))
+    assert train(*few_rows("trainer=sft", *QUICK, "metric=none")).code == 0 and calls == []
+    assert train(*few_rows("trainer=sft", *QUICK, "metric=none", "trainer.args.gradient_checkpointing=true")).code == 0
+    assert calls
+
+
+@pytest.mark.slow
 def test_a_tracker_gets_its_files_in_the_run_folder(train):
     done = train(*few_rows("trainer=sft", "tracker=tensorboard", *QUICK))
     assert list((done.run.folder / "tensorboard").rglob("events.out.tfevents.*"))

@@ -133,9 +133,9 @@ def build_trainer(
 def setting_of(args: Mapping[str, Any], gpu: bool) -> Setting:
     """How a pass is computed; on a CPU only what was asked for, as ``tray.argument`` has it."""
     names = ("activation_checkpointing", "gradient_checkpointing")
-    if not gpu:
-        return Setting(False, bool(args.get("bf16")), bool(args.get("activation_checkpointing")))
     asked = [value for name in names if (value := args.get(name)) is not None]
+    if not gpu:
+        return Setting(False, bool(args.get("bf16")), any(asked[:1]))
     recompute = any(asked) if asked else any(setting(args, name, False) for name in names)
     return Setting(True, args.get("bf16", True) is not False and not args.get("fp16"), recompute)
 
