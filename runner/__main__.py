@@ -33,7 +33,7 @@ from runner.space import full, is_full
 from runner.sweep import axis
 from runner.sweep.plan import Plan, compose_jobs, tasks_of
 from runner.sweep.plugin import Job, failed_since
-from runner.sweep.pool import settings_of, train_all
+from runner.sweep.pool import Settings, confine, idle_devices, settings_of, train_all
 from runner.sweep.progress import Live, Stages, first_line
 from runner.terminal import tell_uncaught
 from runner.work import Stop, finished, is_finished, launch, settle
@@ -155,11 +155,12 @@ def start_all(runs: Sequence[config.Composed], line: CommandLine) -> int:
         return 0
     with in_a_folder(runs[0]):
         launcher = runs[0].cfg["launcher"]
+        settings = settings_of(launcher | {"jobs": 1}, runs, attached=True, debug=line.debug)
+        print(idle_devices(settings, runs[0].cfg), end="")
         if not runs[0].stage and not launcher.get("timeout_seconds"):
-            return start(runs[0], line)
+            return start(runs[0], settings)
         _refuse_in_a_world("stages" if runs[0].stage else "launcher.timeout_seconds")
         tasks = tasks_of([runs])
-        settings = settings_of(launcher | {"jobs": 1}, attached=True, debug=line.debug)
         codes, signals = train_all(tasks, settings, Stages(tasks))
         return code_of(signals[0]) if signals else next((code for code in codes.values() if code), 0)
 
@@ -172,7 +173,7 @@ def _refuse_in_a_world(what: str) -> None:
         raise ConfigError(Fault(what, found, "one process, which starts those of each run", cure))
 
 
-def start(composed: config.Composed, line: CommandLine) -> int:
+def start(composed: config.Composed, settings: Settings) -> int:
     """Lay the run folder and launch the worker in it, unless it is finished."""
     run = open_run(composed.cfg, composed.overrides, composed.command)
     if is_finished(run):
@@ -181,7 +182,8 @@ def start(composed: config.Composed, line: CommandLine) -> int:
     if offer := find_offer(composed.cfg, run.folder) if not sealed_checkpoints(run) else "":
         print(f"note      {offer}")
     print(f"run       {run}", flush=True)
-    return launch(run, line.debug)
+    confine(0, settings, run.cfg)
+    return launch(run, settings.debug)
 
 
 @contextlib.contextmanager
@@ -220,7 +222,8 @@ def sweep(line: CommandLine) -> int:
         return 0
     launcher = jobs[0][0].cfg["launcher"]
     with in_a_folder(jobs[0][0]):
-        settings = settings_of(launcher, debug=line.debug)
+        settings = settings_of(launcher, [run for runs in jobs for run in runs], debug=line.debug)
+        print(idle_devices(settings, jobs[0][0].cfg), end="")
         codes, signals = train_all(tasks, settings, Live(plan, settings.jobs))
     return conclude(jobs, codes, signals)
 

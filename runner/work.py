@@ -16,11 +16,12 @@ import signal
 import stat
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from runner import config
 from runner.check.allow import find_dangers
@@ -161,6 +162,7 @@ def work(folder: str | Path, command: str = "train", debug: bool = False, tell: 
     settle()
     run, stop = Run(Path(folder)), Stop()
     try:
+        take_devices(run.cfg, visible_devices())
         with stop.installed(), contextlib.ExitStack() as held:
             if RANK == 0:
                 held.enter_context(locked(run, PATIENCE))
@@ -184,6 +186,23 @@ def settle() -> None:
         os.environ.setdefault(name, value)
     # Said at every import on a machine without a GPU, about a kernel that nobody asked for.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+
+
+def visible_devices() -> list[str]:
+    """The GPUs that this process may use, found without waking them."""
+    if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name for name in named.split(",") if name.strip()]
+    return [str(number) for number, _ in enumerate(Path("/proc/driver/nvidia/gpus").glob("*"))]
+
+
+def take_devices(cfg: Mapping[str, Any], devices: Sequence[str], count: int = 1) -> None:
+    """Let this process see as many devices as it has processes; transformers would share each batch among all.
+
+    A model with a ``device_map`` is spread over all of them. Where torchrun has started us, each process knows its own.
+    """
+    mine = list(devices if (cfg.get("model") or {}).get("device_map") else devices[:count])
+    if "LOCAL_RANK" not in os.environ and mine != visible_devices():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
 
 
 def die_with(parent: int) -> None:

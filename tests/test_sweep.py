@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 
 from runner import __main__ as door
-from runner import config
+from runner import config, work
 from runner.errors import ConfigError
 from runner.files import MENU, read_json
 from runner.run import Run, held, locked, open_run
 from runner.sweep import pool
 from runner.sweep.plan import MOST_JOBS, Plan, check_size, state_of, tasks_of
-from runner.sweep.pool import Settings, confine, settings_of, visible_devices
+from runner.sweep.pool import Settings, confine, settings_of
 from runner.sweep.progress import Live, first_line
+from runner.work import visible_devices
 
 QUICK = ("dataset.limit.train=16", "dataset.limit.eval=2", "metric=none", "trainer.args.max_steps=1")
 
@@ -317,25 +318,59 @@ def test_each_of_several_jobs_sees_its_own_device_and_its_share_of_the_cpu(monke
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert visible_devices() == ["4", "5", "GPU-7"]
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    settings = settings_of({"jobs": 4})
+    settings = settings_of({"jobs": 3})
     import torch
 
     threads = torch.get_num_threads()
     seen = []
-    for slot in range(4):
+    for slot in range(3):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,GPU-7")
-        confine(slot, settings)
+        confine(slot, settings, {})
         seen.append((os.environ["CUDA_VISIBLE_DEVICES"], torch.get_num_threads()))
     torch.set_num_threads(threads)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert seen == [("4", 2), ("5", 2), ("GPU-7", 2), ("4", 2)]
-    confine(0, settings_of({"jobs": 1, "devices": [3]}))
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "4" and "OMP_NUM_THREADS" not in os.environ
+    assert seen == [("4", 2), ("5", 2), ("GPU-7", 2)]
+    confine(0, settings_of({"jobs": 1, "devices": [3, 1]}), {})
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3" and "OMP_NUM_THREADS" not in os.environ
     assert settings_of({"jobs": 2, "devices": [3, 1]}).devices == ["3", "1"]
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert settings_of({"jobs": 2}).threads() is None
+    assert settings_of({"jobs": 2, "devices": []}).threads() is None
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert visible_devices() == []
+
+
+def test_a_single_process_sees_one_device_and_says_so_where_there_are_more(monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(door, "launch", lambda run, debug: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]) or 0)
+    note = "note      2 GPUs here, 1 used (cuda:0); launcher.num_processes=2 uses both"
+    for words, shown in (([], "6"), (["launcher.num_processes=2"], "6,7"), (["launcher.devices=[7]"], "7")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
+        assert (note in said(capsys, "trainer=sft", *words)) == (shown == "6")
+        assert seen.pop() == shown
+    run = next(Path("outputs").glob("*/*/config.yaml")).parent
+    monkeypatch.setattr(work, "_carry_out", lambda *_: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]))
+    for rank, shown in (({}, "6"), ({"LOCAL_RANK": "1"}, "6,7")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
+        for name, value in rank.items():
+            monkeypatch.setenv(name, value)
+        assert work.work(run) == 0 and seen.pop() == shown
+
+
+def test_each_job_has_a_device_for_each_of_its_processes(monkeypatch, capsys):
+    words = ("trainer=sft", "seed=0,1", "launcher.num_processes=2", "name=sweep")
+    runs = [run for runs in jobs(*words) for run in runs]
+    settings = settings_of({"jobs": 2, "devices": range(5)}, runs)
+    seen = []
+    for slot in range(2):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
+        confine(slot, settings, runs[slot].cfg)
+        seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
+    assert seen == ["0,1", "2,3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    told = said(capsys, "-m", *words, "launcher.jobs=2", code=2)
+    assert "2 x 2 processes" in told and "3 devices" in told and "launcher.jobs=1" in told
+    assert "launcher.num_processes=3" in said(capsys, "trainer=sft", "launcher.num_processes=4", code=2)
+    assert not Path("outputs").exists()
 
 
 class Terminal:

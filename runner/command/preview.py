@@ -40,6 +40,7 @@ from runner.run import Run, folder_of, key_of
 from runner.terminal import quiet
 from runner.tray import lay_out
 from runner.tray.model import policy_of
+from runner.work import take_devices, visible_devices
 
 SETS = ("train", "eval", "all")
 LOADER = "runner.model.load.load_model"
@@ -188,6 +189,7 @@ def look(cfg: Mapping[str, Any], wishes: Wishes, of: str = "") -> list[Sheet]:
         light = lighten(cfg, max(SAMPLE, wishes.rows), write_stand_in(cfg, Path(place) / "model"))
         run = Run(Path(place) / "preview" / "run")
         write_text(run.folder / "config.yaml", yaml.safe_dump(light, sort_keys=False, allow_unicode=True))
+        take_devices(run.cfg, visible_devices())
         parts = lay_out(run, None)
         trainer, node = parts["trainer"], cfg["trainer"]
         how = {"form": node["form"], "head": node["head"], "ends": ends_of(cfg, policy_of(trainer))}

@@ -46,7 +46,7 @@ class Job:
         """Train what the words make, or find it finished."""
         runs = compose(words, self.folders)
         tasks = tasks_of([runs])
-        settings = settings_of(runs[0].cfg["launcher"] | {"jobs": 1}, attached=True, debug=self.debug)
+        settings = settings_of(runs[0].cfg["launcher"] | {"jobs": 1}, runs, attached=True, debug=self.debug)
         codes, signals = train_all(tasks, settings, Stages(tasks))
         if signals:
             raise KeyboardInterrupt

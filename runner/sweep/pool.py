@@ -16,15 +16,16 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
 from runner import config, work
-from runner.errors import FolderError
-from runner.run import Run, held, locked, open_run
+from runner.config import Composed
+from runner.errors import ConfigError, Fault, FolderError
+from runner.run import Run, held, locked, open_run, processes_of
 from runner.sweep.plan import Task
 from runner.sweep.progress import Show
 from runner.terminal import HidingFile
@@ -43,6 +44,7 @@ class Settings:
     """How many processes, on what, for how long; the keys of ``launcher`` that are not the launcher's own."""
 
     jobs: int = 1
+    processes: int = 1  # of a run, at most
     timeout_seconds: float | None = None
     devices: Sequence[str] = ()
     attached: bool = False
@@ -195,7 +197,7 @@ class Pool:
             log = None if self.settings.attached else _write_into(run.log)
             faulthandler.enable(log or sys.stderr)
             known = set(sys.modules)
-            confine(slot, self.settings)
+            confine(slot, self.settings, run.cfg)
             code = launch(run, debug=self.settings.debug)
             os.write(tell, loaded_since(known))
         except BaseException:
@@ -272,25 +274,42 @@ def train_all(tasks: Sequence[Task], settings: Settings, show: Show) -> tuple[di
     return pool.run(), pool.signals
 
 
-def settings_of(launcher: dict[str, Any], **others: Any) -> Settings:
-    """The pool's part of a launcher's keys; devices are those of this machine where none are named."""
-    jobs = launcher.get("jobs") or 1
+def settings_of(launcher: dict[str, Any], runs: Sequence[Composed] = (), **others: Any) -> Settings:
+    """The pool's part of a launcher's keys; devices are those of this machine where none are named.
+
+    Raises ConfigError where the processes of these ``runs`` are more than the devices, one for each.
+    """
+    jobs, processes = launcher.get("jobs") or 1, max((processes_of(run.cfg) for run in runs), default=1)
     devices = launcher.get("devices")
-    devices = [str(device) for device in (visible_devices() if devices is None else devices)]
-    return Settings(jobs, launcher.get("timeout_seconds"), devices, **others)
+    devices = [str(device) for device in (work.visible_devices() if devices is None else devices)]
+    if config.world_size() > 1:  # whoever has started these processes has given them theirs
+        devices = []
+    if devices and jobs * processes > len(devices):
+        key, cure = "jobs", f"launcher.jobs={len(devices) // processes}"
+        if processes > len(devices):
+            key, cure = "num_processes", f"launcher.num_processes={len(devices)} launcher.jobs=1"
+        if processes == 1:
+            cure += f", or launcher.devices=[{','.join((devices * jobs)[:jobs])}] to share them"
+        found = f"{jobs} x {processes} processes (launcher.jobs x num_processes) for {len(devices)} devices"
+        raise ConfigError(Fault(f"launcher.{key}", found, "a device for each process", cure))
+    return Settings(jobs, processes, launcher.get("timeout_seconds"), devices, **others)
 
 
-def visible_devices() -> list[str]:
-    """The GPUs that this process may use, found without waking them."""
-    if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [name for name in named.split(",") if name.strip()]
-    return [str(number) for number, _ in enumerate(Path("/proc/driver/nvidia/gpus").glob("*"))]
+def idle_devices(settings: Settings, cfg: Mapping[str, Any]) -> str:
+    """A line about devices that no process uses; empty where each has one."""
+    count, used = len(settings.devices), settings.jobs * settings.processes
+    if count <= used or cfg["model"].get("device_map"):
+        return ""
+    shown = ", ".join(f"cuda:{number}" for number in range(used))
+    more = f"launcher.num_processes={count}" if settings.jobs == 1 else f"launcher.jobs={count // settings.processes}"
+    return f"note      {count} GPUs here, {used} used ({shown}); {more} uses {'both' if count == 2 else 'all'}\n"
 
 
-def confine(slot: int, settings: Settings) -> None:
-    """Give one of several processes its own device and its share of the CPU."""
-    if settings.jobs > 1 and settings.devices:
-        os.environ["CUDA_VISIBLE_DEVICES"] = settings.devices[slot % len(settings.devices)]
+def confine(slot: int, settings: Settings, cfg: Mapping[str, Any]) -> None:
+    """Give one of several runs its own devices and its share of the CPU."""
+    first, last = slot * settings.processes, (slot + 1) * settings.processes
+    devices = settings.devices[first:last] if settings.jobs > 1 else settings.devices
+    work.take_devices(cfg, devices, processes_of(cfg))
     if threads := settings.threads():
         import torch
 
