@@ -26,6 +26,7 @@ from runner.config.user_folder import refused, use_folders
 from runner.errors import ConfigError, Fault
 from runner.files import MENU
 from runner.secret import form_of
+from runner.signature import read_signature
 
 GROUPS = (
     "trainer",
@@ -272,8 +273,12 @@ def serve(node: Mapping[str, Any], **tray: Any) -> Any:
 
 
 def asked_for(target: str) -> set[str]:
-    """The names of the arguments that a target takes."""
-    return set(inspect.signature(locate(target)).parameters)
+    """The names of the arguments that a target takes, also by handing on what it does not name."""
+    known = inspect.signature(locate(target)).parameters.values()
+    names = {each.name for each in known if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
+    if any(each.kind == each.VAR_KEYWORD for each in known) and (signature := read_signature(target)):
+        names |= set(signature.parameters)
+    return names
 
 
 SPECIAL = ("_target_", "_partial_")
