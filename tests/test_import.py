@@ -340,6 +340,19 @@ def test_it_writes_into_the_menu_of_this_folder_and_never_over_a_file(tmp_path, 
     assert main([*words, "force=true"]) == 0 and "axolotl_dpo" in target.read_text()
 
 
+@pytest.mark.parametrize(
+    "word",
+    ["name=../../x", "name=/tmp/x", "name=a/b", "name=.x", "name=", "name=a\tb", f"name={96 * 'x'}", "to=..yaml"],
+)
+def test_a_name_that_is_no_plain_one_is_refused(tmp_path, monkeypatch, capsys, word):
+    here = tmp_path / "a" / "b"
+    (here / "conf" / "experiment").mkdir(parents=True)
+    monkeypatch.chdir(here)
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["import", str(SAMPLES / "axolotl_dpo.yaml"), word]) == 2
+    assert "letters, digits" in capsys.readouterr().err and sorted(tmp_path.rglob("*")) == before
+
+
 def test_without_a_menu_it_only_prints(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["import", str(SAMPLES / "trl_sft.yaml")]) == 0

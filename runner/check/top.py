@@ -1,5 +1,6 @@
 """The top level: its settings, and that each group holds parts."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,7 +63,7 @@ def _setting(asked: Asked, key: str, value: Any) -> Iterator[Fault]:
         yield misfit_type(key, value, known)
     elif fault := misfit_number(key, value, SETTINGS.get(key)):
         yield fault
-    elif key == "name" and value is not None and not _is_folder_name(value):
+    elif key == "name" and value is not None and not is_folder_name(value):
         yield Fault(key, shown(value), "a plain folder name, up to 100 letters", "name=<word>")
     elif value == "":
         yield Fault(key, "nothing", "a folder", f"{key}=outputs")
@@ -74,9 +75,10 @@ def _setting(asked: Asked, key: str, value: Any) -> Iterator[Fault]:
         yield Fault(key, f"{text} in a file", "allow on the command line only", f"allow={text}")
 
 
-def _is_folder_name(name: str) -> bool:
+def is_folder_name(name: str) -> bool:
+    """Whether a name is one part of a path on every system, and no hidden one."""
     size = len(name.encode(errors="surrogateescape"))
-    return 0 < len(name) <= 100 and size <= 255 and name[0] not in ".-" and not set(name) & set("/\\\0\n")
+    return 0 < len(name) <= 100 and size <= 255 and name[0] not in ".-" and not re.search(r"[/\\\x00-\x1f\x7f]", name)
 
 
 def _is_path(path: str) -> bool:

@@ -27,6 +27,7 @@ from typing import Any
 
 from runner import config
 from runner.check import check
+from runner.check.top import is_folder_name
 from runner.dialect.draft import KINDS, NOTHING, Draft, Note, shown, without_secrets
 from runner.dialect.read import DIALECTS, Reading, read_file
 from runner.dialect.rule import apply, rows_per_step, settle
@@ -38,6 +39,7 @@ from runner.report.find import is_yes, read_options
 WIDTH = 80
 OPTIONS = ("to", "name", "dialect", "force", "trainer")
 HERE = Path("conf/experiment")
+LONGEST = 95  # letters of a name; with .yaml it is a file
 
 
 def main(line: Any) -> int:
@@ -48,7 +50,11 @@ def main(line: Any) -> int:
         raise ConfigError(Fault("FILE", found, "one file", "python -m runner import <file>"))
     reading = read_file(Path(line.runs[0]), options.get("dialect"))
     target = _target(options, reading.path)
-    name = options.get("name") or (target.stem if target else name_of(reading.path))
+    name = options.get("name", target.stem if target else name_of(reading.path))
+    # It is a part of a path, a line of a comment and a word of the command line.
+    if not (is_folder_name(f"{name}.yaml") and re.fullmatch(r"\w[\w.-]*", name)):
+        where, expected = "name" if "name" in options else "to", f"letters, digits, _, - and dots, up to {LONGEST}"
+        raise ConfigError(Fault(where, repr(name), expected, "name=<word>"))
     draft = translate(reading, name, options.get("trainer"))
     text = to_file(draft, reading)
     if target and target.exists() and not is_yes(options, "force"):
@@ -93,7 +99,7 @@ def to_file(draft: Draft, reading: Reading) -> str:
 
 def name_of(path: Path) -> str:
     """A name for the experiment of a file: its own, in letters that need no quotes."""
-    return re.sub(r"[^A-Za-z0-9]+", "_", path.stem).strip("_").lower() or "imported"
+    return re.sub(r"[^A-Za-z0-9]+", "_", path.stem).strip("_").lower()[:LONGEST] or "imported"
 
 
 def faults_of(name: str, text: str, words: list[str]) -> list[Fault]:
@@ -180,4 +186,4 @@ def _target(options: dict[str, str], path: Path) -> Path | None:
     """The file to write: the one that is named, or one of the menu of this folder, if there is one."""
     if "to" in options:
         return Path(options["to"])
-    return HERE / f"{options.get('name') or name_of(path)}.yaml" if HERE.is_dir() else None
+    return HERE / f"{options.get('name', name_of(path))}.yaml" if HERE.is_dir() else None

@@ -30,6 +30,7 @@ from typing import Any
 
 from runner import config
 from runner.check.allow import find_dangers
+from runner.check.top import is_folder_name
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, SickRun
 from runner.files import write_json
 from runner.report.compare import Deviation, deviations
@@ -77,6 +78,8 @@ def _check(run: Papers, options: Mapping[str, str]) -> float:
         tolerance = float(options.get("tolerance", "0"))
     except ValueError:
         faults.append(Fault("tolerance", options["tolerance"], "a number", "tolerance=1e-3"))
+    if not is_folder_name(options.get("name", "name")):
+        faults.append(Fault("name", options["name"], "a plain folder name, up to 100 letters", "name=<word>"))
     if options.get("code", "worktree") != "worktree":
         faults.append(Fault("code", options["code"], "worktree", "code=worktree"))
     if not is_yes(options, "vouched"):

@@ -1198,6 +1198,7 @@ PLACE = [
     bad("name with a slash", "name=a/b", "folder name", "name="),
     bad("name that is hidden", "name=.x", "folder name", "name="),
     bad("name that is a dash", "name=-rf", "folder name", "name="),
+    bad("name with a tab", "'name=\"a\tb\"'", "folder name", "name="),
     bad("name that is empty", "'name=\"\"'", "folder name", "name="),
     bad("name that is a number", "name=3", "text", "name="),
     bad("name with a line break", "'name=\"a\nb\"'", "folder name", "name="),
