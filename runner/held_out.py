@@ -96,6 +96,7 @@ class HeldOut:
         self.run, self.metrics = run, metrics
         self.trainer, self.args, self.tokenizer = parts["trainer"], parts["args"], parts["processing_class"]
         self.is_scorer = run.cfg["trainer"]["head"] == "score"
+        self.halvings = sum("per_device_eval_batch_size" in each.get("args", {}) for each in parts["amendments"])
         self.sets: dict[str, dict[str, Any]] = {}  # by form
 
     def __call__(self, prefix: str) -> dict[str, float]:
@@ -117,13 +118,13 @@ class HeldOut:
 
     def _sampled(self, metrics: Sequence[Metric], name: str) -> dict[str, dict[str, float]]:
         """What metrics say of completions that are sampled for the first prompts of a set."""
-        from runner.model.generate import generate
+        from runner.model.generate import BATCH, generate
 
         rows, most = self._rows("prompt", name), _most(metrics)
         rows = list(rows if most is None else rows.take(most))
         prompts = [row["prompt"] for row in rows]
-        length = _completion_length(self.args)
-        completions = generate(policy_of(self.trainer), self.tokenizer, prompts, max_new_tokens=length)
+        how = {"max_new_tokens": _completion_length(self.args), "batch_size": max(1, BATCH >> self.halvings)}
+        completions = generate(policy_of(self.trainer), self.tokenizer, prompts, **how)
         if self.trainer.is_world_process_zero():
             self._write(prompts, completions, name)
         found = {}

@@ -18,6 +18,7 @@ from runner.files import PACKAGE, read_json, seal, write_json
 from runner.inference.paper import Paper
 from runner.inference.weights import find_weights
 from runner.model import sample
+from runner.model.generate import generate
 from runner.model.restore import put_on
 from runner.model.sample import Ask, Sampling, draw_batch, in_batches, pick, truncate
 from runner.run import Run, open_run
@@ -157,10 +158,34 @@ def test_where_memory_does_not_suffice_half_as_many_are_side_by_side(asks):
     hook = model.register_forward_pre_hook(small_memory, with_kwargs=True)
     assert [one.tokens for one in draw_batch(model, asks, how, [2])] == known
     assert seen[0] == 6 and max(seen[-3:]) <= 2
+    model.ds_id = torch.nn.Parameter(torch.zeros(1))
+    model.ds_id.ds_id = 0  # as of a weight that DeepSpeed has spread over processes, which must all halve
+    with pytest.raises(torch.OutOfMemoryError):
+        draw_batch(model, asks, how, [2])
+    del model.ds_id
     hook.remove()
     model.register_forward_pre_hook(lambda *args: (_ for _ in ()).throw(torch.OutOfMemoryError("no more")))
-    with pytest.raises(EnvironmentFault, match="a smaller max_new_tokens"):
+    with pytest.raises(EnvironmentFault, match="shorter completions"):
         draw_batch(model, asks, how, [2])
+
+
+@pytest.mark.parametrize("chats", [True, False])
+def test_an_evaluation_samples_the_same_whatever_is_side_by_side_and_halves_by_itself(tiny, chats):
+    texts = [f"{SORT}{digits}" for digits in ("3 1 2 4", "9 8 7 4", "5 5", "0", "1 2 3 4 5 6", "7 3")]
+    prompts = [[{"role": "user", "content": text}] for text in texts] if chats else texts
+    model = AutoModelForCausalLM.from_pretrained(TINY).train()
+    state, side = torch.get_rng_state(), tiny[1].padding_side
+    known = generate(model, tiny[1], prompts, max_new_tokens=8)
+    assert len({*known}) > 1 and [generate(model, tiny[1], prompts[:1], max_new_tokens=8)] == [known[:1]]
+    assert generate(model, tiny[1], prompts, max_new_tokens=8, batch_size=2) == known
+
+    def small_memory(module, args, kwargs):
+        if len(kwargs["input_ids"]) > 3:
+            raise torch.OutOfMemoryError("no more")
+
+    model.register_forward_pre_hook(small_memory, with_kwargs=True)
+    assert generate(model, tiny[1], prompts, max_new_tokens=8) == known
+    assert model.training and torch.equal(state, torch.get_rng_state()) and tiny[1].padding_side == side
 
 
 # --- One token ------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""Prompts -> completions, in batches, with the template and the stop rules of the tokenizer.
+"""Prompts -> completions as text, with the template and the stop rules of model and tokenizer.
 
-What a completion is worth is not decided here.
+How a token is drawn is in ``sample``; what a completion is worth is not decided here.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
+from runner.model.sample import Ask, Sampling, draw_batch, in_batches
+
+BATCH = 64
 
 
-@torch.no_grad()
 def generate(
     model: Any,
     tokenizer: Any,
@@ -19,45 +20,30 @@ def generate(
     *,
     max_new_tokens: int,
     temperature: float = 1.0,
-    batch_size: int = 64,
+    batch_size: int = BATCH,
     seed: int = 0,
 ) -> list[str]:
     """One completion per prompt, as text; prompts are strings or chats. Temperature 0 is greedy.
 
-    The caller's random state, the model's mode and the tokenizer's padding side come back as they
-    were.
+    It does not depend on the size of the batches, which are halved where memory does not suffice. The random state and
+    the model's mode are as they were.
     """
-    training, side = model.training, tokenizer.padding_side
+    training, ends = model.training, model.generation_config.eos_token_id
+    stops = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    asks = [Ask(ids, row) for row, ids in enumerate(_encode(tokenizer, prompts))]
+    completions = [""] * len(asks)
     model.eval()
-    tokenizer.padding_side = "left"
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
-    completions = []
     try:
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            for start in range(0, len(prompts), batch_size):
-                batch = _encode(tokenizer, prompts[start : start + batch_size]).to(model.device)
-                tokens = model.generate(
-                    **batch,
-                    max_new_tokens=max_new_tokens,
-                    pad_token_id=tokenizer.pad_token_id,
-                    **sampling,
-                )
-                new = tokens[:, batch["input_ids"].shape[1] :]
-                completions += tokenizer.batch_decode(new, skip_special_tokens=True)
+        for batch in in_batches(asks, batch_size):
+            drawn = draw_batch(model, batch, Sampling(max_new_tokens, temperature, seed=seed), stops)
+            for ask, one in zip(batch, drawn, strict=True):
+                completions[ask.row] = tokenizer.decode(one.tokens, skip_special_tokens=True)
     finally:
         model.train(training)
-        tokenizer.padding_side = side
     return completions
 
 
-def _encode(tokenizer: Any, prompts: Sequence[Any]) -> Any:
-    if isinstance(prompts[0], str):
-        return tokenizer(list(prompts), return_tensors="pt", padding=True)
-    return tokenizer.apply_chat_template(
-        list(prompts),
-        add_generation_prompt=True,
-        return_dict=True,
-        return_tensors="pt",
-        padding=True,
-    )
+def _encode(tokenizer: Any, prompts: Sequence[Any]) -> list[list[int]]:
+    if all(isinstance(prompt, str) for prompt in prompts):
+        return tokenizer(list(prompts))["input_ids"] if prompts else []
+    return tokenizer.apply_chat_template(list(prompts), add_generation_prompt=True, return_dict=True)["input_ids"]

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from peft import PeftModel
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import DynamicCache, GenerationConfig, LogitsProcessor, LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
 
@@ -83,9 +84,11 @@ def draw_batch(
         with torch.no_grad():
             return engine(model, asks, how, stop_ids, hear)
     except torch.OutOfMemoryError as error:
+        if _is_spread(model):  # the others would wait for a pass that this process does not take
+            raise
         if len(asks) == 1:
             longest = f"a prompt of {len(asks[0].ids)} tokens alone does not fit"
-            cure = "model.dtype=bfloat16, or a smaller max_new_tokens"
+            cure = "model.dtype=bfloat16, or shorter completions"
             raise EnvironmentFault(Fault("memory", longest, "more of it", cure)) from error
     # Behind the handler, because the traceback keeps the tensors.
     if torch.accelerator.is_available():
@@ -93,6 +96,11 @@ def draw_batch(
     log.warning("%d prompts side by side do not fit into memory; half of them will", len(asks))
     half = len(asks) // 2
     return draw_batch(model, asks[:half], how, stop_ids) + draw_batch(model, asks[half:], how, stop_ids)
+
+
+def _is_spread(model: Any) -> bool:
+    """Whether processes hold the weights between them, so that all of them have to take the same passes."""
+    return any(isinstance(weight, DTensor) or hasattr(weight, "ds_id") for weight in model.parameters())
 
 
 def in_batches(asks: Sequence[Ask], size: int) -> list[list[Ask]]:
