@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import datasets
@@ -14,6 +15,7 @@ import pytest
 import yaml
 from datasets import Dataset, IterableDataset
 
+from runner.dataset.glance import LOADER, MOST, look_at
 from runner.dataset.load import Reading, convert_rows, fingerprint, load_rows
 from runner.dataset.mix import mix_rows
 from runner.errors import DataError, EnvironmentFault, RunnerError
@@ -200,6 +202,59 @@ def test_only_the_first_faults_of_a_file_are_shown(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"null\n" * 100)
     assert len(faults(path)) == 5
+
+
+def glanced(path, **how):
+    """What the look before anything loads finds wrong with a file."""
+    return look_at({"_target_": LOADER, "path": str(path), **how}, "demonstration").faults
+
+
+def packed(suffix, data):
+    if suffix == ".zst":
+        return pytest.importorskip("zstandard").compress(data)
+    return gzip.compress(data, 1) if suffix else data
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_a_record_in_which_the_look_at_a_file_ends_is_no_fault(tmp_path, suffix):
+    lines = "é" * 700_000 + "\n"  # of two bytes each, and the look ends inside of the third line
+    texts = {
+        "rows.csv": f'prompt,completion\n1+1=, 2\n"{lines * 4}", 3\n',
+        "head.csv": f'prompt,"{lines * 4}"\n1+1=, 2\n',
+        "rows.jsonl": json.dumps(exchange(1)) + "\n" + json.dumps({"prompt": lines * 4}, ensure_ascii=False) + "\n",
+        "one.jsonl": json.dumps({"prompt": lines * 4, "completion": " 2"}, ensure_ascii=False) + "\n",
+        "rows.json": json.dumps([{"prompt": lines, "completion": " 2"}] * 4, ensure_ascii=False, indent=1),
+        "line.json": json.dumps([{"prompt": lines * 4, "completion": " 2"}], ensure_ascii=False),
+    }
+    for name, text in texts.items():
+        path = tmp_path / (name + suffix)
+        path.write_bytes(packed(suffix, text.encode()))
+        assert glanced(path) == [], path.name
+    broken = tmp_path / f"broken.csv{suffix}"
+    broken.write_bytes(packed(suffix, f"prompt,completion\n1\n{lines * 4}\n".encode()))
+    assert next(fault.where for fault in glanced(broken)) == f"{broken}:2"
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("name", ["line.jsonl", "lines.jsonl", "rows.json", "rows.csv"])
+def test_the_look_at_a_packed_file_takes_little_memory(tmp_path, name, suffix):
+    row = json.dumps(exchange(1)).encode() + b"\n"
+    size = 16 * MOST
+    parts = {
+        "line.jsonl": (b'{"prompt": "', b"a", b'"}\n'),
+        "lines.jsonl": (b"", row, b""),
+        "rows.json": (b"[", row[:-1] + b",\n", row + b"]"),
+        "rows.csv": (b"prompt,completion\n", b'1,"\n"\n', b""),
+    }
+    start, middle, end = parts[name]
+    path = tmp_path / (name + suffix)
+    path.write_bytes(packed(suffix, start + middle * (size // len(middle)) + end))
+    tracemalloc.start()
+    try:
+        assert glanced(path) == []
+        assert tracemalloc.get_traced_memory()[1] < size / 2
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_mark_of_byte_order_is_no_fault(tmp_path):

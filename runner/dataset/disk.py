@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from glob import glob, has_magic
 from importlib.util import find_spec
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +195,19 @@ def read_rows(path: Path, reader: str, first: int | None = None) -> list[dict[st
     return [json.loads(line) for line in lines]
 
 
+def holds_at_most(files: Files, most: int) -> bool:
+    """Whether the files hold no more bytes; packed ones are unpacked for it, but no further than that."""
+    for path in map(Path, chain.from_iterable(files.splits.values())):
+        if path.suffix.lower() in PACKED:
+            with _open(path) as file:
+                most -= len(file.read(most + 1))
+        else:
+            most -= path.stat().st_size
+        if most < 0:
+            return False
+    return True
+
+
 def _faults(path: Path, reader: str, limit: int | None, most: int | None) -> Iterator[Fault]:
     again = f"copy or download {path.name} again"
     try:
@@ -232,50 +245,60 @@ def _open(path: Path) -> Iterator[io.BufferedReader]:
             with io.BufferedReader(gzip.GzipFile(fileobj=file)) as unpacked:
                 yield unpacked
         elif path.suffix.lower() == ".zst":
-            yield io.BufferedReader(io.BytesIO(_unzstd(file)))
+            import zstandard
+
+            unpacking = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+            try:
+                with io.BufferedReader(unpacking) as unpacked:
+                    yield unpacked
+            except zstandard.ZstdError as error:
+                raise EOFError(str(error)) from error
         else:
             yield file
 
 
-def _unzstd(file: io.BufferedReader) -> bytes:
-    import zstandard
+class _Lines:
+    """The numbered lines that stand whole in the first ``most`` bytes; ``cut`` is true once others were left out."""
 
-    try:
-        return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True).read()
-    except zstandard.ZstdError as error:
-        raise EOFError(str(error)) from error
+    def __init__(self, file: io.BufferedReader, most: int | None):
+        self.file, self.left = file, most
+        self.number, self.cut = 0, False
 
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        return self
 
-def _lines(file: Iterable[bytes], limit: int | None, most: int | None) -> Iterator[tuple[int, bytes]]:
-    """Numbered lines, until there were so many, or so many bytes."""
-    size = 0
-    for number, line in enumerate(islice(file, limit), 1):
-        yield number, line
-        size += len(line)
-        if most is not None and size > most:
-            return
+    def __next__(self) -> tuple[int, bytes]:
+        line = self.file.readline(-1 if self.left is None else self.left + 1)
+        if self.left is not None:
+            self.left -= len(line)
+            self.cut = self.left < 0
+        if not line or self.cut:
+            raise StopIteration
+        self.number += 1
+        return self.number, line
 
 
 def _check_json(file: io.BufferedReader, path: Path, limit: int | None, most: int | None) -> Iterator[Fault]:
     """Faults of rows that stand one in a line, or in a .json file also as one list."""
-    first = next((line for line in file if line.strip()), b"")
-    file.seek(0)
-    one_document = first.lstrip().startswith(b"[") or _as_json(first) is None
-    if _suffix(path) == ".json" and first and one_document:
-        if most is None or path.stat().st_size <= most:
-            yield from _check_document(file.read(), path)
+    lines, start = _Lines(file, most), file.peek(HEAD).lstrip()
+    is_list = start.startswith(b"[")
+    number, first = next(((number, line) for number, line in lines if line.strip()), (0, b""))
+    if _suffix(path) == ".json" and first and (is_list or _as_json(first) is None):
+        text = b"\n" * (number - 1) + first + b"".join(line for _, line in lines)
+        if not lines.cut:
+            yield from _check_document(text, path)
         return
-    if first.lstrip().startswith(b"["):
+    if _suffix(path) != ".json" and is_list:
         cure = f"mv {path.name} {path.stem}.json  (if it is one list of rows)"
-        yield Fault(f"{path}:1", f"a list: {_quoted(first.strip())}", _EXPECTED["json"], cure)
+        yield Fault(f"{path}:1", f"a list: {_quoted(start.splitlines()[0])}", _EXPECTED["json"], cure)
         return
     rows, wrapped = 0, _as_json(first) if first else None
-    for number, line in _lines(file, limit, most):
+    for place, line in islice(chain([(number, first)], lines), limit):
         if line.strip():
             rows += 1
-            if fault := _line_fault(line, path, number):
+            if fault := _line_fault(line, path, place):
                 yield fault
-    if not rows:
+    if not rows and not lines.cut:
         yield _no_rows(path)
     elif rows == 1 and isinstance(wrapped, dict) and _is_wrapper(wrapped):
         yield _wrapped(wrapped, path)
@@ -356,7 +379,8 @@ def _check_csv(file: io.BufferedReader, path: Path, limit: int | None, most: int
         found, cure = f"json in a {_suffix(path)} file", f"mv {path.name} {path.stem}.jsonl"
         yield Fault(str(path), found, _EXPECTED["csv"], cure)
         return
-    records = _records((line for _, line in _lines(file, None, most)), path)
+    lines = _Lines(file, most)
+    records = _records((line for _, line in lines), path)
     rows, previous = 0, csv.field_size_limit(sys.maxsize)  # one field may hold a whole document
     try:
         header = next(records, [])
@@ -369,14 +393,14 @@ def _check_csv(file: io.BufferedReader, path: Path, limit: int | None, most: int
             yield Fault(f"{path}:1", f"the column {name!r} twice", "each name once", "rename one of the two")
         for record in islice(records, limit):
             rows += bool(record)
-            if record and len(record) != len(header):
+            if record and len(record) != len(header) and not lines.cut:  # the last one may be half a record
                 yield _ragged(record, header, f"{path}:{records.line_num}")
     except csv.Error as error:
         cure = f"sed -n {records.line_num}p {path.name}  (to see it, and mend it)"
         yield Fault(f"{path}:{records.line_num}", str(error), _EXPECTED["csv"], cure)
     finally:
         csv.field_size_limit(previous)
-    if not rows:
+    if not rows and not lines.cut:
         yield _no_rows(path)
 
 

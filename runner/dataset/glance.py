@@ -18,7 +18,7 @@ from typing import Any
 from runner.dataset.asked import check_cut, check_weights, check_words, count_of, read_cuts, read_limits
 from runner.dataset.convert import ARROWS, Conversion, Row
 from runner.dataset.detect import kept_columns, misnamed, read_layout
-from runner.dataset.disk import CHOOSE, READABLE, Files, check_files, find_files, read_rows
+from runner.dataset.disk import CHOOSE, READABLE, Files, check_files, find_files, holds_at_most, read_rows
 from runner.errors import DataError, Fault
 from runner.files import SHIPPED
 
@@ -106,7 +106,7 @@ def _look(node: Mapping[str, Any], to: str | None, seen: Glance) -> None:
     if not _is_shipped(node):
         with seen.noting():
             check_files(files, STREAMED if streaming else None, MOST)
-    if not seen.faults and not streaming and not node.get("map") and _size(files) <= MOST:
+    if not seen.faults and not streaming and not node.get("map") and holds_at_most(files, MOST):
         _look_at_rows(node, to, files, [*cuts, *(("eval", cut) for cut in evals.values())], seen)
 
 
@@ -118,10 +118,6 @@ def _is_shipped(node: Mapping[str, Any]) -> bool:
 def _no_name(path: str) -> Fault:
     found = f"{path!r} is no file or folder here, and no name that the hub could have"
     return Fault("dataset.path", found, f"{READABLE}, or org/name", CHOOSE)
-
-
-def _size(files: Files) -> int:
-    return sum(Path(name).stat().st_size for names in files.splits.values() for name in names)
 
 
 def _look_at_rows(
