@@ -5,7 +5,7 @@ import torch
 from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file
 from tiny_ppo import END, WORDS, letter_model, lora
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModel, AutoModelForSequenceClassification
 
 from runner.trainer import actor_critic
 from runner.trainer.actor_critic import (
@@ -295,6 +295,24 @@ def test_a_critic_from_the_policy_has_its_backbone_and_says_zero():
     assert all(weight.requires_grad for weight in critic.parameters())
     shared = {weight.data_ptr() for weight in policy.parameters()} & {w.data_ptr() for w in critic.parameters()}
     assert not shared
+
+
+@pytest.mark.parametrize("kind", ["granite", "cohere", "olmoe", "bert"])
+def test_a_critic_needs_no_classifier_of_its_architecture(tmp_path, kind):
+    """Three that transformers has none of, and one whose classifier reads other states."""
+    changes = {"olmoe": {"num_experts": 4, "num_experts_per_tok": 2}, "bert": {"is_decoder": True}}
+    policy = letter_model(kind, **changes.get(kind, {}))
+    critic = build_critic_model(policy, None)
+    made = ActorCritic(policy, "model", critic)
+    assert made.values(IDS, POSITIONS).tolist() == [0.0] * 5
+    assert all(weight.requires_grad for weight in critic.parameters())
+    assert not {w.data_ptr() for w in policy.parameters()} & {w.data_ptr() for w in critic.parameters()}
+    critic.score.weight.data.normal_(generator=torch.Generator().manual_seed(0))
+    made.save_value(tmp_path)
+    head = load_file(tmp_path / "value_head.safetensors")
+    states = AutoModel.from_pretrained(tmp_path)(IDS).last_hidden_state.flatten(0, 1)[POSITIONS]
+    expected = states @ head["score.weight"][0] + head["score.bias"]
+    assert torch.allclose(made.values(IDS, POSITIONS), expected, atol=1e-5) and expected.std() > 0.01
 
 
 def test_a_critic_model_beside_an_adapter_has_the_adapted_backbone():

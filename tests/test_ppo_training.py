@@ -37,6 +37,7 @@ IDS = torch.tensor([[1, 2, 3, 4, 5, END]])
 KINDS = {
     "model": {},
     "renamed keys": {"kind": "gpt_neox"},
+    "no classifier": {"kind": "cohere"},
     "adapter": {"peft_config": lora()},
     "head": {
         "critic": "head",
@@ -60,7 +61,7 @@ def logits(model):
 
 @pytest.mark.parametrize(
     ("case", "step"),
-    [("renamed keys", 2), ("adapter", 3), ("model", 3), ("head", 2)],
+    [("renamed keys", 2), ("no classifier", 2), ("adapter", 3), ("model", 3), ("head", 2)],
 )
 @pytest.mark.slow
 def test_a_resumed_training_ends_with_the_same_bits(tmp_path, case, step):

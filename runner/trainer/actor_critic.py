@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelForSequenceClassification, PreTrainedModel
 
 from runner.errors import ConfigError, Fault
 from runner.trainer.batch import LOGITS_PER_CHUNK, LOGITS_PER_CHUNK_ELSEWHERE
@@ -213,6 +213,27 @@ def _gather(logits_NV: Tensor, targets_N: Tensor, temperature: float) -> Tensor:
     return -cross_entropy(logits_NV / temperature if temperature != 1 else logits_NV, targets_N, reduction="none")
 
 
+class ValueModel(nn.Module):
+    """A backbone with a value for each state, where transformers has no classifier of the architecture."""
+
+    def __init__(self, base_model: PreTrainedModel, score: nn.Linear):
+        super().__init__()
+        self.base_model = base_model
+        self.score = score
+
+    def activation_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
+        """As the backbone's own."""
+        self.base_model.activation_checkpointing_enable(*args, **kwargs)
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write the backbone as AutoModel loads it, and the head beside it."""
+        self.base_model.save_pretrained(folder)
+        _save_head(self.score, folder)
+
+
+Critic = PreTrainedModel | ValueModel
+
+
 class ActorCritic(nn.Module):
     """Log-probabilities of the policy and values of the critic for the response tokens of a micro-batch.
 
@@ -221,7 +242,7 @@ class ActorCritic(nn.Module):
     weight once, so that a checkpoint of an adapter stays as small as the adapter.
     """
 
-    def __init__(self, policy: PreTrainedModel | PeftModel, critic: str, value_model: PreTrainedModel | None = None):
+    def __init__(self, policy: PreTrainedModel | PeftModel, critic: str, value_model: Critic | None = None):
         super().__init__()
         self.policy = policy
         self.critic = critic
@@ -352,8 +373,7 @@ class ActorCritic(nn.Module):
             return
         if self.critic == "adapter":
             self.policy.save_pretrained(folder, selected_adapters=[CRITIC])
-        state = {f"score.{name}": weight.contiguous() for name, weight in self.value_head.state_dict().items()}
-        save_file(state, folder / "value_head.safetensors", metadata={"format": "pt"})
+        _save_head(self.value_head, folder)
 
 
 @contextlib.contextmanager
@@ -451,7 +471,7 @@ def build_reference(model: PreTrainedModel | PeftModel, *, adapted_later: bool) 
     return None if adapted_later or isinstance(model, PeftModel) else copy.deepcopy(model)
 
 
-def build_critic_model(policy: PreTrainedModel | PeftModel, reward_model: PreTrainedModel | None) -> PreTrainedModel:
+def build_critic_model(policy: PreTrainedModel | PeftModel, reward_model: PreTrainedModel | None) -> Critic:
     """A critic of its own: a copy of the reward model where there is one, else the policy's backbone with a new head.
 
     From the reward model values start near the scores they predict (Stiennon et al. 2020; Huang et al. 2024). The new
@@ -460,13 +480,26 @@ def build_critic_model(policy: PreTrainedModel | PeftModel, reward_model: PreTra
     if reward_model is not None:
         return _plain_copy(reward_model).to(policy.dtype).requires_grad_(True)
     source = _plain_copy(policy) if isinstance(policy, PeftModel) else policy
+    model = _build_classifier(source)
+    if model is None:
+        model = ValueModel(copy.deepcopy(source.base_model), _zero_head(source).to(source.dtype))
+    return model.to(source.device).requires_grad_(True)
+
+
+def _build_classifier(source: PreTrainedModel) -> PreTrainedModel | None:
+    """A classifier of one label on a copy of a model's backbone; None where transformers has none that fits it."""
     config = copy.deepcopy(source.config)
     config.num_labels = 1
+    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        return None
     with torch.random.fork_rng(devices=[]):
         model = AutoModelForSequenceClassification.from_config(config, dtype=source.dtype)
-    model.base_model.load_state_dict(source.base_model.state_dict())
+    weights = source.base_model.state_dict()
+    if not hasattr(model, "score") or model.base_model.state_dict().keys() != weights.keys():
+        return None
+    model.base_model.load_state_dict(weights)
     model.score.weight.data.zero_()
-    return model.to(source.device).requires_grad_(True)
+    return model
 
 
 def _plain_copy(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
@@ -500,6 +533,11 @@ def disable_dropout(model: nn.Module) -> None:
         for name, value in vars(module).items():
             if "drop" in name and isinstance(value, float):  # what a layer hands to a function
                 setattr(module, name, 0.0)
+
+
+def _save_head(head: nn.Linear, folder: Path) -> None:
+    state = {f"score.{name}": weight.contiguous() for name, weight in head.state_dict().items()}
+    save_file(state, folder / "value_head.safetensors", metadata={"format": "pt"})
 
 
 def _zero_head(policy: PreTrainedModel | PeftModel) -> nn.Linear:
