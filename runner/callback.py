@@ -48,6 +48,9 @@ class Record(TrainerCallback):
             for path in self._papers():
                 forget_rows(path, state.global_step)
             self.line = read_last_row(self.path)
+            if state.global_step < state.max_steps and any(map(_of_the_end, self.line)):
+                self.line = {name: value for name, value in self.line.items() if not _of_the_end(name)}
+                replace_rows(self.path, [self.line])
             self.spent = self.line.get("elapsed_seconds", 0.0)
             self.started = time.monotonic()
             self.first_step = state.global_step
@@ -239,6 +242,11 @@ def _table(step: int, pairs: Sequence[tuple[Any, str]]) -> str:
 def _last_words(prompt: Any) -> str:
     """A text as it is; of a chat what was said last."""
     return prompt if isinstance(prompt, str) else prompt[-1]["content"]
+
+
+def _of_the_end(name: str) -> bool:
+    """Whether a figure is one of those that the Trainer logs when it stops."""
+    return name == "total_flos" or name.startswith("train_")
 
 
 def _percentage(state: Any) -> float:

@@ -41,6 +41,7 @@ class Seal(TrainerCallback):
         self._save_on_the_cycle(state, control, kwargs.get("processing_class"))
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_log = control.should_log or control.should_training_stop  # no step is left out of the averages
         self._save_on_the_cycle(state, control, kwargs.get("processing_class"))
 
     def _save_on_the_cycle(self, state: Any, control: Any, tokenizer: Any = None) -> None:
@@ -120,6 +121,8 @@ def resume(trainer: Trainer, checkpoint: Path | None, train: Callable[[str | Non
         train(best or str(checkpoint))
     except Restored:
         trainer.state.global_step = state["global_step"]
+        if not best:  # it may have been killed before this was logged
+            trainer.log({"train_loss": 0.0, "total_flos": trainer.state.total_flos})
     finally:
         callbacks.remove(loader)
 

@@ -9,7 +9,8 @@ it has any; here they are what is set as ``measure``. And online DPO does not lo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
 from runner.errors import ConfigError, Fault
+from runner.files import read_json
 
 
 class Measurement(Trainer):
@@ -63,11 +65,21 @@ class Measurement(Trainer):
 
 
 class Evaluation(Trainer):
-    """Comes after TRL's class in the method order, where the logs are complete and not yet written."""
+    """Comes after TRL's class in the method order, where the logs are complete and not yet written.
+
+    What the libraries count from the last start only goes on here from what was logged before it.
+    """
 
     _prefix = "eval"
+    tokens_before = 0.0
     reward_means: Callable[[], dict[str, float]] | None = None
     amend_logs: Callable[[dict[str, Any], int], None] | None = None
+
+    def train(self, resume_from_checkpoint: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        if resume_from_checkpoint:
+            history = (read_json(Path(resume_from_checkpoint) / "trainer_state.json") or {}).get("log_history", [])
+            self.tokens_before = next((line["num_tokens"] for line in reversed(history) if "num_tokens" in line), 0.0)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
         before, self._prefix = self._prefix, metric_key_prefix
@@ -83,7 +95,27 @@ class Evaluation(Trainer):
                 logs.setdefault(f"rewards/{name}/mean", mean)
         if self.amend_logs is not None:
             self.amend_logs(logs, self.state.global_step)
+        for name in logs.keys() & {"num_tokens", "eval_num_tokens"}:
+            # Online trainers count in the state, which is saved.
+            if not logs[name] == self.state.num_input_tokens_seen > 0:
+                logs[name] += self.tokens_before
+        if "train_loss" in logs:
+            logs["train_loss"] = mean_loss(self.state.log_history) or logs["train_loss"]
         if self._prefix != "eval":
             for key in [key for key in logs if key.startswith("eval_") and not key.startswith(f"{self._prefix}_")]:
                 logs[f"{self._prefix}_{key.removeprefix('eval_')}"] = logs.pop(key)
         super().log(logs, *args, **kwargs)
+
+
+def mean_loss(history: Sequence[Mapping[str, Any]]) -> float:
+    """The mean over all steps, of which each logged loss is the mean since the one before; 0 where none was logged.
+
+    >>> mean_loss([{"step": 2, "loss": 3.0}, {"step": 2, "eval_loss": 9.0}, {"step": 3, "loss": 6.0}])
+    4.0
+    """
+    total = done = 0
+    for line in history:
+        if "loss" in line:
+            total += line["loss"] * (line["step"] - done)
+            done = line["step"]
+    return total / max(done, 1)

@@ -70,7 +70,7 @@ PLACES = {
 KILLS_A_RUN = 4
 MOMENT = 0.03  # most seconds between an instant and a kill
 # What is of the clock, or counted from the last start only.
-CLOCK = ("_seconds", "_per_second", "_runtime", "_time", "num_tokens", "train_loss", "total_flos", "eps")
+CLOCK = ("_seconds", "_per_second", "_runtime", "_time", "eps")
 
 
 @dataclass

@@ -93,7 +93,12 @@ class Trainer:
             to_dict=dict,
         )
         self.state = SimpleNamespace(
-            global_step=0, max_steps=STEPS, is_world_process_zero=True, best_model_checkpoint=None, log_history=[]
+            global_step=0,
+            max_steps=STEPS,
+            is_world_process_zero=True,
+            best_model_checkpoint=None,
+            log_history=[],
+            total_flos=0,
         )
         self.control = SimpleNamespace(should_save=False, should_log=False, should_training_stop=False)
         self.accelerator = SimpleNamespace(unwrap_model=lambda model: model, wait_for_everyone=lambda: None)
@@ -122,6 +127,9 @@ class Trainer:
             self.tell("on_step_begin")
             self.step()
         self.tell("on_train_end")
+
+    def log(self, logs: dict[str, float]) -> None:
+        self.tell("on_log", logs=logs)
 
     def step(self) -> None:
         step = self.state.global_step + 1
