@@ -70,10 +70,13 @@ class Stop:
 
     def __init__(self) -> None:
         self.number: int | None = None
+        self.announced = False
         self.listening = False
 
     def __call__(self, number: int, frame: object = None) -> None:
-        again = self.number is not None
+        # A scheduler announces its SIGTERM by SIGUSR2, sends both to every process, and we hand them on: one request.
+        self.announced |= number == signal.SIGUSR2
+        again = self.number is not None and (not self.announced or number == signal.SIGINT)
         self.number = number
         if number == signal.SIGHUP:
             hush()
@@ -105,9 +108,14 @@ def hush() -> None:
 
 
 def stop_signals() -> list[int]:
-    """The signals that ask a process to stop; a closed terminal does not where it was started with nohup."""
+    """The signals that ask a process to stop; a closed terminal does not where it was started with nohup.
+
+    SIGUSR2 is a scheduler's word of a time limit, and does where nobody else answers it: submitit requeues the job.
+    """
     deaf = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *([] if deaf else [signal.SIGHUP])]
+    answer = signal.getsignal(signal.SIGUSR2)
+    limit = [signal.SIGUSR2] if answer is signal.SIG_DFL or isinstance(answer, Stop) else []
+    return [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *limit, *([] if deaf else [signal.SIGHUP])]
 
 
 def main(words: Sequence[str]) -> int:

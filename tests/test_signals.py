@@ -1,9 +1,11 @@
 """Asked to stop in whatever it is doing, a run saves its step and goes on: a part of ``tests/fault/signals.py``."""
 
+import os
 import random
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +17,11 @@ from signals import disturb
 
 from runner import work
 from runner.errors import Interrupted
+from runner.run import Run
+from runner.stage import compose
+from runner.sweep import pool
+from runner.sweep.plan import tasks_of
+from runner.sweep.progress import Stages
 
 
 @pytest.mark.slow
@@ -32,6 +39,39 @@ def test_the_second_signal_is_not_waited_with():
     with pytest.raises(Interrupted) as caught:
         stop(signal.SIGUSR1)
     assert caught.value.code == 143
+
+
+def test_a_time_limit_saves_the_step_and_is_left_to_who_answers_it(tmp_path, monkeypatch):
+    """As under submitit, whose handler requeues the job and leaves; a scheduler tells the trainer as well."""
+    monkeypatch.chdir(tmp_path)
+    driver, begun = os.getpid(), tmp_path / "begun"
+    (composed,) = compose(["trainer=sft"])
+
+    def train(command, run, stop):
+        stop.listening = True
+        begun.touch()
+        for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGTERM):  # the limit, and the end of a job that requeues
+            os.kill(os.getpid(), number)
+        os.kill(driver, signal.SIGUSR2)
+        time.sleep(1)  # the rest of the step
+        run.set_status(step=7)
+        raise stop.error()
+
+    def requeue(number, frame):
+        sys.exit(87)
+
+    monkeypatch.setattr(work, "_carry_out", train)
+    monkeypatch.setattr(pool.Pool, "_warm_up", lambda self, task: None)
+    before = signal.signal(signal.SIGUSR2, requeue)
+    try:
+        tasks = tasks_of([[composed]])
+        with pytest.raises(SystemExit, match="87"):
+            pool.train_all(tasks, pool.Settings(attached=True), Stages(tasks))
+        assert signal.getsignal(signal.SIGUSR2) is requeue and begun.exists()
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    status = Run(tasks[0].folder).status()
+    assert (status["state"], status["step"]) == ("interrupted", 7) and "SIG" in status["cause"]
 
 
 def test_a_closed_terminal_stops_a_run_but_not_one_under_nohup():

@@ -96,6 +96,7 @@ class Pool:
                     self.show.tick(live, len(self.waiting))
                     time.sleep(LOOK if self.live or self.waiting else 0)
             finally:
+                self._let_end()
                 self._kill()
                 self.show.close()
         return self.codes
@@ -190,8 +191,9 @@ class Pool:
         """Train and leave, without ever returning into the parent's code."""
         code = 1
         try:
-            for number in work.stop_signals():
-                signal.signal(number, signal.SIG_DFL)
+            for number in signal.valid_signals():
+                if callable(signal.getsignal(number)):  # of this process, or of who has called it, such as submitit
+                    signal.signal(number, signal.SIG_DFL)
             os.setpgid(0, 0)
             work.die_with(parent)
             log = None if self.settings.attached else _write_into(run.log)
@@ -261,6 +263,15 @@ class Pool:
             os.kill(child.pid, signal.SIGKILL if child.timed_out else signal.SIGTERM)
             child.timed_out = True
             child.deadline = now + min(MOST_GRACE, float(self.settings.timeout_seconds or MOST_GRACE))
+
+    def _let_end(self) -> None:
+        """Have what still trains save its step, where the handler of somebody else has this process leave."""
+        deadline = time.monotonic() + MOST_GRACE
+        for pid in self.live:
+            os.kill(pid, signal.SIGUSR2)
+        while self.live and time.monotonic() < deadline:
+            time.sleep(LOOK)
+            self._reap()
 
     def _kill(self) -> None:
         for pid in self.live:
