@@ -158,11 +158,11 @@ def key_of(cfg: Mapping[str, Any]) -> str:
 def processes_of(cfg: Mapping[str, Any]) -> int:
     """How many processes train a configuration together.
 
-    >>> processes_of({"launcher": {"num_processes": 4, "num_machines": 2}})
-    8
+    >>> processes_of({"launcher": {"num_processes": 4}})
+    4
     """
     launcher = cfg.get("launcher") or {}
-    return launcher.get("num_processes", 1) * launcher.get("num_machines", 1)
+    return launcher.get("num_processes", 1)
 
 
 def _alike(value: Any) -> Any:

@@ -507,6 +507,12 @@ def test_keys_and_values_inside_a_typed_mapping(tmp_path, monkeypatch):
 # --- parts ---
 
 
+def test_several_machines_are_refused_in_words():
+    fault = only(good(launcher__num_machines=2))
+    assert (fault.where, fault.found) == ("launcher.num_machines", "2 machines")
+    assert "not supported yet" in fault.expected and "launcher.num_processes=" in fault.cure
+
+
 def test_a_trainer_of_rewards_needs_one():
     fault = only(good("GRPO", reward=None))
     assert (fault.where, fault.expected) == ("reward", "one of accuracy, brevity")

@@ -150,6 +150,5 @@ def _mini_batches(fields: Fields) -> Iterator[Fault]:
 
 def _processes(cfg: Node) -> int:
     launcher = cfg.get("launcher") if isinstance(cfg.get("launcher"), dict) else {}
-    counts = [launcher.get(name) for name in ("num_processes", "num_machines")]
-    first, second = (count if isinstance(count, int) and count > 0 else 1 for count in counts)
-    return first * second
+    count = launcher.get("num_processes")
+    return count if isinstance(count, int) and count > 0 else 1

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from runner.check.known import FROM_GROUP, TOP, Asked, Node, judges, keys_of
-from runner.check.value import likeness, nearest, typed
+from runner.check.value import likeness, nearest, shown, typed
 from runner.errors import Fault
 from runner.signature import Signature
 from runner.signature.type import shortened
@@ -28,6 +28,7 @@ FORMERLY = {
     "model_name_or_path": "path",
     "pretrained_model_name_or_path": "path",
 }
+ONE_MACHINE, HERE = "one machine: several are not supported yet", "launcher.num_processes=<processes here>"
 ALIKE = 0.8  # from this likeness on, a key is taken for a misspelling of its neighbour
 
 
@@ -37,6 +38,9 @@ def find_unknown(asked: Asked, path: str, node: Node, key: str, signature: Signa
     An open target takes any key; there only one that looks like an argument is a fault. Rewards and metrics are open
     to the columns of the rows, and not to keys.
     """
+    if path == "launcher" and key == "num_machines":
+        yield Fault(f"{path}.{key}", f"{shown(node[key])} machines", ONE_MACHINE, f"leave {path}.{key} out, and {HERE}")
+        return
     is_open = signature.is_open and not judges(path, signature)
     own, value = f"{path}.{key}", node[key]
     keys = keys_of(path, signature)

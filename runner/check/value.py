@@ -103,7 +103,7 @@ ADAPTER = {
 OPTIMIZER = {"lr": STEP_SIZE, "eps": POSITIVE, "weight_decay": NOT_NEGATIVE, "betas": RATE}
 
 PROCESSES = {
-    **dict.fromkeys(("num_processes", "num_machines", "jobs"), COUNT),
+    **dict.fromkeys(("num_processes", "jobs"), COUNT),
     "timeout_seconds": POSITIVE,
 }
 

@@ -16,7 +16,7 @@ from runner.run import VOLATILE
 
 TOP = ("learning_rate", "kl_coef", "seed")
 SKIPPED = (VOLATILE - {*TOP, "launcher"}) | {"stages", "objective"}
-LAUNCHED = ("launcher.num_processes", "launcher.num_machines")
+LAUNCHED = ("launcher.num_processes",)
 MISSING = "—"
 
 

@@ -85,7 +85,7 @@ def _config(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[Row]:
 
 
 def _counts(key: str) -> bool:
-    return not key.startswith("launcher.") or key in ("launcher.num_processes", "launcher.num_machines")
+    return not key.startswith("launcher.") or key == "launcher.num_processes"
 
 
 def _with_others(keys: Sequence[str]) -> str:
