@@ -283,3 +283,48 @@ def test_a_loss_of_the_users_own_folder_is_the_one_that_is_trained(train, tmp_pa
     words += ("tolerate.zero_gradient=true",)
     done = train(*few_rows("trainer=sft", *words, *QUICK))
     assert [line["loss"] for line in done.lines if line["step"]] == [7.0] * 3
+
+
+MINE = """
+import torch
+import trl
+
+class Part:
+    def __init__(self, size, inner=None):
+        self.size, self.inner = size, inner
+
+class Words(Part):
+    def __init__(self, tokenizer, size=0):
+        super().__init__(len(tokenizer))
+
+class Mine(trl.SFTTrainer):
+    def __init__(self, *args, parts=(), table=None, **kwargs):
+        super().__init__(*args, **kwargs)
+        [[one], words], deep = parts, table["deep"]["er"]
+        self.sizes = {"one": one.size, "inner": one.inner[1].size, "partial": deep(size=5).size, "words": words.size}
+
+    def log(self, logs, *args, **kwargs):
+        super().log(logs | {name: float(size) for name, size in self.sizes.items()}, *args, **kwargs)
+
+class Stepper(torch.optim.SGD):
+    def __init__(self, params, lr=0.1, parts=()):
+        super().__init__(params, lr=lr * sum(part.size for part in parts))
+"""
+
+
+@pytest.mark.slow
+def test_a_trainer_that_hands_all_on_is_served_and_every_node_inside_a_part_is_built(train, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "mine.py").write_text(MINE)
+    one = "{_target_: mine.Part, size: 2, inner: [{_target_: mine.Words}, {_target_: mine.Part, size: 3}]}"
+    words = (
+        "trainer._target_=mine.Mine",
+        f"trainer.parts=[[{one}],{{_target_: mine.Words}}]",
+        "trainer.table={deep: {er: {_target_: mine.Part, _partial_: true}}}",
+        *("optimizer._target_=mine.Stepper", "optimizer.lr=0.5", "optimizer.parts=[{_target_: mine.Part, size: 2}]"),
+    )
+    done = train(*few_rows("trainer=sft", *words, *QUICK), "allow=[mine]", "trainer.args.lr_scheduler_type=constant")
+    assert done.code == 0
+    first = next(line for line in done.lines if line["step"] == 1)
+    assert [first[name] for name in ("one", "inner", "partial", "learning_rate")] == [2, 3, 5, 1]
+    assert first["words"] > 10

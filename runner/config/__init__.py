@@ -168,7 +168,8 @@ def resolve(cfg: Any, overrides: list[str], choices: dict[str, str] | None = Non
     parts = {group: plain.get(group) for group in GROUPS}
     for group in ("reward", "metric", "callback"):
         entries = parts[group] or {}
-        parts[group] = {name: entry for name, entry in entries.items() if entry is not None} or None
+        if isinstance(entries, dict):  # anything else is for the check
+            parts[group] = {name: entry for name, entry in entries.items() if entry is not None} or None
     composed = Composed(plain | parts, overrides, choices or {})
     launcher = composed.cfg["launcher"]  # the key must know the processes that somebody else has started
     if isinstance(launcher, dict) and launcher.get("num_processes") == 1 and NUM_PROCESSES not in composed.typed:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from runner.config import asked_for, locate, serve
+from runner.config import asked_for, build, locate, serve
 
 NOT_FOR_THE_TRAINER = ("_target_", "form", "head", "evaluates", "args")
 
@@ -31,7 +31,7 @@ def build_trainer(node: Mapping[str, Any], tray: Mapping[str, Any], tokenizer: A
 
     wanted = asked_for(node["_target_"])
     own = {key: value for key, value in node.items() if key not in NOT_FOR_THE_TRAINER}
-    own = {key: serve(value, tokenizer=tokenizer) if _is_call(value) else value for key, value in own.items()}
+    own = {key: _build_inside(value, tokenizer) for key, value in own.items()}
     served = {name: part for name, part in tray.items() if name in wanted and not _empty(part)}
     cls, loss = locate(node["_target_"]), tray["compute_loss_func"]
     objective = _objective(cls) if loss or tray["weight_rules"] else None
@@ -76,7 +76,7 @@ def set_optimizer(trainer: Any, node: Mapping[str, Any] | None) -> None:
     trainer.make_optimizer = lambda trainer: build_optimizer(
         locate(node["_target_"]),
         trainer.model.named_parameters(),
-        settings=settings,
+        settings=build(settings),
         groups=node.get("groups") or {},
         decayed=trainer.get_decay_parameter_names(trainer.model),
     )
@@ -84,8 +84,14 @@ def set_optimizer(trainer: Any, node: Mapping[str, Any] | None) -> None:
         trainer.make_schedule = lambda optimizer, steps: serve(schedule, optimizer=optimizer, num_training_steps=steps)
 
 
-def _is_call(value: Any) -> bool:
-    return isinstance(value, Mapping) and "_target_" in value
+def _build_inside(value: Any, tokenizer: Any) -> Any:
+    """A value of the trainer's node with the nodes in it built, and served the tokenizer."""
+    if isinstance(value, list):
+        return [_build_inside(each, tokenizer) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    inside = {key: _build_inside(each, tokenizer) for key, each in value.items()}
+    return serve(inside, tokenizer=tokenizer) if "_target_" in inside else inside
 
 
 def _empty(part: Any) -> bool:
