@@ -8,6 +8,7 @@ import math
 import struct
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,30 @@ def test_what_means_something_to_hydra_is_no_name(word):
 def test_a_template_that_fails_is_a_fault_however_it_fails(text):
     (fault,) = find_template_faults(text, "my.jinja", None, {}, chosen=True)
     assert "my.jinja" in fault.found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% for one in range(99999) %}{% for two in range(99999) %}xxxx{% endfor %}{% endfor %}",
+        "{% set all = namespace(text='x') %}{% for one in range(99) %}{% set all.text = all.text * 9 %}{% endfor %}",
+        "{{ 'a' * 10**10 }}",
+        "{{ 'a' * 10**7 }}",
+        "{{ 9**(9**9) }}",
+        "{% macro deep(n) %}{{ deep(n + 1) }}{{ deep(n + 1) }}{% endmacro %}{{ deep(0) }}",
+        "{{ (range(99999) | join('x' * 9999)) | replace('x', 'y' * 9999) }}",
+        "{{ '%0999999999999d' % 1 }}",
+    ],
+)
+def test_a_template_that_grows_is_refused_in_a_few_seconds_and_little_memory(text):
+    (fault,) = find_template_faults(text + "{{ messages[1].content }}", "my.jinja", None, {}, chosen=True)
+    assert "my.jinja" in fault.found and fault.cure.endswith("=chatml")
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama3_1", "gptoss", "gemma4", "deepseekv3", "nemotron_3_nano"])
+def test_the_longest_templates_of_real_models_render(name):
+    text = (Path(find_spec("trl").origin).parent / "chat_templates" / f"{name}.jinja").read_text()
+    assert find_template_faults(text, name, None, {"bos_token": "<s>", "eos_token": "</s>"}, chosen=False) == []
 
 
 def save(folder, config, shapes):

@@ -10,12 +10,11 @@ import json
 import logging
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import get_training_chat_template, has_generation_markers, supports_tool_calling
 
 from runner.errors import ConfigError, Fault
-from runner.model.jinja import ANSWER, KEY, PROBE, find_answer_faults, no_rendering, read_template, template_names
+from runner.model.jinja import ANSWER, KEY, PROBE, find_template_faults, read_template, template_names
 
 OWN = "the tokenizer's own template"
 
@@ -95,9 +94,6 @@ def turn_end(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def _try_template(tokenizer: PreTrainedTokenizerBase, name: str | None) -> None:
     """Render one exchange: a faulty template would fail later on, without file or line."""
-    try:
-        text: Any = tokenizer.apply_chat_template(PROBE, tokenize=False)
-    except (TemplateError, OverflowError) as error:  # the sandbox refuses long loops by the latter
-        raise ConfigError(no_rendering(name or OWN, error)) from error
-    if faults := find_answer_faults(text, name or OWN, tokenizer.eos_token if name else None):
+    template, end = tokenizer.get_chat_template(), tokenizer.eos_token
+    if faults := find_template_faults(template, name or OWN, end, tokenizer.special_tokens_map, chosen=bool(name)):
         raise ConfigError(faults)

@@ -1,12 +1,17 @@
 """Chat templates as text: which ship, where one is, and whether it renders, without the tokenizer that will use it.
 
-The environment is that of transformers: a sandbox, with its extensions and functions. What a tokenizer and a template
-make of each other is in ``chat``.
+The environment is that of transformers: a sandbox, with its extensions and functions. A sandbox bounds neither time nor
+memory, so that a template is tried in a process of its own, which the system ends. What a tokenizer and a template make
+of each other is in ``chat``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import resource
+import signal
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +24,8 @@ from runner.files import shipped
 SHELF = Path(__file__).parent / "template"
 KEY = "model.tokenizer.chat_template"
 ANSWER = "probe"
+# CPU, memory and text of one exchange; the longest templates take a tenth of each.
+SECONDS, MEGABYTES, LETTERS = 2, 256, 1_000_000
 PROBE = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
 
 
@@ -54,18 +61,63 @@ def find_template_faults(
 
     One that was ``chosen`` must close an answer with the tokenizer's ``end``, where that is known.
     """
+    tried = _try(text, tokens)
+    if tried is None:
+        found = f"{name} takes more than {SECONDS} s, {MEGABYTES} MB or {LETTERS:,} letters for one exchange"
+        return [Fault(KEY, found, "a Jinja template that renders", f"{KEY}=chatml")]
+    if "error" in tried:
+        line = f", line {tried['line']}" if tried["line"] else ""
+        cure = f"mend that line, or {KEY}=chatml" if line else f"{KEY}=chatml"
+        return [Fault(KEY, f"{name}{line}: {tried['error']}", "a Jinja template that renders", cure)]
+    return find_answer_faults(tried["rendered"], name, end if chosen else None)
+
+
+def _try(text: str, tokens: Mapping[str, str]) -> dict[str, Any] | None:
+    """One exchange as a template spells it, or the error that it raises; None where it is more than is granted.
+
+    Rendered in a fork, since no loop, product or power inside of Python could be stopped.
+    """
+    import jinja2.sandbox  # noqa: F401  once, rather than in each fork
+
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            _limit()
+            with os.fdopen(tell, "w") as pipe:
+                json.dump(_rendered(text, tokens), pipe)
+        finally:
+            os._exit(0)
+    os.close(tell)
+    try:
+        with os.fdopen(told) as pipe:
+            said = pipe.read()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    return json.loads(said) if said.endswith("}") else None
+
+
+def _limit() -> None:
+    """Have the system end this process when it has taken what is granted, or a minute for whatever reason."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(60)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    memory = pages * resource.getpagesize() + MEGABYTES * 2**20
+    for kind, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_CPU, SECONDS), (resource.RLIMIT_AS, memory)):
+        with contextlib.suppress(ValueError):  # the user's own limit is lower
+            resource.setrlimit(kind, (most, most))
+
+
+def _rendered(text: str, tokens: Mapping[str, str]) -> dict[str, Any]:
+    """What a template makes of one exchange, or its error; ends the process where that is too much."""
     try:
         rendered = render(text, tokens)
+        return {"rendered": rendered} if len(rendered) <= LETTERS else os._exit(1)
+    except MemoryError:
+        os._exit(1)
     except Exception as error:  # a template computes, and can fail in any way
-        return [no_rendering(name, error)]
-    return find_answer_faults(rendered, name, end if chosen else None)
-
-
-def no_rendering(name: str, error: Exception) -> Fault:
-    """The fault of a template that Jinja or its sandbox refused, or that failed, with the line where there is one."""
-    line = f", line {error.lineno}" if getattr(error, "lineno", None) else ""
-    cure = f"mend that line, or {KEY}=chatml" if line else f"{KEY}=chatml"
-    return Fault(KEY, f"{name}{line}: {error}", "a Jinja template that renders", cure)
+        return {"error": str(error)[:300], "line": getattr(error, "lineno", None)}
 
 
 def find_answer_faults(rendered: str, name: str, end: str | None) -> list[Fault]:
