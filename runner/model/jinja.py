@@ -102,9 +102,11 @@ def _limit() -> None:
     """Have the system end this process when it has taken what is granted, or a minute for whatever reason."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(60)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    memory = pages * resource.getpagesize() + MEGABYTES * 2**20
-    for kind, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_CPU, SECONDS), (resource.RLIMIT_AS, memory)):
+    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: SECONDS}
+    with contextlib.suppress(FileNotFoundError):  # where the system is no Linux, time alone is bounded
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + MEGABYTES * 2**20
+    for kind, most in limits.items():
         with contextlib.suppress(ValueError):  # the user's own limit is lower
             resource.setrlimit(kind, (most, most))
 
