@@ -5,8 +5,9 @@ import json
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import logsigmoid
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from runner.__main__ import compose, main, read_command_line
 from runner.dataset.weigh import (
@@ -104,6 +105,50 @@ def test_rules_multiply(tokenizer):
     ids, weights = token_weights({"messages": TALK}, rules, tokenizer)["token_weights"]
     found = {tokenizer.decode(token): weight for token, weight in zip(ids, weights, strict=True) if weight}
     assert found == {"3": 0.5, " 7": 4.0, "<|im_end|>": 0.5, "1": 0.5, " 2": 0.5}
+
+
+@pytest.fixture(scope="module")
+def bytewise():
+    """A byte-level BPE as Qwen has one, whose tokens carry the blank before a word and cut it where they like."""
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    texts = ["the secret café is 42 cats", "a secret of  two cats"] * 2
+    inner.train_from_iterator(texts, trainers.BpeTrainer(initial_alphabet=letters, show_progress=False))
+    return PreTrainedTokenizerFast(tokenizer_object=inner)
+
+
+@pytest.mark.parametrize("weight", [0.0, 3.0])
+@pytest.mark.parametrize(
+    ("found", "tokens"),
+    [
+        ("secret", [" secret"]),
+        (r" \w+", [" secret", " café", " is", " 42", " cats"]),
+        ("cat", [" cats"]),  # a part of a token takes it whole
+        ("is 4", [" is", " 42"]),
+        ("secret ", [" secret"]),  # the blank belongs to the token of the next word
+        ("é|the", ["the", " café"]),
+        (r"\s", []),
+    ],
+)
+def test_a_token_with_a_letter_of_a_span_takes_its_weight(bytewise, found, tokens, weight):
+    row = {"prompt": "", "completion": "the secret café is 42 cats"}
+    ids, weights = token_weights(row, [lambda messages: pattern(messages, found, weight)], bytewise)["token_weights"]
+    assert set(weights) <= {weight, 1.0}
+    pairs = zip(map(bytewise.decode, ids), weights, strict=True)
+    assert [token for token, own in pairs if own == weight] == tokens
+
+
+def test_of_several_spans_and_rules_the_larger_counts_and_the_product(bytewise, tokenizer):
+    cats = [lambda messages: [(1.0, [(0, 3, 0.0), (3, 5, 3.0)])]]  # both in the same token
+    assert token_weights({"text": " cats"}, cats, bytewise)["token_weights"][1] == [3.0]
+    two = [lambda messages: pattern(messages, "ca", 2.0), lambda messages: pattern(messages, "ts", 3.0)]
+    assert token_weights({"text": " cats"}, two, bytewise)["token_weights"][1] == [6.0]
+    silent = lambda messages: pattern(messages, "7", weight=0.0)  # noqa: E731
+    assert trained(tokenizer, {"messages": TALK}, answers, silent) == "3<|im_end|>1 2<|im_end|>"
+    blanks = [lambda messages: pattern(messages, " +", weight=0.0)]
+    assert token_weights({"text": "of  two"}, blanks, bytewise)["token_weights"][1].count(0.0) == 1
 
 
 def test_plain_text_is_a_turn_of_the_user_and_one_of_the_assistant(tokenizer):

@@ -5,9 +5,11 @@ with numbers of their own. The text of a message is what the chat template write
 thoughts are there too; a plain prompt counts as the user's turn, a plain completion or text as the assistant's. Other
 arguments of a rule are columns of the rows, ``row`` is all of them. Several rules multiply.
 
-What the template writes around the messages weighs as little as the lightest of them. A token that is shared takes the
-larger weight. Tokens that the trainer does not train on, such as a prompt, stay out whatever they weigh, and tokens
-that weigh nothing are no longer counted. What is done with the weights is in ``trainer.objective``.
+What the template writes around the messages weighs as little as the lightest of them. A token with a letter of a span
+takes the weight of that span, also where it goes on outside of it; blanks count only in a token of blanks alone, so
+that the blank before a word never decides. A token that two spans or messages share takes the larger weight. Tokens that
+the trainer does not train on, such as a prompt, stay out whatever they weigh, and tokens that weigh nothing are no longer
+counted. What is done with the weights is in ``trainer.objective``.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,7 +42,7 @@ Rule = Callable[..., Sequence[Entry]]
 Turns = Sequence[Mapping[str, Any]]
 
 # Part of the key under which weighed rows are cached: count up when weights come out otherwise.
-WEIGH_VERSION = 1
+WEIGH_VERSION = 2
 WEIGHTS = "token_weights"
 # Private use characters, which no text of ours holds and no template treats specially.
 STAND_IN = "\ue0fe\ue0ff\ue0fe"
@@ -190,12 +192,12 @@ class Weigher:
         return length + (len(end) if rest.startswith(end, length) else 0)
 
     def _weigh(self, drawn: Drawn, row: Mapping[str, Any]) -> tuple[list[int], list[float]]:
-        letters, around = np.ones(len(drawn.text)), 1.0
-        for rule in self.rules:
-            own, least = _letters(drawn, _entries(rule, drawn.messages, row))
-            letters, around = letters * own, around * least
         encoded = self.tokenizer(drawn.text, add_special_tokens=not drawn.is_chat, return_offsets_mapping=True)
-        weights = [float(letters[a:b].max()) if b > a else around for a, b in encoded["offset_mapping"]]
+        weights = [1.0] * len(encoded["input_ids"])
+        for rule in self.rules:
+            letters, least = _letters(drawn, _entries(rule, drawn.messages, row))
+            own = (max(letters[a:b]).weight if b > a else least for a, b in encoded["offset_mapping"])
+            weights = [before * weight for before, weight in zip(weights, own, strict=True)]
         return encoded["input_ids"], weights
 
 
@@ -241,15 +243,25 @@ def _changed(text: str, other: str, begin: int) -> tuple[int, int]:
     return start, end
 
 
-def _letters(drawn: Drawn, entries: Sequence[tuple[float, Sequence[Span]]]) -> tuple[np.ndarray, float]:
+class Letter(NamedTuple):
+    """A letter and its weight; the greatest one of a token decides."""
+
+    is_solid: bool
+    is_in_span: bool
+    weight: float
+
+
+def _letters(drawn: Drawn, entries: Sequence[tuple[float, Sequence[Span]]]) -> tuple[list[Letter], float]:
     """The weight of each letter by one rule, and that of what no message holds."""
     least = min((base for base, _ in entries), default=1.0)
-    own = np.full(len(drawn.text), least)
+    own, in_span = np.full(len(drawn.text), least), np.zeros(len(drawn.text), bool)
     for (start, end, mark), (base, spans) in zip(drawn.spans, entries, strict=True):
         own[start:mark] = base
         for first, last, weight in spans:
-            own[start + first : min(start + last, end)] = weight
-    return own, least
+            place = slice(start + first, min(start + last, end))
+            own[place], in_span[place] = weight, True
+    solid = [not letter.isspace() for letter in drawn.text]
+    return list(map(Letter, solid, in_span.tolist(), own.tolist())), least
 
 
 def _entries(rule: Rule, messages: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> list[Any]:
