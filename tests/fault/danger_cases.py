@@ -44,7 +44,7 @@ peft.LoraConfig.save_pretrained peft.LoraConfig.push_to_hub peft.utils.save_and_
 setuptools._distutils.spawn.spawn pip.main ensurepip.bootstrap site.addsitedir sysconfig.os.system
 runner.config.locate runner.config.build runner.config.importlib.import_module runner.files.write_text
 runner.files.os.remove runner.files.remove runner.files.shutil.rmtree runner.run.open_run runner.run.subprocess.run
-runner.work.work runner.launcher.subprocess.Popen runner.__main__.main runner.command.train.train
+runner.work.work runner.launcher.os.kill runner.__main__.main runner.command.train.train
 runner.command.import.main runner.sweep.pool.os.fork runner.model.load._locate runner.model.load.importlib.util
 runner.model.load.torch.load runner.model.adapter.write_adapter runner.dataset.toy.write_files
 runner.dataset.load.json.loads runner.dataset.load.os.system runner.reward.remote.build_opener
