@@ -1,10 +1,18 @@
 """Models that are spread over processes: refused where they cannot be, and whole in ``model/`` where they can."""
 
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
 from runner import preflight
 from runner.__main__ import main
 from runner.check import sharding
+from runner.command.train import save_model
+from runner.errors import RunnerError
+from runner.run import Run
 
 
 @pytest.mark.parametrize(
@@ -49,3 +57,86 @@ def test_accelerate_shards_no_model_on_a_cpu_unless_it_takes_it_for_a_gpu(monkey
         asked = {"fsdp_plugin": object(), "dynamo_plugin": TorchDynamoPlugin()}
         kinds.append(AcceleratorState(cpu=True, _from_accelerator=True, **asked).distributed_type)
     assert kinds == [DistributedType.MULTI_CPU, DistributedType.FSDP]
+
+
+FSDP = ("trainer.args.fsdp=true", "trainer.args.fsdp_config.state_dict_type=SHARDED_STATE_DICT")
+SHORT = ("trainer=sft", "dataset.limit.train=64", "dataset.limit.eval=8", "trainer.args.max_steps=2", "metric=none")
+TWO = ("launcher.num_processes=2", "trainer.args.logging_steps=1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("peft", ["none", "lora"])
+def test_a_sharded_run_saves_the_model_that_whole_copies_do(runner, peft):
+    from safetensors.torch import load_file
+
+    words, saved = (*SHORT, *TWO, f"peft={peft}"), {}
+    for name, more, on_cpu in (("whole", (), "0"), ("sharded", FSDP, "1")):
+        runner(*words, *more, f"name={name}", RUNNER_TEST_FSDP_ON_CPU=on_cpu)
+        (folder,) = runner.runs(name)
+        assert bool(list(folder.glob("checkpoints/*/pytorch_model_fsdp*"))) == (name == "sharded")
+        (file,) = (folder / "model").glob("*.safetensors")
+        saved[name] = load_file(file)
+    assert saved["whole"].keys() == saved["sharded"].keys()
+    for name, weights in saved["whole"].items():
+        assert saved["sharded"][name].numpy() == pytest.approx(weights.numpy(), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_while_it_saves_leaves_no_other_waiting(runner):
+    started = runner.start(*SHORT, *TWO, "name=run")
+    while not (folders := runner.runs("run")):
+        assert not started.ended()
+        time.sleep(0.02)
+    (folders[0] / ".model.new").touch()  # no folder can be made there
+    assert started.wait().returncode != 0
+    assert Run(folders[0]).status()["state"] == "failed"
+
+
+class OfOneProcess:
+    """As much of a trainer as saves a model; each process writes a file, and the first one is late."""
+
+    def __init__(self, rank: int, model, meet, lost=()):
+        self.rank, self.model, self.lost = rank, model, lost
+        self.accelerator = SimpleNamespace(unwrap_model=lambda model: model, wait_for_everyone=meet)
+        self.args = SimpleNamespace(to_dict=dict)
+        self.processing_class = SimpleNamespace(save_pretrained=lambda folder: None)
+        self.is_fsdp_enabled = False
+
+    def is_world_process_zero(self) -> bool:
+        return self.rank == 0
+
+    def save_model(self, folder: str) -> None:
+        if self.rank == 0:
+            kept = {name: weight for name, weight in self.model.state_dict().items() if name not in self.lost}
+            self.model.save_pretrained(folder, state_dict=kept)
+        else:
+            Path(folder, "of-another").touch()
+
+
+@pytest.fixture
+def tiny():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=9, **sizes))
+
+
+def test_what_each_process_saves_is_in_the_model(tiny, tmp_path):
+    meet = threading.Barrier(2, timeout=30).wait
+    (tmp_path / ".model.new").mkdir()
+    first, other = (
+        threading.Thread(target=save_model, args=(Run(tmp_path), OfOneProcess(rank, tiny, meet))) for rank in (0, 1)
+    )
+    other.start()
+    other.join(0.2)
+    first.start()
+    first.join()
+    other.join()
+    assert (tmp_path / "model" / "of-another").exists() and not (tmp_path / ".model.new").exists()
+
+
+def test_a_run_whose_weights_were_not_all_saved_is_not_finished(tiny, tmp_path):
+    lost = OfOneProcess(0, tiny, lambda: None, lost=["model.norm.weight"])
+    with pytest.raises(RunnerError, match=r"1 weights were not saved: model\.norm\.weight"):
+        save_model(Run(tmp_path), lost)
+    assert not (tmp_path / "model").exists()

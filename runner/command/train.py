@@ -103,7 +103,6 @@ def _start(run: Run, parts: Mapping[str, Any], source: Run | None) -> None:
         write_manifest(run, **facts, material=material, starts=before.get("starts", 0) + 1)
         record_amendments(run)
         check_space(run)
-    trainer.add_callback(AtStart(lambda: _check_sharded(trainer)))
     trainer.add_callback(AtStart(lambda: _measure_before(run, parts)))
 
 
@@ -139,6 +138,7 @@ def _refuse_silent_faults(run: Run, parts: Mapping[str, Any]) -> None:
 
 def _measure_before(run: Run, parts: Mapping[str, Any]) -> None:
     """Write the held-out scores of the start model; again where a run begins again, or its log would lack them."""
+    _check_sharded(parts["trainer"])
     if parts["trainer"].state.global_step == 0:
         before = held_out_scores(run, parts)
         if parts["trainer"].is_world_process_zero():
@@ -174,24 +174,44 @@ def save_model(run: Run, trainer: Any) -> None:
     """Put into ``model/`` what ``from_pretrained`` or PeftModel loads, whole or not at all, without any pickle."""
     from peft import PeftModel
 
-    new = run.folder / ".model.new"
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    if trainer.is_world_process_zero():
+    new, is_first = run.folder / ".model.new", trainer.is_world_process_zero()
+    model, policy = trainer.accelerator.unwrap_model(trainer.model), policy_of(trainer)
+    if is_first:
         shutil.rmtree(new, ignore_errors=True)
-    if not isinstance(model, PeftModel):
+    trainer.accelerator.wait_for_everyone()  # or what another process writes would be removed
+    # Gathered by all processes, whatever form the checkpoints have.
+    weights = trainer.accelerator.get_state_dict(trainer.model) if trainer.is_fsdp_enabled else None
+    if weights is None and not isinstance(model, PeftModel):
         trainer.save_model(str(new))
-    if isinstance(policy_of(trainer), PeftModel) and trainer.is_world_process_zero():
-        _save_adapter(run, policy_of(trainer), new)
-        trainer.processing_class.save_pretrained(new)
-    if trainer.is_world_process_zero():
-        (new / "training_args.bin").unlink(missing_ok=True)
-        write_text(new / "training_args.json", _portable(trainer.args))
-        seal(new)
-        shutil.rmtree(run.model, ignore_errors=True)
-        new.rename(run.model)
+    trainer.accelerator.wait_for_everyone()  # or what another process still writes would not be there
+    if not is_first:
+        return
+    if isinstance(policy, PeftModel):
+        _save_adapter(run, policy, new, weights)
+    elif weights is not None:
+        once = {name: weight for name, weight in weights.items() if name not in policy.all_tied_weights_keys}
+        policy.save_pretrained(new, state_dict=once)
+    trainer.processing_class.save_pretrained(new)
+    _refuse_missing_weights(run, new, policy, getattr(model, "value_model", None))
+    (new / "training_args.bin").unlink(missing_ok=True)
+    write_text(new / "training_args.json", _portable(trainer.args))
+    seal(new)
+    shutil.rmtree(run.model, ignore_errors=True)
+    new.rename(run.model)
 
 
-def _save_adapter(run: Run, model: Any, folder: Path) -> None:
+def _refuse_missing_weights(run: Run, folder: Path, policy: Any, critic: Any) -> None:
+    """Raise RunnerError where a weight was not saved: the run would be finished without what it has learned."""
+    from runner.model.saved import find_missing
+
+    missing = find_missing(policy, folder) + (find_missing(critic, folder / "value_model") if critic else [])
+    if missing:
+        found = f"{len(missing)} weights were not saved: {', '.join(missing[:3])}"
+        cure = f"python -m runner.work {run}  (which saves again what the newest checkpoint holds)"
+        raise RunnerError(Fault(str(run.model), found, "every weight of the model", cure))
+
+
+def _save_adapter(run: Run, model: Any, folder: Path, weights: Mapping[str, Any] | None) -> None:
     """Write the adapter with the base that the config names, so that it loads wherever that can be found.
 
     Where that base was made by merging it is nowhere, and the whole model is written.
@@ -207,7 +227,8 @@ def _save_adapter(run: Run, model: Any, folder: Path) -> None:
     path, revision = path_of(run.cfg)["path"], run.cfg["model"].get("revision")
     loaded = read_adapter(path, revision)
     base = loaded.base_model_name_or_path if loaded else path
-    write_adapter(model, folder, base=shipped(base), revision=loaded.revision if loaded else revision)
+    revision = loaded.revision if loaded else revision
+    write_adapter(model, folder, base=shipped(base), revision=revision, state_dict=weights)
 
 
 def _portable(args: Any) -> str:

@@ -99,8 +99,12 @@ def train_beside(model: PreTrainedModel, peft_config: PeftConfig, patterns: Sequ
     peft_config.modules_to_save = sorted({*(peft_config.modules_to_save or ()), *layers})
 
 
-def write_adapter(model: PeftModel, folder: Path, *, base: str | None = None, revision: str | None = None) -> None:
+def write_adapter(
+    model: PeftModel, folder: Path, *, base: str | None = None, revision: str | None = None, state_dict: Any = None
+) -> None:
     """Write the adapter alone, naming ``base`` at ``revision`` as the model that it belongs on.
+
+    ``state_dict`` has the weights where those in the model are only a share of them.
 
     Left out are the copy that DPO, KTO and GRPO keep under the name "ref" as their reference, and
     the embeddings, which are never resized here; asking peft about them would call the hub.
@@ -110,7 +114,8 @@ def write_adapter(model: PeftModel, folder: Path, *, base: str | None = None, re
     if base is not None:
         config.base_model_name_or_path, config.revision = base, revision
     try:
-        model.save_pretrained(str(folder), selected_adapters=["default"], save_embedding_layers=False)
+        how = {"selected_adapters": ["default"], "save_embedding_layers": False, "state_dict": state_dict}
+        model.save_pretrained(str(folder), **how)
     finally:
         config.base_model_name_or_path, config.revision = here
 
