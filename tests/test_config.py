@@ -39,6 +39,39 @@ def test_missing_options_are_told_together_with_the_nearest():
     assert error.value.faults[1].cure == "dataset=toy_reviews"
 
 
+def test_several_options_of_a_group_that_takes_one_are_all_refused(tmp_path):
+    """The last would win in silence; typed or in a file, and of a group that names its parts they go together."""
+    with pytest.raises(ConfigError) as caught:
+        config.compose(
+            ["trainer=[sft,dpo]", "dataset=[toy_sort,toy_reviews]", "tracker=[wandb,mlflow]", "model=tniy", "quant=[]"]
+        )
+    faults = {fault.where: fault for fault in caught.value.faults}
+    assert set(faults) == {"trainer", "dataset", "tracker", "model", "quant"}
+    assert faults["trainer"].found.startswith("[sft, dpo]") and "-m trainer=sft,dpo" in faults["trainer"].cure
+    assert "dataset=mixture" in faults["dataset"].cure
+    assert "tracker=wandb 'tracker.report_to=[wandb,mlflow]'" in faults["tracker"].cure
+    assert config.compose(["tracker=wandb", "tracker.report_to=[wandb,mlflow]"]).cfg["tracker"]["environment"]
+
+    (tmp_path / "experiment").mkdir()
+    lists = {"trainer": "sft, dpo", "peft": "lora", "callback": "samples, early_stopping"}
+    defaults = f"defaults: [{', '.join(f'override /{group}: [{names}]' for group, names in lists.items())}]"
+    (tmp_path / "experiment" / "two.yaml").write_text(f"# @package _global_\n{defaults}\n")
+    with pytest.raises(ConfigError) as caught:
+        config.compose(["experiment=two", "~quant"], [tmp_path])
+    assert [(fault.where, fault.found.partition("]")[0]) for fault in caught.value.faults] == [
+        *(("peft", "[lora"), ("trainer", "[sft, dpo")),
+    ]
+    assert config.compose(["experiment=two", "trainer=dpo", "peft=lora"], [tmp_path]).choices["trainer"] == "dpo"
+    with pytest.raises(ConfigError) as caught:
+        config.compose(["trainer=sft,dpo", "reward=length,format"])
+    assert [fault.cure for fault in caught.value.faults] == [
+        *(
+            "python -m runner -m trainer=sft,dpo",
+            "python -m runner -m reward=length,format, or 'reward=[length,format]'",
+        ),
+    ]
+
+
 def test_a_value_that_must_be_given_is_named():
     with pytest.raises(ConfigError) as error:
         config.compose(["dataset=hub"])

@@ -44,6 +44,8 @@ GROUPS = (
 
 NUM_PROCESSES = "launcher.num_processes"
 
+# Groups whose options are parts with names of their own, so that several go together: reward=[length,format].
+SEVERAL = ("reward", "metric", "callback")
 # Each group with the names of its options.
 Options = dict[str, list[str]]
 
@@ -97,7 +99,7 @@ def compose_unresolved(overrides: Sequence[str], folders: Sequence[Path] = ()) -
     from omegaconf import OmegaConf
 
     menu = read_menu(folders)
-    if faults := _sweeps(overrides) + _missing_options(overrides, menu):
+    if faults := _sweeps(overrides) + _missing_options(overrides, menu) + _lists(overrides):
         raise ConfigError(faults)
     words = force(overrides, menu)
     parsed = parse(words)
@@ -112,7 +114,10 @@ def compose_unresolved(overrides: Sequence[str], folders: Sequence[Path] = ()) -
     if folders:
         check_growth(OmegaConf.to_container(cfg, resolve=False))
     HydraConfig.instance().set_config(cfg)
-    return cfg, dict(OmegaConf.to_container(cfg.hydra.runtime.choices))
+    chosen = dict(OmegaConf.to_container(cfg.hydra.runtime.choices))
+    if faults := _lists_in_files(chosen, overrides, folders):
+        raise ConfigError(faults)
+    return cfg, chosen
 
 
 @functools.lru_cache(maxsize=256)
@@ -344,10 +349,45 @@ def _sweeps(overrides: Sequence[str]) -> list[Fault]:
             override.key_or_group,
             f"several values in {override.input_line}",
             "one value, or a sweep",
-            f"python -m runner -m {override.input_line}, or {override.key_or_group}=[...]",
+            f"python -m runner -m {override.input_line}" + _or_list(override),
         )
         for override in several
     ]
+
+
+def _or_list(override: Any) -> str:
+    """The list that may be meant by several values, where the key takes one."""
+    key = override.key_or_group
+    return "" if _takes_one(key) else f", or '{key}=[{','.join(map(str, override.sweep_string_iterator()))}]'"
+
+
+def _takes_one(group: str) -> bool:
+    return group not in SEVERAL and (MENU / group).is_dir()
+
+
+def _lists(overrides: Sequence[str]) -> list[Fault]:
+    """A fault for every list of options of a group that takes one, of which the last would win in silence."""
+    chosen = [(override.key_or_group, override.value()) for override in parse(overrides) if not override.is_delete()]
+    return [_list(group, names) for group, names in chosen if isinstance(names, list) and _takes_one(group)]
+
+
+def _lists_in_files(chosen: Mapping[str, Any], overrides: Sequence[str], folders: Sequence[Path]) -> list[Fault]:
+    """The same for the defaults lists of files: Hydra does not tell the choice of a group that was given a list."""
+    known = {*chosen, *(override.key_or_group for override in parse(overrides) if override.is_delete())}
+    groups = sorted(path.name for path in MENU.iterdir() if _takes_one(path.name) and path.name not in known)
+    layers = read_layers(overrides, folders) if groups else []
+    return [_list(group, [file.stem for file, _ in layers if file.parent.name == group]) for group in groups]
+
+
+def _list(group: str, names: Sequence[Any]) -> Fault:
+    first, several = [*names, "<one of them>"][0], ",".join(map(str, names))
+    others = {
+        "dataset": "dataset=mixture, with each under dataset.parts; ",
+        "tracker": f"tracker={first} 'tracker.report_to=[{several}]'; ",
+    }
+    cure = f"{others.get(group, '') if names[1:] else ''}{group}={first}"
+    cure += f"; or a sweep: python -m runner -m {group}={several}" if names[1:] else ""
+    return Fault(group, f"[{', '.join(map(str, names))}], of which only the last would count", "one option", cure)
 
 
 def _missing_options(overrides: Sequence[str], menu: Options) -> list[Fault]:
