@@ -16,7 +16,7 @@ import yaml
 from datasets import Dataset, IterableDataset
 
 from runner.dataset.glance import LOADER, MOST, look_at
-from runner.dataset.load import Reading, convert_rows, fingerprint, load_rows
+from runner.dataset.load import Reading, _read_stream, convert_rows, fingerprint, load_rows
 from runner.dataset.mix import mix_rows
 from runner.errors import DataError, EnvironmentFault, RunnerError
 
@@ -277,6 +277,22 @@ def test_slices(file):
     assert numbers(train) == list(range(90)) and numbers(evals) == list(range(90, 100))
     train, evals = load_rows(file, split={"train": "train[5:7]+train[-2:]"}, shuffle=False)
     assert numbers(train) == [5, 6, 98, 99] and evals is None
+
+
+@pytest.mark.parametrize("cut", ["train[:0]", "train[:0%]", "train[200:]"])
+@pytest.mark.parametrize("use", ["train", "eval"])
+def test_a_slice_without_rows_is_refused(file, cut, use):
+    split = {"train": "train"} | {use: cut}
+    for to in (None, "demonstration"):
+        (fault,) = faults(file, split=split, to=to)
+        assert fault.where == f"dataset.split.{use}" and fault.found.startswith("no row: ")
+        assert load_rows(file, split=split | {use: fault.cure.partition("'")[2].partition("'")[0]}, to=to)
+
+
+def test_a_stream_without_rows_is_refused():
+    stream = IterableDataset.from_generator(lambda: iter(()))
+    with pytest.raises(DataError, match="no row"):
+        _read_stream(stream, None, 0, Reading(to="demonstration"), "rows")
 
 
 def test_named_sets_and_no_training_rows(file):

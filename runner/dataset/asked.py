@@ -83,6 +83,13 @@ def count_of(cut: str, rows: int) -> int | None:
     return len(range(rows)[slice(*(int(end) if end else None for end in (first, last)))])
 
 
+def no_row(use: str, cut: str, label: str) -> Fault:
+    """The fault of a slice that takes no row."""
+    name = re.split(r"[\[+(]", cut)[0].strip()
+    cure = f"dataset.split.{use}='{name}[:90%]', or another dataset"
+    return Fault(f"dataset.split.{use}", f"no row: {label}", "at least one row", cure)
+
+
 def check_weights(parts: Mapping[str, Any], weights: Mapping[str, float] | None) -> None:
     """Raise DataError for each weight of a mixture that is missing, of no part, or nothing to draw by."""
     example = "dataset.parts.<name>._target_=runner.dataset.load.load_rows"

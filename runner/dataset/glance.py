@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from runner.dataset.asked import check_cut, check_weights, check_words, count_of, read_cuts, read_limits
+from runner.dataset.asked import check_cut, check_weights, check_words, count_of, no_row, read_cuts, read_limits
 from runner.dataset.convert import ARROWS, Conversion, Row
 from runner.dataset.detect import kept_columns, misnamed, read_layout
 from runner.dataset.disk import CHOOSE, READABLE, Files, check_files, find_files, holds_at_most, read_rows
@@ -132,9 +132,7 @@ def _look_at_rows(
         rows, label = read[name], f"{node['path']} {cut}"
         count = count_of(cut, len(rows)) if first is None else None
         if count == 0:
-            cure = f"dataset.split.{use}='{name}[:90%]', or another file"
-            fault = Fault(f"dataset.split.{use}", f"no row: {label} of {len(rows)}", "at least one row", cure)
-            seen.faults.append(fault)
+            seen.faults.append(no_row(use, cut, f"{label} of {len(rows)}"))
             continue
         whole = count == len(rows) and count <= (limits[use] or count)
         with seen.noting():

@@ -24,15 +24,16 @@ from datasets import (
     IterableDataset,
     Json,
     List,
+    ReadInstruction,
     Value,
     load_dataset_builder,
 )
 from datasets.exceptions import DatasetGenerationError
 
-from runner.dataset.asked import check_cut, check_words, read_cuts, read_limits
+from runner.dataset.asked import check_cut, check_words, no_row, read_cuts, read_limits
 from runner.dataset.convert import CONVERT_VERSION, TURN_EXTRAS, Conversion, Layout
 from runner.dataset.detect import kept_columns, read_layout
-from runner.dataset.disk import Files, check_files, find_files, header_of
+from runner.dataset.disk import CHOOSE, Files, check_files, find_files, header_of
 from runner.dataset.step import Step, first_made, key_of_steps, to_steps
 from runner.errors import DataError, EnvironmentFault, Fault
 
@@ -134,6 +135,9 @@ class Source:
         if self.streams is not None:
             return _read_stream(self.streams[cut], limit, seed, reading, label)
         with told(self.path, f"dataset.split.{use}"):
+            lengths = {name: split.num_examples for name, split in self.builder.info.splits.items()}
+            if all(part.to <= part.from_ for part in ReadInstruction.from_spec(cut).to_absolute(lengths)):
+                raise DataError(no_row(use, cut, label))
             rows = self.builder.as_dataset(split=cut)
         rows, places = _ordered(rows, limit, seed)
         return convert_rows(rows, reading, label, places, seed)
@@ -293,7 +297,9 @@ def _read_stream(
 
 
 def _conversion(rows: Rows, reading: Reading, label: str) -> Conversion:
-    row = first_made(rows, reading.steps) if reading.steps else next(iter(rows))
+    row = first_made(rows, reading.steps) if reading.steps else next(iter(rows), None)
+    if row is None:
+        raise DataError(Fault(label, "no row", "at least one row", CHOOSE))
     layout = read_layout(list(row), row, form=reading.form, given=reading.columns, to=reading.to)
     kept = kept_columns(list(row), layout, reading.to, reading.keep)
     chats = bool(reading.steps) and any(isinstance(row[column], list) for column in layout.columns.values())

@@ -8,8 +8,8 @@ arguments of a rule are columns of the rows, ``row`` is all of them. Several rul
 What the template writes around the messages weighs as little as the lightest of them. A token with a letter of a span
 takes the weight of that span, also where it goes on outside of it; blanks count only in a token of blanks alone, so
 that the blank before a word never decides. A token that two spans or messages share takes the larger weight. Tokens
-that the trainer does not train on, such as a prompt, stay out whatever they weigh, and tokens that weigh nothing are
-no longer counted. What is done with the weights is in ``trainer.objective``.
+that the trainer does not train on, such as a prompt, stay out whatever they weigh, and tokens that weigh nothing are no
+longer counted. What is done with the weights is in ``trainer.objective``.
 """
 
 from __future__ import annotations
