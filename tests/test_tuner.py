@@ -182,8 +182,9 @@ def test_what_cannot_be_merged_is_told():
     ],
 )
 def test_an_adapter_that_could_not_be_saved_is_refused(train, adapter, capsys, words, cure):
-    done = train("trainer=sft", *words, f"model.path={adapter}", "model.merge=true", *FEW)
-    assert done.code == 2 and cure in capsys.readouterr().err
+    for base in ((f"model.path={adapter}", "model.merge=true"), ("model=new",)):
+        done = train("trainer=sft", *words, *base, *FEW)
+        assert done.code == 2 and cure in capsys.readouterr().err
 
 
 # --- Saved, loaded elsewhere, and put back ------------------------------------------------------
@@ -260,6 +261,8 @@ KINDS = {
     "merged": (("trainer=sft", "model.path={adapter}", "model.merge=true"), whole),
     "merged, frozen": (("trainer=dpo", "model.path={adapter}", "model.merge=true", "peft=freeze"), whole),
     "adapter on merged": (("trainer=dpo", "model.path={adapter}", "model.merge=true", "peft=lora"), whole),
+    "adapter on new": (("trainer=sft", "model=new", "peft=lora_embeddings"), whole),
+    "scores by an adapter on new": (("trainer=reward", "model=new", "peft=lora"), scored),
     "two of everything": (
         (
             "trainer=grpo",

@@ -28,7 +28,7 @@ from runner.run import Run, last_checkpoint, write_manifest
 from runner.secret import hidden
 from runner.space import check_space
 from runner.tray import lay_out
-from runner.tray.model import path_of, policy_of
+from runner.tray.model import has_base, path_of, policy_of
 
 log = logging.getLogger(__name__)
 
@@ -214,12 +214,12 @@ def _refuse_missing_weights(run: Run, folder: Path, policy: Any, critic: Any) ->
 def _save_adapter(run: Run, model: Any, folder: Path, weights: Mapping[str, Any] | None) -> None:
     """Write the adapter with the base that the config names, so that it loads wherever that can be found.
 
-    Where that base was made by merging it is nowhere, and the whole model is written.
+    Where that base was made by merging, or is new, it is nowhere, and the whole model is written.
     """
     from runner.model.adapter import write_adapter
     from runner.model.load import read_adapter
 
-    if run.cfg["model"].get("merge"):
+    if not has_base(run.cfg):
         for path in folder.glob("adapter_*"):
             path.unlink()
         model.merge_and_unload(adapter_names=["default"]).save_pretrained(folder)

@@ -53,15 +53,16 @@ def build_tuner(node: Mapping[str, Any] | None, model: Any, head: str) -> tuple[
 
 
 def check_merged(cfg: Mapping[str, Any], peft_config: Any, args: Any) -> None:
-    """Raise ConfigError where an adapter on a merged model could not be saved: that model is nowhere on disk."""
-    if not cfg["model"].get("merge") or peft_config is None:
+    """Raise ConfigError where an adapter on a merged or new model could not be saved: that model is nowhere on disk."""
+    if has_base(cfg) or peft_config is None:
         return
+    base = "a merged model" if cfg["model"].get("merge") else "a new model"
     faults = []
     if peft_config.is_prompt_learning:
-        found = f"{type(peft_config).__name__} on a merged model, which is nowhere on disk, and it cannot be merged"
+        found = f"{type(peft_config).__name__} on {base}, which is nowhere on disk, and it cannot be merged"
         faults.append(Fault("peft", found, "an adapter inside the layers", "peft=lora"))
     if getattr(args, "critic", None) in ("auto", "adapter"):
-        found = f"{args.critic}: a second adapter on a merged model, which is nowhere on disk"
+        found = f"{args.critic}: a second adapter on {base}, which is nowhere on disk"
         faults.append(Fault("trainer.args.critic", found, "a model of its own", "trainer.args.critic=model"))
     if faults:
         raise ConfigError(faults)
@@ -71,6 +72,11 @@ def path_of(cfg: Mapping[str, Any]) -> dict[str, str]:
     """Where the policy's weights are, if anywhere: PPO's own argument for it comes before ``model.path``."""
     path = cfg["trainer"]["args"].get("sft_model_path") or cfg["model"].get("path")
     return {"path": path} if path else {}
+
+
+def has_base(cfg: Mapping[str, Any]) -> bool:
+    """Whether the weights that an adapter is put on are somewhere, so that it can be saved alone and loaded again."""
+    return bool(path_of(cfg)) and not cfg["model"].get("merge")
 
 
 def policy_of(trainer: Any) -> Any:
