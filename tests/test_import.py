@@ -153,6 +153,7 @@ def test_axolotl_chats(imported):
         ({"rl": "orpo", "orpo_alpha": 0.2}, ("ORPO", "beta", 0.2)),
         ({"rl": "simpo", "rl_beta": 2.0, "simpo_gamma": 1.0}, ("CPO", "simpo_gamma", 1.0)),
         ({"reward_model": True}, ("Reward", "max_length", 512)),
+        ({"saves_per_epoch": 0, "evals_per_epoch": 0}, ("SFT", "save_strategy", "no")),
         ({"rl": "dpo", "rpo_alpha": 0.5}, ("DPO", "loss_weights", [1.0, 0.5])),
         ({"cosine_min_lr_ratio": 0.1}, ("SFT", "lr_scheduler_kwargs", {"min_lr_rate": 0.1})),
         (
@@ -295,6 +296,99 @@ def test_a_variable_that_the_shell_sets_is_asked_for(tmp_path):
     assert draft.values["model"]["path"] == draft.values["dataset"]["path"] == "???"
     faults = verb.faults_of("train", verb.to_file(draft, read_file(path)), draft.words)
     assert faults and all(fault.where.endswith("path") for fault in faults)
+
+
+@pytest.mark.parametrize(
+    ("text", "rate", "accumulated"),
+    [
+        ("swift sft --model a/b --dataset hf::a/b#500 \\\n  --learning_rate 3e-5 \\\n  --max_length 99", 3e-5, 16),
+        ("# don't \\\nswift sft --model a/b --dataset 'hf::a/b#500' --learning_rate 3e-5 # --max_length 1", 3e-5, 16),
+        (
+            "n=2\nnodes=2\nNPROC_PER_NODE=$n swift sft --model a/b --dataset hf::a/b#500 --learning_rate 3e-5 "
+            "--gradient_accumulation_steps $(expr 32 / $n / $nodes)",
+            *(3e-5, 8),
+        ),
+        (
+            "swift sft --model a/b --dataset hf::a/b#500 --learning_rate $((1 - 1)) "
+            "--gradient_accumulation_steps $(expr 16 / $WORLD) --system \"$(cat 'a b')\"",
+            *("${shell.command}", "${shell.expr}"),
+        ),
+    ],
+    ids=["hash", "comment", "arithmetic", "open"],
+)
+def test_a_script_is_read_as_bash_reads_it(tmp_path, text, rate, accumulated):
+    path = tmp_path / "train.sh"
+    path.write_text(f"{text}\n")
+    reading = read_file(path)
+    draft = verb.translate(reading, "train")
+    assert draft.values["dataset"]["limit"] == {"train": 500} and draft.values["learning_rate"] == rate
+    args = draft.values["trainer"]["args"]
+    assert args.get("gradient_accumulation_steps") == accumulated and (args["max_length"] == 99) == ("99" in text)
+    faults = verb.faults_of("train", verb.to_file(draft, reading), draft.words)
+    assert bool(faults) == (rate != 3e-5) and all("${shell." in fault.found for fault in faults)
+
+
+def test_a_flag_that_a_comment_cuts_off_is_never_lost_in_silence(tmp_path):
+    path = tmp_path / "train.sh"
+    path.write_text("swift sft --model a/b \\\n  # --seed 1 \\\n  # --lora_rank 4 \\\n  --learning_rate 1e-6\n")
+    with pytest.raises(ConfigError, match="--learning_rate is not part of the command"):
+        read_file(path)
+
+
+def test_none_is_a_value(written):
+    done = written("swift rlhf --rlhf_type grpo --model a/b --dataset a/b --scale_rewards none", name="a.sh")
+    assert done.args["scale_rewards"] == "none"
+    done = written({"base_model": "a/b", "rl": "none", "datasets": [{"path": "a/b", "type": "alpaca"}]})
+    assert done.kinds("rl") == ["same by default"]
+
+
+def test_gdpo_is_grpo_that_scales_each_reward_by_itself(written):
+    keys = {"base_model": "a/b", "rl": "gdpo", "trl": {"reward_funcs": ["own.f"], "num_generations": 4}}
+    done = written(keys | {"datasets": [{"path": "a/b"}], "micro_batch_size": 4})
+    assert done.cfg["trainer"]["_target_"] == "trl.GRPOTrainer" and not done.faults
+    assert done.args["multi_objective_aggregation"] == "normalize_then_sum"
+
+
+@pytest.mark.parametrize(
+    ("keys", "where"),
+    [
+        ({"base_model": "a/b", "micro_batch_size": 1, "rl": "ebft"}, "rl"),
+        ({"base_model": "a/b", "micro_batch_size": 1, "process_reward_model": True}, "process_reward_model"),
+        ({"model": "a/b", "tuner_type": "lora", "task_type": "embedding"}, "task_type"),
+        ({"model": "a/b", "tuner_type": "lora", "task_type": "seq_cls", "num_labels": 2}, "task_type"),
+        ({"model": "a/b", "tuner_type": "lora", "rlhf_type": "dpo", "task_type": "generative_reranker"}, "task_type"),
+        ({"model": "a/b", "tuner_type": "lora", "lr": 1e-6, "global_batch_size": 16}, "lr"),
+        ({"model": "a/b", "split_dataset_ratio": 0, "sampler_engine": "vllm"}, "sampler_engine"),
+        ({"model_name_or_path": "a/b", "stage": "sft", "cutoff_len": 64, "do_predict": True}, "do_predict"),
+        ({"model_name_or_path": "a/b", "stage": "mcts", "cutoff_len": 64}, "stage"),
+    ],
+    ids=lambda value: str(value)[-50:],
+)
+def test_what_is_no_training_that_there_is_here_becomes_none(written, keys, where):
+    with pytest.raises(ConfigError) as caught:
+        written(keys)
+    assert any(fault.where.endswith(where) and fault.cure for fault in caught.value.faults)
+
+
+@pytest.mark.parametrize(
+    ("keys", "target"),
+    [
+        ({"model": "a/b", "tuner_type": "llamapro", "dataset": ["hf::a/b"]}, "???"),
+        ({"model": "a/b", "tuner_type": "boft", "boft_block_size": 8, "dataset": ["hf::a/b"]}, "peft.BOFTConfig"),
+        ({"model_name_or_path": "a/b", "stage": "sft", "finetuning_type": "galore", "dataset": "a/b"}, "???"),
+        ({"base_model": "a/b", "adapter": "llama-adapter", "datasets": [{"path": "a/b", "type": "alpaca"}]}, "???"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_no_unknown_tuner_becomes_a_training_of_all_weights(written, tmp_path, keys, target):
+    if target != "???":
+        assert written(keys).cfg["peft"]["_target_"] == target
+        return
+    with pytest.raises(ConfigError) as caught:
+        written(keys)
+    assert [fault.where for fault in caught.value.faults] == ["peft._target_"]
+    (file,) = tmp_path.glob("experiment/*.yaml")
+    assert "# open: " in file.read_text() and "peft=lora" in file.read_text()
 
 
 def test_an_optimizer_of_ours_takes_over_the_settings_of_theirs(written):

@@ -94,6 +94,10 @@ def to_file(draft: Draft, reading: Reading) -> str:
         ),
         "# result: not yet seen",
     ]
+    for note in draft.notes:
+        if note.key in draft.opened:
+            told = f"# open: {note.key}: {shown(note.value)}; {note.why}; {note.ours}"
+            head += textwrap.wrap(told, WIDTH, subsequent_indent="#   ")
     return draft.to_yaml("\n".join(head) + "\n")
 
 

@@ -11,6 +11,7 @@ from runner.dialect.draft import Draft, shown
 from runner.dialect.rule import Dialect, Rows
 
 TRAINERS = {"dpo": "dpo", "ipo": "dpo", "true": "dpo", "kto": "kto", "orpo": "orpo", "simpo": "cpo", "grpo": "grpo"}
+TRAINERS |= {"gdpo": "grpo"}
 
 # Types of their datasets: our form, and the columns that ours would not find by name.
 TYPES: dict[str, tuple[str | None, dict[str, str]]] = {
@@ -75,14 +76,15 @@ def _trainer(draft: Draft) -> None:
     if draft.keys.get("reward_model") is True:
         draft.pick("reward_model", "trainer", "reward")
     elif draft.keys.get("process_reward_model"):
-        draft.choose("trainer", "reward")
-        draft.nothing("process_reward_model", "TRL has no trainer for it any more", "trainer=reward")
+        rule.refuse("process_reward_model", "a reward of each step of an answer", ("reward_model",))
     elif method in TRAINERS:
         draft.pick("rl", "trainer", TRAINERS[method])
+    elif method not in ("", "none", "false"):
+        rule.refuse("rl", method, TRAINERS)
     else:
         draft.choose("trainer", "sft")
-        if method:
-            draft.nothing("rl", f"no trainer for {method}", "python -m runner --help lists those there are")
+    if method == "gdpo":
+        draft.put("trainer.args.multi_objective_aggregation", "normalize_then_sum")
     if method == "ipo":
         draft.put("trainer.args.loss_type", ["ipo"])
     if method == "simpo":
@@ -92,13 +94,13 @@ def _trainer(draft: Draft) -> None:
 
 def _beta(draft: Draft, key: str, value: Any) -> None:
     if draft.choices["trainer"] in ("dpo", "kto", "grpo"):
-        draft.map(key, "kl_coef", float(value), f"the beta of {draft.choices['trainer']}")
+        draft.map(key, "kl_coef", draft.real(key, value), f"the beta of {draft.choices['trainer']}")
     else:
-        draft.arg(key, "beta", float(value))
+        draft.arg(key, "beta", draft.real(key, value))
 
 
 def _rpo(draft: Draft, key: str, value: Any) -> None:
-    draft.put("trainer.args.loss_weights", [1.0, float(value)])
+    draft.put("trainer.args.loss_weights", [1.0, draft.real(key, value)])
     draft.map(key, "trainer.args.loss_type", ["sigmoid", "sft"], f"loss_weights: [1.0, {value}]")
 
 
@@ -299,7 +301,7 @@ def _adapter(draft: Draft) -> None:
                 draft.machine(name, "the adapter that is there says so") if kind else draft.same(name, "no adapter")
         return
     if kind not in ("lora", "qlora"):
-        draft.nothing("adapter", f"no {kind}", "python -m runner --help lists the options of peft")
+        rule.open_adapter(draft, "adapter", kind)
         return
     draft.pick("adapter", "peft", "lora")
     for name, ours in (("lora_r", "r"), ("lora_alpha", "lora_alpha"), ("lora_dropout", "lora_dropout")):
@@ -362,6 +364,9 @@ def own_rewards(draft: Draft, key: str, names: Any, weights: Any = None) -> None
 def _per_epoch(draft: Draft, key: str, value: Any) -> None:
     """So many times in an epoch, which TRL takes as a share of all steps."""
     name = "eval" if key.startswith("evals") else "save"
+    if not float(value):
+        draft.arg(key, f"{name}_strategy", "no", "never")
+        return
     epochs = float(draft.keys.get("num_epochs") or 1)
     draft.put(f"trainer.args.{name}_strategy", "steps")
     share = round(1 / (float(value) * epochs), 6)

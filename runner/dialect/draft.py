@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from runner.errors import ConfigError, Fault
 from runner.files import MENU
 from runner.secret import LOGIN_KEY, SECRET_KEY, looks_secret
 from runner.signature import Signature, read_signature
@@ -46,6 +47,7 @@ class Draft:
     notes: list[Note] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
     taken: set[str] = field(default_factory=set)
+    opened: set[str] = field(default_factory=set)  # keys whose value the user has to say before it runs
 
     # --- Their side -------------------------------------------------------------------------------
 
@@ -102,12 +104,21 @@ class Draft:
             self.secret(key)
             return
         if is_unset(value):
-            self.nothing(key, f"{value} is set by the shell, and not in this file", f"{path}=<value>")
-            if path == "model.path":
-                self.put(path, "???")
+            self.put(path, "???" if path == "model.path" else reference(value))
+            self.open(key, f"{value} is set by the shell, and not in this file", f"{path}=<value>")
             return
         self.put(path, value)
         self.note(MAPPED, key, f"{path}: {shown(value)}", why)
+
+    def real(self, key: str, value: Any) -> Any:
+        """A number, or what the shell puts in its place; ConfigError with any other value of a key."""
+        if is_unset(value):
+            return value
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            cure = "mend it in their file, or leave the key out there"
+            raise ConfigError(Fault(key, shown(value), "a number", cure)) from None
 
     def pick(self, key: str, group: str, option: str, why: str = "") -> None:
         """Choose an option because of a key, and say so."""
@@ -120,6 +131,11 @@ class Draft:
     def nothing(self, key: str, why: str, nearest: str = "") -> None:
         """Say that a key has no equivalent, why, and what comes nearest."""
         self.note(NOTHING, key, nearest, why)
+
+    def open(self, key: str, why: str, nearest: str) -> None:
+        """Say that a key has no equivalent until the user says one, without which nothing runs."""
+        self.opened.add(key)
+        self.nothing(key, why, nearest)
 
     def machine(self, key: str, why: str = "") -> None:
         self.note(MACHINE, key, why=why)
@@ -139,6 +155,8 @@ class Draft:
             self.secret(key)
         elif _equal(known.default, value):
             self.same(key, why or f"{name} is {shown(value)}")
+        elif is_unset(value):
+            self.map(key, f"trainer.args.{name}", value)
         elif not known.type.accepts(value):
             self.nothing(key, f"{name} takes {known.type}", why)
         else:
@@ -169,8 +187,13 @@ def is_secret(key: str, value: Any) -> bool:
 
 
 def is_unset(value: Any) -> bool:
-    """Whether a value has a variable of the shell in it that nobody has set."""
-    return isinstance(value, str) and bool(re.search(r"\$\{?[A-Za-z_]", value))
+    """Whether a value has a variable or a command of the shell in it whose value is not in the file."""
+    return isinstance(value, str) and bool(re.search(r"\$(\(|\{?[A-Za-z_])", value))
+
+
+def reference(value: str) -> str:
+    """A reference to nothing in the place of such a value: no run starts with it, where ??? would mean the default."""
+    return f"${{shell.{re.search(r'[A-Za-z_]+', value)[0]}}}"
 
 
 def shown(value: Any) -> str:

@@ -49,9 +49,7 @@ def _trainer(draft: Draft) -> None:
             draft.put("trainer.args.cpo_alpha", 0.0)
         return
     if stage not in TRAINERS:
-        draft.choose("trainer", "sft")
-        draft.nothing("stage", f"no trainer for {stage}", "python -m runner --help lists those there are")
-        return
+        rule.refuse("stage", stage, TRAINERS)
     draft.pick("stage", "trainer", TRAINERS[stage])
     if draft.has("pref_loss") and stage == "dpo":
         if loss == "kto_pair":
@@ -64,9 +62,9 @@ def _trainer(draft: Draft) -> None:
 
 def _beta(draft: Draft, key: str, value: Any) -> None:
     if draft.choices["trainer"] in ("dpo", "kto"):
-        draft.map(key, "kl_coef", float(value), f"the beta of {draft.choices['trainer']}")
+        draft.map(key, "kl_coef", draft.real(key, value), f"the beta of {draft.choices['trainer']}")
     elif draft.choices["trainer"] in ("orpo", "cpo"):
-        draft.arg(key, "beta", float(value))
+        draft.arg(key, "beta", draft.real(key, value))
     else:
         draft.same(key, "of another stage")
 
@@ -75,7 +73,7 @@ def _sft_share(draft: Draft, key: str, value: Any) -> None:
     if not value:
         draft.same(key, "off")
     else:
-        draft.put("trainer.args.loss_weights", [1.0, float(value)])
+        draft.put("trainer.args.loss_weights", [1.0, draft.real(key, value)])
         draft.map(key, "trainer.args.loss_type", ["sigmoid", "sft"], f"loss_weights: [1.0, {value}]")
 
 
@@ -116,8 +114,10 @@ def _tuner(draft: Draft) -> None:
                 draft.map(key, f"peft.{ours}", draft.take(key))
         if draft.has("oft_target"):
             draft.map("oft_target", "peft.target_modules", rule.layers(draft.take("oft_target")))
-    else:
+    elif kind == "full":
         draft.same("finetuning_type", "every weight is trained")
+    else:
+        rule.open_adapter(draft, "finetuning_type", kind)
     if kind != "lora":
         for key in ("lora_rank", "lora_alpha", "lora_dropout", "lora_target"):
             if draft.has(key):

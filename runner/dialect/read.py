@@ -52,6 +52,19 @@ SCRIPTS = {
     r"(?:^|/)src/train(?:_bash)?\.py$": "llama_factory",
     r"^axolotl\.cli\.train$": "axolotl",
 }
+# A comment of bash begins a word; what stands in quotes, or behind a backslash, is none.
+COMMENT = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?:^|(?<=[\s;&|()]))#.*""")
+COMMAND = re.compile(r"\$\((?:expr\s+([^()]*)|\(([^()]*)\)|[^()]*)\)")
+# Keys of a file that trains nothing, or of a format of theirs that is not read here.
+INFERENCE = "a file that trains nothing"
+MEGATRON = "the keys of Megatron, which count rows and rates in another way"
+V1 = "the format v1 of LLaMA-Factory, which is not read here"
+STRANGE = {
+    "llama_factory": dict.fromkeys(("do_predict", "export_dir", "infer_backend"), INFERENCE) | {"train_dataset": V1},
+    "swift": dict.fromkeys(("sampler_engine", "sampler_type"), INFERENCE)
+    | dict.fromkeys(("lr", "global_batch_size", "train_iters"), MEGATRON)
+    | {"peft_config": V1},
+}
 # Flags of what starts the processes, by the number of devices that they say.
 DEVICES = ("--num_processes", "--num-processes", "--nproc_per_node", "--nproc-per-node")
 
@@ -85,6 +98,13 @@ def read_file(path: Path, dialect: str | None = None) -> Reading:
         reading.dialect, reading.why = dialect, "because you say so"
     elif not reading.dialect:
         reading.dialect, reading.why = find_dialect(path, reading.keys)
+    strange = {key: why for key, why in STRANGE.get(reading.dialect, {}).items() if reading.keys.get(key)}
+    if strange and not reading.keys.get("do_train"):
+        expected = f"a training of {DIALECTS[reading.dialect]}"
+        raise ConfigError(
+            Fault(f"{path}: {key}", why, expected, "python -m runner import <another file>")
+            for key, why in strange.items()
+        )
     return reading
 
 
@@ -113,7 +133,7 @@ def plain(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     words = {"true": True, "false": False, "none": None, "null": None}
-    if value.lower() in words:
+    if value.lower() in words and value != "none":  # a value of its own: scale_rewards, report_to
         return words[value.lower()]
     if re.fullmatch(r"[+-]?\d+", value) and len(value) <= DIGITS:
         return int(value)
@@ -146,9 +166,10 @@ def _read_mapping(path: Path, text: str) -> dict[str, Any]:
 def _read_script(path: Path, text: str) -> Reading:
     """The one training command of a script, its flags, and what stands in a file that it names."""
     reading = Reading(path, {})
-    for line in re.sub(r"\\\r?\n", " ", text).splitlines():
+    lines = list(_commands(text))
+    for number, line in enumerate(lines):
         try:
-            words = shlex.split(line, comments=True)
+            words = shlex.split(COMMAND.sub(lambda found: _answer(found, reading.variables), line))
         except ValueError:
             continue  # a line of the shell's own, such as half of a quotation
         words = [_expanded(word, reading.variables) for word in words]
@@ -157,9 +178,43 @@ def _read_script(path: Path, text: str) -> Reading:
             name, _, value = words.pop(0).partition("=")
             reading.variables[name] = value
         if words and (start := _training(words)):
+            _check_end(path, lines[number + 1 :])
             return _with_flags(reading, words, *start)
     expected = "a line with one of " + ", ".join(COMMANDS)
     raise ConfigError(Fault(str(path), "no command that trains", expected))
+
+
+def _commands(text: str) -> Iterator[str]:
+    """The lines of a script as bash reads them: each without its comment, joined where one ends with a backslash."""
+    parts = []
+    for line in text.splitlines():
+        line = COMMENT.sub(lambda found: found[1] or "", line)
+        parts.append(line.removesuffix("\\"))
+        if not line.endswith("\\"):
+            yield " ".join(parts)
+            parts = []
+    yield " ".join(parts)
+
+
+def _check_end(path: Path, below: Sequence[str]) -> None:
+    """Raise ConfigError where flags stand below the command, which would be lost without a word."""
+    flag = next(filter(str.strip, below), "").lstrip().partition(" ")[0]
+    if flag.startswith("--"):
+        found = f"{flag} is not part of the command: a comment, or no backslash, ends the line above it"
+        cure = "move comments above the command, and end each of its lines but the last with a backslash"
+        raise ConfigError(Fault(str(path), found, "all flags in one command", cure))
+
+
+def _answer(found: re.Match[str], variables: Mapping[str, str]) -> str:
+    """The number that a command in a command comes to, where it only multiplies and divides; else its name."""
+    text = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: variables.get(name[1], name[0]), found[1] or found[2] or "")
+    first, *rest = re.findall(r"\d+|\S", text.replace("\\*", "*")) or [""]
+    if len(text) > DIGITS or not re.fullmatch(r"\d+([*/][1-9]\d*)*", "".join([first, *rest])):
+        return f"$({(re.findall(r'[A-Za-z_]+', found[0]) or ['command'])[0]})"
+    number = int(first)
+    for sign, other in zip(rest[::2], rest[1::2], strict=True):
+        number = number * int(other) if sign == "*" else number // int(other)
+    return str(number)
 
 
 def _expanded(word: str, variables: Mapping[str, str]) -> str:

@@ -7,12 +7,13 @@ A rule is the path of ours that a key becomes, or a function of the draft, the k
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from runner.check.value import nearest
 from runner.dialect.draft import HIDDEN, Draft, is_secret, is_unset, shown
+from runner.errors import ConfigError, Fault
 
 OFF = (False, "", [], {}, "no", "none")
 
@@ -74,7 +75,7 @@ def _follow(draft: Draft, rule: Rule, key: str, value: Any) -> None:
 
 def learning_rate(draft: Draft, key: str, value: Any) -> None:
     """The learning rate at the top, where sweeps find it."""
-    draft.map(key, "learning_rate", float(value))
+    draft.map(key, "learning_rate", draft.real(key, value))
 
 
 def warmup_ratio(draft: Draft, key: str, value: Any) -> None:
@@ -84,7 +85,8 @@ def warmup_ratio(draft: Draft, key: str, value: Any) -> None:
     elif not value:
         draft.same(key, "no warm-up")
     else:
-        draft.arg(key, "warmup_steps", float(value), "below 1 it is a share of all steps; warmup_ratio is gone")
+        why = "below 1 it is a share of all steps; warmup_ratio is gone"
+        draft.arg(key, "warmup_steps", draft.real(key, value), why)
 
 
 def precision(draft: Draft, key: str, value: Any) -> None:
@@ -223,7 +225,8 @@ def settle(draft: Draft, devices: int) -> None:
     if args.get("load_best_model_at_end") and args.get("eval_strategy", "no") == "no":
         args.pop("load_best_model_at_end")
         _take_back(draft, "trainer.args.load_best_model_at_end", "nothing is evaluated")
-    if args.get("max_steps", 0) and args.get("warmup_steps", 0) >= max(1, args["max_steps"] or 0) > 0:
+    steps, warmup = args.get("max_steps") or 0, args.get("warmup_steps") or 0
+    if steps and not isinstance(steps, str) and not isinstance(warmup, str) and warmup >= max(1, steps):
         args.pop("warmup_steps")
         _take_back(draft, "trainer.args.warmup_steps", "the learning rate would never be reached")
     if devices > 1:
@@ -272,6 +275,8 @@ def rows_per_step(draft: Draft, devices: int) -> str:
     args = draft.values.get("trainer", {}).get("args", {})
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
     fields = draft.config.parameters
+    if any(isinstance(args.get(name), str) for name in names):
+        return "how many rows a step takes is still to be said"
     batch, accumulated = (int(args.get(name, fields[name].default)) for name in names)
     told = f"{batch} x {accumulated} = {batch * accumulated} rows a step on one device"
     if devices > 1:
@@ -407,6 +412,19 @@ def held_out_share(draft: Draft, key: str, rows: Sequence[Rows]) -> None:
 # --- Adapters -------------------------------------------------------------------------------------
 
 
+def open_adapter(draft: Draft, key: str, kind: Any) -> None:
+    """Leave the adapter open, because to train every weight in its place would be another training."""
+    draft.choose("peft", None)
+    draft.put("peft._target_", "???")
+    draft.open(key, f"no {kind}", "peft=lora; python -m runner --help lists the options of peft")
+
+
+def refuse(key: str, value: Any, known: Iterable[str]) -> NoReturn:
+    """Raise ConfigError for a method that has no trainer here."""
+    cure = "python -m runner --help  (lists the trainers)"
+    raise ConfigError(Fault(key, f"{value}: no trainer for it", f"one of {', '.join(known)}", cure))
+
+
 def quantise(draft: Draft, key: str, bits: int, **settings: Any) -> None:
     """The base weights in 4 or 8 bits."""
     draft.choose("quant", f"{bits}bit")
@@ -436,4 +454,4 @@ def lora_plus(draft: Draft, key: str, value: Any) -> None:
         draft.same(key, "off")
         return
     draft.choose("optimizer", "lora_plus")
-    draft.map(key, "optimizer.groups", {"lora_B": {"lr_ratio": float(value)}}, "optimizer=lora_plus")
+    draft.map(key, "optimizer.groups", {"lora_B": {"lr_ratio": draft.real(key, value)}}, "optimizer=lora_plus")

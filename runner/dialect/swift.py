@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from runner.dialect import rule
-from runner.dialect.draft import Draft, shown
+from runner.dialect.draft import Draft, is_unset, reference, shown
 from runner.dialect.rule import Dialect, Rows
 
 TRAINERS = {"dpo": "dpo", "kto": "kto", "orpo": "orpo", "cpo": "cpo", "simpo": "cpo", "rm": "reward", "ppo": "ppo"}
@@ -20,6 +20,10 @@ TUNERS: dict[str, tuple[str, dict[str, str]]] = {
     "lora": ("lora", {"lora_rank": "r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}),
     "vera": ("vera", {"vera_rank": "r", "vera_dropout": "vera_dropout", "vera_d_initial": "d_initial"}),
     "fourierft": ("fourierft", {"fourier_n_frequency": "n_frequency", "fourier_scaling": "scaling"}),
+    "boft": (
+        "peft.BOFTConfig",
+        {name: name for name in ("boft_block_size", "boft_block_num", "boft_n_butterfly_factor", "boft_dropout")},
+    ),
 }
 # Their words for weights of tokens, by rules of ours.
 WEIGHTS: dict[str, dict[str, Any]] = {
@@ -78,24 +82,23 @@ def _trainer(draft: Draft, command: str) -> None:
         draft.keys.setdefault("rlhf_type", method)
         draft.pick("rlhf_type", "trainer", TRAINERS[method])
     else:
-        draft.choose("trainer", "sft")
-        draft.nothing("rlhf_type", f"no trainer for {method}", "python -m runner --help lists those there are")
+        rule.refuse("rlhf_type", method, TRAINERS)
     if method == "simpo":
         draft.put("trainer.args.loss_type", "simpo")
     if method == "gkd" and not draft.has("teacher_model"):
         draft.put("trainer.teacher_model.path", draft.keys.get("model"))
-    if (task := draft.take("task_type", "causal_lm")) not in ("causal_lm", "seq_cls"):
-        draft.nothing("task_type", f"no {task}", "trainer=sft")
+    if (task := draft.keys.get("task_type", "causal_lm")) not in ("causal_lm", "seq_cls" if method == "rm" else ""):
+        rule.refuse("task_type", task, ("causal_lm",))
 
 
 def _beta(draft: Draft, key: str, value: Any) -> None:
     trainer = draft.choices["trainer"]
     if trainer in ("dpo", "kto", "grpo"):
-        draft.map(key, "kl_coef", float(value), f"the beta of {trainer}")
+        draft.map(key, "kl_coef", draft.real(key, value), f"the beta of {trainer}")
     elif trainer == "ppo":
         draft.same(key, "PPO has kl_coef")
     else:
-        draft.arg(key, "beta", float(value))
+        draft.arg(key, "beta", draft.real(key, value))
 
 
 # --- Model and tuner ------------------------------------------------------------------------------
@@ -132,7 +135,11 @@ def _tuner(draft: Draft) -> None:
                 draft.same(key, "no LoRA")
     elif kind in TUNERS:
         option, fields = TUNERS[kind]
-        draft.pick(name, "peft", option)
+        if "." in option:
+            draft.choose("peft", None)
+            draft.map(name, "peft._target_", option)
+        else:
+            draft.pick(name, "peft", option)
         for key, ours in fields.items():
             if draft.has(key):
                 draft.map(key, f"peft.{ours}", draft.take(key))
@@ -140,7 +147,7 @@ def _tuner(draft: Draft) -> None:
         draft.keys["target_modules"] = modules
         draft.map("target_modules", "peft.target_modules", rule.layers(modules))
     else:
-        draft.nothing(name, f"no {kind}", "python -m runner --help lists the options of peft")
+        rule.open_adapter(draft, name, kind)
     if kind == "lora":
         _lora(draft)
     bits = draft.take("quant_bits")
@@ -174,11 +181,14 @@ def _datasets(draft: Draft) -> None:
     rows = [_rows(draft, str(word)) for word in ([words] if isinstance(words, str) else words)]
     rows = rows or [Rows("???", "dataset")]
     columns = draft.take("columns")
+    system = draft.take("system")
     for one in rows:
         one.columns |= _columns(draft, columns) if isinstance(columns, Mapping) else {}
-        one.system = draft.keys.get("system") if not _is_file(draft.keys.get("system")) else None
-    if draft.take("system"):
-        if rows[0].system:
+        one.system = reference(system) if is_unset(system) else system if not _is_file(system) else None
+    if system:
+        if is_unset(system):
+            draft.open("system", f"{system} is set by the shell, and not in this file", "dataset.system=<text>")
+        elif rows[0].system:
             draft.note("mapped", "system", f"dataset.system: {rows[0].system}")
         else:
             draft.nothing("system", "a file of text", "dataset.system=<text>")
@@ -321,8 +331,8 @@ def _overlong(draft: Draft, entries: dict[str, Any], weight: float) -> None:
 
 def _batch(draft: Draft, reading: Any) -> None:
     """Rows a step: where they say nothing of accumulation, they make it 16 over all devices."""
-    batch = int(draft.keys.get("per_device_train_batch_size") or 1)
-    if draft.keys.get("gradient_accumulation_steps") is None:
+    batch = draft.real("per_device_train_batch_size", draft.keys.get("per_device_train_batch_size") or 1)
+    if draft.keys.get("gradient_accumulation_steps") is None and not isinstance(batch, str):
         accumulated = 1 if draft.keys.get("rlhf_type") == "grpo" else math.ceil(16 / batch / reading.devices)
         draft.keys["gradient_accumulation_steps"] = max(1, accumulated)
         draft.implied |= {"gradient_accumulation_steps"}
@@ -387,7 +397,7 @@ def _of_ppo(draft: Draft, key: str, value: Any) -> None:
     if draft.choices["trainer"] != "ppo":
         draft.same(key, "of another method")
     elif key == "kl_coef":
-        draft.map(key, "kl_coef", float(value))
+        draft.map(key, "kl_coef", draft.real(key, value))
     else:
         draft.arg(key, key, value)
 
@@ -443,7 +453,7 @@ RULES: dict[str, rule.Rule] = {
 
 
 def _rpo(draft: Draft, key: str, value: Any) -> None:
-    draft.put("trainer.args.loss_weights", [1.0, float(value)])
+    draft.put("trainer.args.loss_weights", [1.0, draft.real(key, value)])
     draft.map(key, "trainer.args.loss_type", ["sigmoid", "sft"], f"loss_weights: [1.0, {value}]")
 
 

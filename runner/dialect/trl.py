@@ -187,9 +187,9 @@ def _arguments(draft: Draft, name: str) -> dict[str, Any]:
 
 def _beta(draft: Draft, key: str, value: Any) -> None:
     if draft.choices["trainer"] in BETA:
-        draft.map(key, "kl_coef", float(value), f"the beta of {draft.choices['trainer']}")
+        draft.map(key, "kl_coef", draft.real(key, value), f"the beta of {draft.choices['trainer']}")
     else:
-        draft.arg(key, "beta", float(value))
+        draft.arg(key, "beta", draft.real(key, value))
 
 
 def _template(draft: Draft, key: str, value: Any) -> None:
