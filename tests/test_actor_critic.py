@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from tiny_ppo import END, WORDS, letter_model, lora
 from transformers import AutoModel, AutoModelForSequenceClassification
 
+from runner.model.saved import find_missing
 from runner.trainer import actor_critic
 from runner.trainer.actor_critic import (
     CRITIC,
@@ -309,6 +310,7 @@ def test_a_critic_needs_no_classifier_of_its_architecture(tmp_path, kind):
     assert not {w.data_ptr() for w in policy.parameters()} & {w.data_ptr() for w in critic.parameters()}
     critic.score.weight.data.normal_(generator=torch.Generator().manual_seed(0))
     made.save_value(tmp_path)
+    assert find_missing(critic, tmp_path) == []
     head = load_file(tmp_path / "value_head.safetensors")
     states = AutoModel.from_pretrained(tmp_path)(IDS).last_hidden_state.flatten(0, 1)[POSITIONS]
     expected = states @ head["score.weight"][0] + head["score.bias"]

@@ -7,6 +7,7 @@ from pathlib import Path
 from peft import PeftModel, get_peft_model_state_dict
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from transformers import PreTrainedModel
 
 from runner.errors import ConfigError
 from runner.model.folder import ADAPTER, read_header
@@ -16,9 +17,10 @@ def find_missing(model: nn.Module, folder: Path) -> list[str]:
     """The names of the weights that the files of a folder lack, or what keeps it from being loaded at all.
 
     A whole model is loaded without its values, so that it is transformers that knows which weights are tied to others
-    and which go by another name in a file.
+    and which go by another name in a file. Of a backbone with a head beside it, the backbone is looked at.
     """
     try:
+        model = model if isinstance(model, PreTrainedModel | PeftModel) else model.base_model
         if isinstance(model, PeftModel) and (folder / ADAPTER).exists():
             known = get_peft_model_state_dict(model, adapter_name="default", save_embedding_layers=False)
             there = {name for name, entry in read_header(folder / ADAPTER).items() if all(entry["shape"])}
@@ -26,6 +28,6 @@ def find_missing(model: nn.Module, folder: Path) -> list[str]:
         base = model.get_base_model() if isinstance(model, PeftModel) else model
         kind = next(each for each in type(base).__mro__ if not issubclass(each, FSDPModule))
         _, loaded = kind.from_pretrained(folder, device_map="meta", output_loading_info=True)
-        return sorted(loaded["missing_keys"])
+        return sorted(set(loaded["missing_keys"]) & {name for name, _ in base.named_parameters()})
     except (OSError, RuntimeError, ConfigError) as error:
         return [str(error).splitlines()[0]]
