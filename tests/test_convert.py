@@ -1,5 +1,6 @@
 """Every raw form against every trainer form, by rows worked out by hand, and what is refused."""
 
+import contextlib
 import logging
 import os
 import subprocess
@@ -440,7 +441,7 @@ def test_rewards_get_the_other_columns(caplog):
 
 CLASHING = (
     *("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"),
-    *("image", "images", "input_ids", "labels", "chat_template_kwargs", "tools", "label"),
+    *("input_ids", "labels", "chat_template_kwargs", "tools", "label"),
 )
 
 
@@ -460,9 +461,24 @@ def test_columns_of_the_form_stay_behind_without_a_word(caplog):
     assert caplog.text == ""
 
 
-def test_pictures_are_not_dropped_silently(caplog):
-    assert kept({"messages": Q + A, "images": [b""]}, "demonstration") == ()
-    assert "`images` is left out" in caplog.text
+@pytest.mark.parametrize(
+    ("name", "to"),
+    [("images", "demonstration"), ("image", "prompt"), ("audio", "messages"), ("video", "demonstration")],
+)
+def test_pictures_and_sounds_are_not_dropped(name, to):
+    with pytest.raises(DataError) as caught:
+        kept({"messages": Q + A, name: [b""]}, to)
+    assert caught.value.faults[0].cure.startswith(f"dataset.without=[{name}]")
+    assert kept({"messages": Q + A, "video": "a.mp4"}, "prompt") == ("video",)
+
+
+@pytest.mark.parametrize(("margin", "is_good"), [(0.5, True), (2, True), ("1.5", True), (None, False), ("x", False)])
+def test_the_margin_of_a_pair_is_a_number(margin, is_good):
+    row = {"prompt": "2+2=", "chosen": " 4", "rejected": " 5", "margin": margin}
+    layout = read_layout(row, row, to="preference")
+    with contextlib.nullcontext() if is_good else pytest.raises(DataError, match="a number"):
+        (made,) = convert(row, layout, "preference")
+        assert made["margin"] == float(margin)
 
 
 def test_a_reward_that_asks_for_what_is_not_there():

@@ -13,7 +13,7 @@ from pathlib import Path
 import datasets
 import pytest
 import yaml
-from datasets import Dataset, IterableDataset
+from datasets import Audio, Dataset, Features, Image, IterableDataset, List, Value
 
 from runner.dataset.glance import LOADER, MOST, look_at
 from runner.dataset.load import Reading, _read_stream, convert_rows, fingerprint, load_rows
@@ -390,7 +390,7 @@ def test_columns_whose_first_batch_is_null(tmp_path):
 
 
 def test_rewards_get_their_columns(tmp_path):
-    rows = [{"question": "1+1?", "answer": "#### 2", "level": 1, "image": None}] * 2
+    rows = [{"question": "1+1?", "answer": "#### 2", "level": 1}] * 2
     path = write(tmp_path / "rows.jsonl", rows)
     train, _ = load_rows(path, to="prompt")
     prompt = [{"role": "user", "content": "1+1?"}]
@@ -398,6 +398,29 @@ def test_rewards_get_their_columns(tmp_path):
     assert train[0] == row | {"question": "1+1?"}
     train, _ = load_rows(path, to="prompt", keep=("answer",))
     assert train[0] == {"prompt": prompt, "reference": "#### 2", "answer": "#### 2"}
+
+
+PICTURED = {"picture": Image(), "sounds": List(Audio()), "image": Value("string")}
+
+
+@pytest.mark.parametrize("name", PICTURED)
+def test_pictures_and_sounds_are_refused_by_name_and_by_type(tmp_path, name):
+    features = Features({"text": Value("string"), name: PICTURED[name]})
+    Dataset.from_dict({"text": ["1"], name: [None]}, features=features).to_parquet(tmp_path / "rows.parquet")
+    for streaming in (False, True):
+        (fault,) = faults(tmp_path / "rows.parquet", to="demonstration", streaming=streaming)
+        assert fault.cure.startswith(f"dataset.without=[{name}]")
+        rows, _ = load_rows(str(tmp_path / "rows.parquet"), to="demonstration", streaming=streaming, without=[name])
+        assert list(rows) == [{"text": "1"}]
+    assert faults(tmp_path / "rows.parquet", without=["txt"])[0].cure == "dataset.without=[text]"
+
+
+@pytest.mark.parametrize("count", [1, 200_000])  # a file that is looked at whole, and one that is not
+def test_pictures_are_refused_at_the_look(tmp_path, count):
+    path = write(tmp_path / "rows.jsonl", [exchange(1) | {"images": ["a.png"]}] * count)
+    (fault,) = glanced(path)
+    assert fault.cure.startswith("dataset.without=[images]")
+    assert glanced(path, without=["images"]) == []
 
 
 def test_calls_of_tools_survive_with_their_own_arguments(tmp_path):
@@ -651,6 +674,15 @@ def test_parts_that_do_not_go_together(tmp_path, parts):
         mix_rows({})
     with pytest.raises(DataError):
         mix_rows(parts | {"held": part(tmp_path / "few.jsonl", split={"train": None})})
+
+
+def test_margins_are_in_all_parts_or_in_none(tmp_path):
+    far = part(write(tmp_path / "far.jsonl", [pair(1) | {"margin": 2}]))
+    plain = part(write(tmp_path / "plain.jsonl", [pair(2)]))
+    assert mix_rows({"far": far}, to="preference")[0]["margin"][:] == [2.0]
+    with pytest.raises(DataError) as caught:
+        mix_rows({"plain": plain, "far": far}, to="preference")
+    assert caught.value.faults[0].cure == "dataset.parts.far.without=[margin]"
 
 
 def test_streams_mix(tmp_path, file):

@@ -2,11 +2,13 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
 
 from runner.files import MENU, files_of, read_json
+from runner.report.read import read_metrics
 
 GOLDEN = Path(__file__).parent / "golden"
 QUICK = (
@@ -328,3 +330,25 @@ def test_a_trainer_that_hands_all_on_is_served_and_every_node_inside_a_part_is_b
     first = next(line for line in done.lines if line["step"] == 1)
     assert [first[name] for name in ("one", "inner", "partial", "learning_rate")] == [2, 3, 5, 1]
     assert first["words"] > 10
+
+
+@pytest.mark.slow
+def test_the_margin_of_pairs_reaches_the_loss_of_a_reward_model(runner, tmp_path):
+    rows = "".join(f"{number}+1=, {number + 1}, {number},40.5\n" for number in range(10, 18))
+    (tmp_path / "rows.csv").write_text("prompt,chosen,rejected,margin\n" + rows)
+    words = ("model=tiny", "dataset=local", "dataset.path=rows.csv", "trainer.args.max_steps=1", "metric=none")
+    runner("trainer=reward", *words, "trainer.args.logging_steps=1", "name=far")
+    (folder,) = runner.runs("far")
+    assert 35 < read_metrics(folder / "metrics.jsonl")[0]["loss"] < 46  # near the margin, before anything is learned
+    done = runner("trainer=dpo", *words, "name=unread")
+    assert "`margin` is not used" in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_pictures_beside_text_are_refused_and_the_text_alone_trains_when_asked(runner, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "completion": " 2", "images": ["a.png"]}\n' * 8)
+    words = ("trainer=sft", "dataset=local", "dataset.path=rows.jsonl", "trainer.args.max_steps=1", "metric=none")
+    refused = runner(*words, code=2).stderr
+    assert "not trained yet" in refused and not list(tmp_path.glob("outputs/*/*/config.yaml"))
+    runner(*words, re.search(r"dataset\.without=\S+", refused)[0], "name=text")
+    assert len(runner.runs("text")) == 1

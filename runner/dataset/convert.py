@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
+from math import isfinite
 from typing import Any
 
 from runner.dataset.step import Step, apply_steps
@@ -96,6 +97,17 @@ def _text(value: Any, where: str, *, empty: bool = False) -> str:
     if not empty and not value.strip():
         raise _bad(where, "empty text", "text")
     return value
+
+
+def _number(value: Any, where: str) -> float:
+    """The value if it is a number, also one in text, as csv has them."""
+    try:
+        number = float("nan") if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not isfinite(number):
+        raise _bad(where, _shown(value), "a number", f"dataset.without=[{where}]")
+    return number
 
 
 def _shown(value: Any) -> str:
@@ -218,6 +230,8 @@ def _canonical_preference(cells: Row) -> Row:
         texts = _text(chosen, "chosen"), _text(rejected, "rejected", empty=True)
         parts = _split_text(*texts) if prompt is None else _alike(prompt, *texts)
     row = dict(zip(("prompt", "chosen", "rejected"), parts, strict=True))
+    if "margin" in cells:
+        row["margin"] = _number(cells["margin"], "margin")
     _check_answer(row["chosen"], "chosen")
     _check_answer(row["rejected"], "rejected", empty=True)
     return row

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 # a conversation.
 ROLES = (
     *("prompt", "completion", "chosen", "rejected", "label", "messages", "system"),
-    *("input", "target", "text"),
+    *("input", "target", "text", "margin"),
 )
 
 # What a form needs: one role of each group; and what it also reads where it is there.
@@ -31,7 +31,7 @@ NEEDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "prompt": (("prompt", "input"),),
 }
 ALSO_READS = {
-    "preference": (("prompt", "input"), ("context",)),
+    "preference": (("prompt", "input"), ("context",), ("margin",)),
     "prompt_completion": (("context",),),
 }
 
@@ -47,6 +47,7 @@ EXCHANGES = (
 )
 CONVERSATIONS = ("messages", "conversations", "conversation")
 QUESTIONS = ("instruction", "input", "question", "query")
+MEDIA = ("image", "images", "audio", "audios", "video", "videos")
 EVERY = "*"  # all columns, where names of columns are asked for
 
 # Columns that never stand beside `prompt`, because their names alone make TRL do something else.
@@ -231,9 +232,12 @@ def kept_columns(columns: Iterable[str], layout: Layout, to: str, keep: Sequence
     Raises DataError for a named one that is not there.
     """
     columns = list(columns)
-    lost = {"image", "images", "chat_template_kwargs"} if to != "prompt" else set(CLASHES)
+    played = set(layout.columns.values())
+    # Of prompts, a reward may read the path of a sound; pictures would make TRL take the rows for others.
+    refuse_media(name for name in columns if name in (MEDIA[:2] if to == "prompt" else MEDIA) and name not in played)
+    lost = {"chat_template_kwargs"} if to != "prompt" else set(CLASHES)
     if to != "prompt" or keep is None:
-        for name in sorted(lost & set(columns) - set(layout.columns.values())):
+        for name in sorted(lost & set(columns) - played):
             log.warning("the column `%s` is left out: %s", name, CLASHES[name])
     if to != "prompt":
         tools = ("tools",) if "tools" in columns and layout.form != "text" else ()
@@ -251,6 +255,25 @@ def kept_columns(columns: Iterable[str], layout: Layout, to: str, keep: Sequence
     if faults:
         raise DataError(faults)
     return tuple(name for name in wanted if name != "prompt")
+
+
+def refuse_media(names: Iterable[str]) -> None:
+    """Raise DataError where columns hold what no trainer here learns from, and what is left would be text alone."""
+    if names := list(names):
+        listed = ", ".join(names)
+        cure = f"dataset.without=[{','.join(names)}]  (to train on the text alone)"
+        raise DataError(
+            Fault("dataset", f"the columns {listed}", "text: images, audio and video are not trained yet", cure)
+        )
+
+
+def check_without(names: Sequence[str], columns: Iterable[str]) -> None:
+    """Raise DataError for a column that is to be left out and is not there."""
+    columns = list(columns)
+    if faults := [
+        misnamed("dataset.without", name, columns, "dataset.without=[{}]") for name in names if name not in columns
+    ]:
+        raise DataError(faults)
 
 
 def _unkept(name: str, columns: Sequence[str], usable: Sequence[str], group: str = "reward") -> Fault:

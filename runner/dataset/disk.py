@@ -159,6 +159,20 @@ def header_of(files: Files) -> list[str]:
     return []
 
 
+def columns_of(files: Files, most: int) -> list[str]:
+    """The columns of files, as far as ``most`` bytes of the first one and its first rows show them."""
+    first = Path(next(iter(files.splits.values()))[0])
+    if files.reader == "csv":
+        return header_of(files)
+    if files.reader == "parquet":
+        from pyarrow import parquet
+
+        return parquet.read_schema(first).names
+    with _open(first) as file:
+        rows = [_as_json(line) for _, line in islice(_Lines(file, most), SHOWN)]
+    return list(dict.fromkeys(name for row in rows if isinstance(row, dict) for name in row))
+
+
 # --- Which bytes --------------------------------------------------------------------------------
 
 

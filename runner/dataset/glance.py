@@ -17,8 +17,8 @@ from typing import Any
 
 from runner.dataset.asked import check_cut, check_weights, check_words, count_of, no_row, read_cuts, read_limits
 from runner.dataset.convert import ARROWS, Conversion, Row
-from runner.dataset.detect import kept_columns, misnamed, read_layout
-from runner.dataset.disk import CHOOSE, READABLE, Files, check_files, find_files, holds_at_most, read_rows
+from runner.dataset.detect import MEDIA, check_without, kept_columns, misnamed, read_layout, refuse_media
+from runner.dataset.disk import CHOOSE, READABLE, Files, check_files, columns_of, find_files, holds_at_most, read_rows
 from runner.errors import DataError, Fault
 from runner.files import SHIPPED
 
@@ -106,6 +106,11 @@ def _look(node: Mapping[str, Any], to: str | None, seen: Glance) -> None:
     if not _is_shipped(node):
         with seen.noting():
             check_files(files, STREAMED if streaming else None, MOST)
+    if not seen.faults and to and not node.get("map"):
+        with seen.noting():
+            without, given = node.get("without") or (), (node.get("columns") or {}).values()
+            left = [name for name in columns_of(files, MOST) if name not in (*without, *given)]
+            refuse_media(name for name in left if name in (MEDIA[:2] if to == "prompt" else MEDIA))
     if not seen.faults and not streaming and not node.get("map") and holds_at_most(files, MOST):
         _look_at_rows(node, to, files, [*cuts, *(("eval", cut) for cut in evals.values())], seen)
 
@@ -145,7 +150,9 @@ def _look_at_forms(
 ) -> set[str]:
     """The columns that the trainer will see; raises DataError where the rows do not fit it, or some are bad."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    rows = [dict.fromkeys(columns) | row for row in rows]
+    check_without(without := node.get("without") or (), columns)
+    columns = [name for name in columns if name not in without]
+    rows = [{name: row.get(name) for name in columns} for row in rows]
     layout = read_layout(columns, rows[0], form=node.get("form"), given=dict(node.get("columns") or {}), to=to)
     kept = kept_columns(columns, layout, to, None) if to else ()
     if to is None:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from datasets.exceptions import DatasetGenerationError
 
 from runner.dataset.asked import check_cut, check_words, no_row, read_cuts, read_limits
 from runner.dataset.convert import CONVERT_VERSION, TURN_EXTRAS, Conversion, Layout
-from runner.dataset.detect import kept_columns, read_layout
+from runner.dataset.detect import check_without, kept_columns, read_layout, refuse_media
 from runner.dataset.disk import CHOOSE, Files, check_files, find_files, header_of
 from runner.dataset.step import Step, first_made, key_of_steps, to_steps
 from runner.errors import DataError, EnvironmentFault, Fault
@@ -52,11 +53,13 @@ Role = Literal[
     "input",
     "target",
     "text",
+    "margin",
 ]
 
 STREAM_BUFFER = 10_000  # rows of a stream that are shuffled among each other
 STREAM_HEAD = 1_000  # lines of a streamed file that are checked before it is read
 BATCH = 1_000
+MEDIUM = re.compile(r"(?:List\()*(?:Image|Audio|Video)\(")  # as datasets writes the types of its columns
 
 
 def load_rows(
@@ -74,6 +77,7 @@ def load_rows(
     seed: int = 0,
     streaming: bool = False,
     bad_rows: str = "refuse",
+    without: Sequence[str] = (),
     to: str | None = None,
     keep: Sequence[str] | None = None,
 ) -> tuple[Rows | None, HeldOut]:
@@ -84,7 +88,8 @@ def load_rows(
     ``eval`` may map names to slices. Training rows are shuffled before ``limit`` is taken, because
     files are often sorted, and the head of a sorted file is no sample; held-out rows keep their
     order. ``limit`` counts rows of the source. ``map`` is a function row -> row, or None to leave it out, or several of
-    them; each goes over the source's rows before their form is found. ``to`` is the trainer form; None changes no row.
+    them; each goes over the source's rows before their form is found. ``without`` names columns that are as if
+    they were not there. ``to`` is the trainer form; None changes no row.
 
     Raises DataError with every bad row of a split; ``bad_rows="drop"`` tells and leaves them out.
     """
@@ -92,7 +97,7 @@ def load_rows(
     limits = read_limits(limit)
     files = find_files(path)
     check_words(files, bad_rows, config=config, revision=revision)
-    reading = Reading(form, dict(columns or {}), system, bad_rows, to, keep, to_steps(map))
+    reading = Reading(form, dict(columns or {}), system, bad_rows, to, keep, to_steps(map), tuple(without))
     with _local_main_process_first():
         source = open_source(path, files, config, revision, streaming)
         order = seed if shuffle else None
@@ -114,6 +119,17 @@ class Reading:
     to: str | None = None
     keep: Sequence[str] | None = None
     steps: tuple[Step, ...] = ()
+    without: tuple[str, ...] = ()
+
+    def narrowed(self, rows: Rows) -> Rows:
+        """The rows without the columns that are not wanted; refused where others hold images, audio or video."""
+        columns = rows.column_names or list(next(iter(rows), ()))
+        if self.without:
+            check_without(self.without, columns)
+            rows = rows.remove_columns(list(self.without))
+        if self.to is not None and not self.steps:
+            refuse_media(name for name, kind in (rows.features or {}).items() if MEDIUM.match(repr(kind)))
+        return rows
 
 
 # --- Where rows come from -----------------------------------------------------------------------
@@ -133,13 +149,13 @@ class Source:
         self.check(use, cut)
         label = f"{self.path} {cut}"
         if self.streams is not None:
-            return _read_stream(self.streams[cut], limit, seed, reading, label)
+            return _read_stream(reading.narrowed(self.streams[cut]), limit, seed, reading, label)
         with told(self.path, f"dataset.split.{use}"):
             lengths = {name: split.num_examples for name, split in self.builder.info.splits.items()}
             if all(part.to <= part.from_ for part in ReadInstruction.from_spec(cut).to_absolute(lengths)):
                 raise DataError(no_row(use, cut, label))
             rows = self.builder.as_dataset(split=cut)
-        rows, places = _ordered(rows, limit, seed)
+        rows, places = _ordered(reading.narrowed(rows), limit, seed)
         return convert_rows(rows, reading, label, places, seed)
 
     def check(self, use: str, cut: str) -> None:
@@ -350,7 +366,7 @@ def _turn_type(layout: Layout, source: Features) -> Any:
 def _type_of(value: Any, turn: Any) -> Any:
     if isinstance(value, list):
         return List(turn if isinstance(value[0], dict) else _type_of(value[0], turn))
-    return Value("bool" if isinstance(value, bool) else "string")
+    return Value({bool: "bool", float: "float64"}.get(type(value), "string"))
 
 
 def mix_labels(rows: Dataset, seed: int, label: str = "rows") -> Dataset:

@@ -53,6 +53,8 @@ def mix_rows(
         missing = next(name for name in parts if name not in trains)
         raise DataError(Fault(f"dataset.parts.{missing}.split.train", "null", "rows to mix"))
     _check_alike(trains)
+    if to == "preference":
+        _check_margins(trains)
     mixed = _mixed(trains, weights, seed)
     if to == "unpaired" and isinstance(mixed, Dataset):
         mixed = mix_labels(mixed, seed, "mixture")
@@ -94,6 +96,16 @@ def _check_alike(trains: Mapping[str, Rows]) -> None:
                 found = f"{column} is {kind} here and {other} in {first}"
                 cure = f"dataset.parts.{part}.columns.<role>=<column>, or form, to read both alike"
                 raise DataError(Fault(f"dataset.parts.{part}", found, "one type in all parts", cure))
+
+
+def _check_margins(trains: Mapping[str, Rows]) -> None:
+    """Refuse margins that some parts have and others do not, because a batch has all of them or none."""
+    there = [part for part, rows in trains.items() if "margin" in _columns(rows)]
+    if there and len(there) < len(trains):
+        where = f"dataset.parts.{there[0]}"
+        other = next(part for part in trains if part not in there)
+        found = f"a margin here, and none in {other}"
+        raise DataError(Fault(where, found, "margins in all parts, or in none", f"{where}.without=[margin]"))
 
 
 def _mixed(trains: Mapping[str, Rows], weights: Mapping[str, float] | None, seed: int) -> Rows:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -30,6 +31,8 @@ from runner.tray.loss import (
 from runner.tray.model import build_model
 from runner.tray.trainer import build_sharing, set_optimizer
 
+log = logging.getLogger(__name__)
+
 
 def lay_out(run: Run, stop: Any) -> dict[str, Any]:
     """Build every part of a run, in the order in which they need each other, ending with ``trainer``."""
@@ -46,6 +49,12 @@ def lay_out(run: Run, stop: Any) -> dict[str, Any]:
     tokenizer = build(cfg["model"]["tokenizer"])
     rules = build_rules(cfg.get("weight"))
     rows, held_out = serve(cfg["dataset"], to=cfg["trainer"]["form"], seed=cfg["seed"], keep=columns_asked_for(rules))
+    if (
+        cfg["trainer"]["form"] == "preference"
+        and cfg["trainer"]["head"] != "score"
+        and "margin" in next(iter(rows), {})
+    ):
+        log.warning("the column `margin` is not used: of margins only the loss of a reward model knows")
     # Only a trainer that knows where steps end can use a reward for each.
     rewards, weights, panel = build_rewards(cfg["reward"], per_step=hasattr(args, "step_separator"))
     if weights:
