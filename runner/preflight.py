@@ -20,7 +20,7 @@ from runner.config import NUM_PROCESSES, Composed, world_size
 from runner.dataset.glance import Glance, look_at
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault
 from runner.files import hub_home
-from runner.model.folder import locate, look_at_model, look_at_tokenizer, rows_of
+from runner.model.folder import locate, look_at_model, look_at_scorer, look_at_tokenizer, rows_of
 from runner.run import Run, folder_of, processes_of
 from runner.signature import read_signature
 
@@ -59,7 +59,7 @@ def _looked_at(cfg: Mapping[str, Any]) -> dict[str, Any]:
     trainer, args = cfg["trainer"], cfg["trainer"]["args"]
     kept = {name: cfg.get(name) for name in ("dataset", "model", "peft", "reward", "metric", "tolerate")}
     own = {name: value for name, value in trainer.items() if name != "args"}
-    return kept | {"trainer": own | {"args": {"max_length": args.get("max_length")}}}
+    return kept | {"trainer": own | {"args": {name: args.get(name) for name in ("max_length", "reward_model_path")}}}
 
 
 # --- Rows and models --------------------------------------------------------------------------------
@@ -88,7 +88,8 @@ def _faults_of(cfg: Mapping[str, Any], folders: set[Path]) -> Iterator[Fault]:
         if not told and not _is_ahead(tokenizer.get("path"), folders):
             yield from look_at_tokenizer(tokenizer, rows_of(model))
     for path, node in nodes({"reward": cfg.get("reward"), "metric": cfg.get("metric"), "trainer": cfg["trainer"]}):
-        yield from _paths(path, node, folders)
+        yield from _paths(path, node, folders, tolerate)
+    yield from _other_model("trainer.args.reward_model_path", args.get("reward_model_path"), folders, True, tolerate)
     yield from _lacking_columns(cfg)
 
 
@@ -97,17 +98,29 @@ def _is_ahead(path: Any, folders: set[Path]) -> bool:
     return any(Path(str(path)).absolute().is_relative_to(folder) for folder in folders)
 
 
-def _paths(where: str, node: Mapping[str, Any], folders: set[Path]) -> Iterator[Fault]:
-    """A fault for the path of another model that is no folder, and no name on the hub either."""
-    if not str(node["_target_"]).startswith(("runner.model.", "runner.reward.")):
+def _paths(where: str, node: Mapping[str, Any], folders: set[Path], tolerate: Mapping[str, Any]) -> Iterator[Fault]:
+    """A fault for each other model of a node that could not be had."""
+    target = str(node["_target_"])
+    if not target.startswith(("runner.model.", "runner.reward.")):
         return
+    scores = target.startswith("runner.reward.outcome.") and not node.get("random_head")
     for key in ("path", "model"):
-        path = node.get(key)
-        if isinstance(path, str) and not _is_ahead(path, folders):
-            try:
-                locate(path, f"{where}.{key}")
-            except ConfigError as error:
-                yield from error.faults
+        yield from _other_model(f"{where}.{key}", node.get(key), folders, scores, tolerate)
+
+
+def _other_model(
+    where: str, path: Any, folders: set[Path], scores: bool, tolerate: Mapping[str, Any]
+) -> Iterator[Fault]:
+    """A fault for a path that is no folder, and no name on the hub either, or for a model that cannot score texts."""
+    if not isinstance(path, str) or _is_ahead(path, folders):
+        return
+    if scores and not tolerate.get("random_head"):
+        yield from look_at_scorer(path, where)
+        return
+    try:
+        locate(path, where)
+    except ConfigError as error:
+        yield from error.faults
 
 
 def _lacking_columns(cfg: Mapping[str, Any]) -> Iterator[Fault]:

@@ -10,6 +10,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from runner.files import shipped
 from runner.report.read import read_metrics
+from runner.run import Run
 
 TINY = shipped("runner://model/tiny")
 FEW = ("trainer.args.max_steps=2", "trainer.args.logging_steps=1", "metric=none")
@@ -173,6 +174,30 @@ REFUSED = [
 def test_a_misspelt_or_wrong_key_of_a_reward_is_a_fault(train, words, found, capsys):
     assert train("trainer=grpo", *words).code == 2
     assert found in capsys.readouterr().err
+
+
+NAMED = ("reward=none", "trainer.args.reward_model_path")
+IN_THE_GROUP = ("reward=model", "reward.model.path")
+
+
+@pytest.mark.parametrize(("group", "key"), [NAMED, IN_THE_GROUP])
+def test_a_model_without_a_trained_score_head_rewards_only_where_that_is_allowed(runner, group, key):
+    words = ("trainer=ppo", group, f"{key}=runner://model/tiny", *FEW, *SMALL[:2], "trainer.args.response_length=8")
+    refused = runner(*words, code=2)
+    assert f"{key}\n" in refused.stderr and "it has no weights for score.weight" in refused.stderr
+    assert "tolerate.random_head=true" in refused.stderr and not runner.runs("default")
+    runner(*words, "tolerate.random_head=true", "name=run")
+    [folder] = runner.runs("run")
+    assert Run(folder).status()["state"] == "finished"
+
+
+def test_a_reward_model_by_its_name_counts_beside_those_of_the_group(train, tmp_path):
+    folder = scorer(tmp_path / "judge", AutoModelForSequenceClassification, 1)
+    words = (f"trainer.args.reward_model_path={folder}", "reward.sorted_digits.weight=2.0")
+    done = train("trainer=ppo", *words, *FEW, *SMALL[:2], "trainer.args.response_length=8")
+    line = next(line for line in done.lines if line["step"] == 1)
+    each = 2.0 * line["rewards/sorted_digits/mean"] + line["rewards/judge/mean"]
+    assert done.code == 0 and line["objective/scores"] == pytest.approx(each, abs=1e-4)
 
 
 def test_an_address_or_token_in_a_file_is_not_used_unless_it_was_typed(train, tmp_path, capsys):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from peft import get_peft_model
 from tiny_ppo import END, letter_model, letter_tokenizer, lora
+from transformers import AutoModelForSequenceClassification
 
 from runner.errors import ConfigError
 from runner.trainer.score import Completions, Rewards, step_ends
@@ -250,12 +251,13 @@ def test_a_model_reads_a_closed_chat():
     assert outcome.item() == pytest.approx(plain_score(model, [0, 1, END, 2, END]), abs=1e-5)
 
 
-def test_a_model_is_loaded_by_its_name_with_the_tokenizer_beside_it(tmp_path):
+def test_a_model_reads_with_the_tokenizer_beside_it(tmp_path):
     folder = tmp_path / "judge"
     model = letter_model(labels=1)
     model.save_pretrained(folder)
     TOKENIZER.save_pretrained(folder)
-    rewards = build(str(folder), lambda **_: [0.0] * 2)
+    loaded = AutoModelForSequenceClassification.from_pretrained(folder)
+    rewards = build(loaded, lambda **_: [0.0] * 2)
     assert rewards.names == ["judge", "<lambda>"]
     asked = completions("ab.", "c")
     outcome = rewards(asked, None, 512).total_B

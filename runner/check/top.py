@@ -27,6 +27,7 @@ PLAIN = {
         "truncated": "float",  # the share of rows that may be cut or left out
         **dict.fromkeys(("nothing_trained", "no_end", "doubled_bos", "other_template"), "bool"),
         **dict.fromkeys(ALARMS, "bool | int"),
+        "random_head": "bool",  # of a reward model that was trained to do something else
         "beyond_positions": "bool",  # rows longer than the model's positions
         "versions": "bool",  # libraries that were not tried
     },

@@ -175,6 +175,19 @@ def locate(path: Any, where: str) -> Place | None:
     return None
 
 
+def look_at_scorer(path: Any, where: str) -> Iterator[Fault]:
+    """A fault for a model that is to score texts and has no weights to do so, as far as its folder tells."""
+    try:
+        place = locate(path, where)
+        if place is None or not place.there("config.json") or not place.is_plain:
+            return
+        if (place.there(WEIGHTS) or place.there(INDEX)) and "score.weight" not in place.shapes:
+            cure = f"python -m runner trainer=reward, then {where}=<its model folder>; or tolerate.random_head=true"
+            yield place.fault(f"{path}: it has no weights for score.weight", "a trained reward model", cure)
+    except ConfigError as error:
+        yield from error.faults
+
+
 def _model_faults(place: Place, node: Mapping[str, Any], head: str) -> Iterator[Fault]:
     """What is wrong with a folder that holds a whole model."""
     if not place.there("config.json"):

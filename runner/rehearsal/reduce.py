@@ -103,7 +103,8 @@ def reduce(cfg: Mapping[str, Any], place: Path, clones: Clones) -> Reduced:
     _cut_args(small)
     _cut_rows(small, place)
     _replace_foreign(small)
-    small.cfg |= {"tracker": {"report_to": "none", "environment": None}, "tolerate": TOLERATED, "resume": None}
+    small.cfg |= {"tracker": {"report_to": "none", "environment": None}, "resume": None}
+    small.cfg["tolerate"] = (cfg.get("tolerate") or {}) | TOLERATED
     if cfg.get("resume"):
         small.note(f"resume={cfg['resume']}: from its own first checkpoint instead")
     for node in (small.cfg["metric"] or {}).values():

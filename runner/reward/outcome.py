@@ -22,23 +22,30 @@ from runner.reward.rule import text_of
 
 
 def load_reward_model(
-    path: str, *, revision: str | None = None, dtype: str = "float32", trust_remote_code: bool = False
+    path: str,
+    *,
+    revision: str | None = None,
+    dtype: str = "float32",
+    trust_remote_code: bool = False,
+    random_head: bool = False,
+    where: str = "reward.model.path",
 ) -> PreTrainedModel:
     """A sequence classification model with one score, as ``trainer=reward`` leaves it in ``model/``; frozen.
 
     An adapter is merged into its base. The trainer reads the tokenizer from the same place, by
     ``config._name_or_path``. Only safetensors are loaded, and weights that are missing are a fault, because a score
-    head that was never trained would reward at random.
+    head that was never trained would reward at random; ``random_head`` allows that. ``where`` is the key of the path.
     """
     home = shipped(path)
     how = {"revision": revision, "dtype": getattr(torch, dtype), "trust_remote_code": trust_remote_code}
-    with told(path, "reward.model.path"):
+    with told(path, where):
         adapted = find_adapter_config_file(home, revision=revision) is not None
-        model = _load_adapter(home, how) if adapted else load_whole(home, how)
+        how |= {"num_labels": 1} if random_head else {}
+        model = _load_adapter(home, how) if adapted else load_whole(home, how, where=where, random_head=random_head)
     if model.config.num_labels != 1:
         classes = ", ".join(map(str, model.config.id2label.values()))
         cure = f"reward=classifier reward.classifier.path={path} reward.classifier.label=<one of {classes}>"
-        raise _unfit(path, f"it gives {model.config.num_labels} scores", "a model with one score per text", cure)
+        raise _unfit(path, f"it gives {model.config.num_labels} scores", "a model with one score per text", cure, where)
     return model.eval().requires_grad_(False)
 
 
@@ -52,18 +59,29 @@ def told(path: str, where: str) -> Iterator[None]:
 
 
 def load_whole(
-    home: str, how: dict[str, Any], kind: Any = AutoModelForSequenceClassification, where: str = "reward.model.path"
+    home: str,
+    how: dict[str, Any],
+    kind: Any = AutoModelForSequenceClassification,
+    where: str = "reward.model.path",
+    random_head: bool = False,
 ) -> PreTrainedModel:
-    """A classifier with all its weights, from safetensors; a head that would be new is a fault."""
-    model, report = kind.from_pretrained(home, use_safetensors=True, output_loading_info=True, **how)
-    if missing := sorted(report["missing_keys"]):
-        raise _unfit(home, f"it has no weights for {', '.join(missing)}", "a trained reward model", where=where)
+    """A classifier with all its weights, from safetensors; a head that would be new is a fault unless it is allowed.
+
+    Then it is the same in every run, evaluation and resume.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model, report = kind.from_pretrained(home, use_safetensors=True, output_loading_info=True, **how)
+    if (missing := sorted(report["missing_keys"])) and not random_head:
+        cure = f"python -m runner trainer=reward, then {where}=<its model folder>; or tolerate.random_head=true"
+        raise _unfit(home, f"it has no weights for {', '.join(missing)}", "a trained reward model", cure, where)
     return model
 
 
 def _load_adapter(home: str, how: dict[str, Any]) -> PreTrainedModel:
     """The base with the adapter merged in, under the adapter's name, because its tokenizer is there."""
-    model = AutoPeftModelForSequenceClassification.from_pretrained(home, num_labels=1, **how).merge_and_unload()
+    how = how | {"num_labels": 1}
+    model = AutoPeftModelForSequenceClassification.from_pretrained(home, **how).merge_and_unload()
     model.config._name_or_path = home
     return model
 
@@ -94,11 +112,12 @@ class Classifier:
         batch_size: int = 32,
         max_length: int | None = None,
         trust_remote_code: bool = False,
+        random_head: bool = False,
     ):
         home = shipped(path)
         how = {"revision": revision, "dtype": getattr(torch, dtype), "trust_remote_code": trust_remote_code}
         with told(path, "reward.classifier.path"):
-            model = load_whole(home, how, AutoModelForSequenceClassification, "reward.classifier.path")
+            model = load_whole(home, how, where="reward.classifier.path", random_head=random_head)
             self.tokenizer = load_scoring_tokenizer(home, model, revision, trust_remote_code)
         self.model = model.eval().requires_grad_(False).to(device or best_device())
         self.column = column_of(path, model.config, label, "reward.classifier")

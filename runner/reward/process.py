@@ -82,6 +82,7 @@ class ProcessModel:
         device: str | None = None,
         batch_size: int = 16,
         trust_remote_code: bool = False,
+        random_head: bool = False,
     ):
         home, code = shipped(path), {"revision": revision, "trust_remote_code": trust_remote_code}
         where = "reward.process_model.path"
@@ -89,7 +90,7 @@ class ProcessModel:
             names = AutoConfig.from_pretrained(home, **code).architectures or [""]
             self.reads_tokens = "TokenClassification" in names[0]
             kind = AutoModelForTokenClassification if self.reads_tokens else AutoModelForSequenceClassification
-            model = load_whole(home, code | {"dtype": getattr(torch, dtype)}, kind, where)
+            model = load_whole(home, code | {"dtype": getattr(torch, dtype)}, kind, where, random_head)
             self.tokenizer = load_scoring_tokenizer(home, model, revision, trust_remote_code)
         self.model = model.eval().requires_grad_(False).to(device or best_device())
         last = model.config.num_labels - 1

@@ -250,10 +250,11 @@ class Memory:
 class PPOTrainer(Trainer):
     """PPO on rows with a ``prompt``, text or chat; every other column goes to the reward functions.
 
-    ``reward_funcs`` are functions as GRPO takes them, sequence classification models, names of such models, or a list
-    of these. A function may give one number per completion, or a list with one number per token or per step. The
-    reference is the policy as it comes in: ``ref_model``, or the backbone without the adapter, or a frozen copy, or
-    none where nothing looks at it. ``save_model`` writes the policy, and beside it the critic in ``value_model/``.
+    ``reward_funcs`` are functions as GRPO takes them, sequence classification models, or a list of these; a model that
+    is only named, who builds the trainer loads. A function may give one number per completion, or a list with one
+    number per token or per step. The reference is the policy as it comes in: ``ref_model``, or the backbone without the
+    adapter, or a frozen copy, or none where nothing looks at it. ``save_model`` writes the policy, and beside it the
+    critic in ``value_model/``.
 
     Raises ConfigError or DataError, before any training, for what cannot work.
     """
@@ -280,7 +281,7 @@ class PPOTrainer(Trainer):
         tokenizer = processing_class or AutoTokenizer.from_pretrained(model.config._name_or_path)
         self.stop_ids = find_stop_ids(asked.stop_token, asked.stop_token_id, model, tokenizer)
         self.rewards = Rewards(
-            _as_list(reward_funcs) + _as_list(asked.reward_model_path),
+            _as_list(reward_funcs),
             asked.reward_weights,
             tokenizer,
             _as_list(reward_processing_classes) or None,
@@ -813,6 +814,10 @@ def _freeze(model: Any, device: torch.device) -> None:
 
 def _for_the_loop(asked: PPOConfig) -> PPOConfig:
     """The arguments as the Trainer's loop shall see them: one batch is one rollout, and one step."""
+    if asked.reward_model_path:
+        where, expected = "trainer.args.reward_model_path", "the model itself, among reward_funcs"
+        cure = "reward_funcs=runner.reward.outcome.load_reward_model(<path>)"
+        raise ConfigError(Fault(where, asked.reward_model_path, expected, cure))
     args = copy.copy(asked)
     args.per_device_train_batch_size = asked.rollout_rows
     args.gradient_accumulation_steps = 1

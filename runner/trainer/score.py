@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from runner.errors import ConfigError, Fault
 from runner.signature import written
 from runner.trainer.actor_critic import States
 from runner.trainer.batch import pad_right, split_by_tokens
 
-Reward = Callable[..., Any] | nn.Module | str
+Reward = Callable[..., Any] | nn.Module
 
 
 @dataclass
@@ -209,9 +209,7 @@ def same_tokens(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) ->
 
 
 def _ready(reward: Reward) -> Callable[..., Any] | nn.Module:
-    """A reward model, loaded where only its name was given, without dropout; a function as it is."""
-    if isinstance(reward, str):
-        reward = AutoModelForSequenceClassification.from_pretrained(reward, num_labels=1).requires_grad_(False)
+    """A reward model without dropout; a function as it is."""
     if not isinstance(reward, nn.Module):
         return reward
     labels = getattr(getattr(reward, "score", None), "out_features", reward.config.num_labels)

@@ -18,7 +18,7 @@ from runner.run import Run
 from runner.terminal import mute_libraries
 from runner.tray.argument import build_args
 from runner.tray.callback import add_callbacks, build_callbacks, for_callbacks, set_amendments, set_health
-from runner.tray.judge import build_rewards, name_rewards
+from runner.tray.judge import build_rewards, load_named, name_rewards
 from runner.tray.loss import (
     build_collator,
     build_loss,
@@ -56,9 +56,11 @@ def lay_out(run: Run, stop: Any) -> dict[str, Any]:
     ):
         log.warning("the column `margin` is not used: of margins only the loss of a reward model knows")
     # Only a trainer that knows where steps end can use a reward for each.
-    rewards, weights, panel = build_rewards(cfg["reward"], per_step=hasattr(args, "step_separator"))
+    how = {"random_head": bool((cfg.get("tolerate") or {}).get("random_head"))}
+    rewards, weights, panel = build_rewards(cfg["reward"], per_step=hasattr(args, "step_separator"), **how)
+    further = load_named(args, **how)
     if weights:
-        args.reward_weights = weights
+        args.reward_weights = [*weights, *[1.0] * len(further)]
     answers_only = getattr(args, "assistant_only_loss", False)
     check_template(tokenizer, chats=_are_chats(rows), calls=_call_tools(rows), answers_only=answers_only)
     model, peft_config, reference = build_model(cfg, tokenizer, args)
@@ -71,7 +73,7 @@ def lay_out(run: Run, stop: Any) -> dict[str, Any]:
         "train_dataset": rows,
         "eval_dataset": held_out,
         "data_collator": build_collator(cfg["collator"], tokenizer),
-        "reward_funcs": rewards,
+        "reward_funcs": [*rewards, *further],
         "callbacks": build_callbacks(run, args, stop, peft_config, served),
         "peft_config": peft_config,
         "compute_loss_func": build_loss(cfg.get("loss")),

@@ -11,7 +11,7 @@ from runner.errors import ConfigError, Fault
 
 
 def build_rewards(
-    node: Mapping[str, Any] | None, *, per_step: bool = False
+    node: Mapping[str, Any] | None, *, per_step: bool = False, random_head: bool = False
 ) -> tuple[list[Any], list[float] | None, Any]:
     """The rewards as TRL takes them, each checked and under its own name, their weights unless all are 1, and the
     panel that they make.
@@ -23,14 +23,33 @@ def build_rewards(
     panel = Panel()
     entries = named(node, "reward")
     rewards = [
-        to_scorer(name, build_scorer(entry), timeout=entry.get("timeout", TIMEOUT), per_step=per_step, panel=panel)
+        to_scorer(
+            name,
+            build_scorer(entry, random_head=random_head),
+            timeout=entry.get("timeout", TIMEOUT),
+            per_step=per_step,
+            panel=panel,
+        )
         for name, entry in entries.items()
     ]
     weights = [float(entry.get("weight", 1.0)) for entry in entries.values()]
     return rewards, weights if set(weights) != {1.0} else None, panel
 
 
-def build_scorer(node: Mapping[str, Any], own: Collection[str] = ("weight", "timeout")) -> Any:
+def load_named(args: Any, *, random_head: bool = False) -> list[Any]:
+    """The reward model that the trainer's arguments name, loaded as those of the group are; none where they do not."""
+    path = getattr(args, "reward_model_path", None)
+    if path is None:
+        return []
+    from runner.reward.outcome import load_reward_model
+
+    args.reward_model_path = None  # the trainer is given the model
+    return [load_reward_model(path, random_head=random_head, where="trainer.args.reward_model_path")]
+
+
+def build_scorer(
+    node: Mapping[str, Any], own: Collection[str] = ("weight", "timeout"), *, random_head: bool = False
+) -> Any:
     """A function of completions, or of answers that were read, with its arguments bound but for the columns.
 
     A loader or a class is called first, and what comes back scores. The keys in ``own`` are not the target's.
@@ -40,7 +59,9 @@ def build_scorer(node: Mapping[str, Any], own: Collection[str] = ("weight", "tim
     arguments = {key: value for key, value in node.items() if key not in own}
     target = locate(node["_target_"])
     scores = inspect.isfunction(target) and {*SAMPLED, *READ} & asked_for(node["_target_"])
-    return build(arguments | {"_partial_": True}) if scores else build(arguments)
+    if scores:
+        return build(arguments | {"_partial_": True})
+    return serve(arguments, random_head=True) if random_head else build(arguments)
 
 
 def build_metrics(node: Mapping[str, Any] | None, tokenizer: Any) -> list[Any]:
