@@ -1,18 +1,23 @@
 """Losses by hand, what trainers give a loss, what is refused, and that one which is TRL's trains as TRL's does."""
 
 import json
+import re
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, logsigmoid
 
 from runner import loss
 from runner.__main__ import main
 from runner.check.objective import ALSO_GIVES, GIVES
 from runner.config import compose
 from runner.errors import ConfigError, SickRun
+from runner.files import MENU
+from runner.run import open_run
 from runner.trainer import objective
 from runner.trainer.objective import aligned, call, watched
+from runner.tray import lay_out
+from runner.work import Stop
 
 # --- By hand ------------------------------------------------------------------------------------
 
@@ -63,6 +68,30 @@ def test_margin_with_and_without_a_reference():
     chosen, rejected = torch.tensor([-1.0, -1.0]), torch.tensor([-2.0, -20.0])
     assert loss.margin(chosen, rejected, beta=0.1, gap=1.0).tolist() == pytest.approx([0.9, 0.0])
     assert loss.margin(chosen, rejected, chosen, rejected, beta=0.1).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.slow
+def test_simpo_is_what_the_file_of_cpo_says_to_type(tmp_path, monkeypatch):
+    """Length-normalised, with a margin, and without the likelihood of the chosen that CPO adds."""
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    text = (MENU / "trainer" / "cpo.yaml").read_text()
+    words = next(re.findall(r"\S+=\S+", line) for line in text.splitlines() if "loss_type=simpo" in line)
+    words += ["metric=none", "dataset.limit.train=8", "trainer.args.per_device_train_batch_size=4"]
+    cfg = compose(["trainer=cpo", *words, f"output_root={tmp_path}"]).cfg
+    trainer = lay_out(open_run(cfg, []), Stop())["trainer"]
+    batch = next(iter(trainer.get_train_dataloader()))
+    with torch.no_grad():
+        told = trainer.compute_loss(trainer.model.eval(), batch)
+        chosen, rejected = (_mean_log_prob(trainer.model, batch, side) for side in ("chosen", "rejected"))
+    expected = -logsigmoid(trainer.args.beta * (chosen - rejected) - trainer.args.simpo_gamma).mean()
+    assert told.item() == pytest.approx(expected.item(), rel=1e-4)
+
+
+def _mean_log_prob(model, batch, side):
+    ids, mask, labels = (batch[f"{side}_{name}"] for name in ("input_ids", "attention_mask", "labels"))
+    logits, labels = model(input_ids=ids, attention_mask=mask).logits[:, :-1], labels[:, 1:]
+    each = -cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
+    return each.sum(-1) / (labels != -100).sum(-1)
 
 
 # --- How a loss is called -----------------------------------------------------------------------
