@@ -11,7 +11,7 @@ from textwrap import dedent
 import pytest
 
 from runner.check import check
-from runner.check.allow import is_allowed
+from runner.check.allow import find_dangers, is_allowed
 from runner.check.value import likeness, nearest
 from runner.signature import read_signature
 
@@ -783,6 +783,30 @@ def test_what_runs_or_publishes_must_be_typed(path, value):
     fault = only(cfg)
     assert fault.where == dotted and fault.cure.startswith(f"{dotted}=")
     assert faults(cfg, typed={dotted}) == []
+
+
+HERE = (
+    *("localhost", "localhost:8000", "http://localhost", "https://LOCALHOST:8000/v1?a=b#c", "http://me@localhost/v1"),
+    *("127.0.0.1", "127.8.9.1:80", "http://127.0.0.1:8000/", "0.0.0.0", "::1", "[::1]:8000", "http://[::1]:8000/v1"),
+    *("http://[::ffff:127.0.0.1]/", "http://localhost/?next=http://evil.example"),
+)
+ELSEWHERE = (
+    *("evil.example", "http://evil.example", "http://evil.example?@localhost", "http://evil.example#@localhost"),
+    *("http://evil.example/@localhost", "http://evil.example\\@localhost", "http://evil.example:80?@localhost:80"),
+    *("evil.example?@localhost", "http://localhost@evil.example", "http://localhost:80@evil.example"),
+    *("http://localhost.evil.example", "http://127.0.0.1.evil.example", "http://localhost\\.evil.example"),
+    *("http://[::1]evil.example", "http://[::1].evil.example", "http://[::2]", "http://8.8.8.8", "//evil.example/"),
+    *("http://2130706433", "http://0177.0.0.1", "http://127.0.0.01", "http://127.1", "http://0x7f.0.0.1"),
+    *("http://127.999.0.1", "http://local\thost", "http:evil.example", "http://\uff45vil.example\uff0f@localhost"),
+    *("http://localhost%2eevil.example", "http://ⓛocalhost", "http:///evil.example", "http:/evil.example"),
+)
+
+
+@pytest.mark.parametrize(("address", "is_risky"), [*((a, False) for a in HERE), *((a, True) for a in ELSEWHERE)])
+def test_what_is_sent_to_another_machine_must_be_typed(address, is_risky):
+    """What cannot be read as an address of this machine, by the one way in which all clients read it, is none."""
+    found = find_dangers({"trainer": {"args": {"vllm_server_base_url": address}}})
+    assert [fault.where for fault in found] == (["trainer.args.vllm_server_base_url"] if is_risky else [])
 
 
 def test_a_flag_counts_for_the_nodes_inside():

@@ -8,10 +8,13 @@ place that really defines it, so that no re-export leads outside (``logging.os.s
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 from runner.check.known import Scalar, experimental_names, leaves, nodes
 from runner.check.value import nearest, shown
+from runner.check.value import typed as typed_word
 from runner.errors import Fault
 from runner.signature import Definition, find_definition, find_module, public_names
 
@@ -118,9 +121,29 @@ def _own_trainers() -> list[str]:
 
 
 def _is_elsewhere(address: Any) -> bool:
-    """Whether an address is that of another machine."""
-    host = re.sub(r"^\w+://", "", str(address or "")).partition("/")[0].rpartition("@")[2]
-    return bool(host) and not re.fullmatch(r"(localhost|127(\.\d+){3}|0\.0\.0\.0|\[?::1?\]?)(:\d+)?", host)
+    """Whether an address, or a host with or without a port, may be that of another machine.
+
+    Where clients read one differently, as with a backslash or a number of another base, it may be.
+    """
+    text = str(address or "")
+    if not text or text.lower() == "localhost" or _is_loopback(text):
+        return False
+    try:
+        place = urlsplit(text if "://" in text else f"//{text}").netloc.rpartition("@")[2]
+    except ValueError:
+        return True
+    host = re.fullmatch(r"\[([^\[\]]+)\](?::\d*)?|([^\[\]:]+)(?::\d*)?", place)
+    name = host[1] or host[2] if host else ""
+    return not text.isprintable() or "\\" in text or not (name.lower() == "localhost" or _is_loopback(name))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
+    address = getattr(address, "ipv4_mapped", None) or address
+    return address.is_loopback or address.is_unspecified
 
 
 def _is_outside(path: Any) -> bool:
@@ -191,13 +214,9 @@ def find_risks(leaves: Iterable[Scalar], typed: Collection[str] = ()) -> Iterato
         if is_risky is None or not is_risky(value) or said.intersection(_above(path, key)):
             continue
         said.add(path)
-        text = {True: "true", False: "false"}.get(value, value)
-        yield Fault(
-            path,
-            f"{key}: {text} {danger}, and was not typed",
-            "such a key on the command line only",
-            f"{path}={text}  (if you trust where it leads)",
-        )
+        found = f"{key}: {shown(value)} {danger}, and was not typed"
+        cure = f"{typed_word(path, value)}  (if you trust where it leads)"
+        yield Fault(path, found, "such a key on the command line only", cure)
 
 
 def find_uploads(cfg: Any, typed: Collection[str] = ()) -> Iterator[Fault]:
