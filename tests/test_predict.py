@@ -358,6 +358,11 @@ def test_words_that_cannot_work_are_refused(predict, words, told):
     assert told in predict(*words, code=2).err
 
 
+def test_a_device_that_is_not_here_is_told(predict):
+    said = predict("model=tiny", "model.device_map={lm_head: cuda:9, model: cpu}", "prompt=x", code=5).err
+    assert "cuda:9, and" in said and "model.device_map=null" in said
+
+
 @pytest.fixture
 def laid(tmp_path, monkeypatch):
     """A run folder without any training."""

@@ -15,6 +15,7 @@ from runner.errors import ConfigError, Fault, FolderError
 from runner.files import SEAL, damage_of, read_json, sha256, told
 from runner.report.table import shown
 from runner.run import Run, last_checkpoint, sealed_checkpoints
+from runner.tray.argument import refuse_absent_devices
 
 LOADER = "runner.model.load.load_model"
 OURS = (LOADER, "runner.model.load.new_model")
@@ -110,6 +111,7 @@ def _none(run: Run, found: str) -> Weights:
 
 def load(cfg: Mapping[str, Any], weights: Weights, head: str) -> tuple[Any, Any]:
     """The model with these weights and its tokenizer, on the accelerator if there is one, not to be trained."""
+    refuse_absent_devices(cfg)
     folder = _loadable(weights.folder) if weights.folder else None
     tokenizer = _tokenizer(cfg, folder)
     if folder is None or (folder / "adapter_config.json").is_file():

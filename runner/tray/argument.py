@@ -42,7 +42,7 @@ def build_args(run: Run) -> Any:
         "push_to_hub": False,  # at the end, without the pickled arguments
     }
     known = asked_for(node["_target_"])
-    _refuse_absent_devices(cfg)
+    refuse_absent_devices(cfg)
     args = build(ours | _for_this_machine(known, node) | node | kept_back)
     shards_on_cpu()
     return args
@@ -71,7 +71,7 @@ def _refuse_of_gpus(args: Mapping[str, Any]) -> None:
             raise EnvironmentFault(Fault(where, "true, and there is no GPU here", "a GPU", f"{where}=false"))
 
 
-def _refuse_absent_devices(cfg: Mapping[str, Any]) -> None:
+def refuse_absent_devices(cfg: Mapping[str, Any]) -> None:
     """Raise EnvironmentFault for each model, or part of one, that is to lie on a device which is not here."""
     import torch
 
