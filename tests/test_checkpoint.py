@@ -34,6 +34,13 @@ def test_the_last_step_is_saved_wherever_it_falls():
     assert asked.should_save
 
 
+@pytest.mark.parametrize("stops", [True, False])
+def test_the_steps_before_an_early_stop_are_logged(stops):
+    asked = SimpleNamespace(should_save=False, should_log=False, should_training_stop=stops)
+    Seal(keep=2).on_epoch_end(None, state(7), asked)
+    assert asked.should_log == stops
+
+
 def checkpoint(root, step):
     folder = root / f"checkpoint-{step}"
     folder.mkdir()
