@@ -340,6 +340,9 @@ def test_none_is_a_value(written):
     assert done.args["scale_rewards"] == "none"
     done = written({"base_model": "a/b", "rl": "none", "datasets": [{"path": "a/b", "type": "alpaca"}]})
     assert done.kinds("rl") == ["same by default"]
+    script = "swift sft --model a/b --dataset hf::a/b --split_dataset_ratio {} --learning_rate 1e-5 --warmup_ratio none"
+    for share in ("none", "$SHARE"):
+        assert written(script.format(share), name="b.sh").kinds("warmup_ratio") == ["same by default"]
 
 
 def test_gdpo_is_grpo_that_scales_each_reward_by_itself(written):

@@ -73,12 +73,16 @@ def translate(reading: Reading, name: str, trainer: str | None = None) -> Draft:
     """The draft of an experiment from the keys of a file."""
     dialect = import_module(f"runner.dialect.{reading.dialect}").DIALECT
     keys = without_secrets(reading.keys)
+    nones = [key for key, value in keys.items() if value == "none" and key not in ("scale_rewards", "report_to")]
+    keys |= dict.fromkeys(nones)
     if trainer:
         reading.command = trainer
     theirs = {key: value for key, value in dialect.defaults(keys).items() if keys.get(key) is None}
     draft = Draft(name, keys | theirs, frozenset(theirs))
     dialect.begin(draft, reading)
     apply(draft, dialect)
+    for key in sorted(set(nones) - {note.key for note in draft.notes}):
+        draft.same(key, "as where it is left out")
     settle(draft, reading.devices)
     return draft
 

@@ -191,7 +191,9 @@ def _datasets(draft: Draft, reading: Any) -> None:
     names = _list(draft.take("dataset"))
     rows = [_rows(draft, name, folder, info) for name in names] or [Rows("???", "dataset")]
     limit = draft.take("max_samples")
-    if limit:
+    if limit and isinstance(limit := draft.real("max_samples", limit), str):
+        draft.nothing("max_samples", f"{limit} is set by the shell", "dataset.limit.train=<rows>")
+    elif limit:
         for one in rows:
             one.limit = int(limit)
         draft.note("mapped", "max_samples", f"dataset.limit.train: {limit}", "the rows are shuffled first")

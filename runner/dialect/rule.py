@@ -402,7 +402,10 @@ def held_out_share(draft: Draft, key: str, rows: Sequence[Rows]) -> None:
         if size is not None:
             draft.same(key, "nothing is held out")
         return
-    told = [hold_out(one, float(size)) for one in rows]
+    if isinstance(size := draft.real(key, size), str):
+        draft.nothing(key, f"{size} is set by the shell, and not in this file", "dataset.split.eval=<slice>")
+        return
+    told = [hold_out(one, size) for one in rows]
     if all(told):
         draft.note("mapped", key, f"dataset.split.eval: {rows[0].held_out}", told[0])
     else:

@@ -289,14 +289,14 @@ def _rewards(draft: Draft) -> None:
             entries[key] = {
                 "_target_": "runner.reward.outcome.load_reward_model",
                 "path": name,
-                "weight": float(weight),
+                "weight": draft.real("reward_weights", weight),
             }
             draft.note("mapped", "reward_model", f"reward.{key}.path: {name}")
         elif name in REWARDS:
-            entries[name] = REWARDS[name] | {"weight": float(weight)}
+            entries[name] = REWARDS[name] | {"weight": draft.real("reward_weights", weight)}
             draft.note("mapped", "reward_funcs", f"reward.{name}: {REWARDS[name]['_target_']}", _differs(name))
         elif name == "soft_overlong":
-            _overlong(draft, entries, float(weight))
+            _overlong(draft, entries, draft.real("reward_weights", weight))
         else:
             word = f"reward.{name}._target_=<module>.{name} allow=[<module>]"
             draft.nothing("reward_funcs", f"{name}: a plugin, whose code is your own", word)
