@@ -26,6 +26,13 @@ from runner.run import Run
         ({}, ["trainer.args.parallelism_config.tp_size=2"], 2, "_target_=accelerate.ParallelismConfig"),
         ({}, ["trainer=ppo", "trainer.args.fsdp=true"], 2, "trainer.args.fsdp=null"),
         ({}, ["trainer=ppo", "trainer.args.deepspeed=zero2.json"], 2, "trainer.args.deepspeed"),
+        ({}, ["trainer.args.fsdp=true", "peft=prompt"], 2, "peft=lora"),
+        (
+            {},
+            ["trainer.args.fsdp=true", "peft=lora", "model=hub", "model.path=org/name", "model.merge=true"],
+            2,
+            "peft=none",
+        ),
     ],
 )
 def test_a_model_is_not_said_to_be_sharded_where_it_cannot_be(

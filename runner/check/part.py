@@ -32,6 +32,7 @@ def find_part_faults(asked: Asked) -> Iterator[Fault]:
     yield from find_objective_faults(asked, trainer)
     yield from _quantization(asked)
     yield from _beside_adapter(asked)
+    yield from _sharded_adapter(asked, args)
     yield from _parameter_groups(asked)
     yield from _patterns(asked)
     yield from _best_metric(asked, args)
@@ -104,6 +105,19 @@ def _beside_adapter(asked: Asked) -> Iterator[Fault]:
     if isinstance(node, dict) and node.get("full") and _is_own_way(asked, node):
         found = f"set, and {asked.signature(node).name} puts on no adapter"
         yield Fault("peft.full", found, "an adapter beside which layers are trained whole", "peft=lora")
+
+
+def _sharded_adapter(asked: Asked, args: Node) -> Iterator[Fault]:
+    """A fault for each adapter that could not be saved from a model which is spread over processes."""
+    node, model = asked.cfg.get("peft"), asked.cfg.get("model")
+    if not args.get("fsdp") or not (signature := asked.signature(node)):
+        return
+    if "num_virtual_tokens" in signature.parameters:
+        found = f"{signature.name} on a sharded model, no process of which has its tokens whole to save them"
+        yield Fault("peft", found, "an adapter inside the layers", "peft=lora")
+    if isinstance(model, dict) and model.get("merge"):
+        found = "true, and no process has the sharded model whole to merge the new adapter into it"
+        yield Fault("model.merge", found, "false, or no adapter", "peft=none")
 
 
 def _parameter_groups(asked: Asked) -> Iterator[Fault]:
