@@ -147,3 +147,15 @@ def test_a_run_whose_weights_were_not_all_saved_is_not_finished(tiny, tmp_path):
     with pytest.raises(RunnerError, match=r"1 weights were not saved: model\.norm\.weight"):
         save_model(Run(tmp_path), lost)
     assert not (tmp_path / "model").exists()
+
+
+def test_an_adapter_that_is_not_there_is_missing(tiny, tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    from runner.model.saved import find_missing
+
+    model = get_peft_model(tiny, LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"]))
+    model.save_pretrained(tmp_path, save_embedding_layers=False)
+    assert find_missing(model, tmp_path) == []
+    (tmp_path / "adapter_model.safetensors").unlink()
+    assert len(find_missing(model, tmp_path)) == 1

@@ -174,6 +174,8 @@ def save_model(run: Run, trainer: Any) -> None:
     """Put into ``model/`` what ``from_pretrained`` or PeftModel loads, whole or not at all, without any pickle."""
     from peft import PeftModel
 
+    from runner.model.saved import find_missing
+
     new, is_first = run.folder / ".model.new", trainer.is_world_process_zero()
     model, policy = trainer.accelerator.unwrap_model(trainer.model), policy_of(trainer)
     if is_first:
@@ -192,7 +194,11 @@ def save_model(run: Run, trainer: Any) -> None:
         once = {name: weight for name, weight in weights.items() if name not in policy.all_tied_weights_keys}
         policy.save_pretrained(new, state_dict=once)
     trainer.processing_class.save_pretrained(new)
-    _refuse_missing_weights(run, new, policy, getattr(model, "value_model", None))
+    missing = find_missing(policy, new, weights)
+    if critic := getattr(model, "value_model", None):
+        missing += find_missing(critic, new / "value_model")
+    if missing:
+        raise RunnerError(_not_saved(run, missing))
     (new / "training_args.bin").unlink(missing_ok=True)
     write_text(new / "training_args.json", _portable(trainer.args))
     seal(new)
@@ -200,15 +206,10 @@ def save_model(run: Run, trainer: Any) -> None:
     new.rename(run.model)
 
 
-def _refuse_missing_weights(run: Run, folder: Path, policy: Any, critic: Any) -> None:
-    """Raise RunnerError where a weight was not saved: the run would be finished without what it has learned."""
-    from runner.model.saved import find_missing
-
-    missing = find_missing(policy, folder) + (find_missing(critic, folder / "value_model") if critic else [])
-    if missing:
-        found = f"{len(missing)} weights were not saved: {', '.join(missing[:3])}"
-        cure = f"python -m runner.work {run}  (which saves again what the newest checkpoint holds)"
-        raise RunnerError(Fault(str(run.model), found, "every weight of the model", cure))
+def _not_saved(run: Run, missing: list[str]) -> Fault:
+    found = f"{len(missing)} weights were not saved: {', '.join(missing[:3])}"
+    cure = f"python -m runner.work {run}  (which saves again what the newest checkpoint holds)"
+    return Fault(str(run.model), found, "every weight of the model", cure)
 
 
 def _save_adapter(run: Run, model: Any, folder: Path, weights: Mapping[str, Any] | None) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from peft import PeftModel, get_peft_model_state_dict
 from torch import nn
@@ -13,16 +15,17 @@ from runner.errors import ConfigError
 from runner.model.folder import ADAPTER, read_header
 
 
-def find_missing(model: nn.Module, folder: Path) -> list[str]:
+def find_missing(model: nn.Module, folder: Path, weights: Mapping[str, Any] | None = None) -> list[str]:
     """The names of the weights that the files of a folder lack, or what keeps it from being loaded at all.
 
     A whole model is loaded without its values, so that it is transformers that knows which weights are tied to others
-    and which go by another name in a file. Of a backbone with a head beside it, the backbone is looked at.
+    and which go by another name in a file. Of a backbone with a head beside it, the backbone is looked at. ``weights``
+    are all of the model where this process holds only a share.
     """
     try:
         model = model if isinstance(model, PreTrainedModel | PeftModel) else model.base_model
-        if isinstance(model, PeftModel) and (folder / ADAPTER).exists():
-            known = get_peft_model_state_dict(model, adapter_name="default", save_embedding_layers=False)
+        if isinstance(model, PeftModel) and not (folder / "config.json").exists():  # else it was merged
+            known = get_peft_model_state_dict(model, weights, adapter_name="default", save_embedding_layers=False)
             there = {name for name, entry in read_header(folder / ADAPTER).items() if all(entry["shape"])}
             return sorted(known.keys() - there)
         base = model.get_base_model() if isinstance(model, PeftModel) else model
