@@ -174,7 +174,7 @@ def _other(line: Any, asked: Asked) -> Side | None:
     theirs = read_asked(dataclasses.replace(line, runs=[wish], overrides=words), "evaluate", OWN, PARTS)
     if theirs.head != asked.head:
         raise ConfigError(Fault("against", f"{wish} is a {theirs.head} model", f"an {asked.head} model"))
-    shared = {name: asked.cfg.get(name) for name in ("dataset", "metric", "reward", "allow", "seed")}
+    shared = {name: asked.cfg.get(name) for name in ("dataset", "metric", "reward", "allow", "seed", "tolerate")}
     options = {name: value for name, value in asked.options.items() if name != "checkpoint"}
     options.setdefault("max_new_tokens", asked.length)
     both = Asked(options, theirs.cfg | shared, theirs.run, asked.chosen, asked.data)
@@ -225,7 +225,8 @@ class Work:
         self.metrics = [
             _limited(metric, asked.cfg["metric"]) for metric in build_metrics(asked.cfg["metric"], tokenizer)
         ]
-        self.rewards = build_panel(asked.cfg.get("reward"), tokenizer)
+        random_head = bool((asked.cfg.get("tolerate") or {}).get("random_head"))
+        self.rewards = build_panel(asked.cfg.get("reward"), tokenizer, random_head=random_head)
 
     def of_answers(self, result: Result) -> None:
         """Add what the model gives to known answers, where the rows have some."""

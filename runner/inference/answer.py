@@ -252,14 +252,14 @@ def _given_in_batches(
     return given
 
 
-def build_panel(node: Mapping[str, Any] | None, tokenizer: Any) -> Any:
+def build_panel(node: Mapping[str, Any] | None, tokenizer: Any, *, random_head: bool = False) -> Any:
     """The configured rewards, to be asked together; None where there are none."""
     if not node:
         return None
     from runner.reward.outcome import best_device
     from runner.trainer.score import Rewards
 
-    functions, weights, _ = build_rewards(node, per_step=True)
+    functions, weights, _ = build_rewards(node, per_step=True, random_head=random_head)
     rewards = Rewards(functions, weights, tokenizer)
     rewards.names = list(named(node, "reward"))
     for reward in rewards.rewards:

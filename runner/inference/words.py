@@ -194,7 +194,7 @@ def _fresh(words: Sequence[str], folders: Sequence[Path]) -> dict[str, Any]:
     """The parts that words alone make; those that a training would need besides are none."""
     # A trainer that takes rewards keeps those that a dataset brings.
     composed = draft(["trainer=grpo", *words], folders).cfg
-    kept = {key: composed.get(key) for key in (*PARTS, "output_root")}
+    kept = {key: composed.get(key) for key in (*PARTS, "output_root", "tolerate")}
     return kept | {"seed": 0, "allow": composed.get("allow") or [], "trainer": {"head": "lm", "args": {}}}
 
 
@@ -207,7 +207,7 @@ def _merged(run: Run, words: Sequence[str], folders: Sequence[Path]) -> dict[str
     menu = config.read_menu(folders)
     choices = {_key(word) for word in words if _key(word) in menu}
     head = {"seed": frozen.get("seed", 0), "output_root": "outputs", "allow": []}
-    cfg = {key: frozen.get(key) for key in PARTS} | head | {"trainer": frozen["trainer"]}
+    cfg = {key: frozen.get(key) for key in (*PARTS, "tolerate")} | head | {"trainer": frozen["trainer"]}
     fresh = [word for word in words if _key(word).partition(".")[0] in choices or _key(word) in SETTINGS]
     if choices or any(_key(word) in SETTINGS for word in words):
         composed = draft(["trainer=grpo", *fresh], folders).cfg
