@@ -331,7 +331,7 @@ def test_a_huge_kl_coefficient_holds_the_policy_and_none_lets_it_go(tmp_path, ca
 
 BANDIT = {
     "full": {"learning_rate": 1e-2},
-    "adapter": {"learning_rate": 4e-3, "peft_config": lora(r=8, lora_alpha=32), "max_steps": 50},
+    "adapter": {"learning_rate": 8e-3, "peft_config": lora(r=8, lora_alpha=32), "max_steps": 60},
 }
 
 

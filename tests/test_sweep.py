@@ -214,7 +214,7 @@ def misbehave(run):
 
 @pytest.mark.slow
 def test_what_one_job_does_to_its_process_touches_no_other(train_all):
-    codes, told, _ = train_all(misbehave, "trainer=sft", "seed=range(0,8)", jobs=2, timeout_seconds=1.0)
+    codes, told, _ = train_all(misbehave, "trainer=sft", "seed=range(0,8)", jobs=2, timeout_seconds=6.0)
     assert [code == 0 for code in codes] == [told.ends[run][0] == "finished" for run in told.ends]
     assert Counter(state for state, _ in told.ends.values()) == {"finished": 2, "failed": 6}
     causes = {seed: cause for seed, (_, cause) in told.ends.items()}
