@@ -473,12 +473,14 @@ def test_pictures_and_sounds_are_not_dropped(name, to):
 
 
 @pytest.mark.parametrize(("margin", "is_good"), [(0.5, True), (2, True), ("1.5", True), (None, False), ("x", False)])
-def test_the_margin_of_a_pair_is_a_number(margin, is_good):
+def test_the_margin_of_a_pair_is_a_number(margin, is_good, caplog):
     row = {"prompt": "2+2=", "chosen": " 4", "rejected": " 5", "margin": margin}
-    layout = read_layout(row, row, to="preference")
+    (made,) = convert(row, read_layout(row, row, to="preference"), "preference")
+    assert made.get("margin") == (float(margin) if is_good else None)
+    assert ("`margin` is left out" in caplog.text) != is_good
+    layout = read_layout(row, row | {"margin": 1}, to="preference")  # as the first row has it
     with contextlib.nullcontext() if is_good else pytest.raises(DataError, match="a number"):
-        (made,) = convert(row, layout, "preference")
-        assert made["margin"] == float(margin)
+        convert(row, layout, "preference")
 
 
 def test_a_reward_that_asks_for_what_is_not_there():

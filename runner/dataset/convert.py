@@ -99,15 +99,15 @@ def _text(value: Any, where: str, *, empty: bool = False) -> str:
     return value
 
 
-def _number(value: Any, where: str) -> float:
-    """The value if it is a number, also one in text, as csv has them."""
-    try:
-        number = float("nan") if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        number = float("nan")
-    if not isfinite(number):
-        raise _bad(where, _shown(value), "a number", f"dataset.without=[{where}]")
-    return number
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number, also one in text, as csv has them.
+
+    >>> is_number("-0.5"), is_number(True), is_number(None)
+    (True, False, False)
+    """
+    with suppress(TypeError, ValueError):
+        return not isinstance(value, bool) and isfinite(float(value))
+    return False
 
 
 def _shown(value: Any) -> str:
@@ -231,7 +231,9 @@ def _canonical_preference(cells: Row) -> Row:
         parts = _split_text(*texts) if prompt is None else _alike(prompt, *texts)
     row = dict(zip(("prompt", "chosen", "rejected"), parts, strict=True))
     if "margin" in cells:
-        row["margin"] = _number(cells["margin"], "margin")
+        if not is_number(cells["margin"]):
+            raise _bad("margin", _shown(cells["margin"]), "a number", "dataset.without=[margin]")
+        row["margin"] = float(cells["margin"])
     _check_answer(row["chosen"], "chosen")
     _check_answer(row["rejected"], "rejected", empty=True)
     return row

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from runner.dataset.convert import ARROWS, FORMS_FOR, Layout, fits
+from runner.dataset.convert import ARROWS, FORMS_FOR, Layout, fits, is_number
 from runner.errors import DataError, Fault
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ def read_layout(
     layout = next((layout for layout in layouts if fits(layout.form, to)), layouts[0])
     if not fits(layout.form, to):
         raise DataError(_unfit(layout, to))
-    return _without_lost_system(layout, row, given)
+    return _without_lost(layout, row, given)
 
 
 def _check_given(columns: Sequence[str], given: Mapping[str, str], form: str | None) -> None:
@@ -184,14 +184,17 @@ _GUESSES: dict[str, Guess] = {
 }
 
 
-def _without_lost_system(layout: Layout, row: Mapping[str, Any], given: Mapping[str, str]) -> Layout:
-    """The layout without a column that happens to be called `system` beside plain text."""
-    roles = layout.columns
-    turns = "input" in roles or any(isinstance(row.get(column), list) for column in roles.values())
-    if "system" not in roles or "system" in given or turns:
-        return layout
-    log.warning("the column `system` is left out: plain text has no place for it")
-    return Layout(layout.form, {role: name for role, name in roles.items() if role != "system"})
+def _without_lost(layout: Layout, row: Mapping[str, Any], given: Mapping[str, str]) -> Layout:
+    """The layout without a column that happens to be called `system` beside plain text, or `margin` and no number."""
+    roles, lost = layout.columns, {}
+    if "input" not in roles and not any(isinstance(row.get(column), list) for column in roles.values()):
+        lost["system"] = "plain text has no place for it"
+    if "margin" in roles and not is_number(row.get(roles["margin"])):
+        lost["margin"] = "it holds no number"
+    lost = {role: why for role, why in lost.items() if role in roles and role not in given}
+    for role, why in lost.items():
+        log.warning("the column `%s` is left out: %s", role, why)
+    return Layout(layout.form, {role: name for role, name in roles.items() if role not in lost})
 
 
 def _unreadable(columns: Sequence[str], form: str | None, given: Mapping[str, str], to: str | None) -> Fault:
