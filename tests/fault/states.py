@@ -103,6 +103,8 @@ class Trainer:
         self.control = SimpleNamespace(should_save=False, should_log=False, should_training_stop=False)
         self.accelerator = SimpleNamespace(unwrap_model=lambda model: model, wait_for_everyone=lambda: None)
         self.model, self.weights = object(), weights_after(0)
+        self.is_fsdp_enabled = False
+        self.processing_class = SimpleNamespace(save_pretrained=lambda folder: None)
 
     def is_world_process_zero(self) -> bool:
         return True
@@ -173,7 +175,7 @@ def made_up(way: str, when: int) -> Iterator[None]:
         trainer = Trainer(run, stop, way, when)
         return {"trainer": trainer, "args": trainer.args, "train_dataset": [0], "eval_dataset": None, "amendments": []}
 
-    nothing = {"measure_in", "_refuse_silent_faults"}
+    nothing = {"measure_in", "_refuse_silent_faults", "_check_sharded"}
     with contextlib.ExitStack() as patches:
         for name in nothing:
             patches.enter_context(mock.patch.object(train, name, lambda *args: None))
@@ -182,6 +184,7 @@ def made_up(way: str, when: int) -> Iterator[None]:
         patches.enter_context(mock.patch.object(train, "held_out_scores", lambda run, parts: {"eval_loss": 1.0}))
         patches.enter_context(mock.patch.object(train, "_facts", lambda parts: {"data": {"train": {"rows": 1}}}))
         patches.enter_context(mock.patch("accelerate.utils.set_seed"))
+        patches.enter_context(mock.patch("runner.model.saved.find_missing", lambda *args: []))
         patches.enter_context(mock.patch("runner.run._versions", dict))
         patches.enter_context(mock.patch("runner.run._git", lambda: None))
         patches.enter_context(mock.patch("runner.report.plot.write_plots", lambda *args, **more: None))
