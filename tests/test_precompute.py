@@ -56,7 +56,9 @@ def test_precomputing_with_lengths_gives_what_trl_alone_gives(tmp_path):
     from runner.trainer.precompute import drop_filled, is_shared, shared
 
     def build(ours):
-        rows = load_dataset("json", data_files=shipped("runner://dataset/toy_sort/train.jsonl"), split="train[:64]")
+        # A cache of its own: another run's may hold the numbers of other kernels.
+        source = {"data_files": shipped("runner://dataset/toy_sort/train.jsonl"), "cache_dir": str(tmp_path / "cache")}
+        rows = load_dataset("json", **source, split="train[:64]")
         model = AutoModelForCausalLM.from_pretrained(shipped("runner://model/tiny"), dtype="float32")
         tokenizer = AutoTokenizer.from_pretrained(shipped("runner://model/tiny"))
         cpu = {"use_cpu": True, "bf16": False, "activation_checkpointing": False, "disable_tqdm": True}
