@@ -117,6 +117,7 @@ class OfOneProcess:
             kept = {name: weight for name, weight in self.model.state_dict().items() if name not in self.lost}
             self.model.save_pretrained(folder, state_dict=kept)
         else:
+            Path(folder).mkdir(exist_ok=True)  # whichever process comes first makes it, as Trainer does
             Path(folder, "of-another").touch()
 
 
