@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tqdm import tqdm
 from transformers import TrainerCallback
@@ -173,10 +173,19 @@ class AtStart(TrainerCallback):
         self.call()
 
 
+class StopRequest(Protocol):
+    """A signal that asked to stop, if its ``number`` is set; while ``listening`` it waits for the end of a step."""
+
+    number: int | None
+    listening: bool
+
+    def error(self) -> Exception: ...
+
+
 class StopAtStep(TrainerCallback):
     """Turns a signal into a save at the end of the step, where a resume is exact."""
 
-    def __init__(self, stop: Any, cycle_steps: int = 1):
+    def __init__(self, stop: StopRequest, cycle_steps: int = 1):
         self.stop = stop
         self.cycle_steps = cycle_steps
 

@@ -127,13 +127,6 @@ def resume(trainer: Trainer, checkpoint: Path | None, train: Callable[[str | Non
         callbacks.remove(loader)
 
 
-def rotate_last(trainer: Trainer) -> None:
-    """Delete the checkpoints that a training which has come to its end need not keep; for its first process."""
-    for callback in trainer.callback_handler.callbacks:
-        if isinstance(callback, Seal):
-            callback.rotate(Path(trainer.args.output_dir), trainer.state.best_model_checkpoint, healthy=True)
-
-
 def cycle_steps(args: Any) -> int:
     """Optimizer steps from one generation to the next, for the trainers that re-use what they
     generated.
@@ -174,7 +167,7 @@ def _bytes(weights: torch.Tensor) -> int:
 
 def _states(trainer: Trainer, weights: torch.Tensor) -> float:
     """How many times its own size an optimizer keeps for a weight."""
-    own = getattr(trainer, "make_optimizer", None)
+    own = trainer.hooks.make_optimizer
     name = "" if own else str(getattr(trainer.args.optim, "value", trainer.args.optim)).lower()
     if "8bit" in name:
         return 2 / weights.element_size()

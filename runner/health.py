@@ -500,24 +500,30 @@ def _in_a_row(pieces: Sequence[Tensor]) -> Tensor | None:
 class Health(TrainerCallback):
     """Ends a sick training with SickRun: within five steps, in all processes at once, and before anything is saved.
 
-    ``build`` makes the alarms, and is told whether they begin in the middle of a training. ``notes`` gives the figures
-    that the trainer has noted since it logged last, and ``rewards`` what was earned so far; where nobody sets
-    ``notes``, what is logged is listened to. What the alarms have seen is kept in each checkpoint, so that a sick run
-    that goes on from its last good one is found sick again.
+    ``build`` makes the alarms, and is told whether they begin in the middle of a training; ``rewards`` gives what was
+    earned so far. Of a trainer that notes no figures of a step, what is logged is judged. What the alarms have seen is
+    kept in each checkpoint, so that a sick run that goes on from its last good one is found sick again.
     """
 
-    notes: Callable[[], Mapping[str, Sequence[Any]]] | None = None
-    rewards: Callable[[], Mapping[str, tuple[float, float, int]]] | None = None
-
-    def __init__(self, build: Callable[[bool], list[Alarm]]):
+    def __init__(
+        self,
+        build: Callable[[bool], list[Alarm]],
+        rewards: Callable[[], Mapping[str, tuple[float, float, int]]] | None = None,
+    ):
         self.build = build
+        self.rewards = rewards
+        self.notes: Mapping[str, Sequence[float | Tensor]] | None = None
         self.alarms: list[Alarm] = []
         self.loss: Tensor | None = None
         self.evaluated: dict[str, float] = {}
         self.taken: dict[str, int] = {}
 
-    def hear_loss(self, loss: Tensor) -> None:
-        """Add the loss of a micro-batch to that of the step; its gradient is there, and nobody has changed it yet."""
+    def observe_loss(self, loss: Tensor, notes: Mapping[str, Sequence[float | Tensor]] | None = None) -> None:
+        """Add the loss of a micro-batch to that of the step; its gradient is there, and nobody has changed it yet.
+
+        ``notes`` are the figures, by name, that the trainer has noted since it logged last.
+        """
+        self.notes = notes
         self.loss = loss.detach() if self.loss is None else self.loss + loss.detach()
         if any(isinstance(alarm, Uphill) and not alarm.over for alarm in self.alarms):
             self.slope_at = self.probe.weights(), self.probe.gradients()
@@ -629,7 +635,7 @@ class Health(TrainerCallback):
 
     def _noted(self) -> dict[str, float]:
         """The means of what the trainer has noted in this step."""
-        noted = {name: values for name, values in self.notes().items() if name in NOTED} if self.notes else {}
+        noted = {name: values for name, values in (self.notes or {}).items() if name in NOTED}
         fresh = {name: values[self.taken.get(name, 0) :] for name, values in noted.items()}
         self.taken = {name: len(values) for name, values in noted.items()}
         return {name: statistics.fmean(map(float, values)) for name, values in fresh.items() if values}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.check.value import nearest
 from runner.dataset.convert import fits
@@ -22,14 +22,19 @@ from runner.tray.judge import build_metrics, named
 from runner.tray.model import policy_of
 from runner.tray.row import held_out_sets
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
+
+    from runner.tray import Components
+
 UNKNOWN = object()  # what a dataset of one's own holds out
 CLOCK = ("_runtime", "_per_second", "_time", "epoch", "num_tokens")
 
 
-def held_out_scores(run: Run, parts: Mapping[str, Any]) -> dict[str, float]:
-    """What the model reaches on held-out rows now: the trainer's own evaluation, and the configured metrics."""
-    scores = {} if parts["eval_dataset"] is None else parts["trainer"].evaluate()
-    _check_best(parts["args"], list(scores))
+def held_out_scores(components: Components) -> dict[str, float]:
+    """The figures of the trainer's own evaluation on held-out rows, and those of the configured metrics."""
+    scores = {} if components.held_out is None else components.trainer.evaluate()
+    _check_best(components.args, list(scores))
     return {name: value for name, value in scores.items() if not name.endswith(CLOCK) and isinstance(value, float)}
 
 
@@ -45,11 +50,12 @@ def _check_best(args: Any, given: Sequence[str]) -> None:
     raise ConfigError(Fault(where, found, shortened(told), f"{where}={near[0] if near else '<one of them>'}"))
 
 
-def measure_in(run: Run, parts: Mapping[str, Any]) -> None:
-    """Make the configured metrics a part of each evaluation of the trainer, where checkpoints are chosen by them."""
-    metrics = build_metrics(run.cfg["metric"], parts["processing_class"])
-    if metrics and parts["eval_dataset"] is not None:
-        parts["trainer"].measure = HeldOut(run, parts, metrics)
+def build_measure(
+    run: Run, args: TrainingArguments, tokenizer: PreTrainedTokenizerBase, amendments: Sequence[Mapping[str, Any]]
+) -> HeldOut | None:
+    """The configured metrics, for a trainer to call with the prefix of each evaluation; None without any."""
+    metrics = build_metrics(run.cfg["metric"], tokenizer)
+    return HeldOut(run, args, tokenizer, metrics, amendments) if metrics else None
 
 
 def find_metric_faults(cfg: Mapping[str, Any]) -> Iterator[Fault]:
@@ -92,19 +98,26 @@ def _unknown_sets(on: Sequence[str] | None, evals: Any) -> list[str]:
 class HeldOut:
     """The metrics of a run; called with the prefix of an evaluation, it measures the held-out set of that name."""
 
-    def __init__(self, run: Run, parts: Mapping[str, Any], metrics: Sequence[Metric]):
-        self.run, self.metrics = run, metrics
-        self.trainer, self.args, self.tokenizer = parts["trainer"], parts["args"], parts["processing_class"]
+    def __init__(
+        self,
+        run: Run,
+        args: TrainingArguments,
+        tokenizer: PreTrainedTokenizerBase,
+        metrics: Sequence[Metric],
+        amendments: Sequence[Mapping[str, Any]],
+    ):
+        self.run, self.args, self.tokenizer, self.metrics = run, args, tokenizer, metrics
         self.is_scorer = run.cfg["trainer"]["head"] == "score"
-        self.halvings = sum("per_device_eval_batch_size" in each.get("args", {}) for each in parts["amendments"])
+        self.halvings = sum("per_device_eval_batch_size" in each.get("args", {}) for each in amendments)
         self.sets: dict[str, dict[str, Any]] = {}  # by form
 
-    def __call__(self, prefix: str) -> dict[str, float]:
+    def __call__(self, trainer: Trainer, prefix: str) -> dict[str, float]:
         """Every number of every metric that measures this set, each under the prefix."""
         name = prefix.removeprefix("eval").removeprefix("_")
         asked = [metric for metric in self.metrics if metric.measures(name)]
         sampled, read = ([metric for metric in asked if metric.kind == kind] for kind in ("sampled", "read"))
-        found = (self._sampled(sampled, name) if sampled else {}) | (self._read(read, name) if read else {})
+        found = self._sampled(trainer, sampled, name) if sampled else {}
+        found |= self._read(policy_of(trainer), read, name) if read else {}
         return {f"{prefix}_{key}": value for metric in asked for key, value in found[metric.name].items()}
 
     def _rows(self, form: str, name: str) -> Any:
@@ -116,7 +129,7 @@ class HeldOut:
             raise ConfigError(Fault("metric", found, expected, "dataset.split.eval=<sets>"))
         return self.sets[form][name]
 
-    def _sampled(self, metrics: Sequence[Metric], name: str) -> dict[str, dict[str, float]]:
+    def _sampled(self, trainer: Trainer, metrics: Sequence[Metric], name: str) -> dict[str, dict[str, float]]:
         """What metrics say of completions that are sampled for the first prompts of a set."""
         from runner.model.generate import BATCH, generate
 
@@ -124,21 +137,21 @@ class HeldOut:
         rows = list(rows if most is None else rows.take(most))
         prompts = [row["prompt"] for row in rows]
         how = {"max_new_tokens": _completion_length(self.args), "batch_size": max(1, BATCH >> self.halvings)}
-        completions = generate(policy_of(self.trainer), self.tokenizer, prompts, **how)
-        if self.trainer.is_world_process_zero():
-            self._write(prompts, completions, name)
+        completions = generate(policy_of(trainer), self.tokenizer, prompts, **how)
+        if trainer.is_world_process_zero():
+            self._write(trainer.state.global_step, prompts, completions, name)
         found = {}
         for metric in metrics:
             count = min(len(rows), metric.limit or len(rows))
             found[metric.name] = metric(count, completions=completions[:count], **to_columns(rows[:count]))
         return found
 
-    def _read(self, metrics: Sequence[Metric], name: str) -> dict[str, dict[str, float]]:
+    def _read(self, model: PreTrainedModel, metrics: Sequence[Metric], name: str) -> dict[str, dict[str, float]]:
         """What metrics say of how a model reads the known answers of a set."""
         rows = list(self._rows("answer", name))
         picked = {metric.name: self._picked(metric, rows) for metric in metrics}
         wanted = sorted(set().union(*picked.values()))
-        given = self._given(metrics, [rows[number] for number in wanted])
+        given = self._given(model, metrics, [rows[number] for number in wanted])
         places = {number: place for place, number in enumerate(wanted)}
         found = {}
         for metric in metrics:
@@ -154,14 +167,15 @@ class HeldOut:
         picked = [number for number, row in enumerate(rows) if all_of_them or row["label"]]
         return picked[: metric.limit]
 
-    def _given(self, metrics: Sequence[Metric], rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[Any]]]:
-        model = policy_of(self.trainer)
+    def _given(
+        self, model: PreTrainedModel, metrics: Sequence[Metric], rows: Sequence[Mapping[str, Any]]
+    ) -> dict[str, dict[str, list[Any]]]:
         how = {"is_scorer": self.is_scorer, "max_length": _longest(self.args, model)}
         return read_given(model, self.tokenizer, metrics, rows, **how)
 
-    def _write(self, prompts: list[Any], completions: list[str], name: str) -> None:
+    def _write(self, step: int, prompts: list[Any], completions: list[str], name: str) -> None:
         """Add a step's samples to completions.jsonl, in place of those of an earlier try at the same step."""
-        keys = {"step": self.trainer.state.global_step} | ({"set": name} if name else {})
+        keys = {"step": step} | ({"set": name} if name else {})
         pairs = zip(prompts, completions, strict=True)
         rows = [keys | {"prompt": prompt, "completion": completion} for prompt, completion in pairs]
         replace_rows(self.run.folder / "completions.jsonl", rows, same=list(keys))

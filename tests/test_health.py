@@ -293,7 +293,7 @@ class Training:
     ):
         self.model = torch.nn.ModuleDict({"policy": model(), "critic": model()}) if beside else model()
         self.health = Health(build)
-        self.health.notes = notes
+        self.notes = notes
         group = {"lr": rate, "initial_lr": 1e-3}
         self.given = {"model": self.model, "optimizer": SimpleNamespace(param_groups=[group], step_was_skipped=False)}
         self.args = SimpleNamespace(device=torch.device("cpu"), output_dir=str(folder))
@@ -309,7 +309,7 @@ class Training:
         for part, (_, learns) in parts.items():
             for each in part.parameters():
                 each.grad = torch.full_like(each, gradient) if learns else None
-        self.health.hear_loss(torch.tensor(loss))
+        self.health.observe_loss(torch.tensor(loss), self.notes)
         self.event("pre_optimizer_step")
         with torch.no_grad():
             for part, (change, _) in parts.items():
@@ -421,7 +421,7 @@ def test_an_evaluation_without_numbers_is_told():
 
 def test_notes_are_heard_once_a_step_however_seldom_they_are_logged():
     notes = {"rewards/margins": [0.0], "rewards/accuracies": [0.0]}
-    training = Training(lambda resumed: build_alarms(anchored=True, pairs=8), notes=lambda: notes)
+    training = Training(lambda resumed: build_alarms(anchored=True, pairs=8), notes=notes)
     training.step()
     training.event("log", logs={"loss": 1.0})
     for margin in (-0.01, -0.02, -0.03, -0.04):

@@ -15,8 +15,9 @@ from runner.errors import ConfigError, SickRun
 from runner.files import MENU
 from runner.run import open_run
 from runner.trainer import objective
+from runner.trainer.extension import Hooks
 from runner.trainer.objective import aligned, call, watched
-from runner.tray import lay_out
+from runner.tray import build_components
 from runner.work import Stop
 
 # --- By hand ------------------------------------------------------------------------------------
@@ -78,7 +79,7 @@ def test_simpo_is_what_the_file_of_cpo_says_to_type(tmp_path, monkeypatch):
     words = next(re.findall(r"\S+=\S+", line) for line in text.splitlines() if "loss_type=simpo" in line)
     words += ["metric=none", "dataset.limit.train=8", "trainer.args.per_device_train_batch_size=4"]
     cfg = compose(["trainer=cpo", *words, f"output_root={tmp_path}"]).cfg
-    trainer = lay_out(open_run(cfg, []), Stop())["trainer"]
+    trainer = build_components(open_run(cfg, []), Stop()).trainer
     batch = next(iter(trainer.get_train_dataloader()))
     with torch.no_grad():
         told = trainer.compute_loss(trainer.model.eval(), batch)
@@ -114,7 +115,7 @@ def test_weights_are_aligned_to_predictions():
 @pytest.mark.parametrize("result", [torch.tensor(1.0), torch.zeros(2), 0.5], ids=["one number", "too few", "no tensor"])
 def test_a_result_of_another_shape_is_refused(result):
     trainer = type("Mine", (objective.Objective,), {"__init__": lambda self: None})()
-    trainer.loss_function = lambda log_probs: result
+    trainer.hooks = Hooks(loss=lambda log_probs: result)
     with pytest.raises(ConfigError, match=r"\(3,\)"):
         trainer.entrywise(3, log_probs=torch.zeros(3))
 

@@ -65,13 +65,13 @@ def test_precomputing_with_lengths_gives_what_trl_alone_gives(tmp_path):
         args = DPOConfig(
             str(tmp_path), max_steps=3, max_length=26, precompute_ref_log_probs=True, learning_rate=1e-3, **cpu
         )
-        tray = {"args": args, "train_dataset": rows, "eval_dataset": None, "data_collator": None}
-        tray |= {"processing_class": tokenizer, "model": model}
+        offered = {"args": args, "train_dataset": rows, "eval_dataset": None, "data_collator": None}
+        offered |= {"processing_class": tokenizer, "model": model}
         if not ours:
-            trainer = DPOTrainer(**tray)
+            trainer = DPOTrainer(**offered)
         else:
-            assert is_shared(tray)
-            with shared(tray) as given:
+            assert is_shared(offered)
+            with shared(offered) as given:
                 trainer = DPOTrainer(**given)
             drop_filled(trainer)
         assert trainer.args.max_length == 26

@@ -287,7 +287,7 @@ DIGITS = ("weight=pattern", "weight.pattern='[0-9]+'", "weight.weight=3", "weigh
 @pytest.fixture
 def laid_out(tmp_path, monkeypatch):
     """The parts of a run that nobody trains, and its first batch, with a policy that is not its reference."""
-    from runner.tray import lay_out
+    from runner.tray import build_components
     from runner.work import Stop
 
     monkeypatch.chdir(tmp_path)
@@ -295,7 +295,7 @@ def laid_out(tmp_path, monkeypatch):
     def build(*words):
         words = [*words, "metric=none", "trainer.args.per_device_train_batch_size=4", "dataset.limit.train=8"]
         (composed,) = compose(read_command_line([*words, "name=hand"]), [*words, "name=hand"])
-        trainer = lay_out(open_run(composed.cfg, composed.overrides), Stop())["trainer"]
+        trainer = build_components(open_run(composed.cfg, composed.overrides), Stop()).trainer
         torch.manual_seed(0)
         with torch.no_grad():
             for parameter in trainer.model.parameters():

@@ -38,7 +38,7 @@ from runner.report.find import find_runs
 from runner.report.tokens import WIDTH, Sheet, to_page, to_terminal
 from runner.run import Run, folder_of, key_of
 from runner.terminal import quiet
-from runner.tray import lay_out
+from runner.tray import build_components
 from runner.tray.model import policy_of
 from runner.work import take_devices, visible_devices
 
@@ -190,17 +190,17 @@ def look(cfg: Mapping[str, Any], wishes: Wishes, of: str = "") -> list[Sheet]:
         run = Run(Path(place) / "preview" / "run")
         write_text(run.folder / "config.yaml", yaml.safe_dump(light, sort_keys=False, allow_unicode=True))
         take_devices(run.cfg, visible_devices())
-        parts = lay_out(run, None)
-        trainer, node = parts["trainer"], cfg["trainer"]
+        components = build_components(run, None)
+        trainer, node = components.trainer, cfg["trainer"]
         how = {"form": node["form"], "head": node["head"], "ends": ends_of(cfg, policy_of(trainer))}
         how["count"] = max(SAMPLE, wishes.rows)
         named = f"{of} train" if of else "train"
         sheets = []
         if wishes.which != "eval":
-            seen = inspect_training(trainer, parts["train_dataset"], **how)
+            seen = inspect_training(trainer, components.train_rows, **how)
             sheets.append(_sheet(named, seen, wishes.rows, find_faults(seen, cfg.get("tolerate"))))
         if wishes.which != "train":
-            for name, rows in _held_out(parts["eval_dataset"]):
+            for name, rows in _held_out(components.held_out):
                 seen = inspect_evaluation(trainer, name, rows, **how)
                 sheets.append(_sheet(" ".join(filter(None, (of, "eval", name))), seen, wishes.rows))
     return sheets

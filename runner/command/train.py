@@ -14,67 +14,75 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, FolderError, RunnerError
 from runner.files import files_of, read_json, seal, shipped, strict, write_json, write_text
-from runner.held_out import held_out_scores, measure_in
+from runner.held_out import build_measure, held_out_scores
 from runner.inspection import find_faults, inspect_training, stop_ids
 from runner.report.objective import telling
 from runner.resume.continuation import begin_from, copy_papers, other_run
 from runner.resume.material import check_material, find_other_facts, read_material
-from runner.resume.recovery import amend, forget, record_amendments
 from runner.run import Run, last_checkpoint, write_manifest
 from runner.secret import hidden
 from runner.space import check_space
-from runner.tray import lay_out
+from runner.tray import Components, build_components
 from runner.tray.model import has_base, path_of, policy_of
+from runner.tray.recovery import amend, record_amendments
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import Trainer, TrainingArguments
+
+    from runner.callback import StopRequest
 
 log = logging.getLogger(__name__)
 
 
-def train(run: Run, stop: Any) -> None:
+def train(run: Run, stop: StopRequest) -> None:
     """Train, or go on training, until the run is finished; raises Interrupted when a signal came first.
 
     A run that is sick, or out of memory, may amend itself and begin again from its last good checkpoint.
     """
+    from accelerate.utils import release_memory
+
     while True:
-        parts = lay_out(run, stop)
+        components = build_components(run, stop, build_measure)
         try:
-            _train(run, parts, stop)
+            _train(run, components, stop)
             return
         except Exception as error:
             if stop.number is not None:
                 raise
-            amend(run, parts, error)
-        forget(parts)
+            amend(run, components, error)
+        del components  # so that its memory is there for the next attempt
+        release_memory()
 
 
-def _train(run: Run, parts: Mapping[str, Any], stop: Any) -> None:
+def _train(run: Run, components: Components, stop: StopRequest) -> None:
     from runner.checkpoint import cycle_steps, resume
     from runner.tracker.callback import trackers_closed
 
     began = time.monotonic()
-    trainer = parts["trainer"]
-    measure_in(run, parts)
+    trainer = components.trainer
     newest = last_checkpoint(run, clean=trainer.is_world_process_zero())
     other = other_run(run.cfg) if newest is None else None
-    _start(run, parts, other or (run if newest else None))
+    _start(run, components, other or (run if newest else None))
     if newest is None and other is None:
-        _refuse_silent_faults(run, parts)
-    with trackers_closed(trainer):
+        _refuse_silent_faults(run, components)
+    with trackers_closed(components.trackers, is_first=trainer.is_world_process_zero()):
         if other:
-            _go_on_from(run, other, trainer, begin_from(other, cycle_steps(parts["args"])))
+            _go_on_from(run, other, trainer, begin_from(other, cycle_steps(components.args)))
         else:
             resume(trainer, newest, lambda path: trainer.train(resume_from_checkpoint=path))
         if stop.number is not None:
             raise stop.error()
         if trainer.state.global_step == 0:
-            raise DataError(_no_steps(parts["args"], len(parts["train_dataset"])))
-        _finish(run, parts, stop, time.monotonic() - began)
+            raise DataError(_no_steps(components.args, len(components.train_rows)))
+        _finish(run, components, stop, time.monotonic() - began)
 
 
-def _go_on_from(run: Run, other: Run, trainer: Any, checkpoint: Path) -> None:
+def _go_on_from(run: Run, other: Run, trainer: Trainer, checkpoint: Path) -> None:
     """Train from the checkpoint of another run, whatever was the last step there."""
     if trainer.is_world_process_zero():
         copy_papers(run, other)
@@ -83,18 +91,18 @@ def _go_on_from(run: Run, other: Run, trainer: Any, checkpoint: Path) -> None:
     trainer.train(resume_from_checkpoint=str(checkpoint))
 
 
-def _start(run: Run, parts: Mapping[str, Any], source: Run | None) -> None:
+def _start(run: Run, components: Components, source: Run | None) -> None:
     """Check that there is something to train on and room for it, record the start, and have the start model measured.
 
     ``source`` is the run whose checkpoint it begins with, which must have been made of the same.
     """
     from runner.callback import AtStart
 
-    args, trainer, rows = parts["args"], parts["trainer"], parts["train_dataset"]
+    args, trainer, rows = components.args, components.trainer, components.train_rows
     if hasattr(rows, "__len__") and len(rows) < _rows_per_step(args):
         raise DataError(_no_steps(args, len(rows)))
     if trainer.is_world_process_zero():
-        facts, before = _facts(parts), run.manifest()
+        facts, before = _facts(components), run.manifest()
         if source and (faults := find_other_facts(source.manifest(), facts)):
             raise FolderError(faults)
         if source and source != run:
@@ -103,10 +111,10 @@ def _start(run: Run, parts: Mapping[str, Any], source: Run | None) -> None:
         write_manifest(run, **facts, material=material, starts=before.get("starts", 0) + 1)
         record_amendments(run)
         check_space(run)
-    trainer.add_callback(AtStart(lambda: _measure_before(run, parts)))
+    trainer.add_callback(AtStart(lambda: _measure_before(run, components)))
 
 
-def _check_sharded(trainer: Any) -> None:
+def _check_sharded(trainer: Trainer) -> None:
     """Raise RunnerError where FSDP was asked for, and the library has prepared something else without a word."""
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
@@ -124,11 +132,11 @@ def _notes_on(source: Run) -> list[str]:
     return [f"begun with a checkpoint of {source}: {line}" for line in lines]
 
 
-def _refuse_silent_faults(run: Run, parts: Mapping[str, Any]) -> None:
+def _refuse_silent_faults(run: Run, components: Components) -> None:
     """Raise ConfigError where the first rows show that the training could not teach what it is meant to."""
-    node, trainer = run.cfg["trainer"], parts["trainer"]
+    node, trainer = run.cfg["trainer"], components.trainer
     ends = stop_ids(policy_of(trainer))
-    seen = inspect_training(trainer, parts["train_dataset"], form=node["form"], head=node["head"], ends=ends)
+    seen = inspect_training(trainer, components.train_rows, form=node["form"], head=node["head"], ends=ends)
     faults = find_faults(seen, run.cfg.get("tolerate"))
     if faults and not trainer.is_world_process_zero():
         trainer.accelerator.wait_for_everyone()  # the first process tells, and ends the others
@@ -136,26 +144,25 @@ def _refuse_silent_faults(run: Run, parts: Mapping[str, Any]) -> None:
         raise ConfigError(faults)
 
 
-def _measure_before(run: Run, parts: Mapping[str, Any]) -> None:
+def _measure_before(run: Run, components: Components) -> None:
     """Write the held-out scores of the start model; again where a run begins again, or its log would lack them."""
-    _check_sharded(parts["trainer"])
-    if parts["trainer"].state.global_step == 0:
-        before = held_out_scores(run, parts)
-        if parts["trainer"].is_world_process_zero():
+    _check_sharded(components.trainer)
+    if components.trainer.state.global_step == 0:
+        before = held_out_scores(components)
+        if components.trainer.is_world_process_zero():
             write_json(run.folder / "scores.json", {"before": before})
 
 
-def _finish(run: Run, parts: Mapping[str, Any], stop: Any, seconds: float) -> None:
+def _finish(run: Run, components: Components, stop: StopRequest, seconds: float) -> None:
     """Measure again, save what others can load, draw the curves, and only then say finished."""
     from accelerate.utils import set_seed
 
-    from runner.checkpoint import rotate_last
     from runner.report.plot import write_plots
 
-    trainer = parts["trainer"]
+    trainer = components.trainer
     # Online trainers sample what they measure here; a run that was stopped after its last step has other numbers left.
     set_seed(trainer.args.seed, device_specific=True)
-    scores = (read_json(run.folder / "scores.json") or {}) | {"after": held_out_scores(run, parts)}
+    scores = (read_json(run.folder / "scores.json") or {}) | {"after": held_out_scores(components)}
     save_model(run, trainer)
     if not trainer.is_world_process_zero():
         return
@@ -164,13 +171,13 @@ def _finish(run: Run, parts: Mapping[str, Any], stop: Any, seconds: float) -> No
     write_manifest(run, files=files_of(run.model))
     if stop.number is not None:  # a library has caught it, and what it left out nobody knows
         raise stop.error()
-    rotate_last(trainer)
+    components.seal.rotate(run.checkpoints, trainer.state.best_model_checkpoint, healthy=True)
     _push(run, stop)
     run.set_status("finished", step=trainer.state.global_step, cause=None)
     print(_closing(run, scores, trainer.state.global_step, seconds))
 
 
-def save_model(run: Run, trainer: Any) -> None:
+def save_model(run: Run, trainer: Trainer) -> None:
     """Put into ``model/`` what ``from_pretrained`` or PeftModel loads, whole or not at all, without any pickle."""
     from peft import PeftModel
 
@@ -212,7 +219,7 @@ def _not_saved(run: Run, missing: list[str]) -> Fault:
     return Fault(str(run.model), found, "every weight of the model", cure)
 
 
-def _save_adapter(run: Run, model: Any, folder: Path, weights: Mapping[str, Any] | None) -> None:
+def _save_adapter(run: Run, model: PeftModel, folder: Path, weights: Mapping[str, Any] | None) -> None:
     """Write the adapter with the base that the config names, so that it loads wherever that can be found.
 
     Where that base was made by merging, or is new, it is nowhere, and the whole model is written.
@@ -232,14 +239,14 @@ def _save_adapter(run: Run, model: Any, folder: Path, weights: Mapping[str, Any]
     write_adapter(model, folder, base=shipped(base), revision=revision, state_dict=weights)
 
 
-def _portable(args: Any) -> str:
+def _portable(args: TrainingArguments) -> str:
     """What the trainer was told, as JSON without places and names of this run; tokens are masked by transformers."""
     own = ("output_dir", "logging_dir", "run_name")
     told = {name: value for name, value in args.to_dict().items() if name not in own}
     return json.dumps(strict(told), indent=2, ensure_ascii=False, default=str) + "\n"
 
 
-def _push(run: Run, stop: Any) -> None:
+def _push(run: Run, stop: StopRequest) -> None:
     """Upload ``model/`` where ``push_to_hub`` was asked for; private unless the config says otherwise.
 
     A hub that does not take it costs no training: that is told and noted, with the command that makes up for it.
@@ -264,24 +271,23 @@ def _push(run: Run, stop: Any) -> None:
         write_manifest(run, notes=[*run.manifest().get("notes", []), hidden(f"not pushed: {fault.found}")])
 
 
-def _facts(parts: Mapping[str, Any]) -> dict[str, Any]:
+def _facts(components: Components) -> dict[str, Any]:
     """What the manifest says of the data, the model and the machine."""
     import platform
 
     import torch
 
-    from runner.checkpoint import Seal, disk_needed
+    from runner.checkpoint import disk_needed
     from runner.model.chat import tokenizer_hash
 
-    callbacks = parts["trainer"].callback_handler.callbacks
-    model, keep = parts["model"], next(one.keep for one in callbacks if isinstance(one, Seal))
-    counts = [(parameter.numel(), parameter.requires_grad) for parameter in parts["trainer"].model.parameters()]
+    model, trainer = components.model, components.trainer
+    counts = [(parameter.numel(), parameter.requires_grad) for parameter in trainer.model.parameters()]
     return {
-        "disk": disk_needed(parts["trainer"], keep),
-        "tokenizer": {"fingerprint": tokenizer_hash(parts["processing_class"])},
+        "disk": disk_needed(trainer, components.seal.keep),
+        "tokenizer": {"fingerprint": tokenizer_hash(components.tokenizer)},
         "data": {
-            "train": _data_facts(parts["train_dataset"]),
-            "eval": _data_facts(parts["eval_dataset"]),
+            "train": _data_facts(components.train_rows),
+            "eval": _data_facts(components.held_out),
         },
         "model": {
             "path": model.config._name_or_path,
@@ -295,7 +301,7 @@ def _facts(parts: Mapping[str, Any]) -> dict[str, Any]:
             "processors": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "devices": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
-            "processes": parts["args"].world_size,
+            "processes": components.args.world_size,
         },
     }
 
@@ -313,7 +319,7 @@ def _data_facts(rows: Any) -> Any:
     }
 
 
-def _rows_per_step(args: Any) -> int:
+def _rows_per_step(args: TrainingArguments) -> int:
     """Rows that one optimizer step draws over all processes; fewer rows than that and some trainers do nothing."""
     generated = getattr(args, "generation_batch_size", None)
     if generated:
@@ -321,7 +327,7 @@ def _rows_per_step(args: Any) -> int:
     return 1
 
 
-def _no_steps(args: Any, rows: int) -> Fault:
+def _no_steps(args: TrainingArguments, rows: int) -> Fault:
     return Fault(
         "dataset",
         f"{rows} training rows",

@@ -272,10 +272,10 @@ def _waits_for_rows(target: Any, arguments: Mapping[str, Any]) -> bool:
     return inspect.isfunction(target) and "row" in inspect.signature(target).parameters and "row" not in arguments
 
 
-def serve(node: Mapping[str, Any], **tray: Any) -> Any:
-    """Build a node with those parts of the tray that its signature names; the others stay on the tray."""
+def serve(node: Mapping[str, Any], **offered: Any) -> Any:
+    """Build a node with those of the offered arguments that its signature names."""
     wanted = asked_for(node["_target_"])
-    return build(node, **{name: part for name, part in tray.items() if name in wanted})
+    return build(node, **{name: part for name, part in offered.items() if name in wanted})
 
 
 def asked_for(target: str) -> set[str]:

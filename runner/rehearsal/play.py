@@ -98,7 +98,7 @@ def look(run: Run, sight: Path) -> None:
     """
     from runner.command.preview import ends_of, lighten, summary_of, write_stand_in
     from runner.inspection import SAMPLE, find_faults, inspect_training
-    from runner.tray import lay_out
+    from runner.tray import build_components
     from runner.tray.model import policy_of
 
     cfg = yaml.safe_load(sight.read_text(encoding="utf-8"))
@@ -108,10 +108,10 @@ def look(run: Run, sight: Path) -> None:
         other = Run(Path(place) / "look" / "run")
         other.folder.mkdir(parents=True)
         (other.folder / "config.yaml").write_text(yaml.safe_dump(light, allow_unicode=True), encoding="utf-8")
-        parts = lay_out(other, None)
-        how = {"form": node["form"], "head": node["head"], "ends": ends_of(cfg, policy_of(parts["trainer"]))}
-        seen = inspect_training(parts["trainer"], parts["train_dataset"], **how, count=SAMPLE)
-        rows, read = parts["train_dataset"], count_rows(cfg["dataset"])
+        components = build_components(other, None)
+        how = {"form": node["form"], "head": node["head"], "ends": ends_of(cfg, policy_of(components.trainer))}
+        seen = inspect_training(components.trainer, components.train_rows, **how, count=SAMPLE)
+        rows, read = components.train_rows, count_rows(cfg["dataset"])
     lengths = [row.length for row in seen.spelt] or [len(row.ids) for row in seen.rows]
     sequences = [len(row.ids) for row in seen.rows]
     kept = len(rows) if hasattr(rows, "__len__") else len(seen.spelt)

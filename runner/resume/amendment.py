@@ -51,6 +51,14 @@ def amended_share(amendments: Sequence[Mapping[str, Any]], done: int) -> float:
     return 0.5 ** sum(each["kind"] == ROLLBACK and each["from_step"] <= done for each in amendments)
 
 
+def amend_logs(amendments: Sequence[Mapping[str, Any]], logs: dict[str, float], step: int) -> None:
+    """Put into what is logged of a step the learning rate that it had, and how often the run has amended itself."""
+    rates = [name for name in ("learning_rate", "lr") if name in logs]
+    logs |= {name: logs[name] * amended_share(amendments, step - 1) for name in rates}
+    counts = {f"{kind}s": count_of(amendments, kind) for kind in (ROLLBACK, HALVING)}
+    logs |= {name: count for name, count in counts.items() if rates and count}
+
+
 def in_words(amendment: Mapping[str, Any]) -> str:
     """One amendment as a line.
 

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
@@ -210,24 +210,24 @@ OURS = {
 }
 
 
-def tell_trackers(trainer: Trainer, config: Mapping[str, Any], folder: Path) -> None:
-    """Have the trainer's trackers be told all there is to a run, each by a callback in the place of the stock one."""
+def replace_trackers(trainer: Trainer, config: Mapping[str, Any], folder: Path) -> list[Telling]:
+    """Put callbacks that tell a tracker all there is to a run in the places of the trainer's stock ones."""
     callbacks = trainer.callback_handler.callbacks
     story = Story(config, folder)
     callbacks[:] = [OURS[type(one)](story) if type(one) in OURS else one for one in callbacks]
+    return [one for one in callbacks if isinstance(one, Telling)]
 
 
 @contextmanager
-def trackers_closed(trainer: Trainer) -> Iterator[None]:
-    """Whatever is logged inside belongs to the trackers' runs, which are ended when it is over, however it ends."""
+def trackers_closed(trackers: Sequence[Telling], *, is_first: bool) -> Iterator[None]:
+    """End the trackers' runs when what is logged inside is over, however it ends; for the first process alone."""
     finished = False
     try:
         yield
         finished = True
     finally:
-        for callback in trainer.callback_handler.callbacks:
-            if isinstance(callback, Telling) and trainer.is_world_process_zero():
-                callback.close(finished)
+        for tracker in trackers if is_first else ():
+            tracker.close(finished)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from transformers import Trainer
 
 from runner.errors import ConfigError, Fault, SickRun
+from runner.trainer.extension import Hooks
 
 WEIGHTS = "token_weights"
 WHOLE_BATCH = {"outputs", "labels", "num_items_in_batch"}
@@ -26,13 +27,13 @@ FULL_LOGITS = {"logits", "input"}
 
 
 class Objective(Trainer):
-    """A trainer with a loss of the user's own, or None for TRL's."""
+    """A trainer whose ``hooks.loss`` is one of the user's own, or None for TRL's."""
 
-    loss_function: Callable[..., Tensor] | None = None
+    hooks: Hooks
 
     def entrywise(self, count: int, **given: Any) -> Tensor:
         """One loss for each of ``count`` entries, from what is given."""
-        losses = call(self.loss_function, given)
+        losses = call(self.hooks.loss, given)
         if not isinstance(losses, Tensor) or losses.shape != (count,):
             found = f"a result of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
             raise ConfigError(Fault("loss", found, f"a tensor of shape ({count},): one loss for each entry"))
@@ -82,7 +83,7 @@ class Tokens(Objective):
 
     def _answer(self, model: Any, weights: Tensor | None, count: Any, inputs: dict[str, Any]) -> Any:
         """What TRL's ``compute_loss`` takes for the model's output, with losses where it reads log-probabilities."""
-        loss = self.loss_function
+        loss = self.hooks.loss
         names = (names_of(loss) or frozenset()) if loss is not None else frozenset()
         if names & (WHOLE_BATCH | FULL_LOGITS):
             outputs = measured(model, inputs.pop("labels"), inputs)
@@ -110,7 +111,7 @@ class Tokens(Objective):
     def _of_batch(self, outputs: Any, count: Any) -> Tensor:
         """A single number that comes out of TRL's division by the number of tokens as the loss that was given."""
         given = {"outputs": outputs.model_outputs, "labels": outputs.labels, "num_items_in_batch": count}
-        loss = call(self.loss_function, given)
+        loss = call(self.hooks.loss, given)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise ConfigError(Fault("loss", "no single number", "the loss of the batch, as a tensor of one number"))
         return loss.reshape(1) * torch.as_tensor(outputs.label_mask.sum() if count is None else count).clamp(min=1)
@@ -229,7 +230,7 @@ class Pairs(Objective):
         times = 1 if self.precompute_ref_logps else 2
         with watched(self, {"input_ids": (inputs["input_ids"], weights)}, times) as watch:
             found = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        if self.loss_function is None:
+        if self.hooks.loss is None:
             return found
         losses = self.entrywise(len(inputs["input_ids"]) // 2, **self._measures(inputs, watch))
         loss = self.with_router_loss(losses.mean(), watch.seen["input_ids"][0])
@@ -260,7 +261,7 @@ class Labelled(Objective):
         times = 1 if self.precompute_ref_logps else 2
         with watched(self, {name: (inputs[name], weights[name]) for name in names}, times) as watch:
             found = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        if self.loss_function is None:
+        if self.hooks.loss is None:
             return found
         losses = self.entrywise(len(inputs["label"]), **self._measures(inputs, watch))
         shares = torch.where(inputs["label"].bool(), self.desirable_weight, self.undesirable_weight)

@@ -24,32 +24,32 @@ KEPT = ("bf16", "fp16", "tf32", "use_cpu", "per_device_train_batch_size", "per_d
 FREE = ("beta", "learning_rate")
 
 
-def is_shared(tray: Mapping[str, Any]) -> bool:
+def is_shared(offered: Mapping[str, Any]) -> bool:
     """Whether a trainer precomputes its reference in a way that other runs could use."""
-    args, rows = tray["args"], [tray["train_dataset"], *_sets(tray["eval_dataset"])]
+    args, rows = offered["args"], [offered["train_dataset"], *_sets(offered["eval_dataset"])]
     return (
         getattr(args, "precompute_ref_log_probs", False)
         and args.max_length is not None
-        and tray["data_collator"] is None
-        and tray["processing_class"].pad_token_id is not None
+        and offered["data_collator"] is None
+        and offered["processing_class"].pad_token_id is not None
         and all(isinstance(part, Dataset) for part in rows)
     )
 
 
 @contextlib.contextmanager
-def shared(tray: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The tray with rows whose fingerprint says what their log-probabilities depend on; for one constructor."""
-    args, limit = tray["args"], tray["args"].max_length
-    stamp, collator = _stamp(args), _collator(args, tray["processing_class"].pad_token_id)
-    held_out = tray["eval_dataset"]
+def shared(offered: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The offered arguments with rows whose fingerprint says what their log-probabilities depend on, for one call."""
+    args, limit = offered["args"], offered["args"].max_length
+    stamp, collator = _stamp(args), _collator(args, offered["processing_class"].pad_token_id)
+    held_out = offered["eval_dataset"]
     if isinstance(held_out, Mapping):
         held_out = {name: _stamped(rows, stamp) for name, rows in held_out.items()}
     elif held_out is not None:
         held_out = _stamped(held_out, stamp)
-    rows = _stamped(tray["train_dataset"], stamp)
+    rows = _stamped(offered["train_dataset"], stamp)
     args.max_length = None
     try:
-        yield dict(tray) | {"train_dataset": rows, "eval_dataset": held_out, "data_collator": collator}
+        yield dict(offered) | {"train_dataset": rows, "eval_dataset": held_out, "data_collator": collator}
     finally:
         args.max_length = limit
 

@@ -4,39 +4,60 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.config import asked_for, serve
 from runner.dataset.convert import fits
 from runner.errors import ConfigError, Fault
-from runner.resume.amendment import HALVING, ROLLBACK, amended_share, count_of
+from runner.resume.amendment import ROLLBACK, amended_share, count_of
 from runner.run import Run
 from runner.signature import read_signature
 from runner.tray.judge import named
 from runner.tray.row import held_out_sets
 
+if TYPE_CHECKING:
+    from peft import PeftConfig
+    from transformers import Trainer, TrainerCallback, TrainingArguments
 
-def build_callbacks(run: Run, args: Any, stop: Any, peft_config: Any, served: Mapping[str, Any]) -> list[Any]:
-    """The user's callbacks as they are listed, and then ours; the seal comes last, when it is decided what a step
-    will save.
+    from runner.callback import StopRequest
+    from runner.checkpoint import Seal
+    from runner.health import Health
+
+
+def build_callbacks(cfg: Mapping[str, Any], served: Mapping[str, Any]) -> list[TrainerCallback]:
+    """The user's callbacks as they are listed, but for those that ask for the trainer."""
+    entries = named(cfg["callback"] or {}, "callback").items()
+    return [_callback(name, node, served) for name, node in entries if not _wants_trainer(node)]
+
+
+def add_callbacks(
+    trainer: Trainer,
+    run: Run,
+    served: Mapping[str, Any],
+    stop: StopRequest | None,
+    health: Health,
+    seal: Seal,
+    amendments: Sequence[Mapping[str, Any]],
+) -> None:
+    """Add the user's callbacks that ask for the trainer, and then ours; a step is taken as the run has amended itself.
+
+    The seal comes after all that decide what a step will save.
     """
-    from runner.callback import Progress, Record, StopAtStep
-    from runner.checkpoint import Seal, cycle_steps
+    from runner.callback import Progress, Record, Slower, StopAtStep
 
-    theirs = named(run.cfg["callback"] or {}, "callback")
-    cycle = cycle_steps(args)
-    keep = run.cfg["trainer"]["args"].get("save_total_limit") or 2
-    return [
-        *(_callback(name, node, served) for name, node in theirs.items() if not _wants_trainer(node)),
-        StopAtStep(stop, cycle),
-        Record(run.metrics, run.set_status),
-        _build_health(run.cfg, args, peft_config),
-        Progress(),
-        Seal(keep, cycle, run.set_status),
-    ]
+    for name, node in named(run.cfg["callback"] or {}, "callback").items():
+        if _wants_trainer(node):
+            callback = _callback(name, node, served, trainer=trainer)
+            trainer.add_callback(callback)
+            callback.on_init_end(trainer.args, trainer.state, trainer.control)
+    ours = [StopAtStep(stop, seal.cycle_steps), Record(run.metrics, run.set_status), health, Progress(), seal]
+    if count_of(amendments, ROLLBACK):
+        ours.append(Slower(functools.partial(amended_share, amendments)))
+    for callback in ours:
+        trainer.add_callback(callback)
 
 
-def _build_health(cfg: Mapping[str, Any], args: Any, peft_config: Any) -> Any:
+def build_health(cfg: Mapping[str, Any], args: TrainingArguments, peft_config: PeftConfig | None, panel: Any) -> Health:
     """The alarms that fit this kind of training."""
     from runner.health import Health, build_alarms
     from runner.model.adapter import moves_start
@@ -52,59 +73,8 @@ def _build_health(cfg: Mapping[str, Any], args: Any, peft_config: Any) -> Any:
         "rounding": rounding if "ref_model" in asked and not moves_start(peft_config) else None,
         "length": next((getattr(args, name) for name in lengths if hasattr(args, name)), None),
     }
-    return Health(lambda resumed: build_alarms(cfg.get("tolerate"), **kind, resumed=resumed))
-
-
-def set_health(trainer: Any, panel: Any) -> None:
-    """Let the alarms hear each loss, what the trainer notes for its log, and what completions earn."""
-    from runner.health import Health
-
-    health = next(one for one in trainer.callback_handler.callbacks if isinstance(one, Health))
-    trainer.hear_loss = health.hear_loss
-    health.rewards = panel.spread if panel else None
-    if any(hasattr(trainer, name) for name in NOTES):
-        health.notes = functools.partial(_notes, trainer)
-
-
-# Where trainers keep what they will log: ours and online DPO openly, the others of TRL not. It is only read, so that
-# every step can be judged, however seldom it is logged; of a trainer without it what it logs is judged. The runs of
-# ``tests/test_sick_runs`` log every 100 steps, and miss their alarms where upstream renames them.
-NOTES = ("metrics", "stats", "_stored_metrics", "_metrics")
-
-
-def _notes(trainer: Any) -> Mapping[str, Any]:
-    notes = next(getattr(trainer, name) for name in NOTES if hasattr(trainer, name))
-    return notes.get("train", {}) if isinstance(next(iter(notes.values()), None), Mapping) else notes
-
-
-def set_amendments(trainer: Any, amendments: Sequence[Mapping[str, Any]]) -> None:
-    """Have the steps taken and logged as the run has amended itself."""
-    from runner.callback import Slower
-
-    share = functools.partial(amended_share, amendments)
-    if count_of(amendments, ROLLBACK):
-        trainer.add_callback(Slower(share))
-
-    def amend(logs: dict[str, Any], step: int) -> None:
-        rates = [name for name in ("learning_rate", "lr") if name in logs]
-        logs |= {name: logs[name] * share(step - 1) for name in rates}
-        counts = {f"{kind}s": count_of(amendments, kind) for kind in (ROLLBACK, HALVING)}
-        logs |= {name: count for name, count in counts.items() if rates and count}
-
-    trainer.amend_logs = amend if amendments else None
-
-
-def add_callbacks(trainer: Any, node: Mapping[str, Any] | None, served: Mapping[str, Any]) -> None:
-    """Put the callbacks that ask for the trainer behind the user's others, and tell them that it is there."""
-    from runner.callback import StopAtStep
-
-    late = {name: entry for name, entry in named(node or {}, "callback").items() if _wants_trainer(entry)}
-    callbacks = trainer.callback_handler.callbacks
-    place = next((place for place, one in enumerate(callbacks) if isinstance(one, StopAtStep)), len(callbacks))
-    for name, entry in reversed(late.items()):
-        callback = _callback(name, entry, served, trainer=trainer)
-        callbacks.insert(place, callback)
-        callback.on_init_end(trainer.args, trainer.state, trainer.control)
+    alarms = functools.partial(build_alarms, cfg.get("tolerate"), **kind)
+    return Health(lambda resumed: alarms(resumed=resumed), panel.spread if panel else None)
 
 
 def for_callbacks(run: Run, tokenizer: Any, rows: Any, held_out: Any) -> dict[str, Any]:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.config import asked_for, build, locate, serve
 from runner.errors import ConfigError, Fault
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+    from runner.reward.panel import Panel
 
 
 def build_rewards(
@@ -36,15 +41,24 @@ def build_rewards(
     return rewards, weights if set(weights) != {1.0} else None, panel
 
 
-def load_named(args: Any, *, random_head: bool = False) -> list[Any]:
-    """The reward model that the trainer's arguments name, loaded as those of the group are; none where they do not."""
-    path = getattr(args, "reward_model_path", None)
-    if path is None:
-        return []
-    from runner.reward.outcome import load_reward_model
+def rewards_of(cfg: Mapping[str, Any], args: TrainingArguments) -> tuple[list[Any], Panel | None]:
+    """The rewards of a run, with the panel that those of the group make; their weights are put into ``args``.
 
-    args.reward_model_path = None  # the trainer is given the model
-    return [load_reward_model(path, random_head=random_head, where="trainer.args.reward_model_path")]
+    The reward model that the trainer's arguments name is loaded as those of the group are.
+    """
+    random_head = bool((cfg.get("tolerate") or {}).get("random_head"))
+    # Only a trainer that knows where steps end can use a reward for each.
+    per_step = hasattr(args, "step_separator")
+    rewards, weights, panel = build_rewards(cfg["reward"], per_step=per_step, random_head=random_head)
+    if path := getattr(args, "reward_model_path", None):
+        from runner.reward.outcome import load_reward_model
+
+        args.reward_model_path = None  # the trainer is given the model
+        rewards.append(load_reward_model(path, random_head=random_head, where="trainer.args.reward_model_path"))
+        weights = weights and [*weights, 1.0]
+    if weights:
+        args.reward_weights = weights
+    return rewards, panel
 
 
 def build_scorer(
@@ -91,10 +105,3 @@ def build_metrics(node: Mapping[str, Any] | None, tokenizer: Any) -> list[Any]:
 def named(node: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """The entries of a group whose parts have names; a single part has the given one."""
     return {name: node} if "_target_" in node else node
-
-
-def name_rewards(trainer: Any, node: Mapping[str, Any] | None) -> None:
-    """Have the trainer log each reward under its name in the config; TRL and PPO call a model by its folder."""
-    names = list(named(node or {}, "reward"))
-    logged = getattr(getattr(trainer, "rewards", None), "names", None) or getattr(trainer, "reward_func_names", [])
-    logged[: len(names)] = names

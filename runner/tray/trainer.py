@@ -2,89 +2,92 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from runner.config import asked_for, build, locate, serve
+from runner.tray.judge import named
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+    from transformers import PreTrainedTokenizerBase, Trainer
+
+    from runner.trainer.extension import Hooks
 
 NOT_FOR_THE_TRAINER = ("_target_", "form", "head", "evaluates", "args")
 
 
-def build_sharing(node: Mapping[str, Any], tray: Mapping[str, Any], tokenizer: Any) -> Any:
-    """The trainer, with a precomputed reference that other runs find again."""
+def build_trainer(
+    cfg: Mapping[str, Any], offered: Mapping[str, Any], hooks: Hooks, *, weighs_tokens: bool = False
+) -> Trainer:
+    """The trainer, given those of the offered arguments that its constructor names.
+
+    A precomputed reference is one that other runs find again. With ``weighs_tokens`` its batches may carry weights.
+    """
     from runner.trainer.precompute import drop_filled, is_shared, shared
 
-    if not is_shared(tray):
-        return build_trainer(node, tray, tokenizer)
-    with shared(tray) as given:
-        trainer = build_trainer(node, given, tokenizer)
+    if not is_shared(offered):
+        return _construct(cfg, offered, hooks, weighs_tokens)
+    with shared(offered) as given:
+        trainer = _construct(cfg, given, hooks, weighs_tokens)
     drop_filled(trainer)
     return trainer
 
 
-def build_trainer(node: Mapping[str, Any], tray: Mapping[str, Any], tokenizer: Any) -> Any:
-    """The trainer, served what its constructor names, with evaluations that keep their names and random state."""
+def _construct(cfg: Mapping[str, Any], offered: Mapping[str, Any], hooks: Hooks, weighs_tokens: bool) -> Trainer:
     from transformers import PrinterCallback
 
     from runner.model.reference import match_reference
+    from runner.trainer.extension import extend
+    from runner.trainer.objective import objective_of
 
-    wanted = asked_for(node["_target_"])
-    own = {key: value for key, value in node.items() if key not in NOT_FOR_THE_TRAINER}
-    own = {key: _build_inside(value, tokenizer) for key, value in own.items()}
-    served = {name: part for name, part in tray.items() if name in wanted and not _empty(part)}
-    cls, loss = locate(node["_target_"]), tray["compute_loss_func"]
-    objective = _objective(cls) if loss or tray["weight_rules"] else None
+    node, tokenizer = cfg["trainer"], offered["processing_class"]
+    wanted, trainer_class = asked_for(node["_target_"]), locate(node["_target_"])
+    own = {key: _build_inside(value, tokenizer) for key, value in node.items() if key not in NOT_FOR_THE_TRAINER}
+    offered = dict(offered) | {"compute_loss_func": hooks.loss}
+    served = {name: part for name, part in offered.items() if name in wanted and part is not None and part != []}
+    objective = objective_of(trainer_class) if hooks.loss or weighs_tokens else None
     if objective:
         served.pop("compute_loss_func", None)
-    trainer = _extended(cls, objective)(**served | own)
-    if objective:
-        trainer.loss_function = loss
+    trainer = extend(trainer_class, objective)(hooks=hooks, **served | own)
     trainer.remove_callback(PrinterCallback)
     match_reference(trainer)
+    _name_rewards(trainer, cfg["reward"])
     return trainer
 
 
-def _objective(trainer: type) -> type | None:
-    from runner.trainer.objective import objective_of
-
-    return objective_of(trainer)
-
-
-@functools.cache
-def _extended(trainer: type, objective: type | None = None) -> type:
-    """The same trainer, under the same name, with our additions between it and transformers' Trainer.
-
-    An ``objective`` comes before it, where its public ``compute_loss`` is asked.
-    """
-    from runner.trainer.evaluation import Evaluation, Measurement
-    from runner.trainer.optimization import Optimization
-
-    bases = (Measurement, *([objective] if objective else []), trainer, Evaluation, Optimization)
-    return type(trainer.__name__, bases, {"__module__": trainer.__module__})
+def _name_rewards(trainer: Trainer, node: Mapping[str, Any] | None) -> None:
+    """Have the trainer log each reward under its name in the config; TRL and PPO call a model by its folder."""
+    names = list(named(node or {}, "reward"))
+    logged = getattr(getattr(trainer, "rewards", None), "names", None) or getattr(trainer, "reward_func_names", [])
+    logged[: len(names)] = names
 
 
-def set_optimizer(trainer: Any, node: Mapping[str, Any] | None) -> None:
-    """Have the trainer make the configured optimizer and schedule, once it knows its weights and steps."""
+def optimizer_maker(node: Mapping[str, Any] | None) -> Callable[[Trainer], Optimizer] | None:
+    """A function that makes the configured optimizer, for a trainer that knows its weights; None without one."""
     if not node:
-        return
+        return None
     from runner.optimizer import build_optimizer
 
     settings = {key: value for key, value in node.items() if key not in ("_target_", "groups", "scheduler")}
-    if settings.get("lr") is None and "lr" in asked_for(node["_target_"]):
-        settings["lr"] = trainer.args.learning_rate
-    trainer.make_optimizer = lambda trainer: build_optimizer(
+    takes_rate = settings.get("lr") is None and "lr" in asked_for(node["_target_"])
+    return lambda trainer: build_optimizer(
         locate(node["_target_"]),
         trainer.model.named_parameters(),
-        settings=build(settings),
+        settings=build(settings | ({"lr": trainer.args.learning_rate} if takes_rate else {})),
         groups=node.get("groups") or {},
         decayed=trainer.get_decay_parameter_names(trainer.model),
     )
-    if schedule := node.get("scheduler"):
-        trainer.make_schedule = lambda optimizer, steps: serve(schedule, optimizer=optimizer, num_training_steps=steps)
 
 
-def _build_inside(value: Any, tokenizer: Any) -> Any:
+def schedule_maker(node: Mapping[str, Any] | None) -> Callable[[Optimizer, int], LRScheduler] | None:
+    """A function that makes the configured schedule of an optimizer for a number of steps; None without one."""
+    schedule = (node or {}).get("scheduler")
+    return schedule and (lambda optimizer, steps: serve(schedule, optimizer=optimizer, num_training_steps=steps))
+
+
+def _build_inside(value: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
     """A value of the trainer's node with the nodes in it built, and served the tokenizer."""
     if isinstance(value, list):
         return [_build_inside(each, tokenizer) for each in value]
@@ -92,7 +95,3 @@ def _build_inside(value: Any, tokenizer: Any) -> Any:
         return value
     inside = {key: _build_inside(each, tokenizer) for key, each in value.items()}
     return serve(inside, tokenizer=tokenizer) if "_target_" in inside else inside
-
-
-def _empty(part: Any) -> bool:
-    return part is None or (isinstance(part, list) and not part)

@@ -82,12 +82,11 @@ def resident(field: str) -> int:
 def train(words: list[str], place: Path) -> None:
     from runner import stage
     from runner.run import open_run
-    from runner.tray import lay_out
+    from runner.tray import build_components
     from runner.work import Stop
 
     (composed,) = stage.compose([*words, f"output_root={place}"])
-    parts = lay_out(open_run(composed.cfg, []), Stop())
-    parts["trainer"].train()
+    build_components(open_run(composed.cfg, []), Stop()).trainer.train()
 
 
 def measured(name: str) -> int:

@@ -361,20 +361,19 @@ MODELS = {
 def overhead(folder: Path) -> int:
     """Print the share of a training's CPU seconds that goes into looking; 1 where it is 2 % or more."""
     from runner.config import compose
-    from runner.health import Health
     from runner.run import open_run
-    from runner.tray import lay_out
+    from runner.tray import build_components
     from runner.work import Stop
 
     dear = 0
     for name, words in MODELS.items():
         words = ["trainer=sft", "metric=none", "trainer.args.save_strategy=no", *words]
-        trainer = lay_out(open_run(compose([*words, f"output_root={folder}"]).cfg, []), Stop())["trainer"]
-        [health] = [one for one in trainer.callback_handler.callbacks if isinstance(one, Health)]
+        components = build_components(open_run(compose([*words, f"output_root={folder}"]).cfg, []), Stop())
+        trainer, health = components.trainer, components.health
         spent = {"seconds": 0.0}
-        for event in ("hear_loss", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end", "on_log"):
+        for event in ("observe_loss", "on_pre_optimizer_step", "on_optimizer_step", "on_step_end", "on_log"):
             setattr(health, event, timed(getattr(health, event), spent))
-        trainer.hear_loss = health.hear_loss
+        trainer.hooks.on_loss = health.observe_loss
         before = time.process_time()
         trainer.train()
         share = spent["seconds"] / (time.process_time() - before)

@@ -56,6 +56,7 @@ from runner.files import damage_of, read_json
 from runner.report.read import read_metrics, read_run
 from runner.run import Run, open_run, sealed_checkpoints
 from runner.sweep.plan import state_of
+from runner.tray import Components
 
 STEPS, SAVE = 7, 2
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -171,24 +172,25 @@ def misbehave(way: str) -> None:
 def made_up(way: str, when: int) -> Iterator[None]:
     """Train with this trainer, and without what only real models need."""
 
-    def lay_out(run: Run, stop: work.Stop) -> dict:
+    def components(run: Run, stop: work.Stop, build_measure: object) -> Components:
         trainer = Trainer(run, stop, way, when)
-        return {"trainer": trainer, "args": trainer.args, "train_dataset": [0], "eval_dataset": None, "amendments": []}
+        seal = trainer.callbacks[-1]
+        health = SimpleNamespace(sickness_behind=lambda step: None)
+        return Components(trainer.args, None, None, [0], None, trainer, health, seal, trackers=[], amendments=[])
 
-    nothing = {"measure_in", "_refuse_silent_faults", "_check_sharded"}
+    nothing = {"_refuse_silent_faults", "_check_sharded"}
     with contextlib.ExitStack() as patches:
         for name in nothing:
             patches.enter_context(mock.patch.object(train, name, lambda *args: None))
-        patches.enter_context(mock.patch.object(train, "lay_out", lay_out))
+        patches.enter_context(mock.patch.object(train, "build_components", components))
         patches.enter_context(mock.patch.object(train, "policy_of", lambda trainer: trainer.model))
-        patches.enter_context(mock.patch.object(train, "held_out_scores", lambda run, parts: {"eval_loss": 1.0}))
-        patches.enter_context(mock.patch.object(train, "_facts", lambda parts: {"data": {"train": {"rows": 1}}}))
+        patches.enter_context(mock.patch.object(train, "held_out_scores", lambda components: {"eval_loss": 1.0}))
+        patches.enter_context(mock.patch.object(train, "_facts", lambda components: {"data": {"train": {"rows": 1}}}))
         patches.enter_context(mock.patch("accelerate.utils.set_seed"))
         patches.enter_context(mock.patch("runner.model.saved.find_missing", lambda *args: []))
         patches.enter_context(mock.patch("runner.run._versions", dict))
         patches.enter_context(mock.patch("runner.run._git", lambda: None))
         patches.enter_context(mock.patch("runner.report.plot.write_plots", lambda *args, **more: None))
-        patches.enter_context(mock.patch("runner.tracker.callback.trackers_closed", contextlib.nullcontext))
         yield
 
 

@@ -7,9 +7,8 @@ How sickness is found is in ``health``, what an amendment is in ``amendment``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.errors import EnvironmentFault, Fault, RunnerError, SickRun
 from runner.files import remove
@@ -26,42 +25,45 @@ from runner.resume.amendment import (
 )
 from runner.run import Run, last_checkpoint, sealed_checkpoints, write_manifest
 
+if TYPE_CHECKING:
+    from transformers import Trainer
+
+    from runner.health import Health
+    from runner.tray import Components
+
 log = logging.getLogger(__name__)
 ATTEMPTS = 4  # of either kind, unless the config says otherwise
 
 
-def amend(run: Run, parts: Mapping[str, Any], error: Exception) -> None:
+def amend(run: Run, components: Components, error: Exception) -> None:
     """Write down what the next attempt does otherwise; raises the error, with all there is to say, if there is none.
 
     Of several processes the one that failed writes it, and all of them end: only new ones can meet again, and whoever
     started these starts those.
     """
-    trainer = parts["trainer"]
-    error = _behind(error, trainer)
+    trainer = components.trainer
+    error = _behind(error, components.health, trainer.state.global_step + 1)
     if isinstance(error, SickRun):
         error, amendment = _of_sickness(run, error, trainer)
     elif is_out_of_memory(error):
-        amendment = _of_memory(run, error, parts)
+        amendment = _of_memory(run, error, components)
     else:
         raise error
     if amendment is None:
         raise error
     if trainer.is_world_process_zero() or amendment["kind"] == HALVING:
         # What this process knew when it began: another one may have written the same meanwhile.
-        write_amendments(run.folder, [*parts["amendments"], amendment])
+        write_amendments(run.folder, [*components.amendments, amendment])
         record_amendments(run)
     log.warning("%s", in_words(amendment))
     if trainer.args.world_size > 1:
         raise error
 
 
-def _behind(error: Exception, trainer: Any) -> Exception:
+def _behind(error: Exception, health: Health, step: int) -> Exception:
     """The sickness where an exception comes of it: weights that are no numbers cannot be sampled from, for one."""
-    from runner.health import Health
-
-    health = [one for one in trainer.callback_handler.callbacks if isinstance(one, Health)]
-    known = isinstance(error, RunnerError) or is_out_of_memory(error) or not health
-    return error if known else health[0].sickness_behind(trainer.state.global_step + 1) or error
+    known = isinstance(error, RunnerError) or is_out_of_memory(error)
+    return error if known else health.sickness_behind(step) or error
 
 
 def record_amendments(run: Run) -> None:
@@ -72,15 +74,7 @@ def record_amendments(run: Run) -> None:
         write_manifest(run, amendments=amendments)
 
 
-def forget(parts: dict[str, Any]) -> None:
-    """Let go of every part of a run, so that the memory is there for the next attempt."""
-    from accelerate.utils import release_memory
-
-    parts.clear()
-    release_memory()
-
-
-def _of_sickness(run: Run, error: SickRun, trainer: Any) -> tuple[SickRun, dict[str, Any] | None]:
+def _of_sickness(run: Run, error: SickRun, trainer: Trainer) -> tuple[SickRun, dict[str, Any] | None]:
     """The sickness with what of the run is still good, and the amendment, if it may have one."""
     if error.healthy is None:
         return error, None
@@ -112,13 +106,13 @@ def _told(error: SickRun, good: str) -> SickRun:
     return SickRun(faults, error.healthy, error.curable)
 
 
-def _of_memory(run: Run, error: Exception, parts: Mapping[str, Any]) -> dict[str, Any]:
+def _of_memory(run: Run, error: Exception, components: Components) -> dict[str, Any]:
     """The amendment that needs less memory; raises EnvironmentFault where there is none."""
-    args, trainer = parts["args"], parts["trainer"]
+    args, trainer = components.args, components.trainer
     measuring = trainer.is_measuring
     size = f"per_device_{'eval' if measuring else 'train'}_batch_size"
     smaller = halve_evaluation(args) if measuring else halve_training(run.cfg["trainer"]["args"], args)
-    times = sum(size in each.get("args", {}) for each in parts["amendments"])
+    times = sum(size in each.get("args", {}) for each in components.amendments)
     if smaller is None or times >= run.cfg.get("attempts", ATTEMPTS) or run.cfg.get("on_memory") == "stop":
         raise EnvironmentFault(_no_memory(error, size, getattr(args, size), times)) from error
     good = last_checkpoint(run, clean=False)
