@@ -36,7 +36,7 @@ from runner.sweep.plugin import Job, failed_since
 from runner.sweep.pool import Settings, confine, idle_devices, settings_of, train_all
 from runner.sweep.progress import Live, Stages, first_line
 from runner.terminal import tell_uncaught
-from runner.work import Stop, finished, is_finished, launch, settle
+from runner.work import Stop, finished, is_finished, launch, prepare_environment
 
 # What a system says of a place where no folder can be made, however much room there is.
 CLOSED = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if line.inspect:
             return inspect(line)
         if line.verb != "train":
-            settle()
+            prepare_environment()
             return import_module(f"runner.command.{line.verb}").main(line)
         if is_sweep(line):
             return sweep(line)

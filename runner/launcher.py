@@ -48,7 +48,7 @@ def _torchrun(folder: str | Path, num_processes: int, debug: bool) -> int:
     amended = len(read_amendments(run.folder))
     with locked(run, PATIENCE):
         pass  # refused here, before anything is started
-    work.settle()
+    work.prepare_environment()
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
     failures = _start(run, num_processes, debug)
     if not failures or run.status()["state"] == "finished":
@@ -96,7 +96,7 @@ def _start(run: Run, num_processes: int, debug: bool) -> Mapping[int, Any] | sig
             elastic_launch(config, sys.executable)(*words)
         except SignalException as asked:
             if asked.sigval == signal.SIGHUP:
-                work.hush()
+                work.detach_terminal()
             return asked.sigval
         except ChildFailedError as failed:
             return failed.failures
@@ -137,7 +137,7 @@ def _recorded(failure: Any) -> Mapping[str, Any]:
     return told["extraInfo"] if isinstance(told, Mapping) else {}
 
 
-def _record(run: Run, state: str | None, error: RunnerError, debug: bool = False) -> None:
+def _record(run: Run, state: str | None, error: RunnerError, debug: bool) -> None:
     """Write how this process ended into torchrun's file for it, for the process that has started all of them."""
     more = {"py_callstack": hidden(traceback.format_exc()), "timestamp": time.time(), "state": state}
     more |= {"kind": type(error).__name__, "faults": [list(map(str, astuple(fault))) for fault in error.faults]}
@@ -145,5 +145,5 @@ def _record(run: Run, state: str | None, error: RunnerError, debug: bool = False
 
 
 if __name__ == "__main__":
-    work.die_with(int(sys.argv[2]))
-    sys.exit(work.work(sys.argv[1], debug="--debug" in sys.argv, tell=_record))
+    work.set_parent_death_signal(int(sys.argv[2]))
+    sys.exit(work.work(sys.argv[1], debug="--debug" in sys.argv, record_end=_record))

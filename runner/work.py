@@ -1,9 +1,9 @@
-"""The worker's door: run folder -> command, with its lock, its log, its state and its exit code.
+"""The worker: run folder -> command, with its lock, its log, its state and its exit code.
 
-    python -m runner.work outputs/<name>/<label>-<key> [--vouched] [--debug]
+    python -m runner.work outputs/<name>/<label>-<key> [--trust] [--debug]
 
 Hydra is not met here: the folder holds all there is to know. Relaunching a run is this same command. A folder can come
-from anybody, so what it may run is looked at again, unless the door has done so or the user vouches for it.
+from anybody, so what it may run is looked at again, unless the command line has done so or the user trusts it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -48,10 +47,8 @@ from runner.terminal import Hiding, to_terminal
 
 log = logging.getLogger("runner.work")
 
-# Before torch is imported. Measured beside one other busy process on two cores: OpenMP's default
-# spinning makes two
-# threads 15 to 50 times slower, a short spin about 2 times, and it costs an idle machine about a
-# fifth.
+# Before torch is imported. Measured beside one other busy process on two cores: OpenMP's default spinning makes two
+# threads 15 to 50 times slower, a short spin about 2 times, and it costs an idle machine about a fifth.
 # Nothing is sent anywhere unasked, and tokenizers must not keep threads across a fork.
 ENVIRONMENT = {
     "GOMP_SPINCOUNT": "1000",
@@ -62,7 +59,7 @@ ENVIRONMENT = {
     "TRL_EXPERIMENTAL_SILENCE": "1",  # each such trainer says so in its YAML
 }
 RANK = int(os.environ.get("RANK", "0"))
-Teller = Callable[..., None]  # of a run, the state it ended in, and the error
+RecordEnd = Callable[[Run, str | None, RunnerError, bool], None]  # of a run, its last state, the error, --debug
 
 
 class Stop:
@@ -79,12 +76,12 @@ class Stop:
         again = self.number is not None and (not self.announced or number == signal.SIGINT)
         self.number = number
         if number == signal.SIGHUP:
-            hush()
+            detach_terminal()
         if again or not self.listening:
             raise self.error()
 
     def error(self) -> Interrupted:
-        """What ends the process once the step is saved."""
+        """The exception that ends the process once the step is saved."""
         number = self.number or signal.SIGTERM
         name = signal.Signals(number).name
         return Interrupted(Fault(name, "asked to stop", cure="run the same command again to continue"), number)
@@ -100,8 +97,8 @@ class Stop:
                 signal.signal(number, handler)
 
 
-def hush() -> None:
-    """Let what is said to a terminal from here on go nowhere: it is closed, and to write to it would be an error."""
+def detach_terminal() -> None:
+    """Send what is written to a terminal from here on nowhere: it is closed, and to write to it would be an error."""
     for descriptor in (1, 2):
         if stat.S_ISCHR(os.fstat(descriptor).st_mode):
             os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
@@ -129,7 +126,7 @@ def main(words: Sequence[str]) -> int:
         return ConfigError.code
     try:
         run, world = Run(Path(folders[0])), config.world_size()
-        _check_trust(run, "--vouched" in words)
+        _check_trust(run, "--trust" in words)
         own = processes_of(run.cfg)
         if world not in (1, own):
             found, cure = f"a world of {world} processes", f"python -m runner.work {run}  (which starts them itself)"
@@ -142,15 +139,16 @@ def main(words: Sequence[str]) -> int:
 
 def launch(run: Run, debug: bool = False) -> int:
     """Train in this process, or in those that the run's launcher starts, and return the exit code."""
-    node = {key: value for key, value in run.cfg["launcher"].items() if key not in OWN["launcher"]}
-    return config.serve(node, folder=run.folder, debug=debug)
+    node = run.cfg["launcher"]
+    own = {key: config.build(value) for key, value in node.items() if key not in ("_target_", *OWN["launcher"])}
+    return config.locate(node["_target_"])(run.folder, debug=debug, **own)
 
 
-def _check_trust(run: Run, vouched: bool) -> None:
+def _check_trust(run: Run, trusted: bool) -> None:
     """Raise where a folder would run or change what nobody has allowed; it can come from anybody."""
     check_papers(run)
-    if not vouched and (dangers := find_dangers(run.cfg)):
-        cure = f"python -m runner.work {run} --vouched  (if you trust who wrote its config.yaml)"
+    if not trusted and (dangers := find_dangers(run.cfg)):
+        cure = f"python -m runner.work {run} --trust  (if you trust who wrote its config.yaml)"
         raise ConfigError([replace(danger, cure=cure) for danger in dangers])
 
 
@@ -165,9 +163,13 @@ def conclude(run: Run, state: str | None, error: RunnerError, debug: bool = Fals
         print(hidden(traceback.format_exc()) if debug else error, file=sys.stderr)
 
 
-def work(folder: str | Path, command: str = "train", debug: bool = False, tell: Teller = conclude) -> int:
-    """Run a command on a run folder and return the exit code that ``errors`` lists; never raises."""
-    settle()
+def work(folder: str | Path, command: str = "train", debug: bool = False, record_end: RecordEnd = conclude) -> int:
+    """Run a command on a run folder and return the exit code that ``errors`` lists; never raises.
+
+    However the command ends becomes a state, a message and an exit code. Where a signal has come, whatever ended the
+    command is that: libraries turn an exception that passes through them into a fault of the data.
+    """
+    prepare_environment()
     run, stop = Run(Path(folder)), Stop()
     try:
         take_devices(run.cfg, visible_devices())
@@ -181,15 +183,23 @@ def work(folder: str | Path, command: str = "train", debug: bool = False, tell: 
                 remove_leftovers(run)
                 run.set_status("running", cause=None)
             held.enter_context(_logging(run.log))
-            return _answer(run, lambda: _carry_out(command, run, stop), stop, partial(tell, debug=debug))
-    except (RunnerError, OSError) as error:
-        told = _explained(run, error)
-        tell(run, None, told)
-        return told.code
+            try:
+                if RANK == 0:
+                    _check_inputs(run)
+                getattr(import_module(f"runner.command.{command}"), command)(run, stop)
+                return 0
+            except (Exception, SystemExit) as ended:
+                error = _explained(run, ended) if stop.number is None else stop.error()
+                logging.getLogger("runner").info("%s", traceback.format_exc())
+                record_end(run, "failed" if stop.number is None else "interrupted", error, debug)
+    except (RunnerError, OSError) as ended:  # before the folder was ours
+        error = _explained(run, ended)
+        record_end(run, None, error, debug)
+    return error.code
 
 
-def settle() -> None:
-    """Prepare the process for the heavy libraries; too late once torch is imported."""
+def prepare_environment() -> None:
+    """Set what the heavy libraries read as they are imported; too late once torch is."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     # Said at every import on a machine without a GPU, about a kernel that nobody asked for.
@@ -213,8 +223,8 @@ def take_devices(cfg: Mapping[str, Any], devices: Sequence[str], count: int = 1)
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
 
 
-def die_with(parent: int) -> None:
-    """Have this process told to save its step and end when the parent is gone, however that went."""
+def set_parent_death_signal(parent: int) -> None:
+    """Have this process asked to save its step and end when the parent is gone, however that went."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:  # it was quicker
@@ -252,46 +262,19 @@ def _damage(run: Run) -> dict[str, str]:
     return damage_of(run.model, touched_only=True) if run.model.is_dir() else {"model/": "missing"}
 
 
-def _carry_out(command: str, run: Run, stop: Stop) -> None:
-    """Carry a command out on a folder that holds together."""
-    if RANK == 0:
-        check_lines(run)
-        for line in check_material(run):
-            log.warning(line)
-            write_manifest(run, notes=[*run.manifest().get("notes", []), f"at step {run.status()['step']}: {line}"])
-    _command(command)(run, stop)
+def _check_inputs(run: Run) -> None:
+    """Raise where the folder does not hold together, and note which of the run's inputs have changed."""
+    check_lines(run)
+    for line in check_material(run):
+        log.warning(line)
+        write_manifest(run, notes=[*run.manifest().get("notes", []), f"at step {run.status()['step']}: {line}"])
 
 
-def _command(name: str) -> Callable[[Run, Stop], None]:
-    return getattr(import_module(f"runner.command.{name}"), name)
-
-
-def _answer(run: Run, command: Callable[[], None], stop: Stop, tell: Teller) -> int:
-    """Carry a command out and turn however it ended into a state, a message and an exit code.
-
-    Where a signal has come, whatever ended the command is that: libraries retell an exception that passes through
-    them as a fault of the data.
-    """
-    try:
-        command()
-        return 0
-    except Exception as error:
-        if stop.number is not None:
-            return _end(run, "interrupted", stop.error(), tell)
-        return _end(run, "failed", _explained(run, error), tell)
-    except SystemExit as left:
-        found = f"something called sys.exit({left.code!r}) before the run was finished"
-        return _end(run, "failed", RunnerError(Fault(str(run.log), found, cure="read the traceback there")), tell)
-
-
-def _end(run: Run, state: str, error: RunnerError, tell: Teller) -> int:
-    logging.getLogger("runner").info("%s", traceback.format_exc())
-    tell(run, state, error)
-    return error.code
-
-
-def _explained(run: Run, error: Exception) -> RunnerError:
-    """An exception that is not ours as one of ours: what the environment lacks, or else our own fault."""
+def _explained(run: Run, error: BaseException) -> RunnerError:
+    """The error of ours that an exception is: what the environment lacks, or else our own fault."""
+    if isinstance(error, SystemExit):
+        found = f"something called sys.exit({error.code!r}) before the run was finished"
+        return RunnerError(Fault(str(run.log), found, cure="read the traceback there"))
     text = f"{type(error).__name__}: {error}"
     if is_full(error, run.folder):
         return full(run, error)

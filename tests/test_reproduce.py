@@ -121,7 +121,7 @@ def test_other_code_is_told_with_the_command_that_brings_it(repository, tmp_path
         (["a", "code=yes"], 2, "code=worktree"),
         (["a", "name=../../b"], 2, "name=<word>"),
         (["b"], 4, "a finished run to reproduce"),
-        (["c"], 2, "vouched=true"),
+        (["c"], 2, "trust=true"),
     ],
 )
 def test_what_cannot_be_reproduced_is_told(tmp_path, monkeypatch, words, code, said, capsys):

@@ -69,7 +69,7 @@ def test_a_link_inside_a_run_folder_is_refused_before_anything_is_written_or_del
     for door in doors:
         with pytest.raises(FolderError, match=f"rm {run.folder / name}"):
             door()
-    assert work.main([str(run.folder), "--vouched"]) == 4
+    assert work.main([str(run.folder), "--trust"]) == 4
     assert [file.read_text() for file in elsewhere.iterdir()] == ["kept"]
 
 
@@ -189,7 +189,7 @@ def test_a_folder_of_a_stranger_runs_nothing_that_is_not_on_the_list(tmp_path, c
     monkeypatch.chdir(tmp_path)
     assert work.main([str(tmp_path)]) == 2
     text = capsys.readouterr().err
-    assert "metric.x._target_" in text and "trust_remote_code" in text and "--vouched" in text
+    assert "metric.x._target_" in text and "trust_remote_code" in text and "--trust" in text
     assert not (tmp_path / "status.json").exists() and not (tmp_path / "harm").exists()
     assert work.main([str(tmp_path / "nowhere")]) == 2
 
@@ -203,6 +203,6 @@ def test_a_signal_that_a_library_retells_as_its_own_error_is_still_a_stop(tmp_pa
         except Exception as error:
             raise ValueError("a fault of the data") from error
 
-    monkeypatch.setattr(work, "_command", lambda name: command)
+    monkeypatch.setattr("runner.command.train.train", command)
     assert work.work(tmp_path) == 143
     assert Run(tmp_path).status()["state"] == "interrupted"

@@ -47,7 +47,7 @@ def test_a_time_limit_saves_the_step_and_is_left_to_who_answers_it(tmp_path, mon
     driver, begun = os.getpid(), tmp_path / "begun"
     (composed,) = compose(["trainer=sft"])
 
-    def train(command, run, stop):
+    def train(run, stop):
         stop.listening = True
         begun.touch()
         for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGTERM):  # the limit, and the end of a job that requeues
@@ -60,7 +60,7 @@ def test_a_time_limit_saves_the_step_and_is_left_to_who_answers_it(tmp_path, mon
     def requeue(number, frame):
         sys.exit(87)
 
-    monkeypatch.setattr(work, "_carry_out", train)
+    monkeypatch.setattr("runner.command.train.train", train)
     monkeypatch.setattr(pool.Pool, "_warm_up", lambda self, task: None)
     before = signal.signal(signal.SIGUSR2, requeue)
     try:

@@ -292,11 +292,11 @@ def test_a_signal_is_handed_on_and_nothing_more_starts(train_all):
 
 def test_a_child_of_a_dead_driver_is_told_to_save_its_step(tmp_path):
     script = (
-        "import os, signal, sys, time\nfrom runner.work import die_with\n"
+        "import os, signal, sys, time\nfrom runner.work import set_parent_death_signal\n"
         "def told(*_):\n    open(sys.argv[1], 'w').write('told')\n    os._exit(0)\n"
         "parent, child = os.getpid(), os.fork()\n"
         "if child == 0:\n"
-        "    signal.signal(signal.SIGTERM, told)\n    die_with(parent)\n    print('ready', flush=True)\n"
+        "    signal.signal(signal.SIGTERM, told)\n    set_parent_death_signal(parent)\n    print('ready', flush=True)\n"
         "    time.sleep(60)\n"
         "time.sleep(60)\n"
     )

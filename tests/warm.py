@@ -117,7 +117,7 @@ def serve() -> None:
     from runner.report import plot
     from runner.sweep import pool
 
-    work.settle()
+    work.prepare_environment()
     import_module("runner.tray")
     for trainer in ("SFTTrainer", "DPOTrainer", "GRPOTrainer"):
         config.locate(f"trl.{trainer}")

@@ -7,7 +7,7 @@ exactly what a training takes, or the folder of a run, and these words of its ow
     rows=3        how many rows to show
     html=true     also as a page, outputs/<name>/preview-<key>.html, or html=<file>
     set=train     train, eval (every held-out set), or all
-    vouched=true  trust the configuration of a RUN that names what is not on the list
+    trust=true    trust the configuration of a RUN that names what is not on the list
 
 The rows go through the run's own tokenizer, dataset, trainer and collator. Only the weights of the model are a small
 stand-in, so that a preview of a large model needs its tokenizer and no more. Nothing is trained and no run folder is
@@ -67,7 +67,7 @@ class Wishes:
     rows: int = 3
     html: str = ""
     which: str = "train"
-    vouched: bool = False
+    trust: bool = False
 
 
 def main(line: Any) -> int:
@@ -75,7 +75,7 @@ def main(line: Any) -> int:
     if line.multirun:
         raise ConfigError(Fault("command line", "-m", "one configuration to look at", "one value of each key, no -m"))
     wishes, words = read_wishes(line.overrides)
-    runs = _runs(line.runs, words, wishes.vouched) if line.runs else stage.compose(words, line.folders)
+    runs = _runs(line.runs, words, wishes.trust) if line.runs else stage.compose(words, line.folders)
     sheets, origins = [], {}
     with quiet():
         for composed in runs:
@@ -95,7 +95,7 @@ def main(line: Any) -> int:
 
 def read_wishes(overrides: Sequence[str]) -> tuple[Wishes, list[str]]:
     """The preview's own words, and those that are a training's; raises ConfigError."""
-    own = {"rows": "3", "html": "false", "set": "train", "vouched": "false"}
+    own = {"rows": "3", "html": "false", "set": "train", "trust": "false"}
     rest = [word for word in overrides if word.partition("=")[0] not in own]
     own |= dict(word.split("=", 1) for word in overrides if word not in rest)
     faults = []
@@ -106,17 +106,17 @@ def read_wishes(overrides: Sequence[str]) -> tuple[Wishes, list[str]]:
     if faults:
         raise ConfigError(faults)
     html = "" if own["html"] in ("false", "null") else own["html"] or "true"
-    return Wishes(int(own["rows"]), html, own["set"], own["vouched"] == "true"), rest
+    return Wishes(int(own["rows"]), html, own["set"], own["trust"] == "true"), rest
 
 
-def _runs(folders: Sequence[str], words: Sequence[str], vouched: bool) -> list[Composed]:
+def _runs(folders: Sequence[str], words: Sequence[str], trust: bool) -> list[Composed]:
     """The frozen configurations of run folders, which can come from anybody."""
     if words:
         expected = "either a run, which is frozen, or overrides"
         raise ConfigError(Fault("command line", " ".join(words), expected, f"python -m runner preview {folders[0]}"))
     runs = [papers.run for papers in find_runs(folders, "preview", len(folders))]
-    cure = f"python -m runner preview {folders[0]} vouched=true  (if you trust who wrote its config.yaml)"
-    dangers = [danger for run in runs if not vouched for danger in find_dangers(run.cfg)]
+    cure = f"python -m runner preview {folders[0]} trust=true  (if you trust who wrote its config.yaml)"
+    dangers = [danger for run in runs if not trust for danger in find_dangers(run.cfg)]
     if dangers:
         raise ConfigError(replace(danger, cure=cure) for danger in dangers)
     return [Composed(dict(run.cfg), []) for run in runs]

@@ -35,7 +35,7 @@ from runner.run import Run
 from runner.sweep import axis
 from runner.sweep.plan import compose_jobs
 from runner.terminal import quiet
-from runner.work import settle
+from runner.work import prepare_environment
 
 OWN = ("memory", "speed")
 MOST = 3  # forecasts with all their lines
@@ -48,7 +48,7 @@ def main(line: Any) -> int:
         expected = "overrides as for a training"
         raise ConfigError(Fault("command line", " ".join(line.runs), expected, "python -m runner rehearse trainer=dpo"))
     jobs = jobs_of(words, line.folders, line.multirun)
-    settle()
+    prepare_environment()
     plays, acts = cast(jobs)
     if len(jobs) > 1:
         print(f"rehearsal {len(jobs)} jobs, {len(acts)} of them to play: the others differ in numbers only", flush=True)

@@ -7,9 +7,9 @@ repository. The exit code is 0 where both are equal, and 3 where they are not; r
 
     tolerance=1e-3        numbers may differ by so much of themselves, and the weights with them
     code=worktree         run the code of that commit, in a temporary worktree that is removed afterwards; where there
-                          were changes that were not committed, these too, with vouched=true
+                          were changes that were not committed, these too, with trust=true
     name=<name>           instead of <name>-again
-    vouched=true          trust a configuration that names what is not on the list, as for runs made with allow=[...]
+    trust=true            trust a configuration that names what is not on the list, as for runs made with allow=[...]
     output_root=outputs   where names and keys of runs are looked up
 """
 
@@ -43,7 +43,7 @@ from runner.run import CHANGES, Run, open_run
 from runner.secret import HIDDEN, hidden_source
 from runner.work import launch
 
-OPTIONS = ("tolerance", "code", "name", "vouched", "output_root")
+OPTIONS = ("tolerance", "code", "name", "trust", "output_root")
 
 
 def main(line: Any) -> int:
@@ -82,8 +82,8 @@ def _check(run: Papers, options: Mapping[str, str]) -> float:
         faults.append(Fault("name", options["name"], "a plain folder name, up to 100 letters", "name=<word>"))
     if options.get("code", "worktree") != "worktree":
         faults.append(Fault("code", options["code"], "worktree", "code=worktree"))
-    if not is_yes(options, "vouched"):
-        cure = f"python -m runner reproduce {shown(run.folder)} vouched=true  (if you trust who wrote its config.yaml)"
+    if not is_yes(options, "trust"):
+        cure = f"python -m runner reproduce {shown(run.folder)} trust=true  (if you trust who wrote its config.yaml)"
         faults += [replace(danger, cure=cure) for danger in find_dangers(dict(run.cfg))]
         git = run.manifest.get("git")
         if options.get("code") and isinstance(git, Mapping) and git.get("diff"):
@@ -189,7 +189,7 @@ def train_again(again: Run, run: Papers, worktree: bool, debug: bool = False) ->
             # Without this folder's own modules, and with those of the worktree before whatever is installed.
             known = os.environ.get("PYTHONPATH")
             environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join([str(code), *([known] if known else [])])}
-            command = [sys.executable, "-P", "-m", "runner.work", str(again.folder), "--vouched"]
+            command = [sys.executable, "-P", "-m", "runner.work", str(again.folder), "--trust"]
             return subprocess.run([*command, *(["--debug"] if debug else [])], env=environment).returncode
     return launch(again, debug)
 

@@ -28,7 +28,7 @@ def find_code(folder: Path) -> list[Path]:
 
 
 def check_tasks(folder: Path, trusted: bool) -> None:
-    """Raise ConfigError where a folder of tasks brings code of its own that nobody has vouched for."""
+    """Raise ConfigError where a folder of tasks brings code of its own that nobody has allowed."""
     for file in () if trusted else find_code(folder):
         found, cure = f"{file} names Python functions", "trust_remote_code=true  (if you trust who wrote them)"
         raise ConfigError(Fault("include", f"{found}, which would run", "tasks in YAML alone", cure))

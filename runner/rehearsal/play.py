@@ -62,7 +62,7 @@ def apart(call: Callable[[], int]) -> int:
     if pid == 0:
         code = 1
         try:
-            work.die_with(parent)
+            work.set_parent_death_signal(parent)
             code = call()
         except BaseException:
             traceback.print_exc()

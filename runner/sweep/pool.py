@@ -108,7 +108,7 @@ class Pool:
         def answer(number: int, frame: object) -> None:
             self.signals.append(number)
             if number == signal.SIGHUP:
-                work.hush()
+                work.detach_terminal()
             for pid in list(self.live):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number if len(self.signals) == 1 else signal.SIGKILL)
@@ -175,7 +175,7 @@ class Pool:
         """Import what every run needs, so that each child inherits it: 4 s of CPU once and not for each."""
         target = str(task.composed.cfg["trainer"]["_target_"])
         if not self.warm:
-            work.settle()
+            work.prepare_environment()
             # Asked without the driver, which a process that is about to fork must not wake.
             os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
             import_module("runner.tray")
@@ -195,7 +195,7 @@ class Pool:
                 if callable(signal.getsignal(number)):  # of this process, or of who has called it, such as submitit
                     signal.signal(number, signal.SIG_DFL)
             os.setpgid(0, 0)
-            work.die_with(parent)
+            work.set_parent_death_signal(parent)
             log = None if self.settings.attached else _write_into(run.log)
             faulthandler.enable(log or sys.stderr)
             known = set(sys.modules)

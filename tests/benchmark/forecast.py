@@ -93,9 +93,9 @@ def measured(name: str) -> int:
     """The most bytes that training this case holds, above what is there once everything was imported."""
     import gc
 
-    from runner.work import settle
+    from runner.work import prepare_environment
 
-    settle()
+    prepare_environment()
     with tempfile.TemporaryDirectory() as place:
         rows = Path(place) / "rows.jsonl"
         write_rows(rows, CASES[name][1])
