@@ -15,20 +15,20 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
+from torch import nn
+from torch.optim import Optimizer
 from tqdm import tqdm
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from runner.files import ROWS, forget_rows, read_last_row, replace_rows, sync
 
 
 class Record(TrainerCallback):
-    """One line of strict JSON per logged step in ``metrics.jsonl``, each step once, whatever was
-    interrupted; of every file beside it that holds rows of steps, those that will be taken again are dropped.
+    """One line of strict JSON per logged step in ``metrics.jsonl``, each step once, whatever was interrupted.
 
-    Everything logged at one step, training and evaluation, is one line. Beside the trainer's own
-    names it holds
-    ``step``, ``max_steps``, ``percentage``, ``epoch``, ``elapsed_seconds`` and
-    ``remaining_seconds``.
+    Of every file beside it that holds rows of steps, those that will be taken again are dropped. Everything logged at
+    one step, training and evaluation, is one line. Beside the trainer's own names it holds ``step``, ``max_steps``,
+    ``percentage``, ``epoch``, ``elapsed_seconds`` and ``remaining_seconds``.
     """
 
     def __init__(self, path: Path, tell: Callable[..., None]):
@@ -39,13 +39,17 @@ class Record(TrainerCallback):
         self.spent = 0.0
         self.ended = True
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         self.ended = True
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         self.ended = False
         if state.is_world_process_zero:
-            for path in self._papers():
+            for path in self._rows_files():
                 forget_rows(path, state.global_step)
             self.line = read_last_row(self.path)
             if state.global_step < state.max_steps and any(map(_of_the_end, self.line)):
@@ -56,7 +60,14 @@ class Record(TrainerCallback):
             self.first_step = state.global_step
             self.tell(step=state.global_step, max_steps=state.max_steps)
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any],
+        **kwargs: object,
+    ) -> None:
         if not state.is_world_process_zero or (self.ended and args.load_best_model_at_end):
             return  # what is measured then is of the best model, not of this step
         if self.line.get("step") != state.global_step:
@@ -65,14 +76,14 @@ class Record(TrainerCallback):
         replace_rows(self.path, [self.line])
         self.tell(step=state.global_step, max_steps=state.max_steps)
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        for path in self._papers() if state.is_world_process_zero else ():
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        for path in self._rows_files() if state.is_world_process_zero else ():
             sync(path)
 
-    def _papers(self) -> list[Path]:
+    def _rows_files(self) -> list[Path]:
         return [path for path in map(self.path.parent.joinpath, ROWS) if path.exists()]
 
-    def _times(self, state: Any) -> dict[str, float]:
+    def _times(self, state: TrainerState) -> dict[str, float | None]:
         here = time.monotonic() - self.started
         steps = state.global_step - getattr(self, "first_step", 0)
         remaining = here / steps * (state.max_steps - state.global_step) if steps > 0 else None
@@ -87,7 +98,9 @@ class Progress(TrainerCallback):
 
     SHOWN = ("loss", "reward", "rewards/margins", "objective/scores", "objective/kl", "kl", "learning_rate")
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         self.bar = tqdm(
             total=state.max_steps,
             initial=state.global_step,
@@ -98,15 +111,26 @@ class Progress(TrainerCallback):
             mininterval=0.2 if sys.stderr.isatty() else 10,
         )
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         self.bar.update(state.global_step - self.bar.n)
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any],
+        **kwargs: object,
+    ) -> None:
         if "bar" in vars(self):
             shown = {name: f"{logs[name]:.4g}" for name in self.SHOWN if logs.get(name) is not None}
             self.bar.set_postfix(shown, refresh=False)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         self.bar.close()
 
 
@@ -138,15 +162,31 @@ class Samples(TrainerCallback):
         self.every, self.shown = every, shown
         self.write = lambda model: generate(model, self.prompts, max_new_tokens=max_new_tokens, temperature=temperature)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        model: nn.Module,
+        **kwargs: object,
+    ) -> None:
         if state.global_step == 0:
             self._sample(state, model)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        model: nn.Module,
+        **kwargs: object,
+    ) -> None:
         if state.global_step % self.every == 0 or state.global_step >= state.max_steps:
             self._sample(state, model)
 
-    def _sample(self, state: Any, model: Any) -> None:
+    def _sample(self, state: TrainerState, model: nn.Module) -> None:
         # Every process takes part, because the weights may be spread over them.
         with _modes_kept(model):
             completions = self.write(model)
@@ -169,7 +209,9 @@ class AtStart(TrainerCallback):
     def __init__(self, call: Callable[[], None]):
         self.call = call
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         self.call()
 
 
@@ -189,19 +231,27 @@ class StopAtStep(TrainerCallback):
         self.stop = stop
         self.cycle_steps = cycle_steps
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         self.stop.listening = True
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         if self.stop.number is not None and state.global_step % self.cycle_steps == 0:
             control.should_save = control.should_training_stop = True
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Leave out what belongs to the end of an epoch where a stop comes within one; it would be done twice."""
         if self.stop.number is not None and control.should_training_stop and (state.epoch or 0) % 1:
             control.should_log = control.should_save = control.should_evaluate = False
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         self.stop.listening = False
 
 
@@ -215,18 +265,34 @@ class Slower(TrainerCallback):
     def __init__(self, share: Callable[[int], float]):
         self.share = share
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+    def on_step_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        optimizer: Optimizer,
+        **kwargs: object,
+    ) -> None:
         self.rates = [group["lr"] for group in optimizer.param_groups]
         for group, rate in zip(optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate and rate * self.share(state.global_step)  # Adafactor may have none
 
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+    def on_optimizer_step(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        optimizer: Optimizer,
+        **kwargs: object,
+    ) -> None:
         for group, rate in zip(optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate
 
 
 @contextmanager
-def _modes_kept(model: Any) -> Iterator[None]:
+def _modes_kept(model: nn.Module) -> Iterator[None]:
     """Every part of a model in the mode it was in, training or not, whatever happens inside."""
     modes = [(part, part.training) for part in model.modules()]
     try:
@@ -258,5 +324,5 @@ def _of_the_end(name: str) -> bool:
     return name == "total_flos" or name.startswith("train_")
 
 
-def _percentage(state: Any) -> float:
+def _percentage(state: TrainerState) -> float:
     return round(100 * state.global_step / state.max_steps, 2) if state.max_steps else 0.0

@@ -1,9 +1,7 @@
 """When a checkpoint is taken, sealed, rotated, and how a finished training is loaded again.
 
-All by public events of the Trainer, whose own save is neither atomic nor synced (of 200 random
-kills 72 left a newest
-checkpoint that could not be loaded). Which checkpoint is good is for ``run`` to say; it reads what
-is sealed here.
+All by public events of the Trainer, whose own save is neither atomic nor synced (of 200 random kills 72 left a newest
+checkpoint that could not be loaded). Which checkpoint is good is for ``run`` to say; it reads what is sealed here.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from runner.files import SEAL, read_json, remove, seal
 
@@ -22,13 +20,10 @@ NOTICED = 6  # steps after which a sickness has been noticed; what was saved bef
 
 
 class Seal(TrainerCallback):
-    """Seals each checkpoint the Trainer saved, and only then deletes the oldest ones beyond
-    ``keep``.
+    """Seals each checkpoint the Trainer saved, and only then deletes the oldest ones beyond ``keep``.
 
-    Saves wait for a step from which a resume is exact: online trainers keep the rollouts of a
-    generation cycle in
-    memory only. Each save also logs, so that no logged average reaches across a place where a run
-    may resume.
+    Saves wait for a step from which a resume is exact: online trainers keep the rollouts of a generation cycle in
+    memory only. Each save also logs, so that no logged average reaches across a place where a run may resume.
     """
 
     def __init__(self, keep: int, cycle_steps: int = 1, tell: Callable[..., None] | None = None):
@@ -37,14 +32,18 @@ class Seal(TrainerCallback):
         self.tell = tell
         self.waiting = False
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         self._save_on_the_cycle(state, control, kwargs.get("processing_class"))
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         control.should_log = control.should_log or control.should_training_stop  # no step is left out of the averages
         self._save_on_the_cycle(state, control, kwargs.get("processing_class"))
 
-    def _save_on_the_cycle(self, state: Any, control: Any, tokenizer: Any = None) -> None:
+    def _save_on_the_cycle(self, state: TrainerState, control: TrainerControl, tokenizer: Any = None) -> None:
         self.waiting = self.waiting or control.should_save
         at_boundary = state.global_step % self.cycle_steps == 0 or state.global_step >= state.max_steps
         control.should_save = self.waiting and at_boundary
@@ -53,7 +52,7 @@ class Seal(TrainerCallback):
             self.waiting = False
             _forget_use(tokenizer)
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         _wait_for_all()  # every rank writes a file of its own into the checkpoint
         if state.is_world_process_zero:
             root = Path(args.output_dir)
@@ -100,25 +99,26 @@ class Restored(Exception):
 class Restore(TrainerCallback):
     """Ends ``trainer.train`` once the checkpoint is loaded, before it would train one step too many."""
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         raise Restored
 
 
-def resume(trainer: Trainer, checkpoint: Path | None, train: Callable[[str | None], Any]) -> None:
-    """Train on from a checkpoint, from the start without one, and not at all where all steps are
-    done.
+def resume(trainer: Trainer, checkpoint: Path | None) -> None:
+    """Train on from a checkpoint, from the start without one, and not at all where all steps are done.
 
     The stock Trainer takes one more step each time a finished training is resumed.
     """
     state = read_json(checkpoint / "trainer_state.json") if checkpoint else None
     if not state or state["global_step"] < state["max_steps"]:
-        train(str(checkpoint) if checkpoint else None)
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         return
     best = state["best_model_checkpoint"] if trainer.args.load_best_model_at_end else None
     loader, callbacks = Restore(), trainer.callback_handler.callbacks
     callbacks.insert(0 if best else len(callbacks), loader)  # none may take the best step for that of the training
     try:
-        train(best or str(checkpoint))
+        trainer.train(resume_from_checkpoint=best or str(checkpoint))
     except Restored:
         trainer.state.global_step = state["global_step"]
         if not best:  # it may have been killed before this was logged
@@ -127,7 +127,7 @@ def resume(trainer: Trainer, checkpoint: Path | None, train: Callable[[str | Non
         callbacks.remove(loader)
 
 
-def cycle_steps(args: Any) -> int:
+def cycle_steps(args: TrainingArguments) -> int:
     """Optimizer steps from one generation to the next, for the trainers that re-use what they
     generated.
 

@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import TrainerCallback
+from torch.optim import Optimizer
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from runner.errors import Fault, SickRun
 from runner.files import read_json, write_text
@@ -517,6 +518,7 @@ class Health(TrainerCallback):
         self.loss: Tensor | None = None
         self.evaluated: dict[str, float] = {}
         self.taken: dict[str, int] = {}
+        self.slope_at: tuple[Tensor | None, Tensor | None] = (None, None)
 
     def observe_loss(self, loss: Tensor, notes: Mapping[str, Sequence[float | Tensor]] | None = None) -> None:
         """Add the loss of a micro-batch to that of the step; its gradient is there, and nobody has changed it yet.
@@ -528,7 +530,15 @@ class Health(TrainerCallback):
         if any(isinstance(alarm, Uphill) and not alarm.over for alarm in self.alarms):
             self.slope_at = self.probe.weights(), self.probe.gradients()
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        model: nn.Module,
+        **kwargs: object,
+    ) -> None:
         memory = read_json(Path(args.output_dir) / f"checkpoint-{state.global_step}" / MEMORY)
         self.fresh = [vars(alarm) for alarm in self.build(False)]
         self.alarms = self.build(state.global_step > 0 and memory is None)
@@ -537,20 +547,39 @@ class Health(TrainerCallback):
         self.trained = Probe(model)
         self.probe = Probe(model.policy) if hasattr(model, "policy") else self.trained
         self.gradient, self.skipped, self.pace = None, False, 1.0
-        self.slope_at: tuple[Tensor | None, Tensor | None] = (None, None)
+        self.slope_at = (None, None)
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         self.gradient = self.probe.gradient()
 
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+    def on_optimizer_step(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        optimizer: Optimizer,
+        **kwargs: object,
+    ) -> None:
         self.skipped = bool(getattr(optimizer, "step_was_skipped", False))
         paces = [group["lr"] / group["initial_lr"] for group in optimizer.param_groups if group.get("initial_lr")]
         self.pace = float(max(paces, default=1.0))
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         self._judge(self._look(args.device, state.global_step))
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any], **kwargs: Any) -> None:
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, Any],
+        **kwargs: object,
+    ) -> None:
         figures = {name: value for name, value in logs.items() if isinstance(value, float)}
         if "loss" not in logs:
             self.evaluated = figures
@@ -559,20 +588,24 @@ class Health(TrainerCallback):
         if self.notes is None:
             self._judge(Step(state.global_step, noted=figures))
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         bad = [f"{name} is {value}" for name, value in self.evaluated.items() if not math.isfinite(value)]
         bad = [told for told in bad if told.startswith("eval_") and "loss is" in told]
         if bad and (sickness := self._not_finite(state.global_step, ", ".join(bad))):
             raise sickness
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self._refuse_broken_weights(args.device, state.global_step)
         if state.is_world_process_zero:
             seen = zip(self.alarms, self.fresh, strict=True)
             memory = {each.name: {key: new for key, new in vars(each).items() if new != old[key]} for each, old in seen}
             write_text(Path(args.output_dir) / f"checkpoint-{state.global_step}" / MEMORY, json.dumps(memory))
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         self._refuse_broken_weights(args.device, state.global_step)
 
     def _judge(self, step: Step) -> None:

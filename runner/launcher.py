@@ -53,12 +53,14 @@ def _torchrun(folder: str | Path, num_processes: int, debug: bool) -> int:
     failures = _start(run, num_processes, debug)
     if not failures or run.status()["state"] == "finished":
         return 0
+    state: str | None = "interrupted"
+    error: RunnerError
     if isinstance(failures, signal.Signals):
         stop = work.Stop()
         stop.number = failures
-        state, error = "interrupted", stop.error()
+        error = stop.error()
     elif len(read_amendments(run.folder)) > amended:
-        return _torchrun(folder, num_processes, debug)  # processes of which one has failed cannot meet again
+        return _torchrun(folder, num_processes, debug)  # torch.distributed cannot re-form a group after a rank has died
     else:
         state, error = _cause_of(run, failures, debug)
     if state and not held(run):

@@ -86,7 +86,9 @@ class Word:
         >>> Word.cut("++ppo.kl_coef=0.1")
         Word(mark='++', key='ppo.kl_coef', rest='=0.1')
         """
-        return cls(*re.fullmatch(r"([+~]*)([^=@]*)(.*)", text, re.DOTALL).groups())
+        key = text.lstrip("+~")
+        mark, name = text[: len(text) - len(key)], re.split("[=@]", key, maxsplit=1)[0]
+        return cls(mark, name, key[len(name) :])
 
     def __str__(self) -> str:
         return f"{self.mark}{self.key}{self.rest}"

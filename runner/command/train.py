@@ -74,7 +74,7 @@ def _train(run: Run, components: Components, stop: StopRequest) -> None:
         if other:
             _go_on_from(run, other, trainer, begin_from(other, cycle_steps(components.args)))
         else:
-            resume(trainer, newest, lambda path: trainer.train(resume_from_checkpoint=path))
+            resume(trainer, newest)
         if stop.number is not None:
             raise stop.error()
         if trainer.state.global_step == 0:
@@ -228,8 +228,8 @@ def _save_adapter(run: Run, model: PeftModel, folder: Path, weights: Mapping[str
     from runner.model.load import read_adapter
 
     if not has_base(run.cfg):
-        for path in folder.glob("adapter_*"):
-            path.unlink()
+        for file in folder.glob("adapter_*"):
+            file.unlink()
         model.merge_and_unload(adapter_names=["default"]).save_pretrained(folder)
         return
     path, revision = path_of(run.cfg)["path"], run.cfg["model"].get("revision")

@@ -21,7 +21,8 @@ from typing import Any
 
 import yaml
 from filelock import FileLock
-from transformers import Trainer
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import MLflowCallback, TensorBoardCallback, TrackioCallback, WandbCallback
 
 from runner.tracker.variable import id_of
@@ -63,7 +64,7 @@ class Story:
         return list(dict.fromkeys([*self.facts.values(), *((self.config.get("tracker") or {}).get("tags") or ())]))
 
 
-class Telling:
+class Telling(TrainerCallback):
     """What all have in common: each figure once, and an end that comes after the held-out scores of the end."""
 
     remembers = True  # whether what an earlier start sent is still there, also of steps that are trained again
@@ -74,7 +75,14 @@ class Telling:
         self.sent = dict(_recorded(story.folder / "metrics.jsonl")) if self.remembers else {}
         self.ending: Callable[[], None] | None = None
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: object,
+    ) -> None:
         if not state.is_world_process_zero or (self.ending and args.load_best_model_at_end):
             return  # what is measured after the end is of the best model, not of this step
         known = self.sent.setdefault(state.global_step, set())
@@ -83,7 +91,9 @@ class Telling:
         if set(fresh) - UNTOLD:
             super().on_log(args, state, control, logs=fresh, **kwargs)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         self.ending = partial(super().on_train_end, args, state, control, **kwargs)
 
     def close(self, finished: bool) -> None:
@@ -97,7 +107,9 @@ class TensorBoard(Telling, TensorBoardCallback):
 
     remembers = False
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         if not state.is_world_process_zero or self.logging_dir is None:
@@ -119,7 +131,7 @@ class TensorBoard(Telling, TensorBoardCallback):
 class Wandb(Telling, WandbCallback):
     """The config is ``runner`` in the run's own; id, group and project are variables of its YAML."""
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+    def setup(self, args: TrainingArguments, state: TrainerState, model: nn.Module, **kwargs: object) -> None:
         if state.is_world_process_zero:
             import wandb
 
@@ -139,7 +151,7 @@ class Wandb(Telling, WandbCallback):
 class Trackio(Telling, TrackioCallback):
     """The config is ``runner`` in the run's own, beside ``tags``; a run of the same name and project goes on."""
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+    def setup(self, args: TrainingArguments, state: TrainerState, model: nn.Module, **kwargs: object) -> None:
         if state.is_world_process_zero:
             import trackio
 
@@ -172,7 +184,7 @@ class Trackio(Telling, TrackioCallback):
 class MLflow(Telling, MLflowCallback):
     """The config is parameters under ``config.``, tags are tags; a run is found again by its tag ``run_id``."""
 
-    def setup(self, args: Any, state: Any, model: Any) -> None:
+    def setup(self, args: TrainingArguments, state: TrainerState, model: nn.Module) -> None:
         if state.is_world_process_zero:
             import mlflow
 

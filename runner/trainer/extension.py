@@ -8,7 +8,6 @@ it has any; here they are what ``Hooks.measure`` gives. And online DPO does not 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,13 +48,12 @@ class Hooks:
     loss: Callable[..., Tensor] | None = None
 
 
-@functools.cache
 def extend(trainer: type[Trainer], objective: type[Trainer] | None = None) -> type[Trainer]:
     """Make the subclass of a trainer that takes ``hooks=`` beside its own arguments.
 
     An ``objective`` comes before the trainer in the method order, where its public ``compute_loss`` is called.
     """
-    bases = (BeforeTrainer, *([objective] if objective else []), trainer, AfterTrainer)
+    bases: tuple[type, ...] = (BeforeTrainer, *([objective] if objective else []), trainer, AfterTrainer)
     return type(f"Extended{trainer.__name__}", bases, {"__doc__": trainer.__doc__})
 
 
@@ -111,6 +109,8 @@ class AfterTrainer(Trainer):
     """
 
     hooks: Hooks
+    optimizer: Optimizer | None
+    lr_scheduler: LRScheduler | None
     _prefix = "eval"
     tokens_before = 0.0
 

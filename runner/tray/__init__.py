@@ -147,7 +147,7 @@ def _warn_of_margins(node: Mapping[str, Any], rows: Dataset) -> None:
 
 def _are_chats(rows: Dataset) -> bool:
     """True where the rows hold conversations, which need a template, rather than text."""
-    row = next(iter(rows), {})
+    row: Mapping[str, object] = next(iter(rows), {})
     return any(isinstance(row.get(name), list) for name in ("messages", "prompt", "completion", "chosen"))
 
 

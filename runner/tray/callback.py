@@ -50,7 +50,8 @@ def add_callbacks(
             callback = _callback(name, node, served, trainer=trainer)
             trainer.add_callback(callback)
             callback.on_init_end(trainer.args, trainer.state, trainer.control)
-    ours = [StopAtStep(stop, seal.cycle_steps), Record(run.metrics, run.set_status), health, Progress(), seal]
+    ours: list[TrainerCallback] = [StopAtStep(stop, seal.cycle_steps)] if stop else []
+    ours += [Record(run.metrics, run.set_status), health, Progress(), seal]
     if count_of(amendments, ROLLBACK):
         ours.append(Slower(functools.partial(amended_share, amendments)))
     for callback in ours:
