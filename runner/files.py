@@ -222,10 +222,10 @@ def _own_entry(files: Mapping[str, Sequence[object]]) -> list[object]:
     return [len(files), hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()]
 
 
-def told(damage: Mapping[str, str]) -> str:
+def describe_damage(damage: Mapping[str, str]) -> str:
     """Damage in one line.
 
-    >>> told({"optimizer.pt": "missing", "config.json": "3 of 9 bytes"})
+    >>> describe_damage({"optimizer.pt": "missing", "config.json": "3 of 9 bytes"})
     'optimizer.pt: missing; config.json: 3 of 9 bytes'
     """
     return "; ".join(f"{name}: {wrong}" for name, wrong in damage.items())

@@ -110,15 +110,15 @@ def _start(run: Run, num_processes: int, debug: bool) -> Mapping[int, Any] | sig
 
 def _cause_of(run: Run, failures: Mapping[int, Any], debug: bool) -> tuple[str | None, RunnerError]:
     """The state and the error of the process that failed first, which ended the others."""
-    told = {rank: _recorded(failure) for rank, failure in failures.items()}
+    recorded = {rank: _recorded(failure) for rank, failure in failures.items()}
 
     def order(rank: int) -> tuple[bool, bool, float]:
-        kind = told[rank].get("kind")
+        kind = recorded[rank].get("kind")
         was_told_to = kind == "Interrupted" or (not kind and failures[rank].exitcode == -signal.SIGTERM)
-        return was_told_to, kind not in KINDS, told[rank].get("timestamp", failures[rank].timestamp - DELAY)
+        return was_told_to, kind not in KINDS, recorded[rank].get("timestamp", failures[rank].timestamp - DELAY)
 
     rank = min(failures, key=order)
-    code, own = failures[rank].exitcode, told[rank]
+    code, own = failures[rank].exitcode, recorded[rank]
     if own:
         error = KINDS.get(own["kind"], RunnerError)(Fault(*beats) for beats in own["faults"])
         error.heading += f" (rank {rank})"
@@ -135,8 +135,8 @@ def _cause_of(run: Run, failures: Mapping[int, Any], debug: bool) -> tuple[str |
 
 def _recorded(failure: Any) -> Mapping[str, Any]:
     """What a process has recorded of its end; nothing where it could not."""
-    told = failure.error_file_data["message"]
-    return told["extraInfo"] if isinstance(told, Mapping) else {}
+    message = failure.error_file_data["message"]
+    return message["extraInfo"] if isinstance(message, Mapping) else {}
 
 
 def _record(run: Run, state: str | None, error: RunnerError, debug: bool) -> None:

@@ -33,7 +33,7 @@ import yaml
 
 from runner.bound import check_yaml
 from runner.errors import ConfigError, Fault, FolderError
-from runner.files import SEAL, damage_of, find_links, read_json, remove, told, write_json, write_text
+from runner.files import SEAL, damage_of, describe_damage, find_links, read_json, remove, write_json, write_text
 from runner.secret import hidden, hidden_source
 
 log = logging.getLogger(__name__)
@@ -365,10 +365,12 @@ def last_checkpoint(run: Run, clean: bool = True) -> Path | None:
             break
         damaged[path] = wrong
     for path, wrong in damaged.items():
-        log.warning("%s is damaged: %s", path, told(wrong))
+        log.warning("%s is damaged: %s", path, describe_damage(wrong))
     if clean and damaged and good is None:
         cure = "a whole copy of it put back, or name=<another name> to start over"
-        raise FolderError([Fault(str(path), told(each), "a whole checkpoint", cure) for path, each in damaged.items()])
+        raise FolderError(
+            [Fault(str(path), describe_damage(each), "a whole checkpoint", cure) for path, each in damaged.items()]
+        )
     step = int(good.name.rpartition("-")[2]) if good else -1
     for path in run.checkpoints.glob("checkpoint-*") if clean else ():
         number = path.name.rpartition("-")[2]

@@ -197,16 +197,16 @@ def _compose_stages(
     experiment: Experiment, folders: Sequence[Path], check: Check, references: References
 ) -> list[config.Composed]:
     """Each stage composed with the models of those before it, or one ConfigError for all."""
-    runs, told = [], {}
+    runs, found = [], {}
     for stage in experiment.stages:
         references.ahead = [name for name in experiment.stages if name not in references.models]
         words = experiment.words_for(stage)
-        composed, told[stage] = _compose_one(words, folders, check, references, experiment, stage)
+        composed, found[stage] = _compose_one(words, folders, check, references, experiment, stage)
         references.models[stage] = f"<model of {stage}>"
         if composed:
             runs.append(composed)
             references.models[stage] = str(folder_of(composed.cfg, composed.overrides) / "model")
-    if faults := experiment.faults + _gather(told, experiment.shared):
+    if faults := experiment.faults + _gather(found, experiment.shared):
         raise ConfigError(faults)
     return runs
 
@@ -332,20 +332,22 @@ def _refuse_nested(words: Sequence[str], folders: Sequence[Path]) -> None:
             raise ConfigError(Fault("experiment", found, expected, "experiment=<another>"))
 
 
-def _gather(told: Mapping[str, list[Fault]], shared: Sequence[Word]) -> list[Fault]:
+def _gather(found: Mapping[str, list[Fault]], shared: Sequence[Word]) -> list[Fault]:
     """The faults of all stages, each with the stage in front, or once and without where every stage has it."""
     gathered: dict[tuple[str, str], Fault] = {}
-    for stage, faults in told.items():
+    for stage, faults in found.items():
         for fault in faults:
-            same = [any((one.where, one.cure) == (fault.where, fault.cure) for one in other) for other in told.values()]
-            told_once = fault if len(told) > 1 and all(same) else _placed(fault, stage, told, shared)
-            gathered.setdefault((told_once.where, told_once.cure), told_once)
+            same = [
+                any((one.where, one.cure) == (fault.where, fault.cure) for one in other) for other in found.values()
+            ]
+            shown = fault if len(found) > 1 and all(same) else _placed(fault, stage, found, shared)
+            gathered.setdefault((shown.where, shown.cure), shown)
     return list(gathered.values())
 
 
-def _placed(fault: Fault, stage: str, told: Mapping[str, list[Fault]], shared: Sequence[Word]) -> Fault:
+def _placed(fault: Fault, stage: str, found: Mapping[str, list[Fault]], shared: Sequence[Word]) -> Fault:
     """A fault of one stage; where its key was typed for every stage, with the stages that could take it."""
-    able = [name for name, faults in told.items() if all(other.where != fault.where for other in faults)]
+    able = [name for name, faults in found.items() if all(other.where != fault.where for other in faults)]
     typed = [word for word in shared if word.key == fault.where]
     cure = re.sub(r"^(?=[A-Za-z_][\w.]*=)", f"{stage}.", fault.cure)
     if typed and able:

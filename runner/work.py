@@ -26,7 +26,7 @@ from runner import config
 from runner.check.allow import find_dangers
 from runner.check.known import OWN
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, Interrupted, RunnerError
-from runner.files import damage_of, told
+from runner.files import damage_of, describe_damage
 from runner.resume.amendment import is_out_of_memory
 from runner.resume.material import check_material
 from runner.run import (
@@ -244,7 +244,7 @@ def is_finished(run: Run) -> bool:
     if run.status()["state"] != "finished":
         return False
     if damage := _damage(run):
-        found = f"the run is finished, and its model is damaged: {told(damage)}"
+        found = f"the run is finished, and its model is damaged: {describe_damage(damage)}"
         if not sealed_checkpoints(run):
             cure = "a whole copy of it put back, or name=<another name> to train it again"
             raise FolderError(Fault(str(run.model), found, "the files that were sealed", cure))

@@ -10,25 +10,23 @@ import torch
 from runner.check.known import ALARMS
 from runner.config import compose
 from runner.errors import SickRun
-from runner.health import (
+from runner.health.alarms import (
     KL,
-    NAMES,
     Alarm,
     ConstantReward,
     Diverged,
     Exploded,
     FirstMargin,
     Frozen,
-    Health,
+    GradientAscent,
     NotFinite,
-    Opposite,
-    Probe,
+    PreferencesInverted,
     Step,
-    Uphill,
     ZeroGradient,
     build_alarms,
-    gathered,
 )
+from runner.health.probe import Probe
+from runner.health.watch import Health, gathered
 from runner.run import key_of
 
 NAN = math.nan
@@ -36,7 +34,7 @@ NAN = math.nan
 
 def rings(alarm: Alarm, steps) -> int | None:
     """The step at which an alarm rings; each step is what ``Step`` takes."""
-    return next((number for number, step in enumerate(steps, 1) if alarm.hear(Step(number, **step))), None)
+    return next((number for number, step in enumerate(steps, 1) if alarm.observe(Step(number, **step))), None)
 
 
 def of_loss(*losses):
@@ -107,11 +105,13 @@ def test_uphill():
     def of_slopes(*slopes):
         return [{"slope": slope} for slope in slopes]
 
-    assert rings(Uphill(), of_slopes(0.6, 0.5, 0.4)) == 3
-    assert rings(Uphill(), of_slopes(None, 0.6, None, 0.5, 0.4)) == 5  # a warm-up from 0, a step without gradient
-    assert rings(Uphill(), of_slopes(-0.6, *[0.5] * 9)) is None  # momentum, in a healthy one
-    assert rings(Uphill(), of_slopes(0.0, *[0.5] * 9)) is None  # weight decay alone
-    assert rings(Uphill(resumed=True), of_slopes(*[0.5] * 9)) is None
+    assert rings(GradientAscent(), of_slopes(0.6, 0.5, 0.4)) == 3
+    assert (
+        rings(GradientAscent(), of_slopes(None, 0.6, None, 0.5, 0.4)) == 5
+    )  # a warm-up from 0, a step without gradient
+    assert rings(GradientAscent(), of_slopes(-0.6, *[0.5] * 9)) is None  # momentum, in a healthy one
+    assert rings(GradientAscent(), of_slopes(0.0, *[0.5] * 9)) is None  # weight decay alone
+    assert rings(GradientAscent(resumed=True), of_slopes(*[0.5] * 9)) is None
 
 
 def test_exploded():
@@ -142,7 +142,7 @@ def test_kl():
 
 
 def opposite(margins, rights=None, anchored=True, pairs=8):
-    return rings(Opposite(anchored=anchored, pairs=pairs), of_margins(margins, rights))
+    return rings(PreferencesInverted(anchored=anchored, pairs=pairs), of_margins(margins, rights))
 
 
 def test_opposite():
@@ -199,9 +199,9 @@ def names(*words, **kind):
 
 
 def test_each_kind_of_training_has_its_alarms():
-    always = {"not_finite", "zero_gradient", "frozen", "exploded", "uphill"}
-    assert names() == always | {"diverged", "opposite"}
-    assert names(anchored=True, rounding=1e-4) == always | {"diverged", "opposite", "first_margin"}
+    always = {"not_finite", "zero_gradient", "frozen", "exploded", "gradient_ascent"}
+    assert names() == always | {"diverged", "preferences_inverted"}
+    assert names(anchored=True, rounding=1e-4) == always | {"diverged", "preferences_inverted", "first_margin"}
     assert names(online=True) == always | {"constant_reward", "kl"}
 
 
@@ -212,7 +212,7 @@ def test_alarms_are_switched_off_or_loosened():
 
 
 def test_the_config_knows_each_alarm():
-    assert set(NAMES) == set(ALARMS)
+    assert {alarm.name for alarm in Alarm.__subclasses__()} == set(ALARMS)
     cfg = compose(["tolerate.kl=true", "tolerate.zero_gradient=9", "metric=none"]).cfg
     assert cfg["tolerate"] == {"kl": True, "zero_gradient": 9}
 
@@ -337,8 +337,8 @@ def test_a_healthy_training_ends():
         ("zero_gradient", [{"gradient": 0.0}] * 3),
         ("frozen", [{"change": 0.0}] * 4),
         ("exploded", [{}, {"change": 1e6}]),
-        ("uphill", [{"change": 1e-4}] * 3),
-        ("uphill", [{"change": 0.0}, *[{"change": 1e-4}] * 3]),
+        ("gradient_ascent", [{"change": 1e-4}] * 3),
+        ("gradient_ascent", [{"change": 0.0}, *[{"change": 1e-4}] * 3]),
     ],
 )
 def test_a_sick_training_stops_at_the_step_that_shows_it(name, steps):
@@ -362,7 +362,7 @@ def test_weights_that_stay_in_a_warm_up_are_no_sickness():
         ("frozen", [{}, {}, *[{"change": 0.0}] * 4]),
         ("exploded", [{}, {"change": 1.5}, {"change": 99.0}]),
         ("diverged", [*[{}] * 6, *[{"loss": 50.0}] * 5]),
-        ("uphill", [{"change": 1e-4}] * 3),
+        ("gradient_ascent", [{"change": 1e-4}] * 3),
     ],
 )
 @pytest.mark.parametrize("done", [1, 2])
@@ -430,7 +430,7 @@ def test_notes_are_heard_once_a_step_however_seldom_they_are_logged():
         training.step()
     for values in notes.values():
         values.append(-0.05 if values[-1] < 0 else 0.1)
-    with pytest.raises(SickRun, match=r"opposite at step 6.*\n.*from 0 to -0.05"):
+    with pytest.raises(SickRun, match=r"preferences_inverted at step 6.*\n.*from 0 to -0.05"):
         training.step()
 
 

@@ -27,8 +27,17 @@ TOP = {
     "attempts": "int",
 }
 # The names of the alarms in ``health``, which would import torch.
-ALARMS = ("not_finite", "zero_gradient", "frozen", "exploded", "diverged", "kl", "opposite", "constant_reward")
-ALARMS += ("first_margin", "uphill")
+ALARMS = (
+    "not_finite",
+    "zero_gradient",
+    "frozen",
+    "exploded",
+    "diverged",
+    "kl",
+    "preferences_inverted",
+    "constant_reward",
+)
+ALARMS += ("first_margin", "gradient_ascent")
 GROUPS = (
     *("trainer", "model", "dataset", "peft", "quant", "collator", "reward", "loss", "weight", "metric"),
     *("optimizer", "callback", "tracker", "launcher"),

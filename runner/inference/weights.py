@@ -12,7 +12,7 @@ from typing import Any
 
 from runner.config import asked_for, build, serve
 from runner.errors import ConfigError, Fault, FolderError
-from runner.files import SEAL, damage_of, read_json, sha256, told
+from runner.files import SEAL, damage_of, describe_damage, read_json, sha256
 from runner.report.table import shown
 from runner.run import Run, last_checkpoint, sealed_checkpoints
 from runner.tray.argument import refuse_absent_devices
@@ -68,7 +68,9 @@ def whole(folder: Path) -> Path:
     """The same sealed folder; FolderError with every file that is not as it was sealed."""
     if damage := damage_of(folder):
         cure = "the command that made the run, which mends it from a checkpoint, or checkpoint=last"
-        raise FolderError(Fault(shown(folder), f"damaged: {told(damage)}", "the files that were sealed", cure))
+        raise FolderError(
+            Fault(shown(folder), f"damaged: {describe_damage(damage)}", "the files that were sealed", cure)
+        )
     return folder
 
 
@@ -91,7 +93,7 @@ def _of_step(run: Run, step: int) -> Weights:
     if not damage:
         return Weights(folder.name, folder)
     there = [path.name.rpartition("-")[2] for path in sealed_checkpoints(run)]
-    found = f"checkpoint {step} is {f'damaged: {told(damage)}' if folder.is_dir() else 'not there'}"
+    found = f"checkpoint {step} is {f'damaged: {describe_damage(damage)}' if folder.is_dir() else 'not there'}"
     cure = f"checkpoint={there[-1]}" if there else "checkpoint=model"
     raise FolderError(Fault(shown(run.checkpoints), found, f"one of {', '.join(there) or 'none'}", cure))
 

@@ -16,7 +16,7 @@ from runner.check.known import leaves as scalars
 from runner.check.known import nodes
 from runner.check.value import typed
 from runner.errors import ConfigError, Fault, FolderError
-from runner.files import damage_of, find_links, read_json, told, write_json
+from runner.files import damage_of, describe_damage, find_links, read_json, write_json
 from runner.report.axis import leaves
 from runner.report.find import find_run
 from runner.run import VOLATILE, Run, folder_of, held, link_faults, processes_of, sealed_checkpoints
@@ -83,7 +83,7 @@ def begin_from(other: Run, cycle_steps: int) -> Path:
     for path in reversed(sealed_checkpoints(other)):
         step = int(path.name.rpartition("-")[2])
         if wrong := damage_of(path):
-            told_of.append(f"{path.name}: {told(wrong)}")
+            told_of.append(f"{path.name}: {describe_damage(wrong)}")
         elif step % cycle_steps:
             told_of.append(f"{path.name}: inside a generation cycle of {cycle_steps} steps")
         else:
@@ -202,8 +202,8 @@ def _no_longer(old: Any, new: Any, cfg: Mapping[str, Any], args: Mapping[str, An
         schedule = str(args.get("lr_scheduler_type"))
         warmup = args.get("warmup_steps") or 0
         ahead = schedule not in STEADY or 0 < warmup < 1
-    told = f"the same, because the schedule ({schedule}) was drawn for {written(old)} from the first step"
-    return told if ahead else ""
+    expected = f"the same, because the schedule ({schedule}) was drawn for {written(old)} from the first step"
+    return expected if ahead else ""
 
 
 def copy_papers(run: Run, other: Run) -> None:

@@ -245,9 +245,9 @@ def trackers_closed(trackers: Sequence[Telling], *, is_first: bool) -> Iterator[
 @contextmanager
 def _to_log() -> Iterator[None]:
     """What is printed inside goes to the log of the run, without its colours."""
-    with redirect_stdout(io.StringIO()) as told:
+    with redirect_stdout(io.StringIO()) as printed:
         yield
-    for line in re.sub(r"\x1b\[[0-9;]*m", "", told.getvalue()).splitlines():
+    for line in re.sub(r"\x1b\[[0-9;]*m", "", printed.getvalue()).splitlines():
         log.info("%s", line)
 
 

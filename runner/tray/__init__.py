@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from runner.callback import StopRequest
     from runner.checkpoint import Seal
-    from runner.health import Health
+    from runner.health.watch import Health
     from runner.tracker.callback import Telling
     from runner.trainer.extension import Measure
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from runner.callback import StopRequest
     from runner.checkpoint import Seal
-    from runner.health import Health
+    from runner.health.watch import Health
 
 
 def build_callbacks(cfg: Mapping[str, Any], served: Mapping[str, Any]) -> list[TrainerCallback]:
@@ -60,7 +60,8 @@ def add_callbacks(
 
 def build_health(cfg: Mapping[str, Any], args: TrainingArguments, peft_config: PeftConfig | None, panel: Any) -> Health:
     """The alarms that fit this kind of training."""
-    from runner.health import Health, build_alarms
+    from runner.health.alarms import build_alarms
+    from runner.health.watch import Health
     from runner.model.adapter import moves_start
 
     asked = asked_for(cfg["trainer"]["_target_"])

@@ -28,7 +28,7 @@ from runner.run import Run, last_checkpoint, sealed_checkpoints, write_manifest
 if TYPE_CHECKING:
     from transformers import Trainer
 
-    from runner.health import Health
+    from runner.health.watch import Health
     from runner.tray import Components
 
 log = logging.getLogger(__name__)
@@ -81,15 +81,15 @@ def _of_sickness(run: Run, error: SickRun, trainer: Trainer) -> tuple[SickRun, d
     if trainer.is_world_process_zero():
         _remove_sick(run, error.healthy)
     good = last_checkpoint(run, clean=False)
-    told = _told(error, f"{run}/checkpoints/{good.name}" if good else "the start")
+    error = _with_checkpoint(error, f"{run}/checkpoints/{good.name}" if good else "the start")
     asked, times = run.cfg.get("on_sick") == ROLLBACK, run.cfg.get("attempts", ATTEMPTS)
     if not asked or not error.curable or count_of(read_amendments(run.folder), ROLLBACK) >= times:
-        return told, None
+        return error, None
     step = trainer.state.global_step
     fault = error.faults[0]
     from_step = int(good.name.rpartition("-")[2]) if good else 0
     amendment = {"kind": ROLLBACK, "step": step, "from_step": from_step, "cause": f"{fault.where}: {fault.found}"}
-    return told, amendment
+    return error, amendment
 
 
 def _remove_sick(run: Run, healthy: int) -> None:
@@ -101,7 +101,7 @@ def _remove_sick(run: Run, healthy: int) -> None:
     run.set_status(sealed=max(left, default=None))
 
 
-def _told(error: SickRun, good: str) -> SickRun:
+def _with_checkpoint(error: SickRun, good: str) -> SickRun:
     faults = [replace(fault, found=f"{fault.found}; the last good checkpoint is {good}") for fault in error.faults]
     return SickRun(faults, error.healthy, error.curable)
 

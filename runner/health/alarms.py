@@ -1,0 +1,388 @@
+"""Alarms: what makes a training sick, each a small class that observes every optimizer step.
+
+An alarm's name is what ``tolerate`` takes: ``true`` switches it off, a number is for how many steps in a row it may
+last. What a step shows is gathered in ``watch``.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from runner.errors import Fault, SickRun
+
+LOWER = "a lower learning_rate=, or on_sick=rollback"
+MARGINS, RANKINGS = ("rewards/margins", "margin"), ("rewards/accuracies", "accuracy")
+MUST_BE_NUMBERS = ("reward", "kl", "objective/scores", "objective/kl")
+NOTED = {*MARGINS, *RANKINGS, *MUST_BE_NUMBERS, "completions/mean_length", "frac_reward_zero_std"}
+UNKNOWN = ""  # of a step that shows nothing of what an alarm looks at; None is a healthy step
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one optimizer step showed, alike in every process; None is what nobody could see."""
+
+    number: int
+    loss: float | None = None
+    gradient: float | None = None  # the largest entry that was looked at; 0.0 only where every entry is 0
+    weight: float | None = None  # the root mean square of the weights that were looked at
+    moved: bool | None = None  # whether some weight changed
+    slope: float | None = None  # the cosine between that change and the gradient of the loss: below 0 is downhill
+    pace: float = 1.0  # the learning rate as a share of that which the schedule multiplies
+    skipped: bool = False  # by the gradient scaler of float16, as it does now and then
+    noted: Mapping[str, float] = field(default_factory=dict)  # the trainer's own figures, by the name in its log
+    rewards: Mapping[str, tuple[float, float, int]] = field(default_factory=dict)  # lowest, highest, count since begin
+
+
+# --- Alarms -------------------------------------------------------------------------------------
+
+
+class Alarm:
+    """One way to be sick: ``patience`` steps in a row that ``suspect`` says something of.
+
+    ``curable`` are those that a lower learning rate may help. ``lag`` is 1 where a step shows what the one before it
+    has done, as a loss does and all that is said of samples.
+    """
+
+    name = ""
+    patience = 1
+    expected = ""
+    cure = ""
+    curable = False
+    lag = 0
+
+    def __init__(self, patience: int | None = None):
+        self.patience = patience or self.patience
+        self.count = 0
+
+    def suspect(self, step: Step) -> str | None:
+        """A line on what is wrong with a step, None where nothing is, or ``UNKNOWN``."""
+        raise NotImplementedError
+
+    def observe(self, step: Step) -> SickRun | None:
+        """Take a step into account, and return the end of the run where it is time."""
+        found = self.suspect(step)
+        if found is None:
+            self.count = 0
+        elif found:
+            self.count += 1
+            if self.count >= self.patience:
+                return self.sickness(step.number, found)
+        return None
+
+    def sickness(self, number: int, found: str) -> SickRun:
+        """The end of a run; its checkpoints are good up to the step before the first that looked sick."""
+        cure = f"{self.cure}; or tolerate.{self.name}=true"
+        fault = Fault(f"{self.name} at step {number}", found, self.expected, cure.removeprefix("; or "))
+        return SickRun(fault, healthy=max(0, number - self.patience - self.lag), curable=self.curable)
+
+
+class NotFinite(Alarm):
+    """A loss, gradient, weight or reward that is no number: nothing is learnt from it, and all after it is lost."""
+
+    name = "not_finite"
+    expected = "finite numbers"
+    cure = LOWER
+    curable = True
+
+    def suspect(self, step: Step) -> str | None:
+        seen = {"the loss": step.loss, "a weight": step.weight}
+        # float16 scales gradients until they overflow, skips that step and scales them less.
+        seen |= {} if step.skipped else {"the gradient": step.gradient}
+        seen |= {name: step.noted.get(name) for name in MUST_BE_NUMBERS}
+        bad = [f"{name} is {value}" for name, value in seen.items() if value is not None and not math.isfinite(value)]
+        return ", ".join(bad) or None
+
+
+class ZeroGradient(Alarm):
+    """No gradient at all: every label is masked, the two answers of each pair are one, or nothing leads to a weight.
+
+    That of one batch may be 0, therefore three. It is 0 as well where all has been learnt: then there was one before,
+    and little is left of the loss. Of groups of completions it is 0 while each group has one reward, which is a
+    sickness only where no completion ever had another (``constant_reward``).
+    """
+
+    name = "zero_gradient"
+    patience = 3
+    expected = "a loss that depends on the weights"
+    cure = "look at what is trained: python -m runner preview <the same words>"
+    LEFT = 0.1
+
+    def __init__(self, patience: int | None = None, *, online: bool = False, resumed: bool = False):
+        super().__init__(patience)
+        self.online = online
+        self.first_loss = math.inf if resumed else None
+
+    def suspect(self, step: Step) -> str | None:
+        groups_alike = self.online and step.noted.get("frac_reward_zero_std", 1.0) == 1.0
+        if step.loss is None or step.gradient is None or groups_alike:
+            return UNKNOWN
+        if step.gradient != 0:
+            self.first_loss = step.loss if self.first_loss is None else self.first_loss
+            return None
+        if self.first_loss is not None and step.loss < self.LEFT * self.first_loss:
+            return None
+        return f"every gradient is 0, the loss {step.loss:.4g}"
+
+
+class Frozen(Alarm):
+    """Weights that stay as they are: the optimizer has others, or what is trained is not what the model uses.
+
+    Only steps that should move them count: not the begin of a warm-up, the end of a decay, or a step without gradient.
+    """
+
+    name = "frozen"
+    patience = 3
+    expected = "trained weights that change"
+    cure = "another optimizer= or peft=, or model.dtype=float32, where small steps are not rounded away"
+    PACE = 0.1
+
+    def suspect(self, step: Step) -> str | None:
+        if step.moved is None or step.skipped or step.gradient == 0 or step.pace < self.PACE:
+            return None if step.moved else UNKNOWN
+        return None if step.moved else "no trained weight has changed"
+
+
+class GradientAscent(Alarm):
+    """Weights that follow the gradient of their own loss upwards, so that the opposite is learnt: a sign is wrong.
+
+    Asked of the first steps alone, until one goes down. Without momentum no optimizer goes up; with it a healthy
+    training does, later.
+    """
+
+    name = "gradient_ascent"
+    patience = 3
+    expected = "weights that move down the gradient of the loss"
+    cure = "the sign in optimizer= (maximize), or a callback that changes gradients"
+    LEAST = 0.05  # weight decay alone moves them at right angles to it
+
+    def __init__(self, patience: int | None = None, *, resumed: bool = False):
+        super().__init__(patience)
+        self.over = resumed
+
+    def suspect(self, step: Step) -> str | None:
+        if self.over or step.slope is None:
+            return UNKNOWN
+        self.over = step.slope <= self.LEAST
+        return None if self.over else f"the weights move up the gradient of the loss (cosine {step.slope:.2f})"
+
+
+class Exploded(Alarm):
+    """Weights beyond all sizes that a model has: they began near 0.02 to 1 and are 100 times what they were."""
+
+    name = "exploded"
+    expected = "weights of about their first size"
+    cure = LOWER
+    curable = True
+    TIMES = 100
+
+    def __init__(self, patience: int | None = None):
+        super().__init__(patience)
+        self.first: float | None = None
+
+    def suspect(self, step: Step) -> str | None:
+        if step.weight is None:
+            return UNKNOWN
+        self.first = step.weight if self.first is None else self.first
+        if step.weight <= self.TIMES * max(1.0, self.first):
+            return None
+        return f"the weights have grown from {self.first:.3g} to {step.weight:.3g}"
+
+
+class Diverged(Alarm):
+    """A loss far from what it was, five steps in a row: three times the lowest mean of five steps, and 6 more.
+
+    One hard batch of one row can be that far off; five in a row do not come by chance, and rows of another kind that
+    come after easy ones are at 5 or less. Far below is no better: none of these losses has so much to give, unless its
+    sign is wrong. Only of losses that fall when the model learns; those of samples do not.
+    """
+
+    name = "diverged"
+    patience = 5
+    expected = "a loss that falls"
+    cure = LOWER
+    curable = True
+    lag = 1
+    TIMES, MORE, STEPS = 3.0, 6.0, 5
+
+    def __init__(self, patience: int | None = None):
+        super().__init__(patience)
+        self.last: list[float] = []
+        self.lowest: float | None = None
+
+    def suspect(self, step: Step) -> str | None:
+        if step.loss is None:
+            return UNKNOWN
+        usual = statistics.mean(self.last or [step.loss]) if self.lowest is None else self.lowest
+        if abs(step.loss) > self.TIMES * abs(usual) + self.MORE:
+            return f"a loss of {step.loss:.3g}, after {usual:.3g}"
+        self.last = [*self.last, step.loss][-self.STEPS :]
+        if len(self.last) == self.STEPS:
+            mean = statistics.mean(self.last)
+            self.lowest = mean if self.lowest is None else min(mean, self.lowest, key=abs)
+        return None
+
+
+class KL(Alarm):
+    """A policy that has left its reference: more than 5 nats a token and 50 a completion, two steps in a row.
+
+    Policies that are over-optimised but still speak were seen at 1 to 2 nats a token (85 for 53 tokens); a policy that
+    always says the same against a reference that says anything reaches the logarithm of the vocabulary, 10 to 12. A
+    short answer may well cost more than 5 a token, and a single completion can carry the estimate of a whole step.
+    """
+
+    name = "kl"
+    patience = 2
+    expected = "a policy that the reference still knows"
+    cure = f"a larger kl_coef=, {LOWER}"
+    curable = True
+    lag = 1
+    PER_TOKEN, PER_COMPLETION = 5.0, 50.0
+
+    def __init__(self, patience: int | None = None, *, length: int | None = None):
+        super().__init__(patience)
+        self.length = length
+
+    def suspect(self, step: Step) -> str | None:
+        length = step.noted.get("completions/mean_length") or self.length
+        whole = step.noted.get("objective/kl")
+        if whole is None and "kl" in step.noted and length:
+            whole = step.noted["kl"] * length
+        if whole is None or not length:
+            return UNKNOWN
+        if abs(whole) <= max(self.PER_COMPLETION, self.PER_TOKEN * length):
+            return None
+        return f"a KL of {whole:.3g} for a completion of {length:.0f} tokens"
+
+
+class PreferencesInverted(Alarm):
+    """Preferences learnt the wrong way round: for five steps, and 32 pairs, the chosen answers have fallen behind.
+
+    All those margins are below where they began, and so many pairs are ranked wrongly that chance would do it one time
+    in a thousand; where no ranking is noted, ten margins are by four standard errors. With a reference all begins with
+    a margin of 0 and even odds, without one with what the first five steps showed. A held-out reward may fall in a
+    healthy run; what is trained on may not.
+    """
+
+    name = "preferences_inverted"
+    expected = "chosen answers that become likelier than rejected ones"
+    cure = "the sign of the loss, or which column is dataset.columns.chosen"
+    STEPS, PAIRS, RIGHT, LEAST = 5, 32, 1 / 3, 1e-3
+    ERRORS_OF_RANKS, ERRORS_OF_MARGINS = 3.0, 4.0
+
+    def __init__(self, patience: int | None = None, *, anchored: bool, pairs: int):
+        super().__init__(patience)
+        self.anchored = anchored
+        self.pairs = pairs
+        self.first: list[tuple[float, float | None]] = []
+        self.last: list[tuple[float, float | None]] = []
+
+    def suspect(self, step: Step) -> str | None:
+        margin, right = (_first(step.noted, *names) for names in (MARGINS, RANKINGS))
+        if margin is None:
+            return UNKNOWN
+        size = 2 * self.STEPS if right is None else max(self.STEPS, math.ceil(self.PAIRS / self.pairs))
+        if len(self.first) < (1 if self.anchored else size):
+            self.first.append((margin, right))
+            return None
+        self.last = [*self.last, (margin, right)][-size:]
+        begin = 0.0 if self.anchored else statistics.mean(margin for margin, _ in self.first)
+        falls = [begin - margin for margin, _ in self.last]
+        if len(falls) < size or min(falls) <= 0 or statistics.mean(falls) <= self.LEAST:
+            return None
+        if not (self._margins_are_clear(falls) if right is None else self._ranks_are_clear()):
+            return None
+        return f"the margin of chosen over rejected has fallen from {begin:.3g} to {margin:.3g}"
+
+    def _margins_are_clear(self, falls: list[float]) -> bool:
+        return statistics.mean(falls) > self.ERRORS_OF_MARGINS * statistics.stdev(falls) / math.sqrt(len(falls))
+
+    def _ranks_are_clear(self) -> bool:
+        now, before = (statistics.mean(right or 0.0 for _, right in part) for part in (self.last, self.first))
+        before = 0.5 if self.anchored else before
+        spread = before * (1 - before) + (0 if self.anchored else now * (1 - now))
+        error = math.sqrt(spread / (len(self.last) * self.pairs))
+        return now <= self.RIGHT and before - now >= self.ERRORS_OF_RANKS * error
+
+
+class ConstantReward(Alarm):
+    """The same reward for every completion since the begin: there is nothing to prefer, and noise is learnt.
+
+    In five steps and 128 completions, because rare successes may take that long; once a reward has differed, rewards
+    that are all alike again are what success looks like.
+    """
+
+    name = "constant_reward"
+    patience = 5
+    expected = "rewards that tell completions apart"
+    cure = "another reward=, or easier prompts; where it is the best reward, there is nothing left to learn"
+    COMPLETIONS = 128
+
+    def suspect(self, step: Step) -> str | None:
+        if not step.rewards or not all(count for _, _, count in step.rewards.values()):
+            return UNKNOWN
+        if any(high - low > 1e-6 * max(1.0, abs(high)) for low, high, _ in step.rewards.values()):
+            return None
+        count = min(count for _, _, count in step.rewards.values())
+        if count < self.COMPLETIONS and self.count >= self.patience - 1:
+            return UNKNOWN
+        given = ", ".join(f"{name} gave {low:.3g}" for name, (low, _, _) in step.rewards.items())
+        return f"{given} to each of {count} completions"
+
+
+class FirstMargin(Alarm):
+    """A policy and a reference that differ before anything was learned: both are the start model, and the margin 0.
+
+    Anything else is a wrong reference: an adapter copied with its weights, other weights read from disk, dropout in one
+    of the two.
+    """
+
+    name = "first_margin"
+    expected = "a margin of 0, because nothing was learned yet: the reference is not the start model"
+    cure = "trainer.args.disable_dropout=true, or another peft="
+
+    def __init__(self, patience: int | None = None, *, tolerance: float):
+        super().__init__(patience)
+        self.tolerance = tolerance
+
+    def suspect(self, step: Step) -> str | None:
+        margin = step.noted.get("rewards/margins")
+        if step.number != 1 or margin is None or abs(margin) <= self.tolerance:
+            return None
+        return f"a reward margin of {margin:.3g}"
+
+
+def build_alarms(
+    tolerate: Mapping[str, Any] | None = None,
+    *,
+    online: bool = False,
+    anchored: bool = False,
+    pairs: int = 1,
+    rounding: float | None = None,
+    length: int | None = None,
+    resumed: bool = False,
+) -> list[Alarm]:
+    """The alarms of one kind of training, as ``tolerate`` leaves them.
+
+    ``online`` is learning from rewarded samples of at most ``length`` tokens, ``anchored`` beside a reference, from
+    ``pairs`` in each step. ``rounding`` is by how much the margin of the first step may differ from 0; None where it
+    need not be 0.
+    """
+    tolerate = tolerate or {}
+    how: dict[type[Alarm], dict[str, Any]] = {NotFinite: {}, Frozen: {}, Exploded: {}}
+    how |= {ZeroGradient: {"online": online, "resumed": resumed}, GradientAscent: {"resumed": resumed}}
+    if online:
+        how |= {ConstantReward: {}, KL: {"length": length}}
+    else:
+        how |= {PreferencesInverted: {"anchored": anchored, "pairs": pairs}, Diverged: {}}
+    how |= {} if rounding is None else {FirstMargin: {"tolerance": rounding}}
+    patience = {kind: tolerate.get(kind.name) for kind in how}
+    kept = {kind: None if steps is False else steps for kind, steps in patience.items() if steps is not True}
+    return [kind(steps, **how[kind]) for kind, steps in kept.items()]
+
+
+def _first(noted: Mapping[str, float], *names: str) -> float | None:
+    return next((noted[name] for name in names if name in noted), None)
