@@ -37,6 +37,11 @@ def shipped(path: str) -> str:
     return str(PACKAGE / path.removeprefix(SHIPPED)) if path.startswith(SHIPPED) else path
 
 
+def display_path(path: Path) -> str:
+    """A path as one would type it from here."""
+    return os.path.relpath(path) if path.absolute().is_relative_to(Path.cwd()) else str(path)
+
+
 def hub_home() -> Path:
     """The folder in which the hub's libraries keep what they fetched, and the token."""
     default = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")

@@ -23,8 +23,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from runner.__main__ import main
 from runner.files import read_json
 from runner.report import plot
-from runner.report.read import read_metrics
 from runner.run import Run
+from runner.run.read import read_metrics
 
 ROOT = Path(__file__).parent.parent
 ENTER = "import sys; from pkgutil import resolve_name; resolve_name(sys.argv[1])(sys.argv[2:])"

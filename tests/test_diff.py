@@ -7,7 +7,7 @@ from laid import lay_run, write
 
 from runner.__main__ import main
 from runner.report.compare import changed_files, deviations, sections_of
-from runner.report.read import read_run
+from runner.run.read import read_run
 
 PATCH = "diff --git a/x.py b/x.py\n--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a\n+{}\n"
 

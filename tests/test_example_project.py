@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from runner.__main__ import main
 from runner.files import read_json, shipped
-from runner.report.read import read_metrics
 from runner.run import Run
+from runner.run.read import read_metrics
 
 EXAMPLE = Path(__file__).parent / "example_project"
 WORDS = (

@@ -14,7 +14,7 @@ from runner.config import compose
 from runner.errors import ConfigError, EnvironmentFault, FolderError
 from runner.files import files_of, seal, verify
 from runner.report.card import Export, base_of, to_card
-from runner.report.read import read_run
+from runner.run.read import read_run
 
 SECRET = "hf_" + "a1" * 15
 
@@ -296,7 +296,7 @@ def test_whole_weights_stay_or_are_rounded_and_ppo_exports_its_policy(trained, t
 
 def test_only_folders_of_runs_are_exported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    from runner.report.find import check_finished
+    from runner.run.find import check_finished
 
     run = lay_run(tmp_path / "outputs" / "x" / "run")
     (run / "config.yaml").unlink()

@@ -55,7 +55,7 @@ def started(runner, *words):
 
 def read(runner, name):
     from runner.files import read_json
-    from runner.report.read import read_metrics
+    from runner.run.read import read_metrics
 
     run = Run(runner.runs(name)[0])
     lines = [line for line in read_metrics(run.metrics) if line["step"]]

@@ -10,7 +10,7 @@ from runner.__main__ import main
 from runner.command.reproduce import code_of, conclude, obstacles
 from runner.errors import EnvironmentFault, SickRun
 from runner.files import files_of, read_json
-from runner.report.read import read_run
+from runner.run.read import read_run
 
 WEIGHTS = {"files": {"model.safetensors": "a" * 64, "README.md": "x"}}
 

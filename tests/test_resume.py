@@ -9,8 +9,8 @@ import pytest
 
 from runner.__main__ import main
 from runner.files import files_of, read_json
-from runner.report.read import read_metrics
 from runner.run import Run
+from runner.run.read import read_metrics
 
 pytestmark = pytest.mark.slow
 STEPS = 12

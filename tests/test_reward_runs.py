@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
 from runner.files import shipped
-from runner.report.read import read_metrics
 from runner.run import Run
+from runner.run.read import read_metrics
 
 TINY = shipped("runner://model/tiny")
 FEW = ("trainer.args.max_steps=2", "trainer.args.logging_steps=1", "metric=none")

@@ -11,8 +11,8 @@ from runner import work
 from runner.command.report import report
 from runner.errors import FolderError
 from runner.files import seal
-from runner.report.find import find_runs
 from runner.run import Run, check_lines, key_of, label_of, last_checkpoint, locked, open_run, write_manifest
+from runner.run.find import find_runs
 
 
 @pytest.fixture

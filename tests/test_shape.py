@@ -97,7 +97,7 @@ def test_every_module_says_what_lives_there():
 
 
 def test_the_door_is_light():
-    light = "import sys, runner.__main__, runner.command.train, runner.report.read"
+    light = "import sys, runner.__main__, runner.command.train, runner.run.read"
     code = f"{light}; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -11,8 +11,8 @@ sys.path.append(str(Path(__file__).parent / "fault"))
 
 from sick import HEALTHY, SICK, perform
 
-from runner.report.read import read_metrics
 from runner.run import sealed_checkpoints
+from runner.run.read import read_metrics
 
 pytestmark = pytest.mark.slow
 # One of each alarm and kind of trainer, and the healthy ones that look most like them.

@@ -23,9 +23,9 @@ from runner.files import files_of
 from runner.report.axis import axes_of
 from runner.report.importance import importance_of
 from runner.report.plot import COLOURS, band, heat_cells, sweep_pictures, to_svg
-from runner.report.read import read_run
 from runner.report.sweep import summarise, write_report
 from runner.report.table import table, to_csv, to_jsonl
+from runner.run.read import read_run
 
 SEEDS = {(0.1, 1e-4, 0): 0.5, (0.1, 1e-4, 1): 0.7, (0.5, 1e-4, 0): 0.8, (0.5, 1e-4, 1): 0.9}
 GRID = {(kl, rate, 0): kl + 10 * rate for kl in (0.1, 0.2, 0.3) for rate in (0.01, 0.02)}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner.files import MENU, files_of, read_json
-from runner.report.read import read_metrics
+from runner.run.read import read_metrics
 
 GOLDEN = Path(__file__).parent / "golden"
 QUICK = (

@@ -14,11 +14,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from runner.command import read_options
 from runner.report.compare import Section, sections_of
-from runner.report.find import find_runs, read_options
 from runner.report.number import short
-from runner.report.read import Papers
-from runner.report.table import shown
+from runner.run.find import find_runs
+from runner.run.read import Papers
 
 
 def main(line: Any) -> int:
@@ -51,4 +51,4 @@ def _unsaid(section: Section) -> bool:
 
 def _named(run: Papers, width: int) -> str:
     state = f"  {run.state} {run.progress}".rstrip()
-    return short(shown(run.folder), width - 10 - len(state)) + state
+    return short(str(run), width - 10 - len(state)) + state

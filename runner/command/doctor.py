@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from runner.check.library import read_project
+from runner.command import read_options
 from runner.errors import EnvironmentFault
-from runner.files import PACKAGE, hub_home
+from runner.files import PACKAGE, display_path, hub_home
 from runner.forecast.machine import read_memory
-from runner.report.find import read_options
 from runner.report.number import number, short
-from runner.report.table import Column, lay_out, shown
+from runner.report.table import Column, lay_out
 from runner.secret import hidden
 
 WIDTH = 80
@@ -149,7 +149,8 @@ def extras_table(extras: Mapping[str, Sequence[str]]) -> list[str]:
         name: list(dict.fromkeys(part for text in spelt(listed, extras) for part in missing_of(text)))
         for name, listed in extras.items()
     }
-    home = f"-e '{shown(PACKAGE.parent)}[NAME]'" if (PACKAGE.parent / "pyproject.toml").is_file() else "'runner[NAME]'"
+    is_checkout = (PACKAGE.parent / "pyproject.toml").is_file()
+    home = f"-e '{display_path(PACKAGE.parent)}[NAME]'" if is_checkout else "'runner[NAME]'"
     told = ["there" if not lack else "brings " + ", ".join(lack) for lack in lacking.values()]
     columns = [Column("extra", list(lacking), True, True), Column(f"pip install {home}", told, True, True)]
     return [line[2:] if len(line) <= WIDTH + 2 else short(line[2:], WIDTH) for line in lay_out(columns, 200)]
@@ -222,7 +223,7 @@ def disk_line(root: str) -> str:
     there = next(path for path in (folder, *folder.parents) if path.exists())
     usage = shutil.disk_usage(there)
     mine = "" if os.access(there, os.W_OK) else ", and you may not write there"
-    return f"{gigabytes(usage.free)} of {gigabytes(usage.total)} free at {shown(folder)}/{mine}"
+    return f"{gigabytes(usage.free)} of {gigabytes(usage.total)} free at {display_path(folder)}/{mine}"
 
 
 def ask_hub() -> str:

@@ -41,14 +41,14 @@ from typing import Any
 
 from runner.dataset.convert import fits
 from runner.errors import ConfigError, DataError, Fault
-from runner.files import write_json, write_text
+from runner.files import display_path, write_json, write_text
 from runner.held_out import find_metric_faults
 from runner.inference.paper import key_of, state_of, to_line
 from runner.inference.rows import find_form_fault, read_sets
 from runner.inference.weights import Weights, find_weights, load
 from runner.inference.words import OPTIONS, Asked, Kind, read_asked
 from runner.report.number import number
-from runner.report.table import Column, lay_out, shown
+from runner.report.table import Column, lay_out
 from runner.terminal import quiet
 from runner.tray.judge import build_metrics, named
 
@@ -111,7 +111,7 @@ def main(line: Any) -> int:
     path = Path(asked.options.get("to") or asked.folder("evaluations") / f"{asked.data}-{key_of(facts)}.json")
     _write(path, side, result, other, theirs, comparison, facts, time.monotonic() - began)
     print("\n".join(to_table(asked, result, theirs, comparison)))
-    print(f"to        {shown(path)}")
+    print(f"to        {display_path(path)}")
     return 0
 
 
@@ -400,5 +400,5 @@ def evaluate_tasks(side: Side) -> int:
         f"{number(value)}{f' ± {number(errors[name], 2)}' if name in errors else ''}" for name, value in scores.items()
     ]
     print("\n".join(lay_out([Column("task", list(scores), True, True), Column("value", cells, True)], 100)))
-    print(f"to        {shown(path)}")
+    print(f"to        {display_path(path)}")
     return 0

@@ -24,14 +24,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from runner.command import is_yes, read_options
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError
-from runner.files import SEAL, files_of, read_json, remove, seal, verify, write_text
+from runner.files import SEAL, display_path, files_of, read_json, remove, seal, verify, write_text
 from runner.inference.weights import whole
 from runner.report.card import Export, base_of, to_card
-from runner.report.find import check_finished, find_runs, is_yes, read_options
 from runner.report.number import number
-from runner.report.read import Papers
-from runner.report.table import shown
+from runner.run.find import check_finished, find_runs
+from runner.run.read import Papers
 from runner.terminal import quiet
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -49,7 +49,7 @@ def main(line: Any) -> int:
     folder = Path(options.get("to") or run.folder / "export")
     told = export(run, folder, options.get("dtype"), options.get("license"), is_yes(options, "trust_remote_code"))
     print("\n".join(told))
-    print(f"export    {shown(folder)}")
+    print(f"export    {display_path(folder)}")
     if name := options.get("push"):
         print(f"pushed    {push(folder, name, private)}")
     return 0
@@ -89,7 +89,7 @@ def _check(run: Papers, options: Mapping[str, str]) -> None:
     if faults:
         raise ConfigError(faults)
     if not (run.folder / "model").is_dir():
-        raise FolderError(Fault(shown(run.folder / "model"), "missing", "the model of a finished run"))
+        raise FolderError(Fault(display_path(run.folder / "model"), "missing", "the model of a finished run"))
     whole(run.folder / "model")
 
 
@@ -97,7 +97,9 @@ def _check_place(folder: Path) -> None:
     """Raise FolderError where something is in the way that is not an export as it was written."""
     if folder.is_symlink() or (folder.exists() and not _is_replaceable(folder)):
         found = "a link" if folder.is_symlink() else "holds something else than an export as it was written"
-        raise FolderError(Fault(shown(folder), found, "no folder yet, or an earlier export", "to=<another folder>"))
+        raise FolderError(
+            Fault(display_path(folder), found, "no folder yet, or an earlier export", "to=<another folder>")
+        )
 
 
 def _is_replaceable(folder: Path) -> bool:
@@ -133,12 +135,14 @@ def _copy(source: Path, new: Path) -> list[str]:
     files = [path for path in sorted(source.iterdir()) if path.is_file() and path.name not in LEFT]
     unsafe = [path.name for path in files if path.suffix in (".bin", ".pt", ".pth", ".pkl")]
     if unsafe:
-        raise FolderError(Fault(shown(source), f"{unsafe[0]}, a pickle", "safetensors only", "train it again"))
+        raise FolderError(Fault(display_path(source), f"{unsafe[0]}, a pickle", "safetensors only", "train it again"))
     for path in files:
         shutil.copyfile(path, new / path.name)
     before = {name: digest for name, digest in files_of(source).items() if name in {path.name for path in files}}
     if files_of(new) != before:
-        raise EnvironmentFault(Fault(shown(new), "the copied files differ", "the same bytes", "try another disk"))
+        raise EnvironmentFault(
+            Fault(display_path(new), "the copied files differ", "the same bytes", "try another disk")
+        )
     size = sum(path.stat().st_size for path in files if path.suffix == ".safetensors")
     return [f"copied to the byte, {number(size / 1e6, 3)} MB"]
 
@@ -176,6 +180,6 @@ def push(folder: Path, name: str, private: bool = True) -> str:
         hub.upload_folder(repo_id=repository.repo_id, folder_path=folder, ignore_patterns=[SEAL])
     except Exception as error:  # whatever its HTTP library of the day raises
         text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        cure = f"hf auth login, then the same words again; {shown(folder)} is whole"
+        cure = f"hf auth login, then the same words again; {display_path(folder)} is whole"
         raise EnvironmentFault(Fault(f"push={name}", text, "a hub that takes it", cure)) from error
     return str(repository)

@@ -28,13 +28,13 @@ from typing import Any
 from runner import config
 from runner.check import check
 from runner.check.top import is_folder_name
+from runner.command import is_yes, read_options
 from runner.dialect.draft import KINDS, NOTHING, Draft, Note, shown, without_secrets
 from runner.dialect.read import DIALECTS, Reading, read_file
 from runner.dialect.rule import apply, rows_per_step, settle
 from runner.errors import ConfigError, Fault
 from runner.files import MENU, write_text
 from runner.match import find_mismatches
-from runner.report.find import is_yes, read_options
 
 WIDTH = 80
 OPTIONS = ("to", "name", "dialect", "force", "trainer")

@@ -38,14 +38,13 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import ConfigError, Fault
-from runner.files import read_last_row
+from runner.files import display_path, read_last_row
 from runner.inference.paper import Paper, continued, key_of, state_of
 from runner.inference.rows import find_form_fault, read_sets
 from runner.inference.weights import Weights, find_weights, load
 from runner.inference.words import OPTIONS, Asked, Kind, in_a_name, read_asked
 from runner.report.number import number
-from runner.report.read import SAMPLES
-from runner.report.table import shown
+from runner.run.read import SAMPLES
 from runner.terminal import quiet
 
 OWN = OPTIONS | {"prompt": Kind(), "completion": Kind(), "chat": Kind(bool, example="true")}
@@ -93,7 +92,7 @@ def predict(asked: Asked, weights: Weights) -> int:
     key = key_of(facts_of(asked, weights))
     paper = Paper(_place(asked, weights, key), key)
     if paper.is_finished():
-        print(f"finished  {shown(paper.path)} already; nothing was changed")
+        print(f"finished  {display_path(paper.path)} already; nothing was changed")
         return 0
     print(f"model     {asked.name}{'' if weights.folder is None else f' ({weights.name})'}", flush=True)
     with paper.held(), quiet():
@@ -103,7 +102,7 @@ def predict(asked: Asked, weights: Weights) -> int:
         again = write(asked, model, tokenizer, rows, paper)
     made = paper.finish({"asked": asked.name, "rows_of": which} | facts_of(asked, weights))
     print("\n".join(_closing(made, again, time.monotonic() - began)))
-    print(f"to        {shown(paper.path)}")
+    print(f"to        {display_path(paper.path)}")
     return 0
 
 

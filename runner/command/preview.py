@@ -34,9 +34,9 @@ from runner.config import Composed, asked_for, build
 from runner.errors import ConfigError, Fault
 from runner.files import shipped, write_text
 from runner.inspection import SAMPLE, Inspection, find_faults, inspect_evaluation, inspect_training, stop_ids
-from runner.report.find import find_runs
 from runner.report.tokens import WIDTH, Sheet, to_page, to_terminal
 from runner.run import Run, folder_of, key_of
+from runner.run.find import find_runs
 from runner.terminal import quiet
 from runner.tray import build_components
 from runner.tray.model import policy_of

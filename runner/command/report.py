@@ -10,26 +10,26 @@ from __future__ import annotations
 
 import difflib
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.errors import ConfigError, Fault, FolderError
-from runner.files import find_links
+from runner.command import read_options
+from runner.errors import Fault, FolderError
+from runner.files import display_path, find_links
 from runner.report.number import short
 from runner.report.objective import check_objective
-from runner.report.read import is_run, read_group
 from runner.report.single import run_table, view_of, write_run_report
 from runner.report.sweep import count_states, summarise, write_report
-from runner.report.table import Column, lay_out, shown, table
+from runner.report.table import Column, lay_out, table
 from runner.run import link_faults
+from runner.run.read import is_run, read_group
 
 KEYS = ("objective", "direction", "output_root")
 
 
 def main(line: Any) -> int:
     """Report on each folder that the command line names, or list what there is; 0 when that could be done."""
-    asked = _asked(line.overrides)
+    asked = read_options(line.overrides, KEYS, "report")
     root = Path(asked.pop("output_root", "outputs"))
     folders = [_folder(word, root) for word in line.runs]
     if not folders:
@@ -49,12 +49,12 @@ def report(folder: Path, objective: str | None = None, direction: str | None = N
     if is_run(folder):
         view = view_of(folder)
         text = run_table(view, width)
-        return f"{text}\npage      {shown(write_run_report(view))}"
+        return f"{text}\npage      {display_path(write_run_report(view))}"
     summary = summarise(folder, objective, direction)
     if objective:
         check_objective(summary.runs, objective)
-    page = write_report(summary)
-    return f"{table(summary, width)}\nrows      {shown(page.with_name('summary.csv'))}\npage      {shown(page)}"
+    page = display_path(write_report(summary))
+    return f"{table(summary, width)}\nrows      {page.removesuffix('report.html')}summary.csv\npage      {page}"
 
 
 def listing(root: Path) -> str:
@@ -64,28 +64,15 @@ def listing(root: Path) -> str:
         (max(str(run.status.get("updated") or "") for run in runs), path, runs) for path, runs in groups.items() if runs
     ]
     if not rows:
-        return f"no runs under {shown(root)}/ yet"
+        return f"no runs under {display_path(root)}/ yet"
     rows.sort(key=lambda row: row[0], reverse=True)
     states = [", ".join(f"{count} {state}" for state, count in count_states(runs).items()) for _, _, runs in rows]
     columns = [
-        Column("folder", [short(shown(path), 50) for _, path, _ in rows], True, True),
+        Column("folder", [short(display_path(path), 50) for _, path, _ in rows], True, True),
         Column("runs", [str(len(runs)) for _, _, runs in rows], True),
         Column("states", states, True, True),
     ]
-    return "\n".join([*lay_out(columns, 80), f"\nnext      python -m runner report {shown(rows[0][1])}"])
-
-
-def _asked(overrides: Sequence[str]) -> dict[str, str]:
-    """The keys that were given; ConfigError for those that a report does not have."""
-    pairs = [override.lstrip("+").partition("=") for override in overrides]
-    if faults := [_unknown(key) for key, _, _ in pairs if key not in KEYS]:
-        raise ConfigError(faults)
-    return {key: text for key, _, text in pairs}
-
-
-def _unknown(key: str) -> Fault:
-    near = difflib.get_close_matches(key, KEYS, 1)
-    return Fault(key, "a report has no such key", ", ".join(KEYS), f"{near[0] if near else 'objective'}=<value>")
+    return "\n".join([*lay_out(columns, 80), f"\nnext      python -m runner report {display_path(rows[0][1])}"])
 
 
 def _folder(word: str, root: Path) -> Path:

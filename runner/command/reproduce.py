@@ -31,15 +31,15 @@ from typing import Any
 from runner import config
 from runner.check.allow import find_dangers
 from runner.check.top import is_folder_name
+from runner.command import is_yes, read_options
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, SickRun
 from runner.files import write_json
 from runner.report.compare import Deviation, deviations
-from runner.report.find import check_finished, find_runs, is_yes, read_options
 from runner.report.number import number
-from runner.report.read import Papers, read_run
 from runner.report.repeat import folders_in, words_of
-from runner.report.table import shown
 from runner.run import CHANGES, Run, open_run
+from runner.run.find import check_finished, find_runs
+from runner.run.read import Papers, read_run
 from runner.secret import HIDDEN, hidden_source
 from runner.work import launch
 
@@ -58,7 +58,7 @@ def main(line: Any) -> int:
     cfg = dict(run.cfg) | {"name": options.get("name") or f"{run.folder.parent.name}-again"}
     cfg["output_root"] = str(run.folder.parent.parent)
     compare_data(run, cfg)
-    again = open_run(cfg, folders_in(words_of(run) or [])[0], ["reproduce", str(run.run)])
+    again = open_run(cfg, folders_in(words_of(run) or [])[0], ["reproduce", str(run)])
     if again.folder.resolve() == run.folder.resolve():
         raise ConfigError(Fault("name", cfg["name"], "another name than that of the run", "leave name out"))
     if again.status()["state"] == "finished":
@@ -83,11 +83,11 @@ def _check(run: Papers, options: Mapping[str, str]) -> float:
     if options.get("code", "worktree") != "worktree":
         faults.append(Fault("code", options["code"], "worktree", "code=worktree"))
     if not is_yes(options, "trust"):
-        cure = f"python -m runner reproduce {shown(run.folder)} trust=true  (if you trust who wrote its config.yaml)"
+        cure = f"python -m runner reproduce {run} trust=true  (if you trust who wrote its config.yaml)"
         faults += [replace(danger, cure=cure) for danger in find_dangers(dict(run.cfg))]
         git = run.manifest.get("git")
         if options.get("code") and isinstance(git, Mapping) and git.get("diff"):
-            found = f"{shown(run.folder)}/manifest.json holds changes of the code, which would run"
+            found = f"{run}/manifest.json holds changes of the code, which would run"
             faults.append(Fault("code", found, "a commit of this repository alone", cure))
     if faults:
         raise ConfigError(faults)
@@ -229,7 +229,7 @@ def conclude(run: Papers, again: Papers, unmatched: Sequence[str], tolerance: fl
     write_json(
         again.folder / "reproduction.json",
         {
-            "of": str(run.run),
+            "of": str(run),
             "equal": not found,
             "within_tolerance": not found or close,
             "tolerance": tolerance,
@@ -260,4 +260,4 @@ def _unequal(again: Papers, found: Sequence[Deviation], largest: float, unmatche
     told = f"{count}; the first in {found[0]}"
     reason = f", but not alike are: {'; '.join(unmatched)}" if unmatched else ""
     cure = f"tolerance={number(largest * 1.01, 2)}, if so much may differ" if largest else "python -m runner diff"
-    return Fault(shown(again.folder), told, f"the same to the bit{reason}", cure)
+    return Fault(str(again), told, f"the same to the bit{reason}", cure)

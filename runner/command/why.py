@@ -24,12 +24,12 @@ from runner.config import Composed
 from runner.errors import ConfigError, Fault
 from runner.origin import Origins, Setting, read_origins, select
 from runner.report.axis import leaves
-from runner.report.find import find_runs
 from runner.report.number import short
-from runner.report.read import Papers
 from runner.report.repeat import command_of, folders_in, words_of
 from runner.report.table import Column, lay_out
 from runner.run import key_of
+from runner.run.find import find_runs
+from runner.run.read import Papers
 from runner.secret import hidden
 from runner.signature import read_signature, written
 
@@ -185,7 +185,7 @@ def _of_run(line: Any, key: str, run: Papers) -> Iterator[str]:
         raise ConfigError(Fault("command line", " ".join(line.overrides), expected, f"why {key} {line.runs[1]}"))
     key = find_key(key, run.cfg)
     frozen = select(run.cfg, key)
-    yield f"{key} = {short(written(frozen), WIDEST)}  frozen in {run.run}/config.yaml"
+    yield f"{key} = {short(written(frozen), WIDEST)}  frozen in {run}/config.yaml"
     yield f"made by   {command_of(run)}"
     composed, folders = _again(run)
     if composed is None:

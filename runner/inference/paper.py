@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import Fault, FolderError
-from runner.files import SHIPPED, read_json, shipped, strict, write_json, write_text
-from runner.report.table import shown
+from runner.files import SHIPPED, display_path, read_json, shipped, strict, write_json, write_text
 from runner.run import link_faults
 
 
@@ -48,7 +47,7 @@ class Paper:
         if (read_json(self.facts) or {}).get("key") == self.key:
             return True
         found, cure = "holds something else than these predictions", "to=<another file>"
-        raise FolderError(Fault(shown(self.path), found, "no file yet, or the same predictions", cure))
+        raise FolderError(Fault(display_path(self.path), found, "no file yet, or the same predictions", cure))
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -66,7 +65,7 @@ class Paper:
                     lock.unlink()
         except Timeout:
             found, cure = "another process writes these predictions", "wait for it, or to=<another file>"
-            raise FolderError(Fault(shown(self.path), found, "one at a time", cure)) from None
+            raise FolderError(Fault(display_path(self.path), found, "one at a time", cure)) from None
 
     def rows(self) -> list[dict[str, Any]]:
         """What an interrupted command has written; a last line that was cut off is dropped from the part, too."""

@@ -12,8 +12,7 @@ from typing import Any
 
 from runner.config import asked_for, build, serve
 from runner.errors import ConfigError, Fault, FolderError
-from runner.files import SEAL, damage_of, describe_damage, read_json, sha256
-from runner.report.table import shown
+from runner.files import SEAL, damage_of, describe_damage, display_path, read_json, sha256
 from runner.run import Run, last_checkpoint, sealed_checkpoints
 from runner.tray.argument import refuse_absent_devices
 
@@ -36,7 +35,7 @@ class Weights:
         return sha256(seal) if seal and seal.is_file() else ""
 
     def __str__(self) -> str:
-        return shown(self.folder) if self.folder else self.name
+        return display_path(self.folder) if self.folder else self.name
 
 
 def find_weights(run: Run | None, wish: str | None) -> Weights:
@@ -69,7 +68,7 @@ def whole(folder: Path) -> Path:
     if damage := damage_of(folder):
         cure = "the command that made the run, which mends it from a checkpoint, or checkpoint=last"
         raise FolderError(
-            Fault(shown(folder), f"damaged: {describe_damage(damage)}", "the files that were sealed", cure)
+            Fault(display_path(folder), f"damaged: {describe_damage(damage)}", "the files that were sealed", cure)
         )
     return folder
 
@@ -95,7 +94,7 @@ def _of_step(run: Run, step: int) -> Weights:
     there = [path.name.rpartition("-")[2] for path in sealed_checkpoints(run)]
     found = f"checkpoint {step} is {f'damaged: {describe_damage(damage)}' if folder.is_dir() else 'not there'}"
     cure = f"checkpoint={there[-1]}" if there else "checkpoint=model"
-    raise FolderError(Fault(shown(run.checkpoints), found, f"one of {', '.join(there) or 'none'}", cure))
+    raise FolderError(Fault(display_path(run.checkpoints), found, f"one of {', '.join(there) or 'none'}", cure))
 
 
 def _none(run: Run, found: str) -> Weights:
@@ -133,7 +132,7 @@ def _loadable(folder: Path) -> Path:
     if plain and files and not (folder / "ppo_state.json").is_file():
         return folder
     found = "weights only as the trainer itself reads them, such as those of PPO with its critic, or in shards"
-    raise FolderError(Fault(shown(folder), found, "a model or an adapter as safetensors", "checkpoint=model"))
+    raise FolderError(Fault(display_path(folder), found, "a model or an adapter as safetensors", "checkpoint=model"))
 
 
 def _tokenizer(cfg: Mapping[str, Any], folder: Path | None) -> Any:

@@ -16,9 +16,8 @@ from runner import config
 from runner.check import check
 from runner.check.value import nearest
 from runner.errors import ConfigError, Fault, FolderError
-from runner.report.find import find_runs
-from runner.report.table import shown
 from runner.run import Run
+from runner.run.find import find_runs
 from runner.stage import draft
 
 PARTS = ("model", "dataset", "quant", "metric", "reward")  # of a configuration, what is used here
@@ -183,7 +182,7 @@ def _of_file(options: Mapping[str, Any]) -> list[str]:
 def _read_run(words: Sequence[str], verb: str, root: Path) -> Run:
     (papers,) = find_runs(words, verb, 1, root)
     if not papers.cfg:
-        raise FolderError(Fault(shown(papers.folder), "config.yaml is missing or torn", "the folder of a whole run"))
+        raise FolderError(Fault(str(papers), "config.yaml is missing or torn", "the folder of a whole run"))
     return papers.run
 
 

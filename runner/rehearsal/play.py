@@ -133,7 +133,7 @@ def count_rows(node: Mapping[str, Any]) -> int:
 def export(run: Run) -> None:
     """Export the model as the verb does; what can be shared only as it is, is left as it is."""
     from runner.command.export import export as write_export
-    from runner.report.read import read_run
+    from runner.run.read import read_run
 
     trust = bool(run.cfg["model"].get("trust_remote_code"))
     try:

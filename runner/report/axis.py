@@ -11,8 +11,8 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner.report.read import is_number
 from runner.run import VOLATILE
+from runner.run.read import is_number
 
 TOP = ("learning_rate", "kl_coef", "seed")
 SKIPPED = (VOLATILE - {*TOP, "launcher"}) | {"stages", "objective"}

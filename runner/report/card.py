@@ -16,9 +16,9 @@ import yaml
 from runner.files import read_json
 from runner.report.number import number
 from runner.report.objective import telling
-from runner.report.read import Papers, read_run
 from runner.report.repeat import words_of
 from runner.report.single import differing
+from runner.run.read import Papers, read_run
 from runner.secret import looks_secret
 
 # A path from the root or from a home; a URL, runner://..., org/name and </tag> are none.

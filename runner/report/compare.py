@@ -10,9 +10,9 @@ from typing import Any
 from runner.report.axis import MISSING, SKIPPED, TOP, leaves
 from runner.report.number import number, short, value
 from runner.report.objective import CLOCK, telling
-from runner.report.read import Papers, is_number
 from runner.report.repeat import command_of
 from runner.report.table import Column, lay_out
+from runner.run.read import Papers, is_number
 
 # What depends on the machine's mood and not on the run.
 TIMED = re.compile(r"(^|_)(runtime|seconds|step_time)$|_per_second$|^(eval_)?(eps|time/|profiling/|memory/)")

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from runner.report.read import Papers
+from runner.run.read import Papers
 
 
 def fingerprint_of(runs: Iterable[Papers], *asked: object) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runner.files import display_path
 from runner.report.importance import METHOD
 from runner.report.number import number, percent, short, spread, value
 from runner.report.objective import telling
@@ -23,11 +24,11 @@ from runner.report.plot import (
     to_svg,
     write_png,
 )
-from runner.report.read import Papers, clock, read_samples
 from runner.report.repeat import command_of
 from runner.report.single import RunView
 from runner.report.sweep import Summary
-from runner.report.table import best_command, doubt_of, seed_line, shown, state_of
+from runner.report.table import best_command, doubt_of, seed_line, state_of
+from runner.run.read import Papers, clock, read_samples
 
 PROMPTS = 6  # on a page
 SIDES = 6  # settings whose completions stand side by side
@@ -186,7 +187,7 @@ def _best(summary: Summary) -> dict[str, Any] | None:
         "count": summary.count(best),
         "doubt": doubt_of(summary),
         "command": best_command(summary),
-        "model": f"{shown(finished[0].folder)}/model",
+        "model": f"{display_path(finished[0].folder)}/model",
     }
 
 

@@ -18,8 +18,8 @@ from typing import Any
 from runner.files import write_bytes
 from runner.report.axis import Axis
 from runner.report.number import number, short, spread, value
-from runner.report.read import Papers, curve, is_number, names, read_metrics
 from runner.report.sweep import Summary
+from runner.run.read import Papers, curve, is_number, names, read_metrics
 
 # Which metrics of a run share a picture: the picture's name, and what the metric's last word may be.
 PICTURES = {

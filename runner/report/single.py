@@ -1,6 +1,6 @@
 """One run by itself: what it is beyond the defaults, what it reached, and its first rows.
 
-How that looks is in ``page``; the states and scores themselves are read in ``read``.
+How that looks is in ``page``; the states and scores themselves are read in ``run.read``.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from runner.files import shipped
 from runner.report.axis import MISSING, SKIPPED, TOP
 from runner.report.number import number, short, value
 from runner.report.objective import telling
-from runner.report.read import Papers, read_run, text_of
 from runner.report.repeat import command_of, folders_in, words_of
-from runner.report.table import Column, lay_out, shown
+from runner.report.table import Column, lay_out
+from runner.run.read import Papers, read_run, text_of
 
 FIRST_ROWS = 3
 WHOLE = ("experiment", "sweep")  # options that set keys of other groups; what they set does differ
@@ -53,7 +53,7 @@ def view_of(folder: Path) -> RunView:
 def run_table(view: RunView, width: int = 80) -> str:
     """What a run came to, for a terminal: its state, scores before and after, what differs, and its command."""
     run = view.run
-    parts = [f"report    {shown(run.folder)}: {run.state} {run.progress}".rstrip()]
+    parts = [f"report    {run}: {run.state} {run.progress}".rstrip()]
     parts += [f"cause     {run.cause}"] if run.cause else []
     if view.scores:
         names, before, after = (list(column) for column in zip(*view.scores, strict=True))

@@ -22,8 +22,8 @@ from runner.report.axis import Axis, axes_of
 from runner.report.importance import Importance, importance_of
 from runner.report.number import value
 from runner.report.objective import Objective, choose_objective, scores_of
-from runner.report.read import Papers, read_group
 from runner.report.repeat import choices_of
+from runner.run.read import Papers, read_group
 
 STATES = ("finished", "running", "interrupted", "failed", "lost", "created", "unknown")
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from runner.files import strict
+from runner.files import display_path, strict
 from runner.report.axis import MISSING, UNREAD, Axis
 from runner.report.number import percent, short, spread, value
 from runner.report.objective import telling
-from runner.report.read import Papers
 from runner.report.repeat import command_of
 from runner.report.sweep import Setting, Summary
+from runner.run.read import Papers
 
 MOST = 40  # settings or runs that a terminal is shown
 WIDEST = 24  # characters of a value, before its middle is cut
@@ -43,7 +41,7 @@ class Column:
 
 def table(summary: Summary, width: int = 80) -> str:
     """What a sweep came to, best setting first, with what is not finished and the command of the best."""
-    told = [("report", f"{shown(summary.group)}: {count_line(summary)}")]
+    told = [("report", f"{display_path(summary.group)}: {count_line(summary)}")]
     if summary.objective:
         told.append(("ranked", f"by {summary.objective.name}, {summary.objective.direction} ({summary.objective.why})"))
     parts = [_wrapped(*line, width) for line in told]
@@ -126,12 +124,6 @@ def to_csv(summary: Summary) -> str:
 def to_jsonl(summary: Summary) -> str:
     """The runs as strict JSON, one a line, with the scores before and after training."""
     return "".join(json.dumps(strict(row), ensure_ascii=False) + "\n" for row in to_rows(summary))
-
-
-def shown(path: Path) -> str:
-    """A path as one would type it from here."""
-    here = Path.cwd()
-    return os.path.relpath(path) if path.absolute().is_relative_to(here) else str(path)
 
 
 def state_of(setting: Setting) -> str:

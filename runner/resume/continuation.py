@@ -18,8 +18,8 @@ from runner.check.value import typed
 from runner.errors import ConfigError, Fault, FolderError
 from runner.files import damage_of, describe_damage, find_links, read_json, write_json
 from runner.report.axis import leaves
-from runner.report.find import find_run
 from runner.run import VOLATILE, Run, folder_of, held, link_faults, processes_of, sealed_checkpoints
+from runner.run.find import find_run
 from runner.signature import Parameter, read_signature, written
 from runner.signature.read import UNKNOWN
 

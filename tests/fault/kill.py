@@ -33,8 +33,8 @@ from instant import Instant
 from warm import DOOR, Started, Warm
 
 from runner.files import SEAL, read_json, sha256
-from runner.report.read import read_metrics
 from runner.run import Run, sealed_checkpoints
+from runner.run.read import read_metrics
 
 PACKAGE = TESTS.parent / "runner"
 WORDS = (

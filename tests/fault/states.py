@@ -53,8 +53,8 @@ from runner.checkpoint import Seal
 from runner.command import train
 from runner.errors import code_of
 from runner.files import damage_of, read_json
-from runner.report.read import read_metrics, read_run
 from runner.run import Run, open_run, sealed_checkpoints
+from runner.run.read import read_metrics, read_run
 from runner.sweep.plan import state_of
 from runner.tray import Components
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from runner.errors import ConfigError, Fault, FolderError
 from runner.files import find_links
-from runner.report.read import Papers, is_run, read_run
-from runner.report.table import shown
-from runner.run import link_faults
+from runner.run import Run, link_faults
+from runner.run.read import Papers, is_run, read_run
 
 
 def find_runs(words: Sequence[str], verb: str, count: int, root: Path = Path("outputs")) -> list[Papers]:
@@ -41,44 +40,18 @@ def find_run(word: str, verb: str, root: Path) -> Path | Fault:
         return keyed[0]
     if runs or keyed:
         several = runs or keyed
-        return Fault(word, f"{len(several)} runs", "one of them", f"python -m runner {verb} {shown(several[-1])}")
+        return Fault(word, f"{len(several)} runs", "one of them", f"python -m runner {verb} {Run(several[-1])}")
     return _no_run(word, verb, root, bool(places))
 
 
 def check_finished(run: Papers, verb: str) -> None:
     """Raise FolderError where a run is not finished, or its configuration cannot be read."""
     if not run.cfg:
-        raise FolderError(Fault(shown(run.folder), "config.yaml is missing or torn", "the folder of a whole run"))
+        raise FolderError(Fault(str(run), "config.yaml is missing or torn", "the folder of a whole run"))
     if run.state != "finished":
         found = f"{run.state} {run.progress}".strip() + (f": {run.cause}" if run.cause else "")
-        cure = f"python -m runner.work {shown(run.folder)}  (to finish it)"
-        raise FolderError(Fault(shown(run.folder), found, f"a finished run to {verb}", cure))
-
-
-def read_options(overrides: Sequence[str], known: Sequence[str], verb: str) -> dict[str, str]:
-    """The ``key=value`` words of a verb; ConfigError with every key that it does not have."""
-    pairs = [override.lstrip("+").partition("=") for override in overrides]
-    faults = []
-    for key, _, _ in pairs:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            cure = f"{near[0]}=<value>" if near else f"python -m runner {verb} --help"
-            faults.append(Fault(key, f"{verb} has no such key", ", ".join(known) or "no key at all", cure))
-    if faults:
-        raise ConfigError(faults)
-    return {key: text for key, _, text in pairs}
-
-
-def is_yes(options: dict[str, str], key: str, default: bool = False) -> bool:
-    """What ``key=true`` or ``key=false`` says; ConfigError for any other word."""
-    text = options.get(key, str(default)).lower()
-    if text not in ("true", "false"):
-        raise ConfigError(Fault(key, options[key], "true or false", f"{key}=true"))
-    return text == "true"
-
-
-def _runs_in(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != "." and is_run(path))
+        cure = f"python -m runner.work {run}  (to finish it)"
+        raise FolderError(Fault(str(run), found, f"a finished run to {verb}", cure))
 
 
 def _no_run(word: str, verb: str, root: Path, there: bool) -> Fault:
@@ -88,5 +61,9 @@ def _no_run(word: str, verb: str, root: Path, there: bool) -> Fault:
     tail = "/".join(Path(word).parts[-2:])
     near = difflib.get_close_matches(tail, named, 1) or difflib.get_close_matches(Path(word).name, named, 1)
     found = "no run is in it" if there else "no such folder"
-    cure = f"python -m runner {verb} {shown(named[near[0]])}" if near else "python -m runner report  (lists the runs)"
+    cure = f"python -m runner {verb} {Run(named[near[0]])}" if near else "python -m runner report  (lists the runs)"
     return Fault(word, found, f"the folder of a run, such as {root}/<name>/<run>", cure)
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != "." and is_run(path))

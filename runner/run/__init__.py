@@ -7,6 +7,8 @@ here trains, and nothing heavy is imported.
     manifest.json   what it was made with        metrics.jsonl   one line per logged step
     scores.json     held-out, before and after   log.txt         everything that was said
     checkpoints/    sealed one by one            model/          what others can load
+
+To find a run by a word is in ``find``, to read its files in whatever state they are in ``read``.
 """
 
 from __future__ import annotations
@@ -33,7 +35,17 @@ import yaml
 
 from runner.bound import check_yaml
 from runner.errors import ConfigError, Fault, FolderError
-from runner.files import SEAL, damage_of, describe_damage, find_links, read_json, remove, write_json, write_text
+from runner.files import (
+    SEAL,
+    damage_of,
+    describe_damage,
+    display_path,
+    find_links,
+    read_json,
+    remove,
+    write_json,
+    write_text,
+)
 from runner.secret import hidden, hidden_source
 
 log = logging.getLogger(__name__)
@@ -93,7 +105,7 @@ class Run:
 
     def __str__(self) -> str:
         """The folder as a user would type it from here."""
-        return os.path.relpath(self.folder) if self.folder.is_relative_to(Path.cwd()) else str(self.folder)
+        return display_path(self.folder)
 
     @property
     def checkpoints(self) -> Path:

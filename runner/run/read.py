@@ -1,7 +1,7 @@
 """The papers of a run as plain values, whatever state they are in.
 
 A file that is torn or missing is named and read as empty, because a report of what is there is better than none.
-What the papers of several runs mean together is not here (``sweep``).
+What the files of several runs mean together is not here (``report.sweep``).
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ class Papers:
     manifest: Mapping[str, Any]
     scores: Mapping[str, Any]
     damaged: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return str(self.run)
 
     @property
     def run(self) -> Run:
