@@ -16,9 +16,8 @@ import yaml
 
 from runner import config
 from runner.files import MENU, PACKAGE
-from runner.report.axis import leaves
 from runner.run import Run
-from runner.signature import Definition, Parameter, Signature, find_definition, read_signature, written
+from runner.signature import Definition, Parameter, Signature, find_definition, flatten, read_signature, to_text
 from runner.signature.read import UNKNOWN
 
 TYPED = "command line"
@@ -71,7 +70,7 @@ class Origins:
 def default_of(signature: Signature, parameter: Parameter) -> Setting:
     """What a target does without this argument, and the line of the installed source that says so."""
     text = "required" if parameter.required else "not written down" if parameter.default is UNKNOWN else None
-    text = text or written(parameter.default)
+    text = text or to_text(parameter.default)
     return Setting(parameter.name, text, _place(signature, parameter), f"default of {signature.name}")
 
 
@@ -102,7 +101,7 @@ def of_machine(name: str) -> Iterator[tuple[str, Setting]]:
             case ast.Assign(targets=[ast.Name(id=kind)], value=ast.Dict() as table) if kind in notes:
                 for key, entry in zip(table.keys, table.values, strict=True):
                     if isinstance(key, ast.Constant) and key.value == name:
-                        text = written(entry.value) if isinstance(entry, ast.Constant) else ast.unparse(entry)
+                        text = to_text(entry.value) if isinstance(entry, ast.Constant) else ast.unparse(entry)
                         yield (
                             kind,
                             Setting(f"trainer.args.{name}", text, f"runner/tray/argument.py:{key.lineno}", notes[kind]),
@@ -139,7 +138,7 @@ def _of_word(override: Any, place: str) -> Iterator[Setting]:
     if override.is_delete():
         yield Setting(key, "(deleted)", place)
     elif isinstance(given, Mapping) and given:
-        yield from (Setting(f"{key}.{inner}", written(entry), place) for inner, entry in leaves(given))
+        yield from (Setting(f"{key}.{inner}", to_text(entry), place) for inner, entry in flatten(given).items())
     else:
         yield Setting(key, override.input_line.partition("=")[2], place)
 
@@ -176,7 +175,7 @@ def _settings(node: yaml.MappingNode, path: str, text: str, file: str) -> Iterat
             yield from _settings(entry, key, text, file)
         else:
             said = text[entry.start_mark.index : entry.end_mark.index].strip()
-            said = written(yaml.safe_load(said)) if isinstance(entry, yaml.SequenceNode) else said
+            said = to_text(yaml.safe_load(said)) if isinstance(entry, yaml.SequenceNode) else said
             yield Setting(key, said or "null", f"{file}:{name.start_mark.line + 1}")
 
 

@@ -49,7 +49,7 @@ LEVEL = {room: level for level, rooms in ROOMS.items() for room in rooms}
 SIDEWAYS = {("launcher", "work"), ("sweep", "work"), ("held_out", "tray")}
 SIDEWAYS |= {("stage", "resume"), ("tray", "resume"), ("inference", "tray"), ("inference", "held_out")}
 SIDEWAYS |= {("match", "tray"), ("match", "held_out"), ("stage", "match"), ("inference", "stage")}
-SIDEWAYS |= {("run", "bound"), ("config", "bound")}
+SIDEWAYS |= {("run", "bound"), ("config", "bound"), ("check", "config")}
 # A rehearsal is a play of runs as the pool starts them.
 SIDEWAYS |= {("command", "rehearsal"), ("command", "sweep"), ("command", "work"), ("forecast", "tray")}
 SIDEWAYS |= {("rehearsal", "sweep"), ("rehearsal", "work"), ("forecast", "space")}

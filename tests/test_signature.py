@@ -20,7 +20,7 @@ from runner.signature import (
     find_definition,
     public_names,
     read_signature,
-    written,
+    to_text,
 )
 from runner.signature.read import UNKNOWN
 from runner.signature.type import shortened
@@ -458,7 +458,7 @@ def test_annotations(module):
 
 
 def test_values_as_the_command_line_takes_them():
-    assert written(["a b", "x=1", "1", 1e-6, None, {"k": True}]) == ("[a b,'x=1','1',1e-06,null,{k:true}]")
+    assert to_text(["a b", "x=1", "1", 1e-6, None, {"k": True}]) == ("[a b,'x=1','1',1e-06,null,{k:true}]")
     assert shortened(["one", "two", "three"], 12) == "one, ... (3)"
 
 
@@ -489,7 +489,7 @@ def test_values_as_the_command_line_takes_them():
 )
 def test_what_is_told_to_be_typed_is_read_as_that_value(value):
     """By a shell, our entry point and Hydra."""
-    [word] = [f"key={written(value)}"] if isinstance(value, dict) else shlex.split(typed("key", value))
+    [word] = [f"key={to_text(value)}"] if isinstance(value, dict) else shlex.split(typed("key", value))
     [override] = parse([quote_text(word)])
     assert _plain(override.value()) == value
 

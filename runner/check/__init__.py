@@ -21,13 +21,14 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from runner.check.allow import find_risks, find_uploads
-from runner.check.known import Asked, Menu, leaves, nodes
+from runner.check.known import Asked, Menu, nodes, scalars
 from runner.check.node import find_node_faults
 from runner.check.part import find_part_faults
 from runner.check.secret import find_secrets
 from runner.check.top import find_top_faults
 from runner.check.value import find_empty
 from runner.errors import Fault
+from runner.signature import walk
 
 __all__ = ["check"]
 
@@ -47,14 +48,14 @@ def check(
     "exists for DPO, not for SFT"; without it they are all those of TRL.
     """
     asked = Asked(cfg, menu or {}, tuple(allow), frozenset(typed or ()), trainers)
-    scalars = list(leaves(cfg))
+    values = list(scalars(cfg))
     faults = [
         *find_top_faults(asked),
         *(fault for path, node in nodes(cfg) for fault in find_node_faults(asked, path, node)),
-        *find_empty(asked, scalars),
-        *find_risks(scalars, asked.typed),
+        *find_empty(asked, values),
+        *find_risks(values, asked.typed),
         *find_uploads(cfg, asked.typed),
-        *find_secrets(scalars),
+        *find_secrets(values),
         *find_part_faults(asked),
     ]
     return _in_order(faults, cfg)
@@ -62,7 +63,7 @@ def check(
 
 def _in_order(faults: list[Fault], cfg: Mapping[str, Any]) -> list[Fault]:
     """The faults in the configuration's order, each once; a missing key by its neighbours."""
-    order = {path: index for index, path in enumerate(_paths(cfg))}
+    order = {path: index for index, (path, _) in enumerate(walk(cfg))}
 
     def place(fault: Fault) -> int:
         path = fault.where
@@ -81,12 +82,3 @@ def _once(faults: list[Fault]) -> Iterator[Fault]:
         outer = (".".join([*nodes_[:depth], key]) for depth in range(1, len(nodes_)))
         if not any((fault.found, fault.expected, where) in said for where in outer):
             yield fault
-
-
-def _paths(value: Any, path: str = "") -> Iterator[str]:
-    if path:
-        yield path
-    if isinstance(value, dict | list):
-        entries = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, entry in entries:
-            yield from _paths(entry, f"{path}.{key}".lstrip("."))

@@ -12,11 +12,11 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
-from runner.check.known import Scalar, experimental_names, leaves, nodes
+from runner.check.known import experimental_names, nodes, scalars
 from runner.check.value import nearest, shown
 from runner.check.value import typed as typed_word
 from runner.errors import Fault
-from runner.signature import Definition, find_definition, find_module, public_names
+from runner.signature import Definition, find_definition, find_module, last_key, public_names
 
 # The rooms whose public functions are parts of a run. A launcher is one only as the launcher.
 ROOMS = "collator|dataset|loss|metric|model|optimizer|reward|trainer"
@@ -199,17 +199,18 @@ VARIABLES = {
 def find_dangers(cfg: Any) -> list[Fault]:
     """What a configuration would run or publish that is not on the list, as if nothing had been typed or allowed."""
     targets = (find_target_fault(path, node["_target_"]) for path, node in nodes(cfg))
-    return [*filter(None, targets), *find_risks(leaves(cfg)), *find_uploads(cfg)]
+    return [*filter(None, targets), *find_risks(scalars(cfg)), *find_uploads(cfg)]
 
 
-def find_risks(leaves: Iterable[Scalar], typed: Collection[str] = ()) -> Iterator[Fault]:
+def find_risks(values: Iterable[tuple[str, Any]], typed: Collection[str] = ()) -> Iterator[Fault]:
     """A fault for each value that runs or publishes something and was not typed by the user.
 
     A flag counts for the nodes inside its own: ``model.trust_remote_code=true`` is also for
     ``model.tokenizer``. So does a fault, which is not said twice.
     """
     said = set(typed)
-    for path, key, value in leaves:
+    for path, value in values:
+        key = last_key(path)
         is_risky, danger = RISKS.get(key, (None, ""))
         if is_risky is None or not is_risky(value) or said.intersection(_above(path, key)):
             continue
@@ -225,8 +226,8 @@ def find_uploads(cfg: Any, typed: Collection[str] = ()) -> Iterator[Fault]:
     variables = node.get("environment") if isinstance(node, dict) else None
     variables = variables if isinstance(variables, dict) else {}
     stays = variables.get("WANDB_MODE") in STAYS
-    for path, key, value in leaves(cfg):
-        where = re.sub(r"\.\d+$", "", path)
+    for path, value in scalars(cfg):
+        key, where = last_key(path), re.sub(r"\.\d+$", "", path)
         if {"tracker", where} & set(typed):
             continue
         is_risky, danger = VARIABLES.get(key, (None, "")) if path.startswith("tracker.environment.") else (None, "")

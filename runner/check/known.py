@@ -5,12 +5,12 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from runner.signature import Parameter, Signature, public_names, read_signature
+from runner.config import GROUPS
+from runner.signature import Parameter, Signature, public_names, read_signature, walk
 from runner.signature.type import expression
 
 Node = Mapping[str, Any]
 Menu = Mapping[str, list[str]]
-Scalar = tuple[str, str, Any]
 
 TOP = {
     "name": "str | None",
@@ -38,10 +38,6 @@ ALARMS = (
     "constant_reward",
 )
 ALARMS += ("first_margin", "gradient_ascent")
-GROUPS = (
-    *("trainer", "model", "dataset", "peft", "quant", "collator", "reward", "loss", "weight", "metric"),
-    *("optimizer", "callback", "tracker", "launcher"),
-)
 # Keys beside the arguments of a target: of every node, and of one group's.
 SPECIAL = {"_target_": "str", "_partial_": "bool"}
 OWN = {
@@ -170,24 +166,13 @@ def _own(path: str) -> dict[str, Parameter]:
 
 def nodes(value: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Every mapping that has a ``_target_``, wherever it is, with its path; outer ones first."""
-    if isinstance(value, dict) and "_target_" in value:
-        yield path, value
-    if isinstance(value, dict | list):
-        entries = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, entry in entries:
-            yield from nodes(entry, f"{path}.{key}".lstrip("."))
+    every = walk(value, path) if path else (("", value), *walk(value))
+    return ((key, entry) for key, entry in every if isinstance(entry, dict) and "_target_" in entry)
 
 
-def leaves(value: Any, path: str = "", key: str = "") -> Iterator[Scalar]:
-    """Every scalar as (path, its last key, value), in order."""
-    if isinstance(value, dict):
-        for name, entry in value.items():
-            yield from leaves(entry, f"{path}.{name}".lstrip("."), str(name))
-    elif isinstance(value, list):
-        for index, entry in enumerate(value):
-            yield from leaves(entry, f"{path}.{index}", key)
-    else:
-        yield path, key, value
+def scalars(cfg: Any) -> Iterator[tuple[str, Any]]:
+    """Every value that is no mapping and no list, with its dotted key, in order."""
+    return ((key, entry) for key, entry in walk(cfg) if not isinstance(entry, dict | list))
 
 
 def is_number(value: Any) -> bool:

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from runner.check.argument import find_argument_faults
-from runner.check.known import FROM_GROUP, Asked, Node, leaves
+from runner.check.known import FROM_GROUP, Asked, Node, scalars
 from runner.check.objective import find_objective_faults
 from runner.check.value import nearest, shown
 from runner.errors import Fault
-from runner.signature import Signature
+from runner.signature import Signature, last_key
 from runner.signature.type import shortened
 
 # Groups that only some trainers can use; the others every run needs.
@@ -145,8 +145,9 @@ def _parameter_groups(asked: Asked) -> Iterator[Fault]:
 
 def _patterns(asked: Asked) -> Iterator[Fault]:
     """A fault for a pattern of a reward, metric or tuner that is no regular expression, before a step finds it."""
-    for path, key, value in leaves({group: asked.cfg.get(group) for group in ("reward", "metric", "peft")}):
-        if key in (("matching", "full") if path.startswith("peft.") else ("pattern",)) and isinstance(value, str):
+    for path, value in scalars({group: asked.cfg.get(group) for group in ("reward", "metric", "peft")}):
+        keys = ("matching", "full") if path.startswith("peft.") else ("pattern",)
+        if last_key(path) in keys and isinstance(value, str):
             try:
                 re.compile(value)
             except re.error as error:

@@ -1,20 +1,21 @@
 """No secret in a configuration, which is kept in the run folder as plain text."""
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
-from runner.check.known import Scalar
 from runner.errors import Fault
 from runner.secret import LOGIN_KEY, MIXED_TEXT, SECRET_KEY, form_of, hidden, holder_of, names_secret
+from runner.signature import last_key
 
 VARIABLES = "tracker.environment."
 
 
-def find_secrets(leaves: Iterable[Scalar]) -> Iterator[Fault]:
+def find_secrets(scalars: Iterable[tuple[str, Any]]) -> Iterator[Fault]:
     """A fault for each text that is, or is called, a secret; the text itself is never repeated."""
-    for path, key, value in leaves:
+    for path, value in scalars:
         if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
             continue
-        if found := _kind(path, key, str(value), isinstance(value, str)) or form_of(path):
+        if found := _kind(path, last_key(path), str(value), isinstance(value, str)) or form_of(path):
             variable = holder_of(str(value)) or ("WANDB_API_KEY" if "wandb" in path.lower() else "HF_TOKEN")
             yield Fault(
                 hidden(path),

@@ -8,7 +8,7 @@ from runner.check.known import ALARMS, TOP, Asked
 from runner.check.place import find_unknown_top
 from runner.check.value import SETTINGS, misfit_choice, misfit_number, misfit_type, nearest, shown, typed
 from runner.errors import Fault
-from runner.signature import written
+from runner.signature import to_text
 from runner.signature.type import expression, shortened, to_type
 
 NEEDED = ("trainer", "model", "dataset")
@@ -72,7 +72,7 @@ def _setting(asked: Asked, key: str, value: Any) -> Iterator[Fault]:
         found = f"{shown(value)}: a path of {len(value.encode(errors='surrogateescape'))} bytes"
         yield Fault(key, found, f"at most {LONGEST_PATH}, and 255 in each folder's name", f"{key}=outputs")
     elif key == "allow" and (strange := sorted(set(value or ()) - set(asked.allow))):
-        text = written(strange)
+        text = to_text(strange)
         yield Fault(key, f"{text} in a file", "allow on the command line only", f"allow={text}")
 
 

@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from runner.check.known import ALARMS, Asked, Scalar, is_number
+from runner.check.known import ALARMS, Asked, is_number
 from runner.errors import Fault
 from runner.secret import looks_secret
-from runner.signature import Parameter, Signature, Type, written
+from runner.signature import Parameter, Signature, Type, to_text
 from runner.signature.type import shortened
 
 
@@ -214,19 +214,19 @@ def misfit_type(path: str, value: Any, known: Type, default: Any = None) -> Faul
     return Fault(path, found, str(known), cure)
 
 
-def find_empty(asked: Asked, scalars: Iterable[Scalar]) -> Iterator[Fault]:
+def find_empty(asked: Asked, scalars: Iterable[tuple[str, Any]]) -> Iterator[Fault]:
     """A fault for each value that is still to be given, and for each number that is not finite."""
-    for path, _, value in scalars:
+    for path, value in scalars:
         if value == "???":
             yield Fault(path, "no value yet", "one: it has no default", f"{path}=<value>")
         elif isinstance(value, float) and not math.isfinite(value):
             where = asked.origin(path.removesuffix(".0"), value)
-            yield Fault(where, written(value), "a finite number", f"{where}=<number>")
+            yield Fault(where, to_text(value), "a finite number", f"{where}=<number>")
 
 
 def shown(value: Any) -> str:
     """A value as it is told in a fault: as typed, not too long, and never a secret."""
-    text = written(value)
+    text = to_text(value)
     if looks_secret(text):
         return "..."
     return text if len(text) <= 64 else f"{text[:61]}..."
@@ -234,7 +234,7 @@ def shown(value: Any) -> str:
 
 def typed(path: str, value: Any) -> str:
     """What to type for a value at a path, with the quotes that a shell takes away."""
-    text = "..." if (isinstance(value, dict) and value) or looks_secret(str(value)) else written(value)
+    text = "..." if (isinstance(value, dict) and value) or looks_secret(str(value)) else to_text(value)
     if set(text) & set('"$`\\!{\n'):
         return shlex.quote(f"{path}={text}")
     return f'{path}="{text}"' if set(text) & set("' []()*?;&|<>#~") else f"{path}={text}"

@@ -23,7 +23,6 @@ from runner.check.value import nearest
 from runner.config import Composed
 from runner.errors import ConfigError, Fault
 from runner.origin import Origins, Setting, read_origins, select
-from runner.report.axis import leaves
 from runner.report.number import short
 from runner.report.repeat import command_of, folders_in, words_of
 from runner.report.table import Column, lay_out
@@ -31,7 +30,7 @@ from runner.run import key_of
 from runner.run.find import find_runs
 from runner.run.read import Papers
 from runner.secret import hidden
-from runner.signature import read_signature, written
+from runner.signature import flatten, read_signature, to_text
 
 WIDEST = 36  # characters of a value
 
@@ -112,10 +111,10 @@ def _value(key: str, origins: Origins, settings: Sequence[Setting]) -> str:
     node, _, name = key.rpartition(".")
     holder = select(origins.cfg, node)
     if isinstance(holder, Mapping) and name in holder:
-        return written(holder[name])
+        return to_text(holder[name])
     first = settings[0] if settings else None
     if first and first.follows:
-        return written(select(origins.cfg, first.follows[0]))
+        return to_text(select(origins.cfg, first.follows[0]))
     return first.text if first else ""
 
 
@@ -130,11 +129,11 @@ def _placed(entry: Setting) -> str:
 
 def _node(key: str, node: Mapping[str, Any], origins: Origins) -> Iterator[str]:
     """Every key below a node: its value and the place that counts."""
-    inner = [(f"{key}.{name}", entry) for name, entry in leaves(node)]
+    inner = [(f"{key}.{name}", entry) for name, entry in flatten(node).items()]
     firsts = [next(iter(origins.of(name)), None) for name, _ in inner]
     columns = [
         Column("", [name for name, _ in inner], True, True),
-        Column("", [short(written(entry), WIDEST) for _, entry in inner], True, True),
+        Column("", [short(to_text(entry), WIDEST) for _, entry in inner], True, True),
         Column("", [first.place if first else "" for first in firsts], True, True),
     ]
     yield key
@@ -185,7 +184,7 @@ def _of_run(line: Any, key: str, run: Papers) -> Iterator[str]:
         raise ConfigError(Fault("command line", " ".join(line.overrides), expected, f"why {key} {line.runs[1]}"))
     key = find_key(key, run.cfg)
     frozen = select(run.cfg, key)
-    yield f"{key} = {short(written(frozen), WIDEST)}  frozen in {run}/config.yaml"
+    yield f"{key} = {short(to_text(frozen), WIDEST)}  frozen in {run}/config.yaml"
     yield f"made by   {command_of(run)}"
     composed, folders = _again(run)
     if composed is None:
@@ -193,7 +192,7 @@ def _of_run(line: Any, key: str, run: Papers) -> Iterator[str]:
         return
     today = select(composed.cfg, key)
     if today != frozen:
-        yield f"changed   the files of today would make it {written(today)}:"
+        yield f"changed   the files of today would make it {to_text(today)}:"
     yield ""
     yield from explain(key, origins_of(composed, folders))
 

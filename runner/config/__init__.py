@@ -29,17 +29,8 @@ from runner.secret import form_of
 from runner.signature import read_signature
 
 GROUPS = (
-    "trainer",
-    "model",
-    "dataset",
-    "peft",
-    "quant",
-    "collator",
-    "reward",
-    "metric",
-    "callback",
-    "tracker",
-    "launcher",
+    *("trainer", "model", "dataset", "peft", "quant", "collator", "reward", "loss", "weight", "metric"),
+    *("optimizer", "callback", "tracker", "launcher"),
 )
 
 NUM_PROCESSES = "launcher.num_processes"

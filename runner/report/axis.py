@@ -13,6 +13,7 @@ from typing import Any
 
 from runner.run import VOLATILE
 from runner.run.read import is_number
+from runner.signature import flatten
 
 TOP = ("learning_rate", "kl_coef", "seed")
 SKIPPED = (VOLATILE - {*TOP, "launcher"}) | {"stages", "objective"}
@@ -71,20 +72,11 @@ def axes_of(configs: Sequence[Mapping[str, Any]], typed: Sequence[Mapping[str, s
     return [Axis(key, shorts[key], _spaced(found[key], read, len(configs)), tuple(also[key])) for key in order]
 
 
-def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every dotted key of a config with its value; lists and empty mappings are values."""
-    if isinstance(node, Mapping) and (node or not path):
-        for key, entry in node.items():
-            yield from leaves(entry, f"{path}.{key}".lstrip("."))
-    else:
-        yield path, node
-
-
 def _columns(
     configs: Sequence[Mapping[str, Any]], choices: Mapping[str, tuple[Hashable, ...]]
 ) -> Iterator[tuple[str, tuple[Hashable, ...]]]:
     """Each key with its values over the runs: choices of groups first, then the keys of the top, then all others."""
-    flat = [dict(leaves({key: cfg[key] for key in cfg if key not in SKIPPED})) for cfg in configs]
+    flat = [flatten({key: cfg[key] for key in cfg if key not in SKIPPED}) for cfg in configs]
     keys = {key: None for leaf in flat for key in leaf if not key.startswith("launcher.") or key in LAUNCHED}
     yield from choices.items()
     for key in [*(key for key in TOP if key in keys), *(key for key in keys if key not in (*TOP, *choices))]:

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner.report.axis import MISSING, SKIPPED, TOP, leaves
+from runner.report.axis import MISSING, SKIPPED, TOP
 from runner.report.number import number, short, value
 from runner.report.objective import CLOCK, telling
 from runner.report.repeat import command_of
 from runner.report.table import Column, lay_out
 from runner.run.read import Papers, is_number
+from runner.signature import flatten
 
 # What depends on the machine's mood and not on the run.
 TIMED = re.compile(r"(^|_)(runtime|seconds|step_time)$|_per_second$|^(eval_)?(eps|time/|profiling/|memory/)")
@@ -103,7 +104,7 @@ def _node(entry: Any) -> str:
         return MISSING
     if isinstance(entry, Mapping):
         called = str(entry.get("_target_", "")).rpartition(".")[2]
-        inner = ", ".join(f"{key}={value(inner)}" for key, inner in leaves(entry) if key != "_target_")
+        inner = ", ".join(f"{key}={value(inner)}" for key, inner in flatten(entry).items() if key != "_target_")
         return f"{called}({inner})" if called else f"{{{inner}}}"
     return value(entry)
 
@@ -117,7 +118,7 @@ def _told(title: str, runs: Sequence[Papers], facts: Any) -> Section:
 
 
 def _flat(node: Any) -> dict[str, Any]:
-    return dict(leaves(node)) if isinstance(node, Mapping) and node else {}
+    return flatten(node) if isinstance(node, Mapping) else {}
 
 
 def _only(node: Mapping[str, Any], *keys: str) -> dict[str, Any]:

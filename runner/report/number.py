@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from typing import Any
+
+from runner.signature import to_text
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -38,20 +39,14 @@ def spread(mean: float | None, sd: float | None) -> str:
 
 
 def value(entry: Any) -> str:
-    """A value of a configuration, short and on one line.
+    """A value of a configuration as in a table: a number short, a text without quotes, others as one would type them.
 
-    >>> value(0.0001), value(1e-06), value(None), value(True), value(["q", "v"]), value("org/name")
-    ('0.0001', '1e-6', 'none', 'true', '[q, v]', 'org/name')
+    >>> value(1e-06), value(None), value(["q", "v"]), value("a, b")
+    ('1e-6', 'null', '[q,v]', 'a, b')
     """
-    if isinstance(entry, bool):
-        return str(entry).lower()
     if isinstance(entry, float):
         return number(entry, 6)
-    if isinstance(entry, list):
-        return f"[{', '.join(map(value, entry))}]"
-    if isinstance(entry, dict):
-        return json.dumps(entry, ensure_ascii=False)
-    return "none" if entry is None else str(entry)
+    return entry if isinstance(entry, str) else to_text(entry)
 
 
 def percent(share: float) -> str:

@@ -12,15 +12,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from runner.check.known import leaves as scalars
 from runner.check.known import nodes
 from runner.check.value import typed
 from runner.errors import ConfigError, Fault, FolderError
 from runner.files import damage_of, describe_damage, find_links, read_json, write_json
-from runner.report.axis import leaves
 from runner.run import VOLATILE, Run, folder_of, held, link_faults, processes_of, sealed_checkpoints
 from runner.run.find import find_run
-from runner.signature import Parameter, read_signature, written
+from runner.signature import Parameter, flatten, last_key, read_signature, to_text, walk
 from runner.signature.read import UNKNOWN
 
 # Fields of a trainer's config that no step of the training reads.
@@ -125,7 +123,7 @@ def _unfit(other: Run) -> Iterator[Fault]:
 
 def _differences(other: Run, cfg: Mapping[str, Any]) -> Iterator[Fault]:
     """A fault for each value that is another one and not on the list, or that does not fit its condition there."""
-    then, now = (dict(leaves({k: v for k, v in each.items() if k not in VOLATILE})) for each in (other.cfg, cfg))
+    then, now = (flatten({k: v for k, v in each.items() if k not in VOLATILE}) for each in (other.cfg, cfg))
     defaults = read_signature(cfg["trainer"]["args"]["_target_"])
     known = {name: _default(each) for name, each in defaults.parameters.items()} if defaults else {}
     longer = False
@@ -141,10 +139,10 @@ def _differences(other: Run, cfg: Mapping[str, Any]) -> Iterator[Fault]:
         if reason := _objection(path, old, new, cfg, known):
             unknown = path not in then and name not in known
             theirs = path not in then and name in OVERRULED
-            was = "its default" if theirs else written(old)
+            was = "its default" if theirs else to_text(old)
             cure = f"leave {path} out" if theirs or unknown else typed(path, old)
             cure += ", or leave resume out, to start from the first step"
-            yield Fault(path, f"{was} -> {written(new)}", reason, cure)
+            yield Fault(path, f"{was} -> {to_text(new)}", reason, cure)
     status = other.status()
     if status["state"] == "finished" and not (longer and status["step"] == status["max_steps"]):
         found = f"{other} is finished" + (", and stopped before its last step" if longer else "")
@@ -163,7 +161,7 @@ def _objection(path: str, old: Any, new: Any, cfg: Mapping[str, Any], known: Map
         return f"the same, because {heard} may act on it"
     if name in LOGGED | UNHEARD and args.get("num_completions_to_print"):
         return "the same, because trainer.args.num_completions_to_print draws some each time"
-    if name in UNSTREAMED and any(key == "streaming" and each for _, key, each in scalars(cfg["dataset"])):
+    if name in UNSTREAMED and any(last_key(key) == "streaming" and each for key, each in walk(cfg["dataset"])):
         return "the same, because streamed rows come in another order"
     if name in LONGER:
         return _no_longer(old, new, cfg, args)
@@ -189,7 +187,7 @@ def _no_longer(old: Any, new: Any, cfg: Mapping[str, Any], args: Mapping[str, An
     if not all(isinstance(each, int | float) and each > 0 for each in (old, new)):
         return "the same, because its length was given otherwise"
     if new < old:
-        return f"more than {written(old)}"
+        return f"more than {to_text(old)}"
     if args.get("load_best_model_at_end"):
         return "the same, because the best checkpoint so far stays behind (trainer.args.load_best_model_at_end)"
     if theirs := [path for path, target in _callbacks(cfg) if not target.startswith(OFFERED)]:
@@ -202,8 +200,8 @@ def _no_longer(old: Any, new: Any, cfg: Mapping[str, Any], args: Mapping[str, An
         schedule = str(args.get("lr_scheduler_type"))
         warmup = args.get("warmup_steps") or 0
         ahead = schedule not in STEADY or 0 < warmup < 1
-    expected = f"the same, because the schedule ({schedule}) was drawn for {written(old)} from the first step"
-    return expected if ahead else ""
+    told = f"the same, because the schedule ({schedule}) was drawn for {to_text(old)} from the first step"
+    return told if ahead else ""
 
 
 def copy_papers(run: Run, other: Run) -> None:

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from runner.check.allow import NOT_OFFERED
-from runner.check.known import leaves, nodes
+from runner.check.known import nodes
 from runner.errors import Fault, FolderError
 from runner.files import SHIPPED
-from runner.report.axis import leaves as entries
 from runner.run import VOLATILE, Run, sealed_checkpoints
-from runner.signature import find_module
+from runner.signature import find_module, flatten, last_key, walk
 
 NAMES = ("path", "file", "files", "template", "deepspeed", "fsdp_config")  # how a key ends whose value is read
 READ = {".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".gz", ".safetensors", ".bin", ".model", ".txt"}
@@ -72,7 +71,7 @@ def check_material(run: Run) -> list[str]:
 
 def find_other_facts(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Fault]:
     """A fault for each fact of the rows, the tokenizer and the base model that two manifests tell differently."""
-    old, new = (dict(entries({key: facts.get(key) or {} for key in FACTS})) for facts in (then, now))
+    old, new = (flatten({key: facts.get(key) or {} for key in FACTS}) for facts in (then, now))
     differing = [key for key in old if None not in (old[key], new.get(key)) and old[key] != new[key]]
     return [
         Fault(key, f"{str(old[key])[:12]} -> {str(new[key])[:12]}", "as the checkpoints were trained on", ANEW)
@@ -94,9 +93,9 @@ def _differences(then: Mapping[str, Entry], now: Mapping[str, Entry]) -> Iterato
 
 def _paths(cfg: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
     """Each key whose value is a file, a folder or a pattern here, with the files."""
-    for path, key, value in leaves({name: node for name, node in cfg.items() if name not in VOLATILE}):
+    for path, value in walk({name: node for name, node in cfg.items() if name not in VOLATILE}):
         is_path = isinstance(value, str) and len(value) < 256 and "\n" not in value
-        is_read = is_path and key.endswith(NAMES) and not value.startswith(SHIPPED)
+        is_read = is_path and last_key(path).endswith(NAMES) and not value.startswith(SHIPPED)
         if is_read and not path.startswith("callback."):
             yield path, [file for file in _files(value) if file.is_file()]
 

@@ -47,6 +47,7 @@ from runner.files import (
     write_text,
 )
 from runner.secret import hidden, hidden_source
+from runner.signature import walk
 
 log = logging.getLogger(__name__)
 
@@ -436,17 +437,15 @@ def write_manifest(run: Run, **facts: Any) -> None:
     write_json(run.folder / "manifest.json", known | facts)
 
 
-def uses_of(cfg: Any, path: str = "") -> dict[str, str]:
+def uses_of(cfg: Mapping[str, Any]) -> dict[str, str]:
     """The runs that a configuration builds on, by the key whose value is a file or a folder of theirs."""
-    if isinstance(cfg, Mapping | list):
-        entries = cfg.items() if isinstance(cfg, Mapping) else enumerate(cfg)
-        found = (uses_of(value, f"{path}.{key}".lstrip(".")) for key, value in entries)
-        return {key: run for inner in found for key, run in inner.items()}
-    if not isinstance(cfg, str) or not os.path.exists(cfg):
-        return {}
-    papers = ("config.yaml", "status.json")
-    runs = [folder for folder in Path(cfg).parents if all((folder / paper).exists() for paper in papers)]
-    return {path: str(Run(runs[0]))} if runs else {}
+    found = {}
+    for key, value in walk(cfg):
+        folders = Path(value).parents if isinstance(value, str) and os.path.exists(value) else ()
+        files = ("config.yaml", "status.json")
+        if run := next((folder for folder in folders if all((folder / name).exists() for name in files)), None):
+            found[key] = str(Run(run))
+    return found
 
 
 def _check_name(cfg: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
     read_signature("trl.DPOConfig")                     139 parameters with types and defaults
     choices_compared("trl.DPOTrainer", "loss_type")     the names that its source knows
     find_definition("trl.DPOConfig").home               where a name really comes from
+    flatten(cfg), to_text(value)                        the same the other way: dotted keys and text to type
 
 Where the source cannot say, the answer accepts everything rather than refuse something good.
 Whether a value is sensible, and whether a target may run at all, is for ``check``.
@@ -10,7 +11,8 @@ Whether a value is sensible, and whether a target may run at all, is for ``check
 
 from runner.signature.read import Parameter, Signature, choices_compared, read_signature
 from runner.signature.source import Definition, Module, find_definition, find_module, public_names
-from runner.signature.type import Type, written
+from runner.signature.text import flatten, last_key, to_text, walk
+from runner.signature.type import Type
 
 __all__ = [
     "Definition",
@@ -21,7 +23,10 @@ __all__ = [
     "choices_compared",
     "find_definition",
     "find_module",
+    "flatten",
+    "last_key",
     "public_names",
     "read_signature",
-    "written",
+    "to_text",
+    "walk",
 ]

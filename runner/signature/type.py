@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runner.signature.source import Definition, Function, Module, last_name, resolve
+from runner.signature.text import to_text
 
 WIDTH = 68  # of a printed list of choices, so that a fault fits on a line
 
@@ -56,7 +57,7 @@ class Type:
                 last = sorted(self.parts, key=lambda part: part.kind == "none")
                 return " or ".join(dict.fromkeys(map(str, last)))
             case "choice" | "enum":
-                return f"one of {shortened(list(map(written, self.values)))}"
+                return f"one of {shortened(list(map(to_text, self.values)))}"
             case "list" | "tuple" if self.parts:
                 count = f"{len(self.parts)} " if self.kind == "tuple" else ""
                 part = self.parts[0]
@@ -179,21 +180,6 @@ def expression(text: str) -> ast.expr | None:
         return None
 
 
-def written(value: Any) -> str:
-    """A value as the command line takes it.
-
-    >>> written([0.1, None, "a, b", True])
-    "[0.1,null,'a, b',true]"
-    """
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(written, value))}]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{written(entry)}" for key, entry in value.items()) + "}"
-    return _quoted(value) if isinstance(value, str) and _needs_quotes(value) else str(value)
-
-
 def shortened(words: list[str], width: int = WIDTH) -> str:
     """Words with commas, as many as fit.
 
@@ -206,20 +192,6 @@ def shortened(words: list[str], width: int = WIDTH) -> str:
         kept -= 1
         text = f"{', '.join(words[:kept])}, ... ({len(words)})"
     return text
-
-
-def _quoted(text: str) -> str:
-    """A text in quotes, in which Hydra takes a backslash as such unless a quote comes after it."""
-    quote = '"' if "'" in text and '"' not in text else "'"
-    ends = re.sub(rf"(\\*)({quote}|\Z)", lambda found: found[1] * 2 + ("\\" + quote if found[2] else ""), text)
-    return f"{quote}{ends}{quote}"
-
-
-def _needs_quotes(text: str) -> bool:
-    """Whether a text would be read as something else, or end early, on the command line."""
-    if not re.fullmatch(r"[\w./:@%+-]+( [\w./:@%+-]+)*", text):
-        return True
-    return bool(re.fullmatch(r"(?i)null|true|false|[+-]?((\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?|inf|nan)", text))
 
 
 def _is_same(value: Any, known: Any) -> bool:

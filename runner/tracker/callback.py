@@ -25,6 +25,7 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import MLflowCallback, TensorBoardCallback, TrackioCallback, WandbCallback
 
+from runner.signature import flatten
 from runner.tracker.variable import id_of
 
 log = logging.getLogger(__name__)
@@ -200,7 +201,7 @@ class MLflow(Telling, MLflowCallback):
                 mlflow.start_run(run_id=known[0].info.run_id)
             else:
                 mlflow.start_run(run_name=args.run_name, tags=tags)
-            settings = list(_flat(story.config, "config"))
+            settings = list(_settings(story.config))
             for begin in range(0, len(settings), 100):  # as many as it takes at once
                 mlflow.log_params(dict(settings[begin : begin + 100]))
         super().setup(args, state, model)
@@ -261,14 +262,11 @@ def _recorded(path: Path) -> Iterator[tuple[int, set[str]]]:
         yield line["step"], set(line)
 
 
-def _flat(value: Any, name: str) -> Iterator[tuple[str, str]]:
-    """Each leaf of a config as (dotted name, text), with no letter in a name that MLflow refuses."""
-    if isinstance(value, Mapping) and value:
-        for key, entry in value.items():
-            yield from _flat(entry, f"{name}.{key}")
-    else:
+def _settings(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Each value of a config as (dotted name, text), with no letter in a name that MLflow refuses."""
+    for name, value in flatten(config).items():
         text = value if isinstance(value, str) else json.dumps(value, default=str)
-        yield re.sub(r"[^\w\-. :/]", "_", name)[:250], text[:6000]
+        yield re.sub(r"[^\w\-. :/]", "_", f"config.{name}")[:250], text[:6000]
 
 
 def _short(target: str) -> str:

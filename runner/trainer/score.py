@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from runner.errors import ConfigError, Fault
-from runner.signature import written
+from runner.signature import to_text
 from runner.trainer.actor_critic import States
 from runner.trainer.batch import pad_right, split_by_tokens
 
@@ -71,7 +71,7 @@ class Rewards:
             raise ConfigError(Fault("reward", "no reward", "at least one", cure))
         if weights is not None and len(weights) != len(rewards):
             where, found = "trainer.args.reward_weights", f"{len(weights)} weights for {len(rewards)} rewards"
-            raise ConfigError(Fault(where, found, "one for each", f"{where}={written([1.0] * len(rewards))}"))
+            raise ConfigError(Fault(where, found, "one for each", f"{where}={to_text([1.0] * len(rewards))}"))
         self.tokenizer = tokenizer
         self.step_separator = step_separator
         self.weights = torch.tensor(list(weights or [1.0] * len(rewards)))

@@ -38,10 +38,9 @@ from warm import Warm
 from runner.config import compose, parse, quote_text
 from runner.errors import Fault
 from runner.files import files_of, read_json, seal
-from runner.report.axis import leaves
 from runner.resume.continuation import find_resume_faults
 from runner.run import Run, open_run
-from runner.signature import read_signature, written
+from runner.signature import flatten, read_signature, to_text
 from runner.signature.read import UNKNOWN
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "trainer"
@@ -137,7 +136,7 @@ def misses_of_groups(root: Path) -> Iterator[tuple[str, str]]:
     """The same for every key of a configuration beside the trainer's config, and for groups that come and go."""
     words = ("peft=lora", "quant=none", "optimizer=adamw", "metric=exact", "weight=none", "callback=samples")
     cfg = laid(composed("grpo", *words), root)
-    for path, old in leaves({key: node for key, node in cfg.items() if key not in ("launcher", "resume")}):
+    for path, old in flatten({key: node for key, node in cfg.items() if key not in ("launcher", "resume")}).items():
         if path.startswith("trainer.args.") and path != "trainer.args._target_":
             continue
         now, new = copy.deepcopy(cfg), changed(old)
@@ -174,14 +173,14 @@ def judged(now: Mapping[str, Any], path: str, old: Any, new: Any, allowed: bool)
         return f"on the list, and refused: {faults[0]}" if faults else ""
     told = [fault for fault in faults if fault.where == path]
     if not told:
-        return f"neither on the list nor refused: {written(old)} -> {written(new)}"
+        return f"neither on the list nor refused: {to_text(old)} -> {to_text(new)}"
     return "" if is_whole(told[0], old, new) else f"without both values: {told[0]}"
 
 
 def is_whole(fault: Fault, old: Any, new: Any) -> bool:
     """Whether a fault names what was and what is, and what to type to go on."""
-    named = fault.found.startswith((f"{written(old)} -> ", "its default -> "))
-    whole = named and fault.found.endswith(f"-> {written(new)}") and "resume" in fault.cure and bool(fault.expected)
+    named = fault.found.startswith((f"{to_text(old)} -> ", "its default -> "))
+    whole = named and fault.found.endswith(f"-> {to_text(new)}") and "resume" in fault.cure and bool(fault.expected)
     return whole and is_typeable(fault.cure.partition(", or leave resume out")[0], old)
 
 
@@ -191,7 +190,7 @@ def is_typeable(cure: str, old: Any) -> bool:
         return True
     [override] = parse(map(quote_text, shlex.split(cure)))
     text = override.value()
-    return written(getattr(text, "text", text)) == written(old)
+    return to_text(getattr(text, "text", text)) == to_text(old)
 
 
 # --- Real runs --------------------------------------------------------------------------------------------------------
