@@ -33,7 +33,7 @@ from runner.run import (
     PATIENCE,
     Run,
     check_lines,
-    check_papers,
+    check_metadata,
     locked,
     processes_of,
     remove_leftovers,
@@ -146,7 +146,7 @@ def launch(run: Run, debug: bool = False) -> int:
 
 def _check_trust(run: Run, trusted: bool) -> None:
     """Raise where a folder would run or change what nobody has allowed; it can come from anybody."""
-    check_papers(run)
+    check_metadata(run)
     if not trusted and (dangers := find_dangers(run.cfg)):
         cure = f"python -m runner.work {run} --trust  (if you trust who wrote its config.yaml)"
         raise ConfigError([replace(danger, cure=cure) for danger in dangers])
@@ -176,7 +176,7 @@ def work(folder: str | Path, command: str = "train", debug: bool = False, record
         with stop.installed(), contextlib.ExitStack() as held:
             if RANK == 0:
                 held.enter_context(locked(run, PATIENCE))
-                check_papers(run)
+                check_metadata(run)
                 if is_finished(run):
                     print(finished(run))
                     return 0

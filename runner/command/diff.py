@@ -18,7 +18,7 @@ from runner.command import read_options
 from runner.report.compare import Section, sections_of
 from runner.report.number import short
 from runner.run.find import find_runs
-from runner.run.read import Papers
+from runner.run.read import RunRecord
 
 
 def main(line: Any) -> int:
@@ -29,7 +29,7 @@ def main(line: Any) -> int:
     return 0
 
 
-def diff(ours: Papers, theirs: Papers, width: int = 80) -> str:
+def diff(ours: RunRecord, theirs: RunRecord, width: int = 80) -> str:
     """The differences of two runs as text."""
     sections = sections_of(ours, theirs)
     lines = [f"A         {_named(ours, width)}", f"B         {_named(theirs, width)}"]
@@ -49,6 +49,6 @@ def _unsaid(section: Section) -> bool:
     return not section.rows and section.unknown
 
 
-def _named(run: Papers, width: int) -> str:
+def _named(run: RunRecord, width: int) -> str:
     state = f"  {run.state} {run.progress}".rstrip()
     return short(str(run), width - 10 - len(state)) + state

@@ -31,7 +31,7 @@ from runner.inference.weights import whole
 from runner.report.card import Export, base_of, to_card
 from runner.report.number import number
 from runner.run.find import check_finished, find_runs
-from runner.run.read import Papers
+from runner.run.read import RunRecord
 from runner.terminal import quiet
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -56,7 +56,7 @@ def main(line: Any) -> int:
 
 
 def export(
-    run: Papers, folder: Path, dtype: str | None = None, license: str | None = None, trust: bool = False
+    run: RunRecord, folder: Path, dtype: str | None = None, license: str | None = None, trust: bool = False
 ) -> list[str]:
     """Write the model of a run into a folder, whole or not at all, and return what there is to say of it."""
     _check_place(folder)
@@ -75,7 +75,7 @@ def export(
     return [f"weights   {note}" for note in notes]
 
 
-def _check(run: Papers, options: Mapping[str, str]) -> None:
+def _check(run: RunRecord, options: Mapping[str, str]) -> None:
     """Raise with everything that keeps this run from being exported like this."""
     faults = []
     if options.get("dtype") not in (None, *DTYPES):
@@ -106,7 +106,7 @@ def _is_replaceable(folder: Path) -> bool:
     return folder.is_dir() and (not any(folder.iterdir()) or verify(folder))
 
 
-def _write(run: Papers, new: Path, dtype: str | None, trust: bool) -> tuple[str, list[str]]:
+def _write(run: RunRecord, new: Path, dtype: str | None, trust: bool) -> tuple[str, list[str]]:
     """Copy the weights or write them anew; gives their precision, and what was done."""
     source = run.folder / "model"
     trained = str((run.cfg.get("model") or {}).get("dtype") or "auto")
@@ -147,7 +147,7 @@ def _copy(source: Path, new: Path) -> list[str]:
     return [f"copied to the byte, {number(size / 1e6, 3)} MB"]
 
 
-def _copy_pictures(run: Papers, new: Path) -> list[str]:
+def _copy_pictures(run: RunRecord, new: Path) -> list[str]:
     pictures = sorted((run.folder / "plots").glob("*.png"))
     for path in pictures:
         (new / "plots").mkdir(exist_ok=True)
@@ -155,7 +155,7 @@ def _copy_pictures(run: Papers, new: Path) -> list[str]:
     return [f"plots/{path.name}" for path in pictures]
 
 
-def _is_adapter(run: Papers) -> bool:
+def _is_adapter(run: RunRecord) -> bool:
     return (run.folder / "model" / "adapter_config.json").is_file()
 
 

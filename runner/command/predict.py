@@ -44,7 +44,7 @@ from runner.inference.rows import find_form_fault, read_sets
 from runner.inference.weights import Weights, find_weights, load
 from runner.inference.words import OPTIONS, Asked, Kind, in_a_name, read_asked
 from runner.report.number import number
-from runner.run.read import SAMPLES
+from runner.run.read import SAMPLE_FILES
 from runner.terminal import quiet
 
 OWN = OPTIONS | {"prompt": Kind(), "completion": Kind(), "chat": Kind(bool, example="true")}
@@ -256,7 +256,7 @@ def _as_chat(asked: Asked, tokenizer: Any) -> bool:
     """Whether a typed prompt is a turn of a chat: as told, as the run's own samples were, or as the tokenizer can."""
     if "as" in asked.options:
         return asked.options["as"] == "chat"
-    papers = [asked.run.folder / name for name in ("samples.jsonl", *SAMPLES)] if asked.run else []
+    papers = [asked.run.folder / name for name in ("samples.jsonl", *SAMPLE_FILES)] if asked.run else []
     seen = next(filter(None, map(read_last_row, papers)), {})
     return bool(tokenizer.chat_template) and not isinstance(seen.get("prompt"), str)
 

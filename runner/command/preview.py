@@ -114,7 +114,7 @@ def _runs(folders: Sequence[str], words: Sequence[str], trust: bool) -> list[Com
     if words:
         expected = "either a run, which is frozen, or overrides"
         raise ConfigError(Fault("command line", " ".join(words), expected, f"python -m runner preview {folders[0]}"))
-    runs = [papers.run for papers in find_runs(folders, "preview", len(folders))]
+    runs = [record.run for record in find_runs(folders, "preview", len(folders))]
     cure = f"python -m runner preview {folders[0]} trust=true  (if you trust who wrote its config.yaml)"
     dangers = [danger for run in runs if not trust for danger in find_dangers(run.cfg)]
     if dangers:

@@ -39,7 +39,7 @@ from runner.report.number import number
 from runner.report.repeat import folders_in, words_of
 from runner.run import CHANGES, Run, open_run
 from runner.run.find import check_finished, find_runs
-from runner.run.read import Papers, read_run
+from runner.run.read import RunRecord, read_run
 from runner.secret import HIDDEN, hidden_source
 from runner.work import launch
 
@@ -71,7 +71,7 @@ def main(line: Any) -> int:
     return 0
 
 
-def _check(run: Papers, options: Mapping[str, str]) -> float:
+def _check(run: RunRecord, options: Mapping[str, str]) -> float:
     """The tolerance; raises ConfigError with everything that keeps the run from being started here."""
     faults = []
     try:
@@ -97,7 +97,7 @@ def _check(run: Papers, options: Mapping[str, str]) -> float:
 # --- What cannot be matched -----------------------------------------------------------------------
 
 
-def obstacles(run: Papers) -> Iterator[str]:
+def obstacles(run: RunRecord) -> Iterator[str]:
     """What is no longer as it was when the run was made, each in a line, with how to get it where that is known."""
     then = run.manifest
     if then.get("python") not in (None, platform.python_version()):
@@ -148,7 +148,7 @@ def _git(*words: str, text: str | None = None, folder: Path | None = None) -> st
 # --- Data -----------------------------------------------------------------------------------------
 
 
-def compare_data(run: Papers, cfg: Mapping[str, Any]) -> None:
+def compare_data(run: RunRecord, cfg: Mapping[str, Any]) -> None:
     """Load the rows as a training would, and raise DataError with every set that is no longer the same."""
     from runner.tray.loss import build_rules, columns_asked_for
 
@@ -181,7 +181,7 @@ def _changed(name: str, then: Any, rows: Any) -> Iterator[Fault]:
 # --- Again ----------------------------------------------------------------------------------------
 
 
-def train_again(again: Run, run: Papers, worktree: bool, debug: bool = False) -> int:
+def train_again(again: Run, run: RunRecord, worktree: bool, debug: bool = False) -> int:
     """Train in the new folder by the run's own launcher, or with the code of its commit, and return the exit code."""
     if worktree:
         git = run.manifest.get("git")
@@ -219,7 +219,7 @@ def code_of(git: Mapping[str, Any]) -> Iterator[Path]:
 # --- Compared -------------------------------------------------------------------------------------
 
 
-def conclude(run: Papers, again: Papers, unmatched: Sequence[str], tolerance: float = 0.0) -> str:
+def conclude(run: RunRecord, again: RunRecord, unmatched: Sequence[str], tolerance: float = 0.0) -> str:
     """What the comparison says, kept beside the new run; raises SickRun where the two are not equal enough."""
     found = deviations(run, again)
     sizes = [entry.size for entry in found if entry.what != "model"]
@@ -247,7 +247,7 @@ def conclude(run: Papers, again: Papers, unmatched: Sequence[str], tolerance: fl
     raise SickRun(_unequal(again, found, largest, unmatched))
 
 
-def _hardware(run: Papers, again: Papers) -> Iterator[str]:
+def _hardware(run: RunRecord, again: RunRecord) -> Iterator[str]:
     """The circumstances that only a started run knows, where they are others."""
     then, now = (run.manifest.get("hardware") or {}, again.manifest.get("hardware") or {})
     for key in dict.fromkeys([*then, *now]):
@@ -255,7 +255,7 @@ def _hardware(run: Papers, again: Papers) -> Iterator[str]:
             yield f"{key}: {then.get(key)}, here {now.get(key)}"
 
 
-def _unequal(again: Papers, found: Sequence[Deviation], largest: float, unmatched: Sequence[str]) -> Fault:
+def _unequal(again: RunRecord, found: Sequence[Deviation], largest: float, unmatched: Sequence[str]) -> Fault:
     count = "1 difference" if len(found) == 1 else f"{len(found)} differences, by up to {number(100 * largest, 2)} %"
     told = f"{count}; the first in {found[0]}"
     reason = f", but not alike are: {'; '.join(unmatched)}" if unmatched else ""

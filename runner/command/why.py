@@ -28,7 +28,7 @@ from runner.report.repeat import command_of, folders_in, words_of
 from runner.report.table import Column, lay_out
 from runner.run import key_of
 from runner.run.find import find_runs
-from runner.run.read import Papers
+from runner.run.read import RunRecord
 from runner.secret import hidden
 from runner.signature import flatten, read_signature, to_text
 
@@ -177,7 +177,7 @@ def _keys(cfg: Mapping[str, Any], path: str = "") -> Iterator[str]:
 # --- Of a run -------------------------------------------------------------------------------------
 
 
-def _of_run(line: Any, key: str, run: Papers) -> Iterator[str]:
+def _of_run(line: Any, key: str, run: RunRecord) -> Iterator[str]:
     """The frozen value, the words that made it, and where today's files would take it from."""
     if line.overrides:
         expected = "either a run, which is frozen, or overrides"
@@ -197,7 +197,7 @@ def _of_run(line: Any, key: str, run: Papers) -> Iterator[str]:
     yield from explain(key, origins_of(composed, folders))
 
 
-def _again(run: Papers) -> tuple[Composed | None, list[Path]]:
+def _again(run: RunRecord) -> tuple[Composed | None, list[Path]]:
     """What the words of a run compose today, of a staged experiment that run's own stage."""
     overrides, folders = folders_in(words_of(run) or [])
     if words_of(run) is None:

@@ -180,10 +180,10 @@ def _of_file(options: Mapping[str, Any]) -> list[str]:
 
 
 def _read_run(words: Sequence[str], verb: str, root: Path) -> Run:
-    (papers,) = find_runs(words, verb, 1, root)
-    if not papers.cfg:
-        raise FolderError(Fault(str(papers), "config.yaml is missing or torn", "the folder of a whole run"))
-    return papers.run
+    (record,) = find_runs(words, verb, 1, root)
+    if not record.cfg:
+        raise FolderError(Fault(str(record), "config.yaml is missing or torn", "the folder of a whole run"))
+    return record.run
 
 
 # --- The configuration ----------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from runner.report.number import number
 from runner.report.objective import telling
 from runner.report.repeat import words_of
 from runner.report.single import differing
-from runner.run.read import Papers, read_run
+from runner.run.read import RunRecord, read_run
 from runner.secret import looks_secret
 
 # A path from the root or from a home; a URL, runner://..., org/name and </tag> are none.
@@ -36,7 +36,7 @@ class Export:
     license: str | None = None
 
 
-def to_card(run: Papers, export: Export, pictures: Sequence[str] = ()) -> str:
+def to_card(run: RunRecord, export: Export, pictures: Sequence[str] = ()) -> str:
     """The model card of a run in Markdown, beginning with the fields that the hub reads."""
     base = base_of(run)
     parts = [
@@ -69,7 +69,7 @@ def _rootless(parts: list[str]) -> str:
     return f"<folder>/{parts[-1]}" if len(parts) > 3 else "<folder>"
 
 
-def fields_of(run: Papers, export: Export, base: str | None) -> dict[str, Any]:
+def fields_of(run: RunRecord, export: Export, base: str | None) -> dict[str, Any]:
     """The fields of the card's head: what the hub sorts and links by."""
     trainer = _short_trainer(run.cfg)
     path = str((run.cfg.get("dataset") or {}).get("path") or "")
@@ -85,7 +85,7 @@ def fields_of(run: Papers, export: Export, base: str | None) -> dict[str, Any]:
     return {key: entry for key, entry in fields.items() if entry}
 
 
-def base_of(run: Papers) -> str | None:
+def base_of(run: RunRecord) -> str | None:
     """The model of the hub that a run began from, through the runs that it builds on; None where it is no such one."""
     seen: set[Path] = set()
     while run.folder not in seen:
@@ -114,7 +114,7 @@ def _section(title: str, text: str) -> list[str]:
     return [f"## {title}\n\n{text}"] if text else []
 
 
-def _sentence(run: Papers, base: str | None) -> str:
+def _sentence(run: RunRecord, base: str | None) -> str:
     node = run.cfg.get("model") or {}
     begun = f"[{base}](https://huggingface.co/{base})" if base else str(node.get("path") or "a new model")
     goal = "A reward model" if _head(run) == "score" else "A language model"
@@ -122,7 +122,7 @@ def _sentence(run: Papers, base: str | None) -> str:
     return f"{goal}, trained by {_short_trainer(run.cfg)} from {begun} on {rows}."
 
 
-def _head(run: Papers) -> str:
+def _head(run: RunRecord) -> str:
     return str((run.cfg.get("trainer") or {}).get("head", "lm"))
 
 
@@ -131,7 +131,7 @@ def _short_trainer(cfg: Mapping[str, Any]) -> str:
     return target.rpartition(".")[2].removesuffix("Trainer")
 
 
-def _results(run: Papers) -> str:
+def _results(run: RunRecord) -> str:
     names = telling(list(dict.fromkeys([*run.after, *run.before])))
     return _table(
         ("score", "before", "after"),
@@ -139,7 +139,7 @@ def _results(run: Papers) -> str:
     )
 
 
-def _data(run: Papers) -> str:
+def _data(run: RunRecord) -> str:
     facts = run.manifest.get("data")
     rows = [(name, str(fact.get("rows")), f"`{str(fact.get('fingerprint'))[:16]}`") for name, fact in _sets(facts)]
     return _table(("set", "rows", "fingerprint"), rows)
@@ -154,11 +154,11 @@ def _sets(facts: Any, name: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]
             yield from _sets(inner, f"{name}.{key}".lstrip("."))
 
 
-def _differences(run: Papers) -> str:
+def _differences(run: RunRecord) -> str:
     return _table(("key", "here", "default"), [(f"`{key}`", f"`{a}`", f"`{b}`") for key, a, b in differing(run) or ()])
 
 
-def _repeat(run: Papers) -> str:
+def _repeat(run: RunRecord) -> str:
     words = words_of(run)
     if words is None:
         return ""
@@ -169,14 +169,14 @@ def _repeat(run: Papers) -> str:
     return f"```bash\npip install {' '.join(pinned)}\n{shlex.join(['python', '-m', 'runner', *words])}\n```"
 
 
-def _copy(run: Papers, export: Export) -> list[str]:
+def _copy(run: RunRecord, export: Export) -> list[str]:
     kept = "the adapter was merged into its base in float32" if export.merged else "the weights as they were trained"
     model = run.manifest.get("model") or {}
     counts = [f"{number(model[key])} {key}" for key in ("parameters", "trainable") if model.get(key)]
     return [f"{kept}, written as {export.dtype}", *([", ".join(counts)] if counts else []), *export.notes]
 
 
-def _configuration(run: Papers) -> str:
+def _configuration(run: RunRecord) -> str:
     kept = {key: node for key, node in run.cfg.items() if key not in ("output_root", "launcher", "tracker", "allow")}
     text = yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)
     return f"<details>\n\n```yaml\n{text}```\n\n</details>"

@@ -1,4 +1,4 @@
-"""In what two runs differ, from their papers alone: section by section for people, and to the bit for a repetition."""
+"""Differences of two runs, from their files alone: section by section for people, and to the bit for a repetition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runner.report.number import number, short, value
 from runner.report.objective import CLOCK, telling
 from runner.report.repeat import command_of
 from runner.report.table import Column, lay_out
-from runner.run.read import Papers, is_number
+from runner.run.read import RunRecord, is_number
 from runner.signature import flatten
 
 # What depends on the machine's mood and not on the run.
@@ -47,7 +47,7 @@ class Section:
         return lay_out(columns + ([Column("B - A", self.change, True)] if self.change else []), width)
 
 
-def sections_of(ours: Papers, theirs: Papers) -> list[Section]:
+def sections_of(ours: RunRecord, theirs: RunRecord) -> list[Section]:
     """Every respect in which two runs can differ, the shortest first and those without a difference before them."""
     runs = (ours, theirs)
     found = [
@@ -109,8 +109,8 @@ def _node(entry: Any) -> str:
     return value(entry)
 
 
-def _told(title: str, runs: Sequence[Papers], facts: Any) -> Section:
-    """A section of what two papers say, row by row where they disagree."""
+def _told(title: str, runs: Sequence[RunRecord], facts: Any) -> Section:
+    """A section of what two manifests say, row by row where they disagree."""
     ours, theirs = (facts(run) for run in runs)
     keys = [key for key in dict.fromkeys([*ours, *theirs]) if ours.get(key) != theirs.get(key)]
     rows = [(key, _node(ours.get(key)), _node(theirs.get(key))) for key in keys]
@@ -130,7 +130,7 @@ def _hashes(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {key: entry[:12] if key.endswith("fingerprint") and entry else entry for key, entry in facts.items()}
 
 
-def _model_facts(run: Papers) -> dict[str, Any]:
+def _model_facts(run: RunRecord) -> dict[str, Any]:
     return {key: entry for key, entry in _flat(run.manifest.get("model")).items() if key != "path"}
 
 
@@ -160,7 +160,7 @@ def changed_files(diff: str) -> Iterator[tuple[str, int, int, str]]:
         yield head.rpartition(" b/")[2], added, len(changed) - added, mark
 
 
-def _command(ours: Papers, theirs: Papers) -> Section:
+def _command(ours: RunRecord, theirs: RunRecord) -> Section:
     """The words that only one of the two commands has; they are one command in another order, or differ in these."""
     mine, other = (_words(run) for run in (ours, theirs))
     keys = dict.fromkeys([*mine, *other])
@@ -168,7 +168,7 @@ def _command(ours: Papers, theirs: Papers) -> Section:
     return Section("command", rows, unknown=not mine and not other)
 
 
-def _words(run: Papers) -> dict[str, str]:
+def _words(run: RunRecord) -> dict[str, str]:
     import shlex
 
     words = [word.partition("=") for word in shlex.split(command_of(run))[3:]]
@@ -185,7 +185,7 @@ def _scored(title: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> S
     return Section(title, rows, change, unknown=not names)
 
 
-def _last(run: Papers) -> dict[str, float]:
+def _last(run: RunRecord) -> dict[str, float]:
     """The last value of each metric that training logged, without clocks and held-out scores."""
     found: dict[str, float] = {}
     for line in run.lines:
@@ -220,7 +220,7 @@ class Deviation:
         return f"{place}: {self.name} {_exact(self.ours)} -> {_exact(self.theirs)}{apart}"
 
 
-def deviations(ours: Papers, theirs: Papers) -> list[Deviation]:
+def deviations(ours: RunRecord, theirs: RunRecord) -> list[Deviation]:
     """Everything in which a repetition differs from its original: logged steps in order, then scores, then weights.
 
     Times are left out. What only one of them logged differs too.
@@ -249,7 +249,7 @@ def _paired(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any
         yield step, *(table.get(step, {}) for table in tables)
 
 
-def _weights(run: Papers) -> dict[str, str]:
+def _weights(run: RunRecord) -> dict[str, str]:
     files = run.manifest.get("files")
     files = files if isinstance(files, Mapping) else {}
     return {name: str(digest)[:12] for name, digest in files.items() if name.endswith(WEIGHTS)}

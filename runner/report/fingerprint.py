@@ -6,11 +6,11 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from runner.run.read import Papers
+from runner.run.read import RunRecord
 
 
-def fingerprint_of(runs: Iterable[Papers], *asked: object) -> str:
-    """A hash of the papers of some runs, their states, what was asked for, and of the code that makes the report."""
+def fingerprint_of(runs: Iterable[RunRecord], *asked: object) -> str:
+    """A hash of the files of some runs, their states, what was asked for, and of the code that makes the report."""
     sha = hashlib.sha256(repr(asked).encode())
     own = sorted(path for path in Path(__file__).parent.rglob("*") if path.suffix in (".py", ".html", ".css"))
     for path in own:

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runner.errors import ConfigError, Fault
-from runner.run.read import Papers, names
+from runner.run.read import RunRecord, names
 
 LOW = re.compile(r"(^|[_/])(loss|perplexity|ppl|kl|nll|error|wer|cer|repetition|toxicity)($|[_/])")
 # What tells more than a loss, whose size may depend on the very keys that are swept.
 LIKELY = ("objective/scores", "reward", "rewards/accuracies", "accuracy", "mean_token_accuracy")
-# Figures that stay in the papers, because they say little about whether something was learned.
+# Figures that stay in the files, because they say little about whether something was learned.
 QUIET = ("logits/", "logps/", "_length", "clip", "min_reward", "max_reward", "frac_reward", "/std", "_std")
 CLOCK = ("_runtime", "_per_second", "_seconds", "epoch", "num_tokens", "max_steps", "percentage", "total_flos", "step")
 DIRECTIONS = ("max", "min")
@@ -32,7 +32,9 @@ class Objective:
         return "higher is better" if self.maximise else "lower is better"
 
 
-def choose_objective(runs: Sequence[Papers], name: str | None = None, direction: str | None = None) -> Objective | None:
+def choose_objective(
+    runs: Sequence[RunRecord], name: str | None = None, direction: str | None = None
+) -> Objective | None:
     """The objective of some runs; None where none of them has a score, ConfigError where what was asked is not there.
 
     >>> choose_objective([])
@@ -47,7 +49,7 @@ def choose_objective(runs: Sequence[Papers], name: str | None = None, direction:
     return Objective(name, more, why)
 
 
-def scores_of(runs: Sequence[Papers]) -> list[str]:
+def scores_of(runs: Sequence[RunRecord]) -> list[str]:
     """Every held-out score of the finished runs, in the order in which they were written."""
     return list(dict.fromkeys(name for run in runs if run.state == "finished" for name in run.after))
 
@@ -62,7 +64,7 @@ def _asked(name: str, known: Sequence[str]) -> str:
     return next((found for found in (name, f"eval_{name}") if found in known), name)
 
 
-def check_objective(runs: Sequence[Papers], name: str) -> None:
+def check_objective(runs: Sequence[RunRecord], name: str) -> None:
     """Raise ConfigError where runs have finished and none of them has this score."""
     finished = [run for run in runs if run.state == "finished"]
     if not finished or any(run.score(_asked(name, scores_of(runs))) is not None for run in finished):
@@ -75,7 +77,7 @@ def check_objective(runs: Sequence[Papers], name: str) -> None:
     raise ConfigError(Fault("objective", f"no finished run has {name!r}", expected, cure))
 
 
-def _found(runs: Sequence[Papers], known: Sequence[str]) -> tuple[str | None, str, bool | None]:
+def _found(runs: Sequence[RunRecord], known: Sequence[str]) -> tuple[str | None, str, bool | None]:
     """A name, why, and whether more is better where the configuration says so."""
     if told := next((run.cfg["objective"] for run in runs if isinstance(run.cfg.get("objective"), str)), None):
         return _asked(told, known), "objective of the configuration", None

@@ -28,7 +28,7 @@ from runner.report.repeat import command_of
 from runner.report.single import RunView
 from runner.report.sweep import Summary
 from runner.report.table import best_command, doubt_of, seed_line, state_of
-from runner.run.read import Papers, clock, read_samples
+from runner.run.read import RunRecord, clock, read_samples
 
 PROMPTS = 6  # on a page
 SIDES = 6  # settings whose completions stand side by side
@@ -101,7 +101,7 @@ def side_by_side(summary: Summary) -> list[dict[str, Any]]:
     return _prompts(columns, sort=True)
 
 
-def over_time(run: Papers) -> list[dict[str, Any]]:
+def over_time(run: RunRecord) -> list[dict[str, Any]]:
     """What a run wrote to the same prompts at some of its steps, the first and the last among them."""
     table = read_samples(run.folder, dense=True)
     steps = sorted({row["step"] for row in table})
@@ -110,7 +110,7 @@ def over_time(run: Papers) -> list[dict[str, Any]]:
     return _prompts(columns, sort=False)
 
 
-def facts_of(runs: Sequence[Papers]) -> list[tuple[str, dict[str, int]]]:
+def facts_of(runs: Sequence[RunRecord]) -> list[tuple[str, dict[str, int]]]:
     """What the manifests say of software, data, model and machine: each fact, with how many runs have which value."""
     found: dict[str, dict[str, int]] = {}
     for run in runs:
@@ -253,7 +253,7 @@ def _runs(summary: Summary) -> list[dict[str, Any]]:
     ]
 
 
-def _unfinished(run: Papers) -> dict[str, str]:
+def _unfinished(run: RunRecord) -> dict[str, str]:
     return {
         "folder": run.folder.name,
         "state": run.state,
@@ -278,7 +278,7 @@ def _write_pngs(pictures: Sequence[Picture], folder: Path) -> None:
 
 
 def _render(name: str, **context: Any) -> str:
-    """A template filled in; whatever comes from papers is escaped."""
+    """A template filled in; whatever comes from run files is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     folder = FileSystemLoader(Path(__file__).parent / "template")

@@ -19,7 +19,7 @@ from runner.files import write_bytes
 from runner.report.axis import Axis
 from runner.report.number import number, short, spread, value
 from runner.report.sweep import Summary
-from runner.run.read import Papers, curve, is_number, names, read_metrics
+from runner.run.read import RunRecord, curve, is_number, names, read_metrics
 
 # Which metrics of a run share a picture: the picture's name, and what the metric's last word may be.
 PICTURES = {
@@ -166,7 +166,7 @@ def thinned(steps: Sequence[float], values: Sequence[float], most: int = POINTS)
     return [fmean(steps[cut : cut + size]) for cut in cuts], [fmean(values[cut : cut + size]) for cut in cuts]
 
 
-def band(runs: Sequence[Papers], name: str) -> tuple[list[float], list[float], list[float]]:
+def band(runs: Sequence[RunRecord], name: str) -> tuple[list[float], list[float], list[float]]:
     """Steps, means over the runs that logged a metric there, and standard deviations, 0 where only one did."""
     found: dict[float, list[float]] = {}
     for run in runs:
@@ -329,7 +329,7 @@ def _trade_pictures(summary: Summary, colours: Sequence[str]) -> Iterator[Pictur
         yield Picture("reward-kl", caption, figure, keyed=True, keys=_labels(summary))
 
 
-def _path(run: Papers, kl: str, reward: str) -> Curve:
+def _path(run: RunRecord, kl: str, reward: str) -> Curve:
     """A run's way through (KL, reward), at the steps where both were logged."""
     both = [line for line in run.lines if all(is_number(line.get(name)) for name in (kl, reward))]
     return thinned([line[kl] for line in both], [line[reward] for line in both], most=8)

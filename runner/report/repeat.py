@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.run.read import Papers
+from runner.run.read import RunRecord
 from runner.secret import hidden
 
 FOLDER_FLAGS = ("--config-dir", "-cd")
 
 
-def command_of(run: Papers, seeds: Sequence[Any] = ()) -> str:
+def command_of(run: RunRecord, seeds: Sequence[Any] = ()) -> str:
     """The command of one run, or with ``seeds`` of the same with each of these; shell-quoted.
 
     Where the folder does not say how it was made, the command continues or finishes what is in the folder.
@@ -27,7 +27,7 @@ def command_of(run: Papers, seeds: Sequence[Any] = ()) -> str:
     return shlex.join(["python", "-m", "runner", *words])
 
 
-def words_of(run: Papers) -> list[str] | None:
+def words_of(run: RunRecord) -> list[str] | None:
     """The words of the command line that make this run alone; None where its folder does not have them."""
     command = run.manifest.get("command")
     if not isinstance(command, list) or "runner" not in command:
@@ -48,7 +48,7 @@ def folders_in(words: Sequence[str]) -> tuple[list[str], list[Path]]:
     return overrides, folders
 
 
-def choices_of(run: Papers) -> dict[str, str]:
+def choices_of(run: RunRecord) -> dict[str, str]:
     """The option of each group that was typed for this run."""
     words = [word.lstrip("+").partition("=") for word in words_of(run) or () if "=" in word]
     groups = {key for key, node in run.cfg.items() if node is None or isinstance(node, Mapping)}

@@ -22,7 +22,7 @@ from runner.report.number import number, short, value
 from runner.report.objective import telling
 from runner.report.repeat import command_of, folders_in, words_of
 from runner.report.table import Column, lay_out
-from runner.run.read import Papers, read_run, text_of
+from runner.run.read import RunRecord, read_run, text_of
 
 FIRST_ROWS = 3
 WHOLE = ("experiment", "sweep")  # options that set keys of other groups; what they set does differ
@@ -36,7 +36,7 @@ class RunView:
     does not say what was chosen. ``scores`` has name, before and after, ``rows`` the first rows of a local dataset.
     """
 
-    run: Papers
+    run: RunRecord
     differing: list[tuple[str, str, str]] | None
     scores: list[tuple[str, str, str]]
     rows: list[list[tuple[str, str]]]
@@ -82,7 +82,7 @@ def write_run_report(view: RunView) -> Path:
     return page
 
 
-def differing(run: Papers) -> list[tuple[str, str, str]] | None:
+def differing(run: RunRecord) -> list[tuple[str, str, str]] | None:
     """Each key whose value is not what the chosen options bring, with the run's value and theirs.
 
     The options are looked up in the menu as it is today.
@@ -113,7 +113,7 @@ def first_rows(cfg: Mapping[str, Any]) -> list[list[tuple[str, str]]]:
         return [row for line in itertools.islice(lines, FIRST_ROWS) if (row := _row(line))]
 
 
-def _baseline(run: Papers) -> dict[str, Any] | None:
+def _baseline(run: RunRecord) -> dict[str, Any] | None:
     """The configuration of the same options and nothing else; None where they are not known or no longer there."""
     words = words_of(run)
     if words is None:
@@ -128,7 +128,7 @@ def _baseline(run: Papers) -> dict[str, Any] | None:
     return None
 
 
-def _scores(run: Papers) -> list[tuple[str, str, str]]:
+def _scores(run: RunRecord) -> list[tuple[str, str, str]]:
     names = telling(list(dict.fromkeys([*run.after, *run.before])))
     return [(name, number(run.before.get(name)), number(run.after.get(name))) for name in names]
 

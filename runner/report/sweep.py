@@ -23,7 +23,7 @@ from runner.report.importance import Importance, importance_of
 from runner.report.number import value
 from runner.report.objective import Objective, choose_objective, scores_of
 from runner.report.repeat import choices_of
-from runner.run.read import Papers, read_group
+from runner.run.read import RunRecord, read_group
 
 STATES = ("finished", "running", "interrupted", "failed", "lost", "created", "unknown")
 
@@ -33,7 +33,7 @@ class Setting:
     """The runs that differ in nothing but the seed, with the score of each that finished."""
 
     values: Mapping[str, Any]
-    runs: Sequence[Papers]
+    runs: Sequence[RunRecord]
     scores: Mapping[str, list[float]] = field(default_factory=dict)
 
     def mean(self, name: str) -> float | None:
@@ -63,7 +63,7 @@ class Summary:
     """A group of runs as it is now; ``settings`` come best first, those without a score last."""
 
     group: Path
-    runs: Sequence[Papers]
+    runs: Sequence[RunRecord]
     axes: Sequence[Axis]
     seeds: Sequence[Any]
     settings: Sequence[Setting]
@@ -75,7 +75,7 @@ class Summary:
         return count_states(self.runs)
 
     @property
-    def unfinished(self) -> list[Papers]:
+    def unfinished(self) -> list[RunRecord]:
         return [run for run in self.runs if run.state != "finished" or run.damaged]
 
     @property
@@ -153,7 +153,7 @@ def write_report(summary: Summary) -> Path:
     return page
 
 
-def count_states(runs: Sequence[Papers]) -> dict[str, int]:
+def count_states(runs: Sequence[RunRecord]) -> dict[str, int]:
     """How many runs are in each state, in the order of STATES."""
     counts = Counter(run.state for run in runs)
     return {state: counts[state] for state in sorted(counts, key=lambda state: (*STATES, state).index(state))}
@@ -169,7 +169,7 @@ def _write(summary: Summary, page: Path, mark: str) -> None:
     write_text(page, sweep_page(summary, mark, plots=page.with_name("plots")))
 
 
-def _settings(runs: Sequence[Papers], axes: Sequence[Axis], names: Sequence[str]) -> list[Setting]:
+def _settings(runs: Sequence[RunRecord], axes: Sequence[Axis], names: Sequence[str]) -> list[Setting]:
     """The runs grouped by their values of the axes; those whose config cannot be read stand alone."""
     groups: dict[Any, list[int]] = {}
     for index, run in enumerate(runs):
@@ -182,7 +182,7 @@ def _settings(runs: Sequence[Papers], axes: Sequence[Axis], names: Sequence[str]
     return found
 
 
-def _scores(runs: Sequence[Papers], name: str) -> list[float]:
+def _scores(runs: Sequence[RunRecord], name: str) -> list[float]:
     return [score for run in runs if (score := run.score(name)) is not None]
 
 

@@ -16,7 +16,7 @@ from runner.report.number import percent, short, spread, value
 from runner.report.objective import telling
 from runner.report.repeat import command_of
 from runner.report.sweep import Setting, Summary
-from runner.run.read import Papers
+from runner.run.read import RunRecord
 
 MOST = 40  # settings or runs that a terminal is shown
 WIDEST = 24  # characters of a value, before its middle is cut
@@ -167,7 +167,7 @@ def _score_column(name: str, settings: Sequence[Setting], needed: bool = False) 
     return Column(name.removeprefix("eval_"), cells, needed)
 
 
-def _unfinished(run: Papers, width: int) -> str:
+def _unfinished(run: RunRecord, width: int) -> str:
     """A run that is not finished and how far it came, and below it why, on one line."""
     room = max(width - 12, 40)
     progress = f" {run.progress}" if run.progress and run.state not in ("created", "unknown") else ""

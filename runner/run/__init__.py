@@ -84,7 +84,7 @@ PATIENCE = 1.0
 
 @dataclass(frozen=True)
 class Run:
-    """One folder under ``outputs/<name>/`` and the papers in it."""
+    """One folder under ``outputs/<name>/`` and the files in it."""
 
     folder: Path
 
@@ -225,11 +225,11 @@ def open_run(cfg: Mapping[str, Any], overrides: Sequence[str], command: Sequence
     _check_name(cfg)
     folder = folder_of(cfg, overrides).absolute()
     run = Run(folder)
-    check_papers(run)
+    check_metadata(run)
     if not (folder / "config.yaml").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FolderError), locked(run, PATIENCE):  # who holds it by now has laid the papers
-            _lay_papers(run, cfg, command or overrides)
+        with contextlib.suppress(FolderError), locked(run, PATIENCE):  # who holds it by now has written them
+            _write_metadata(run, cfg, command or overrides)
     elif key_of(run.cfg) != key:
         raise FolderError(
             Fault(
@@ -247,14 +247,14 @@ def open_run(cfg: Mapping[str, Any], overrides: Sequence[str], command: Sequence
     return run
 
 
-def _lay_papers(run: Run, cfg: Mapping[str, Any], command: Sequence[str]) -> None:
-    """Write the first papers of a new folder, as far as no other process has done so meanwhile."""
+def _write_metadata(run: Run, cfg: Mapping[str, Any], command: Sequence[str]) -> None:
+    """Write the first files of a new folder, as far as no other process has done so meanwhile."""
     if not (run.folder / "status.json").exists():
         run.set_status("created")
     if not (run.folder / "manifest.json").exists():
         write_json(run.folder / "manifest.json", _command(command))
     if not (run.folder / "config.yaml").exists():
-        _freeze(run, cfg)  # last, because a folder is a run's where this paper is
+        _freeze(run, cfg)  # last, because a folder is a run's where this file is
 
 
 def _command(words: Sequence[str]) -> dict[str, list[str]]:
@@ -270,8 +270,8 @@ def _volatile(cfg: Mapping[str, Any]) -> str:
     return json.dumps(_alike({key: cfg.get(key) for key in sorted(VOLATILE)}), sort_keys=True, default=str)
 
 
-def check_papers(run: Run) -> None:
-    """Raise FolderError with each paper of the folder that is not what was written there."""
+def check_metadata(run: Run) -> None:
+    """Raise FolderError with each file of metadata in the folder that is not what was written there."""
     faults = link_faults(find_links(run.folder))
     if (run.folder / "config.yaml").exists():
         key, known = key_of(run.cfg), run.manifest().get("key")

@@ -9,10 +9,10 @@ from pathlib import Path
 from runner.errors import ConfigError, Fault, FolderError
 from runner.files import find_links
 from runner.run import Run, link_faults
-from runner.run.read import Papers, is_run, read_run
+from runner.run.read import RunRecord, is_run, read_run
 
 
-def find_runs(words: Sequence[str], verb: str, count: int, root: Path = Path("outputs")) -> list[Papers]:
+def find_runs(words: Sequence[str], verb: str, count: int, root: Path = Path("outputs")) -> list[RunRecord]:
     """The runs that a verb was given, all faults at once; ConfigError where they are not ``count`` words."""
     if len(words) != count:
         found = f"{len(words)} of them: {' '.join(words)}" if words else "none"
@@ -44,7 +44,7 @@ def find_run(word: str, verb: str, root: Path) -> Path | Fault:
     return _no_run(word, verb, root, bool(places))
 
 
-def check_finished(run: Papers, verb: str) -> None:
+def check_finished(run: RunRecord, verb: str) -> None:
     """Raise FolderError where a run is not finished, or its configuration cannot be read."""
     if not run.cfg:
         raise FolderError(Fault(str(run), "config.yaml is missing or torn", "the folder of a whole run"))

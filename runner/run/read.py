@@ -1,4 +1,4 @@
-"""The papers of a run as plain values, whatever state they are in.
+"""The files of a run as plain values, whatever state they are in.
 
 A file that is torn or missing is named and read as empty, because a report of what is there is better than none.
 What the files of several runs mean together is not here (``report.sweep``).
@@ -21,12 +21,12 @@ from runner.errors import ConfigError
 from runner.files import read_json
 from runner.run import Run
 
-PAPERS = ("config.yaml", "status.json", "manifest.json", "scores.json", "metrics.jsonl")
-SAMPLES = ("completions.jsonl", "checkpoints/completions.jsonl")
+METADATA = ("config.yaml", "status.json", "manifest.json", "scores.json", "metrics.jsonl")
+SAMPLE_FILES = ("completions.jsonl", "checkpoints/completions.jsonl")
 
 
 @dataclass(frozen=True)
-class Papers:
+class RunRecord:
     """One run folder as it was read; ``damaged`` names the files that could not be."""
 
     folder: Path
@@ -90,11 +90,11 @@ class Papers:
     @property
     def data(self) -> list[Path]:
         """The files that a report is made from."""
-        return [path for name in (*PAPERS, *SAMPLES) if (path := self.folder / name).is_file()]
+        return [path for name in (*METADATA, *SAMPLE_FILES) if (path := self.folder / name).is_file()]
 
 
-def read_run(folder: Path) -> Papers:
-    """The papers of one folder; never raises because of what is in them."""
+def read_run(folder: Path) -> RunRecord:
+    """Read the files of one folder; never raises because of what is in them."""
     damaged: list[str] = []
 
     def mapping(name: str, read: Any) -> Mapping[str, Any]:
@@ -103,13 +103,13 @@ def read_run(folder: Path) -> Papers:
             damaged.append(name)
         return found if isinstance(found, Mapping) else {}
 
-    papers = [mapping(name, _read_yaml if name.endswith("yaml") else read_json) for name in PAPERS[:4]]
+    found = [mapping(name, _read_yaml if name.endswith("yaml") else read_json) for name in METADATA[:4]]
     if not (folder / "config.yaml").exists():
         damaged.append("config.yaml")
-    return Papers(folder, *papers, damaged=tuple(damaged))
+    return RunRecord(folder, *found, damaged=tuple(damaged))
 
 
-def read_group(group: Path) -> list[Papers]:
+def read_group(group: Path) -> list[RunRecord]:
     """Every run of a name, in the order of the folders' names."""
     folders = (path for path in group.iterdir() if path.is_dir() and not path.name.startswith("."))
     return [read_run(path) for path in sorted(folders) if is_run(path)]
@@ -117,7 +117,7 @@ def read_group(group: Path) -> list[Papers]:
 
 def is_run(folder: Path) -> bool:
     """Whether a folder is that of a run, even of one whose config was lost."""
-    return any((folder / name).is_file() for name in PAPERS[:3])
+    return any((folder / name).is_file() for name in METADATA[:3])
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -131,7 +131,7 @@ def read_samples(folder: Path, dense: bool = False) -> list[dict[str, Any]]:
 
     A trainer may write a table of its own beside the runner's: ``dense`` takes the one with more steps.
     """
-    tables = [table for name in SAMPLES if (table := _samples(folder / name))]
+    tables = [table for name in SAMPLE_FILES if (table := _samples(folder / name))]
     if not tables:
         return []
     return max(tables, key=lambda table: len({row["step"] for row in table})) if dense else tables[0]
