@@ -7,10 +7,11 @@ import yaml
 from laid import lay_run
 
 from runner.config import compose
-from runner.report.page import over_time
+from runner.report.page import over_time, write_run_report
 from runner.report.plot import thinned, write_plots
 from runner.report.repeat import command_of
-from runner.report.single import differing, run_table, view_of, write_run_report
+from runner.report.single import differing, view_of
+from runner.report.table import run_table
 from runner.run.read import read_metrics, read_run
 
 

@@ -22,8 +22,9 @@ from runner.errors import ConfigError, FolderError
 from runner.files import files_of
 from runner.report.axis import axes_of
 from runner.report.importance import importance_of
+from runner.report.page import write_report
 from runner.report.plot import COLOURS, band, heat_cells, sweep_pictures, to_svg
-from runner.report.sweep import summarise, write_report
+from runner.report.sweep import summarise
 from runner.report.table import table, to_csv, to_jsonl
 from runner.run.read import read_run
 
@@ -198,7 +199,7 @@ def test_what_is_no_number_counts_as_no_score(tmp_path):
     (group / "kl-0.5+lr-0.0001+seed-0" / "scores.json").write_text('{"after": {"eval_exact": NaN, "eval_loss": null}}')
     summary = summarise(group)
     setting = next(setting for setting in summary.settings if setting.values == {"kl_coef": 0.5})
-    assert setting.scores["eval_exact"] == [0.9] and setting.finished == 2 and setting.sd("eval_exact") is None
+    assert setting.scores["eval_exact"] == [0.9] and len(setting.finished) == 2 and setting.sd("eval_exact") is None
     assert summary.best.values == {"kl_coef": 0.1}
     assert "NaN" not in to_jsonl(summary)
 

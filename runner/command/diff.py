@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from runner.command import read_options
-from runner.report.compare import Section, sections_of
+from runner.report.compare import sections_of
 from runner.report.number import short
+from runner.report.table import section_table
 from runner.run.find import find_runs
 from runner.run.read import RunRecord
 
@@ -33,20 +34,12 @@ def diff(ours: RunRecord, theirs: RunRecord, width: int = 80) -> str:
     """The differences of two runs as text."""
     sections = sections_of(ours, theirs)
     lines = [f"A         {_named(ours, width)}", f"B         {_named(theirs, width)}"]
-    for title, alike in (("same", _alike), ("not said", _unsaid)):
-        if names := [section.title for section in sections if alike(section)]:
+    for title, unknown in (("same", False), ("not said", True)):
+        if names := [section.title for section in sections if not section.rows and section.unknown is unknown]:
             lines.append(f"{title:<10}{', '.join(names)}")
     for section in sections:
-        lines += ["", *section.lines(width)] if section.rows else []
+        lines += ["", *section_table(section, width)] if section.rows else []
     return "\n".join(lines)
-
-
-def _alike(section: Section) -> bool:
-    return not section.rows and not section.unknown
-
-
-def _unsaid(section: Section) -> bool:
-    return not section.rows and section.unknown
 
 
 def _named(run: RunRecord, width: int) -> str:

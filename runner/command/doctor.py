@@ -29,7 +29,7 @@ from runner.errors import EnvironmentFault
 from runner.files import PACKAGE, display_path, hub_home
 from runner.forecast.machine import read_memory
 from runner.report.number import number, short
-from runner.report.table import Column, lay_out
+from runner.report.table import Column, format_table
 from runner.secret import hidden
 
 WIDTH = 80
@@ -153,7 +153,7 @@ def extras_table(extras: Mapping[str, Sequence[str]]) -> list[str]:
     home = f"-e '{display_path(PACKAGE.parent)}[NAME]'" if is_checkout else "'runner[NAME]'"
     told = ["there" if not lack else "brings " + ", ".join(lack) for lack in lacking.values()]
     columns = [Column("extra", list(lacking), True, True), Column(f"pip install {home}", told, True, True)]
-    return [line[2:] if len(line) <= WIDTH + 2 else short(line[2:], WIDTH) for line in lay_out(columns, 200)]
+    return [line[2:] if len(line) <= WIDTH + 2 else short(line[2:], WIDTH) for line in format_table(columns, 200)]
 
 
 # --- The machine ----------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ from runner.inference.rows import find_form_fault, read_sets
 from runner.inference.weights import Weights, find_weights, load
 from runner.inference.words import OPTIONS, Asked, Kind, read_asked
 from runner.report.number import number
-from runner.report.table import Column, lay_out
+from runner.report.table import Column, format_table
 from runner.terminal import quiet
 from runner.tray.judge import build_metrics, named
 
@@ -346,7 +346,7 @@ def to_table(asked: Asked, result: Result, theirs: Result | None, comparison: Ma
             Column("value", [_number(figures, key) for key in names], True),
             *([Column("against", [_number(other, key) for key in names], True)] if other else []),
         ]
-        yield from lay_out(columns, 100)
+        yield from format_table(columns, 100)
         if name in comparison:
             yield from _verdict(comparison[name])
     yield from (f"note      {note}" for note in result.notes)
@@ -399,6 +399,6 @@ def evaluate_tasks(side: Side) -> int:
     cells = [
         f"{number(value)}{f' ± {number(errors[name], 2)}' if name in errors else ''}" for name, value in scores.items()
     ]
-    print("\n".join(lay_out([Column("task", list(scores), True, True), Column("value", cells, True)], 100)))
+    print("\n".join(format_table([Column("task", list(scores), True, True), Column("value", cells, True)], 100)))
     print(f"to        {display_path(path)}")
     return 0

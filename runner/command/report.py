@@ -18,9 +18,10 @@ from runner.errors import Fault, FolderError
 from runner.files import display_path, find_links
 from runner.report.number import short
 from runner.report.objective import check_objective
-from runner.report.single import run_table, view_of, write_run_report
-from runner.report.sweep import count_states, summarise, write_report
-from runner.report.table import Column, lay_out, table
+from runner.report.page import write_report, write_run_report
+from runner.report.single import view_of
+from runner.report.sweep import list_states, summarise
+from runner.report.table import Column, format_table, run_table, table
 from runner.run import link_faults
 from runner.run.read import is_run, read_group
 
@@ -66,13 +67,13 @@ def listing(root: Path) -> str:
     if not rows:
         return f"no runs under {display_path(root)}/ yet"
     rows.sort(key=lambda row: row[0], reverse=True)
-    states = [", ".join(f"{count} {state}" for state, count in count_states(runs).items()) for _, _, runs in rows]
+    states = [list_states(runs) for _, _, runs in rows]
     columns = [
         Column("folder", [short(display_path(path), 50) for _, path, _ in rows], True, True),
         Column("runs", [str(len(runs)) for _, _, runs in rows], True),
         Column("states", states, True, True),
     ]
-    return "\n".join([*lay_out(columns, 80), f"\nnext      python -m runner report {display_path(rows[0][1])}"])
+    return "\n".join([*format_table(columns, 80), f"\nnext      python -m runner report {display_path(rows[0][1])}"])
 
 
 def _folder(word: str, root: Path) -> Path:

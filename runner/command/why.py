@@ -25,7 +25,7 @@ from runner.errors import ConfigError, Fault
 from runner.origin import Origins, Setting, read_origins, select
 from runner.report.number import short
 from runner.report.repeat import command_of, folders_in, words_of
-from runner.report.table import Column, lay_out
+from runner.report.table import Column, format_table
 from runner.run import key_of
 from runner.run.find import find_runs
 from runner.run.read import RunRecord
@@ -103,7 +103,7 @@ def _chain(key: str, origins: Origins) -> Iterator[str]:
         Column("", [short(_said(entry, key), WIDEST) for entry in settings], True, True),
         Column("", [_placed(entry) for entry in settings], True, True),
     ]
-    yield from lay_out(columns, 200)[1:]
+    yield from format_table(columns, 200)[1:]
 
 
 def _value(key: str, origins: Origins, settings: Sequence[Setting]) -> str:
@@ -137,7 +137,7 @@ def _node(key: str, node: Mapping[str, Any], origins: Origins) -> Iterator[str]:
         Column("", [first.place if first else "" for first in firsts], True, True),
     ]
     yield key
-    yield from lay_out(columns, 200)[1:]
+    yield from format_table(columns, 200)[1:]
 
 
 def find_key(key: str, cfg: Mapping[str, Any]) -> str:

@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from runner.report.axis import MISSING, SKIPPED, TOP
-from runner.report.number import number, short, value
+from runner.report.number import number, value
 from runner.report.objective import CLOCK, telling
 from runner.report.repeat import command_of
-from runner.report.table import Column, lay_out
 from runner.run.read import RunRecord, is_number
 from runner.signature import flatten
 
 # What depends on the machine's mood and not on the run.
 TIMED = re.compile(r"(^|_)(runtime|seconds|step_time)$|_per_second$|^(eval_)?(eps|time/|profiling/|memory/)")
-WIDE = 34  # characters of one value
 WEIGHTS = ".safetensors"
 
 Row = tuple[str, str, str]
@@ -35,16 +33,6 @@ class Section:
     rows: Sequence[Row]
     change: Sequence[str] = ()
     unknown: bool = False
-
-    def lines(self, width: int = 80) -> list[str]:
-        """The section as a small table."""
-        keys, ours, theirs = (list(column) for column in zip(*self.rows, strict=True))
-        columns = [
-            Column(self.title, [short(key, 40) for key in keys], True, True),
-            Column("A", [short(entry, WIDE) for entry in ours], True, not self.change),
-            Column("B", [short(entry, WIDE) for entry in theirs], True, not self.change),
-        ]
-        return lay_out(columns + ([Column("B - A", self.change, True)] if self.change else []), width)
 
 
 def sections_of(ours: RunRecord, theirs: RunRecord) -> list[Section]:

@@ -32,6 +32,13 @@ class Importance:
     even: bool = True
     refused: str = ""
 
+    @property
+    def bars(self) -> list[tuple[str, float, float | None]]:
+        """Every share by name, with what is reached by chance where that is known."""
+        found: list[tuple[str, float, float | None]] = [(k, s, self.chance[k]) for k, s in self.shares.items()]
+        found += [("seeds (noise)", self.seeds, None)] if self.seeds is not None else []
+        return found + ([("keys together", self.rest, None)] if len(self.shares) > 1 and self.even else [])
+
 
 def importance_of(columns: Mapping[str, Sequence[Hashable]], scores: Sequence[float]) -> Importance:
     """The importance of each key, from its value and the score of each run.

@@ -68,3 +68,12 @@ def short(text: str, width: int) -> str:
         return text
     tail = (width - 1) // 2
     return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def count_of(count: int, noun: str) -> str:
+    """A number of things.
+
+    >>> count_of(1, "run"), count_of(2, "run")
+    ('1 run', '2 runs')
+    """
+    return f"{count} {noun}{'' if count == 1 else 's'}"

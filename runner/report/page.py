@@ -1,19 +1,20 @@
 """A report as one HTML page that needs nothing else: no script, no font, no network, light or dark as the reader's.
 
-What stands on it comes from ``sweep`` and ``single``; how it looks is in ``template/``.
+What stands on it comes from ``sweep`` and ``single``; how it looks is in ``template/``. The page holds a hash of all it
+is made from, so that it is written again only where something has changed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.files import display_path
+from runner.files import write_text
 from runner.report.importance import METHOD
 from runner.report.number import number, percent, short, spread, value
-from runner.report.objective import telling
 from runner.report.plot import (
     OTHERS,
     POINTS_BESIDE,
@@ -22,61 +23,93 @@ from runner.report.plot import (
     run_pictures,
     sweep_pictures,
     to_svg,
+    write_plots,
     write_png,
 )
 from runner.report.repeat import command_of
 from runner.report.single import RunView
 from runner.report.sweep import Summary
-from runner.report.table import best_command, doubt_of, seed_line, state_of
+from runner.report.table import to_csv, to_jsonl
 from runner.run.read import RunRecord, clock, read_samples
 
-PROMPTS = 6  # on a page
-SIDES = 6  # settings whose completions stand side by side
-STEPS = 6  # of one run, whose completions do
-LONGEST = 700  # characters of a prompt or completion
+MAX_PROMPTS = 6  # on a page
+MAX_COLUMNS = 6  # settings, or steps of one run, whose completions stand side by side
+MAX_CHARACTERS = 700  # of a prompt or completion
 
 
-def sweep_page(summary: Summary, mark: str, plots: Path) -> str:
-    """The page of a group; draws its pictures on the way, and leaves them in ``plots`` as PNG too."""
+def write_report(summary: Summary) -> Path:
+    """Write ``summary.csv``, ``summary.jsonl``, ``plots/`` and ``report.html`` into the group; returns the page.
+
+    Where nothing has changed since they were written, nothing is.
+    """
+    page = summary.group / "report.html"
+    rows = {page.with_name("summary.csv"): to_csv, page.with_name("summary.jsonl"): to_jsonl}
+    linked = [(run.folder / "report.html").exists() for run in summary.runs]
+    mark = fingerprint_of(summary.runs, summary.objective, linked)
+    if not _is_written(page, mark) or not all(path.exists() for path in rows):
+        for path, to_rows in rows.items():
+            write_text(path, to_rows(summary))
+        write_text(page, _sweep_page(summary, mark, plots=page.with_name("plots")))
+    return page
+
+
+def write_run_report(view: RunView) -> Path:
+    """Write ``report.html`` and ``plots/`` into the run's folder; nothing, where nothing has changed."""
+    folder, page = view.run.folder, view.run.folder / "report.html"
+    mark = fingerprint_of([view.run], view.differing)
+    if not _is_written(page, mark):
+        write_plots(folder / "metrics.jsonl", folder / "plots", title=folder.parent.name)
+        svgs = _to_svgs(list(run_pictures(view.run.lines)))
+        steps, facts = over_time(view.run), facts_of([view.run])
+        context = {"title": folder.name, "view": view, "run": view.run, "curves": svgs, "steps": steps, "facts": facts}
+        write_text(page, to_page("run.html", mark=mark, **context))
+    return page
+
+
+def fingerprint_of(runs: Iterable[RunRecord], *asked: object) -> str:
+    """A hash of the files of some runs, their states, what was asked for, and of the code that makes the report."""
+    sha = hashlib.sha256(repr(asked).encode())
+    own = sorted(path for path in Path(__file__).parent.rglob("*") if path.suffix in (".py", ".html", ".css"))
+    for path in own:
+        sha.update(path.read_bytes())
+    for run in runs:
+        sha.update(f"{run.folder.name} {run.state}\n".encode())
+        for path in run.data:
+            sha.update(f"{path.name} {path.stat().st_size}\n".encode())
+            sha.update(path.read_bytes())
+    return sha.hexdigest()[:32]
+
+
+def _is_written(page: Path, mark: str) -> bool:
+    """Whether a page carries this hash."""
+    if not page.exists():
+        return False
+    with open(page, encoding="utf-8", errors="replace") as file:
+        return f'content="{mark}"' in file.read(1000)
+
+
+def _sweep_page(summary: Summary, mark: str, plots: Path) -> str:
+    """The page of a group; draws its pictures on the way, and leaves exactly these in ``plots`` as PNG too."""
     pictures = list(sweep_pictures(summary))
     svgs = _to_svgs(pictures)
-    _write_pngs(pictures, plots)
-    charts = [svg for svg, picture in zip(svgs, pictures, strict=True) if not picture.name.startswith("curve-")]
-    curves = [svg for svg, picture in zip(svgs, pictures, strict=True) if picture.name.startswith("curve-")]
-    return _render(
+    written = {write_png(picture, plots) for picture in pictures}
+    for path in set(plots.glob("*.png")) - written:
+        path.unlink(missing_ok=True)  # another report may have done so
+    return to_page(
         "sweep.html",
         title=summary.group.name,
         mark=mark,
         summary=summary,
-        seeds=seed_line(summary),
-        best=_best(summary),
-        ranking=_ranking(summary),
-        keys=_keys(summary),
-        importance=_importance(summary),
+        best=summary.best,
+        objective=summary.objective,
+        colours=colours_of(summary),
+        others=OTHERS,
         method=METHOD,
         points=POINTS_BESIDE,
-        charts=charts,
-        curves=curves,
+        charts=[svg for svg in svgs if not svg["name"].startswith("curve-")],
+        curves=[svg for svg in svgs if svg["name"].startswith("curve-")],
         prompts=side_by_side(summary),
-        runs=_runs(summary),
         facts=facts_of(summary.runs),
-        unfinished=[_unfinished(run) for run in summary.unfinished],
-    )
-
-
-def run_page(view: RunView, mark: str) -> str:
-    """The page of one run."""
-    return _render(
-        "run.html",
-        title=view.run.folder.name,
-        mark=mark,
-        view=view,
-        run=view.run,
-        command=command_of(view.run),
-        curves=_to_svgs(list(run_pictures(view.run.lines))),
-        steps=over_time(view.run),
-        rows=[[(name, _clipped(text)) for name, text in row] for row in view.rows],
-        facts=facts_of([view.run]),
     )
 
 
@@ -87,12 +120,11 @@ def side_by_side(summary: Summary) -> list[dict[str, Any]]:
     """
     colours = colours_of(summary)
     ranked = [(place, s) for place, s in enumerate(summary.settings) if s.finished]
-    if len(ranked) > SIDES:
-        ranked = [*ranked[: SIDES - 1], ranked[-1]]
+    if len(ranked) > MAX_COLUMNS:
+        ranked = [*ranked[: MAX_COLUMNS - 1], ranked[-1]]
     columns: list[dict[str, Any]] = []
     for place, setting in ranked:
-        run = next(run for run in setting.runs if run.state == "finished")
-        table = read_samples(run.folder)
+        table = read_samples(setting.finished[0].folder)
         if table and not columns and (first := min(row["step"] for row in table)) == 0:
             columns.append({"label": "start model", "colour": None, "said": _said(table, first)})
         if table:
@@ -105,7 +137,8 @@ def over_time(run: RunRecord) -> list[dict[str, Any]]:
     """What a run wrote to the same prompts at some of its steps, the first and the last among them."""
     table = read_samples(run.folder, dense=True)
     steps = sorted({row["step"] for row in table})
-    picked = sorted({steps[round(place * (len(steps) - 1) / (STEPS - 1))] for place in range(STEPS)}) if steps else []
+    places = {round(place * (len(steps) - 1) / (MAX_COLUMNS - 1)) for place in range(MAX_COLUMNS)} if steps else set()
+    picked = [steps[place] for place in sorted(places)]
     columns = [{"label": f"step {step}", "colour": None, "said": _said(table, step)} for step in picked]
     return _prompts(columns, sort=False)
 
@@ -163,7 +196,7 @@ def _prompts(columns: Sequence[Mapping[str, Any]], sort: bool) -> list[dict[str,
                 for column in columns
             ],
         }
-        for prompt in shared[:PROMPTS]
+        for prompt in shared[:MAX_PROMPTS]
     ]
 
 
@@ -176,115 +209,22 @@ def _said(table: Sequence[Mapping[str, Any]], step: float) -> dict[str, Mapping[
     return found
 
 
-def _best(summary: Summary) -> dict[str, Any] | None:
-    best, objective = summary.best, summary.objective
-    if best is None or objective is None:
-        return None
-    finished = [run for run in best.runs if run.state == "finished"]
-    return {
-        "label": best.label,
-        "score": spread(best.mean(objective.name), best.sd(objective.name)),
-        "count": summary.count(best),
-        "doubt": doubt_of(summary),
-        "command": best_command(summary),
-        "model": f"{display_path(finished[0].folder)}/model",
-    }
-
-
-def _ranking(summary: Summary) -> dict[str, Any]:
-    """The table of settings, each with its colour, the values of its axes and its scores."""
-    colours, names = colours_of(summary), _score_names(summary)
-    rows = [
-        {
-            "colour": colours[place],
-            "values": [short(value(entry), 40) for entry in setting.values.values()],
-            "runs": f"{setting.finished}/{len(setting.runs)}",
-            "scores": [spread(setting.mean(name), setting.sd(name)) for name in names],
-            "states": setting.states,
-            "state": state_of(setting),
-            "folder": setting.runs[0].folder.name,
-        }
-        for place, setting in enumerate(summary.settings)
-    ]
-    return {"names": names, "rows": rows, "partial": bool(set(summary.states) - {"finished"})}
-
-
-def _score_names(summary: Summary) -> list[str]:
-    first = [summary.objective.name] if summary.objective else []
-    return list(dict.fromkeys([*first, *telling(summary.scores)]))
-
-
-def _keys(summary: Summary) -> list[dict[str, str]]:
-    """The settings with their colours, for beside the curves."""
-    colours = colours_of(summary)
-    own = [(colour, s.label) for colour, s in zip(colours, summary.settings, strict=True) if colour != OTHERS]
-    others = [(OTHERS, "others")] if len(own) < len(summary.settings) else []
-    return [{"colour": colour, "label": label} for colour, label in own + others]
-
-
-def _importance(summary: Summary) -> dict[str, Any] | None:
-    found = summary.importance
-    if found is None:
-        return None
-    bars = [(name, share, percent(found.chance[name])) for name, share in found.shares.items()]
-    if found.seeds is not None:
-        bars.append(("seeds (noise)", found.seeds, ""))
-    if found.shares and len(found.shares) > 1 and found.even:
-        bars.append(("keys together", found.rest, ""))
-    rows = [{"name": n, "width": f"{100 * s:.1f}", "share": percent(s), "chance": c} for n, s, c in bars]
-    return {"rows": rows, "refused": found.refused, "runs": found.runs, "even": found.even}
-
-
-def _runs(summary: Summary) -> list[dict[str, Any]]:
-    """Every run, in the order of the settings, with a link to its own page where there is one."""
-    names = _score_names(summary)
-    return [
-        {
-            "folder": run.folder.name,
-            "link": f"{run.folder.name}/report.html" if (run.folder / "report.html").exists() else None,
-            "state": run.state,
-            "progress": run.progress,
-            "values": [short(value(entry), 40) for entry in setting.values.values()],
-            "seed": value(run.cfg.get("seed")) if run.cfg else "?",
-            "scores": [number(run.score(name)) for name in names],
-        }
-        for setting in summary.settings
-        for run in setting.runs
-    ]
-
-
-def _unfinished(run: RunRecord) -> dict[str, str]:
-    return {
-        "folder": run.folder.name,
-        "state": run.state,
-        "progress": run.progress,
-        "cause": run.cause,
-        "command": command_of(run) if run.cfg and run.state not in ("finished", "running") else "",
-    }
-
-
 def _to_svgs(pictures: Sequence[Picture]) -> list[dict[str, Any]]:
     from markupsafe import Markup
 
-    drawn = ((picture, to_svg(picture, f"p{place}")) for place, picture in enumerate(pictures))
-    return [{"svg": Markup(svg), "caption": picture.caption} for picture, svg in drawn]
+    drawn = ((picture, Markup(to_svg(picture, f"p{place}"))) for place, picture in enumerate(pictures))
+    return [{"name": picture.name, "caption": picture.caption, "svg": svg} for picture, svg in drawn]
 
 
-def _write_pngs(pictures: Sequence[Picture], folder: Path) -> None:
-    """Leave exactly these pictures in a folder, not those of an earlier report."""
-    written = {write_png(picture, folder) for picture in pictures}
-    for path in set(folder.glob("*.png")) - written:
-        path.unlink(missing_ok=True)  # another report may have done so
-
-
-def _render(name: str, **context: Any) -> str:
-    """A template filled in; whatever comes from run files is escaped."""
+def to_page(template: str, **context: Any) -> str:
+    """A template of the folder ``template`` filled in; whatever comes from run files is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     folder = FileSystemLoader(Path(__file__).parent / "template")
     jinja = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    jinja.filters |= {"clock": clock, "breakable": breakable}
-    return jinja.get_template(name).render(context)
+    jinja.filters |= {"clock": clock, "breakable": breakable, "clipped": _clipped, "number": number, "percent": percent}
+    jinja.globals |= {"spread": spread, "cell": lambda entry: short(value(entry), 40), "command_of": command_of}
+    return jinja.get_template(template).render(context)
 
 
 def breakable(name: str) -> Any:
@@ -300,4 +240,4 @@ def breakable(name: str) -> Any:
 
 
 def _clipped(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text)} characters)"
+    return text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}… ({len(text)} characters)"

@@ -18,10 +18,9 @@ import yaml
 from runner.errors import RunnerError
 from runner.files import shipped
 from runner.report.axis import MISSING, SKIPPED, TOP
-from runner.report.number import number, short, value
+from runner.report.number import number, value
 from runner.report.objective import telling
-from runner.report.repeat import command_of, folders_in, words_of
-from runner.report.table import Column, lay_out
+from runner.report.repeat import folders_in, words_of
 from runner.run.read import RunRecord, read_run, text_of
 
 FIRST_ROWS = 3
@@ -48,38 +47,6 @@ def view_of(folder: Path) -> RunView:
     run = read_run(folder)
     config = yaml.safe_dump(dict(run.cfg), sort_keys=False, allow_unicode=True) if run.cfg else ""
     return RunView(run, differing(run), _scores(run), first_rows(run.cfg), config)
-
-
-def run_table(view: RunView, width: int = 80) -> str:
-    """What a run came to, for a terminal: its state, scores before and after, what differs, and its command."""
-    run = view.run
-    parts = [f"report    {run}: {run.state} {run.progress}".rstrip()]
-    parts += [f"cause     {run.cause}"] if run.cause else []
-    if view.scores:
-        names, before, after = (list(column) for column in zip(*view.scores, strict=True))
-        columns = [Column("held out", names, True, True), Column("before", before), Column("after", after, True)]
-        parts += ["", *lay_out(columns, width), ""]
-    if view.differing:
-        parts += ["differs   from the defaults of what it chose in"]
-        told = [f"{key}={ours} ({theirs})" for key, ours, theirs in view.differing]
-        parts += [f"          {short(text, width - 10)}" for text in told]
-    return "\n".join([*parts, f"repeat    {command_of(run)}"])
-
-
-def write_run_report(view: RunView) -> Path:
-    """Write ``report.html`` and ``plots/`` into the run's folder; nothing, where nothing has changed."""
-    from runner.report.fingerprint import fingerprint_of, is_written
-
-    folder, page = view.run.folder, view.run.folder / "report.html"
-    mark = fingerprint_of([view.run], view.differing)
-    if not is_written(page, mark):
-        from runner.files import write_text
-        from runner.report.page import run_page
-        from runner.report.plot import write_plots
-
-        write_plots(folder / "metrics.jsonl", folder / "plots", title=folder.parent.name)
-        write_text(page, run_page(view, mark))
-    return page
 
 
 def differing(run: RunRecord) -> list[tuple[str, str, str]] | None:

@@ -2,7 +2,7 @@
 
     summary = summarise(Path("outputs/kl"))      reads, draws nothing
     print(table(summary, width=80))              from ``table``
-    write_report(summary)                        summary.csv, summary.jsonl, plots/, report.html
+    write_report(summary)                        from ``page``: summary.csv, summary.jsonl, plots/, report.html
 
 A sweep is nothing but its run folders, so a report can be made of any of them at any time, also while they train.
 How things look is not here (``table``, ``plot``, ``page``).
@@ -20,9 +20,9 @@ from typing import Any
 
 from runner.report.axis import Axis, axes_of
 from runner.report.importance import Importance, importance_of
-from runner.report.number import value
-from runner.report.objective import Objective, choose_objective, scores_of
-from runner.report.repeat import choices_of
+from runner.report.number import count_of, value
+from runner.report.objective import Objective, choose_objective, scores_of, telling
+from runner.report.repeat import choices_of, command_of
 from runner.run.read import RunRecord, read_group
 
 STATES = ("finished", "running", "interrupted", "failed", "lost", "created", "unknown")
@@ -48,14 +48,22 @@ class Setting:
         return count_states(self.runs)
 
     @property
-    def finished(self) -> int:
-        return self.states.get("finished", 0)
+    def state(self) -> str:
+        """The states of its runs in a word or two."""
+        run = self.runs[0]
+        if len(self.runs) == 1 and run.state in ("running", "interrupted", "lost"):
+            return f"{run.state} {run.progress}".strip()
+        return run.state if len(self.states) == 1 else list_states(self.runs)
+
+    @property
+    def finished(self) -> list[RunRecord]:
+        return [run for run in self.runs if run.state == "finished"]
 
     @property
     def label(self) -> str:
         """The setting as it would be typed."""
-        told = " ".join(f"{name}={value(entry)}" for name, entry in self.values.items())
-        return told or ("all seeds" if len(self.runs) > 1 else self.runs[0].folder.name)
+        words = " ".join(f"{name}={value(entry)}" for name, entry in self.values.items())
+        return words or ("all seeds" if len(self.runs) > 1 else self.runs[0].folder.name)
 
 
 @dataclass(frozen=True)
@@ -75,13 +83,34 @@ class Summary:
         return count_states(self.runs)
 
     @property
+    def all_finished(self) -> bool:
+        return set(self.states) <= {"finished"}
+
+    @property
     def unfinished(self) -> list[RunRecord]:
         return [run for run in self.runs if run.state != "finished" or run.damaged]
+
+    @property
+    def shown_scores(self) -> list[str]:
+        """The objective, and the other scores that say something."""
+        return list(dict.fromkeys([*([self.objective.name] if self.objective else []), *telling(self.scores)]))
+
+    @property
+    def counts(self) -> str:
+        """The number of settings and seeds; nothing where every run has the same seed."""
+        both = f"{count_of(len(self.settings), 'setting')}, {count_of(len(self.seeds), 'seed')}"
+        return both if self.seeds else ""
 
     @property
     def best(self) -> Setting | None:
         """The first of the settings that compete; None where nothing has a score."""
         return next(iter(self.competing), None)
+
+    @property
+    def best_command(self) -> str:
+        """The command that makes the finished runs of the best setting again; nothing where there is none."""
+        runs = self.best.finished if self.best else []
+        return command_of(runs[0], [run.cfg.get("seed") for run in runs] if self.seeds else ()) if runs else ""
 
     @property
     def competing(self) -> list[Setting]:
@@ -92,20 +121,30 @@ class Summary:
 
     @property
     def tied(self) -> int:
-        """How many other settings score exactly as the best one."""
+        """The number of other settings that score exactly as the best one."""
         return sum(self.mean(setting) == self.mean(self.best) for setting in self.competing[1:]) if self.best else 0
 
     @property
     def near(self) -> int:
-        """How many competing settings score worse than the best, but by less than its standard deviation."""
+        """The number of competing settings that score worse than the best, by less than its standard deviation."""
         if self.best is None or self.objective is None or self.best.sd(self.objective.name) is None:
             return 0
         gaps = [abs(self.mean(setting) - self.mean(self.best)) for setting in self.competing[1:]]
         return sum(0 < gap < self.best.sd(self.objective.name) for gap in gaps)
 
+    @property
+    def doubt(self) -> str:
+        """A reason against taking the best setting for the best, or nothing."""
+        parts = [f"tied with {count_of(self.tied, 'other setting')}"] if self.tied else []
+        parts += [f"{count_of(self.near, 'other setting')} within one standard deviation"] if self.near else []
+        single = sum(self.count(setting) == 1 for setting in self.settings)
+        if single and self.best and self.count(self.best) > 1:
+            parts.append(f"{count_of(single, 'setting')} with one finished seed left out")
+        return ", ".join(parts)
+
     @cached_property
     def importance(self) -> Importance | None:
-        """How much each axis matters to the objective; None where there is no score or no axis."""
+        """The importance of each axis to the objective; None where there is no score or no axis."""
         if self.objective is None or not self.axes:
             return None
         scored = [(run.score(self.objective.name), index) for index, run in enumerate(self.runs) if run.cfg]
@@ -118,7 +157,7 @@ class Summary:
         return setting.mean(self.objective.name) if self.objective else None
 
     def count(self, setting: Setting) -> int:
-        """From how many runs the setting has its objective."""
+        """The number of runs from which the setting has its objective."""
         return len(setting.scores.get(self.objective.name, ())) if self.objective else 0
 
 
@@ -133,40 +172,24 @@ def summarise(group: Path, objective: str | None = None, direction: str | None =
     keys = [axis for axis in axes if axis.key != "seed"]
     wanted = choose_objective(runs, objective, direction)
     names = list(dict.fromkeys([*([wanted.name] if wanted else []), *scores_of(runs)]))
-    settings = _settings(runs, keys, names)
-    ranked = sorted(settings, key=lambda setting: _rank(setting, wanted))
-    return Summary(group, runs, keys, seeds.levels if seeds else [], ranked, names, wanted)
 
+    def rank(setting: Setting) -> tuple[bool, float]:
+        mean = setting.mean(wanted.name) if wanted else None
+        return mean is None, 0.0 if mean is None or wanted is None else (-mean if wanted.maximise else mean)
 
-def write_report(summary: Summary) -> Path:
-    """Write ``summary.csv``, ``summary.jsonl``, ``plots/`` and ``report.html`` into the group; returns the page.
-
-    Where nothing has changed since they were written, nothing is.
-    """
-    from runner.report.fingerprint import fingerprint_of, is_written
-
-    linked = [(run.folder / "report.html").exists() for run in summary.runs]
-    mark = fingerprint_of(summary.runs, summary.objective, linked)
-    page = summary.group / "report.html"
-    if not is_written(page, mark, [page.with_name("summary.csv"), page.with_name("summary.jsonl")]):
-        _write(summary, page, mark)
-    return page
+    settings = sorted(_settings(runs, keys, names), key=rank)
+    return Summary(group, runs, keys, seeds.levels if seeds else [], settings, names, wanted)
 
 
 def count_states(runs: Sequence[RunRecord]) -> dict[str, int]:
-    """How many runs are in each state, in the order of STATES."""
+    """The number of runs in each state, in the order of STATES."""
     counts = Counter(run.state for run in runs)
     return {state: counts[state] for state in sorted(counts, key=lambda state: (*STATES, state).index(state))}
 
 
-def _write(summary: Summary, page: Path, mark: str) -> None:
-    from runner.files import write_text
-    from runner.report.page import sweep_page
-    from runner.report.table import to_csv, to_jsonl
-
-    write_text(page.with_name("summary.csv"), to_csv(summary))
-    write_text(page.with_name("summary.jsonl"), to_jsonl(summary))
-    write_text(page, sweep_page(summary, mark, plots=page.with_name("plots")))
+def list_states(runs: Sequence[RunRecord]) -> str:
+    """The number of runs in each state as a text."""
+    return ", ".join(f"{count} {state}" for state, count in count_states(runs).items())
 
 
 def _settings(runs: Sequence[RunRecord], axes: Sequence[Axis], names: Sequence[str]) -> list[Setting]:
@@ -178,14 +201,6 @@ def _settings(runs: Sequence[RunRecord], axes: Sequence[Axis], names: Sequence[s
     for places in groups.values():
         members = [runs[place] for place in places]
         values = {axis.name: axis.column[places[0]] for axis in axes}
-        found.append(Setting(values, members, {name: _scores(members, name) for name in names}))
+        scores = {name: [score for run in members if (score := run.score(name)) is not None] for name in names}
+        found.append(Setting(values, members, scores))
     return found
-
-
-def _scores(runs: Sequence[RunRecord], name: str) -> list[float]:
-    return [score for run in runs if (score := run.score(name)) is not None]
-
-
-def _rank(setting: Setting, objective: Objective | None) -> tuple[bool, float]:
-    mean = setting.mean(objective.name) if objective else None
-    return mean is None, 0.0 if mean is None or objective is None else (-mean if objective.maximise else mean)

@@ -1,4 +1,4 @@
-"""A summary as text: for a terminal or a log file of 80 columns, as CSV and as JSON lines."""
+"""Summaries as text: for a terminal or a log file of 80 columns, as CSV and as JSON lines."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from runner.files import display_path, strict
-from runner.report.axis import MISSING, UNREAD, Axis
-from runner.report.number import percent, short, spread, value
-from runner.report.objective import telling
+from runner.report.axis import MISSING, UNREAD
+from runner.report.compare import Section
+from runner.report.number import count_of, percent, short, spread, value
 from runner.report.repeat import command_of
-from runner.report.sweep import Setting, Summary
+from runner.report.single import RunView
+from runner.report.sweep import Summary, list_states
 from runner.run.read import RunRecord
 
-MOST = 40  # settings or runs that a terminal is shown
-WIDEST = 24  # characters of a value, before its middle is cut
+MAX_LINES = 40  # settings or runs that a terminal is shown
+MAX_VALUE_WIDTH = 24  # characters of a value, before its middle is cut
+MAX_SECTION_WIDTH = 34  # characters of a value in a comparison
 
 
 @dataclass(frozen=True)
@@ -35,89 +37,93 @@ class Column:
     def width(self) -> int:
         return max(map(len, [self.title, *self.cells]))
 
-    def lines(self) -> list[str]:
-        return [text.ljust(self.width) if self.left else text.rjust(self.width) for text in (self.title, *self.cells)]
 
-
-def table(summary: Summary, width: int = 80) -> str:
-    """What a sweep came to, best setting first, with what is not finished and the command of the best."""
-    told = [("report", f"{display_path(summary.group)}: {count_line(summary)}")]
-    if summary.objective:
-        told.append(("ranked", f"by {summary.objective.name}, {summary.objective.direction} ({summary.objective.why})"))
-    parts = [_wrapped(*line, width) for line in told]
-    if summary.runs:
-        parts += ["", *lay_out(_columns(summary), width), *_more(len(summary.settings), "settings"), ""]
-    parts += [_unfinished(run, width) for run in summary.unfinished[:MOST]]
-    parts += _more(len(summary.unfinished), "that are not finished")
-    parts += [_wrapped(*line, width) for line in _best(summary) + _importance(summary)]
-    parts += [f"repeat    {best_command(summary)}"] if summary.best else []
-    return "\n".join(parts)
-
-
-def count_line(summary: Summary) -> str:
-    """How many runs there are, and how many of them are in which state.
-
-    The settings are counted where seeds make them fewer than the runs.
-    """
-    parts = [_many(len(summary.runs), "run"), seed_line(summary)]
-    parts.append(", ".join(f"{count} {state}" for state, count in summary.states.items()))
-    return "; ".join(filter(None, parts))
-
-
-def seed_line(summary: Summary) -> str:
-    """How many settings and seeds there are; nothing where every run has the same seed."""
-    both = f"{_many(len(summary.settings), 'setting')}, {_many(len(summary.seeds), 'seed')}"
-    return both if summary.seeds else ""
-
-
-def lay_out(columns: Sequence[Column], width: int) -> list[str]:
+def format_table(columns: Sequence[Column], width: int) -> list[str]:
     """The lines of a table, without the last columns that do not fit, unless they are needed."""
     kept = list(columns)
     while sum(column.width + 2 for column in kept) > width and (spare := [c for c in kept if not c.needed]):
         kept.remove(spare[-1])
-    rows = zip(*(column.lines() for column in kept), strict=True)
-    return [f"  {'  '.join(row)}".rstrip() for row in rows]
+    cells = [[f"{text:{'<' if c.left else '>'}{c.width}}" for text in (c.title, *c.cells)] for c in kept]
+    return [f"  {'  '.join(row)}".rstrip() for row in zip(*cells, strict=True)]
+
+
+def table(summary: Summary, width: int = 80) -> str:
+    """A sweep as it stands: the settings, best first, what is not finished, and the command of the best."""
+    counts = filter(None, [count_of(len(summary.runs), "run"), summary.counts, list_states(summary.runs)])
+    lines = [("report", f"{display_path(summary.group)}: {'; '.join(counts)}")]
+    if objective := summary.objective:
+        lines.append(("ranked", f"by {objective.name}, {objective.direction} ({objective.why})"))
+    parts = [_wrapped(*line, width) for line in lines]
+    if summary.runs:
+        parts += ["", *format_table(_columns(summary), width), *_more(len(summary.settings), "settings"), ""]
+    parts += [_unfinished(run, width) for run in summary.unfinished[:MAX_LINES]]
+    parts += _more(len(summary.unfinished), "that are not finished")
+    parts += [_wrapped(*line, width) for line in _best(summary) + _importance(summary)]
+    return "\n".join([*parts, *([f"repeat    {summary.best_command}"] if summary.best else [])])
+
+
+def run_table(view: RunView, width: int = 80) -> str:
+    """A run as it stands: its state, scores before and after, what differs from the defaults, and its command."""
+    run = view.run
+    parts = [f"report    {run}: {run.state} {run.progress}".rstrip()]
+    parts += [f"cause     {run.cause}"] if run.cause else []
+    if view.scores:
+        names, before, after = (list(column) for column in zip(*view.scores, strict=True))
+        columns = [Column("held out", names, True, True), Column("before", before), Column("after", after, True)]
+        parts += ["", *format_table(columns, width), ""]
+    if view.differing:
+        parts += ["differs   from the defaults of what it chose in"]
+        parts += [f"          {short(f'{key}={ours} ({theirs})', width - 10)}" for key, ours, theirs in view.differing]
+    return "\n".join([*parts, f"repeat    {command_of(run)}"])
+
+
+def section_table(section: Section, width: int = 80) -> list[str]:
+    """The lines of one respect in which two runs differ, as a small table."""
+    keys, ours, theirs = (list(column) for column in zip(*section.rows, strict=True))
+    columns = [Column(section.title, [short(key, 40) for key in keys], True, True)]
+    for title, entries in (("A", ours), ("B", theirs)):
+        cells = [short(entry, MAX_SECTION_WIDTH) for entry in entries]
+        columns.append(Column(title, cells, True, left=not section.change))
+    return format_table(columns + ([Column("B - A", section.change, True)] if section.change else []), width)
 
 
 def to_rows(summary: Summary) -> list[dict[str, Any]]:
     """One row for each run, best setting first: state, values of the axes, seed, and its scores before and after."""
     places = {id(run): index for index, run in enumerate(summary.runs)}
-    rows = []
-    for setting in summary.settings:
-        for run in setting.runs:
-            index = places[id(run)]
-            rows.append(
-                {
-                    "run": run.folder.name,
-                    "state": run.state,
-                    "step": run.status.get("step"),
-                    "max_steps": run.status.get("max_steps"),
-                    "values": {axis.key: _plain(axis, index) for axis in summary.axes},
-                    "seed": run.cfg.get("seed"),
-                    "objective": run.score(summary.objective.name) if summary.objective else None,
-                    "before": run.before,
-                    "after": run.after,
-                    "cause": run.cause,
-                }
-            )
-    return rows
+
+    def values(run: RunRecord) -> dict[str, Any]:
+        column = {axis.key: axis.column[places[id(run)]] for axis in summary.axes}
+        return {key: None if entry is UNREAD or entry == MISSING else entry for key, entry in column.items()}
+
+    return [
+        {
+            "run": run.folder.name,
+            "state": run.state,
+            "step": run.status.get("step"),
+            "max_steps": run.status.get("max_steps"),
+            "values": values(run),
+            "seed": run.cfg.get("seed"),
+            "objective": run.score(summary.objective.name) if summary.objective else None,
+            "before": run.before,
+            "after": run.after,
+            "cause": run.cause,
+        }
+        for setting in summary.settings
+        for run in setting.runs
+    ]
 
 
 def to_csv(summary: Summary) -> str:
     """The runs as comma-separated values, one column for each axis and held-out score; an empty cell is no value."""
     rows = to_rows(summary)
-    axes = [axis.key for axis in summary.axes]
+    objective = summary.objective.name if summary.objective else None
     scores = list(dict.fromkeys(name for row in rows for name in row["after"]))
-    titled = summary.objective.name if summary.objective else None
-    objective = [titled] if titled and titled not in scores else []
+    scores = [objective, *scores] if objective and objective not in scores else scores
+    names = ["run", "state", "step", "max_steps", *(axis.key for axis in summary.axes), "seed", *scores, "cause"]
     file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["run", "state", "step", "max_steps", *axes, "seed", *objective, *scores, "cause"])
-    for row in rows:
-        own = [row["values"][key] for key in axes]
-        reached = [row["objective"] for _ in objective] + [row["after"].get(name) for name in scores]
-        places = [row[key] for key in ("run", "state", "step", "max_steps")]
-        writer.writerow([*places, *own, row["seed"], *reached, row["cause"]])
+    writer = csv.DictWriter(file, names, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({objective: row["objective"]} | row["after"] | row["values"] | row for row in rows)
     return file.getvalue()
 
 
@@ -126,45 +132,29 @@ def to_jsonl(summary: Summary) -> str:
     return "".join(json.dumps(strict(row), ensure_ascii=False) + "\n" for row in to_rows(summary))
 
 
-def state_of(setting: Setting) -> str:
-    """The states of a setting's runs in a word or two."""
-    states = setting.states
-    if len(setting.runs) == 1:
-        run = setting.runs[0]
-        return f"{run.state} {run.progress}".strip() if run.state in ("running", "interrupted", "lost") else run.state
-    if len(states) == 1:
-        return next(iter(states))
-    return ", ".join(f"{count} {state}" for state, count in states.items())
-
-
 def _columns(summary: Summary) -> list[Column]:
     """The axes, the number of runs, the objective, the states where they differ, and then the other scores."""
-    settings = summary.settings[:MOST]
-    first = [_axis_column(axis.name, settings) for axis in summary.axes]
+    settings = summary.settings[:MAX_LINES]
+    first = []
+    for name in (axis.name for axis in summary.axes):
+        cells = [short(value(setting.values[name]), MAX_VALUE_WIDTH) for setting in settings]
+        first.append(Column(short(name, MAX_VALUE_WIDTH), cells, True, True))
     if not first:
         first = [Column("run", [short(setting.label, 40) for setting in settings], True, True)]
     if summary.seeds:
-        first.append(Column("n", [f"{setting.finished}/{len(setting.runs)}" for setting in settings], True))
-    ranked = [summary.objective.name] if summary.objective else []
-    names = list(dict.fromkeys([*ranked, *telling(summary.scores)]))
-    scores = [_score_column(name, settings, needed=name in ranked) for name in names]
-    if set(summary.states) - {"finished"}:
-        scores.insert(1, Column("state", [state_of(setting) for setting in settings], True, True))
+        first.append(Column("n", [f"{len(setting.finished)}/{len(setting.runs)}" for setting in settings], True))
+    scores = []
+    for name in summary.shown_scores:
+        cells = [spread(setting.mean(name), setting.sd(name)) for setting in settings]
+        is_objective = summary.objective is not None and name == summary.objective.name
+        scores.append(Column(name.removeprefix("eval_"), cells, is_objective))
+    if not summary.all_finished:
+        scores.insert(1, Column("state", [setting.state for setting in settings], True, True))
     return first + scores
 
 
 def _more(count: int, what: str) -> list[str]:
-    return [f"  and {count - MOST} more {what}, in summary.csv"] if count > MOST else []
-
-
-def _axis_column(name: str, settings: Sequence[Setting]) -> Column:
-    cells = [short(value(setting.values[name]), WIDEST) for setting in settings]
-    return Column(short(name, WIDEST), cells, needed=True, left=True)
-
-
-def _score_column(name: str, settings: Sequence[Setting], needed: bool = False) -> Column:
-    cells = [spread(setting.mean(name), setting.sd(name)) for setting in settings]
-    return Column(name.removeprefix("eval_"), cells, needed)
+    return [f"  and {count - MAX_LINES} more {what}, in summary.csv"] if count > MAX_LINES else []
 
 
 def _unfinished(run: RunRecord, width: int) -> str:
@@ -187,31 +177,11 @@ def _best(summary: Summary) -> list[tuple[str, str]]:
     best, objective = summary.best, summary.objective
     if best is None or objective is None:
         return [("best", "no finished run has a score yet")] if summary.runs else []
-    seeds = f" over {_many(summary.count(best), 'seed')}" if summary.seeds else ""
+    seeds = f" over {count_of(summary.count(best), 'seed')}" if summary.seeds else ""
     reached = spread(best.mean(objective.name), best.sd(objective.name))
-    doubt = doubt_of(summary)
     title = "best" if len(summary.settings) > 1 else "result"
-    return [(title, f"{best.label}: {objective.name} {reached}{seeds}"), *([("", doubt)] if doubt else [])]
-
-
-def doubt_of(summary: Summary) -> str:
-    """What speaks against taking the best setting for the best, or nothing."""
-    parts = []
-    if summary.tied:
-        parts.append(f"tied with {_many(summary.tied, 'other setting')}")
-    if summary.near:
-        parts.append(f"{_many(summary.near, 'other setting')} within one standard deviation")
-    single = [setting for setting in summary.settings if summary.count(setting) == 1]
-    if single and summary.best and summary.count(summary.best) > 1:
-        parts.append(f"{_many(len(single), 'setting')} with one finished seed left out")
-    return ", ".join(parts)
-
-
-def best_command(summary: Summary) -> str:
-    """The command that makes the finished runs of the best setting again."""
-    assert summary.best is not None
-    runs = [run for run in summary.best.runs if run.state == "finished"]
-    return command_of(runs[0], [run.cfg.get("seed") for run in runs] if summary.seeds else ())
+    doubt = [("", summary.doubt)] if summary.doubt else []
+    return [(title, f"{best.label}: {objective.name} {reached}{seeds}"), *doubt]
 
 
 def _importance(summary: Summary) -> list[tuple[str, str]]:
@@ -223,12 +193,3 @@ def _importance(summary: Summary) -> list[tuple[str, str]]:
     shares = [f"{name} {percent(share)}" for name, share in found.shares.items()]
     shares += [f"seeds {percent(found.seeds)}"] if found.seeds is not None else []
     return [("matters", f"{', '.join(shares)} of the variance over {found.runs} runs")]
-
-
-def _plain(axis: Axis, index: int) -> Any:
-    entry = axis.column[index]
-    return None if entry is UNREAD or entry == MISSING else entry
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
