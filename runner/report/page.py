@@ -62,7 +62,7 @@ def write_run_report(view: RunView) -> Path:
         svgs = _to_svgs(list(run_pictures(view.run.lines)))
         steps, facts = over_time(view.run), facts_of([view.run])
         context = {"title": folder.name, "view": view, "run": view.run, "curves": svgs, "steps": steps, "facts": facts}
-        write_text(page, to_page("run.html", mark=mark, **context))
+        write_text(page, render_page("run.html", mark=mark, **context))
     return page
 
 
@@ -95,7 +95,7 @@ def _sweep_page(summary: Summary, mark: str, plots: Path) -> str:
     written = {write_png(picture, plots) for picture in pictures}
     for path in set(plots.glob("*.png")) - written:
         path.unlink(missing_ok=True)  # another report may have done so
-    return to_page(
+    return render_page(
         "sweep.html",
         title=summary.group.name,
         mark=mark,
@@ -216,7 +216,7 @@ def _to_svgs(pictures: Sequence[Picture]) -> list[dict[str, Any]]:
     return [{"name": picture.name, "caption": picture.caption, "svg": svg} for picture, svg in drawn]
 
 
-def to_page(template: str, **context: Any) -> str:
+def render_page(template: str, **context: Any) -> str:
     """A template of the folder ``template`` filled in; whatever comes from run files is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import itertools
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from html import escape
+from dataclasses import dataclass
 
 from runner.errors import Fault
 from runner.inspection import TokenRow
@@ -27,7 +26,14 @@ class Sheet:
     summary: Sequence[str]
     rows: Sequence[TokenRow]
     scored: bool = False
-    faults: Sequence[Fault] = field(default_factory=list)
+    faults: Sequence[Fault] = ()
+
+    @property
+    def legend(self) -> dict[str, str]:
+        """The meaning of each mark that a token of the rows has."""
+        marks = {to_mark(row, place) for row in self.rows for place in range(len(row.ids))}
+        names = LEGEND | ({"^": "where the score is read"} if self.scored else {})
+        return {mark: names[mark] for mark in names if mark in marks}
 
 
 @dataclass(frozen=True)
@@ -124,19 +130,12 @@ LEGEND = {"^": "trained", "+": "weighs more than 1", "-": "less than 1", "0": "n
 def to_terminal(sheet: Sheet, *, colour: bool = False, width: int = WIDTH) -> str:
     """The sheet as text: colours where they can be seen, else marks below the tokens."""
     lines = [sheet.title, *(f"  {line}" for line in sheet.summary)]
-    if legend := _legend(sheet, colour):
-        lines.append(f"  {legend}")
+    if names := [_styled(name, mark) if colour else f"{mark} {name}" for mark, name in sheet.legend.items()]:
+        lines.append(f"  marks: {', '.join(names)}")
     for blocks in to_blocks(sheet.rows, sheet.scored):
         for block in blocks:
             lines += ["", _bold(block.heading, colour), *_text_lines(block.row, colour, width)]
     return "\n".join(lines) + "\n"
-
-
-def _legend(sheet: Sheet, colour: bool) -> str:
-    marks = {to_mark(row, place) for row in sheet.rows for place in range(len(row.ids))}
-    names = LEGEND | ({"^": "where the score is read"} if sheet.scored else {})
-    shown = [_styled(names[m], m) if colour else f"{m} {names[m]}" for m in names if m in marks]
-    return f"marks: {', '.join(shown)}" if shown else ""
 
 
 def _bold(text: str, colour: bool) -> str:
@@ -189,85 +188,12 @@ def _wrapped(cells: Iterable[tuple[str, str]], width: int) -> Iterator[list[tupl
 
 # --- Page ---------------------------------------------------------------------------------------
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #1c1f24; --soft: #68707c; --paper: #fff; --line: #d9dde3; --card: #f6f7f9;
-  --on: 22 128 61; --more: 147 51 190; --less: 176 108 8; --off: 200 40 40; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e8eb; --soft: #98a1ad; --paper: #14161a; --line: #31363e;
-  --card: #1c1f25; --on: 74 200 120; --more: 206 140 245; --less: 240 180 80; --off: 250 120 120; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 72rem; padding: 1rem; color: var(--ink); background: var(--paper);
-  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
-h1 { font-size: 1.3rem; margin: .3rem 0 .6rem; }
-h2 { font-size: 1.1rem; margin: 1.8rem 0 .3rem; padding-top: .8rem; border-top: 1px solid var(--line); }
-ul { margin: .3rem 0; padding-left: 1.2rem; }
-.legend span { margin-right: .6rem; white-space: nowrap; }
-.row { margin: 1rem 0; }
-.row p { margin: .5rem 0 .25rem; color: var(--soft); font-size: .85rem; }
-.pair { display: grid; gap: .6rem; }
-@media (min-width: 44rem) { .pair { grid-template-columns: 1fr 1fr; } }
-pre { margin: 0; padding: .6rem .7rem; background: var(--card); border: 1px solid var(--line); border-radius: .5rem;
-  white-space: pre-wrap; color: var(--soft);
-  font: .85rem/1.65 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
-b { font-weight: inherit; border-radius: 2px; padding: 1px 0; border-right: 1px solid rgb(128 128 128 / .2); }
-b i { font-style: normal; opacity: .45; }
-.t, .m, .l, .z { color: var(--ink); }
-.t { background: rgb(var(--on) / .2); border-bottom: 2px solid rgb(var(--on)); }
-.m { background: rgb(var(--more) / .25); border-bottom: 2px solid rgb(var(--more)); }
-.l { background: rgb(var(--less) / .2); border-bottom: 2px dashed rgb(var(--less)); }
-.z { color: rgb(var(--off)); text-decoration: line-through; }
-.fault { border-left: 4px solid rgb(var(--off)); padding: .2rem .8rem; margin: .8rem 0; }
-.fault p { margin: .25rem 0; }
-.fault code { font-size: .9rem; }
-"""
-CLASSES = {" ": "", "^": "t", "+": "m", "-": "l", "0": "z"}
+CLASSES = {" ": "", "^": "trained", "+": "more", "-": "less", "0": "none"}
 
 
 def to_page(title: str, sheets: Sequence[Sheet]) -> str:
     """All sheets as one HTML page, which needs no network and no script."""
-    body = "\n".join(_section(sheet) for sheet in sheets)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{escape(title)}</h1>\n"
-        f"{body}\n</body>\n</html>\n"
-    )
+    from runner.report.page import render_page
 
-
-def _section(sheet: Sheet) -> str:
-    faults = "".join(
-        f'<div class="fault"><p><strong>{escape(fault.where)}</strong></p><p>{escape(fault.found)}</p>'
-        f"<p>Expected: {escape(fault.expected)}</p><p>Type: <code>{escape(fault.cure)}</code></p></div>"
-        for fault in sheet.faults
-    )
-    summary = "".join(f"<li>{escape(line)}</li>" for line in sheet.summary)
-    rows = "\n".join(_row(blocks) for blocks in to_blocks(sheet.rows, sheet.scored))
-    return f"<h2>{escape(sheet.title)}</h2>\n{faults}<ul>{summary}</ul>\n{_page_legend(sheet)}{rows}"
-
-
-def _page_legend(sheet: Sheet) -> str:
-    marks = {to_mark(row, place) for row in sheet.rows for place in range(len(row.ids))}
-    names = LEGEND | ({"^": "where the score is read"} if sheet.scored else {})
-    shown = "".join(f'<span><b class="{CLASSES[m]}">{escape(names[m])}</b></span> ' for m in names if m in marks)
-    return f'<p class="legend">{shown}</p>\n' if shown else ""
-
-
-def _row(blocks: Sequence[Block]) -> str:
-    """A row; the two answers of a pair side by side where there is room."""
-    single = "".join(_block(block) for block in blocks if not block.side)
-    pair = "".join(f"<div>{_block(block)}</div>" for block in blocks if block.side)
-    return f'<div class="row">{single}{f"<div class=pair>{pair}</div>" if pair else ""}</div>'
-
-
-def _block(block: Block) -> str:
-    tokens = "".join(_token(block.row, place) for place in range(len(block.row.ids)))
-    return f"<p>{escape(block.heading)}</p><pre>{tokens}</pre>"
-
-
-def _token(row: TokenRow, place: int) -> str:
-    """One token, with its number in the vocabulary and its weight as what a pointer finds."""
-    weight = "" if row.weights is None or not row.trained[place] else f", weight {row.weights[place]:g}"
-    text = escape(to_visible(row.texts[place])).replace("↵\n", "<i>↵</i>\n")
-    name = CLASSES[to_mark(row, place)]
-    attribute = f' class="{name}"' if name else ""
-    return f'<b{attribute} title="token {row.ids[place]}{weight}">{text}</b>'
+    functions = {"to_blocks": to_blocks, "to_mark": to_mark, "to_visible": to_visible}
+    return render_page("tokens.html", title=title, sheets=sheets, classes=CLASSES, **functions)
