@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import shutil
 import sys
 import tempfile
@@ -81,7 +82,8 @@ def main(line: Any) -> int:
         for composed in runs:
             cfg = _origin(composed, origins)
             sheets += look(cfg, wishes, composed.stage)
-    colour, width = sys.stdout.isatty(), min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
     print("\n".join(to_terminal(sheet, colour=colour, width=width) for sheet in sheets), flush=True)
     if wishes.html:
         path = _page_path(wishes.html, runs[0])

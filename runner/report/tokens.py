@@ -11,6 +11,8 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from rich.cells import cell_len
+
 from runner.errors import Fault
 from runner.inspection import TokenRow
 
@@ -115,12 +117,6 @@ def _visible(character: str) -> str:
     return "·" if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") else character
 
 
-def _columns(character: str) -> int:
-    if unicodedata.combining(character):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
-
-
 # --- Terminal -----------------------------------------------------------------------------------
 
 STYLES = {" ": "2", "^": "32;4", "+": "1;35;4", "-": "33;4", "0": "9;31"}
@@ -154,7 +150,7 @@ def _text_lines(row: TokenRow, colour: bool, width: int) -> Iterator[str]:
             runs = itertools.groupby(line, key=lambda cell: cell[1])
             text = "".join(_styled("".join(character for character, _ in run), mark) for mark, run in runs)
         yield f"  {text}".rstrip()
-        marks = "".join(mark * _columns(character) for character, mark in line)
+        marks = "".join(mark * cell_len(character) for character, mark in line)
         if not colour and marks.strip():
             yield f"  {marks}".rstrip()
 
@@ -176,12 +172,12 @@ def _wrapped(cells: Iterable[tuple[str, str]], width: int) -> Iterator[list[tupl
     line: list[tuple[str, str]] = []
     used = 0
     for character, mark in cells:
-        if character == "\n" or used + _columns(character) > width:
+        if character == "\n" or used + cell_len(character) > width:
             yield line
             line, used = [], 0
         if character != "\n":
             line.append((character, mark))
-            used += _columns(character)
+            used += cell_len(character)
     if line:
         yield line
 

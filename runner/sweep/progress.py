@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -60,16 +59,23 @@ class Live:
     """Many runs at a time, drawn over and over on a terminal, or told one event a line."""
 
     def __init__(self, plan: Plan, jobs: int, out: TextIO | None = None):
-        self.total, self.jobs, self.out = len(plan.tasks), jobs, out or sys.stdout
+        from rich import console, live
+
+        self.total, self.jobs = len(plan.tasks), jobs
         self.labels = {task.folder: task.label(plan.sizes) for task in plan.tasks}
         self.counts = {"finished": 0, "failed": 0}
         self.seconds: list[float] = []
-        self.drawn = 0
-        self.next = time.monotonic() + (0 if self.out.isatty() else PULSE)
+        out = out or sys.stdout
+        plain = {"markup": False, "emoji": False, "highlight": False, "soft_wrap": True}
+        self.console = console.Console(file=out, force_terminal=out.isatty(), **plain)
+        # Not in the way of what others print, such as warnings.
+        quietly = {"auto_refresh": False, "transient": True, "redirect_stdout": False, "redirect_stderr": False}
+        self.picture = live.Live(console=self.console, **quietly)
+        self.next = time.monotonic() + (0 if self.console.is_terminal else PULSE)
 
     def started(self, task: Task) -> None:
-        if not self.out.isatty():
-            self._say(f"start     {self.labels[task.folder]}")
+        if not self.console.is_terminal:
+            self.console.print(f"start     {self.labels[task.folder]}")
 
     def ended(self, task: Task, state: str, cause: str = "", seconds: float | None = None) -> None:
         kind = "finished" if state == "finished" else "failed"
@@ -79,36 +85,26 @@ class Live:
         if state == "finished" and seconds is not None:
             self.seconds.append(seconds)
         took = clock(seconds) if seconds is not None else cause
-        self._say(f"{state:<9} {self.labels[task.folder]}  {took if state == 'finished' else first_line(cause)}")
+        outcome = took if state == "finished" else first_line(cause)
+        self.console.print(f"{state:<9} {self.labels[task.folder]}  {outcome}")
 
     def tick(self, live: Sequence[tuple[Task, float]], waiting: int) -> None:
+        from rich.text import Text
+
         now = time.monotonic()
         if now < self.next:
             return
-        self.next = now + (REFRESH if self.out.isatty() else PULSE)
-        lines = [*self._lines(live), self._total(live, waiting)] if self.out.isatty() else [self._total(live, waiting)]
-        self._erase()
-        print("\n".join(lines), file=self.out, flush=True)
-        self.drawn = len(lines) if self.out.isatty() else 0
+        self.next = now + (REFRESH if self.console.is_terminal else PULSE)
+        total = self._total(live, waiting)
+        if not self.console.is_terminal:
+            return self.console.print(total)
+        runs = [f"  {_figures(task.folder):<34} {clock(s):>7}  {self.labels[task.folder]}" for task, s in live]
+        self.picture.update(Text("\n".join([*runs, total]), no_wrap=True, overflow="ellipsis"))
+        self.picture.start()
+        self.picture.refresh()
 
     def close(self) -> None:
-        self._erase()
-
-    def _say(self, text: str) -> None:
-        self._erase()
-        print(text, file=self.out, flush=True)
-
-    def _erase(self) -> None:
-        if self.drawn:
-            print(f"\x1b[{self.drawn}F\x1b[J", end="", file=self.out, flush=True)
-            self.drawn = 0
-
-    def _lines(self, live: Iterable[tuple[Task, float]]) -> list[str]:
-        width = shutil.get_terminal_size().columns - 1
-        return [
-            f"  {_figures(task.folder):<34} {clock(seconds):>7}  {self.labels[task.folder]}"[:width]
-            for task, seconds in live
-        ]
+        self.picture.stop()
 
     def _total(self, live: Sequence[tuple[Task, float]], waiting: int) -> str:
         done = sum(self.counts.values())
