@@ -29,7 +29,8 @@ def test_the_screen_fits_and_says_what_there_is(capsys, tmp_path):
 
 
 def test_a_package_outside_of_its_range_or_missing_is_flagged(capsys, monkeypatch):
-    monkeypatch.setattr(doctor, "read_requirements", lambda: (["trl<1", "no-such-package>=2", "pyyaml>=5"], {}))
+    monkeypatch.setattr(doctor, "read_requirements", lambda: ["trl<1", "no-such-package>=2", "pyyaml>=5"])
+    monkeypatch.setattr(doctor, "read_extras", dict)
     text = screen(capsys, code=5)
     assert "! trl" in text and "outside" in text and "! no-such-pa" in text and "missing" in text
     assert "  pyyaml" in text

@@ -18,19 +18,22 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from runner.check.library import read_project
+from runner.check.library import is_within, read_project, read_requirements
 from runner.command import read_options
 from runner.errors import EnvironmentFault
 from runner.files import PACKAGE, display_path, hub_home
 from runner.forecast.machine import read_memory
 from runner.report.number import number, short
 from runner.report.table import Column, format_table
+from runner.run import installed_version
 from runner.secret import hidden
+from runner.space import sized
 
 WIDTH = 80
 PATIENCE = 2.0  # seconds for the hub to answer
@@ -42,8 +45,7 @@ def main(line: Any) -> int:
     """Print the screen; 5 where a needed package is missing or of another version."""
     options = read_options(line.overrides, ("output_root",), "doctor")
     answer = Later(ask_hub)  # while the rest is looked up
-    asked, extras = read_requirements()
-    needed = [status_of(requirement) for requirement in asked]
+    needed = [status_of(requirement) for requirement in read_requirements() if "extra ==" not in requirement]
     rows = [
         ("python", python_line()),
         *devices(),
@@ -53,107 +55,82 @@ def main(line: Any) -> int:
     print("\n".join(versions_table(needed)))
     rows.append(("hub", answer.take(PATIENCE + 0.5)))
     print("\n".join(f"{title:<10}{short(hidden(text), WIDTH - 10)}" for title, text in rows))
-    print("\n".join(["", *extras_table(extras)]))
+    print("\n".join(["", *extras_table(read_extras())]))
     return EnvironmentFault.code if any(problem for *_, problem in needed) else 0
 
 
 # --- Packages -------------------------------------------------------------------------------------
 
 
-def read_requirements() -> tuple[list[str], dict[str, list[str]]]:
-    """What the runner needs, and what each extra adds: from pyproject.toml in a checkout, else from the wheel."""
+def read_extras() -> dict[str, list[str]]:
+    """The requirements that each extra adds: from pyproject.toml in a checkout, else from the wheel."""
     if project := read_project():
-        return list(project["dependencies"]), dict(project.get("optional-dependencies", {}))
+        return dict(project.get("optional-dependencies", {}))
+    names = metadata.metadata("runner").get_all("Provides-Extra") if installed_version("runner") else ()
+    return {name: _requirements_of("runner", [name]) for name in names or ()}
+
+
+def _requirements_of(package: str, extras: Iterable[str]) -> list[str]:
+    """The requirements that extras of an installed package add to it."""
     from packaging.requirements import Requirement
 
-    listed = [Requirement(text) for text in metadata.requires("runner") or ()]
-    extras = metadata.metadata("runner").get_all("Provides-Extra") or ()
-    plain = [str(each).partition(";")[0].strip() for each in listed if not _belongs(each, extras)]
-    return plain, {extra: [_bare(each) for each in listed if _belongs(each, [extra])] for extra in extras}
-
-
-def _belongs(requirement: Any, extras: Sequence[str]) -> bool:
-    marker = requirement.marker
-    return marker is not None and "extra" in str(marker) and any(marker.evaluate({"extra": extra}) for extra in extras)
-
-
-def _bare(requirement: Any) -> str:
-    return str(requirement).partition(";")[0].strip()
+    found = []
+    for each in map(Requirement, metadata.requires(package) or () if extras else ()):
+        marker = each.marker
+        if marker and "extra" in str(marker) and any(marker.evaluate({"extra": extra}) for extra in extras):
+            found.append(str(each).partition(";")[0].strip())
+    return found
 
 
 def status_of(text: str) -> tuple[str, str, str, str]:
-    """Name, installed version, the range that is asked for, and what is wrong with it, if anything."""
+    """Name, installed version, the range that is asked for, and the problem with it, if there is one."""
     from packaging.requirements import Requirement
 
     requirement = Requirement(text)
-    version = installed(requirement.name)
-    problem = "" if version and requirement.specifier.contains(version, prereleases=True) else "outside"
-    return requirement.name, version or "-", str(requirement.specifier), problem if version else "missing"
+    version, asked = installed_version(requirement.name), str(requirement.specifier)
+    problem = "missing" if not version else "" if is_within(version, asked) else "outside"
+    return requirement.name, version or "-", asked, problem
 
 
-def installed(name: str) -> str | None:
-    """The version of an installed package."""
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        return metadata.version(name)
-    return None
+def missing_of(text: str, extras: Mapping[str, Sequence[str]]) -> list[str]:
+    """The packages that a requirement would bring, those of its own extras too; none where all are there.
 
-
-def spelt(listed: Sequence[str], extras: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """The requirements of an extra, with those of other extras in place of their names: ``runner[quant]``.
-
-    >>> list(spelt(["runner[quant]", "pytest"], {"quant": ["bitsandbytes"]}))
-    ['bitsandbytes', 'pytest']
+    >>> missing_of("runner[quant]", {"quant": ["no-such-package>=2", "pyyaml"]})
+    ['no-such-package>=2']
     """
     from packaging.requirements import Requirement
 
-    for text in listed:
-        requirement = Requirement(text)
-        if requirement.name == "runner":
-            inner = [each for extra in sorted(requirement.extras) for each in extras.get(extra, ())]
-            yield from spelt(inner, extras)
-        else:
-            yield text
-
-
-def missing_of(text: str) -> list[str]:
-    """Which packages a requirement would bring, those of its own extras too; none where all are there."""
-    from packaging.requirements import Requirement
-
     requirement = Requirement(text)
-    _, _, _, problem = status_of(text)
-    if problem:
+    if requirement.name == "runner":
+        inner = [each for extra in sorted(requirement.extras) for each in extras.get(extra, ())]
+    elif status_of(text)[-1]:
         return [text]
-    inner = [Requirement(each) for each in metadata.requires(requirement.name) or ()] if requirement.extras else []
-    wanted = [each for each in inner if _belongs(each, sorted(requirement.extras))]
-    return [_bare(each) for each in wanted if status_of(_bare(each))[3]]
+    else:
+        inner = _requirements_of(requirement.name, requirement.extras)
+    return list(dict.fromkeys(lack for each in inner for lack in missing_of(each, extras)))
 
 
 def versions_table(needed: Sequence[tuple[str, str, str, str]]) -> list[str]:
     """The packages in two columns of name, version and range, those with a problem marked."""
-    cells = [_cell(*each) for each in needed]
+    cells = []
+    for name, version, asked, problem in needed:
+        asked = ",".join(sorted(asked.split(","), reverse=True))
+        cells.append(f"{'!' if problem else ' '} {name:<13}{short(version, 11):<12}{problem or asked}")
     half = (len(cells) + 1) // 2
-    left, right = cells[:half], cells[half:] + [""] * (2 * half - len(cells))
-    return [f"{a:<40}{b}".rstrip()[:WIDTH] for a, b in zip(left, right, strict=True)]
-
-
-def _cell(name: str, version: str, asked: str, problem: str) -> str:
-    asked = ",".join(sorted(asked.split(","), reverse=True))
-    return f"{'!' if problem else ' '} {name:<13}{short(version, 11):<12}{problem or asked}"
+    pairs = zip_longest(cells[:half], cells[half:], fillvalue="")
+    return [f"{left:<40}{right}".rstrip()[:WIDTH] for left, right in pairs]
 
 
 def extras_table(extras: Mapping[str, Sequence[str]]) -> list[str]:
     """Each extra with what it would bring, and the line that installs one."""
     if not extras:
         return []
-    lacking = {
-        name: list(dict.fromkeys(part for text in spelt(listed, extras) for part in missing_of(text)))
-        for name, listed in extras.items()
-    }
+    lacking = [", ".join(missing_of(f"runner[{name}]", extras)) for name in extras]
     is_checkout = (PACKAGE.parent / "pyproject.toml").is_file()
     home = f"-e '{display_path(PACKAGE.parent)}[NAME]'" if is_checkout else "'runner[NAME]'"
-    told = ["there" if not lack else "brings " + ", ".join(lack) for lack in lacking.values()]
-    columns = [Column("extra", list(lacking), True, True), Column(f"pip install {home}", told, True, True)]
-    return [line[2:] if len(line) <= WIDTH + 2 else short(line[2:], WIDTH) for line in format_table(columns, 200)]
+    cells = [f"brings {packages}" if packages else "there" for packages in lacking]
+    columns = [Column("extra", list(extras), True, True), Column(f"pip install {home}", cells, True, True)]
+    return [short(line[2:], WIDTH) for line in format_table(columns, 200)]
 
 
 # --- The machine ----------------------------------------------------------------------------------
@@ -167,7 +144,7 @@ def devices() -> Iterator[tuple[str, str]]:
     """Processors, memory and GPUs."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = os.environ.get("OMP_NUM_THREADS")
-    memory = [f"{gigabytes(size)} {name}" for name, size in read_memory().items()]
+    memory = [f"{sized(size)} {name}" for name, size in read_memory().items()]
     limit = [f"OMP_NUM_THREADS={threads}"] if threads else []
     yield "cpu", ", ".join([f"{cores} cores", *memory, *limit])
     yield "gpu", _gpus()
@@ -202,7 +179,7 @@ def caches() -> Iterator[tuple[str, str]]:
             continue
         size, whole = size_of(folder)
         count = sum(path.is_dir() for path in folder.glob(what))
-        yield title, f"{'' if whole else 'more than '}{gigabytes(size)}, {count} of them in {_homely(folder)}"
+        yield title, f"{'' if whole else 'more than '}{sized(size)}, {count} of them in {_homely(folder)}"
 
 
 def size_of(folder: Path) -> tuple[int, bool]:
@@ -223,7 +200,7 @@ def disk_line(root: str) -> str:
     there = next(path for path in (folder, *folder.parents) if path.exists())
     usage = shutil.disk_usage(there)
     mine = "" if os.access(there, os.W_OK) else ", and you may not write there"
-    return f"{gigabytes(usage.free)} of {gigabytes(usage.total)} free at {display_path(folder)}/{mine}"
+    return f"{sized(usage.free)} of {sized(usage.total)} free at {display_path(folder)}/{mine}"
 
 
 def ask_hub() -> str:
@@ -259,15 +236,6 @@ class Later:
         """The answer, or that there was none in so many seconds."""
         self.thread.join(patience)
         return self.answer or f"no answer in {number(patience)} s"
-
-
-def gigabytes(size: int) -> str:
-    """A size in bytes for people.
-
-    >>> gigabytes(16_500_000_000), gigabytes(2_000_000), gigabytes(0)
-    ('16.5 GB', '2 MB', '0 MB')
-    """
-    return f"{number(size / 1e9, 3)} GB" if size >= 1e9 else f"{number(round(size / 1e6))} MB"
 
 
 def _homely(path: Path) -> str:

@@ -24,7 +24,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ from runner.files import write_json
 from runner.report.compare import Deviation, deviations
 from runner.report.number import number
 from runner.report.repeat import folders_in, words_of
-from runner.run import CHANGES, Run, open_run
+from runner.run import CHANGES, Run, installed_version, open_run, run_git
 from runner.run.find import check_finished, find_runs
 from runner.run.read import RunRecord, read_run
 from runner.secret import HIDDEN, hidden_source
@@ -103,10 +102,11 @@ def obstacles(run: RunRecord) -> Iterator[str]:
     if then.get("python") not in (None, platform.python_version()):
         yield f"python {then['python']}, here {platform.python_version()}"
     versions = then.get("versions") or {}
-    changed = {name: version for name, version in versions.items() if version != _version(name)}
+    changed = {name: version for name, version in versions.items() if version != installed_version(name)}
     if changed:
         told = ", ".join(
-            f"{name} {version or 'none'} (here {_version(name) or 'none'})" for name, version in changed.items()
+            f"{name} {version or 'none'} (here {installed_version(name) or 'none'})"
+            for name, version in changed.items()
         )
         pinned = " ".join(f"{name}=={version.partition('+')[0]}" for name, version in changed.items() if version)
         yield told + (f"; pip install {pinned}" if pinned else "")
@@ -116,33 +116,19 @@ def obstacles(run: RunRecord) -> Iterator[str]:
             yield f"{key}: the run {folder} is gone"
 
 
-def _version(name: str) -> str | None:
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        return metadata.version(name)
-    return None
-
-
 def _code_obstacles(then: Any) -> Iterator[str]:
     if not isinstance(then, Mapping):
         yield "code: the run was made outside a git repository, so that nobody knows which it was"
         return
-    commit, now = str(then.get("commit")), _git("rev-parse", "HEAD")
+    commit, now = str(then.get("commit")), run_git("rev-parse", "HEAD")
     if now is None:
         yield f"code: commit {commit[:12]}, and there is no git repository here"
     elif now != commit:
-        there = _git("cat-file", "-e", f"{commit}^{{commit}}") is not None
+        there = run_git("cat-file", "-e", f"{commit}^{{commit}}") is not None
         cure = f"code=worktree, or git worktree add ../at-{commit[:8]} {commit[:12]}" if there else "git fetch"
         yield f"code: commit {commit[:12]}, here {now[:12]}; {cure}"
-    elif hidden_source(_git(*CHANGES) or "") != (then.get("diff") or ""):
+    elif hidden_source(run_git(*CHANGES) or "") != (then.get("diff") or ""):
         yield "code: the same commit with other uncommitted changes; code=worktree applies those of then"
-
-
-def _git(*words: str, text: str | None = None, folder: Path | None = None) -> str | None:
-    """What git says, None where it refuses or is not there."""
-    with contextlib.suppress(OSError, subprocess.CalledProcessError):
-        how = {"capture_output": True, "text": True, "check": True, "input": text, "cwd": folder}
-        return subprocess.run(["git", *words], **how).stdout.strip()
-    return None
 
 
 # --- Data -----------------------------------------------------------------------------------------
@@ -203,17 +189,20 @@ def code_of(git: Mapping[str, Any]) -> Iterator[Path]:
     commit, diff = str(git.get("commit") or ""), str(git.get("diff") or "")
     with tempfile.TemporaryDirectory(prefix="worktree-") as place:
         code = Path(place) / "code"
-        if not re.fullmatch("[0-9a-f]{7,}", commit) or _git("worktree", "add", "--detach", str(code), commit) is None:
+        if (
+            not re.fullmatch("[0-9a-f]{7,}", commit)
+            or run_git("worktree", "add", "--detach", str(code), commit) is None
+        ):
             found = f"commit {commit[:12]} is not in the repository here" if commit else "the run knows no commit"
             raise EnvironmentFault(Fault("code=worktree", found, "a repository that has it", "leave code out"))
         try:
-            if diff and _git("apply", "--whitespace=nowarn", "-", text=f"{diff}\n", folder=code) is None:
+            if diff and run_git("apply", "--whitespace=nowarn", "-", text=f"{diff}\n", folder=code) is None:
                 left_out = ", without the secrets that were in them," if HIDDEN in diff else ""
                 found = f"the uncommitted changes that the run recorded{left_out} do not apply to its commit"
                 raise EnvironmentFault(Fault("code=worktree", found, "text changes only", "leave code out"))
             yield code
         finally:
-            _git("worktree", "remove", "--force", str(code))
+            run_git("worktree", "remove", "--force", str(code))
 
 
 # --- Compared -------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from runner.signature import flatten
 
 TOP = ("learning_rate", "kl_coef", "seed")
 SKIPPED = (VOLATILE - {*TOP, "launcher"}) | {"stages", "objective"}
-LAUNCHED = ("launcher.num_processes",)
 MISSING = "—"
 
 
@@ -72,12 +71,22 @@ def axes_of(configs: Sequence[Mapping[str, Any]], typed: Sequence[Mapping[str, s
     return [Axis(key, shorts[key], _spaced(found[key], read, len(configs)), tuple(also[key])) for key in order]
 
 
+def lasting_keys(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a configuration by which runs are told apart."""
+    return {key: node for key, node in cfg.items() if key not in SKIPPED}
+
+
+def is_of_launch(key: str) -> bool:
+    """True for a key that says how a run is started, but for the one that changes its batch."""
+    return key.startswith("launcher.") and key != "launcher.num_processes"
+
+
 def _columns(
     configs: Sequence[Mapping[str, Any]], choices: Mapping[str, tuple[Hashable, ...]]
 ) -> Iterator[tuple[str, tuple[Hashable, ...]]]:
     """Each key with its values over the runs: choices of groups first, then the keys of the top, then all others."""
-    flat = [flatten({key: cfg[key] for key in cfg if key not in SKIPPED}) for cfg in configs]
-    keys = {key: None for leaf in flat for key in leaf if not key.startswith("launcher.") or key in LAUNCHED}
+    flat = [flatten(lasting_keys(cfg)) for cfg in configs]
+    keys = {key: None for leaf in flat for key in leaf if not is_of_launch(key)}
     yield from choices.items()
     for key in [*(key for key in TOP if key in keys), *(key for key in keys if key not in (*TOP, *choices))]:
         yield key, tuple(_hashable(leaf.get(key, MISSING)) for leaf in flat)
@@ -86,7 +95,7 @@ def _columns(
 def _choices(
     configs: Sequence[Mapping[str, Any]], typed: Sequence[Mapping[str, str]]
 ) -> dict[str, tuple[Hashable, ...]]:
-    """What was chosen from each group, and where no word tells it, the path of its model or dataset."""
+    """The choice from each group, and where no word tells it, the path of its model or dataset."""
     groups = {key: None for cfg in configs for key, node in cfg.items() if isinstance(node, Mapping)}
     found = {}
     for group in (group for group in groups if group not in SKIPPED and group != "launcher"):
@@ -111,7 +120,7 @@ def _labels(nodes: Sequence[Any], typed: Sequence[str | None]) -> Iterator[str]:
 
 
 def _target(node: Any) -> str:
-    """What a group's node is in one word: its class without the usual ending, or the names of its entries.
+    """A group's node in one word: its class without the usual ending, or the names of its entries.
 
     >>> _target({"_target_": "trl.DPOTrainer"}), _target({"exact": {}, "words": {}}), _target(None)
     ('DPO', 'exact+words', 'none')
@@ -124,7 +133,7 @@ def _target(node: Any) -> str:
 
 
 def _tells(holder: tuple[Hashable, ...], column: tuple[Hashable, ...], choice: bool) -> bool:
-    """Whether a column has nothing to add: equal values, or each choice of a group has one value of it."""
+    """True where a column has nothing to add: equal values, or each choice of a group has one value of it."""
     return holder == column or (choice and len(set(zip(holder, column, strict=True))) == len(set(holder)))
 
 

@@ -15,9 +15,8 @@ import yaml
 
 from runner.files import read_json
 from runner.report.number import number
-from runner.report.objective import telling
 from runner.report.repeat import words_of
-from runner.report.single import differing
+from runner.report.single import differing, held_out_scores
 from runner.run.read import RunRecord, read_run
 from runner.secret import looks_secret
 
@@ -28,7 +27,7 @@ LIBRARIES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate")
 
 @dataclass(frozen=True)
 class Export:
-    """What was written: its precision, whether an adapter was merged, and what is to be said of that."""
+    """An export as it was written: its precision, whether an adapter was merged, and notes on that."""
 
     dtype: str
     merged: bool
@@ -102,7 +101,7 @@ def base_of(run: RunRecord) -> str | None:
 
 
 def is_hub_name(path: str) -> bool:
-    """Whether a path is the name of a repository rather than a folder of this machine.
+    """True where a path is the name of a repository rather than a folder of this machine.
 
     >>> is_hub_name("org/name"), is_hub_name("runner://model/tiny"), is_hub_name("/models/base"), is_hub_name("a/b/c")
     (True, False, False, False)
@@ -132,11 +131,8 @@ def _short_trainer(cfg: Mapping[str, Any]) -> str:
 
 
 def _results(run: RunRecord) -> str:
-    names = telling(list(dict.fromkeys([*run.after, *run.before])))
-    return _table(
-        ("score", "before", "after"),
-        [(name.removeprefix("eval_"), number(run.before.get(name)), number(run.after.get(name))) for name in names],
-    )
+    rows = [(name.removeprefix("eval_"), before, after) for name, before, after in held_out_scores(run)]
+    return _table(("score", "before", "after"), rows)
 
 
 def _data(run: RunRecord) -> str:
@@ -184,6 +180,6 @@ def _configuration(run: RunRecord) -> str:
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table in Markdown; nothing without rows."""
-    lines = [" | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) for row in rows]
-    head = [" | ".join(titles), "|".join("---" for _ in titles)]
-    return "\n".join(f"| {line} |" if "---" not in line else f"|{line}|" for line in [*head, *lines]) if rows else ""
+    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    lines = [f"| {' | '.join(row)} |" for row in (titles, *cells)]
+    return "\n".join([lines[0], f"|{'|'.join('---' for _ in titles)}|", *lines[1:]]) if rows else ""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner.report.axis import MISSING, SKIPPED, TOP
+from runner.report.axis import MISSING, TOP, is_of_launch, lasting_keys
 from runner.report.number import number, value
 from runner.report.objective import CLOCK, telling
 from runner.report.repeat import command_of
@@ -37,20 +39,30 @@ class Section:
 
 def sections_of(ours: RunRecord, theirs: RunRecord) -> list[Section]:
     """Every respect in which two runs can differ, the shortest first and those without a difference before them."""
-    runs = (ours, theirs)
+    mine, other = _facts(ours), _facts(theirs)
     found = [
         Section("config", _config(ours.cfg, theirs.cfg)),
-        _told("data", runs, lambda run: _hashes(_flat(run.manifest.get("data")))),
-        _told("versions", runs, lambda run: _flat(run.manifest.get("versions")) | _only(run.manifest, "python")),
-        _told("hardware", runs, lambda run: _flat(run.manifest.get("hardware"))),
-        _told("model", runs, lambda run: _model_facts(run)),
-        _told("code", runs, lambda run: _code(run.manifest.get("git"))),
+        *(_compared(title, mine[title], other[title]) for title in mine),
         _command(ours, theirs),
         _scored("results", ours.after, theirs.after),
         _scored("last metrics", _last(ours), _last(theirs)),
-        _told("state", runs, lambda run: {"state": run.state, "step": run.progress}),
+        _compared("state", *({"state": run.state, "step": run.progress} for run in (ours, theirs))),
     ]
     return sorted(found, key=lambda section: len(section.rows))
+
+
+def _facts(run: RunRecord) -> dict[str, dict[str, Any]]:
+    """The facts of a manifest by their subject; of a fingerprint its beginning, which is enough to tell two apart."""
+    nodes = {title: run.manifest.get(title) for title in ("data", "versions", "hardware", "model", "git")}
+    facts = {title: flatten(node) if isinstance(node, Mapping) else {} for title, node in nodes.items()}
+    facts["data"] |= {key: str(f)[:12] for key, f in facts["data"].items() if key.endswith("fingerprint") and f}
+    facts["versions"] |= {"python": run.manifest["python"]} if "python" in run.manifest else {}
+    facts["model"].pop("path", None)
+    git = facts.pop("git")
+    facts["code"] = {"commit": str(git.get("commit", ""))[:12]} if git else {}
+    for file, added, removed, mark in changed_files(str(git.get("diff") or "")):
+        facts["code"][f"changed {file}"] = f"+{added} -{removed} ({mark})"
+    return facts
 
 
 def _config(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[Row]:
@@ -60,21 +72,14 @@ def _config(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[Row]:
     """
     from runner.config import differences
 
-    kept = [{key: cfg[key] for key in cfg if key in TOP or key not in SKIPPED} for cfg in (ours, theirs)]
-    found = [(key, mine, other) for key, mine, other in differences(*kept) if _counts(key)]
+    found = [row for row in differences(lasting_keys(ours), lasting_keys(theirs)) if not is_of_launch(row[0])]
     found.sort(key=lambda row: row[0] not in TOP)
     rows: dict[tuple[str, str, str], list[str]] = {}
     for key, mine, other in found:
-        pair = (_node(mine), _node(other))
         # Words or numbers that go together are one thing; that two things are switched on is none.
         plain = all(entry is None or is_number(entry) or isinstance(entry, str) for entry in (mine, other))
-        same = "" if plain else key
-        rows.setdefault((*pair, same), []).append(key)
+        rows.setdefault((_node(mine), _node(other), "" if plain else key), []).append(key)
     return [(_with_others(keys), mine, other) for (mine, other, _), keys in rows.items()]
-
-
-def _counts(key: str) -> bool:
-    return not key.startswith("launcher.") or key == "launcher.num_processes"
 
 
 def _with_others(keys: Sequence[str]) -> str:
@@ -97,39 +102,11 @@ def _node(entry: Any) -> str:
     return value(entry)
 
 
-def _told(title: str, runs: Sequence[RunRecord], facts: Any) -> Section:
-    """A section of what two manifests say, row by row where they disagree."""
-    ours, theirs = (facts(run) for run in runs)
+def _compared(title: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Section:
+    """A section of what two runs say, row by row where they disagree."""
     keys = [key for key in dict.fromkeys([*ours, *theirs]) if ours.get(key) != theirs.get(key)]
     rows = [(key, _node(ours.get(key)), _node(theirs.get(key))) for key in keys]
     return Section(title, rows, unknown=not ours and not theirs)
-
-
-def _flat(node: Any) -> dict[str, Any]:
-    return flatten(node) if isinstance(node, Mapping) else {}
-
-
-def _only(node: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    return {key: node[key] for key in keys if key in node}
-
-
-def _hashes(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The same facts with every fingerprint as its beginning, which is enough to tell two apart."""
-    return {key: entry[:12] if key.endswith("fingerprint") and entry else entry for key, entry in facts.items()}
-
-
-def _model_facts(run: RunRecord) -> dict[str, Any]:
-    return {key: entry for key, entry in _flat(run.manifest.get("model")).items() if key != "path"}
-
-
-def _code(git: Any) -> dict[str, Any]:
-    """The commit, and for each file with uncommitted changes how many lines were added and removed, and which."""
-    if not isinstance(git, Mapping):
-        return {}
-    return {"commit": str(git.get("commit", ""))[:12]} | {
-        f"changed {file}": f"+{added} -{removed} ({mark})"
-        for file, added, removed, mark in changed_files(str(git.get("diff") or ""))
-    }
 
 
 def changed_files(diff: str) -> Iterator[tuple[str, int, int, str]]:
@@ -138,8 +115,6 @@ def changed_files(diff: str) -> Iterator[tuple[str, int, int, str]]:
     >>> [entry[:3] for entry in changed_files("diff --git a/x.py b/x.py\\n@@ -1 +1 @@\\n-a\\n+b")]
     [('x.py', 1, 1)]
     """
-    import hashlib
-
     for part in re.split(r"^diff --git ", diff, flags=re.MULTILINE)[1:]:
         head, *lines = part.splitlines()
         changed = [line for line in lines if line[:1] in "+-" and not line.startswith(("+++ ", "--- "))]
@@ -150,17 +125,12 @@ def changed_files(diff: str) -> Iterator[tuple[str, int, int, str]]:
 
 def _command(ours: RunRecord, theirs: RunRecord) -> Section:
     """The words that only one of the two commands has; they are one command in another order, or differ in these."""
-    mine, other = (_words(run) for run in (ours, theirs))
-    keys = dict.fromkeys([*mine, *other])
-    rows = [(key, mine.get(key, MISSING), other.get(key, MISSING)) for key in keys if mine.get(key) != other.get(key)]
-    return Section("command", rows, unknown=not mine and not other)
 
+    def words(run: RunRecord) -> dict[str, str]:
+        parts = [word.partition("=") for word in shlex.split(command_of(run))[3:]]
+        return {key: text if sign else "" for key, sign, text in parts if key != "name"}
 
-def _words(run: RunRecord) -> dict[str, str]:
-    import shlex
-
-    words = [word.partition("=") for word in shlex.split(command_of(run))[3:]]
-    return {key: text if sign else "" for key, sign, text in words if key != "name"}
+    return _compared("command", words(ours), words(theirs))
 
 
 def _scored(title: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Section:
@@ -186,7 +156,7 @@ def _last(run: RunRecord) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Deviation:
-    """Where a repetition first differs: what is compared, at which step, under which name, and both values."""
+    """One place where a repetition differs: the file or score, the step, the name, and both values."""
 
     what: str
     step: int | None
@@ -196,7 +166,7 @@ class Deviation:
 
     @property
     def size(self) -> float | None:
-        """How far apart two numbers are, relative to the larger; None where they are not two numbers."""
+        """The distance of two numbers, relative to the larger; None where they are not two numbers."""
         if not (is_number(self.ours) and is_number(self.theirs)):
             return None
         largest = max(abs(self.ours), abs(self.theirs))
@@ -213,28 +183,17 @@ def deviations(ours: RunRecord, theirs: RunRecord) -> list[Deviation]:
 
     Times are left out. What only one of them logged differs too.
     """
-    found = []
-    for step, mine, other in _paired(ours.lines, theirs.lines):
-        found += [
-            Deviation("metrics.jsonl", step, name, mine.get(name), other.get(name))
-            for name in dict.fromkeys([*mine, *other])
-            if mine.get(name) != other.get(name) and name != "step" and not TIMED.search(name)
-        ]
-    for moment in ("before", "after"):
-        mine, other = (getattr(run, moment) for run in (ours, theirs))
-        names = [name for name in dict.fromkeys([*mine, *other]) if not TIMED.search(name)]
-        differ = [name for name in names if mine.get(name) != other.get(name)]
-        found += [Deviation(f"scores {moment}", None, name, mine.get(name), other.get(name)) for name in differ]
-    mine, other = (_weights(run) for run in (ours, theirs))
-    differ = [name for name in dict.fromkeys([*mine, *other]) if mine.get(name) != other.get(name)]
-    return found + [Deviation("model", None, name, mine.get(name), other.get(name)) for name in differ]
-
-
-def _paired(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> Iterator[Any]:
-    """Each step with the lines of both; an empty one where only the other has it."""
-    tables = [{line["step"]: line for line in lines} for lines in (ours, theirs)]
-    for step in sorted({*tables[0], *tables[1]}):
-        yield step, *(table.get(step, {}) for table in tables)
+    tables = [{line["step"]: line for line in run.lines} for run in (ours, theirs)]
+    steps = sorted({*tables[0], *tables[1]})
+    pairs = [("metrics.jsonl", step, tables[0].get(step, {}), tables[1].get(step, {})) for step in steps]
+    pairs += [("scores before", None, ours.before, theirs.before), ("scores after", None, ours.after, theirs.after)]
+    pairs += [("model", None, _weights(ours), _weights(theirs))]
+    return [
+        Deviation(what, step, name, mine.get(name), other.get(name))
+        for what, step, mine, other in pairs
+        for name in dict.fromkeys([*mine, *other])
+        if mine.get(name) != other.get(name) and name != "step" and not TIMED.search(name)
+    ]
 
 
 def _weights(run: RunRecord) -> dict[str, str]:

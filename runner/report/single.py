@@ -17,7 +17,7 @@ import yaml
 
 from runner.errors import RunnerError
 from runner.files import shipped
-from runner.report.axis import MISSING, SKIPPED, TOP
+from runner.report.axis import MISSING, TOP, lasting_keys
 from runner.report.number import number, value
 from runner.report.objective import telling
 from runner.report.repeat import folders_in, words_of
@@ -46,7 +46,7 @@ def view_of(folder: Path) -> RunView:
     """Read one run folder; nothing in it can make this fail."""
     run = read_run(folder)
     config = yaml.safe_dump(dict(run.cfg), sort_keys=False, allow_unicode=True) if run.cfg else ""
-    return RunView(run, differing(run), _scores(run), first_rows(run.cfg), config)
+    return RunView(run, differing(run), held_out_scores(run), first_rows(run.cfg), config)
 
 
 def differing(run: RunRecord) -> list[tuple[str, str, str]] | None:
@@ -59,10 +59,18 @@ def differing(run: RunRecord) -> list[tuple[str, str, str]] | None:
         return None
     from runner.config import differences
 
-    ours, theirs = ({key: cfg[key] for key in cfg if key in TOP or key not in SKIPPED} for cfg in (run.cfg, baseline))
-    found = [(key, _told(mine), _told(other)) for key, mine, other in differences(ours, theirs)]
+    found = [
+        (key, *(MISSING if entry is None else value(entry) for entry in pair))
+        for key, *pair in differences(lasting_keys(run.cfg), lasting_keys(baseline))
+    ]
     said = {(mine, other) for key, mine, other in found if key in TOP}
     return [(key, mine, other) for key, mine, other in found if key in TOP or (mine, other) not in said]
+
+
+def held_out_scores(run: RunRecord) -> list[tuple[str, str, str]]:
+    """The name of each score that says something, with its value before and after training."""
+    names = telling(list(dict.fromkeys([*run.after, *run.before])))
+    return [(name, number(run.before.get(name)), number(run.after.get(name))) for name in names]
 
 
 def first_rows(cfg: Mapping[str, Any]) -> list[list[tuple[str, str]]]:
@@ -93,15 +101,6 @@ def _baseline(run: RunRecord) -> dict[str, Any] | None:
         chosen = [f"{group}={option}" for group, option in choices if "/" not in group and group not in WHOLE]
         return compose([word for word in chosen if not word.endswith("=None")], folders).cfg
     return None
-
-
-def _scores(run: RunRecord) -> list[tuple[str, str, str]]:
-    names = telling(list(dict.fromkeys([*run.after, *run.before])))
-    return [(name, number(run.before.get(name)), number(run.after.get(name))) for name in names]
-
-
-def _told(entry: Any) -> str:
-    return MISSING if entry is None else value(entry)
 
 
 def _row(line: str) -> list[tuple[str, str]]:

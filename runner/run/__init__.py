@@ -427,7 +427,7 @@ def write_manifest(run: Run, **facts: Any) -> None:
         "command": ["python", "-m", "runner.work", str(run)],
         "created": _now(),
         "python": platform.python_version(),
-        "versions": _versions(),
+        "versions": {name: installed_version(name) for name in LIBRARIES},
         "git": _git(),
         "seed": run.cfg.get("seed"),
         "uses": uses_of(run.cfg),
@@ -467,22 +467,22 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _versions() -> dict[str, str | None]:
-    def version(name: str) -> str | None:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            return metadata.version(name)
-        return None
+def installed_version(name: str) -> str | None:
+    """The version of an installed package; None where it is not installed."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(name)
+    return None
 
-    return {name: version(name) for name in LIBRARIES}
+
+def run_git(*words: str, text: str | None = None, folder: Path | None = None) -> str | None:
+    """The output of git in a folder, or in the working one; None where it refuses or is not there."""
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        how = {"capture_output": True, "text": True, "check": True, "input": text, "cwd": folder}
+        return subprocess.run(["git", *words], **how).stdout.strip()
+    return None
 
 
 def _git() -> dict[str, str] | None:
     """The commit of the working folder and its uncommitted changes, or None outside a repository."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        return {"commit": git("rev-parse", "HEAD"), "diff": hidden_source(git(*CHANGES))}
-    except (OSError, subprocess.CalledProcessError):
-        return None
+    commit, diff = run_git("rev-parse", "HEAD"), run_git(*CHANGES)
+    return None if commit is None or diff is None else {"commit": commit, "diff": hidden_source(diff)}
