@@ -348,7 +348,7 @@ def test_a_single_process_sees_one_device_and_says_so_where_there_are_more(monke
         assert (note in said(capsys, "trainer=sft", *words)) == (shown == "6")
         assert seen.pop() == shown
     run = next(Path("outputs").glob("*/*/config.yaml")).parent
-    monkeypatch.setattr(work, "_carry_out", lambda *_: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]))
+    monkeypatch.setattr("runner.command.train.train", lambda *_: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]))
     for rank, shown in (({}, "6"), ({"LOCAL_RANK": "1"}, "6,7")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
         for name, value in rank.items():
