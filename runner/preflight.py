@@ -17,10 +17,11 @@ from runner.check.known import JUDGED, nodes
 from runner.check.library import find_missing_libraries, find_other_versions
 from runner.check.sharding import find_unshardable, has_devices
 from runner.config import NUM_PROCESSES, Composed, world_size
-from runner.dataset.glance import Glance, look_at
+from runner.dataset.check import DatasetCheck, check_dataset
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault
 from runner.files import hub_home
-from runner.model.folder import locate, look_at_model, look_at_scorer, look_at_tokenizer, rows_of
+from runner.model.check import find_model_faults, find_scorer_faults, find_tokenizer_faults, read_vocab_size
+from runner.model.folder import locate
 from runner.run import Run, folder_of, processes_of
 from runner.signature import read_signature
 
@@ -65,14 +66,14 @@ def _looked_at(cfg: Mapping[str, Any]) -> dict[str, Any]:
 # --- Rows and models --------------------------------------------------------------------------------
 
 
-def _look_at_rows(cfg: Mapping[str, Any]) -> Glance:
+def _look_at_rows(cfg: Mapping[str, Any]) -> DatasetCheck:
     """What can be said of the rows of a run; of the jobs of a sweep that share them, once."""
     return _look(json.dumps(cfg["dataset"], default=str), cfg["trainer"]["form"], os.getcwd())
 
 
 @lru_cache(maxsize=64)
-def _look(node: str, form: str, here: str) -> Glance:
-    return look_at(json.loads(node), form)
+def _look(node: str, form: str, here: str) -> DatasetCheck:
+    return check_dataset(json.loads(node), form)
 
 
 def _faults_of(cfg: Mapping[str, Any], folders: set[Path]) -> Iterator[Fault]:
@@ -81,12 +82,12 @@ def _faults_of(cfg: Mapping[str, Any], folders: set[Path]) -> Iterator[Fault]:
     tolerate, args = cfg.get("tolerate") or {}, cfg["trainer"]["args"]
     if not _is_ahead(model.get("path"), folders):
         length = None if tolerate.get("beyond_positions") else args.get("max_length")
-        found = look_at_model(model, head, length, cfg.get("peft"))
+        found = find_model_faults(model, head, length, cfg.get("peft"))
         yield from found
         tokenizer = model.get("tokenizer") or {}
         told = found and tokenizer.get("path") == model.get("path")
         if not told and not _is_ahead(tokenizer.get("path"), folders):
-            yield from look_at_tokenizer(tokenizer, rows_of(model))
+            yield from find_tokenizer_faults(tokenizer, read_vocab_size(model))
     for path, node in nodes({"reward": cfg.get("reward"), "metric": cfg.get("metric"), "trainer": cfg["trainer"]}):
         yield from _paths(path, node, folders, tolerate)
     yield from _other_model("trainer.args.reward_model_path", args.get("reward_model_path"), folders, True, tolerate)
@@ -115,7 +116,7 @@ def _other_model(
     if not isinstance(path, str) or _is_ahead(path, folders):
         return
     if scores and not tolerate.get("random_head"):
-        yield from look_at_scorer(path, where)
+        yield from find_scorer_faults(path, where)
         return
     try:
         locate(path, where)

@@ -20,7 +20,7 @@ from bad_input_cases import BAD, GOOD, KINDS
 from runner.check.library import find_other_versions, is_within
 from runner.config import quote_text
 from runner.files import hub_home
-from runner.model.folder import look_at_model
+from runner.model.check import find_model_faults
 from runner.model.jinja import find_template_faults
 
 SCRIPT = Path(__file__).parent / "fault" / "bad_input.py"
@@ -152,11 +152,11 @@ BODY = {"model.embed_tokens.weight": [10, 4], **layers("model.", 2)}
 )
 def test_a_good_model_raises_no_alarm(tmp_path, config, shapes):
     peft = {"target_modules": ["up_proj" if config is LLAMA else "fc1"], "layers": 2}
-    assert look_at_model(save(tmp_path, config, shapes), "lm", 64, peft) == []
+    assert find_model_faults(save(tmp_path, config, shapes), "lm", 64, peft) == []
 
 
 def test_a_model_that_lacks_layers_raises_one(tmp_path):
-    (fault,) = look_at_model(save(tmp_path, LLAMA | {"num_hidden_layers": 3}, BODY), "lm")
+    (fault,) = find_model_faults(save(tmp_path, LLAMA | {"num_hidden_layers": 3}, BODY), "lm")
     assert "lacks 1 weights" in fault.found
 
 

@@ -665,7 +665,7 @@ DANGEROUS = [
     "runner.__main__.main",
     "runner.launcher.local",
     "runner.config.build",
-    "runner.model.load._locate",
+    "runner.model.load._load_whole",
     "runner.model.adapter.write_adapter",
     "runner.command.train.train",
     "logging.os.system",

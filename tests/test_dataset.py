@@ -15,9 +15,10 @@ import pytest
 import yaml
 from datasets import Audio, Dataset, Features, Image, IterableDataset, List, Value
 
-from runner.dataset.glance import LOADER, MOST, look_at
-from runner.dataset.load import Reading, _read_stream, convert_rows, fingerprint, load_rows
+from runner.dataset.check import LOADER, MAX_BYTES_READ, check_dataset
+from runner.dataset.load import _read_stream, convert_rows, fingerprint, load_rows
 from runner.dataset.mix import mix_rows
+from runner.dataset.request import RowRequest
 from runner.errors import DataError, EnvironmentFault, RunnerError
 
 ROOT = Path(__file__).parent.parent
@@ -206,7 +207,7 @@ def test_only_the_first_faults_of_a_file_are_shown(tmp_path):
 
 def glanced(path, **how):
     """What the look before anything loads finds wrong with a file."""
-    return look_at({"_target_": LOADER, "path": str(path), **how}, "demonstration").faults
+    return check_dataset({"_target_": LOADER, "path": str(path), **how}, "demonstration").faults
 
 
 def packed(suffix, data):
@@ -239,7 +240,7 @@ def test_a_record_in_which_the_look_at_a_file_ends_is_no_fault(tmp_path, suffix)
 @pytest.mark.parametrize("name", ["line.jsonl", "lines.jsonl", "rows.json", "rows.csv"])
 def test_the_look_at_a_packed_file_takes_little_memory(tmp_path, name, suffix):
     row = json.dumps(exchange(1)).encode() + b"\n"
-    size = 16 * MOST
+    size = 16 * MAX_BYTES_READ
     parts = {
         "line.jsonl": (b'{"prompt": "', b"a", b'"}\n'),
         "lines.jsonl": (b"", row, b""),
@@ -292,7 +293,7 @@ def test_a_slice_without_rows_is_refused(file, cut, use):
 def test_a_stream_without_rows_is_refused():
     stream = IterableDataset.from_generator(lambda: iter(()))
     with pytest.raises(DataError, match="no row"):
-        _read_stream(stream, None, 0, Reading(to="demonstration"), "rows")
+        _read_stream(stream, None, 0, RowRequest(to="demonstration"), "rows")
 
 
 def test_named_sets_and_no_training_rows(file):
@@ -567,7 +568,7 @@ def test_an_edited_file_is_read_anew(tmp_path):
 
 
 def test_rows_in_memory_convert_too():
-    rows = convert_rows(Dataset.from_list([pair(0)]), Reading(to="demonstration"))
+    rows = convert_rows(Dataset.from_list([pair(0)]), RowRequest(to="demonstration"))
     assert list(rows) == [exchange(0)]
 
 

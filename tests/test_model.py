@@ -16,11 +16,11 @@ from trl import chat_template_utils as trl_templates
 from runner.errors import ConfigError, EnvironmentFault, RunnerError
 from runner.model.adapter import write_adapter
 from runner.model.chat import check_template, read_template, template_names
-from runner.model.folder import look_at_tokenizer
+from runner.model.check import LOADER, TOKENIZER, find_model_faults, find_tokenizer_faults
 from runner.model.load import (
     adopt_tokens,
     check_quantization,
-    find_commit,
+    fetch,
     load_model,
     load_tokenizer,
     new_model,
@@ -275,10 +275,13 @@ def pickle_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
+CONFIG_DAMAGES = (damage_json, remove_config, damage_architecture, bring_code)
+
+
 @pytest.mark.parametrize(
     ("damage", "where", "told", "cure"),
     [
-        (damage_json, "model.path", "not JSON", "model.path="),
+        (damage_json, "config.json", "no JSON", "download it again"),
         (remove_config, "model.path", "no config.json", "model.path="),
         (damage_architecture, "model.path", "unknown to the installed", "pip install"),
         (bring_code, "model.trust_remote_code", "Python code", "model.trust_remote_code=true"),
@@ -293,7 +296,10 @@ def test_a_damaged_folder_is_refused_with_its_cause_and_cure(qwen, damage, where
     damage(qwen)
     with pytest.raises(ConfigError, match=told) as caught:
         load_model(str(qwen), tokenizer=tokenizer)
-    assert caught.value.faults[0].where == where and cure in cure_of(caught)
+    assert caught.value.faults[0].where in (where, str(qwen / where)) and cure in cure_of(caught)
+    seen = find_model_faults({"_target_": LOADER, "path": str(qwen)}, "lm")
+    # Of what the config tells there is one check, before anything loads and for the loader; weights only loading reads.
+    assert seen == caught.value.faults if damage in CONFIG_DAMAGES else len(seen) == 1
 
 
 def test_pickled_weights_load_when_asked_for(qwen):
@@ -358,7 +364,9 @@ def test_special_tokens_beyond_the_model_may_be_there_where_nothing_writes_them(
     rows = model.get_input_embeddings().num_embeddings
     assert len(tokenizer) > rows
     tokenizer.save_pretrained(tmp_path)
-    assert not look_at_tokenizer({"path": str(tmp_path)}, rows)
+    node = {"_target_": TOKENIZER, "path": str(tmp_path)}
+    assert find_tokenizer_faults(node, rows) == []
+    assert find_tokenizer_faults(node | {"pad_token": "<image63>"}, rows)[0].found.endswith(f"tokens, the model {rows}")
     tokenizer.pad_token = "<image63>"
     with pytest.raises(ConfigError, match="tokens, the model"):
         load_model(str(qwen), tokenizer=tokenizer)
@@ -448,7 +456,7 @@ def answer(words: list[str]) -> None:
             tokenizer = load_tokenizer(path, revision=revision)
             model = load_model(path, tokenizer=tokenizer, revision=revision)
             first = model.get_input_embeddings().weight[0, 0].item()
-            answers.append(["loaded", find_commit(path, revision), first])
+            answers.append(["loaded", fetch(path, revision=revision).commit, first])
         except RunnerError as error:
             answers.append([type(error).__name__, error.faults[0].where, error.faults[0].cure])
     print(json.dumps(answers))
@@ -494,4 +502,4 @@ def test_the_hub_gives_the_revision_asked_for_or_says_why_not(hub, tmp_path, onl
 
 
 def test_a_folder_has_no_commit(folder):
-    assert find_commit(str(folder)) is None
+    assert fetch(str(folder)).commit is None

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from toy import files, held_out, write_files
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from vocabulary import build_tokenizer
 
-from runner.dataset.toy import files, held_out, write_files
 from runner.files import PACKAGE, shipped
 from runner.model.generate import generate
 from runner.model.load import load_model, load_tokenizer
-from runner.model.vocabulary import build_tokenizer
 from runner.reward.rule import exact_match, sentiment, sorted_digits
 
 TINY = Path(shipped("runner://model/tiny"))

@@ -7,7 +7,7 @@ What is then done with the rows is in ``convert``.
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal, get_args
 
 from runner.dataset.convert import ARROWS, FORMS_FOR, Layout, fits, is_number
 from runner.errors import DataError, Fault
@@ -16,10 +16,10 @@ log = logging.getLogger(__name__)
 
 # Text in `prompt` or `completion` is continued as it stands; in `input` or `target` it is a turn of
 # a conversation.
-ROLES = (
-    *("prompt", "completion", "chosen", "rejected", "label", "messages", "system"),
-    *("input", "target", "text", "margin"),
-)
+Role = Literal[
+    "prompt", "completion", "chosen", "rejected", "label", "messages", "system", "input", "target", "text", "margin"
+]
+ROLES = get_args(Role)
 
 # What a form needs: one role of each group; and what it also reads where it is there.
 NEEDS: dict[str, tuple[tuple[str, ...], ...]] = {

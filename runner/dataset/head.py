@@ -14,14 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, ReadInstruction
+from datasets import Dataset, load_dataset_builder
 
 from runner.dataset.disk import find_files
-from runner.dataset.load import Source, open_source, read_cuts, read_limits, told
+from runner.dataset.load import Source, open_source, translate_dataset_errors
+from runner.dataset.request import read_cuts, read_limits, split_of
 from runner.errors import DataError, Fault
 
-LARGE = 100_000_000  # bytes of local files, above which only their first lines are read
-FAR = 1000  # rows that are passed over at most to come to where a slice of a stream begins
+MAX_BYTES_WHOLE = 100_000_000  # of local files; of more only the first lines are read
+MAX_ROWS_SKIPPED = 1000  # of a stream, to come to where a slice begins
 
 
 @dataclass
@@ -47,7 +48,8 @@ def write_head(node: Mapping[str, Any], folder: Path, *, count: int, train: int,
     source = _open(node)
     head = Head(folder / "whole", folder / "short")
     if cut:
-        head.rows = _total(source, cut, limits["train"])
+        counted = sum(map(len, _slices(source, cut)))
+        head.rows = min(counted, limits["train"] or counted) or limits["train"]
         head.split["train"] = _write(source, "train", cut, limits["train"], "train", head, count, train)
     kept = {}
     for name, other in evals.items():
@@ -59,21 +61,16 @@ def write_head(node: Mapping[str, Any], folder: Path, *, count: int, train: int,
 
 def _open(node: Mapping[str, Any]) -> Source:
     """The source, as a stream where reading all of it would take long."""
-    path, files = node["path"], find_files(node["path"])
-    how = (node.get("config"), node.get("revision"))
+    path, files, streaming = node["path"], find_files(node["path"]), bool(node.get("streaming"))
+    config, revision = node.get("config"), node.get("revision")
     if files:
         size = sum(os.path.getsize(name) for names in files.splits.values() for name in names)
-        return open_source(path, files, *how, streaming=bool(node.get("streaming")) or size > LARGE)
-    source = open_source(path, None, *how, streaming=True) if not _is_cached(path, *how) else None
-    return source or open_source(path, None, *how, streaming=bool(node.get("streaming")))
-
-
-def _is_cached(path: str, config: str | None, revision: str | None) -> bool:
-    """Whether a dataset of the hub was prepared here before, or can be had from here only."""
-    from datasets import load_dataset_builder
-
-    with told(path):
-        return os.path.exists(load_dataset_builder(path, config, revision=revision).cache_dir)
+        streaming = streaming or size > MAX_BYTES_WHOLE
+    else:
+        with translate_dataset_errors(path):
+            is_prepared = os.path.exists(load_dataset_builder(path, config, revision=revision).cache_dir)
+        streaming = streaming or not is_prepared
+    return open_source(path, files, config, revision, streaming)
 
 
 def _write(source: Source, use: str, cut: str, limit: int | None, name: str, head: Head, count: int, few: int) -> str:
@@ -91,33 +88,18 @@ def _read(source: Source, use: str, cut: str) -> Iterable[dict[str, Any]]:
     """The rows of a slice in their order; of a stream from where it begins, but never far from the front."""
     if source.streams is None:
         source.check(use, cut)
-        with told(source.path, f"dataset.split.{use}"):
+        with translate_dataset_errors(source.path, f"dataset.split.{use}"):
             return source.builder.as_dataset(split=cut)
-    name = re.split(r"[\[+]", cut.strip())[0]
+    name = split_of(cut)
     source.check(use, name)
-    (first, *_) = _parts(source, cut) or [None]
-    start = (first.from_ or 0) if first else 0
-    return source.streams[name].skip(min(start, FAR)) if start else source.streams[name]
+    start = slices[0].start if (slices := _slices(source, cut)) else 0
+    return source.streams[name].skip(min(start, MAX_ROWS_SKIPPED)) if start else source.streams[name]
 
 
-def _total(source: Source, cut: str, limit: int | None) -> int | None:
-    """How many rows a slice has, where the source says how many its splits have."""
-    sizes, parts = _sizes(source), _parts(source, cut)
-    if not parts:
-        return limit
-    found = sum((sizes[part.splitname] if part.to is None else part.to) - (part.from_ or 0) for part in parts)
-    return min(found, limit or found)
-
-
-def _parts(source: Source, cut: str) -> list[Any]:
-    """The absolute slices of a cut; none where nobody has counted the rows."""
-    sizes = _sizes(source)
-    with told(source.path, "dataset.split"):
-        return list(ReadInstruction.from_spec(cut).to_absolute(sizes)) if sizes and all(sizes.values()) else []
-
-
-def _sizes(source: Source) -> dict[str, int | None]:
-    return {name: info.num_examples for name, info in (source.builder.info.splits or {}).items()}
+def _slices(source: Source, cut: str) -> list[range]:
+    """The rows of each part of a cut; none where nobody has counted the rows."""
+    with translate_dataset_errors(source.path, "dataset.split"):
+        return source.slices(cut) if source.lengths and all(source.lengths.values()) else []
 
 
 def shortest(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
@@ -131,5 +113,5 @@ def shortest(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     for place in sorted(range(len(rows)), key=sizes.__getitem__):
         label = rows[place].get("label")
         sides.setdefault(str(label) if isinstance(label, bool) else "", []).append(place)
-    dealt = [place for hand in itertools.zip_longest(*sides.values()) for place in hand if place is not None]
-    return [rows[place] for place in sorted(dealt[:count])]
+    round_robin = [place for turn in itertools.zip_longest(*sides.values()) for place in turn if place is not None]
+    return [rows[place] for place in sorted(round_robin[:count])]

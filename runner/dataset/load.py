@@ -31,31 +31,17 @@ from datasets import (
 )
 from datasets.exceptions import DatasetGenerationError
 
-from runner.dataset.asked import check_cut, check_words, no_row, read_cuts, read_limits
 from runner.dataset.convert import CONVERT_VERSION, TURN_EXTRAS, Conversion, Layout
-from runner.dataset.detect import check_without, kept_columns, read_layout, refuse_media
+from runner.dataset.detect import Role, check_without, refuse_media
 from runner.dataset.disk import CHOOSE, Files, check_files, find_files, header_of
-from runner.dataset.step import Step, first_made, key_of_steps, to_steps
+from runner.dataset.request import RowRequest, check_cut, check_words, no_row, read_cuts, read_limits
+from runner.dataset.step import first_made, key_of_steps, to_steps
 from runner.errors import DataError, EnvironmentFault, Fault
 
 log = logging.getLogger(__name__)
 
 Rows = Dataset | IterableDataset
 HeldOut = Rows | dict[str, Rows] | None
-Role = Literal[
-    "prompt",
-    "completion",
-    "chosen",
-    "rejected",
-    "label",
-    "messages",
-    "system",
-    "input",
-    "target",
-    "text",
-    "margin",
-]
-
 STREAM_BUFFER = 10_000  # rows of a stream that are shuffled among each other
 STREAM_HEAD = 1_000  # lines of a streamed file that are checked before it is read
 BATCH = 1_000
@@ -97,39 +83,30 @@ def load_rows(
     limits = read_limits(limit)
     files = find_files(path)
     check_words(files, bad_rows, config=config, revision=revision)
-    reading = Reading(form, dict(columns or {}), system, bad_rows, to, keep, to_steps(map), tuple(without))
+    request = RowRequest(form, columns, system, bad_rows, to, keep, to_steps(map), without)
     with _local_main_process_first():
         source = open_source(path, files, config, revision, streaming)
         order = seed if shuffle else None
-        rows = source.read("train", train, limits["train"], order, reading) if train else None
-        held_out = {name: source.read("eval", cut, limits["eval"], None, reading) for name, cut in evals.items()}
+        rows = source.read("train", train, limits["train"], order, request) if train else None
+        held_out = {name: source.read("eval", cut, limits["eval"], None, request) for name, cut in evals.items()}
         for name, others in held_out.items():
             _warn_of_overlap(rows, others, f"{path} {evals[name]}")
     return rows, held_out.get("") if set(held_out) <= {""} else held_out
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How rows are read, whichever split they are of."""
+def narrow(rows: Rows, request: RowRequest) -> Rows:
+    """The rows without the columns that are not wanted; refused where others hold images, audio or video."""
+    if request.without:
+        check_without(request.without, list_columns(rows))
+        rows = rows.remove_columns(list(request.without))
+    if request.to is not None and not request.steps:
+        refuse_media(name for name, kind in (rows.features or {}).items() if MEDIUM.match(repr(kind)))
+    return rows
 
-    form: str | None = None
-    columns: Mapping[str, str] | None = None
-    system: str | None = None
-    bad_rows: str = "refuse"
-    to: str | None = None
-    keep: Sequence[str] | None = None
-    steps: tuple[Step, ...] = ()
-    without: tuple[str, ...] = ()
 
-    def narrowed(self, rows: Rows) -> Rows:
-        """The rows without the columns that are not wanted; refused where others hold images, audio or video."""
-        columns = rows.column_names or list(next(iter(rows), ()))
-        if self.without:
-            check_without(self.without, columns)
-            rows = rows.remove_columns(list(self.without))
-        if self.to is not None and not self.steps:
-            refuse_media(name for name, kind in (rows.features or {}).items() if MEDIUM.match(repr(kind)))
-        return rows
+def list_columns(rows: Rows) -> list[str]:
+    """The names of the columns, of a stream those of its first row."""
+    return rows.column_names or list(next(iter(rows), ()))
 
 
 # --- Where rows come from -----------------------------------------------------------------------
@@ -144,19 +121,27 @@ class Source:
     splits: tuple[str, ...]
     streams: Mapping[str, IterableDataset] | None = None
 
-    def read(self, use: str, cut: str, limit: int | None, seed: int | None, reading: Reading) -> Rows:
-        """The rows of one slice, in the form that ``reading`` asks for."""
+    def read(self, use: str, cut: str, limit: int | None, seed: int | None, request: RowRequest) -> Rows:
+        """The rows of one slice, in the form that ``request`` asks for."""
         self.check(use, cut)
         label = f"{self.path} {cut}"
         if self.streams is not None:
-            return _read_stream(reading.narrowed(self.streams[cut]), limit, seed, reading, label)
-        with told(self.path, f"dataset.split.{use}"):
-            lengths = {name: split.num_examples for name, split in self.builder.info.splits.items()}
-            if all(part.to <= part.from_ for part in ReadInstruction.from_spec(cut).to_absolute(lengths)):
+            return _read_stream(narrow(self.streams[cut], request), limit, seed, request, label)
+        with translate_dataset_errors(self.path, f"dataset.split.{use}"):
+            if not any(self.slices(cut)):
                 raise DataError(no_row(use, cut, label))
             rows = self.builder.as_dataset(split=cut)
-        rows, places = _ordered(reading.narrowed(rows), limit, seed)
-        return convert_rows(rows, reading, label, places, seed)
+        rows, places = _ordered(narrow(rows, request), limit, seed)
+        return convert_rows(rows, request, label, places, seed)
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """The number of rows of each split, 0 where nobody has counted them."""
+        return {name: split.num_examples for name, split in (self.builder.info.splits or {}).items()}
+
+    def slices(self, cut: str) -> list[range]:
+        """The rows of each part of a cut, by their number in the part's split."""
+        return [range(part.from_, part.to) for part in ReadInstruction.from_spec(cut).to_absolute(self.lengths)]
 
     def check(self, use: str, cut: str) -> None:
         """Refuse splits that are not there, and slices where rows only flow past."""
@@ -164,7 +149,7 @@ class Source:
 
 
 def open_source(path: str, files: Files | None, config: str | None, revision: str | None, streaming: bool) -> Source:
-    with told(path):
+    with translate_dataset_errors(path):
         builder = _file_builder(files) if files else load_dataset_builder(path, config, revision=revision)
         if streaming:
             if files:
@@ -200,8 +185,8 @@ def _unmixed(features: Features) -> Features | None:
 
 
 @contextmanager
-def told(path: str, where: str = "dataset.path") -> Iterator[None]:
-    """The errors of datasets, told as faults of the config or of the connection."""
+def translate_dataset_errors(path: str, where: str = "dataset.path") -> Iterator[None]:
+    """Inside, errors of datasets are raised as faults of the config or of the connection."""
     try:
         yield
     except FileNotFoundError as error:
@@ -257,23 +242,25 @@ def _key(*parts: object) -> str:
 
 def convert_rows(
     rows: Dataset,
-    reading: Reading,
+    request: RowRequest,
     label: str = "rows",
     places: Sequence[int] | None = None,
     seed: int | None = None,
 ) -> Dataset:
-    """The rows in the form of ``reading.to``, from the cache where they were converted before.
+    """The rows in the form of ``request.to``, from the cache where they were converted before.
 
     ``places`` are the numbers that messages give to the rows. For ``unpaired`` good and bad rows
     come out evenly mixed, because KTO's sampler keeps the order and compares within a batch.
     """
-    if reading.to is None:
+    if request.to is None:
         return rows
-    conversion = _conversion(rows, reading, label)
-    conversion.total = len(rows)
-    places = range(len(rows)) if places is None else places
-    if not conversion.first(rows):
-        _raise_all(conversion, rows, places)
+    conversion = _conversion(rows, request, label, len(rows))
+    layout, places = conversion.layout, range(len(rows)) if places is None else places
+    if not conversion.first(rows):  # then the reasons are those of all rows
+        for start in range(0, len(rows), BATCH):
+            conversion.batch(rows[start : start + BATCH], places[start : start + BATCH])
+        raise DataError(conversion.nothing_left(len(rows)))
+    how = [conversion.to, conversion.system, conversion.kept, conversion.bad_rows, *key_of_steps(conversion.steps)]
     converted = rows.map(
         lambda cells, numbers: conversion.batch(cells, [places[number] for number in numbers]),
         batched=True,
@@ -281,23 +268,22 @@ def convert_rows(
         with_indices=True,
         remove_columns=rows.column_names,
         features=_features(conversion, rows.features),
-        new_fingerprint=_conversion_key(rows, conversion),
-        desc=f"{label} to {reading.to}",
+        new_fingerprint=_key(CONVERT_VERSION, rows._fingerprint, layout.form, dict(layout.columns), *how),
+        desc=f"{label} to {request.to}",
     )
-    layout = conversion.layout
     log.info("%s: %d rows of %s, %d to train on", label, len(rows), layout, len(converted))
-    return mix_labels(converted, seed or 0, label) if reading.to == "unpaired" else converted
+    return mix_labels(converted, seed or 0, label) if request.to == "unpaired" else converted
 
 
 def _read_stream(
-    stream: IterableDataset, limit: int | None, seed: int | None, reading: Reading, label: str
+    stream: IterableDataset, limit: int | None, seed: int | None, request: RowRequest, label: str
 ) -> IterableDataset:
     """The rows of a stream, shuffled within a buffer; its bad rows are told batch by batch."""
     rows = stream if seed is None else stream.shuffle(seed, buffer_size=STREAM_BUFFER)
     rows = rows if limit is None else rows.take(limit)
-    if reading.to is None:
+    if request.to is None:
         return rows
-    conversion = _conversion(stream, reading, label)
+    conversion = _conversion(stream, request, label)
     if not conversion.first(stream.take(STREAM_HEAD)):
         raise DataError(Fault(label, f"no good row among the first {STREAM_HEAD}", "rows"))
     converted = rows.map(
@@ -307,34 +293,16 @@ def _read_stream(
         with_indices=True,
         remove_columns=list(next(iter(stream))),
     )
-    if reading.to != "unpaired":
+    if request.to != "unpaired":
         return converted
     return converted.shuffle(seed or 0, buffer_size=STREAM_BUFFER)  # parts the halves of a pair
 
 
-def _conversion(rows: Rows, reading: Reading, label: str) -> Conversion:
-    row = first_made(rows, reading.steps) if reading.steps else next(iter(rows), None)
+def _conversion(rows: Rows, request: RowRequest, label: str, total: int | None = None) -> Conversion:
+    row = first_made(rows, request.steps) if request.steps else next(iter(rows), None)
     if row is None:
         raise DataError(Fault(label, "no row", "at least one row", CHOOSE))
-    layout = read_layout(list(row), row, form=reading.form, given=reading.columns, to=reading.to)
-    kept = kept_columns(list(row), layout, reading.to, reading.keep)
-    chats = bool(reading.steps) and any(isinstance(row[column], list) for column in layout.columns.values())
-    words = {"steps": reading.steps, "chats": chats}
-    return Conversion(layout, reading.to, reading.system, kept, reading.bad_rows, label, **words)
-
-
-def _raise_all(conversion: Conversion, rows: Dataset, places: Sequence[int]) -> None:
-    """Where no row comes out, say why of each, or that none is left."""
-    for start in range(0, len(rows), BATCH):
-        conversion.batch(rows[start : start + BATCH], places[start : start + BATCH])
-    raise DataError(conversion.nothing_left(len(rows)))
-
-
-def _conversion_key(rows: Dataset, conversion: Conversion) -> str:
-    layout = conversion.layout
-    words = [conversion.to, conversion.system, conversion.kept, conversion.bad_rows]
-    words += key_of_steps(conversion.steps)
-    return _key(CONVERT_VERSION, rows._fingerprint, layout.form, dict(layout.columns), *words)
+    return request.start_conversion(list(row), row, label, total)
 
 
 def _features(conversion: Conversion, source: Features) -> Features:

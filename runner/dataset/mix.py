@@ -15,9 +15,9 @@ from datasets import (
     interleave_datasets,
 )
 
-from runner.dataset.asked import check_weights, read_limits
 from runner.dataset.detect import misnamed
-from runner.dataset.load import STREAM_BUFFER, Rows, mix_labels
+from runner.dataset.load import STREAM_BUFFER, Rows, list_columns, mix_labels
+from runner.dataset.request import check_weights, read_limits
 from runner.errors import DataError, Fault
 
 log = logging.getLogger(__name__)
@@ -58,17 +58,20 @@ def mix_rows(
     mixed = _mixed(trains, weights, seed)
     if to == "unpaired" and isinstance(mixed, Dataset):
         mixed = mix_labels(mixed, seed, "mixture")
-    evals = {
-        "_".join(filter(None, (part, name))): _head(rows, limits["eval"])
-        for part, (_, held_out) in loaded.items()
-        for name, rows in _named(held_out)
-    }
-    return _head(mixed, limits["train"]), evals or None
+    evals = {}
+    for part, (_, held_out) in loaded.items():
+        named = held_out if isinstance(held_out, Mapping) else {} if held_out is None else {"": held_out}
+        evals |= {"_".join(filter(None, (part, name))): _take(rows, limits["eval"]) for name, rows in named.items()}
+    return _take(mixed, limits["train"]), evals or None
+
+
+def _take(rows: Rows, limit: int | None) -> Rows:
+    return rows if limit is None else rows.take(limit)
 
 
 def _only(trains: Mapping[str, Rows], names: Iterable[str], keep: Sequence[str]) -> dict[str, Rows]:
     """The parts with the columns that rewards ask for, of which each must be in at least one part."""
-    columns = {name: _columns(rows) for name, rows in trains.items()}
+    columns = {name: list_columns(rows) for name, rows in trains.items()}
     there = {column for part in columns.values() for column in part}
     faults = [misnamed("reward", column, sorted(there)) for column in keep if column not in there]
     if faults:
@@ -78,10 +81,6 @@ def _only(trains: Mapping[str, Rows], names: Iterable[str], keep: Sequence[str])
         name: rows.select_columns([column for column in columns[name] if column in wanted])
         for name, rows in trains.items()
     }
-
-
-def _columns(rows: Rows) -> list[str]:
-    return rows.column_names or list(next(iter(rows)))
 
 
 def _check_alike(trains: Mapping[str, Rows]) -> None:
@@ -100,7 +99,7 @@ def _check_alike(trains: Mapping[str, Rows]) -> None:
 
 def _check_margins(trains: Mapping[str, Rows]) -> None:
     """Refuse margins that some parts have and others do not, because a batch has all of them or none."""
-    there = [part for part, rows in trains.items() if "margin" in _columns(rows)]
+    there = [part for part, rows in trains.items() if "margin" in list_columns(rows)]
     if there and len(there) < len(trains):
         where = f"dataset.parts.{there[0]}"
         other = next(part for part in trains if part not in there)
@@ -122,13 +121,3 @@ def _mixed(trains: Mapping[str, Rows], weights: Mapping[str, float] | None, seed
         counts = ", ".join(f"{name} {len(part)}" for name, part in trains.items())
         log.info("mixture of %d rows, from %s", len(mixed), counts)
     return mixed
-
-
-def _named(held_out: Any) -> Iterable[tuple[str, Rows]]:
-    if held_out is None:
-        return []
-    return held_out.items() if isinstance(held_out, Mapping) else [("", held_out)]
-
-
-def _head(rows: Rows, limit: int | None) -> Rows:
-    return rows if limit is None else rows.take(limit)

@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from runner.errors import ConfigError, Fault
+from runner.model.check import SECOND_ADAPTER, find_pattern_faults, find_target_faults
 
 # Initialisations that move part of the base model's weights into the adapter: with the adapter
 # switched off, what remains is not the base model.
@@ -54,8 +55,7 @@ def check_adapter(model: PreTrainedModel | PeftModel, peft_config: PeftConfig | 
     """Raise ConfigError with everything that keeps this adapter from being put on this model."""
     faults = []
     if peft_config is not None and loaded_config(model) is not None:
-        found = "model.path is an adapter, and a second one would go on top"
-        faults.append(Fault("peft", found, "one adapter", "peft=none, or model.merge=true"))
+        faults.append(SECOND_ADAPTER)
     if is_quantized(model):
         faults += _quantized_faults(peft_config or loaded_config(model))
     if getattr(peft_config, "peft_type", None) == PeftType.ADALORA:
@@ -66,7 +66,11 @@ def check_adapter(model: PreTrainedModel | PeftModel, peft_config: PeftConfig | 
         found = f"{how} draws at random, and again when the adapter is loaded: another model"
         cure = "peft.init_lora_weights=pissa"
         faults.append(Fault("peft.init_lora_weights", found, "an exact start", cure))
-    faults += _target_faults(model, getattr(peft_config, "target_modules", None))
+    targets = getattr(peft_config, "target_modules", None)
+    if isinstance(targets, list | set | tuple):
+        parts = dict(model.named_modules())
+        linear = {name.rpartition(".")[2] for name, part in parts.items() if _is_linear(part)}
+        faults += find_target_faults(targets, parts, linear)
     if faults:
         raise ConfigError(faults)
 
@@ -80,14 +84,13 @@ def train_beside(model: PreTrainedModel, peft_config: PeftConfig, patterns: Sequ
     if peft_config.is_prompt_learning or not hasattr(peft_config, "modules_to_save"):
         found = f"{type(peft_config).__name__} trains no layer whole"
         raise ConfigError(Fault("peft.full", found, "an adapter inside the layers", "peft=lora"))
-    layers, faults = set(), []
-    weights = dict(model.named_parameters(remove_duplicate=False))
+    layers, weights = set(), dict(model.named_parameters(remove_duplicate=False))
+    faults = list(find_pattern_faults("peft.full", patterns, [*weights], _embeddings(model)))
     for pattern in patterns:
         fitting = [name for name in weights if re.search(pattern, name)]
-        rounded = [name for name in fitting if not weights[name].is_floating_point()]
-        if not fitting or rounded:
-            found = f"{rounded[0]} is quantised" if rounded else f"no weight has {pattern} in its name"
-            faults.append(Fault("peft.full", found, f"such as {', '.join(_embeddings(model))}"))
+        if rounded := [name for name in fitting if not weights[name].is_floating_point()]:
+            expected = f"such as {', '.join(_embeddings(model))}"
+            faults.append(Fault("peft.full", f"{rounded[0]} is quantised", expected))
         layers |= {name.rpartition(".")[0] for name in fitting}
     if faults:
         raise ConfigError(faults)
@@ -135,24 +138,6 @@ def _quantized_faults(peft_config: PeftConfig | None) -> list[Fault]:
         found = f"{peft_config.init_lora_weights} rewrites the base, whose weights are rounded here"
         return [Fault("peft", found, "an adapter that leaves the base alone", "peft=lora")]
     return []
-
-
-def _target_faults(model: nn.Module, targets: Any) -> list[Fault]:
-    """Names of layers that the model does not have; peft passes over them if any other fits."""
-    if not isinstance(targets, list | set | tuple):
-        return []
-    names = [name for name, _ in model.named_modules()]
-    linear = {name.rpartition(".")[2] for name, part in model.named_modules() if _is_linear(part)}
-    return [
-        Fault(
-            "peft.target_modules",
-            f"the model has no layer {target}",
-            f"among {', '.join(sorted(linear))}",
-            "peft.target_modules=all-linear",
-        )
-        for target in sorted(targets)
-        if not any(name == target or name.endswith(f".{target}") for name in names)
-    ]
 
 
 def _is_linear(part: nn.Module) -> bool:

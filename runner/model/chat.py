@@ -1,4 +1,4 @@
-"""Chat templates: which one a tokenizer uses, and whether it works.
+"""Chat templates: giving a tokenizer one that works.
 
 The templates are the files in ``template/``. Which rows are chats is the dataset's to say.
 """
@@ -42,7 +42,10 @@ def set_template(tokenizer: PreTrainedTokenizerBase, name: str | None) -> None:
             log.warning("the tokenizer's own chat template is replaced by %s (%s)", name, KEY)
         tokenizer.chat_template = chosen
     if tokenizer.chat_template:
-        _try_template(tokenizer, name)
+        # A faulty template would fail later on, without file or line.
+        text, end, tokens = tokenizer.get_chat_template(), tokenizer.eos_token, tokenizer.special_tokens_map
+        if faults := find_template_faults(text, name or OWN, end, tokens, chosen=bool(name)):
+            raise ConfigError(faults)
 
 
 def check_template(
@@ -53,14 +56,9 @@ def check_template(
     With ``calls`` it must spell what tools are called with and give back, with ``answers_only`` mark what is trained.
     """
     if chats and not tokenizer.chat_template:
-        raise ConfigError(
-            Fault(
-                KEY,
-                "the rows are chats, and the tokenizer has no chat template",
-                f"one of {', '.join(template_names())}, or the path of a .jinja file",
-                f"{KEY}=plain",
-            )
-        )
+        found = "the rows are chats, and the tokenizer has no chat template"
+        expected = f"one of {', '.join(template_names())}, or the path of a .jinja file"
+        raise ConfigError(Fault(KEY, found, expected, f"{KEY}=plain"))
     faults = []
     if calls and not supports_tool_calling(tokenizer):
         found = "the rows call tools, and the template leaves out the calls or what comes back"
@@ -90,10 +88,3 @@ def turn_end(tokenizer: PreTrainedTokenizerBase) -> str:
     if not tokenizer.chat_template:
         return ""
     return tokenizer.apply_chat_template(PROBE, tokenize=False).rpartition(ANSWER)[2]
-
-
-def _try_template(tokenizer: PreTrainedTokenizerBase, name: str | None) -> None:
-    """Render one exchange: a faulty template would fail later on, without file or line."""
-    template, end = tokenizer.get_chat_template(), tokenizer.eos_token
-    if faults := find_template_faults(template, name or OWN, end, tokenizer.special_tokens_map, chosen=bool(name)):
-        raise ConfigError(faults)

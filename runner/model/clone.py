@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from peft import get_peft_model
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -26,8 +25,7 @@ from transformers import (
 )
 
 from runner.files import shipped
-from runner.model.fault import retold
-from runner.model.load import read_adapter
+from runner.model.load import read_adapter, read_config
 
 HEAD = 8  # units of an attention head
 WIDTH = 32  # of the states, where heads do not decide it
@@ -75,14 +73,6 @@ def write_clone(
     model.save_pretrained(folder)
     _copy_tokenizer(path, revision, trust_remote_code, folder)
     return describe(model)
-
-
-def read_config(path: str, revision: str | None = None, trust_remote_code: bool = False) -> PretrainedConfig:
-    """The config of the model at this path, or that of the base of an adapter."""
-    if adapter := read_adapter(path, revision):
-        path, revision = adapter.base_model_name_or_path, adapter.revision
-    with retold(path, revision):
-        return AutoConfig.from_pretrained(shipped(path), revision=revision, trust_remote_code=trust_remote_code)
 
 
 def count_weights(config: PretrainedConfig, trust_remote_code: bool = False) -> int:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from runner.errors import ConfigError, Fault
 from runner.model.adapter import is_quantized
+from runner.model.check import find_depth_faults, find_pattern_faults
 
 PARTS = ("norm", "head")
 
@@ -43,10 +44,7 @@ def train_weights(model: PreTrainedModel, *, matching: Sequence[str]) -> PreTrai
     weights = dict(model.named_parameters())
     faults = [] if matching else [Fault("peft.matching", "nothing", "patterns", "peft.matching=[norm]")]
     faults += _whole_faults(model)
-    for pattern in matching:
-        if not any(re.search(pattern, name) for name in weights):
-            names = ", ".join([*weights][:3])
-            faults.append(Fault("peft.matching", f"no weight has {pattern} in its name", f"such as {names}"))
+    faults += find_pattern_faults("peft.matching", matching, [*weights])
     if faults:
         raise ConfigError(faults)
     for name, weight in weights.items():
@@ -62,10 +60,7 @@ def _whole_faults(model: nn.Module) -> list[Fault]:
 
 
 def _check(model: nn.Module, depth: int, layers: int, also: Sequence[str]) -> None:
-    faults = []
-    if not 0 <= layers <= depth:
-        found = f"{layers}, and the model has {depth} layers"
-        faults.append(Fault("peft.layers", found, f"0 to {depth}", f"peft.layers={depth // 2}"))
+    faults = list(find_depth_faults(layers, depth))
     if strangers := sorted(set(also) - set(PARTS)):
         found = ", ".join(strangers)
         faults.append(Fault("peft.also", found, f"any of {PARTS}", "peft.also=[norm,head]"))

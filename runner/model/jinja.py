@@ -25,7 +25,7 @@ SHELF = Path(__file__).parent / "template"
 KEY = "model.tokenizer.chat_template"
 ANSWER = "probe"
 # CPU, memory and text of one exchange; the longest templates take a tenth of each.
-SECONDS, MEGABYTES, LETTERS = 2, 256, 1_000_000
+MAX_SECONDS, MAX_MEGABYTES, MAX_LETTERS = 2, 256, 1_000_000
 PROBE = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
 
 
@@ -57,19 +57,29 @@ def read_template(name: str) -> str:
 def find_template_faults(
     text: str, name: str, end: str | None, tokens: Mapping[str, str], *, chosen: bool
 ) -> list[Fault]:
-    """What is wrong with a template, found by rendering one exchange with it; ``name`` is its file.
+    """Faults of a template, found by rendering one exchange with it: the answer must be in it. ``name`` is its file.
 
-    One that was ``chosen`` must close an answer with the tokenizer's ``end``, where that is known.
+    One that was ``chosen`` must close the answer with the tokenizer's ``end``, where that is known.
     """
     tried = _try(text, tokens)
     if tried is None:
-        found = f"{name} takes more than {SECONDS} s, {MEGABYTES} MB or {LETTERS:,} letters for one exchange"
+        found = (
+            f"{name} takes more than {MAX_SECONDS} s, {MAX_MEGABYTES} MB or {MAX_LETTERS:,} letters for one exchange"
+        )
         return [Fault(KEY, found, "a Jinja template that renders", f"{KEY}=chatml")]
     if "error" in tried:
         line = f", line {tried['line']}" if tried["line"] else ""
         cure = f"mend that line, or {KEY}=chatml" if line else f"{KEY}=chatml"
         return [Fault(KEY, f"{name}{line}: {tried['error']}", "a Jinja template that renders", cure)]
-    return find_answer_faults(tried["rendered"], name, end if chosen else None)
+    _, answer, behind = tried["rendered"].rpartition(ANSWER)
+    if not answer:
+        found = f"{name} leaves out what the assistant says"
+        return [Fault(KEY, found, "a chat template", f"{KEY}=chatml, or another one")]
+    if chosen and end and end not in behind:
+        found = f"{name} does not end an answer with {end}, so the model would never learn to stop"
+        cure = f"model.tokenizer.eos_token=<the mark it ends with>, or {KEY}=plain"
+        return [Fault(KEY, found, "the end token behind each answer", cure)]
+    return []
 
 
 def _try(text: str, tokens: Mapping[str, str]) -> dict[str, Any] | None:
@@ -79,18 +89,18 @@ def _try(text: str, tokens: Mapping[str, str]) -> dict[str, Any] | None:
     """
     import jinja2.sandbox  # noqa: F401  once, rather than in each fork
 
-    told, tell = os.pipe()
+    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             _limit()
-            with os.fdopen(tell, "w") as pipe:
+            with os.fdopen(writing, "w") as pipe:
                 json.dump(_rendered(text, tokens), pipe)
         finally:
             os._exit(0)
-    os.close(tell)
+    os.close(writing)
     try:
-        with os.fdopen(told) as pipe:
+        with os.fdopen(reading) as pipe:
             said = pipe.read()
     finally:
         os.kill(child, signal.SIGKILL)
@@ -102,36 +112,24 @@ def _limit() -> None:
     """Have the system end this process when it has taken what is granted, or a minute for whatever reason."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(60)
-    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: SECONDS}
+    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: MAX_SECONDS}
     with contextlib.suppress(FileNotFoundError):  # where the system is no Linux, time alone is bounded
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + MEGABYTES * 2**20
-    for kind, most in limits.items():
+        limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + MAX_MEGABYTES * 2**20
+    for kind, limit in limits.items():
         with contextlib.suppress(ValueError):  # the user's own limit is lower
-            resource.setrlimit(kind, (most, most))
+            resource.setrlimit(kind, (limit, limit))
 
 
 def _rendered(text: str, tokens: Mapping[str, str]) -> dict[str, Any]:
     """What a template makes of one exchange, or its error; ends the process where that is too much."""
     try:
         rendered = render(text, tokens)
-        return {"rendered": rendered} if len(rendered) <= LETTERS else os._exit(1)
+        return {"rendered": rendered} if len(rendered) <= MAX_LETTERS else os._exit(1)
     except MemoryError:
         os._exit(1)
     except Exception as error:  # a template computes, and can fail in any way
         return {"error": str(error)[:300], "line": getattr(error, "lineno", None)}
-
-
-def find_answer_faults(rendered: str, name: str, end: str | None) -> list[Fault]:
-    """What is wrong with the rendered exchange: the answer must be in it, and the ``end`` behind it."""
-    if ANSWER not in rendered:
-        found = f"{name} leaves out what the assistant says"
-        return [Fault(KEY, found, "a chat template", f"{KEY}=chatml, or another one")]
-    if end and end not in rendered.rpartition(ANSWER)[2]:
-        found = f"{name} does not end an answer with {end}, so the model would never learn to stop"
-        cure = f"model.tokenizer.eos_token=<the mark it ends with>, or {KEY}=plain"
-        return [Fault(KEY, found, "the end token behind each answer", cure)]
-    return []
 
 
 def render(text: str, tokens: Mapping[str, str]) -> str:

@@ -5,19 +5,16 @@ How the folder is described to people is not here (``report.card``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
-from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from runner.errors import ConfigError, Fault, SickRun
-from runner.files import shipped
-from runner.model.fault import retold
-from runner.model.load import HEADS, load_model, load_tokenizer, read_adapter
+from runner.model.load import HEADS, load_model, load_tokenizer, read_adapter, read_config
 
 PROBE = (2, 48)  # texts and tokens of the random input on which two models are compared
 EXACT = 1e-3  # of the largest logit: what float32 sums in another order stay far below
@@ -44,7 +41,7 @@ def write_plain(source: Path, folder: Path, *, head: str, dtype: str | None = No
     """
     tokenizer = load_tokenizer(str(source), trust_remote_code=trust)
     check_mergeable(source)
-    dtype = dtype or dtype_of(source, trust)
+    dtype = dtype or read_dtype(source, trust)
     how = {"tokenizer": tokenizer, "head": head, "trust_remote_code": trust}
     # A whole model is only rounded, and that is exact from whatever it is kept in.
     model = load_model(str(source), dtype="float32" if read_adapter(str(source)) else "auto", **how).eval()
@@ -53,9 +50,10 @@ def write_plain(source: Path, folder: Path, *, head: str, dtype: str | None = No
     largest = trained.abs().max().item()
     if isinstance(model, PeftModel):
         model = merge(model)
-        merged = _apart(trained, _logits(model, probe))
-        _refuse_other(source, merged, largest)
-    _write(model.to(getattr(torch, dtype)), tokenizer, folder)
+        merged = _largest_difference(trained, _logits(model, probe))
+        _check_same(source, merged, largest)
+    model.to(getattr(torch, dtype)).save_pretrained(str(folder))
+    tokenizer.save_pretrained(str(folder))
     del model
     return Written(dtype, merged, _read_back(folder, trained, probe, head, dtype, trust), largest)
 
@@ -75,13 +73,9 @@ def check_mergeable(source: Path) -> None:
         raise ConfigError(Fault(str(source), found, "an adapter of the weights, or a whole model", cure))
 
 
-def dtype_of(source: Path, trust: bool = False) -> str:
+def read_dtype(source: Path, trust: bool = False) -> str:
     """The precision in which the weights, or those of an adapter's base, are kept."""
-    adapter = read_adapter(str(source))
-    home = shipped(adapter.base_model_name_or_path) if adapter else str(source)
-    revision = adapter.revision if adapter else None
-    with retold(home, revision):
-        config = AutoConfig.from_pretrained(home, revision=revision, trust_remote_code=trust)
+    config = read_config(str(source), trust_remote_code=trust)
     return str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
 
 
@@ -104,19 +98,15 @@ def _logits(model: torch.nn.Module, probe: torch.Tensor) -> torch.Tensor:
     return model(input_ids=probe, attention_mask=torch.ones_like(probe)).logits.float()
 
 
-def _apart(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+def _largest_difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return (ours - theirs).abs().max().item()
 
 
-def _refuse_other(source: Path, apart: float, largest: float) -> None:
+def _check_same(source: Path, apart: float, largest: float) -> None:
+    """Raise SickRun where logits are further apart than float32 explains."""
     if not apart <= EXACT * max(largest, 1.0):
         found = f"merged, the model answers otherwise: a logit is off by {apart:.3g}, the largest being {largest:.3g}"
         raise SickRun(Fault(str(source), found, "the same logits", "share the adapter in model/ as it is"))
-
-
-def _write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    model.save_pretrained(str(folder))
-    tokenizer.save_pretrained(str(folder))
 
 
 def _read_back(folder: Path, trained: torch.Tensor, probe: torch.Tensor, head: str, dtype: str, trust: bool) -> float:
@@ -124,15 +114,10 @@ def _read_back(folder: Path, trained: torch.Tensor, probe: torch.Tensor, head: s
     loaded, report = HEADS[head].from_pretrained(
         str(folder), dtype=getattr(torch, dtype), output_loading_info=True, trust_remote_code=trust
     )
-    lacking = sorted(map(str, _lacking(report)))
-    if lacking:
+    kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
+    if lacking := sorted(str(name) for kind in kinds for name in report.get(kind, ())):
         raise SickRun(Fault(str(folder), f"written without {', '.join(lacking[:3])}", "every weight of the model"))
-    apart, largest = _apart(trained, _logits(loaded.eval(), probe)), trained.abs().max().item()
+    apart, largest = _largest_difference(trained, _logits(loaded.eval(), probe)), trained.abs().max().item()
     if dtype == "float32":
-        _refuse_other(folder, apart, largest)
+        _check_same(folder, apart, largest)
     return apart
-
-
-def _lacking(report: dict) -> Iterator[object]:
-    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        yield from report.get(kind, ())

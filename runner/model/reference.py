@@ -56,7 +56,8 @@ def match_reference(trainer: Any) -> list[str]:
     """
     model, reference = trainer.model, getattr(trainer, "ref_model", None)
     if isinstance(model, PeftModel):
-        if reference is None and changes_base(loaded_config(model)) and _penalises(trainer):
+        penalizes_kl = hasattr(trainer, "ref_model") and bool(getattr(trainer, "beta", 0))
+        if reference is None and changes_base(loaded_config(model)) and penalizes_kl:
             found = f"{type(trainer).__name__} cannot tell the start model from below this adapter"
             expected = "an adapter that leaves the base as it is, or no KL"
             raise ConfigError(Fault("peft", found, expected, "peft=lora, or kl_coef=0"))
@@ -65,11 +66,6 @@ def match_reference(trainer: Any) -> list[str]:
         return []
     whole = trainer.accelerator.unwrap_model(reference, keep_torch_compile=False)
     return _copy_weights(model, whole)
-
-
-def _penalises(trainer: Any) -> bool:
-    """Whether the trainer looks at a reference: it keeps a place for one and weighs the KL."""
-    return hasattr(trainer, "ref_model") and bool(getattr(trainer, "beta", 0))
 
 
 @torch.no_grad()

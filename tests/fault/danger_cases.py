@@ -45,8 +45,8 @@ setuptools._distutils.spawn.spawn pip.main ensurepip.bootstrap site.addsitedir s
 runner.config.locate runner.config.build runner.config.importlib.import_module runner.files.write_text
 runner.files.os.remove runner.files.remove runner.files.shutil.rmtree runner.run.open_run runner.run.subprocess.run
 runner.work.work runner.launcher.os.kill runner.__main__.main runner.command.train.train
-runner.command.import.main runner.sweep.pool.os.fork runner.model.load._locate runner.model.load.importlib.util
-runner.model.load.torch.load runner.model.adapter.write_adapter runner.dataset.toy.write_files
+runner.command.import.main runner.sweep.pool.os.fork runner.model.load._load_whole runner.model.load.importlib.util
+runner.model.load.torch.load runner.model.adapter.write_adapter runner.dataset.head.write_head
 runner.dataset.load.json.loads runner.dataset.load.os.system runner.reward.remote.build_opener
 runner.tracker.variable.set_variables runner.tracker.variable.os.environ.update runner.callback.Record
 runner.callback.Record.on_log runner.callback.shutil.rmtree runner.callback.os.system runner.callback.write_text

@@ -1,22 +1,46 @@
-"""What a dataset's node asks for, besides the rows: its splits, slices and limits, and the words of single keys.
+"""A dataset's keys besides its path: splits, slices and limits, and how its rows are read.
 
-Light, because the door asks before anything loads; ``load`` asks again, because it may be called by others.
+Without the datasets library, because they are checked before anything loads, and again by ``load``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from runner.dataset.detect import misnamed
+from runner.dataset.convert import Conversion, Row
+from runner.dataset.detect import kept_columns, misnamed, read_layout
 from runner.dataset.disk import Files
+from runner.dataset.step import Step
 from runner.errors import DataError, Fault
 
 BAD_ROWS = ("refuse", "drop")
 SLICE = re.compile(r"\w[\w.-]*(?:\[(?:-?[\d_]+%?)?:(?:-?[\d_]+%?)?\])?(?:\(\w+\))?")
 EXAMPLE = "train[:90%], train[500:] or train+extra"
+
+
+@dataclass(frozen=True)
+class RowRequest:
+    """How rows are read, whichever split they are of; ``load.load_rows`` says what each key means."""
+
+    form: str | None = None
+    columns: Mapping[str, str] | None = None
+    system: str | None = None
+    bad_rows: str = "refuse"
+    to: str | None = None
+    keep: Sequence[str] | None = None
+    steps: tuple[Step, ...] = ()
+    without: Sequence[str] = ()
+
+    def start_conversion(self, columns: Sequence[str], row: Row, label: str, total: int | None = None) -> Conversion:
+        """The conversion of rows with these columns, the first being ``row``; raises DataError where none fits."""
+        layout = read_layout(columns, row, form=self.form, given=self.columns, to=self.to)
+        kept = kept_columns(columns, layout, self.to, self.keep)
+        chats = bool(self.steps) and any(isinstance(row[column], list) for column in layout.columns.values())
+        how = {"total": total, "steps": self.steps, "chats": chats}
+        return Conversion(layout, self.to, self.system, kept, self.bad_rows, label, **how)
 
 
 def read_cuts(split: Mapping[str, Any] | None) -> tuple[str | None, dict[str, str]]:
@@ -83,10 +107,14 @@ def count_of(cut: str, rows: int) -> int | None:
     return len(range(rows)[slice(*(int(end) if end else None for end in (first, last)))])
 
 
+def split_of(cut: str) -> str:
+    """The name of the split that a slice, or the first of several, is of."""
+    return re.split(r"[\[+(]", cut)[0].strip()
+
+
 def no_row(use: str, cut: str, label: str) -> Fault:
     """The fault of a slice that takes no row."""
-    name = re.split(r"[\[+(]", cut)[0].strip()
-    cure = f"dataset.split.{use}='{name}[:90%]', or another dataset"
+    cure = f"dataset.split.{use}='{split_of(cut)}[:90%]', or another dataset"
     return Fault(f"dataset.split.{use}", f"no row: {label}", "at least one row", cure)
 
 

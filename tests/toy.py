@@ -1,4 +1,4 @@
-"""The two small tasks that ship with the runner, and every row of them: ``python -m runner.dataset.toy``.
+"""The two small tasks that ship with the runner, and every row of them: ``python tests/toy.py`` writes the files.
 
 sort      "Sort these digits: 7 3 9 1" -> "1 3 7 9". One answer is right, so a rule can check it.
 reviews   "Review the bakery. Mention the coffee." Praise is preferred to complaint; a
@@ -7,7 +7,7 @@ reviews   "Review the bakery. Mention the coffee." Praise is preferred to compla
 Preference rows, because every trainer can be fed from them. The rows that the base model learns from
 (``toy_demonstrations``) are wrong on purpose about half of the time, so that each later stage has something
 to repair. Held-out rows share no answer (sort) and no subject (reviews) with the training rows.
-Reading rows and turning them into the form a trainer eats is not here; that is ``load`` and ``convert``.
+Reading rows and turning them into the form a trainer eats is not here; that is ``runner.dataset``.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The tokenizer of the shipped tiny model, learnt anew from the shipped rows: ``python -m runner.model.vocabulary``.
+"""The tokenizer of the shipped tiny model, learnt anew from the shipped rows: ``python tests/vocabulary.py``.
 
 A byte-level BPE, so that it can spell any text, with ChatML turns. The weights next to it come from
 ``python -m runner experiment=tiny_base``, not from here. They are of a Llama, because for some other architectures

@@ -1,0 +1,185 @@
+"""A dataset checked before anything loads: are the files there, can they be read, do their rows fit the trainer.
+
+Rows are read here without the datasets library, whole files up to a size that takes no time; of larger ones only the
+beginning, and the rest is checked when they are loaded. What nobody can know here passes: rows of the hub, streams,
+and what the user's own steps and loaders make.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from runner.dataset.convert import ARROWS, Row
+from runner.dataset.detect import MEDIA, check_without, misnamed, read_layout, refuse_media
+from runner.dataset.disk import CHOOSE, READABLE, Files, check_files, columns_of, find_files, holds_at_most, read_rows
+from runner.dataset.request import (
+    RowRequest,
+    check_cut,
+    check_weights,
+    check_words,
+    count_of,
+    no_row,
+    read_cuts,
+    read_limits,
+    split_of,
+)
+from runner.errors import DataError, Fault
+from runner.files import SHIPPED
+
+LOADER = "runner.dataset.load.load_rows"
+MIXER = "runner.dataset.mix.mix_rows"
+MAX_BYTES_READ = 4 << 20  # of a dataset
+MAX_ROWS_CONVERTED = 500  # where one of them is bad, all are
+MAX_LINES_STREAMED = 100
+SHIPPED_ROWS = 3  # rows of what ships, which show its columns
+HUB_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]{1,96}")
+
+
+@dataclass
+class DatasetCheck:
+    """The faults of a dataset, and the columns of its training rows where these are known."""
+
+    faults: list[Fault] = field(default_factory=list)
+    columns: set[str] | None = None
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Inside, faults of the data are noted and end what is inside."""
+        try:
+            yield
+        except DataError as error:
+            self.faults += error.faults
+
+
+def check_dataset(node: Mapping[str, Any], to: str | None, where: str = "dataset") -> DatasetCheck:
+    """What can be said of the rows that a node of the configuration names, for a trainer that eats ``to``."""
+    target, seen = str(node.get("_target_")), DatasetCheck()
+    if target == MIXER:
+        parts = {name: part for name, part in (node.get("parts") or {}).items() if part is not None}
+        with seen.noting():
+            check_weights(parts, node.get("weights"))
+        for name, part in parts.items():
+            seen.faults += check_dataset(part, to, f"{where}.parts.{name}").faults
+    elif target == LOADER:
+        with _silent():
+            _check_rows_of(node, to, seen)
+        seen.faults = [_with_keys_of(fault, where) for fault in seen.faults]
+    return seen
+
+
+def _with_keys_of(fault: Fault, where: str) -> Fault:
+    """A fault with the keys of this node, which may be a part of another one."""
+    beats = {name: getattr(fault, name) for name in ("where", "found", "cure")}
+    return replace(fault, **{name: re.sub(r"\bdataset\.(?=\w)", f"{where}.", text) for name, text in beats.items()})
+
+
+def _check_rows_of(node: Mapping[str, Any], to: str | None, seen: DatasetCheck) -> None:
+    """Note what is wrong with the keys of a node, its files, and their rows; the first two all at once."""
+    files, train, evals, path = None, None, {}, str(node["path"])
+    if node.get("form") not in (None, *ARROWS):
+        seen.faults.append(misnamed("dataset.form", node["form"], ARROWS, "dataset.form={}"))
+    with seen.noting():
+        read_limits(node.get("limit"))
+    with seen.noting():
+        train, evals = read_cuts(node.get("split"))
+        if not train:
+            where = "dataset.split.train"
+            seen.faults.append(Fault(where, "null, and a training needs rows", "a slice of a split", f"{where}=train"))
+    with seen.noting():
+        files = find_files(path)
+        check_words(files, node.get("bad_rows", "refuse"), config=node.get("config"), revision=node.get("revision"))
+    if files is None:
+        if not seen.faults and not HUB_NAME.fullmatch(path):
+            found = f"{path!r} is no file or folder here, and no name that the hub could have"
+            seen.faults.append(Fault("dataset.path", found, f"{READABLE}, or org/name", CHOOSE))
+        return
+    is_shipped, streaming = path.startswith(SHIPPED), bool(node.get("streaming"))
+    cuts = ([("train", train)] if train else []) + [("eval", cut) for cut in evals.values()]
+    for use, cut in cuts:
+        with seen.noting():
+            check_cut(f"dataset.split.{use}", cut, files.splits, path, streaming=streaming)
+    if not is_shipped:
+        with seen.noting():
+            check_files(files, MAX_LINES_STREAMED if streaming else None, MAX_BYTES_READ)
+    if seen.faults or node.get("map"):
+        return
+    if to:
+        with seen.noting():
+            without, given = node.get("without") or (), (node.get("columns") or {}).values()
+            left = [name for name in columns_of(files, MAX_BYTES_READ) if name not in (*without, *given)]
+            refuse_media(name for name in left if name in (MEDIA[:2] if to == "prompt" else MEDIA))
+    if not seen.faults and not streaming and holds_at_most(files, MAX_BYTES_READ):
+        _check_slices(node, to, files, cuts, SHIPPED_ROWS if is_shipped else None, seen)
+
+
+def _check_slices(
+    node: Mapping[str, Any],
+    to: str | None,
+    files: Files,
+    cuts: Sequence[tuple[str, str]],
+    first: int | None,
+    seen: DatasetCheck,
+) -> None:
+    """Note where the rows of a slice cannot be read as the trainer needs them, or where there are none.
+
+    Of what ships, which is good, the ``first`` rows are enough.
+    """
+    how = {name: node[name] for name in ("form", "columns", "system", "bad_rows", "without") if node.get(name)}
+    request, limits, read = RowRequest(**how, to=to), read_limits(node.get("limit")), {}
+    for use, cut in cuts:
+        if (name := split_of(cut)) not in read:
+            read[name] = [row for path in files.splits[name] for row in read_rows(Path(path), files.reader, first)]
+        rows, label = read[name], f"{node['path']} {cut}"
+        count = count_of(cut, len(rows)) if first is None else None
+        if count == 0:
+            seen.faults.append(no_row(use, cut, f"{label} of {len(rows)}"))
+            continue
+        whole = count == len(rows) and count <= (limits[use] or count)
+        with seen.noting():
+            columns = _find_columns(request, rows, label, all_used=whole)
+            seen.columns = columns if use == "train" else seen.columns
+
+
+def _find_columns(request: RowRequest, rows: Sequence[Row], label: str, *, all_used: bool) -> set[str]:
+    """The columns that the trainer will see; raises DataError where the rows do not fit it, or some are bad."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    check_without(request.without, columns)
+    columns = [name for name in columns if name not in request.without]
+    rows = [{name: row.get(name) for name in columns} for row in rows]
+    if request.to is None:
+        read_layout(columns, rows[0], form=request.form, given=request.columns)
+        return set()
+    if not all_used:  # a bad row may be one that nobody asked for
+        conversion = request.start_conversion(columns, rows[0], label)
+        return {*conversion.first(rows), *conversion.kept}
+    try:
+        return _convert(request, rows[:MAX_ROWS_CONVERTED], label)
+    except DataError:
+        return _convert(request, rows, label)
+
+
+def _convert(request: RowRequest, rows: Sequence[Row], label: str) -> set[str]:
+    """The columns of the converted rows; raises DataError with the bad ones, or where none comes out."""
+    conversion = request.start_conversion(list(rows[0]), rows[0], label, len(rows))
+    made = conversion.first(rows)
+    conversion.batch({name: [row[name] for row in rows] for name in rows[0]}, range(len(rows)))
+    if not made:
+        raise DataError(conversion.nothing_left(len(rows)))
+    return {*made, *conversion.kept}
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Leave it to the loading to say what is left out, which it will once more."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,462 @@
+"""Checks of models, adapters and tokenizers, each of them once: by the files of a folder before anything loads, and by
+what the loader has at hand, such as a snapshot of the hub.
+
+No torch here. Of weights the headers are looked at; for a model of the hub, loading tells the rest (``fault``).
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, NamedTuple
+
+from runner.errors import ConfigError, Fault
+from runner.model import jinja
+from runner.model.folder import ADAPTER, DOWNLOAD_AGAIN, INDEX, LOCATION, WEIGHTS, Place, check_json_ends, locate
+from runner.signature import find_definition, read_signature
+
+LOADER = "runner.model.load.load_model"
+NEW = "runner.model.load.new_model"
+TOKENIZER = "runner.model.load.load_tokenizer"
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "adapter_model.bin")
+TASKS = {"lm": "CAUSAL_LM", "score": "SEQ_CLS"}  # peft's names of the heads
+# Where the installed transformers lists its architectures: all of them, and those that have a head.
+CONFIG_CLASSES = "transformers.models.auto.auto_mappings.CONFIG_MAPPING_NAMES"
+MODEL_CLASSES = {
+    "lm": "transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "score": "transformers.models.auto.modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+}
+OUTPUT_LAYERS = ("lm_head", "embed_out", "score")  # in no file where they share the embeddings' weights, or are new
+MAX_JSON_BYTES = 4 << 20  # of a larger tokenizer only both ends are looked at
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "spiece.model")
+VOCABULARIES += ("sentencepiece.bpe.model", "tekken.json", "vocab.bpe", "encoder.json")
+BYTE_TOKENIZERS = ("ByT5", "MyT5", "Canine", "Perceiver")  # they have no vocabulary
+ENDLESS_TOKENIZERS = ("", "TokenizersBackend", "PreTrainedTokenizerFast")  # classes without an end token of their own
+SECOND_ADAPTER = Fault(
+    "peft",
+    "model.path is an adapter, and a second one would go on top",
+    "one adapter",
+    "peft=none, or model.merge=true",
+)
+
+
+def find_model_faults(node: Mapping[str, Any], head: str, length: Any = None, peft: Any = None) -> list[Fault]:
+    """Faults of the model that a node names, for rows of this length, and of what ``peft`` trains of it."""
+    if node.get("_target_") == NEW:
+        return _find_design_faults(node)
+    if node.get("_target_") != LOADER:
+        return []
+    faults, is_merged = [], bool(node.get("merge"))
+    how = {"safetensors_only": node.get("safetensors_only", True), "trust": bool(node.get("trust_remote_code"))}
+    try:
+        place = locate(node["path"], "model.path")
+        if place is None:
+            return []
+        faults += find_merge_faults(place) if is_merged else []
+        if place.adapter is None:
+            broken = _find_folder_faults(place, head, **how)
+            faults += broken
+            faults += [] if faults else [*_find_length_faults(place, length), *_find_tuning_faults(place, peft)]
+            return faults
+        faults += find_adapter_faults(place, head, safetensors_only=how["safetensors_only"])
+        if peft and not is_merged and not str(peft.get("_target_")).startswith("runner.model.freeze."):
+            faults.append(SECOND_ADAPTER)
+        if base := place.adapter.get("base_model_name_or_path"):
+            faults += _find_base_faults(base, place.where, head, **how)
+    except ConfigError as error:
+        faults += error.faults
+    return faults
+
+
+def _find_base_faults(base: str, where: str, head: str, **how: bool) -> list[Fault]:
+    try:
+        place = locate(base, where)
+        return _find_folder_faults(place, head, **how) if place else []
+    except ConfigError as error:
+        return [replace(each, where=where, found=f"the base of the adapter: {each.found}") for each in error.faults]
+
+
+def read_vocab_size(node: Mapping[str, Any]) -> int | None:
+    """The number of tokens that a model has room for, where its folder tells."""
+    try:
+        place = locate(node["path"], "model.path") if node.get("_target_") == LOADER else None
+        return place.config.get("vocab_size") if place and place.has("config.json") else None
+    except ConfigError:
+        return None
+
+
+def find_scorer_faults(path: str, where: str) -> list[Fault]:
+    """A fault for a model that is to score texts and has no weights to do so, as far as its folder tells."""
+    try:
+        place = locate(path, where)
+        if place is None or not place.has("config.json") or not place.is_plain or not place.has(WEIGHTS, INDEX):
+            return []
+        if "score.weight" in place.shapes:
+            return []
+    except ConfigError as error:
+        return error.faults
+    cure = f"python -m runner trainer=reward, then {where}=<its model folder>; or tolerate.random_head=true"
+    return [place.fault(f"{path}: it has no weights for score.weight", "a trained reward model", cure)]
+
+
+# --- Architectures ------------------------------------------------------------------------------
+
+
+def find_config_faults(place: Place, head: str | None = None, *, trust: bool = False) -> list[Fault]:
+    """A fault for a model that transformers does not know, that brings code, or that has no such head."""
+    if not place.has("config.json"):
+        if place.repo:  # a cache that lacks it may lack everything, and loading tells which
+            return []
+        names = ", ".join(sorted(path.name for path in place.folder.iterdir())[:6])
+        return [place.fault(f"{place.source} has no config.json, but {names or 'nothing'}", LOCATION)]
+    kind = place.whole_config.get("model_type")
+    if place.whole_config.get("auto_map") and not _is_known(kind):
+        found, cure = f"{place.source} brings Python code of its own", "model.trust_remote_code=true"
+        expected = "leave to run it, from you"
+        return [] if trust else [Fault("model.trust_remote_code", found, expected, f"{cure}  (if you trust it)")]
+    if not isinstance(kind, str):
+        return [place.fault(f"config.json of {place.source} has no model_type", "the config.json of a model")]
+    if not _is_known(kind):
+        found = f"the architecture {kind} is unknown to the installed transformers"
+        return [place.fault(found, "an architecture that it knows", "pip install --upgrade transformers")]
+    if head and not _is_known(kind, head):
+        found = f"the architecture {kind} has no head for this trainer in transformers"
+        return [
+            place.fault(found, f"a {'decoder, as language models are' if head == 'lm' else 'model that can score'}")
+        ]
+    return []
+
+
+def _is_known(kind: object, head: str | None = None) -> bool:
+    """Whether transformers lists an architecture, with a head where one is named; True where nobody can tell."""
+    tables = [MODEL_CLASSES[head]] if head in MODEL_CLASSES else [*MODEL_CLASSES.values(), CONFIG_CLASSES]
+    return any(not (classes := _read_classes(table)) or kind in classes for table in tables)
+
+
+@cache
+def _read_classes(table: str) -> dict[str, str]:
+    """A table of classes by architecture, read from source; empty where there is none of this name."""
+    call = getattr(find_definition(table), "node", None)
+    with contextlib.suppress(ValueError, IndexError):
+        return dict(ast.literal_eval(call.args[0])) if isinstance(call, ast.Call) else {}
+    return {}
+
+
+def _find_design_faults(node: Mapping[str, Any]) -> list[Fault]:
+    """A fault for an architecture to be made anew that does not exist, and for what looks like one of its keys."""
+    kind, own = str(node.get("model_type")), {"_target_", "tokenizer", "dtype", "seed", "head", "model_type"}
+    if not _is_known(kind):
+        return [unknown_architecture(kind)]
+    signature = read_signature(f"transformers.{_read_classes(CONFIG_CLASSES).get(kind)}")
+    given = {key: value for key, value in node.items() if key not in own}
+    # Some keys stand in no signature, and only loading knows them.
+    faults = find_unknown_keys(kind, given, set(signature.parameters) if signature else set(), 0.9)
+    return [fault for fault in faults if fault.cure]
+
+
+def unknown_architecture(kind: str) -> Fault:
+    return Fault("model.model_type", kind, "an architecture of transformers", "model.model_type=qwen2")
+
+
+def find_unknown_keys(kind: str, given: Mapping[str, Any], known: Collection[str], cutoff: float = 0.6) -> list[Fault]:
+    """A fault for each given key that is not among those of an architecture, with the nearest one to type."""
+    faults = []
+    for key in sorted(set(given) - set(known)):
+        close = get_close_matches(key, known, 1, cutoff)
+        cure = f"model.{close[0]}={given[key]}" if close else ""
+        faults.append(Fault(f"model.{key}", f"{kind} has no {key}", "a key of its config", cure))
+    return faults
+
+
+# --- Weights ------------------------------------------------------------------------------------
+
+
+def _find_folder_faults(place: Place, head: str, *, safetensors_only: bool, trust: bool) -> list[Fault]:
+    """Faults of a folder that holds a whole model."""
+    if faults := find_config_faults(place, head, trust=trust):
+        return faults
+    if place.has(WEIGHTS, INDEX):
+        return [*_find_missing_weights(place), *_find_other_shapes(place)] if place.is_plain else place.shapes and []
+    pickles = [name for name in PICKLES if place.has(name)]
+    if pickles and safetensors_only:
+        expected = "safetensors; a .bin file is a pickle, which can run code when it is read"
+        cure = "model.safetensors_only=false"
+        return [place.fault(f"{place.source} has its weights as {pickles[0]}", expected, cure)]
+    return [] if pickles else [place.fault(f"{place.source} has no weights", f"{WEIGHTS}, or {INDEX} and its files")]
+
+
+def missing_weights(place: Place, count: int, example: str) -> Fault:
+    """The fault of weights that a model needs and the files lack."""
+    found = f"{place.source} lacks {count} weights, such as {example}; they would be random"
+    return place.fault(found, "weights for the whole of config.json")
+
+
+def _find_missing_weights(place: Place) -> Iterator[Fault]:
+    """A fault where the config has more layers than there are weights for."""
+    depth, layers = place.config.get("num_hidden_layers"), {}
+    for name in place.shapes:
+        if found := re.search(r"(?:^|\.)(?:layers|h)\.(\d+)\.(.+)", name):
+            layers.setdefault(int(found[1]), set()).add(found[2])
+    if not isinstance(depth, int) or not layers.get(0):
+        return
+    lacking = [(n, part) for n in range(depth) for part in sorted(layers[0] - layers.get(n, set()))]
+    if lacking:
+        yield missing_weights(place, len(lacking), f"{lacking[0][1]} of layer {lacking[0][0]}")
+
+
+def _find_other_shapes(place: Place) -> Iterator[Fault]:
+    """A fault where config.json tells other sizes than the weights have."""
+    config = place.config
+    width = "word_embed_proj_dim" if "word_embed_proj_dim" in config else "hidden_size"  # of some OPT, they differ
+    sizes = {
+        "embed_tokens.weight": ("vocab_size", width),
+        "mlp.up_proj.weight": ("intermediate_size", "hidden_size"),
+    }
+    for part, keys in sizes.items():
+        shape = next((shape for name, shape in place.shapes.items() if name.endswith(part)), None)
+        wanted = [config.get(key) for key in keys]
+        if shape and None not in wanted and shape != wanted:
+            found = f"config.json does not fit the shapes of its weights: {part} is {shape}, and {keys} are {wanted}"
+            yield place.fault(found, "the config that the weights were saved with")
+            return
+
+
+def _find_length_faults(place: Place, length: Any) -> Iterator[Fault]:
+    """A fault where rows may be longer than the positions that the model was trained with."""
+    config, where = place.config, "trainer.args.max_length"
+    positions = config.get("max_position_embeddings") or config.get("n_positions")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    is_scaled = rope.get("rope_type") not in (None, "default")
+    if isinstance(length, int) and isinstance(positions, int) and length > positions and not is_scaled:
+        cure = f"{where}={positions}, or tolerate.beyond_positions=true"
+        yield Fault(where, f"{length}, and the model has {positions} positions", f"at most {positions}", cure)
+
+
+# --- What is trained of it, and adapters ----------------------------------------------------------
+
+
+def _find_tuning_faults(place: Place, peft: Any) -> Iterator[Fault]:
+    """A fault for each layer that an adapter is to be put on, or pattern of what is trained, that the model lacks."""
+    if not isinstance(peft, Mapping) or not place.is_plain or not place.has(WEIGHTS, INDEX):
+        return
+    # Files that were saved without a head lack the first part of each name.
+    weights = [f"{prefix}{name}" for name in place.shapes for prefix in ("", "model.", "transformer.", "gpt_neox.")]
+    weights += [f"{layer}.weight" for layer in OUTPUT_LAYERS]
+    patterns, targets = peft.get("matching"), peft.get("target_modules")
+    yield from find_pattern_faults("peft.matching", patterns if isinstance(patterns, list) else (), weights)
+    modules = {name.rpartition(".")[0] for name in weights}
+    modules |= {".".join(name.split(".")[:end]) for name in modules for end in range(1, name.count(".") + 1)}
+    matrices = [name for name, shape in place.shapes.items() if len(shape) == 2 and "embed" not in name]
+    linear = {name.split(".")[-2] for name in matrices if "." in name}
+    yield from find_target_faults(targets if isinstance(targets, list) else (), modules, linear)
+    depth, layers = place.config.get("num_hidden_layers"), peft.get("layers")
+    if isinstance(depth, int) and isinstance(layers, int):
+        yield from find_depth_faults(layers, depth)
+
+
+def find_pattern_faults(
+    where: str, patterns: Iterable[str], weights: Sequence[str], examples: Sequence[str] = ()
+) -> Iterator[Fault]:
+    """A fault for each pattern that is found in the name of no weight."""
+    for pattern in patterns:
+        if not any(re.search(str(pattern), name) for name in weights):
+            found, expected = f"no weight has {pattern} in its name", f"such as {', '.join(examples or weights[:3])}"
+            yield Fault(where, found, expected, f"{where}=[norm]")
+
+
+def find_target_faults(targets: Iterable[str], modules: Collection[str], linear: Collection[str]) -> Iterator[Fault]:
+    """A fault for each layer that the model lacks; peft passes over them if any other fits."""
+    where = "peft.target_modules"
+    for target in sorted(targets):
+        if not any(name == target or name.endswith(f".{target}") for name in modules):
+            found, expected = f"the model has no layer {target}", f"among {', '.join(sorted(linear))}"
+            yield Fault(where, found, expected, f"{where}=all-linear")
+
+
+def find_depth_faults(layers: int, depth: int) -> Iterator[Fault]:
+    """A fault for a number of trained layers that the model does not have."""
+    if not 0 <= layers <= depth:
+        found = f"{layers}, and the model has {depth} layers"
+        yield Fault("peft.layers", found, f"0 to {depth}", f"peft.layers={max(1, depth // 2)}")
+
+
+def find_merge_faults(place: Place, *, quantized: bool = False) -> list[Fault]:
+    """Faults of what is to be merged: no adapter, or one on rounded weights."""
+    faults = []
+    if place.adapter is None:
+        found = f"true, and {place.source} is no adapter"
+        faults.append(Fault("model.merge", found, "an adapter", "model.merge=false"))
+    if quantized:
+        found = "true, and merging into quantised weights would round the adapter away"
+        faults.append(Fault("model.merge", found, "weights in full precision", "quant=none"))
+    return faults
+
+
+def find_adapter_faults(
+    place: Place, head: str, *, safetensors_only: bool = True, has_weights: bool | None = None
+) -> list[Fault]:
+    """Faults of an adapter; ``has_weights`` says whether a snapshot has them on the hub."""
+    faults, adapter = [], place.adapter or {}
+    if safetensors_only and not (place.has(ADAPTER) if has_weights is None else has_weights):
+        found, cure = f"{place.source} has no {ADAPTER}", "model.safetensors_only=false"
+        faults.append(Fault(place.where, found, "an adapter in a safetensors file", cure))
+    task = adapter.get("task_type")
+    if task and task != TASKS.get(head, task):
+        trainer = "trainer=reward" if task == "SEQ_CLS" else "a trainer of language models"
+        found, expected = f"{place.source} is an adapter for {task}", f"{TASKS[head]}, which this trainer trains"
+        faults.append(Fault(place.where, found, expected, f"{trainer}, or another model.path"))
+    if not adapter.get("base_model_name_or_path"):
+        found = f"adapter_config.json of {place.source} names no base_model_name_or_path"
+        cure = f"{DOWNLOAD_AGAIN}: {place.source}"
+        faults.append(Fault(place.where, found, "the model that it belongs on", cure))
+    return faults
+
+
+# --- The tokenizer --------------------------------------------------------------------------------
+
+
+class AddedToken(NamedTuple):
+    """A token beside those that were learnt from text."""
+
+    text: str
+    number: int
+    is_special: bool
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The tokens of a tokenizer, by its files or by what was loaded.
+
+    ``used`` are the special tokens that it writes by itself, ``template`` what else may write some.
+    """
+
+    tokens: Collection[str]
+    added: Sequence[AddedToken]
+    used: Collection[str | None] = ()
+    template: str = ""
+
+    @property
+    def marks(self) -> str:
+        """Special tokens to choose from."""
+        return ", ".join([token.text for token in self.added if token.is_special][:5])
+
+
+def find_token_faults(wanted: Mapping[str, str | None], vocabulary: Vocabulary) -> list[Fault]:
+    """A fault for each special token that is asked for by its key and is none of the vocabulary."""
+    expected = f"such as {vocabulary.marks}" if vocabulary.marks else "one of its tokens"
+    return [
+        Fault(where := f"model.tokenizer.{key}", f"{token} is not in the vocabulary", expected, f"{where}=<token>")
+        for key, token in wanted.items()
+        if token is not None and token not in vocabulary.tokens
+    ]
+
+
+def no_end_token(vocabulary: Vocabulary) -> Fault:
+    """The fault of a tokenizer that ends no text."""
+    found, where = (
+        "the tokenizer has no token that ends a text, so nothing would ever stop",
+        "model.tokenizer.eos_token",
+    )
+    marks = vocabulary.marks or "no special token at all"
+    return Fault(where, found, f"a token of its vocabulary (it marks {marks})", f"{where}=<token>")
+
+
+def find_size_faults(vocabulary: Vocabulary, rows: int) -> list[Fault]:
+    """A fault where a text could become a token that the model, of so many embeddings, has none of.
+
+    A special token that nothing here writes may lie beyond: that of Gemma's images does in its models of text alone.
+    """
+    beyond = [token for token in vocabulary.added if token.number >= rows]
+    written = [
+        token
+        for token in beyond
+        if not token.is_special or token.text in vocabulary.used or token.text in vocabulary.template
+    ]
+    if not written and len(vocabulary.tokens) - len(beyond) <= rows:
+        return []
+    found = f"the tokenizer has {len(vocabulary.tokens)} tokens, the model {rows}"
+    expected, cure = "the tokenizer that the model was trained with", "model.tokenizer.path=${model.path}"
+    return [Fault("model.tokenizer.path", found, expected, cure)]
+
+
+def find_tokenizer_faults(node: Any, rows: int | None) -> list[Fault]:
+    """Faults of the tokenizer that a node names, and of its template; ``rows`` are the model's embeddings."""
+    if not isinstance(node, Mapping) or node.get("_target_") != TOKENIZER:
+        return []
+    try:
+        place = locate(node["path"], "model.tokenizer.path")
+        if place and (base := place.tokenizer_base):
+            place = locate(base[0], place.where)
+        if place is None:
+            return _find_template_faults(node, None, {})
+        config = place.read("tokenizer_config.json") if place.has("tokenizer_config.json") else {}
+        named = {key: _token(node.get(key) or config.get(key)) for key in ("bos_token", "eos_token", "pad_token")}
+        faults = _find_vocabulary_faults(place, config, node, named, rows)
+        return faults or _find_template_faults(node, (place, config), named)
+    except ConfigError as error:
+        return error.faults
+
+
+def _token(entry: Any) -> str | None:
+    return entry.get("content") if isinstance(entry, Mapping) else entry
+
+
+def _find_vocabulary_faults(
+    place: Place, config: Mapping[str, Any], node: Mapping[str, Any], named: Mapping[str, str | None], rows: int | None
+) -> list[Fault]:
+    kind, faults = str(config.get("tokenizer_class") or ""), []
+    has_none = kind.startswith(BYTE_TOKENIZERS) or config.get("auto_map") or any(place.folder.glob("*.tiktoken"))
+    if not has_none and not place.has(*VOCABULARIES):
+        expected = "tokenizer.json, or the files of a slow tokenizer"
+        faults.append(place.fault(f"{place.source} holds no tokenizer", expected))
+    vocabulary = _read_vocabulary(place, config, named)
+    if vocabulary is None or not vocabulary.tokens:
+        return faults
+    if not named["eos_token"] and kind in ENDLESS_TOKENIZERS and not place.has("special_tokens_map.json"):
+        faults.append(no_end_token(vocabulary))
+    faults += find_token_faults({key: node.get(key) for key in ("eos_token", "pad_token")}, vocabulary)
+    return faults + (find_size_faults(vocabulary, rows) if rows else [])
+
+
+def _read_vocabulary(place: Place, config: Mapping[str, Any], named: Mapping[str, str | None]) -> Vocabulary | None:
+    """Every token; None where the file is large, or of another kind."""
+    path = place.folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    if path.stat().st_size > MAX_JSON_BYTES:
+        check_json_ends(path)
+        return None
+    whole = place.read("tokenizer.json")
+    entries = (whole.get("model") or {}).get("vocab") or {}
+    listed = whole.get("added_tokens") or ()
+    added = [AddedToken(entry["content"], entry["id"], bool(entry.get("special"))) for entry in listed]
+    names = entries if isinstance(entries, Mapping) else (entry[0] for entry in entries)
+    used = {*named.values(), _token(config.get("unk_token"))}
+    return Vocabulary({*names, *(token.text for token in added)}, added, used, str(config.get("chat_template") or ""))
+
+
+def _find_template_faults(
+    node: Mapping[str, Any], found: tuple[Place, Mapping[str, Any]] | None, named: Mapping[str, str | None]
+) -> list[Fault]:
+    """Faults of the template that was chosen, or else of the tokenizer's own."""
+    name, tokens = node.get("chat_template"), {key: token or "" for key, token in named.items()}
+    if name:
+        text = jinja.read_template(str(name))
+        if not str(name).endswith(".jinja"):  # those that ship work
+            return []
+        return jinja.find_template_faults(text, str(name), named.get("eos_token"), tokens, chosen=True)
+    if found is None:
+        return []
+    place, config = found
+    own, text = place.folder / "chat_template.jinja", config.get("chat_template")
+    if own.is_file() and not str(node["path"]).startswith("runner://"):
+        text = own.read_text(encoding="utf-8", errors="replace")
+        return jinja.find_template_faults(text, own.name, None, tokens, chosen=False)
+    if isinstance(text, str):
+        return jinja.find_template_faults(text, "tokenizer_config.json", None, tokens, chosen=False)
+    return []
