@@ -40,12 +40,14 @@ OPTIONS: dict[str, dict[str, object]] = {
     "csv": {"na_filter": False},  # an answer "None" or "NA" would be taken for nothing
     "parquet": {},
 }
-PACKED = (".gz", ".zst")
+PACKED = {".gz": "gzip", ".zst": "zstandard"}
 READABLE = "a file that ends in " + ", ".join(READERS) + "; .gz or .zst may follow"
 CHOOSE = "dataset.path=<file, folder, pattern, or org/name>"
 WRAPPERS = ("data", "rows", "train", "examples", "instances", "records", "items", "dataset")
 SAVED_TO_DISK = {"dataset_dict.json", "state.json"}
 SHOWN = 5
+
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def _suffix(path: Path) -> str:
 
 
 def _unpacked(name: str) -> str:
-    return name[: name.rindex(".")] if name.lower().endswith(PACKED) else name
+    return name[: name.rindex(".")] if name.lower().endswith((*PACKED,)) else name
 
 
 # --- Which files --------------------------------------------------------------------------------
@@ -159,80 +161,67 @@ def header_of(files: Files) -> list[str]:
     return []
 
 
-def columns_of(files: Files, most: int) -> list[str]:
-    """The columns of files, as far as ``most`` bytes of the first one and its first rows show them."""
+def columns_of(files: Files, max_bytes: int) -> list[str]:
+    """The columns of files without faults, as far as ``max_bytes`` of the first one and its first rows show them."""
     first = Path(next(iter(files.splits.values()))[0])
-    if files.reader == "csv":
-        return header_of(files)
     if files.reader == "parquet":
         from pyarrow import parquet
 
         return parquet.read_schema(first).names
-    with _open(first) as file:
-        rows = [_as_json(line) for _, line in islice(_Lines(file, most), SHOWN)]
+    rows = islice(_scan(first, files.reader, None, max_bytes), SHOWN)
     return list(dict.fromkeys(name for row in rows if isinstance(row, dict) for name in row))
 
 
 # --- Which bytes --------------------------------------------------------------------------------
 
 
-def check_files(files: Files, limit: int | None = None, most: int | None = None) -> None:
-    """Raise DataError with file and line for what cannot be read; of each file ``limit`` lines or ``most`` bytes."""
+def check_files(files: Files, limit: int | None = None, max_bytes: int | None = None) -> None:
+    """Raise DataError with file and line for what cannot be read; of each file ``limit`` lines or ``max_bytes``."""
     paths = [Path(name) for names in files.splits.values() for name in names]
     if locked := [path for path in paths if path.suffix == ".zst" and find_spec("zstandard") is None]:
         found, cure = "zstandard data, and that package is missing", "pip install zstandard"
         raise EnvironmentFault(Fault(str(locked[0]), found, "the package zstandard", cure))
-    faults = (fault for path in paths for fault in _faults(path, files.reader, limit, most))
-    shown = list(islice(faults, SHOWN))
-    if shown:
-        raise DataError(shown)
+    entries = (entry for path in paths for entry in _scan(path, files.reader, limit, max_bytes))
+    if faults := list(islice((entry for entry in entries if isinstance(entry, Fault)), SHOWN)):
+        raise DataError(faults)
 
 
-def read_rows(path: Path, reader: str, first: int | None = None) -> list[dict[str, Any]]:
-    """The rows of a file that was checked, as its reader would give them, but for the types of its columns.
-
-    Of JSON lines ``first`` reads only so many.
+def read_rows(path: Path, reader: str, first: int | None = None) -> list[Row]:
+    """The rows of a file that was checked, or the ``first`` of them, as its reader would give them, but for the types
+    of its columns.
     """
     if reader == "parquet":
         from pyarrow import parquet
 
         return parquet.read_table(path).to_pylist()
-    with _open(path) as file:
-        if reader == "csv":
-            header, *records = _records(file, path)
-            return [dict(zip(header, record, strict=True)) for record in records if record]
-        if first is not None and _suffix(path) != ".json":
-            return [json.loads(line) for line in islice(file, first) if line.strip()]
-        lines = [line for line in file.read().decode("utf-8-sig").split("\n") if line.strip()]
-    if _suffix(path) == ".json" and (lines[0].lstrip().startswith("[") or _as_json(lines[0].encode()) is None):
-        return json.loads("\n".join(lines))
-    return [json.loads(line) for line in lines]
+    return [row for row in islice(_scan(path, reader), first) if isinstance(row, dict)]
 
 
-def holds_at_most(files: Files, most: int) -> bool:
+def holds_at_most(files: Files, max_bytes: int) -> bool:
     """Whether the files hold no more bytes; packed ones are unpacked for it, but no further than that."""
     for path in map(Path, chain.from_iterable(files.splits.values())):
         if path.suffix.lower() in PACKED:
             with _open(path) as file:
-                most -= len(file.read(most + 1))
+                max_bytes -= len(file.read(max_bytes + 1))
         else:
-            most -= path.stat().st_size
-        if most < 0:
+            max_bytes -= path.stat().st_size
+        if max_bytes < 0:
             return False
     return True
 
 
-def _faults(path: Path, reader: str, limit: int | None, most: int | None) -> Iterator[Fault]:
-    again = f"copy or download {path.name} again"
+def _scan(path: Path, reader: str, limit: int | None = None, max_bytes: int | None = None) -> Iterator[Row | Fault]:
+    """The rows of a file, but for those of parquet, and a fault in place of each that cannot be read."""
+    again, kind = f"copy or download {path.name} again", PACKED.get(path.suffix.lower(), "")
     try:
         odd = foreign(_head_of(path), path.name)
-        if odd and not (reader == "parquet" and odd.found.startswith("parquet")) and not _is_packed_so(path, odd.found):
+        meant = kind or ("parquet" if reader == "parquet" else "?")
+        if odd and not odd.found.startswith(meant):
             yield Fault(str(path), odd.found, _EXPECTED[reader], odd.cure)
             return
         with _open(path) as file:
-            yield from _CHECKS[reader](file, path, limit, most)
+            yield from _READERS[reader](file, path, limit, max_bytes)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        kind = "gzip" if path.suffix.lower() == ".gz" else "zstandard"
         yield Fault(str(path), f"broken {kind} data: {error}", f"a whole {path.suffix} file", again)
     except UnicodeDecodeError as error:
         odd = undecodable(error.object, path.name)
@@ -245,11 +234,6 @@ def _faults(path: Path, reader: str, limit: int | None, most: int | None) -> Ite
 def _head_of(path: Path) -> bytes:
     with open(path, "rb") as file:
         return file.read(HEAD)
-
-
-def _is_packed_so(path: Path, found: str) -> bool:
-    """Whether a file is packed in the way that its name says."""
-    return found.startswith({".gz": "gzip", ".zst": "zstandard"}.get(path.suffix.lower(), "?"))
 
 
 @contextmanager
@@ -272,10 +256,10 @@ def _open(path: Path) -> Iterator[io.BufferedReader]:
 
 
 class _Lines:
-    """The numbered lines that stand whole in the first ``most`` bytes; ``cut`` is true once others were left out."""
+    """The numbered lines that stand whole in the first bytes; ``cut`` is true once others were left out."""
 
-    def __init__(self, file: io.BufferedReader, most: int | None):
-        self.file, self.left = file, most
+    def __init__(self, file: io.BufferedReader, max_bytes: int | None):
+        self.file, self.left = file, max_bytes
         self.number, self.cut = 0, False
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
@@ -292,30 +276,31 @@ class _Lines:
         return self.number, line
 
 
-def _check_json(file: io.BufferedReader, path: Path, limit: int | None, most: int | None) -> Iterator[Fault]:
-    """Faults of rows that stand one in a line, or in a .json file also as one list."""
-    lines, start = _Lines(file, most), file.peek(HEAD).lstrip()
+def _read_json(file: io.BufferedReader, path: Path, limit: int | None, max_bytes: int | None) -> Iterator[Row | Fault]:
+    """Rows that stand one in a line, or in a .json file also as one list."""
+    lines, start = _Lines(file, max_bytes), file.peek(HEAD).lstrip()
     is_list = start.startswith(b"[")
     number, first = next(((number, line) for number, line in lines if line.strip()), (0, b""))
     if _suffix(path) == ".json" and first and (is_list or _as_json(first) is None):
         text = b"\n" * (number - 1) + first + b"".join(line for _, line in lines)
         if not lines.cut:
-            yield from _check_document(text, path)
+            yield from _read_document(text, path)
         return
     if _suffix(path) != ".json" and is_list:
         cure = f"mv {path.name} {path.stem}.json  (if it is one list of rows)"
         yield Fault(f"{path}:1", f"a list: {_quoted(start.splitlines()[0])}", _EXPECTED["json"], cure)
         return
-    rows, wrapped = 0, _as_json(first) if first else None
+    rows = 0
     for place, line in islice(chain([(number, first)], lines), limit):
         if line.strip():
             rows += 1
-            if fault := _line_fault(line, path, place):
-                yield fault
+            yield _read_line(line, path, place)
     if not rows and not lines.cut:
         yield _no_rows(path)
-    elif rows == 1 and isinstance(wrapped, dict) and _is_wrapper(wrapped):
-        yield _wrapped(wrapped, path)
+    elif rows == 1 and isinstance(only := _as_json(first), dict):
+        lists = [only[name] for name in WRAPPERS if isinstance(only.get(name), list)]
+        if any(entry and isinstance(entry[0], dict) for entry in lists):  # it holds the rows under a usual name
+            yield _wrapped(only, path)
 
 
 def _as_json(line: bytes) -> object:
@@ -325,41 +310,25 @@ def _as_json(line: bytes) -> object:
         return None
 
 
-def _line_fault(line: bytes, path: Path, number: int) -> Fault | None:
+def _read_line(line: bytes, path: Path, number: int) -> Row | Fault:
     where, expected = f"{path}:{number}", "one JSON object in each line"
     mend = f"sed -n {number}p {path.name}  (to see it, and mend it or delete it)"
     try:
         value = json.loads(line.decode("utf-8-sig"))
+        if b"\\u" in line:
+            json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError:
         odd = undecodable(line, path.name)
         return Fault(where, odd.found, "UTF-8", odd.cure)
+    except UnicodeEncodeError:
+        return Fault(where, "half a surrogate pair, which is no character", "whole characters", mend)
     except (ValueError, RecursionError) as error:
         return Fault(where, f"no JSON: {error}", expected, mend)
-    if not isinstance(value, dict):
-        return Fault(where, _quoted(line.strip()), expected, mend)
-    if b"\\u" in line and not _is_text(value):
-        found, expected = "half a surrogate pair, which is no character", "whole characters"
-        return Fault(where, found, expected, mend)
-    return None
+    return value if isinstance(value, dict) else Fault(where, _quoted(line.strip()), expected, mend)
 
 
 def _quoted(line: bytes) -> str:
     return repr(line[:40].decode(errors="replace"))
-
-
-def _is_text(value: object) -> bool:
-    """Whether every text inside can be written as UTF-8."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _is_wrapper(value: Mapping[str, Any]) -> bool:
-    """Whether an object is no row but holds the rows under a name that people give to all of them."""
-    lists = [value[name] for name in WRAPPERS if isinstance(value.get(name), list)]
-    return any(entry and isinstance(entry[0], dict) for entry in lists)
 
 
 def _wrapped(value: Mapping[str, Any], path: Path) -> Fault:
@@ -369,7 +338,7 @@ def _wrapped(value: Mapping[str, Any], path: Path) -> Fault:
     return Fault(str(path), f"one object with the keys {keys}", "a list of objects, or one object in each line", cure)
 
 
-def _check_document(text: bytes, path: Path) -> Iterator[Fault]:
+def _read_document(text: bytes, path: Path) -> Iterator[Row | Fault]:
     expected = "a list of objects, or one object in each line"
     mend = f"mend {path.name}, or make one object in each line: jq -c '.[]' {path.name} > rows.jsonl"
     try:
@@ -382,18 +351,20 @@ def _check_document(text: bytes, path: Path) -> Iterator[Fault]:
     elif not value:
         yield _no_rows(path)
     else:
-        wrong = ((place, row) for place, row in enumerate(value) if not isinstance(row, dict))
-        for place, row in wrong:
-            yield Fault(f"{path} row {place}", json.dumps(row)[:40], expected, f"delete row {place}, or mend it")
+        for place, row in enumerate(value):
+            if isinstance(row, dict):
+                yield row
+            else:
+                yield Fault(f"{path} row {place}", json.dumps(row)[:40], expected, f"delete row {place}, or mend it")
 
 
-def _check_csv(file: io.BufferedReader, path: Path, limit: int | None, most: int | None) -> Iterator[Fault]:
-    """Faults of records that have another number of fields than the header."""
+def _read_csv(file: io.BufferedReader, path: Path, limit: int | None, max_bytes: int | None) -> Iterator[Row | Fault]:
+    """Rows of text, and faults of records that have another number of fields than the header."""
     if file.peek(1)[:1] in (b"{", b"["):
         found, cure = f"json in a {_suffix(path)} file", f"mv {path.name} {path.stem}.jsonl"
         yield Fault(str(path), found, _EXPECTED["csv"], cure)
         return
-    lines = _Lines(file, most)
+    lines = _Lines(file, max_bytes)
     records = _records((line for _, line in lines), path)
     rows, previous = 0, csv.field_size_limit(sys.maxsize)  # one field may hold a whole document
     try:
@@ -405,10 +376,13 @@ def _check_csv(file: io.BufferedReader, path: Path, limit: int | None, most: int
             return
         for name in sorted({name for name in header if header.count(name) > 1}):
             yield Fault(f"{path}:1", f"the column {name!r} twice", "each name once", "rename one of the two")
-        for record in islice(records, limit):
-            rows += bool(record)
-            if record and len(record) != len(header) and not lines.cut:  # the last one may be half a record
-                yield _ragged(record, header, f"{path}:{records.line_num}")
+        for record in islice(filter(None, records), limit):
+            rows += 1
+            if len(record) == len(header):
+                yield dict(zip(header, record, strict=True))
+            elif not lines.cut:  # the last one may be half a record
+                found, cure = f"{len(record)} fields", 'quote fields that hold commas or lines: "a, b"'
+                yield Fault(f"{path}:{records.line_num}", found, f"{len(header)}, as in the header", cure)
     except csv.Error as error:
         cure = f"sed -n {records.line_num}p {path.name}  (to see it, and mend it)"
         yield Fault(f"{path}:{records.line_num}", str(error), _EXPECTED["csv"], cure)
@@ -418,46 +392,34 @@ def _check_csv(file: io.BufferedReader, path: Path, limit: int | None, most: int
         yield _no_rows(path)
 
 
-def _ragged(record: list[str], header: list[str], where: str) -> Fault:
-    cure = 'quote fields that hold commas or lines: "a, b"'
-    return Fault(where, f"{len(record)} fields", f"{len(header)}, as in the header", cure)
-
-
 def _records(lines: Iterable[bytes], path: Path, errors: str = "strict") -> Any:
     text = codecs.iterdecode(lines, "utf-8-sig", errors)
     return csv.reader(text, delimiter="\t" if _suffix(path) == ".tsv" else ",")
 
 
-def _check_parquet(file: io.BufferedReader, path: Path, limit: int | None, most: int | None) -> Iterator[Fault]:
-    """The mark that stands at both ends of a whole parquet file, and its footer; its reader checks the rest."""
-    again = f"copy or download {path.name} again"
-    size = file.seek(0, io.SEEK_END)
-    ends = [_bytes_at(file, 0), _bytes_at(file, max(0, size - 4))]
-    if ends != [b"PAR1", b"PAR1"]:
-        found = f"a file that begins with {_quoted(ends[0])} and ends with {_quoted(ends[1])}"
-        yield Fault(str(path), found, "a whole parquet file, PAR1 at both ends", again)
-        return
+def _check_parquet(file: io.BufferedReader, path: Path, limit: int | None, max_bytes: int | None) -> Iterator[Fault]:
+    """Faults of the mark that stands at both ends of a whole file, and of its footer; its reader checks the rest."""
     from pyarrow import ArrowException, parquet
 
+    again = f"copy or download {path.name} again"
+    first, size = file.read(4), file.seek(0, io.SEEK_END)
+    file.seek(max(0, size - 4))
+    if (last := file.read(4)) != b"PAR1" or first != b"PAR1":
+        found = f"a file that begins with {_quoted(first)} and ends with {_quoted(last)}"
+        yield Fault(str(path), found, "a whole parquet file, PAR1 at both ends", again)
+        return
     try:
-        rows = parquet.read_metadata(path).num_rows
+        if not parquet.read_metadata(path).num_rows:
+            yield _no_rows(path)
     except (ArrowException, OSError) as error:
         yield Fault(str(path), f"a broken footer: {str(error).splitlines()[0]}", "a whole parquet file", again)
-        return
-    if not rows:
-        yield _no_rows(path)
-
-
-def _bytes_at(file: io.BufferedReader, place: int) -> bytes:
-    file.seek(place)
-    return file.read(4)
 
 
 def _no_rows(path: Path) -> Fault:
     return Fault(str(path), "no rows", "at least one", f"copy or download {path.name} again, or {CHOOSE}")
 
 
-_CHECKS = {"json": _check_json, "csv": _check_csv, "parquet": _check_parquet}
+_READERS = {"json": _read_json, "csv": _read_csv, "parquet": _check_parquet}
 _EXPECTED = {
     "json": "one JSON object in each line",
     "csv": "comma-separated values",
