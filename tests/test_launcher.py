@@ -25,7 +25,7 @@ def test_two_processes_train_as_one_with_the_same_global_batch(runner, trainer):
     runner(*words, "trainer.args.per_device_train_batch_size=4", "launcher.num_processes=2", "name=two")
     one, two = (read(runner, name) for name in ("one", "two"))
     assert two["manifest"]["hardware"]["processes"] == 2
-    assert two["steps"] == pytest.approx(one["steps"], rel=1e-4) and len(one["steps"]) == 8
+    assert two["steps"] == pytest.approx(one["steps"], rel=1e-3) and len(one["steps"]) == 8
 
 
 def test_processes_that_torchrun_starts_are_the_same_run_as_our_own(runner):
