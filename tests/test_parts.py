@@ -1,4 +1,4 @@
-"""Which part goes with which trainer: every cell of the README's table is composed and checked by the command."""
+"""Which part goes with which trainer: every cell of the table in conf/README.md is composed and checked."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from runner import __main__ as door
 from runner.errors import ConfigError
 
-TEXT = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parent.parent / "conf" / "README.md").read_text(encoding="utf-8")
 BEST = (
     *("trainer.args.eval_strategy=steps", "trainer.args.save_strategy=steps"),
     *("trainer.args.load_best_model_at_end=true", "trainer.args.metric_for_best_model=eval_loss"),
