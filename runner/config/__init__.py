@@ -32,6 +32,7 @@ GROUPS = (
     *("trainer", "model", "dataset", "peft", "quant", "collator", "reward", "loss", "weight", "metric"),
     *("optimizer", "callback", "tracker", "launcher"),
 )
+OPTIONAL = ("loss", "weight", "optimizer")  # which a configuration without them does not name, nor its key
 
 NUM_PROCESSES = "launcher.num_processes"
 
@@ -161,7 +162,7 @@ def resolve(cfg: Any, overrides: list[str], choices: dict[str, str] | None = Non
     with _told(), flag_override(cfg, "struct", False):
         plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     # A group that was deleted is a group without a part, and so is an entry that was set to null.
-    parts = {group: plain.get(group) for group in GROUPS}
+    parts = {group: plain.get(group) for group in GROUPS if group in plain or group not in OPTIONAL}
     for group in ("reward", "metric", "callback"):
         entries = parts[group] or {}
         if isinstance(entries, dict):  # anything else is for the check
