@@ -30,13 +30,13 @@ from runner.tracker.variable import id_of
 
 log = logging.getLogger(__name__)
 
-UNTOLD = {"epoch"}  # comes with every figure and is none
-LONGEST_TAG = 64  # of wandb
+NOT_METRICS = {"epoch"}  # comes with every figure and is none
+MAX_TAG_LETTERS = 64  # of wandb
 
 
 @dataclass(frozen=True)
-class Story:
-    """What trackers are told of a run: its frozen ``config``, and the folder that holds its own record."""
+class RunInfo:
+    """The facts of a run that trackers get: its frozen ``config``, and the folder that holds its own record."""
 
     config: Mapping[str, Any]
     folder: Path
@@ -57,7 +57,7 @@ class Story:
             "dataset": _last(cfg["dataset"].get("path") or _short(cfg["dataset"]["_target_"])),
             "peft": _short(peft).removesuffix("config") if peft else "full",
         }
-        return {name: text[:LONGEST_TAG] for name, text in parts.items()}
+        return {name: text[:MAX_TAG_LETTERS] for name, text in parts.items()}
 
     @property
     def tags(self) -> list[str]:
@@ -65,15 +65,15 @@ class Story:
         return list(dict.fromkeys([*self.facts.values(), *((self.config.get("tracker") or {}).get("tags") or ())]))
 
 
-class Telling(TrainerCallback):
-    """What all have in common: each figure once, and an end that comes after the held-out scores of the end."""
+class Tracker(TrainerCallback):
+    """The part that all trackers share: each figure once, and an end that comes after the last held-out scores."""
 
     remembers = True  # whether what an earlier start sent is still there, also of steps that are trained again
 
-    def __init__(self, story: Story):
+    def __init__(self, info: RunInfo):
         super().__init__()
-        self.story = story
-        self.sent = dict(_recorded(story.folder / "metrics.jsonl")) if self.remembers else {}
+        self.info = info
+        self.sent = dict(_recorded(info.folder / "metrics.jsonl")) if self.remembers else {}
         self.ending: Callable[[], None] | None = None
 
     def on_log(
@@ -87,9 +87,9 @@ class Telling(TrainerCallback):
         if not state.is_world_process_zero or (self.ending and args.load_best_model_at_end):
             return  # what is measured after the end is of the best model, not of this step
         known = self.sent.setdefault(state.global_step, set())
-        fresh = {name: value for name, value in (logs or {}).items() if name not in known or name in UNTOLD}
+        fresh = {name: value for name, value in (logs or {}).items() if name not in known or name in NOT_METRICS}
         known |= set(fresh)
-        if set(fresh) - UNTOLD:
+        if set(fresh) - NOT_METRICS:
             super().on_log(args, state, control, logs=fresh, **kwargs)
 
     def on_train_end(
@@ -103,7 +103,7 @@ class Telling(TrainerCallback):
             self.ending()
 
 
-class TensorBoard(Telling, TensorBoardCallback):
+class TensorBoard(Tracker, TensorBoardCallback):
     """Config and tags are texts; the figures of steps that are trained again are taken back."""
 
     remembers = False
@@ -118,10 +118,10 @@ class TensorBoard(Telling, TensorBoardCallback):
         again = any(Path(self.logging_dir).glob("events.out.tfevents.*"))
         self.tb_writer = SummaryWriter(log_dir=self.logging_dir, purge_step=state.global_step + 1)
         if not again:
-            text = yaml.safe_dump(dict(self.story.config), sort_keys=False, allow_unicode=True)
+            text = yaml.safe_dump(dict(self.info.config), sort_keys=False, allow_unicode=True)
             self.tb_writer.add_text("config", f"```yaml\n{text}```")
-            self.tb_writer.add_text("tags", ", ".join(self.story.tags))
-            self.tb_writer.add_text("group", self.story.group)
+            self.tb_writer.add_text("tags", ", ".join(self.info.tags))
+            self.tb_writer.add_text("group", self.info.group)
             super().on_train_begin(args, state, control, **kwargs)
 
     def close(self, finished: bool) -> None:
@@ -129,7 +129,7 @@ class TensorBoard(Telling, TensorBoardCallback):
             self.tb_writer.close()
 
 
-class Wandb(Telling, WandbCallback):
+class Wandb(Tracker, WandbCallback):
     """The config is ``runner`` in the run's own; id, group and project are variables of its YAML."""
 
     def setup(self, args: TrainingArguments, state: TrainerState, model: nn.Module, **kwargs: object) -> None:
@@ -138,7 +138,7 @@ class Wandb(Telling, WandbCallback):
 
             if wandb.run is not None and wandb.run.id != os.environ.get("WANDB_RUN_ID"):
                 wandb.finish()  # of an earlier run in this process
-            wandb.init(name=args.run_name, tags=self.story.tags, config={"runner": self.story.config})
+            wandb.init(name=args.run_name, tags=self.info.tags, config={"runner": self.info.config})
         super().setup(args, state, model, **kwargs)
 
     def close(self, finished: bool) -> None:
@@ -149,23 +149,23 @@ class Wandb(Telling, WandbCallback):
             wandb.finish(exit_code=0 if finished else 1)
 
 
-class Trackio(Telling, TrackioCallback):
+class Trackio(Tracker, TrackioCallback):
     """The config is ``runner`` in the run's own, beside ``tags``; a run of the same name and project goes on."""
 
     def setup(self, args: TrainingArguments, state: TrainerState, model: nn.Module, **kwargs: object) -> None:
         if state.is_world_process_zero:
             import trackio
 
-            story = self.story
+            info = self.info
             with _to_log():
                 trackio.init(
                     project=args.project,
                     name=args.run_name,
-                    group=story.group,
+                    group=info.group,
                     space_id=args.trackio_space_id,
                     private=args.hub_private_repo,
                     bucket_id=args.trackio_bucket_id,
-                    config={"runner": story.config, "tags": story.tags, "args": args.to_dict()},
+                    config={"runner": info.config, "tags": info.tags, "args": args.to_dict()},
                     resume="allow",
                     embed=False,
                 )
@@ -182,26 +182,26 @@ class Trackio(Telling, TrackioCallback):
                 trackio.finish()
 
 
-class MLflow(Telling, MLflowCallback):
+class MLflow(Tracker, MLflowCallback):
     """The config is parameters under ``config.``, tags are tags; a run is found again by its tag ``run_id``."""
 
     def setup(self, args: TrainingArguments, state: TrainerState, model: nn.Module) -> None:
         if state.is_world_process_zero:
             import mlflow
 
-            story, word = self.story, id_of(self.story.folder)
+            info, word = self.info, id_of(self.info.folder)
             # Two processes that make the same database at once would stop each other.
-            with FileLock(story.folder.parent.parent / ".mlflow.lock"):
-                mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or story.group)
+            with FileLock(info.folder.parent.parent / ".mlflow.lock"):
+                mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or info.group)
                 known = mlflow.search_runs(filter_string=f"tags.run_id = '{word}'", output_format="list")
-            tags = story.facts | {"group": story.group, "tags": ", ".join(story.tags), "run_id": word}
+            tags = info.facts | {"group": info.group, "tags": ", ".join(info.tags), "run_id": word}
             if mlflow.active_run() is not None:
                 mlflow.end_run()  # of an earlier run in this process
             if known:
                 mlflow.start_run(run_id=known[0].info.run_id)
             else:
                 mlflow.start_run(run_name=args.run_name, tags=tags)
-            settings = list(_settings(story.config))
+            settings = list(_settings(info.config))
             for begin in range(0, len(settings), 100):  # as many as it takes at once
                 mlflow.log_params(dict(settings[begin : begin + 100]))
         super().setup(args, state, model)
@@ -223,16 +223,16 @@ OURS = {
 }
 
 
-def replace_trackers(trainer: Trainer, config: Mapping[str, Any], folder: Path) -> list[Telling]:
+def replace_trackers(trainer: Trainer, config: Mapping[str, Any], folder: Path) -> list[Tracker]:
     """Put callbacks that tell a tracker all there is to a run in the places of the trainer's stock ones."""
     callbacks = trainer.callback_handler.callbacks
-    story = Story(config, folder)
-    callbacks[:] = [OURS[type(one)](story) if type(one) in OURS else one for one in callbacks]
-    return [one for one in callbacks if isinstance(one, Telling)]
+    info = RunInfo(config, folder)
+    callbacks[:] = [OURS[type(one)](info) if type(one) in OURS else one for one in callbacks]
+    return [one for one in callbacks if isinstance(one, Tracker)]
 
 
 @contextmanager
-def trackers_closed(trackers: Sequence[Telling], *, is_first: bool) -> Iterator[None]:
+def trackers_closed(trackers: Sequence[Tracker], *, is_first: bool) -> Iterator[None]:
     """End the trackers' runs when what is logged inside is over, however it ends; for the first process alone."""
     finished = False
     try:
@@ -245,7 +245,7 @@ def trackers_closed(trackers: Sequence[Telling], *, is_first: bool) -> Iterator[
 
 @contextmanager
 def _to_log() -> Iterator[None]:
-    """What is printed inside goes to the log of the run, without its colours."""
+    """Send what is printed inside to the log of the run, without its colours."""
     with redirect_stdout(io.StringIO()) as printed:
         yield
     for line in re.sub(r"\x1b\[[0-9;]*m", "", printed.getvalue()).splitlines():

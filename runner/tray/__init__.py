@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from runner.callback import StopRequest
     from runner.checkpoint import Seal
     from runner.health.watch import Health
-    from runner.tracker.callback import Telling
+    from runner.tracker.callback import Tracker
     from runner.trainer.extension import Measure
 
     Adjustments = Sequence[Mapping[str, Any]]
@@ -66,7 +66,7 @@ class Components:
     trainer: Trainer
     health: Health
     seal: Seal
-    trackers: list[Telling]
+    trackers: list[Tracker]
     amendments: list[dict[str, Any]]
 
 
