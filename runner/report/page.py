@@ -16,8 +16,8 @@ from runner.files import write_text
 from runner.report.importance import METHOD
 from runner.report.number import number, percent, short, spread, value
 from runner.report.plot import (
+    MAX_POINTS_BESIDE,
     OTHERS,
-    POINTS_BESIDE,
     Picture,
     colours_of,
     run_pictures,
@@ -105,7 +105,7 @@ def _sweep_page(summary: Summary, mark: str, plots: Path) -> str:
         colours=colours_of(summary),
         others=OTHERS,
         method=METHOD,
-        points=POINTS_BESIDE,
+        points=MAX_POINTS_BESIDE,
         charts=[svg for svg in svgs if not svg["name"].startswith("curve-")],
         curves=[svg for svg in svgs if svg["name"].startswith("curve-")],
         prompts=side_by_side(summary),

@@ -10,14 +10,14 @@ import io
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from runner.files import write_bytes
 from runner.report.axis import Axis
-from runner.report.number import number, short, spread, value
+from runner.report.number import short, spread, value
 from runner.report.sweep import Summary
 from runner.run.read import RunRecord, curve, is_number, names, read_metrics
 
@@ -42,7 +42,7 @@ CURVES = (
     *("eval_rewards/accuracies", "loss", "eval_loss", "kl", "objective/kl", "entropy", "policy/entropy_avg"),
     *("mean_token_accuracy", "completions/mean_length", "val/explained_variance", "grad_norm"),
 )
-MOST_CURVES = 8
+MAX_CURVES = 8
 TRADES = (("objective/kl", "objective/scores"), ("kl", "reward"))
 
 # Told apart by eyes that see few colours, and against white as well as against black.
@@ -50,9 +50,9 @@ COLOURS = ("#3b7fc4", "#d9702b", "#2b9a66", "#c2508c", "#8a6fd0", "#9a8420", "#2
 OTHERS = "#8c939c"
 INK = "#1f2329"
 # Points of a curve; longer ones are averaged to as many, which also keeps the page light.
-POINTS = 300
-POINTS_BESIDE = 120  # of each of many
-MOST_OTHERS = 40  # settings beyond the palette
+MAX_POINTS = 300
+MAX_POINTS_BESIDE = 120  # of each of many
+MAX_OTHERS = 40  # settings beyond the palette
 STYLE = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
@@ -76,15 +76,11 @@ Curve = tuple[Sequence[float], Sequence[float]]
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawn figure with the name of its file.
-
-    ``keyed`` is whether the page tells its colours beside it; ``keys`` has the order of the labels in a legend.
-    """
+    """A drawn figure with the name of its file; ``keys`` are the labels of its legend where a page has one for all."""
 
     name: str
     caption: str
     figure: Any
-    keyed: bool = False
     keys: Sequence[str] = ()
 
 
@@ -104,14 +100,12 @@ def run_pictures(lines: Sequence[Mapping[str, Any]], title: str = "") -> Iterato
 
 def sweep_pictures(summary: Summary) -> Iterator[Picture]:
     """The objective against each axis and over two, reward against KL, and curves with bands over seeds."""
-    colours = colours_of(summary)
+    keys = [label for label in _labels(summary) if label]
+    pictures = [_trade_pictures(summary), (_curve_picture(summary, name) for name in curves_of(summary))]
     if summary.objective and summary.best:
-        yield from (_axis_picture(summary, axis, colours) for axis in summary.axes[:6])
-        if len(summary.axes) > 1:
-            yield _heat_picture(summary)
-    yield from _trade_pictures(summary, colours)
-    for name in curves_of(summary):
-        yield _curve_picture(summary, name, colours)
+        heats = [_heat_picture(summary)] if len(summary.axes) > 1 else []
+        pictures = [(_axis_picture(summary, axis) for axis in summary.axes[:6]), heats, *pictures]
+    return (replace(picture, keys=keys) for picture in itertools.chain(*pictures))
 
 
 def colours_of(summary: Summary) -> list[str]:
@@ -119,18 +113,25 @@ def colours_of(summary: Summary) -> list[str]:
     return [COLOURS[place] if place < len(COLOURS) else OTHERS for place in range(len(summary.settings))]
 
 
+def _labels(summary: Summary) -> list[str | None]:
+    """A label for each setting, best first; the first of those beyond the palette stands for all of them."""
+    labels = [setting.label for setting in summary.settings[: len(COLOURS)]]
+    others = len(summary.settings) - len(labels)
+    return [*labels, *(["others"] if others else []), *([None] * (others - 1))]
+
+
 def curves_of(summary: Summary) -> list[str]:
     """The metrics that were logged at two steps or more of some run, the objective first."""
     wanted = [summary.objective.name] if summary.objective else []
     logged = {name for run in summary.runs for name in names(run.lines) if len(curve(run.lines, name)[0]) > 1}
-    return [name for name in dict.fromkeys((*wanted, *CURVES)) if name in logged][:MOST_CURVES]
+    return [name for name in dict.fromkeys((*wanted, *CURVES)) if name in logged][:MAX_CURVES]
 
 
 def to_svg(picture: Picture, prefix: str) -> str:
     """The figure as SVG for the inside of a page: its ink is that of the page, its ids start with ``prefix``."""
     file = io.StringIO()
     with _style():
-        if not picture.keyed:
+        if not picture.keys:
             _add_legend(picture)
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         picture.figure.savefig(file, format="svg", transparent=True, metadata=nothing)
@@ -153,7 +154,7 @@ def write_png(picture: Picture, folder: Path) -> Path:
     return path
 
 
-def thinned(steps: Sequence[float], values: Sequence[float], most: int = POINTS) -> Curve:
+def thinned(steps: Sequence[float], values: Sequence[float], most: int = MAX_POINTS) -> Curve:
     """A curve of at most so many points, each the mean of equally many neighbours.
 
     >>> thinned([1, 2, 3, 4], [0.0, 1.0, 2.0, 3.0], most=2)
@@ -175,12 +176,12 @@ def band(runs: Sequence[RunRecord], name: str) -> tuple[list[float], list[float]
     steps = sorted(found)
     means = [fmean(found[step]) for step in steps]
     sds = [stdev(found[step]) if len(found[step]) > 1 else 0.0 for step in steps]
-    fewer, means = thinned(steps, means, POINTS_BESIDE)
-    return list(fewer), list(means), list(thinned(steps, sds, POINTS_BESIDE)[1])
+    fewer, means = thinned(steps, means, MAX_POINTS_BESIDE)
+    return list(fewer), list(means), list(thinned(steps, sds, MAX_POINTS_BESIDE)[1])
 
 
 def _belongs(name: str, wanted: tuple[str, ...]) -> bool:
-    """Whether a metric is one of these, under its own name or that of a held-out set.
+    """True for a metric that is one of these, under its own name or that of a held-out set.
 
     >>> _belongs("eval_sentiment_rewards/margins", ("rewards/margins",))
     True
@@ -242,9 +243,9 @@ def _run_figure(curves: Mapping[str, Curve], name: str, title: str) -> Any:
     return figure
 
 
-def _axis_picture(summary: Summary, axis: Axis, colours: Sequence[str]) -> Picture:
+def _axis_picture(summary: Summary, axis: Axis) -> Picture:
     """The objective of each setting over the values of one axis, and the line through the means of the values."""
-    name, levels = summary.objective.name, axis.levels
+    name, levels, colours, labels = summary.objective.name, axis.levels, colours_of(summary), _labels(summary)
     scored = [(place, setting) for place, setting in enumerate(summary.settings) if setting.mean(name) is not None]
     with _axes(name, axis.name) as (figure, axes):
         means = {}
@@ -253,7 +254,7 @@ def _axis_picture(summary: Summary, axis: Axis, colours: Sequence[str]) -> Pictu
             means |= {spot: fmean(setting.mean(name) for _, setting in here)} if here else {}
             for turn, (place, setting) in enumerate(here):
                 x = spot + 0.3 * ((turn + 0.5) / len(here) - 0.5)
-                label = _label(summary, place) if len(summary.axes) > 1 else None
+                label = labels[place] if len(summary.axes) > 1 else None
                 style = {"fmt": "o", "ms": 5, "capsize": 3, "color": colours[place], "label": label}
                 axes.errorbar(x, setting.mean(name), setting.sd(name) or 0, **style)
         axes.plot(list(means), list(means.values()), "-", color=INK, alpha=0.45, linewidth=1.1, zorder=0)
@@ -261,7 +262,7 @@ def _axis_picture(summary: Summary, axis: Axis, colours: Sequence[str]) -> Pictu
         axes.set_xlim(-0.5, len(levels) - 0.5)
         axes.grid(axis="y")
     caption = f"{name} against {axis.name}; the line joins the means, bars are one standard deviation over seeds"
-    return Picture(f"objective-{_file(axis.name)}", caption, figure, keyed=True, keys=_labels(summary))
+    return Picture(f"objective-{_file(axis.name)}", caption, figure)
 
 
 def _heat_picture(summary: Summary) -> Picture:
@@ -289,7 +290,7 @@ def _heat_picture(summary: Summary) -> Picture:
         axes.tick_params(length=0)
     others = "" if len(summary.axes) == 2 else ", over all other keys"
     caption = f"{name}: mean and standard deviation of the runs in each cell{others}; {summary.objective.direction}"
-    return Picture(f"heat-{_file(across.name)}-{_file(up.name)}", caption, figure, keyed=True, keys=_labels(summary))
+    return Picture(f"heat-{_file(across.name)}-{_file(up.name)}", caption, figure)
 
 
 def heat_cells(summary: Summary, across: Axis, up: Axis) -> dict[tuple[int, int], list[float]]:
@@ -310,23 +311,21 @@ def _two_axes(summary: Summary) -> tuple[Axis, Axis]:
     return first, second
 
 
-def _trade_pictures(summary: Summary, colours: Sequence[str]) -> Iterator[Picture]:
+def _trade_pictures(summary: Summary) -> Iterator[Picture]:
     """Reward against the distance from the start model, each run a line that ends in a dot."""
     for kl, reward in TRADES:
-        paths = [(place, run, _path(run, kl, reward)) for place, s in enumerate(summary.settings) for run in s.runs]
-        paths = [(place, run, path) for place, run, path in paths if len(path[0]) > 1]
+        paths = [(place, _path(run, kl, reward)) for place, s in enumerate(summary.settings) for run in s.runs]
+        paths = [(place, path) for place, path in paths if len(path[0]) > 1]
         if not paths:
             continue
+        colours, labels = colours_of(summary), dict(enumerate(_labels(summary)))
         with _axes(reward, kl) as (figure, axes):
-            told: set[int] = set()
-            for place, _, (xs, ys) in sorted(paths, key=lambda path: -path[0]):
+            for place, (xs, ys) in sorted(paths, key=lambda path: -path[0]):
                 axes.plot(xs, ys, "-", color=colours[place], alpha=0.4, linewidth=1)
-                label = None if place in told else _label(summary, place)
-                axes.plot(xs[-1], ys[-1], "o", color=colours[place], markersize=6, label=label)
-                told.add(place)
+                axes.plot(xs[-1], ys[-1], "o", color=colours[place], markersize=6, label=labels.pop(place, None))
             axes.grid()
         caption = f"{reward} against {kl} while training, averaged to 8 points; each dot is where a run is last"
-        yield Picture("reward-kl", caption, figure, keyed=True, keys=_labels(summary))
+        yield Picture("reward-kl", caption, figure)
 
 
 def _path(run: RunRecord, kl: str, reward: str) -> Curve:
@@ -335,48 +334,30 @@ def _path(run: RunRecord, kl: str, reward: str) -> Curve:
     return thinned([line[kl] for line in both], [line[reward] for line in both], most=8)
 
 
-def _curve_picture(summary: Summary, name: str, colours: Sequence[str]) -> Picture:
-    """One metric over the steps: the mean of each setting, with a band of one standard deviation over its seeds."""
+def _curve_picture(summary: Summary, name: str) -> Picture:
+    """One metric over the steps: the mean of each setting, with a band of one standard deviation over its seeds.
+
+    Settings beyond the palette are thin lines.
+    """
+    colours, labels = colours_of(summary), _labels(summary)
     with _axes(name) as (figure, axes):
-        for place, setting in reversed(list(enumerate(summary.settings[: len(COLOURS) + MOST_OTHERS]))):
+        for place, setting in reversed(list(enumerate(summary.settings[: len(COLOURS) + MAX_OTHERS]))):
             steps, means, sds = band(setting.runs, name)
             if not steps:
                 continue
-            axes.plot(steps, means, color=colours[place], label=_label(summary, place), **_line(place, len(steps)))
-            if any(sds) and place < len(COLOURS):
+            thin = place >= len(COLOURS)
+            marker = "o" if len(steps) < 4 and not thin else ""
+            style = {"linewidth": 0.7 if thin else 1.6, "zorder": 1 if thin else 2, "marker": marker, "markersize": 3}
+            axes.plot(steps, means, color=colours[place], label=labels[place], **style)
+            if any(sds) and not thin:
                 low, high = ([m + side * sd for m, sd in zip(means, sds, strict=True)] for side in (-1, 1))
                 axes.fill_between(steps, low, high, color=colours[place], alpha=0.16, linewidth=0)
         axes.grid()
-    return Picture(f"curve-{_file(name)}", name, figure, keyed=True, keys=_labels(summary))
-
-
-def _line(place: int, points: int) -> dict[str, Any]:
-    """How a setting's curve is drawn: thin beyond the palette, with dots where there are few points."""
-    thin = place >= len(COLOURS)
-    return {
-        "linewidth": 0.7 if thin else 1.6,
-        "zorder": 1 if thin else 2,
-        "marker": "o" if points < 4 and not thin else "",
-        "markersize": 3,
-    }
-
-
-def _label(summary: Summary, place: int) -> str | None:
-    """What a legend says of a setting; those beyond the palette are named together."""
-    if place > len(COLOURS):
-        return None
-    return "others" if place == len(COLOURS) else summary.settings[place].label
-
-
-def _labels(summary: Summary) -> list[str]:
-    """What a legend says, best first."""
-    labels = [_label(summary, place) for place in range(min(len(summary.settings), len(COLOURS) + 1))]
-    return [label for label in labels if label]
+    return Picture(f"curve-{_file(name)}", name, figure)
 
 
 def _ticks(axes: Any, side: str, levels: Sequence[Any]) -> None:
-    texts = [number(level, 6) if isinstance(level, float) else value(level) for level in levels]
-    texts = [short(text, 18) for text in texts]
+    texts = [short(value(level), 18) for level in levels]
     crowded = side == "x" and sum(map(len, texts)) > 50
     turned = {"rotation": 30, "ha": "right"} if crowded else {}
     getattr(axes, f"set_{side}ticks")(range(len(levels)), texts, **turned)
