@@ -34,7 +34,7 @@ from runner.sweep import axis
 from runner.sweep.plan import Plan, compose_jobs, tasks_of
 from runner.sweep.plugin import Job, failed_since
 from runner.sweep.pool import Settings, confine, idle_devices, settings_of, train_all
-from runner.sweep.progress import Live, Stages, first_line
+from runner.sweep.progress import LiveProgress, Stages, first_line
 from runner.terminal import tell_uncaught
 from runner.work import Stop, finished, is_finished, launch, prepare_environment
 
@@ -224,7 +224,7 @@ def sweep(line: CommandLine) -> int:
     with in_a_folder(jobs[0][0]):
         settings = settings_of(launcher, [run for runs in jobs for run in runs], debug=line.debug)
         print(idle_devices(settings, jobs[0][0].cfg), end="")
-        codes, signals = train_all(tasks, settings, Live(plan, settings.jobs))
+        codes, signals = train_all(tasks, settings, LiveProgress(plan, settings.jobs))
     return conclude(jobs, codes, signals)
 
 

@@ -23,7 +23,7 @@ from runner.command.preview import Wishes, read_wishes
 from runner.errors import ConfigError
 from runner.inspection import TokenRow, find_faults, inspect_training, read_batches, to_texts
 from runner.model.chat import read_template
-from runner.report.tokens import Sheet, to_page, to_terminal, to_visible
+from runner.report.tokens import Sheet, format_sheet, to_page, to_visible
 from runner.run import key_of
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -317,7 +317,7 @@ def row_of(texts, trained, role="", number=0, weights=None):
 
 def test_marks_stand_below_the_tokens_that_they_are_of():
     row = row_of(["Ask", ":\n", "一", "b", "c", "d", "\n"], [0, 0, 1, 1, 1, 1, 1], weights=[1, 1, 1, 2, 0.5, 0, 1])
-    text = to_terminal(Sheet("train", ["one line"], [row]))
+    text = format_sheet(Sheet("train", ["one line"], [row]))
     assert text == (
         "train\n  one line\n  marks: ^ trained, + weighs more than 1, - less than 1, 0 nothing\n\n"
         "row 1: 5 of 7 tokens trained (71%), weights 0 to 2\n  Ask:↵\n  一bcd↵\n  ^^+-0^\n"
@@ -326,20 +326,20 @@ def test_marks_stand_below_the_tokens_that_they_are_of():
 
 def test_the_two_of_a_pair_share_their_prompt():
     pair = [row_of(["p", "q", "a"], [0, 0, 1], "chosen"), row_of(["p", "q", "b"], [0, 0, 1], "rejected")]
-    text = to_terminal(Sheet("train", [], pair))
+    text = format_sheet(Sheet("train", [], pair))
     assert "row 1: 2 tokens are shared\n  pq\n\nchosen: 1 of 3 tokens trained (33%)\n  a\n  ^\n\nrejected" in text
 
 
 def test_lines_fit_the_width_and_long_stretches_lose_their_middle():
     row = row_of(["字" * 900, "word " * 30], [0, 1])
-    lines = to_terminal(Sheet("train", [], [row])).splitlines()
+    lines = format_sheet(Sheet("train", [], [row])).splitlines()
     widths = [sum(2 if ord(character) > 0x2E80 else 1 for character in line) for line in lines]
     assert max(widths) <= 80 and any("[... 100 characters ...]" in line for line in lines)
 
 
 def test_colours_take_the_place_of_marks():
     row = row_of(["a", "b"], [0, 1])
-    text = to_terminal(Sheet("train", [], [row]), colour=True)
+    text = format_sheet(Sheet("train", [], [row]), colour=True)
     assert "\x1b[2ma\x1b[0m\x1b[32;4mb\x1b[0m" in text and "^" not in text
 
 
@@ -349,7 +349,7 @@ HOSTILE = "\x1b[2Jgone\x07\u202e<script>alert(1)</script>&\r\x9b1m"
 def test_no_text_of_others_steers_the_terminal():
     shown = to_visible(HOSTILE)
     assert shown == "␛[2Jgone␇·<script>alert(1)</script>&␍·1m"
-    assert "\x1b" not in to_terminal(Sheet("train", [], [row_of([HOSTILE], [1])]))
+    assert "\x1b" not in format_sheet(Sheet("train", [], [row_of([HOSTILE], [1])]))
 
 
 class Reader(HTMLParser):

@@ -7,7 +7,7 @@ import pytest
 from laid import lay_run, write
 
 from runner.__main__ import main
-from runner.command.reproduce import code_of, conclude, obstacles
+from runner.command.reproduce import checkout_of, judge_reproduction, obstacles
 from runner.errors import EnvironmentFault, SickRun
 from runner.files import files_of, read_json
 from runner.run.read import read_run
@@ -25,7 +25,7 @@ def lay(tmp_path, name, loss=0.5, digest="a", state="finished"):
 
 
 def test_equal_runs_are_bit_equal_whatever_their_clocks_say(tmp_path):
-    said = conclude(lay(tmp_path, "a"), lay(tmp_path, "b"), [])
+    said = judge_reproduction(lay(tmp_path, "a"), lay(tmp_path, "b"), [])
     assert said == "bit-equal 2 logged steps, 1 scores and the weights"
     assert read_json(tmp_path / "outputs" / "b" / "run" / "reproduction.json")["equal"] is True
 
@@ -33,25 +33,25 @@ def test_equal_runs_are_bit_equal_whatever_their_clocks_say(tmp_path):
 def test_the_first_step_that_differs_is_told_and_by_how_much(tmp_path):
     ours, theirs = lay(tmp_path, "a"), lay(tmp_path, "b", loss=0.4, digest="b")
     with pytest.raises(SickRun) as told:
-        conclude(ours, theirs, ["trl 1.15 (here 1.16)"])
+        judge_reproduction(ours, theirs, ["trl 1.15 (here 1.16)"])
     (fault,) = told.value.faults
     assert "2 differences, by up to 20 %; the first in metrics.jsonl, step 2: loss 0.5 -> 0.4" in fault.found
     assert "trl 1.15" in fault.expected and "tolerance=0.2" in fault.cure
     paper = read_json(theirs.folder / "reproduction.json")
     assert (paper["equal"], paper["differences"], paper["unmatched"]) == (False, 2, ["trl 1.15 (here 1.16)"])
-    assert conclude(ours, theirs, [], tolerance=0.21).startswith("close     nothing is more than 20 % apart")
+    assert judge_reproduction(ours, theirs, [], tolerance=0.21).startswith("close     nothing is more than 20 % apart")
     with pytest.raises(SickRun):
-        conclude(ours, theirs, [], tolerance=0.19)
+        judge_reproduction(ours, theirs, [], tolerance=0.19)
 
 
 def test_weights_alone_can_differ_and_a_missing_step_is_never_close(tmp_path):
     ours = lay(tmp_path, "a")
     with pytest.raises(SickRun, match=r"model: model\.safetensors"):
-        conclude(ours, lay(tmp_path, "b", digest="b"), [])
+        judge_reproduction(ours, lay(tmp_path, "b", digest="b"), [])
     short = lay(tmp_path, "c")
     (short.folder / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n')
     with pytest.raises(SickRun, match=r"step 2: loss 0\.5 -> None"):
-        conclude(ours, read_run(short.folder), [], tolerance=0.9)
+        judge_reproduction(ours, read_run(short.folder), [], tolerance=0.9)
 
 
 def test_what_is_not_as_it_was_is_told_with_how_to_get_it(tmp_path, monkeypatch):
@@ -89,13 +89,13 @@ def repository(tmp_path, monkeypatch):
 def test_the_code_of_a_commit_comes_and_goes_without_a_trace(repository, tmp_path):
     papers, git = repository
     (tmp_path / "code.py").write_text("now\n")
-    with code_of(papers) as code:
+    with checkout_of(papers) as code:
         assert (code / "code.py").read_text() == "changed\n" and git("worktree", "list").count("\n") == 1
     assert git("worktree", "list").count("\n") == 0 and not code.exists()
     assert (tmp_path / "code.py").read_text() == "now\n" and git("branch", "--show-current")
-    with pytest.raises(EnvironmentFault, match="is not in the repository"), code_of({"commit": "f" * 40}):
+    with pytest.raises(EnvironmentFault, match="is not in the repository"), checkout_of({"commit": "f" * 40}):
         pass
-    with pytest.raises(EnvironmentFault, match="do not apply"), code_of(papers | {"diff": "nonsense"}):
+    with pytest.raises(EnvironmentFault, match="do not apply"), checkout_of(papers | {"diff": "nonsense"}):
         pass
     assert git("worktree", "list").count("\n") == 0
 

@@ -20,7 +20,7 @@ from runner.run import Run, held, locked, open_run
 from runner.sweep import pool
 from runner.sweep.plan import MOST_JOBS, Plan, check_size, state_of, tasks_of
 from runner.sweep.pool import Settings, confine, settings_of
-from runner.sweep.progress import Live, first_line
+from runner.sweep.progress import LiveProgress, first_line
 from runner.work import visible_devices
 
 QUICK = ("dataset.limit.train=16", "dataset.limit.eval=2", "metric=none", "trainer.args.max_steps=1")
@@ -396,7 +396,7 @@ def test_progress_is_a_picture_on_a_terminal_and_events_in_a_log(monkeypatch):
     run.metrics.write_text('{"step": 1, "loss": 1}\n{"step": 3, "loss": 0.5}\n{"step": 4, "lo')
     for tty in (True, False):
         out = Terminal(tty)
-        show = Live(Plan(tasks, {"seed": 3}), 2, out)
+        show = LiveProgress(Plan(tasks, {"seed": 3}), 2, out)
         show.started(tasks[0])
         show.ended(tasks[1], "finished", seconds=10)
         show.next = 0

@@ -169,7 +169,7 @@ def _gpus() -> str:
 
 
 def caches() -> Iterator[tuple[str, str]]:
-    """Where models and prepared rows are kept, and how much there is."""
+    """The folders of models and of prepared rows, and their sizes."""
     home = hub_home()
     models = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
     rows = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets").expanduser()
@@ -204,7 +204,7 @@ def disk_line(root: str) -> str:
 
 
 def ask_hub() -> str:
-    """Whether the hub answers, and whether there is a token for it."""
+    """Ask the hub for an answer, and look for a token."""
     address = os.environ.get("HF_ENDPOINT") or HUB
     home = hub_home()
     file = Path(os.environ.get("HF_TOKEN_PATH") or home / "token")

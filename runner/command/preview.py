@@ -35,7 +35,7 @@ from runner.config import Composed, asked_for, build
 from runner.errors import ConfigError, Fault
 from runner.files import shipped, write_text
 from runner.inspection import SAMPLE, Inspection, find_faults, inspect_evaluation, inspect_training, stop_ids
-from runner.report.tokens import WIDTH, Sheet, to_page, to_terminal
+from runner.report.tokens import WIDTH, Sheet, format_sheet, to_page
 from runner.run import Run, folder_of, key_of
 from runner.run.find import find_runs
 from runner.terminal import quiet
@@ -81,10 +81,10 @@ def main(line: Any) -> int:
     with quiet():
         for composed in runs:
             cfg = _origin(composed, origins)
-            sheets += look(cfg, wishes, composed.stage)
+            sheets += build_sheets(cfg, wishes, composed.stage)
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
-    print("\n".join(to_terminal(sheet, colour=colour, width=width) for sheet in sheets), flush=True)
+    print("\n".join(format_sheet(sheet, colour=colour, width=width) for sheet in sheets), flush=True)
     if wishes.html:
         path = _page_path(wishes.html, runs[0])
         write_text(path, to_page(f"What {_title(runs[0])} trains on", sheets))
@@ -185,7 +185,7 @@ def write_stand_in(cfg: Mapping[str, Any], folder: Path) -> Path:
     return folder
 
 
-def look(cfg: Mapping[str, Any], wishes: Wishes, of: str = "") -> list[Sheet]:
+def build_sheets(cfg: Mapping[str, Any], wishes: Wishes, of: str = "") -> list[Sheet]:
     """The sheets of one run: its training rows, its held-out sets, or both."""
     with tempfile.TemporaryDirectory(prefix="preview-") as place:
         light = lighten(cfg, max(SAMPLE, wishes.rows), write_stand_in(cfg, Path(place) / "model"))

@@ -66,7 +66,7 @@ def main(line: Any) -> int:
         print(f"run       {again}", flush=True)
         if code := train_again(again, run, options.get("code") == "worktree", line.debug):
             return code
-    print(conclude(run, read_run(again.folder), unmatched, tolerance))
+    print(judge_reproduction(run, read_run(again.folder), unmatched, tolerance))
     return 0
 
 
@@ -97,7 +97,7 @@ def _check(run: RunRecord, options: Mapping[str, str]) -> float:
 
 
 def obstacles(run: RunRecord) -> Iterator[str]:
-    """What is no longer as it was when the run was made, each in a line, with how to get it where that is known."""
+    """Everything that is no longer as it was when the run was made, a line each, with the fix where that is known."""
     then = run.manifest
     if then.get("python") not in (None, platform.python_version()):
         yield f"python {then['python']}, here {platform.python_version()}"
@@ -171,7 +171,7 @@ def train_again(again: Run, run: RunRecord, worktree: bool, debug: bool = False)
     """Train in the new folder by the run's own launcher, or with the code of its commit, and return the exit code."""
     if worktree:
         git = run.manifest.get("git")
-        with code_of(git if isinstance(git, Mapping) else {}) as code:
+        with checkout_of(git if isinstance(git, Mapping) else {}) as code:
             # Without this folder's own modules, and with those of the worktree before whatever is installed.
             known = os.environ.get("PYTHONPATH")
             environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join([str(code), *([known] if known else [])])}
@@ -181,7 +181,7 @@ def train_again(again: Run, run: RunRecord, worktree: bool, debug: bool = False)
 
 
 @contextlib.contextmanager
-def code_of(git: Mapping[str, Any]) -> Iterator[Path]:
+def checkout_of(git: Mapping[str, Any]) -> Iterator[Path]:
     """A folder with the code of a commit and the changes that were not committed, removed at the end.
 
     The branch and the files of the repository stay as they are.
@@ -208,8 +208,8 @@ def code_of(git: Mapping[str, Any]) -> Iterator[Path]:
 # --- Compared -------------------------------------------------------------------------------------
 
 
-def conclude(run: RunRecord, again: RunRecord, unmatched: Sequence[str], tolerance: float = 0.0) -> str:
-    """What the comparison says, kept beside the new run; raises SickRun where the two are not equal enough."""
+def judge_reproduction(run: RunRecord, again: RunRecord, unmatched: Sequence[str], tolerance: float = 0.0) -> str:
+    """Compare, and keep the verdict beside the new run; raises SickRun where the two are not equal enough."""
     found = deviations(run, again)
     sizes = [entry.size for entry in found if entry.what != "model"]
     largest = max((size for size in sizes if size is not None), default=0.0)

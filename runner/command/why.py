@@ -13,7 +13,7 @@ counts, the lines below it are what it overrode, and references such as ${learni
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from runner.run.read import RunRecord
 from runner.secret import hidden
 from runner.signature import flatten, read_signature, to_text
 
-WIDEST = 36  # characters of a value
+MAX_VALUE_WIDTH = 36  # characters of a value
 
 
 def main(line: Any) -> int:
@@ -69,7 +69,7 @@ def _of_all(key: str, runs: Sequence[Composed], folders: Sequence[Path]) -> Iter
 
 
 def origins_of(composed: Composed, folders: Sequence[Path]) -> Origins:
-    """Where the values of a composed configuration come from."""
+    """The origins of the values of a composed configuration."""
     words, typed = (composed.words, composed.overrides) if composed.stage else (composed.overrides, None)
     return read_origins(composed.cfg, words, folders, typed, composed.stage)
 
@@ -93,17 +93,14 @@ def _chain(key: str, origins: Origins) -> Iterator[str]:
     """One key with its value, and below it what counts and what that overrode."""
     settings = origins.of(key)
     value = _value(key, origins, settings)
-    yield f"{key} = {short(value, WIDEST)}" if value else key
+    yield f"{key} = {short(value, MAX_VALUE_WIDTH)}" if value else key
     if not settings:
         yield "  no file and no word sets it"
         return
-    marks = ["is", *["over"] * (len(settings) - 1)]
-    columns = [
-        Column("", marks, True, True),
-        Column("", [short(_said(entry, key), WIDEST) for entry in settings], True, True),
-        Column("", [_placed(entry) for entry in settings], True, True),
-    ]
-    yield from format_table(columns, 200)[1:]
+    yield from _aligned(
+        ("over" if number else "is", short(_said(entry, key), MAX_VALUE_WIDTH), _placed(entry))
+        for number, entry in enumerate(settings)
+    )
 
 
 def _value(key: str, origins: Origins, settings: Sequence[Setting]) -> str:
@@ -119,7 +116,7 @@ def _value(key: str, origins: Origins, settings: Sequence[Setting]) -> str:
 
 
 def _said(entry: Setting, key: str) -> str:
-    """What a place says; where it is about a key above this one, with that key."""
+    """The text of a place; where it is about a key above this one, with that key."""
     return entry.text if key.endswith(entry.key) else f"{entry.key}: {entry.text}"
 
 
@@ -129,15 +126,14 @@ def _placed(entry: Setting) -> str:
 
 def _node(key: str, node: Mapping[str, Any], origins: Origins) -> Iterator[str]:
     """Every key below a node: its value and the place that counts."""
-    inner = [(f"{key}.{name}", entry) for name, entry in flatten(node).items()]
-    firsts = [next(iter(origins.of(name)), None) for name, _ in inner]
-    columns = [
-        Column("", [name for name, _ in inner], True, True),
-        Column("", [short(to_text(entry), WIDEST) for _, entry in inner], True, True),
-        Column("", [first.place if first else "" for first in firsts], True, True),
-    ]
+    inner = {f"{key}.{name}": short(to_text(entry), MAX_VALUE_WIDTH) for name, entry in flatten(node).items()}
     yield key
-    yield from format_table(columns, 200)[1:]
+    yield from _aligned((name, text, next((e.place for e in origins.of(name)), "")) for name, text in inner.items())
+
+
+def _aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """The lines of a table without titles."""
+    return format_table([Column("", cells, True, True) for cells in zip(*rows, strict=True)], 200)[1:]
 
 
 def find_key(key: str, cfg: Mapping[str, Any]) -> str:
@@ -184,7 +180,7 @@ def _of_run(line: Any, key: str, run: RunRecord) -> Iterator[str]:
         raise ConfigError(Fault("command line", " ".join(line.overrides), expected, f"why {key} {line.runs[1]}"))
     key = find_key(key, run.cfg)
     frozen = select(run.cfg, key)
-    yield f"{key} = {short(to_text(frozen), WIDEST)}  frozen in {run}/config.yaml"
+    yield f"{key} = {short(to_text(frozen), MAX_VALUE_WIDTH)}  frozen in {run}/config.yaml"
     yield f"made by   {command_of(run)}"
     composed, folders = _again(run)
     if composed is None:
@@ -198,7 +194,7 @@ def _of_run(line: Any, key: str, run: RunRecord) -> Iterator[str]:
 
 
 def _again(run: RunRecord) -> tuple[Composed | None, list[Path]]:
-    """What the words of a run compose today, of a staged experiment that run's own stage."""
+    """Compose the words of a run with the files of today; of a staged experiment that run's own stage."""
     overrides, folders = folders_in(words_of(run) or [])
     if words_of(run) is None:
         return None, folders

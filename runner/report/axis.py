@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runner.run import VOLATILE
-from runner.run.read import is_number
+from runner.run.read import is_finite
 from runner.signature import flatten
 
 TOP = ("learning_rate", "kl_coef", "seed")
@@ -36,7 +36,7 @@ class Axis:
     def levels(self) -> list[Any]:
         """Its different values, numbers in rising order and before words."""
         found = dict.fromkeys(entry for entry in self.column if entry is not UNREAD)
-        return sorted(found, key=lambda entry: (not is_number(entry), entry if is_number(entry) else 0, str(entry)))
+        return sorted(found, key=lambda entry: (not is_finite(entry), entry if is_finite(entry) else 0, str(entry)))
 
 
 class _Unread:

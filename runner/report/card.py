@@ -16,7 +16,7 @@ import yaml
 from runner.files import read_json
 from runner.report.number import number
 from runner.report.repeat import words_of
-from runner.report.single import differing, held_out_scores
+from runner.report.single import differing, score_rows
 from runner.run.read import RunRecord, read_run
 from runner.secret import looks_secret
 
@@ -131,7 +131,7 @@ def _short_trainer(cfg: Mapping[str, Any]) -> str:
 
 
 def _results(run: RunRecord) -> str:
-    rows = [(name.removeprefix("eval_"), before, after) for name, before, after in held_out_scores(run)]
+    rows = [(name.removeprefix("eval_"), before, after) for name, before, after in score_rows(run)]
     return _table(("score", "before", "after"), rows)
 
 

@@ -13,7 +13,7 @@ from runner.report.axis import MISSING, TOP, is_of_launch, lasting_keys
 from runner.report.number import number, value
 from runner.report.objective import CLOCK, telling
 from runner.report.repeat import command_of
-from runner.run.read import RunRecord, is_number
+from runner.run.read import RunRecord, is_finite
 from runner.signature import flatten
 
 # What depends on the machine's mood and not on the run.
@@ -77,7 +77,7 @@ def _config(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[Row]:
     rows: dict[tuple[str, str, str], list[str]] = {}
     for key, mine, other in found:
         # Words or numbers that go together are one thing; that two things are switched on is none.
-        plain = all(entry is None or is_number(entry) or isinstance(entry, str) for entry in (mine, other))
+        plain = all(entry is None or is_finite(entry) or isinstance(entry, str) for entry in (mine, other))
         rows.setdefault((_node(mine), _node(other), "" if plain else key), []).append(key)
     return [(_with_others(keys), mine, other) for (mine, other, _), keys in rows.items()]
 
@@ -147,7 +147,7 @@ def _last(run: RunRecord) -> dict[str, float]:
     """The last value of each metric that training logged, without clocks and held-out scores."""
     found: dict[str, float] = {}
     for line in run.lines:
-        found |= {name: entry for name, entry in line.items() if is_number(entry)}
+        found |= {name: entry for name, entry in line.items() if is_finite(entry)}
     return {name: entry for name, entry in found.items() if not name.startswith("eval_") and not name.endswith(CLOCK)}
 
 
@@ -167,7 +167,7 @@ class Deviation:
     @property
     def size(self) -> float | None:
         """The distance of two numbers, relative to the larger; None where they are not two numbers."""
-        if not (is_number(self.ours) and is_number(self.theirs)):
+        if not (is_finite(self.ours) and is_finite(self.theirs)):
             return None
         largest = max(abs(self.ours), abs(self.theirs))
         return abs(self.ours - self.theirs) / largest if largest else 0.0

@@ -1,4 +1,4 @@
-"""How much of the spread of a score goes with each swept key: sums of squares of the main effects, as in ANOVA."""
+"""The share of the spread of a score that goes with each swept key: the main effects of an analysis of variance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How numbers, spreads and values of a configuration are written for people."""
+"""Numbers, spreads and values of a configuration as text for people."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def short(text: str, width: int) -> str:
     return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
 
 
-def count_of(count: int, noun: str) -> str:
+def plural(count: int, noun: str) -> str:
     """A number of things.
 
-    >>> count_of(1, "run"), count_of(2, "run")
+    >>> plural(1, "run"), plural(2, "run")
     ('1 run', '2 runs')
     """
     return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""Which score the runs of a name are ranked by, and in which direction: asked for, configured, or the likeliest."""
+"""The score by which the runs of a name are ranked, and its direction: asked for, configured, or the likeliest."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def choose_objective(
     """
     if direction not in (None, *DIRECTIONS):
         raise ConfigError(Fault("direction", repr(direction), " or ".join(DIRECTIONS), "direction=max"))
-    known = scores_of(runs)
+    known = score_names(runs)
     name, why, more = (_asked(name, known), "asked for", None) if name else _found(runs, known)
     if name is None:
         return None
@@ -49,7 +49,7 @@ def choose_objective(
     return Objective(name, more, why)
 
 
-def scores_of(runs: Sequence[RunRecord]) -> list[str]:
+def score_names(runs: Sequence[RunRecord]) -> list[str]:
     """Every held-out score of the finished runs, in the order in which they were written."""
     return list(dict.fromkeys(name for run in runs if run.state == "finished" for name in run.after))
 
@@ -67,10 +67,10 @@ def _asked(name: str, known: Sequence[str]) -> str:
 def check_objective(runs: Sequence[RunRecord], name: str) -> None:
     """Raise ConfigError where runs have finished and none of them has this score."""
     finished = [run for run in runs if run.state == "finished"]
-    if not finished or any(run.score(_asked(name, scores_of(runs))) is not None for run in finished):
+    if not finished or any(run.score(_asked(name, score_names(runs))) is not None for run in finished):
         return
     logged = {found for run in finished for found in names(run.lines)}
-    known = [*scores_of(runs), *sorted(found for found in logged if not found.endswith(CLOCK))]
+    known = [*score_names(runs), *sorted(found for found in logged if not found.endswith(CLOCK))]
     near = difflib.get_close_matches(name, known, 1)
     expected = f"one of {', '.join(dict.fromkeys(telling(known)))}"
     cure = f"objective={near[0]}" if near else "objective=<one of them>"

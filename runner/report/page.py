@@ -30,7 +30,7 @@ from runner.report.repeat import command_of
 from runner.report.single import RunView
 from runner.report.sweep import Summary
 from runner.report.table import to_csv, to_jsonl
-from runner.run.read import RunRecord, clock, read_samples
+from runner.run.read import RunRecord, format_time, read_samples
 
 MAX_PROMPTS = 6  # on a page
 MAX_COLUMNS = 6  # settings, or steps of one run, whose completions stand side by side
@@ -60,7 +60,7 @@ def write_run_report(view: RunView) -> Path:
     if not _is_written(page, mark):
         write_plots(folder / "metrics.jsonl", folder / "plots", title=folder.parent.name)
         svgs = _to_svgs(list(run_pictures(view.run.lines)))
-        steps, facts = over_time(view.run), facts_of([view.run])
+        steps, facts = over_time(view.run), count_facts([view.run])
         context = {"title": folder.name, "view": view, "run": view.run, "curves": svgs, "steps": steps, "facts": facts}
         write_text(page, render_page("run.html", mark=mark, **context))
     return page
@@ -81,7 +81,7 @@ def fingerprint_of(runs: Iterable[RunRecord], *asked: object) -> str:
 
 
 def _is_written(page: Path, mark: str) -> bool:
-    """Whether a page carries this hash."""
+    """True where a page carries this hash."""
     if not page.exists():
         return False
     with open(page, encoding="utf-8", errors="replace") as file:
@@ -109,12 +109,12 @@ def _sweep_page(summary: Summary, mark: str, plots: Path) -> str:
         charts=[svg for svg in svgs if not svg["name"].startswith("curve-")],
         curves=[svg for svg in svgs if svg["name"].startswith("curve-")],
         prompts=side_by_side(summary),
-        facts=facts_of(summary.runs),
+        facts=count_facts(summary.runs),
     )
 
 
 def side_by_side(summary: Summary) -> list[dict[str, Any]]:
-    """What the last models of some settings wrote to the same prompts, those first on which they differ most.
+    """Completions of the last models of some settings to the same prompts, those first on which they differ most.
 
     The settings are the best ones and the last, each with one finished run; before them stands the start model.
     """
@@ -134,7 +134,7 @@ def side_by_side(summary: Summary) -> list[dict[str, Any]]:
 
 
 def over_time(run: RunRecord) -> list[dict[str, Any]]:
-    """What a run wrote to the same prompts at some of its steps, the first and the last among them."""
+    """Completions of a run to the same prompts at some of its steps, the first and the last among them."""
     table = read_samples(run.folder, dense=True)
     steps = sorted({row["step"] for row in table})
     places = {round(place * (len(steps) - 1) / (MAX_COLUMNS - 1)) for place in range(MAX_COLUMNS)} if steps else set()
@@ -143,8 +143,8 @@ def over_time(run: RunRecord) -> list[dict[str, Any]]:
     return _prompts(columns, sort=False)
 
 
-def facts_of(runs: Sequence[RunRecord]) -> list[tuple[str, dict[str, int]]]:
-    """What the manifests say of software, data, model and machine: each fact, with how many runs have which value."""
+def count_facts(runs: Sequence[RunRecord]) -> list[tuple[str, dict[str, int]]]:
+    """The facts of the manifests on software, data, model and machine, each with the number of runs of each value."""
     found: dict[str, dict[str, int]] = {}
     for run in runs:
         for name, fact in _facts(run.manifest) if run.manifest else ():
@@ -222,8 +222,9 @@ def render_page(template: str, **context: Any) -> str:
 
     folder = FileSystemLoader(Path(__file__).parent / "template")
     jinja = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    jinja.filters |= {"clock": clock, "breakable": breakable, "clipped": _clipped, "number": number, "percent": percent}
-    jinja.globals |= {"spread": spread, "cell": lambda entry: short(value(entry), 40), "command_of": command_of}
+    jinja.filters |= {"breakable": breakable, "clipped": _clipped, "number": number, "percent": percent}
+    jinja.filters |= {"format_time": format_time, "cell": lambda entry: short(value(entry), 40)}
+    jinja.globals |= {"spread": spread, "command_of": command_of}
     return jinja.get_template(template).render(context)
 
 

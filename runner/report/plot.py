@@ -19,7 +19,7 @@ from runner.files import write_bytes
 from runner.report.axis import Axis
 from runner.report.number import short, spread, value
 from runner.report.sweep import Summary
-from runner.run.read import RunRecord, curve, is_number, names, read_metrics
+from runner.run.read import RunRecord, curve, is_finite, names, read_metrics
 
 # Which metrics of a run share a picture: the picture's name, and what the metric's last word may be.
 PICTURES = {
@@ -330,7 +330,7 @@ def _trade_pictures(summary: Summary) -> Iterator[Picture]:
 
 def _path(run: RunRecord, kl: str, reward: str) -> Curve:
     """A run's way through (KL, reward), at the steps where both were logged."""
-    both = [line for line in run.lines if all(is_number(line.get(name)) for name in (kl, reward))]
+    both = [line for line in run.lines if all(is_finite(line.get(name)) for name in (kl, reward))]
     return thinned([line[kl] for line in both], [line[reward] for line in both], most=8)
 
 

@@ -21,7 +21,7 @@ from runner.report.axis import MISSING, TOP, lasting_keys
 from runner.report.number import number, value
 from runner.report.objective import telling
 from runner.report.repeat import folders_in, words_of
-from runner.run.read import RunRecord, read_run, text_of
+from runner.run.read import RunRecord, plain_text, read_run
 
 FIRST_ROWS = 3
 WHOLE = ("experiment", "sweep")  # options that set keys of other groups; what they set does differ
@@ -46,7 +46,7 @@ def view_of(folder: Path) -> RunView:
     """Read one run folder; nothing in it can make this fail."""
     run = read_run(folder)
     config = yaml.safe_dump(dict(run.cfg), sort_keys=False, allow_unicode=True) if run.cfg else ""
-    return RunView(run, differing(run), held_out_scores(run), first_rows(run.cfg), config)
+    return RunView(run, differing(run), score_rows(run), first_rows(run.cfg), config)
 
 
 def differing(run: RunRecord) -> list[tuple[str, str, str]] | None:
@@ -67,7 +67,7 @@ def differing(run: RunRecord) -> list[tuple[str, str, str]] | None:
     return [(key, mine, other) for key, mine, other in found if key in TOP or (mine, other) not in said]
 
 
-def held_out_scores(run: RunRecord) -> list[tuple[str, str, str]]:
+def score_rows(run: RunRecord) -> list[tuple[str, str, str]]:
     """The name of each score that says something, with its value before and after training."""
     names = telling(list(dict.fromkeys([*run.after, *run.before])))
     return [(name, number(run.before.get(name)), number(run.after.get(name))) for name in names]
@@ -107,5 +107,5 @@ def _row(line: str) -> list[tuple[str, str]]:
     """The columns of a row with their texts; nothing where the line is no row."""
     with contextlib.suppress(ValueError):
         row = json.loads(line)
-        return [(name, text_of(entry)) for name, entry in row.items()] if isinstance(row, dict) else []
+        return [(name, plain_text(entry)) for name, entry in row.items()] if isinstance(row, dict) else []
     return []

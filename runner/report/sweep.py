@@ -20,8 +20,8 @@ from typing import Any
 
 from runner.report.axis import Axis, axes_of
 from runner.report.importance import Importance, importance_of
-from runner.report.number import count_of, value
-from runner.report.objective import Objective, choose_objective, scores_of, telling
+from runner.report.number import plural, value
+from runner.report.objective import Objective, choose_objective, score_names, telling
 from runner.report.repeat import choices_of, command_of
 from runner.run.read import RunRecord, read_group
 
@@ -98,7 +98,7 @@ class Summary:
     @property
     def counts(self) -> str:
         """The number of settings and seeds; nothing where every run has the same seed."""
-        both = f"{count_of(len(self.settings), 'setting')}, {count_of(len(self.seeds), 'seed')}"
+        both = f"{plural(len(self.settings), 'setting')}, {plural(len(self.seeds), 'seed')}"
         return both if self.seeds else ""
 
     @property
@@ -135,11 +135,11 @@ class Summary:
     @property
     def doubt(self) -> str:
         """A reason against taking the best setting for the best, or nothing."""
-        parts = [f"tied with {count_of(self.tied, 'other setting')}"] if self.tied else []
-        parts += [f"{count_of(self.near, 'other setting')} within one standard deviation"] if self.near else []
+        parts = [f"tied with {plural(self.tied, 'other setting')}"] if self.tied else []
+        parts += [f"{plural(self.near, 'other setting')} within one standard deviation"] if self.near else []
         single = sum(self.count(setting) == 1 for setting in self.settings)
         if single and self.best and self.count(self.best) > 1:
-            parts.append(f"{count_of(single, 'setting')} with one finished seed left out")
+            parts.append(f"{plural(single, 'setting')} with one finished seed left out")
         return ", ".join(parts)
 
     @cached_property
@@ -171,7 +171,7 @@ def summarise(group: Path, objective: str | None = None, direction: str | None =
     seeds = next((axis for axis in axes if axis.key == "seed"), None)
     keys = [axis for axis in axes if axis.key != "seed"]
     wanted = choose_objective(runs, objective, direction)
-    names = list(dict.fromkeys([*([wanted.name] if wanted else []), *scores_of(runs)]))
+    names = list(dict.fromkeys([*([wanted.name] if wanted else []), *score_names(runs)]))
 
     def rank(setting: Setting) -> tuple[bool, float]:
         mean = setting.mean(wanted.name) if wanted else None

@@ -13,7 +13,7 @@ from typing import Any
 from runner.files import display_path, strict
 from runner.report.axis import MISSING, UNREAD
 from runner.report.compare import Section
-from runner.report.number import count_of, percent, short, spread, value
+from runner.report.number import percent, plural, short, spread, value
 from runner.report.repeat import command_of
 from runner.report.single import RunView
 from runner.report.sweep import Summary, list_states
@@ -49,7 +49,7 @@ def format_table(columns: Sequence[Column], width: int) -> list[str]:
 
 def table(summary: Summary, width: int = 80) -> str:
     """A sweep as it stands: the settings, best first, what is not finished, and the command of the best."""
-    counts = filter(None, [count_of(len(summary.runs), "run"), summary.counts, list_states(summary.runs)])
+    counts = filter(None, [plural(len(summary.runs), "run"), summary.counts, list_states(summary.runs)])
     lines = [("report", f"{display_path(summary.group)}: {'; '.join(counts)}")]
     if objective := summary.objective:
         lines.append(("ranked", f"by {objective.name}, {objective.direction} ({objective.why})"))
@@ -177,7 +177,7 @@ def _best(summary: Summary) -> list[tuple[str, str]]:
     best, objective = summary.best, summary.objective
     if best is None or objective is None:
         return [("best", "no finished run has a score yet")] if summary.runs else []
-    seeds = f" over {count_of(summary.count(best), 'seed')}" if summary.seeds else ""
+    seeds = f" over {plural(summary.count(best), 'seed')}" if summary.seeds else ""
     reached = spread(best.mean(objective.name), best.sd(objective.name))
     title = "best" if len(summary.settings) > 1 else "result"
     doubt = [("", summary.doubt)] if summary.doubt else []

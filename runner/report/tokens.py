@@ -63,7 +63,7 @@ def to_blocks(rows: Iterable[TokenRow], scored: bool = False) -> Iterator[list[B
 
 
 def _shared(chosen: TokenRow, rejected: TokenRow) -> int:
-    """How many untrained tokens both of a pair begin with."""
+    """The number of untrained tokens that both of a pair begin with."""
     pairs = zip(chosen.ids, rejected.ids, chosen.trained, rejected.trained, strict=False)
     alike = itertools.takewhile(lambda pair: pair[0] == pair[1] and not (pair[2] or pair[3]), pairs)
     return sum(1 for _ in alike)
@@ -123,7 +123,7 @@ STYLES = {" ": "2", "^": "32;4", "+": "1;35;4", "-": "33;4", "0": "9;31"}
 LEGEND = {"^": "trained", "+": "weighs more than 1", "-": "less than 1", "0": "nothing"}
 
 
-def to_terminal(sheet: Sheet, *, colour: bool = False, width: int = WIDTH) -> str:
+def format_sheet(sheet: Sheet, *, colour: bool = False, width: int = WIDTH) -> str:
     """The sheet as text: colours where they can be seen, else marks below the tokens."""
     lines = [sheet.title, *(f"  {line}" for line in sheet.summary)]
     if names := [_styled(name, mark) if colour else f"{mark} {name}" for mark, name in sheet.legend.items()]:

@@ -45,7 +45,7 @@ class RunRecord:
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
-        """What was logged, in the order of the steps."""
+        """The logged lines, in the order of the steps."""
         return read_metrics(self.folder / "metrics.jsonl")
 
     @property
@@ -58,7 +58,7 @@ class RunRecord:
 
     @cached_property
     def state(self) -> str:
-        """What ``status.json`` says, or ``lost`` where it says running and the process is gone, or ``unknown``."""
+        """The state of ``status.json``, or ``lost`` where it says running and the process is gone, or ``unknown``."""
         if "status.json" in self.damaged:
             return "unknown"
         state = str(self.status.get("state") or "created")
@@ -66,20 +66,21 @@ class RunRecord:
 
     @property
     def progress(self) -> str:
-        """How far it came, as ``7/10`` steps, or nothing where that is not known."""
+        """The steps taken, as ``7/10``, or nothing where that is not known."""
         step, most = self.status.get("step"), self.status.get("max_steps")
         return f"{step}/{most}" if most else str(step or "")
 
     @property
     def cause(self) -> str:
-        """Why it is not finished, in one line."""
+        """The reason why it is not finished, in one line."""
         damaged = [f"{name} cannot be read" for name in self.damaged]
-        told = {
+        heard = f"last heard of {format_time(self.status.get('updated'))}"
+        why = {
             "created": "not started",
-            "running": f"since {clock(self.status.get('started'))}, last heard of {clock(self.status.get('updated'))}",
-            "lost": f"its process is gone without a word, last heard of {clock(self.status.get('updated'))}",
+            "running": f"since {format_time(self.status.get('started'))}, {heard}",
+            "lost": f"its process is gone without a word, {heard}",
         }.get(self.state) or one_line(str(self.status.get("cause") or ""))
-        return "; ".join(filter(None, [*damaged, "" if self.state in ("finished", "unknown") else told]))
+        return "; ".join(filter(None, [*damaged, "" if self.state in ("finished", "unknown") else why]))
 
     def score(self, name: str) -> float | None:
         """A held-out score of a finished run, or else what it logged last under this name."""
@@ -116,13 +117,13 @@ def read_group(group: Path) -> list[RunRecord]:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is that of a run, even of one whose config was lost."""
+    """True for the folder of a run, even of one whose config was lost."""
     return any((folder / name).is_file() for name in METADATA[:3])
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a ``metrics.jsonl`` in the order of their steps; what is cut off or no step is left out."""
-    lines = [line for line in _read_lines(path) if is_number(line.get("step"))]
+    lines = [line for line in _read_lines(path) if is_finite(line.get("step"))]
     return sorted(lines, key=lambda line: line["step"])
 
 
@@ -143,14 +144,14 @@ def curve(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], lis
     >>> curve([{"step": 1, "loss": 2.0}, {"step": 2}, {"step": 3, "loss": None}], "loss")
     ([1], [2.0])
     """
-    points = [(line["step"], line[name]) for line in lines if is_number(line.get(name))]
+    points = [(line["step"], line[name]) for line in lines if is_finite(line.get(name))]
     return [step for step, _ in points], [value for _, value in points]
 
 
-def is_number(entry: Any) -> bool:
-    """Whether something is a number that can be compared and drawn.
+def is_finite(entry: Any) -> bool:
+    """True for a number that can be compared and drawn.
 
-    >>> [is_number(entry) for entry in (1, 0.5, float("nan"), True, None)]
+    >>> [is_finite(entry) for entry in (1, 0.5, float("nan"), True, None)]
     [True, True, False, False, False]
     """
     return isinstance(entry, int | float) and not isinstance(entry, bool) and math.isfinite(entry)
@@ -158,7 +159,7 @@ def is_number(entry: Any) -> bool:
 
 def names(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """Every metric that was logged as a number, in the order of first appearance."""
-    found = {name: None for line in lines for name, value in line.items() if is_number(value)}
+    found = {name: None for line in lines for name, value in line.items() if is_finite(value)}
     return list(found)
 
 
@@ -173,17 +174,17 @@ def one_line(cause: str) -> str:
     return ": ".join([*lines[:2], found]) if found and len(lines) > 2 else " ".join(lines)
 
 
-def clock(moment: Any) -> str:
+def format_time(moment: Any) -> str:
     """A time as it was written, without its seconds.
 
-    >>> clock("2026-11-20T17:28:06+00:00")
+    >>> format_time("2026-11-20T17:28:06+00:00")
     '2026-11-20 17:28 UTC'
     """
     text = str(moment or "an unknown time")
     return f"{text[:10]} {text[11:16]} UTC" if text.endswith("+00:00") else text
 
 
-def text_of(said: Any) -> str:
+def plain_text(said: Any) -> str:
     """A prompt or completion as text; of a conversation each turn, with its role where there are several."""
     if not isinstance(said, list):
         return str(said)
@@ -195,8 +196,8 @@ def text_of(said: Any) -> str:
 
 def _samples(path: Path) -> list[dict[str, Any]]:
     rows = [row for row in _read_lines(path) if row.keys() >= {"step", "prompt", "completion"}]
-    rows = [row for row in rows if is_number(row["step"])]
-    texts = ({name: text_of(row[name]) for name in ("prompt", "completion")} for row in rows)
+    rows = [row for row in rows if is_finite(row["step"])]
+    texts = ({name: plain_text(row[name]) for name in ("prompt", "completion")} for row in rows)
     return [row | text for row, text in zip(rows, texts, strict=True)]
 
 
@@ -212,7 +213,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _read_yaml(path: Path) -> Any:
-    """What a YAML file holds; None where it is torn, or no person could have written it."""
+    """Read a YAML file; None where it is torn, or no person could have written it."""
     try:
         return read_yaml(path)
     except (OSError, ConfigError):
@@ -222,11 +223,11 @@ def _read_yaml(path: Path) -> Any:
 def _numbers(scores: Any) -> dict[str, float]:
     """The scores that are numbers."""
     found = scores.items() if isinstance(scores, Mapping) else ()
-    return {name: value for name, value in found if is_number(value)}
+    return {name: value for name, value in found if is_finite(value)}
 
 
 def _gone(status: Mapping[str, Any]) -> bool:
-    """Whether the process that wrote a status ran on this machine and runs no more."""
+    """True where the process that wrote a status ran on this machine and runs no more."""
     if status.get("host") != socket.gethostname() or not isinstance(status.get("pid"), int):
         return False
     try:

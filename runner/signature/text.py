@@ -63,7 +63,7 @@ def _quoted(text: str) -> str:
 
 
 def _needs_quotes(text: str) -> bool:
-    """Whether a text would be read as something else, or end early, on the command line."""
+    """True for a text that would be read as something else, or end early, on the command line."""
     if not re.fullmatch(r"[\w./:@%+-]+( [\w./:@%+-]+)*", text):
         return True
     return bool(re.fullmatch(r"(?i)null|true|false|[+-]?((\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?|inf|nan)", text))

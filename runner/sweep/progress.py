@@ -1,4 +1,4 @@
-"""How far a sweep is, for people: a line for each run that is on, and a total; in a log file, a line for each event."""
+"""The progress of a sweep, for people: a line for each run that is on, and a total; in a log file, a line for each event."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PULSE = 60.0  # seconds between two totals in a log file
 
 
 class Show(Protocol):
-    """What the pool tells as it goes."""
+    """The events that the pool reports as it goes."""
 
     def started(self, task: Task) -> None: ...
 
@@ -55,7 +55,7 @@ class Stages:
         pass
 
 
-class Live:
+class LiveProgress:
     """Many runs at a time, drawn over and over on a terminal, or told one event a line."""
 
     def __init__(self, plan: Plan, jobs: int, out: TextIO | None = None):
@@ -84,7 +84,7 @@ class Live:
             return  # the plan has counted it
         if state == "finished" and seconds is not None:
             self.seconds.append(seconds)
-        took = clock(seconds) if seconds is not None else cause
+        took = format_duration(seconds) if seconds is not None else cause
         outcome = took if state == "finished" else first_line(cause)
         self.console.print(f"{state:<9} {self.labels[task.folder]}  {outcome}")
 
@@ -98,7 +98,9 @@ class Live:
         total = self._total(live, waiting)
         if not self.console.is_terminal:
             return self.console.print(total)
-        runs = [f"  {_figures(task.folder):<34} {clock(s):>7}  {self.labels[task.folder]}" for task, s in live]
+        runs = [
+            f"  {_figures(task.folder):<34} {format_duration(s):>7}  {self.labels[task.folder]}" for task, s in live
+        ]
         self.picture.update(Text("\n".join([*runs, total]), no_wrap=True, overflow="ellipsis"))
         self.picture.start()
         self.picture.refresh()
@@ -111,7 +113,7 @@ class Live:
         parts = [f"{self.counts['finished']} of {self.total} finished", f"{len(live)} running"]
         parts += [f"{self.counts['failed']} failed"] if self.counts["failed"] else []
         if self.seconds and done < self.total:
-            parts.append(f"about {clock(self._remaining(live, waiting))} left")
+            parts.append(f"about {format_duration(self._remaining(live, waiting))} left")
         return f"progress  {', '.join(parts)}"
 
     def _remaining(self, live: Sequence[tuple[Task, float]], waiting: int) -> float:
@@ -121,10 +123,10 @@ class Live:
         return (each * waiting + on) / max(1, self.jobs)
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A time as people read it.
 
-    >>> clock(7.2), clock(75), clock(7500)
+    >>> format_duration(7.2), format_duration(75), format_duration(7500)
     ('7 s', '1:15', '2:05 h')
     """
     whole = round(seconds)
