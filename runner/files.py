@@ -96,6 +96,15 @@ def read_json(path: Path) -> dict | None:
         return None
 
 
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Read the objects of a file of JSON lines; a line that is none, such as one that is cut off, is left out."""
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else ():
+        with contextlib.suppress(ValueError, RecursionError):
+            found.append(json.loads(line))
+    return [row for row in found if isinstance(row, dict)]
+
+
 def read_last_row(path: Path) -> dict:
     """The last whole line of a file of JSON lines, without reading the others; empty where there is none."""
     if not path.exists():

@@ -12,7 +12,7 @@ from runner.report.plot import thinned, write_plots
 from runner.report.repeat import command_of
 from runner.report.single import differing, view_of
 from runner.report.table import run_table
-from runner.run.read import read_metrics, read_run
+from runner.run.read import read_metrics, read_run, read_samples
 
 
 @pytest.mark.slow
@@ -82,6 +82,12 @@ def test_a_run_page_shows_what_was_said_at_the_first_and_the_last_step(tmp_path)
     assert "p&lt;i&gt;" in text and "eval_<wbr>exact" in text and "<svg" in text and "<script" not in text
     write_run_report(view_of(folder))
     assert page.stat().st_mtime_ns == changed
+
+
+def test_a_line_separator_of_another_alphabet_ends_no_row(tmp_path):
+    row = {"step": 1, "prompt": "p", "completion": "one\u2028two\x85three"}
+    (tmp_path / "completions.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n{" + "[" * 99999)
+    assert read_samples(tmp_path) == [row]
 
 
 def test_a_folder_with_nothing_readable_has_a_page_too(tmp_path):

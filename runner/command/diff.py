@@ -43,5 +43,4 @@ def diff(ours: RunRecord, theirs: RunRecord, width: int = 80) -> str:
 
 
 def _named(run: RunRecord, width: int) -> str:
-    state = f"  {run.state} {run.progress}".rstrip()
-    return short(str(run), width - 10 - len(state)) + state
+    return f"{short(str(run), width - 12 - len(run.standing))}  {run.standing}"

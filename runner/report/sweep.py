@@ -52,7 +52,7 @@ class Setting:
         """The states of its runs in a word or two."""
         run = self.runs[0]
         if len(self.runs) == 1 and run.state in ("running", "interrupted", "lost"):
-            return f"{run.state} {run.progress}".strip()
+            return run.standing
         return run.state if len(self.states) == 1 else list_states(self.runs)
 
     @property

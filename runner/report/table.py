@@ -65,7 +65,7 @@ def table(summary: Summary, width: int = 80) -> str:
 def run_table(view: RunView, width: int = 80) -> str:
     """A run as it stands: its state, scores before and after, what differs from the defaults, and its command."""
     run = view.run
-    parts = [f"report    {run}: {run.state} {run.progress}".rstrip()]
+    parts = [f"report    {run}: {run.standing}"]
     parts += [f"cause     {run.cause}"] if run.cause else []
     if view.scores:
         names, before, after = (list(column) for column in zip(*view.scores, strict=True))

@@ -49,7 +49,7 @@ def check_finished(run: RunRecord, verb: str) -> None:
     if not run.cfg:
         raise FolderError(Fault(str(run), "config.yaml is missing or torn", "the folder of a whole run"))
     if run.state != "finished":
-        found = f"{run.state} {run.progress}".strip() + (f": {run.cause}" if run.cause else "")
+        found = run.standing + (f": {run.cause}" if run.cause else "")
         cure = f"python -m runner.work {run}  (to finish it)"
         raise FolderError(Fault(str(run), found, f"a finished run to {verb}", cure))
 

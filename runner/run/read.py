@@ -6,7 +6,6 @@ What the files of several runs mean together is not here (``report.sweep``).
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import socket
@@ -18,7 +17,7 @@ from typing import Any
 
 from runner.bound import read_yaml
 from runner.errors import ConfigError
-from runner.files import read_json
+from runner.files import read_json, read_rows
 from runner.run import Run
 
 METADATA = ("config.yaml", "status.json", "manifest.json", "scores.json", "metrics.jsonl")
@@ -69,6 +68,11 @@ class RunRecord:
         """The steps taken, as ``7/10``, or nothing where that is not known."""
         step, most = self.status.get("step"), self.status.get("max_steps")
         return f"{step}/{most}" if most else str(step or "")
+
+    @property
+    def standing(self) -> str:
+        """The state with the steps taken."""
+        return f"{self.state} {self.progress}".strip()
 
     @property
     def cause(self) -> str:
@@ -123,7 +127,7 @@ def is_run(folder: Path) -> bool:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a ``metrics.jsonl`` in the order of their steps; what is cut off or no step is left out."""
-    lines = [line for line in _read_lines(path) if is_finite(line.get("step"))]
+    lines = [line for line in read_rows(path) if is_finite(line.get("step"))]
     return sorted(lines, key=lambda line: line["step"])
 
 
@@ -195,21 +199,9 @@ def plain_text(said: Any) -> str:
 
 
 def _samples(path: Path) -> list[dict[str, Any]]:
-    rows = [row for row in _read_lines(path) if row.keys() >= {"step", "prompt", "completion"}]
-    rows = [row for row in rows if is_finite(row["step"])]
-    texts = ({name: plain_text(row[name]) for name in ("prompt", "completion")} for row in rows)
-    return [row | text for row, text in zip(rows, texts, strict=True)]
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file of JSON lines; lines that are none are left out."""
-    found = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
-        try:
-            found.append(json.loads(text))
-        except ValueError:
-            continue
-    return [line for line in found if isinstance(line, dict)]
+    names = ("prompt", "completion")
+    rows = [row for row in read_rows(path) if row.keys() >= {*names} and is_finite(row.get("step"))]
+    return [row | {name: plain_text(row[name]) for name in names} for row in rows]
 
 
 def _read_yaml(path: Path) -> Any:

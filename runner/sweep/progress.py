@@ -1,4 +1,4 @@
-"""The progress of a sweep, for people: a line for each run that is on, and a total; in a log file, a line for each event."""
+"""The progress of a sweep, for people: a line for each run that is on, and a total; in a log file, a line an event."""
 
 from __future__ import annotations
 

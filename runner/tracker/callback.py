@@ -25,6 +25,7 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import MLflowCallback, TensorBoardCallback, TrackioCallback, WandbCallback
 
+from runner.files import read_rows
 from runner.signature import flatten
 from runner.tracker.variable import id_of
 
@@ -73,7 +74,8 @@ class Tracker(TrainerCallback):
     def __init__(self, info: RunInfo):
         super().__init__()
         self.info = info
-        self.sent = dict(_recorded(info.folder / "metrics.jsonl")) if self.remembers else {}
+        rows = read_rows(info.folder / "metrics.jsonl") if self.remembers else ()
+        self.sent = {row["step"]: set(row) for row in rows}
         self.ending: Callable[[], None] | None = None
 
     def on_log(
@@ -250,16 +252,6 @@ def _to_log() -> Iterator[None]:
         yield
     for line in re.sub(r"\x1b\[[0-9;]*m", "", printed.getvalue()).splitlines():
         log.info("%s", line)
-
-
-def _recorded(path: Path) -> Iterator[tuple[int, set[str]]]:
-    """The steps that were logged before, with the names of their figures."""
-    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue  # cut off
-        yield line["step"], set(line)
 
 
 def _settings(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
