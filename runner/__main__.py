@@ -28,13 +28,14 @@ from runner.files import MENU
 from runner.preflight import check_ahead
 from runner.resume.continuation import find_offer
 from runner.run import Run, folder_of, open_run, sealed_checkpoints
+from runner.run.read import one_line
 from runner.secret import hidden
 from runner.space import full, is_full
 from runner.sweep import axis
 from runner.sweep.plan import Plan, compose_jobs, tasks_of
 from runner.sweep.plugin import Job, failed_since
 from runner.sweep.pool import Settings, confine, idle_devices, settings_of, train_all
-from runner.sweep.progress import LiveProgress, Stages, first_line
+from runner.sweep.progress import LiveProgress, Stages
 from runner.terminal import tell_uncaught
 from runner.work import Stop, finished, is_finished, launch, prepare_environment
 
@@ -243,7 +244,7 @@ def sweep_by_plugin(line: CommandLine, axes: Sequence[str]) -> int:
         return 130
     failed = failed_since(group, began)
     for run, cause in failed:
-        print(f"failed    {run}: {first_line(cause)}")
+        print(f"failed    {run}: {one_line(cause, heading=False)}")
     return 1 if failed else 0
 
 

@@ -6,10 +6,9 @@ Each is a small TrainerCallback that knows only what it is given. Checkpoints ar
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -21,6 +20,7 @@ from tqdm import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from runner.files import ROWS, forget_rows, read_last_row, replace_rows, sync
+from runner.terminal import sample_lines
 
 
 class Record(TrainerCallback):
@@ -196,7 +196,8 @@ class Samples(TrainerCallback):
             rows = [keys | {"prompt": prompt, "completion": text} for prompt, text in pairs]
             replace_rows(self.path, rows, same=list(keys))
             if self.shown:
-                tqdm.write(_table(state.global_step, pairs[: self.shown]))
+                titles = (f"sample of step {state.global_step}", "completion")
+                tqdm.write("\n".join(sample_lines([titles, *pairs[: self.shown]])))
 
 
 class AtStart(TrainerCallback):
@@ -300,23 +301,6 @@ def _modes_kept(model: nn.Module) -> Iterator[None]:
     finally:
         for part, training in modes:
             part.training = training
-
-
-def _table(step: int, pairs: Sequence[tuple[Any, str]]) -> str:
-    """Prompts and completions side by side, a line each: of a prompt the end, of a completion the begin."""
-    width = max(20, (shutil.get_terminal_size((100, 20)).columns - 4) // 2)
-    lines = [f"  {'sample of step ' + str(step):<{width}}  completion"]
-    for prompt, completion in pairs:
-        told, written = (" ".join(str(text).split()) for text in (_last_words(prompt), completion))
-        told = told if len(told) <= width else f"...{told[3 - width :]}"
-        written = written if len(written) <= width else f"{written[: width - 3]}..."
-        lines.append(f"  {told:<{width}}  {written}")
-    return "\n".join(lines)
-
-
-def _last_words(prompt: Any) -> str:
-    """A text as it is; of a chat what was said last."""
-    return prompt if isinstance(prompt, str) else prompt[-1]["content"]
 
 
 def _of_the_end(name: str) -> bool:

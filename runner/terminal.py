@@ -1,16 +1,21 @@
-"""What of all that is said reaches the terminal: our own warnings, and everybody's errors; and no secret anything."""
+"""The terminal: our warnings and everybody's errors, without secrets; texts of others, without what could steer it."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import logging
+import shutil
 import sys
 import traceback
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from runner.secret import hidden, without_values
+
+INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of characters that are not seen, or hide others
+SIGNS = {chr(code): chr(0x2400 + code) for code in range(32)} | {"\n": "↵\n", "\x7f": "␡"}
 
 
 class Hiding(logging.Formatter):
@@ -65,3 +70,26 @@ def quiet() -> Iterator[None]:
     finally:
         root.removeHandler(terminal)
         logging.captureWarnings(False)
+
+
+def to_visible(text: str) -> str:
+    """The text with every character that could steer a terminal or hide others replaced by a sign for it."""
+    return "".join(SIGNS.get(c) or ("·" if unicodedata.category(c) in INVISIBLE else c) for c in text)
+
+
+def print_visible(text: str) -> None:
+    """Print lines in which others may have written anything."""
+    print("\n".join(map(to_visible, text.split("\n"))), flush=True)
+
+
+def sample_lines(pairs: Iterable[tuple[Any, str]]) -> list[str]:
+    """Prompts and completions side by side, a line each: of a prompt the end, of a completion the begin."""
+    width = max(20, (shutil.get_terminal_size((100, 20)).columns - 4) // 2)
+    lines = []
+    for prompt, completion in pairs:
+        last = prompt if isinstance(prompt, str) else prompt[-1]["content"]  # of a chat
+        asked, answer = (to_visible(" ".join(str(text).split())) for text in (last, completion))
+        asked = asked if len(asked) <= width else f"...{asked[3 - width :]}"
+        answer = answer if len(answer) <= width else f"{answer[: width - 3]}..."
+        lines.append(f"  {asked:<{width}}  {answer}")
+    return lines

@@ -23,8 +23,9 @@ from runner.command.preview import Wishes, read_wishes
 from runner.errors import ConfigError
 from runner.inspection import TokenRow, find_faults, inspect_training, read_batches, to_texts
 from runner.model.chat import read_template
-from runner.report.tokens import Sheet, format_sheet, to_page, to_visible
+from runner.report.tokens import Sheet, format_sheet, to_page
 from runner.run import key_of
+from runner.terminal import sample_lines, to_visible
 
 GOLDEN = Path(__file__).parent / "golden"
 ASKED = {"role": "user", "content": "What did Anna see?"}
@@ -350,6 +351,7 @@ def test_no_text_of_others_steers_the_terminal():
     shown = to_visible(HOSTILE)
     assert shown == "␛[2Jgone␇·<script>alert(1)</script>&␍·1m"
     assert "\x1b" not in format_sheet(Sheet("train", [], [row_of([HOSTILE], [1])]))
+    assert "\x1b" not in "".join(sample_lines([(HOSTILE, HOSTILE), ([{"content": HOSTILE}], HOSTILE)]))
 
 
 class Reader(HTMLParser):

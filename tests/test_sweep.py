@@ -17,10 +17,11 @@ from runner import config, work
 from runner.errors import ConfigError
 from runner.files import MENU, read_json
 from runner.run import Run, held, locked, open_run
+from runner.run.read import one_line
 from runner.sweep import pool
 from runner.sweep.plan import MOST_JOBS, Plan, check_size, state_of, tasks_of
 from runner.sweep.pool import Settings, confine, settings_of
-from runner.sweep.progress import LiveProgress, first_line
+from runner.sweep.progress import LiveProgress
 from runner.work import visible_devices
 
 QUICK = ("dataset.limit.train=16", "dataset.limit.eval=2", "metric=none", "trainer.args.max_steps=1")
@@ -406,7 +407,7 @@ def test_progress_is_a_picture_on_a_terminal_and_events_in_a_log(monkeypatch):
         assert "finished  seed-1  10 s\n" in out.text and "failed    seed-2  dataset: 0 rows\n" in out.text
         assert ("step 3/9  loss 0.5" in out.text) == tty == ("\x1b[" in out.text)
         assert ("start     seed-0" in out.text) != tty
-    assert first_line("") == "no cause was written"
+    assert one_line("", heading=False) == "no cause was written"
 
 
 # --- The public command -------------------------------------------------------------------------

@@ -391,6 +391,9 @@ def test_the_verb_lists_reports_and_refuses(tmp_path, monkeypatch, capsys):
 
     assert main(line()) == 0 and "no runs under outputs/ yet" in capsys.readouterr().out
     lay_sweep(tmp_path / "outputs" / "kl", SEEDS)
+    set_status(lay_run(tmp_path / "outputs" / "foreign" / "run", state="failed"), cause="\x1b[2Jgone")
+    assert main(line("foreign")) == 0 and "␛[2Jgone" in (told := capsys.readouterr().out) and "\x1b" not in told
+    shutil.rmtree(tmp_path / "outputs" / "foreign")
     (tmp_path / "outputs" / "empty").mkdir()
     assert listing(Path("outputs")).splitlines()[1].split() == ["outputs/kl", "4", "4", "finished"]
     assert main(line("kl", "objective=eval_loss")) == 0

@@ -20,13 +20,14 @@ from runner.report.number import short
 from runner.report.table import section_table
 from runner.run.find import find_runs
 from runner.run.read import RunRecord
+from runner.terminal import print_visible
 
 
 def main(line: Any) -> int:
     """Print the differences of the two runs that the command line names."""
     options = read_options(line.overrides, ("output_root",), "diff")
     ours, theirs = find_runs(line.runs, "diff", 2, Path(options.get("output_root", "outputs")))
-    print(diff(ours, theirs, shutil.get_terminal_size((80, 24)).columns))
+    print_visible(diff(ours, theirs, shutil.get_terminal_size((80, 24)).columns))
     return 0
 
 

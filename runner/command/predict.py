@@ -45,7 +45,7 @@ from runner.inference.weights import Weights, find_weights, load
 from runner.inference.words import OPTIONS, Asked, Kind, in_a_name, read_asked
 from runner.report.number import number
 from runner.run.read import SAMPLE_FILES
-from runner.terminal import quiet
+from runner.terminal import quiet, sample_lines
 
 OWN = OPTIONS | {"prompt": Kind(), "completion": Kind(), "chat": Kind(bool, example="true")}
 PARTS = ("model", "dataset", "quant")
@@ -212,17 +212,7 @@ def _closing(made: Sequence[dict[str, Any]], again: int, seconds: float) -> Iter
     stopped, tokens = sum(row["finish"] == "stop" for row in made), sum(row["tokens"] for row in made)
     told = f"{stopped} ended by themselves, {number(tokens / len(made), 3)} tokens each"
     yield f"wrote     {len(made)} completions{kept}, {told}, in {number(seconds, 2)} s"
-    for row in made[:SHOWN]:
-        last = row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1]["content"]
-        yield f"  {_cut(last, 44, tail=True):<44}  {_cut(row['completion'], 44)}"
-
-
-def _cut(text: str, width: int, tail: bool = False) -> str:
-    """A text on one line, of a long one its end or its begin."""
-    text = " ".join(str(text).split())
-    if len(text) <= width:
-        return text
-    return f"…{text[1 - width :]}" if tail else f"{text[: width - 1]}…"
+    yield from sample_lines((row["prompt"], row["completion"]) for row in made[:SHOWN])
 
 
 # --- One prompt, and a conversation ---------------------------------------------------------------

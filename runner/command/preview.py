@@ -35,7 +35,7 @@ from runner.config import Composed, asked_for, build
 from runner.errors import ConfigError, Fault
 from runner.files import shipped, write_text
 from runner.inspection import SAMPLE, Inspection, find_faults, inspect_evaluation, inspect_training, stop_ids
-from runner.report.tokens import WIDTH, Sheet, format_sheet, to_page
+from runner.report.tokens import MAX_WIDTH, Sheet, format_sheet, to_page
 from runner.run import Run, folder_of, key_of
 from runner.run.find import find_runs
 from runner.terminal import quiet
@@ -83,7 +83,7 @@ def main(line: Any) -> int:
             cfg = _origin(composed, origins)
             sheets += build_sheets(cfg, wishes, composed.stage)
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
+    width = min(MAX_WIDTH, shutil.get_terminal_size((MAX_WIDTH, 24)).columns)
     print("\n".join(format_sheet(sheet, colour=colour, width=width) for sheet in sheets), flush=True)
     if wishes.html:
         path = _page_path(wishes.html, runs[0])

@@ -24,6 +24,7 @@ from runner.report.sweep import list_states, summarise
 from runner.report.table import Column, format_table, run_table, table
 from runner.run import link_faults
 from runner.run.read import is_run, read_group
+from runner.terminal import print_visible
 
 KEYS = ("objective", "direction", "output_root")
 
@@ -34,9 +35,9 @@ def main(line: Any) -> int:
     root = Path(asked.pop("output_root", "outputs"))
     folders = [_folder(word, root) for word in line.runs]
     if not folders:
-        print(listing(root))
+        print_visible(listing(root))
     for place, folder in enumerate(folders):
-        print(("\n" if place else "") + report(folder, **asked))
+        print_visible(("\n" if place else "") + report(folder, **asked))
     return 0
 
 

@@ -31,6 +31,7 @@ from runner.run.find import find_runs
 from runner.run.read import RunRecord
 from runner.secret import hidden
 from runner.signature import flatten, read_signature, to_text
+from runner.terminal import print_visible
 
 MAX_VALUE_WIDTH = 36  # characters of a value
 
@@ -43,9 +44,9 @@ def main(line: Any) -> int:
         raise ConfigError(Fault("KEY", found, "one key of one configuration", cure))
     key, *words = line.runs
     if words:
-        print(hidden("\n".join(_of_run(line, key, *find_runs(words, f"why {key}", 1)))))
+        print_visible(hidden("\n".join(_of_run(line, key, *find_runs(words, f"why {key}", 1)))))
         return 0
-    print(hidden("\n".join(_of_all(key, _composed(line.overrides, line.folders), line.folders))))
+    print_visible(hidden("\n".join(_of_all(key, _composed(line.overrides, line.folders), line.folders))))
     return 0
 
 

@@ -178,24 +178,16 @@ def _facts(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 def _prompts(columns: Sequence[Mapping[str, Any]], sort: bool) -> list[dict[str, Any]]:
     """The prompts that every column has, each with what was written to it."""
-    if not columns:
-        return []
-    shared = [prompt for prompt in columns[0]["said"] if all(prompt in column["said"] for column in columns)]
+    shared = [prompt for prompt in columns[0]["said"] if all(prompt in c["said"] for c in columns)] if columns else []
     if sort:
         shared.sort(key=lambda prompt: -len({column["said"][prompt]["completion"] for column in columns}))
+
+    def cell(label: str, colour: str | None, row: Mapping[str, Any]) -> dict[str, Any]:
+        text, score = _clipped(row["completion"]), number(row.get("score"))
+        return {"label": label, "colour": colour, "text": text, "score": score}
+
     return [
-        {
-            "prompt": _clipped(prompt),
-            "cells": [
-                {
-                    "label": column["label"],
-                    "colour": column["colour"],
-                    "text": _clipped(column["said"][prompt]["completion"]),
-                    "score": number(column["said"][prompt].get("score")),
-                }
-                for column in columns
-            ],
-        }
+        {"prompt": _clipped(prompt), "cells": [cell(c["label"], c["colour"], c["said"][prompt]) for c in columns]}
         for prompt in shared[:MAX_PROMPTS]
     ]
 

@@ -7,7 +7,6 @@ character of theirs steers the terminal or becomes part of the page.
 from __future__ import annotations
 
 import itertools
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,9 +14,10 @@ from rich.cells import cell_len
 
 from runner.errors import Fault
 from runner.inspection import TokenRow
+from runner.terminal import to_visible
 
-WIDTH = 80
-LONGEST = 800  # characters of a stretch of equal tokens in the terminal; of a longer one the middle is left out
+MAX_WIDTH = 80
+MAX_STRETCH = 800  # characters of a stretch of equal tokens in the terminal; of a longer one the middle is left out
 
 
 @dataclass(frozen=True)
@@ -103,39 +103,22 @@ def to_mark(row: TokenRow, place: int) -> str:
     return "^" if weight == 1 else "0" if weight == 0 else "+" if weight > 1 else "-"
 
 
-def to_visible(text: str) -> str:
-    """The text with every character that could steer a terminal or hide others replaced by a sign for it."""
-    return "".join(_visible(character) for character in text)
-
-
-def _visible(character: str) -> str:
-    if character == "\n":
-        return "↵\n"
-    code = ord(character)
-    if code < 32 or code == 127:
-        return chr(0x2400 + code) if code < 32 else "␡"
-    return "·" if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") else character
-
-
 # --- Terminal -----------------------------------------------------------------------------------
 
 STYLES = {" ": "2", "^": "32;4", "+": "1;35;4", "-": "33;4", "0": "9;31"}
 LEGEND = {"^": "trained", "+": "weighs more than 1", "-": "less than 1", "0": "nothing"}
 
 
-def format_sheet(sheet: Sheet, *, colour: bool = False, width: int = WIDTH) -> str:
+def format_sheet(sheet: Sheet, *, colour: bool = False, width: int = MAX_WIDTH) -> str:
     """The sheet as text: colours where they can be seen, else marks below the tokens."""
     lines = [sheet.title, *(f"  {line}" for line in sheet.summary)]
     if names := [_styled(name, mark) if colour else f"{mark} {name}" for mark, name in sheet.legend.items()]:
         lines.append(f"  marks: {', '.join(names)}")
     for blocks in to_blocks(sheet.rows, sheet.scored):
         for block in blocks:
-            lines += ["", _bold(block.heading, colour), *_text_lines(block.row, colour, width)]
+            heading = f"\x1b[1m{block.heading}\x1b[0m" if colour else block.heading
+            lines += ["", heading, *_text_lines(block.row, colour, width)]
     return "\n".join(lines) + "\n"
-
-
-def _bold(text: str, colour: bool) -> str:
-    return f"\x1b[1m{text}\x1b[0m" if colour else text
 
 
 def _styled(text: str, mark: str) -> str:
@@ -161,9 +144,9 @@ def _shortened(row: TokenRow) -> Iterator[tuple[str, str]]:
     for mark, run in itertools.groupby(marked, key=lambda cell: cell[1]):
         tokens = [to_visible(text) for text, _ in run]
         text = "".join(tokens)
-        if len(text) > LONGEST:
-            half = LONGEST // 2
-            text = f"{text[:half]} [... {len(text) - LONGEST} characters ...] {text[-half:]}"
+        if len(text) > MAX_STRETCH:
+            half = MAX_STRETCH // 2
+            text = f"{text[:half]} [... {len(text) - MAX_STRETCH} characters ...] {text[-half:]}"
         yield from ((character, mark) for character in text)
 
 

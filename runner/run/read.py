@@ -12,6 +12,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -167,15 +168,19 @@ def names(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(found)
 
 
-def one_line(cause: str) -> str:
+def one_line(cause: str, heading: bool = True) -> str:
     """A cause of several lines as one: its heading, where it is and what was found.
 
     >>> one_line("sick run\\n  trainer.loss\\n    found     loss is nan\\n    expected  a number")
     'sick run: trainer.loss: loss is nan'
     """
     lines = [line.strip() for line in cause.splitlines() if line.strip()]
-    found = next((line.removeprefix("found").strip() for line in lines if line.startswith("found ")), None)
-    return ": ".join([*lines[:2], found]) if found and len(lines) > 2 else " ".join(lines)
+    for place, (where, line) in enumerate(pairwise(lines)):
+        if line.startswith("found "):
+            head = lines[:1] if place and heading else []
+            place_of = [where] if heading or not where.endswith("log.txt") else []
+            return ": ".join([*head, *place_of, line.removeprefix("found").strip()])
+    return " ".join(lines) if heading else next(iter(lines), "no cause was written")
 
 
 def format_time(moment: Any) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from runner.files import read_last_row
 from runner.run import Run
+from runner.run.read import one_line
 from runner.sweep.plan import Plan, Task
 from runner.work import finished
 
@@ -46,7 +46,7 @@ class Stages:
         if state == "finished" and seconds is None:
             print(finished(run), flush=True)
         elif seconds is None:
-            print(f"{state:<9} {run}: {first_line(cause)}", flush=True)
+            print(f"{state:<9} {run}: {one_line(cause, heading=False)}", flush=True)
 
     def tick(self, live: Sequence[tuple[Task, float]], waiting: int) -> None:
         pass
@@ -85,7 +85,7 @@ class LiveProgress:
         if state == "finished" and seconds is not None:
             self.seconds.append(seconds)
         took = format_duration(seconds) if seconds is not None else cause
-        outcome = took if state == "finished" else first_line(cause)
+        outcome = took if state == "finished" else one_line(cause, heading=False)
         self.console.print(f"{state:<9} {self.labels[task.folder]}  {outcome}")
 
     def tick(self, live: Sequence[tuple[Task, float]], waiting: int) -> None:
@@ -146,17 +146,3 @@ def _figures(folder: Path) -> str:
             shown.append(f"{name.rpartition('/')[2]} {value:.4g}")
             break
     return "  ".join(shown)
-
-
-def first_line(cause: str) -> str:
-    """A cause without its heading and its cure: where it is, and what was found.
-
-    >>> first_line("data\\n  dataset.limit.train\\n    found     0\\n    type      more")
-    'dataset.limit.train: 0'
-    """
-    lines = [line.strip() for line in cause.splitlines() if line.strip()]
-    for where, line in pairwise(lines):
-        if line.startswith("found "):
-            found = line.removeprefix("found").strip()
-            return found if where.endswith("log.txt") else f"{where}: {found}"
-    return (lines or ["no cause was written"])[0]
