@@ -6,7 +6,6 @@ Each is a small TrainerCallback that knows only what it is given. Checkpoints ar
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from tqdm import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from runner.files import ROWS, forget_rows, read_last_row, replace_rows, sync
-from runner.terminal import sample_lines
+from runner.terminal import progress_bar, sample_lines
 
 
 class Record(TrainerCallback):
@@ -101,15 +100,8 @@ class Progress(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        self.bar = tqdm(
-            total=state.max_steps,
-            initial=state.global_step,
-            desc="training",
-            unit="step",
-            dynamic_ncols=True,
-            disable=not state.is_world_process_zero,
-            mininterval=0.2 if sys.stderr.isatty() else 10,
-        )
+        how = {"initial": state.global_step, "disable": not state.is_world_process_zero}
+        self.bar = progress_bar("training", state.max_steps, "step", **how)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object

@@ -14,6 +14,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -96,12 +97,16 @@ def read_json(path: Path) -> dict | None:
         return None
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Read the objects of a file of JSON lines; a line that is none, such as one that is cut off, is left out."""
+def read_rows(path: Path, most: int | None = None) -> list[dict[str, Any]]:
+    """Read the objects in the lines of a JSON lines file, or in so many of them; what is none, or cut off, is left out.
+
+    Empty where there is no such file.
+    """
     found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else ():
-        with contextlib.suppress(ValueError, RecursionError):
-            found.append(json.loads(line))
+    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8", errors="replace") as file:
+        for line in islice(file, most):
+            with contextlib.suppress(ValueError, RecursionError):
+                found.append(json.loads(line))
     return [row for row in found if isinstance(row, dict)]
 
 

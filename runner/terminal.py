@@ -82,6 +82,14 @@ def print_visible(text: str) -> None:
     print("\n".join(map(to_visible, text.split("\n"))), flush=True)
 
 
+def progress_bar(title: str, total: int, unit: str, **how: Any) -> Any:
+    """A bar of tqdm on the terminal; where the output is a file, a line now and then."""
+    from tqdm import tqdm
+
+    interval = 0.2 if sys.stderr.isatty() else 10
+    return tqdm(desc=title, total=total, unit=unit, dynamic_ncols=True, mininterval=interval, **how)
+
+
 def sample_lines(pairs: Iterable[tuple[Any, str]]) -> list[str]:
     """Prompts and completions side by side, a line each: of a prompt the end, of a completion the begin."""
     width = max(20, (shutil.get_terminal_size((100, 20)).columns - 4) // 2)

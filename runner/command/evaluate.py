@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,7 +48,7 @@ from runner.inference.weights import Weights, find_weights, load
 from runner.inference.words import OPTIONS, Asked, Kind, read_asked
 from runner.report.number import number
 from runner.report.table import Column, format_table
-from runner.terminal import quiet
+from runner.terminal import progress_bar, quiet
 from runner.tray.judge import build_metrics, named
 
 OWN = OPTIONS | {
@@ -264,10 +263,7 @@ class Work:
                 self._add(result, name, judge(self.answers, rows, known, self.rewards))
 
     def _bar(self, what: str, count: int) -> Any:
-        from tqdm import tqdm
-
-        interval = 0.2 if sys.stderr.isatty() else 10
-        bar = tqdm(total=count, desc=what, unit="answer", dynamic_ncols=True, mininterval=interval)
+        bar = progress_bar(what, count, "answer")
         self.answers.bar = bar.update
         return bar
 
@@ -343,8 +339,8 @@ def to_table(asked: Asked, result: Result, theirs: Result | None, comparison: Ma
         names = list(figures.scores)
         columns = [
             Column(f"{asked.data}, {name}, {figures.rows} rows", names, True, True),
-            Column("value", [_number(figures, key) for key in names], True),
-            *([Column("against", [_number(other, key) for key in names], True)] if other else []),
+            Column("value", [_number(figures.scores, figures.errors, key) for key in names], True),
+            *([Column("against", [_number(other.scores, other.errors, key) for key in names], True)] if other else []),
         ]
         yield from format_table(columns, 100)
         if name in comparison:
@@ -352,10 +348,9 @@ def to_table(asked: Asked, result: Result, theirs: Result | None, comparison: Ma
     yield from (f"note      {note}" for note in result.notes)
 
 
-def _number(figures: Any, key: str) -> str:
-    error = figures.errors.get(key)
-    value = number(figures.scores.get(key))
-    return value if error is None else f"{value} ± {number(error, 2)}"
+def _number(scores: Mapping[str, float], errors: Mapping[str, float], key: str) -> str:
+    value = number(scores.get(key))
+    return f"{value} ± {number(errors[key], 2)}" if errors.get(key) is not None else value
 
 
 def _verdict(found: Mapping[str, Any]) -> Iterator[str]:
@@ -396,9 +391,7 @@ def evaluate_tasks(side: Side) -> int:
     path = Path(options.get("to") or asked.folder("evaluations") / f"lm_eval-{key_of(facts)}.json")
     paper = {"model": side.name, "scores": scores, "errors": errors, "seconds": round(time.monotonic() - began, 2)}
     write_json(path, paper | {"asked": facts})
-    cells = [
-        f"{number(value)}{f' ± {number(errors[name], 2)}' if name in errors else ''}" for name, value in scores.items()
-    ]
+    cells = [_number(scores, errors, name) for name in scores]
     print("\n".join(format_table([Column("task", list(scores), True, True), Column("value", cells, True)], 100)))
     print(f"to        {display_path(path)}")
     return 0

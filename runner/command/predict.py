@@ -45,7 +45,7 @@ from runner.inference.weights import Weights, find_weights, load
 from runner.inference.words import OPTIONS, Asked, Kind, in_a_name, read_asked
 from runner.report.number import number
 from runner.run.read import SAMPLE_FILES
-from runner.terminal import quiet, sample_lines
+from runner.terminal import progress_bar, quiet, sample_lines
 
 OWN = OPTIONS | {"prompt": Kind(), "completion": Kind(), "chat": Kind(bool, example="true")}
 PARTS = ("model", "dataset", "quant")
@@ -157,7 +157,7 @@ def _write_completions(asked: Asked, model: Any, tokenizer: Any, rows: Sequence[
     """Add what the model writes to the paper; how many completions were there already."""
     answers = _answers(asked, model, tokenizer)
     batches = answers.plan(rows)
-    with _bar(len(rows) * answers.n, "completion") as bar:
+    with progress_bar("predicting", len(rows) * answers.n, "completion") as bar:
         answers.bar = bar.update
         skipped = continued(paper, batches, lambda batch: [each.paper for each in answers.draw(batch, rows)])
         again = len(rows) * answers.n - bar.n
@@ -170,7 +170,7 @@ def _write_scores(asked: Asked, model: Any, tokenizer: Any, rows: Sequence[Any],
     from runner.model.sample import Ask, in_batches, longest_text
 
     asks = [Ask(range(len(str(row))), number) for number, row in enumerate(rows)]
-    with _bar(len(rows), "answer") as bar:
+    with progress_bar("predicting", len(rows), "answer") as bar:
 
         def score(batch: Sequence[Ask]) -> list[dict[str, Any]]:
             picked = [rows[ask.row] for ask in batch]
@@ -193,13 +193,6 @@ def _answers(asked: Asked, model: Any, tokenizer: Any) -> Any:
 
     size, count = asked.options.get("batch_size", BATCH), asked.options.get("n", 1)
     return Answers(model, tokenizer, Sampling(**vars(_how(asked))), batch_size=size, n=count)
-
-
-def _bar(total: int, unit: str) -> Any:
-    from tqdm import tqdm
-
-    interval = 0.2 if sys.stderr.isatty() else 10
-    return tqdm(total=total, desc="predicting", unit=unit, dynamic_ncols=True, mininterval=interval)
 
 
 def _closing(made: Sequence[dict[str, Any]], again: int, seconds: float) -> Iterator[str]:

@@ -6,8 +6,6 @@ How that looks is in ``page``; the states and scores themselves are read in ``ru
 from __future__ import annotations
 
 import contextlib
-import itertools
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +14,14 @@ from typing import Any
 import yaml
 
 from runner.errors import RunnerError
-from runner.files import shipped
+from runner.files import read_rows, shipped
 from runner.report.axis import MISSING, TOP, lasting_keys
 from runner.report.number import number, value
 from runner.report.objective import telling
 from runner.report.repeat import folders_in, words_of
 from runner.run.read import RunRecord, plain_text, read_run
 
-FIRST_ROWS = 3
+MAX_ROWS = 3
 WHOLE = ("experiment", "sweep")  # options that set keys of other groups; what they set does differ
 
 
@@ -84,8 +82,7 @@ def first_rows(cfg: Mapping[str, Any]) -> list[list[tuple[str, str]]]:
     file = path / f"{split}.jsonl" if path.is_dir() else path
     if file.suffix != ".jsonl" or not file.is_file():
         return []
-    with open(file, encoding="utf-8", errors="replace") as lines:
-        return [row for line in itertools.islice(lines, FIRST_ROWS) if (row := _row(line))]
+    return [[(name, plain_text(entry)) for name, entry in row.items()] for row in read_rows(file, MAX_ROWS)]
 
 
 def _baseline(run: RunRecord) -> dict[str, Any] | None:
@@ -101,11 +98,3 @@ def _baseline(run: RunRecord) -> dict[str, Any] | None:
         chosen = [f"{group}={option}" for group, option in choices if "/" not in group and group not in WHOLE]
         return compose([word for word in chosen if not word.endswith("=None")], folders).cfg
     return None
-
-
-def _row(line: str) -> list[tuple[str, str]]:
-    """The columns of a row with their texts; nothing where the line is no row."""
-    with contextlib.suppress(ValueError):
-        row = json.loads(line)
-        return [(name, plain_text(entry)) for name, entry in row.items()] if isinstance(row, dict) else []
-    return []

@@ -30,7 +30,7 @@ class Show(Protocol):
     def close(self) -> None: ...
 
 
-class Stages:
+class Stages(Show):
     """One run after the other, each with the terminal to itself: only its beginning is told."""
 
     def __init__(self, tasks: Sequence[Task]):
@@ -48,14 +48,8 @@ class Stages:
         elif seconds is None:
             print(f"{state:<9} {run}: {one_line(cause, heading=False)}", flush=True)
 
-    def tick(self, live: Sequence[tuple[Task, float]], waiting: int) -> None:
-        pass
 
-    def close(self) -> None:
-        pass
-
-
-class LiveProgress:
+class LiveProgress(Show):
     """Many runs at a time, drawn over and over on a terminal, or told one event a line."""
 
     def __init__(self, plan: Plan, jobs: int, out: TextIO | None = None):
