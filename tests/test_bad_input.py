@@ -10,6 +10,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
 
 import pytest
 
@@ -96,8 +97,10 @@ def test_a_template_that_fails_is_a_fault_however_it_fails(text):
     ],
 )
 def test_a_template_that_grows_is_refused_in_a_few_seconds_and_little_memory(text):
+    before = getrusage(RUSAGE_CHILDREN).ru_utime
     (fault,) = find_template_faults(text + "{{ messages[1].content }}", "my.jinja", None, {}, chosen=True)
     assert "my.jinja" in fault.found and fault.cure.endswith("=chatml")
+    assert getrusage(RUSAGE_CHILDREN).ru_utime - before < 10
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama3_1", "gptoss", "gemma4", "deepseekv3", "nemotron_3_nano"])

@@ -53,6 +53,15 @@ def test_steps_that_are_trained_again_are_written_once(tmp_path, torn):
     assert elapsed == sorted(elapsed)
 
 
+def test_what_was_written_behind_the_step_of_a_resume_goes_at_once(tmp_path):
+    path, samples = tmp_path / "metrics.jsonl", tmp_path / "samples.jsonl"
+    record(path, [1, 2, 3, 4])
+    samples.write_text("".join(json.dumps({"step": step}) + "\n" for step in (0, 2, 4)))
+    Record(path, lambda **changes: None).on_train_begin(None, state(2), None)
+    assert [line["step"] for line in lines(path)] == [1, 2]
+    assert [line["step"] for line in lines(samples)] == [0, 2]
+
+
 def test_an_evaluation_after_a_resume_joins_the_line_of_its_step(tmp_path):
     path = tmp_path / "metrics.jsonl"
     record(path, [1, 2])

@@ -181,6 +181,7 @@ BROKEN = [
     ("empty.json", b"", "", "no rows"),
     ("ragged.csv", b"prompt,completion\na,b\na,b,c\n", ":3", "3 fields"),
     ("short.csv", b"prompt,completion\na\n", ":2", "1 fields"),
+    ("lines.csv", b'prompt,completion\n"a\nof\nthree",b\na\n', ":5", "1 fields"),
     ("head.csv", b"prompt,completion\n", "", "no rows"),
     ("twice.csv", b"prompt,prompt\na,b\n", ":1", "the column 'prompt' twice"),
     ("latin.csv", "prompt,completion\né,b\n".encode("latin-1"), "", "not UTF-8"),

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -77,6 +78,12 @@ def test_a_link_in_the_place_of_an_export_is_left(laid, tmp_path, capsys):
     (tmp_path / "link").symlink_to(tmp_path / "mine")
     assert main(["export", str(laid), f"to={tmp_path / 'link'}"]) == 4
     assert "to=<another folder>" in capsys.readouterr().err and (tmp_path / "link").is_symlink()
+
+
+def test_a_copy_of_other_bytes_is_no_export(laid, monkeypatch, capsys):
+    monkeypatch.setattr("shutil.copyfile", lambda source, new: Path(new).write_bytes(Path(source).read_bytes()[::-1]))
+    assert main(["export", "x"]) == 5
+    assert "the copied files differ" in capsys.readouterr().err and not (laid / "export").exists()
 
 
 def test_nothing_half_made_is_left(laid, monkeypatch):

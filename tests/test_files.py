@@ -21,6 +21,17 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
     assert [json.loads(p.read_text()) for p in tmp_path.iterdir()] == [{"step": 1}]
 
 
+def test_who_reads_the_old_file_reads_all_of_it(tmp_path):
+    path, other = tmp_path / "status.json", tmp_path / "other.json"
+    path.write_text("old and long")
+    other.symlink_to(path)
+    with path.open() as reader:
+        files.write_text(path, "new")
+        assert reader.read() == "old and long"
+    files.write_text(other, "another")
+    assert (path.read_text(), other.read_text(), other.is_symlink()) == ("new", "another", False)
+
+
 def test_written_files_can_be_read_by_the_team(tmp_path):
     files.write_text(tmp_path / "a", "x")
     (tmp_path / "b").write_text("x")

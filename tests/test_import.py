@@ -265,6 +265,7 @@ def test_trl_dpo_under_accelerate(imported):
     assert done.cfg["trainer"]["_target_"] == "trl.DPOTrainer" and done.reading.devices == 8
     assert done.cfg["dataset"]["split"] == {"train": "train", "eval": "test"}
     assert done.cfg["peft"]["lora_dropout"] == 0.05, "their default, and not ours"
+    assert (done.cfg["peft"]["r"], done.cfg["peft"]["lora_alpha"]) == (32, 16)
     assert done.kinds("push_to_hub") == ["no equivalent"]
 
 

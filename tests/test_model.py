@@ -171,6 +171,7 @@ def test_replacing_a_template_is_logged_and_keeping_it_is_not(qwen, caplog):
         ("{{ raise_exception('no system turn') }}", "no system turn"),
         ("always the same", "leaves out"),
         ("{% for m in messages %}{{ m.content }}{% endfor %}", "never learn to stop"),
+        ("{% for m in messages %}{{ eos_token }}{{ m.content }}{% endfor %}", "never learn to stop"),
     ],
 )
 def test_a_template_that_does_not_work_is_refused(qwen, tmp_path, template, told):

@@ -578,6 +578,17 @@ def test_each_epoch_deals_every_row_once(tmp_path):
     assert deals[:4] != deals[4:8]
 
 
+def test_each_update_draws_with_random_numbers_of_its_own(tmp_path):
+    rows, said = Dataset.from_dict({"prompt": [letter_rows()[0]["prompt"]] * 8}), []
+
+    def listen(completions, **_):
+        said.append(completions)
+        return [float(len(text)) for text in completions]
+
+    letter_trainer(tmp_path, rows=rows, reward_funcs=listen, learning_rate=0.0).train()
+    assert len(said) == 2 and said[0] != said[1] and len(set(said[0])) > 1
+
+
 def test_total_episodes_count_prompts(tmp_path):
     trainer = letter_trainer(tmp_path, total_episodes=20, max_steps=-1)
     trainer.train()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from tiny_ppo import letter_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from runner.__main__ import main
@@ -101,6 +102,13 @@ def test_a_completion_does_not_depend_on_what_is_beside_it(tiny, asks):
     assert [alone[row].log_probability for row in range(6)] == pytest.approx(
         [together[row].log_probability for row in range(6)], abs=1e-4
     )
+
+
+def test_padding_takes_no_position():
+    model = letter_model("gpt2")  # which learns a vector for each position; rotations only know distances
+    asks = [Ask(ids, row) for row, ids in enumerate(([3, 4, 5, 6, 7, 8, 9], [5], [7, 3], [4, 4, 4]))]
+    alone, together = drawn(model, asks, Sampling(9), 1), drawn(model, asks, Sampling(9), 4)
+    assert {row: one.tokens for row, one in alone.items()} == {row: one.tokens for row, one in together.items()}
 
 
 def test_other_seeds_and_samples_are_other_completions(tiny, asks):

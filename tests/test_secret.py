@@ -19,7 +19,8 @@ from secret import (
 )
 from secret_cases import ENVIRONMENT, REFUSED, SECRETS
 
-from runner.secret import hidden, holder_of, without_values
+from runner.files import replace_rows, write_json
+from runner.secret import HIDDEN, hidden, holder_of, without_values
 
 
 def test_a_secret_is_hidden_by_its_value_however_it_is_spelt(monkeypatch):
@@ -32,6 +33,17 @@ def test_a_secret_is_hidden_by_its_value_however_it_is_spelt(monkeypatch):
     text = f"{secret} {quote(secret, safe='')} Basic {packed} and no more"
     assert secret not in hidden(text) and quote(secret, safe="") not in hidden(text)
     assert packed[6:-4] not in hidden(text) and hidden(text).endswith("and no more")
+    for before in ("", "m", "me"):  # which shift the letters, and no header tells that this is a login
+        packed = base64.b64encode(f"{before}{secret}".encode()).decode()
+        assert packed[4:-4] not in without_values(f"a blob {packed}")
+
+
+def test_no_file_of_ours_holds_a_secret_of_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("MY_TOKEN", SECRETS["PLAIN"])
+    write_json(tmp_path / "status.json", {"cause": f"401 for {SECRETS['PLAIN']}"})
+    replace_rows(tmp_path / "samples.jsonl", [{"step": 1, "completion": SECRETS["PLAIN"]}])
+    texts = [path.read_text() for path in sorted(tmp_path.iterdir())]
+    assert [SECRETS["PLAIN"] in text for text in texts] == [False, False] and all(HIDDEN in text for text in texts)
 
 
 @pytest.mark.parametrize("value", ["short", "password", "/home/me/key", "", "https://example.org/login"])

@@ -145,6 +145,14 @@ def test_a_template_of_anybody_stays_in_the_sandbox(tmp_path, template):
         set_template(tiny_tokenizer(), str(file))
 
 
+def test_a_template_reaches_nothing_of_python(tmp_path):
+    file, made = tmp_path / "own.jinja", tmp_path / "made"
+    file.write_text("{{ lipsum.__globals__['os'].mkdir('" + str(made) + "') }}")
+    with pytest.raises(ConfigError, match="unsafe"):
+        set_template(tiny_tokenizer(), str(file))
+    assert not made.exists()
+
+
 def compose(*words):
     [composed] = door.compose(door.read_command_line(words), words)
     return composed.cfg

@@ -5,18 +5,21 @@ import json
 
 import pytest
 import torch
+from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import logsigmoid
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from runner.__main__ import compose, main, read_command_line
 from runner.dataset.weigh import (
+    WEIGHTS,
     WeightCollator,
     answers,
     by_column,
     by_message,
     columns_of,
     last_round,
+    pack_rows,
     pattern,
     token_weights,
 )
@@ -424,6 +427,15 @@ ONES = ("weight=pattern", "weight.pattern=nowhere")
 def weights(done):
     assert (done.code, done.state()) == (0, "finished")
     return next(done.run.model.glob("*model.safetensors")).read_bytes()
+
+
+@pytest.mark.parametrize("strategy", ["bfd", "wrapped"])
+def test_packed_rows_keep_the_weight_of_each_token(strategy):
+    ids = [[1, 2, 3], [4, 5], [6]]
+    rows = {"input_ids": ids, "labels": ids, WEIGHTS: [[token / 8 for token in row] for row in ids]}
+    packed = pack_rows(Dataset.from_dict(rows), 0, seq_length=4, strategy=strategy, shuffle=True)
+    pairs = [pair for row in packed for pair in zip(row["input_ids"], row[WEIGHTS], strict=True)]
+    assert sorted(pairs) == [(token, token / 8) for token in range(1, 7)]
 
 
 @pytest.mark.slow
