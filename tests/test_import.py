@@ -6,16 +6,22 @@ from pathlib import Path
 import pytest
 import yaml
 
+from runner import config
 from runner.__main__ import main
 from runner.config import compose
-from runner.dialect.draft import KINDS
-from runner.dialect.read import plain, read_file
 from runner.errors import ConfigError
+from runner.importers.convert import CONVERSIONS
+from runner.importers.draft import KINDS
+from runner.importers.follow import FUNCTIONS
+from runner.importers.read import plain, read_file
+from runner.importers.table import read_section, read_table
+from runner.importers.translate import translate
+from runner.signature import read_signature
 from runner.stage import faults_of
 
 verb = import_module("runner.command.import")
 
-SAMPLES = Path(__file__).parent / "dialect"
+SAMPLES = Path(__file__).parent / "importers"
 FILES = sorted(path.name for path in SAMPLES.iterdir() if path.name.startswith(("axolotl", "llama", "swift", "trl")))
 SECRETS = ("hf_ABCDEF", "0123456789abcdef0123")
 
@@ -25,9 +31,9 @@ class Imported:
 
     def __init__(self, path: Path, folder: Path, trainer: str | None = None):
         self.reading = read_file(path)
-        self.draft = verb.translate(self.reading, verb.name_of(path), trainer)
+        self.draft = translate(self.reading, verb.name_of(path), trainer)
         self.text = verb.to_file(self.draft, self.reading)
-        self.told = verb.told(self.draft, self.reading)
+        self.told = verb.describe(self.draft, self.reading)
         (folder / "experiment").mkdir(exist_ok=True)
         (folder / "experiment" / f"{self.draft.name}.yaml").write_text(self.text)
         # Rewards of the user's own are typed; here one of ours stands in for them.
@@ -77,17 +83,17 @@ def written(tmp_path):
 def test_a_sample_becomes_an_experiment_that_passes_the_check(imported, name):
     done = imported(name)
     assert not done.faults, "\n".join(map(str, done.faults))
-    assert name.startswith(done.reading.dialect)
+    assert name.startswith(done.reading.tool)
     assert done.cfg["name"] == done.draft.name == Path(name).stem
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_key_of_a_sample_is_accounted_for(imported, name):
     done = imported(name)
-    told = {note.key for note in done.draft.notes}
+    told = {name for note in done.draft.notes for name in (note.key, note.key.partition(".")[0])}
     silent = {key for key, value in done.reading.keys.items() if value is not None} - told
     # What several keys say together is told once.
-    assert silent <= {"trl", "soft_cache_length"}
+    assert silent <= {"soft_cache_length"}
     assert {note.kind for note in done.draft.notes} <= set(KINDS)
     assert not [note for note in done.draft.notes if "not a key that is known" in note.why]
 
@@ -293,7 +299,7 @@ def test_a_trl_file_may_be_told_its_trainer(written):
 def test_a_variable_that_the_shell_sets_is_asked_for(tmp_path):
     path = tmp_path / "train.sh"
     path.write_text("swift sft --model $BASE --dataset $ROWS --learning_rate 1e-4\n")
-    draft = verb.translate(read_file(path), "train")
+    draft = translate(read_file(path), "train")
     assert draft.values["model"]["path"] == draft.values["dataset"]["path"] == "???"
     faults = verb.faults_of("train", verb.to_file(draft, read_file(path)), draft.words)
     assert faults and all(fault.where.endswith("path") for fault in faults)
@@ -321,7 +327,7 @@ def test_a_script_is_read_as_bash_reads_it(tmp_path, text, rate, accumulated):
     path = tmp_path / "train.sh"
     path.write_text(f"{text}\n")
     reading = read_file(path)
-    draft = verb.translate(reading, "train")
+    draft = translate(reading, "train")
     assert draft.values["dataset"]["limit"] == {"train": 500} and draft.values["learning_rate"] == rate
     args = draft.values["trainer"]["args"]
     assert args.get("gradient_accumulation_steps") == accumulated and (args["max_length"] == 99) == ("99" in text)
@@ -417,6 +423,128 @@ def test_no_secret_comes_through_whatever_it_is_called(written):
     done = written(keys)
     text = done.text + "\n".join(done.told)
     assert not any(secret in text for secret in ("abcdEFGH", "short", "pass@", *SECRETS))
+
+
+WRONG = {
+    "axolotl": {"base_model": "a/b", "micro_batch_size": 1, "datasets": [{"path": "a/b", "type": "alpaca"}]},
+    "llama_factory": {"model_name_or_path": "a/b", "stage": "sft", "dataset": "a/b"},
+    "swift": {"model": "a/b", "tuner_type": "lora", "dataset": ["hf::a/b"]},
+    "trl": {"model_name_or_path": "a/b", "dataset_name": "c/d", "use_peft": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("tool", "keys", "where"),
+    [
+        ("axolotl", {"datasets": 5}, "datasets"),
+        ("axolotl", {"datasets": [5]}, "datasets"),
+        ("axolotl", {"datasets": [{"path": ["a"]}]}, "datasets[0].path"),
+        ("axolotl", {"datasets": [{"path": "a/b", "type": "chat_template", "roles": [1]}]}, "datasets[0].roles"),
+        ("axolotl", {"datasets": [{"path": "a/b", "roles": {"user": {"a": 1}}}]}, "datasets[0].roles.user"),
+        ("axolotl", {"datasets": [{"path": "a/b", "type": {"field_output": [1]}}]}, "datasets[0].type.field_output"),
+        ("axolotl", {"test_datasets": 5}, "test_datasets"),
+        ("axolotl", {"val_set_size": "some"}, "val_set_size"),
+        ("axolotl", {"val_set_size": -1}, "val_set_size"),
+        ("axolotl", {"trl": "x", "rl": "grpo"}, "trl"),
+        ("axolotl", {"trl": {"beta": [1]}, "rl": "grpo"}, "trl.beta"),
+        ("axolotl", {"trl": {"reward_funcs": {"a": 1}}, "rl": "grpo"}, "trl.reward_funcs"),
+        ("axolotl", {"trl": {"reward_funcs": ["a.b"], "reward_weights": ["x"]}, "rl": "grpo"}, "trl.reward_weights"),
+        ("axolotl", {"special_tokens": ["<pad>"]}, "special_tokens"),
+        ("axolotl", {"saves_per_epoch": "often"}, "saves_per_epoch"),
+        ("axolotl", {"saves_per_epoch": 2, "num_epochs": "$EPOCHS"}, "num_epochs"),
+        ("axolotl", {"evals_per_epoch": "$N", "val_set_size": 0.1}, "evals_per_epoch"),
+        ("axolotl", {"batch_size": [8]}, "batch_size"),
+        ("axolotl", {"learning_rate": "fast"}, "learning_rate"),
+        ("axolotl", {"rl": "dpo", "rl_beta": {"a": 1}}, "rl_beta"),
+        ("axolotl", {"rl": "dpo", "rpo_alpha": "x"}, "rpo_alpha"),
+        ("axolotl", {"loraplus_lr_ratio": "x"}, "loraplus_lr_ratio"),
+        ("llama_factory", {"dataset": {"a": 1}}, "dataset"),
+        ("llama_factory", {"dataset_dir": ["data"]}, "dataset_dir"),
+        ("llama_factory", {"max_samples": "x"}, "max_samples"),
+        ("llama_factory", {"interleave_probs": "$P"}, "interleave_probs"),
+        (
+            "llama_factory",
+            {"early_stopping_steps": "$N", "val_size": 0.1, "eval_strategy": "epoch"},
+            "early_stopping_steps",
+        ),
+        ("llama_factory", {"finetuning_type": "freeze", "freeze_trainable_layers": "$N"}, "freeze_trainable_layers"),
+        ("llama_factory", {"finetuning_type": "freeze", "freeze_trainable_layers": "x"}, "freeze_trainable_layers"),
+        ("llama_factory", {"lora_rank": "x"}, "lora_rank"),
+        ("llama_factory", {"additional_target": {"a": 1}}, "additional_target"),
+        ("swift", {"dataset": {"a": 1}}, "dataset"),
+        ("swift", {"columns": "x"}, "columns"),
+        ("swift", {"columns": {"a": ["query"]}}, "columns.a"),
+        ("swift", {"interleave_prob": ["x"]}, "interleave_prob"),
+        ("swift", {"loss_scale": ["hermes"]}, "loss_scale"),
+        ("swift", {"per_device_train_batch_size": "x"}, "per_device_train_batch_size"),
+        ("swift", {"rlhf_type": "grpo", "reward_funcs": ["soft_overlong"], "soft_max_length": "$N"}, "soft_max_length"),
+        (
+            "swift",
+            {"rlhf_type": "grpo", "reward_funcs": ["soft_overlong"], "max_completion_length": "$N"},
+            "max_completion_length",
+        ),
+        ("swift", {"rlhf_type": "grpo", "reward_funcs": ["format"], "reward_weights": ["x"]}, "reward_weights"),
+        ("trl", {"datasets": [5]}, "datasets"),
+        ("trl", {"datasets": [{"path": "a/b", "fraction": "x"}]}, "datasets[0].fraction"),
+        ("trl", {"dataset_name": ["c"]}, "dataset_name"),
+        ("trl", {"model_init_kwargs": "x"}, "model_init_kwargs"),
+        ("trl", {"lora_target_modules": {"a": 1}}, "lora_target_modules"),
+        ("trl", {"reward_funcs": {"a": 1}}, "reward_funcs"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_a_value_that_cannot_be_taken_is_a_fault_that_names_it(tmp_path, capsys, tool, keys, where):
+    (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(WRONG[tool] | keys))
+    assert main(["import", str(tmp_path / "theirs.yaml"), f"dialect={tool}", "name=x"]) == 2
+    error = capsys.readouterr().err
+    assert f"\n  {where}\n    found " in error and "\n    expected  " in error and "\n    type      mend it" in error
+
+
+def test_all_values_that_cannot_be_taken_are_told_at_once(written):
+    with pytest.raises(ConfigError) as caught:
+        written(WRONG["axolotl"] | {"learning_rate": "fast", "val_set_size": "some", "special_tokens": 5})
+    assert {fault.where for fault in caught.value.faults} == {"learning_rate", "val_set_size", "special_tokens"}
+
+
+def test_a_value_is_still_taken_where_it_is_a_text_that_means_it(written):
+    done = written({"model": "a/b", "tuner_type": "lora", "dataset": "hf::a/b", "learning_rate": "3e-5", "seed": "7"})
+    assert (done.cfg["learning_rate"], done.cfg["seed"]) == (3e-5, 7) and not done.faults
+
+
+# --- The tables -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tool", ["axolotl", "llama_factory", "swift", "trl"])
+def test_each_row_of_a_table_can_be_followed(tool):
+    table = read_table(tool)
+    cases = [case for rows in (table.keys, table.rows) for row in rows.values() for case in row]
+    menu = Path(config.__file__).parents[2] / "conf"
+    trainers = {path.stem for path in (menu / "trainer").iterdir()}
+    parameters = {
+        name: read_signature(
+            yaml.safe_load((menu / "trainer" / f"{name}.yaml").read_text())["trainer"]["args"]["_target_"]
+        )
+        for name in trainers
+    }
+    for case in cases:
+        assert case.convert in {"", *CONVERSIONS} and case.by in {"", *FUNCTIONS}
+        group, _, option = case.choose.partition("=")
+        assert not group or option == "null" or (menu / group / f"{option}.yaml").is_file(), case
+        wanted = case.when.get("trainer", [])
+        wanted = {wanted} if isinstance(wanted, str) else set(wanted)
+        assert wanted <= trainers, case
+        for path in filter(None, (case.to, *case.also)):
+            if path.startswith("trainer.args.") and "*" not in path:
+                name = path.split(".")[2]
+                assert any(name in parameters[each].parameters for each in wanted or trainers), path
+    assert set(table.sections["first"]) | set(table.sections["then"]) <= table.keys.keys()
+
+
+@pytest.mark.parametrize("tool", ["axolotl", "llama_factory", "swift", "trl"])
+def test_no_key_has_two_rows_in_a_table(tool):
+    section = read_section(tool)
+    keys = [key for name in ("keys", "ignored", "no_equivalent", "same") for key in section.get(name, {})]
+    assert len(keys) == len(set(keys))
 
 
 # --- The command ----------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ ROOMS = {
         "match",
         "stage",
         "origin",
-        "dialect",
+        "importers",
         "inference",
         "space",
         "resume",

@@ -1,0 +1,156 @@
+"""Keys of another tool, followed by the rows of its table, and the few functions that a row may call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from runner.check.value import nearest as find_nearest
+from runner.dataset.convert import SPEAKERS
+from runner.errors import Fault
+from runner.importers.convert import COMPUTED, CONVERSIONS, to_list, to_number, to_whole_number, to_words
+from runner.importers.draft import IGNORED, MAPPED, SAME, Draft, is_unset, to_line
+from runner.importers.read import HIDDEN
+from runner.importers.table import OFF, Case, is_wanted
+
+SECRET = Case(kind="ignored", reason="a secret, which no file of ours holds: export it in the environment")
+
+
+def follow(draft: Draft, *keys: str) -> None:
+    """Deal with these keys, in this order, by the first case of their row that holds."""
+    for key in keys:
+        value = draft.keys.get(key)
+        if value is None or key in draft.taken:
+            continue
+        cases = [SECRET] if value == HIDDEN else draft.find_cases(key)
+        if case := next((case for case in cases if holds(draft, case, value)), None):
+            draft.taken.add(key)
+            written = _apply(draft, case, key, value, cases)
+            for path, constant in case.also.items() if written else ():
+                if draft.get(path) is None:
+                    draft.put(path, _filled(draft, key, constant))
+
+
+def follow_rest(draft: Draft) -> None:
+    """Deal with every key that is left: by its row, else by the trainer's own fields."""
+    for key, value in list(draft.keys.items()):
+        follow(draft, key)
+        if value is None or key in draft.taken:
+            continue
+        is_known = bool(draft.find_cases(key))
+        if key in draft.config.parameters and not is_known:
+            draft.write(key, f"trainer.args.{key}", value)
+        elif value in OFF and key not in draft.implied:
+            draft.note(SAME, key, why="off")
+        elif key not in draft.implied:
+            near = find_nearest(key, draft.config.parameters, 0.85)
+            why = "it goes with another adapter or trainer" if is_known else "not a key that is known here"
+            draft.nothing(key, why, f"trainer.args.{near[0]}" if near else "")
+
+
+def holds(draft: Draft, case: Case, value: object = None) -> bool:
+    """True where every condition of a case is met by a key's value and the draft."""
+    facts = {name: [draft.choices.get(name)] for name in ("trainer", "peft", "optimizer")}
+    facts |= {"value": [value], "command": [draft.command], "held_out": [draft.has_held_out]}
+    facts["form"] = [part.get("form") for part in draft.parts]
+    return (
+        all(any(is_wanted(fact, wanted) for fact in facts[name]) for name, wanted in case.when.items())
+        and (not case.like or bool(re.search(case.like, to_line(value))))
+        and all(is_wanted(draft.keys.get(key), wanted) for key, wanted in case.beside.items())
+        and not any(is_wanted(draft.keys.get(key), wanted) for key, wanted in case.without.items())
+    )
+
+
+def _apply(draft: Draft, case: Case, key: str, value: Any, cases: list[Case]) -> bool:
+    """Do what a case says with a key; False where there was something to write, and it was not."""
+    reason, nearest, why = (_filled(draft, key, text) for text in (case.reason, case.typed or case.nearest, case.why))
+    if case.choose:
+        group, _, option = case.choose.partition("=")
+        draft.choices[group] = None if option == "null" else option
+    if case.by:
+        FUNCTIONS[case.by](draft, key)
+    elif case.to:
+        return _write(draft, case, key, value, why)
+    elif case.kind == "refused":
+        methods = [to_line(method) for each in cases if each.choose for method in to_list(each.when["value"])]
+        expected = why or f"one of {', '.join(methods)}"
+        draft.faults.append(Fault(key, reason, expected, "python -m runner --help  (lists the trainers)"))
+    elif case.kind in ("no_equivalent", "asked"):
+        draft.asked |= {key} if case.kind == "asked" else set()
+        draft.words += nearest.split() if case.typed else []
+        draft.nothing(key, reason, nearest)
+    elif case.choose:
+        draft.note(MAPPED, key, case.choose, why)
+    else:
+        draft.note(IGNORED if case.kind == "ignored" else SAME, key, why=reason)
+    return True
+
+
+def _write(draft: Draft, case: Case, key: str, value: Any, why: str) -> bool:
+    """Write the value of a key, converted, or a constant in its place; False where nothing of it was written."""
+    path, count = case.to.replace("*", key.partition(".")[2]), len(draft.faults)
+    if case.write is not None:
+        value = _filled(draft, key, case.write)
+    elif case.convert and (case.convert in COMPUTED or not is_unset(value)):
+        if case.rest and (more := draft.convert(key, value, to_words, [])[1:]):
+            draft.nothing(key, f"{', '.join(more)}: {case.rest}", case.nearest)
+        value = draft.convert(key, value, CONVERSIONS[case.convert], None)
+    return len(draft.faults) == count and draft.write(key, path, value, why)
+
+
+def _filled(draft: Draft, key: str, text: Any) -> Any:
+    """A text of a table, its names in braces replaced by values; anything else as it is."""
+    names = {"key": key, "value": draft.keys[key], "trainer": draft.trainer}
+    if not isinstance(text, str):
+        return text
+    return re.sub(r"\{(\w+)\}", lambda found: to_line(names.get(found[1], draft.keys.get(found[1]))), text)
+
+
+# --- Functions that a row may call, for keys that need others or of which several values come -----
+
+
+def divide_batch(draft: Draft, key: str) -> None:
+    """Take the whole batch by the small one as the number of accumulated steps."""
+    micro = draft.convert("micro_batch_size", draft.keys.get("micro_batch_size"), to_whole_number, 1)
+    steps = max(1, draft.take(key, to_whole_number, 1) // max(1, micro))
+    draft.write(key, "trainer.args.gradient_accumulation_steps", steps, "the whole batch by the small one")
+
+
+def divide_epoch(draft: Draft, key: str) -> None:
+    """Write so many times in an epoch as a share of all steps."""
+    path = f"trainer.args.{'eval' if key.startswith('evals') else 'save'}"
+    epochs = draft.convert("num_epochs", draft.keys["num_epochs"], to_number, 1.0)
+    times = draft.take(key, to_number, 1.0) * epochs
+    share = round(1 / times, 6) if times else 1
+    draft.put(f"{path}_strategy", "epoch" if share >= 1 else "steps")
+    if share >= 1:
+        draft.note(MAPPED, key, f"{path}_strategy: epoch")
+    else:
+        draft.write(key, f"{path}_steps", share, f"a share of all steps: {draft.keys[key]} in each of {epochs:g}")
+
+
+def limit_warmup(draft: Draft, key: str) -> None:
+    """Write a number of warm-up steps, if the training is longer."""
+    steps, warmup = draft.keys.get("max_steps"), draft.keys[key]
+    if isinstance(steps, int) and isinstance(warmup, int | float) and 0 < steps <= warmup:
+        draft.nothing(key, "the learning rate would never be reached")
+    else:
+        draft.write(key, "trainer.args.warmup_steps", warmup)
+
+
+def pair_betas(draft: Draft, key: str) -> None:
+    """Write both betas of Adam as one argument of an optimizer of ours."""
+    usual = {"adam_beta1": 0.9, "adam_beta2": 0.999}
+    betas = [draft.convert(name, draft.keys.get(name), to_number, usual[name]) for name in usual]
+    draft.write(key, "optimizer.betas", betas)
+
+
+def compare_speakers(draft: Draft, key: str) -> None:
+    """Note a role of a dataset whose speakers are not those that ours reads in this role."""
+    if any(SPEAKERS.get(name.lower()) != key.rpartition(".")[2] for name in draft.take(key, to_words, [])):
+        draft.nothing(key, "", "dataset.map._target_=<function of a row>")
+
+
+CALLED = (divide_batch, divide_epoch, limit_warmup, pair_betas, compare_speakers)
+FUNCTIONS: Mapping[str, Callable[[Draft, str], None]] = {function.__name__: function for function in CALLED}

@@ -1,0 +1,232 @@
+"""A file -> its keys and the tool that it is of: YAML, JSON, or a shell script with one training command.
+
+No secret comes through. What the keys mean is in the tables.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise, takewhile
+from pathlib import Path
+from typing import Any
+
+from runner.bound import DIGITS, check_size, parse_yaml
+from runner.errors import ConfigError, Fault
+from runner.importers.table import read_section
+from runner.secret import LOGIN_KEY, SECRET_KEY, looks_secret
+
+HIDDEN = "..."  # in the place of a secret
+FILE_TYPES = (".yaml", ".yml", ".json")
+# A comment of bash begins a word; what stands in quotes, or behind a backslash, is none.
+COMMENT = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?:^|(?<=[\s;&|()]))#.*""")
+COMMAND = re.compile(r"\$\((?:expr\s+([^()]*)|\(([^()]*)\)|[^()]*)\)")
+VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}|\$(\w+)")
+# Flags of what starts the processes, by the number of devices that they say.
+DEVICES = re.compile(r"--(?:num|nproc)[_-](?:processes|per[_-]node)[= ](\d+)")
+
+
+@dataclass
+class Reading:
+    """The keys of a file, the tool and what says so, the subcommand if there is one, and on how many devices it ran."""
+
+    path: Path
+    keys: dict[str, Any]
+    tool: str = ""
+    why: str = ""
+    command: str = ""
+    devices: int = 1
+    variables: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """The name of the tool."""
+        return read_section("tools")[self.tool]["title"]
+
+
+def read_file(path: Path, tool: str | None = None) -> Reading:
+    """The keys of a configuration; ConfigError where it is none, or of no tool that is known."""
+    tools = read_section("tools")
+    if tool is not None and tool not in tools:
+        raise ConfigError(Fault("dialect", tool, f"one of {', '.join(tools)}", f"dialect={next(iter(tools))}"))
+    try:
+        check_size(path)
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(Fault(str(path), str(error), "a configuration", "python -m runner import <file>")) from None
+    has_flags = path.suffix not in FILE_TYPES and re.search(r"(?m)^\s*--\w", text)
+    is_script = path.suffix in (".sh", ".bash") or has_flags
+    reading = _read_script(path, text) if is_script else Reading(path, _read_mapping(path, text))
+    reading.keys = {key: _without_secrets(key, plain(value)) for key, value in reading.keys.items()}
+    if tool:
+        reading.tool, reading.why = tool, "because you say so"
+    elif not reading.tool:
+        reading.tool, reading.why = find_tool(path, reading.keys)
+    strange = {key: why for key, why in tools[reading.tool].get("strange", {}).items() if reading.keys.get(key)}
+    if strange and not reading.keys.get("do_train"):
+        expected, fix = f"a training of {reading.title}", "python -m runner import <another file>"
+        raise ConfigError(Fault(f"{path}: {key}", why, expected, fix) for key, why in strange.items())
+    return reading
+
+
+def find_tool(path: Path, keys: Mapping[str, Any]) -> tuple[str, str]:
+    """The tool that has these keys, and the keys that say so; ConfigError where there is none, or several."""
+    tools = read_section("tools")
+    found = {name: [key for key in tool["marks"] if key in keys] for name, tool in tools.items()}
+    best, second, *_ = sorted(found, key=lambda name: -len(found[name]))
+    if len(found[best]) == len(found[second]):
+        tied = [tools[name]["title"] for name in found if len(found[name]) == len(found[best])]
+        what = f"as much of {' as of '.join(tied)}" if found[best] else "no key that one of them has"
+        expected = f"a configuration of {', '.join(tools)}"
+        raise ConfigError(Fault(str(path), what, expected, "dialect=<one of them>"))
+    return best, ", ".join(found[best][:5])
+
+
+def plain(value: Any) -> Any:
+    """The value as it was meant: YAML reads 2e-5 as a text, and a shell everything.
+
+    >>> plain("2e-5"), plain("true"), plain("a"), plain('{"min_lr": 1e-6}')
+    (2e-05, True, 'a', {'min_lr': 1e-06})
+    """
+    if isinstance(value, list):
+        return [plain(entry) for entry in value]
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if not isinstance(value, str):
+        return value
+    words = {"true": True, "false": False, "none": None, "null": None}
+    if value.lower() in words and value != "none":  # a value of its own: scale_rewards, report_to
+        return words[value.lower()]
+    if re.fullmatch(r"[+-]?\d+", value) and len(value) <= DIGITS:
+        return int(value)
+    if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", value, re.I):
+        return float(value)
+    if value[:1] in "{[" and value[-1:] in "}]":
+        try:
+            return plain(json.loads(value))
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def _without_secrets(key: str, value: Any) -> Any:
+    """The same value, every secret in it replaced by dots, however deep it is."""
+    if isinstance(value, Mapping):
+        return {name: _without_secrets(str(name), entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [_without_secrets(key, entry) for entry in value]
+    if not isinstance(value, str) or not value:
+        return value
+    is_token = key.lower().endswith("token") and re.fullmatch(r"(?=.*\d)(?=.*[A-Za-z])[\w.-]{16,}", value)
+    is_named = SECRET_KEY.search(key.lower()) or LOGIN_KEY.search(key.lower())
+    return HIDDEN if is_token or is_named or looks_secret(value) else value
+
+
+def _read_mapping(path: Path, text: str) -> dict[str, Any]:
+    keys = parse_yaml(text, str(path))
+    if not isinstance(keys, dict):
+        raise ConfigError(Fault(str(path), f"a {type(keys).__name__}", "keys with values"))
+    return {str(key): value for key, value in keys.items()}
+
+
+# --- Shell scripts --------------------------------------------------------------------------------
+
+
+def _read_script(path: Path, text: str) -> Reading:
+    """The one training command of a script, its flags, and what stands in a file that it names."""
+    reading = Reading(path, {})
+    # Lines as bash reads them: each without its comment, joined where one ends with a backslash.
+    bare = "".join(COMMENT.sub(lambda found: found[1] or "", line) + "\n" for line in text.splitlines())
+    lines = bare.replace("\\\n", " ").split("\n")
+    for number, line in enumerate(lines):
+        try:
+            words = shlex.split(COMMAND.sub(lambda found: _to_number(found, reading.variables), line))
+        except ValueError:
+            continue  # a line of the shell's own, such as half of a quotation
+        words = [VARIABLE.sub(lambda found: _to_value(found, reading.variables), word) for word in words]
+        words = words[1:] if words[:1] == ["export"] else words
+        while words and re.fullmatch(r"[A-Za-z_]\w*=.*", words[0], re.S):
+            name, _, value = words.pop(0).partition("=")
+            reading.variables[name] = value
+        for place, (word, after) in enumerate(pairwise([*words, ""])):
+            if count := _find_training(reading, word, after):
+                _check_end(path, lines[number + 1 :])
+                start = place + count
+                launcher = DEVICES.search(" ".join(words[:start]))
+                devices = launcher[1] if launcher else reading.variables.get("NPROC_PER_NODE", "")
+                reading.devices = int(devices) if re.fullmatch("[0-9]{1,6}", devices) else 1
+                _read_flags(reading, words[start:])
+                return reading
+    commands = [word for tool in read_section("tools").values() for word in tool["commands"]]
+    raise ConfigError(Fault(str(path), "no command that trains", f"a line with one of {', '.join(commands)}"))
+
+
+def _find_training(reading: Reading, word: str, after: str) -> int:
+    """The number of words, this one and perhaps the one after it, that start a training; 0 for others."""
+    for name, tool in read_section("tools").items():
+        if after in tool["commands"].get(word, ()):
+            reading.tool, reading.command, reading.why = name, after, f"{word} {after}"
+            return 2
+        for script in filter(None, (re.search(pattern, word) for pattern in tool["scripts"])):
+            reading.tool, reading.command, reading.why = name, script[1] if script.groups() else "train", word
+            return 1
+    return 0
+
+
+def _check_end(path: Path, below: Sequence[str]) -> None:
+    """Raise ConfigError where flags stand below the command, which would be lost without a word."""
+    flag = next(filter(str.strip, below), "").lstrip().partition(" ")[0]
+    if flag.startswith("--"):
+        found = f"{flag} is not part of the command: a comment, or no backslash, ends the line above it"
+        fix = "move comments above the command, and end each of its lines but the last with a backslash"
+        raise ConfigError(Fault(str(path), found, "all flags in one command", fix))
+
+
+def _to_number(found: re.Match[str], variables: Mapping[str, str]) -> str:
+    """The number that a command in a command comes to, where it only multiplies and divides; else its name."""
+    text = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: variables.get(name[1], name[0]), found[1] or found[2] or "")
+    first, *rest = re.findall(r"\d+|\S", text.replace("\\*", "*")) or [""]
+    if len(text) > DIGITS or not re.fullmatch(r"\d+([*/][1-9]\d*)*", "".join([first, *rest])):
+        return f"$({(re.findall(r'[A-Za-z_]+', found[0]) or ['command'])[0]})"
+    number = int(first)
+    for sign, other in zip(rest[::2], rest[1::2], strict=True):
+        number = number * int(other) if sign == "*" else number // int(other)
+    return str(number)
+
+
+def _to_value(found: re.Match[str], variables: Mapping[str, str]) -> str:
+    """The value of a variable that the script itself sets, or its fallback; others stay as they are written."""
+    return variables.get(found[1] or found[3], found[0] if found[2] is None else found[2])
+
+
+def _read_flags(reading: Reading, words: Sequence[str]) -> None:
+    """Each flag with its value, its values, or true, over the keys of a file that the command names."""
+    first = _until_flag(words)
+    flags: dict[str, Any] = {key: value for key, mark, value in (word.partition("=") for word in first) if mark}
+    for place, word in enumerate(words):
+        if not word.startswith("--"):
+            continue
+        key, mark, value = word.partition("=")
+        key, values = key[2:].replace("-", "_"), [value] if mark else _until_flag(words[place + 1 :])
+        if not values and key.startswith("no_"):
+            flags[key.removeprefix("no_")] = False
+        else:
+            flags[key] = (values[0] if len(values) == 1 else values) if values else True
+    files = [word for word in first if word.endswith(FILE_TYPES)]
+    for name in files[:1] or [str(flags.pop(key)) for key in ("config", "config_file") if key in flags][:1]:
+        beside = reading.path.parent
+        file = next(filter(Path.is_file, (Path(name), beside / name, beside / Path(name).name)), None)
+        if file is None:
+            found = f"it reads {name}, which is not there"
+            raise ConfigError(Fault(str(reading.path), found, "that file", f"import {name} itself"))
+        check_size(file)
+        reading.keys = _read_mapping(Path(name), file.read_text(encoding="utf-8"))
+    reading.keys |= flags
+
+
+def _until_flag(words: Sequence[str]) -> list[str]:
+    ends = ("|", ">", ">>", "2>&1", "&", "&&", ";", "1>")
+    return list(takewhile(lambda word: not word.startswith("--") and word not in ends, words))

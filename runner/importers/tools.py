@@ -1,0 +1,226 @@
+"""The datasets of each tool, and the little else that no table can say."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from runner.bound import check_size
+from runner.errors import ConfigError, Fault
+from runner.importers.convert import to_entries, to_mapping, to_number, to_plain_text, to_whole_number, to_words
+from runner.importers.draft import FIX, MAPPED, SAME, Draft, is_unset, to_line
+from runner.importers.entry import is_local, read_entry
+from runner.importers.rewards import read_rewards, type_rewards
+from runner.importers.table import read_section
+
+PER_ROW = "dataset.map._target_=<function of a row>"
+Node = dict[str, Any]
+
+
+# --- Axolotl --------------------------------------------------------------------------------------
+
+
+def read_axolotl(draft: Draft) -> list[Node]:
+    """The nodes of the datasets, each of which has a type."""
+    nodes: list[Node] = []
+    key = "datasets" if draft.keys.get("datasets") is not None else "pretraining_dataset"
+    for place, entry in enumerate(draft.take(key, to_entries, [])):
+        if draft.trainer != "grpo" and entry.get("type") is None:
+            entry["type"] = "chat_template"
+        nodes.append(read_entry(draft, key, f"{key}[{place}]", entry))
+        if isinstance(entry.get("type"), dict):
+            nodes[-1]["form"] = draft.table.sections["forms"].get(draft.trainer, "prompt_completion")
+    if not nodes:
+        draft.nothing("datasets", "none", "dataset=hub dataset.path=<org/name>")
+    tests = draft.take("test_datasets", to_entries, [])
+    if len(nodes) == len(tests) == 1 and tests[0].get("path") == nodes[0]["path"]:
+        split = draft.convert("test_datasets[0].split", tests[0].get("split"), to_plain_text, "test")
+        nodes[0]["split"] = nodes[0].get("split", {}) | {"eval": split}
+        draft.note(MAPPED, "test_datasets", f"dataset.split.eval: {split}")
+    elif tests:
+        near = "python -m runner evaluate <run> dataset=..."
+        draft.nothing("test_datasets", "held-out rows of another dataset", near)
+    if tests and draft.keys.get("val_set_size"):
+        draft.note(SAME, "val_set_size", why="test_datasets counts")
+    return nodes
+
+
+def finish_axolotl(draft: Draft) -> None:
+    """Have the user type the rewards, all of which are functions of their own."""
+    type_rewards(draft, "trl.reward_funcs", read_rewards(draft, "trl.reward_funcs"))
+
+
+# --- LLaMA-Factory --------------------------------------------------------------------------------
+
+
+def read_llama_factory(draft: Draft) -> list[Node]:
+    """The nodes of the datasets, which are names in a list of theirs, or are guessed from their names."""
+    folder = draft.convert("dataset_dir", draft.keys.get("dataset_dir"), to_plain_text, "data").rstrip("/")
+    info = _read_info(Path(folder), draft.folder)
+    names, held_out = draft.take("dataset", to_words, []), draft.take("eval_dataset", to_words, [])
+    nodes = [_to_node(draft, name, folder, info) for name in names]
+    if len(names) == 1 and held_out == names:
+        split = nodes[0].get("split", {}).get("train", "train")
+        nodes[0]["split"] = {"train": split, "eval": split}
+        draft.note(MAPPED, "eval_dataset", f"dataset.split.eval: {split}")
+    elif held_out:
+        why = f"{', '.join(held_out)}: held-out rows of another dataset"
+        draft.nothing("eval_dataset", why, "python -m runner evaluate <run> dataset=...")
+    return nodes
+
+
+def _read_info(folder: Path, beside: Path) -> dict[str, Any]:
+    """Their list of datasets, from the folder that is named, or from beside their file."""
+    for place in (folder, beside / folder, beside, beside / folder.name):
+        file = place / "dataset_info.json"
+        if file.is_file():
+            check_size(file)
+            try:
+                return to_mapping(json.loads(file.read_text(encoding="utf-8")))
+            except (ValueError, RecursionError) as error:
+                raise ConfigError(Fault(str(file), str(error), "a list of datasets, by name", FIX)) from None
+    return {}
+
+
+def _to_node(draft: Draft, name: str, folder: str, info: Mapping[str, Any]) -> Node:
+    """One dataset by its name in their list; without it, by a guess that is told."""
+    form = "text" if draft.keys.get("stage") == "pt" else draft.table.sections["forms"].get(draft.trainer)
+    where = f"dataset_info.json: {name}"
+    entry = draft.convert(where, info.get(name) or {}, to_mapping, {})
+    if not entry:
+        path = name if "/" in name else f"{folder}/{name}.json"
+        if "/" not in name:
+            draft.nothing("dataset", f"{name} is in no dataset_info.json here", f"dataset.path: {path}, a guess")
+        return {"path": path} | ({"form": form} if form != "prompt_completion" else {})
+    if "file_name" in entry:
+        entry["file_name"] = f"{folder}/{entry['file_name']}"
+    if entry.get("formatting") in ("sharegpt", "openai") and isinstance(entry.get("columns", {}), dict):
+        entry["columns"] = {"messages": "conversations"} | entry.get("columns", {})
+    node = {"form": form} | read_entry(draft, "dataset", where, entry)
+    if node["path"] == "???":
+        draft.nothing("dataset", f"{name} is neither a file nor of the hub", "dataset.path=<folder>")
+    return node
+
+
+def finish_llama_factory(draft: Draft) -> None:
+    """Make the alpha of LoRA twice its rank, where they do not say it."""
+    if draft.choices.get("peft") == "lora":
+        rank = draft.convert("lora_rank", draft.keys["lora_rank"], to_whole_number, 0)
+        draft.imply({"lora_alpha": 2 * rank})
+
+
+# --- ms-swift -------------------------------------------------------------------------------------
+
+
+def read_swift(draft: Draft) -> list[Node]:
+    """The nodes of the datasets: path, subset and number of rows in a word, ``org/name:subset#1000``."""
+    nodes = []
+    if draft.keys.get("val_dataset"):
+        draft.taken.add("split_dataset_ratio")
+    for word in draft.take("dataset", to_words, []):
+        path, _, count = word.partition("#")
+        site, _, path = path.rpartition("::") if path.startswith(("hf::", "ms::")) else ("", "", path)
+        path, _, subset = path.partition(":") if not re.match(r"^[A-Za-z]:[\\/]", path) else (path, "", "")
+        node = {"path": path, "config": subset.split("/")[0], "form": draft.table.sections["forms"].get(draft.trainer)}
+        nodes.append(node | ({"limit": {"train": int(count)}} if re.fullmatch("[0-9]{1,15}", count) else {}))
+        if "/" in subset:
+            draft.nothing("dataset", f"several subsets of {path}", "dataset=mixture, a part for each")
+        if not is_local(path) and site != "hf" and not draft.keys.get("use_hf"):
+            why = f"{path} is of ModelScope, where names may differ"
+            draft.nothing("dataset", why, "dataset.path=<name on the hub>")
+    columns: dict[str, str] = {}
+    for column, role in draft.take("columns", to_mapping, {}).items():  # theirs says column: role
+        ours = draft.table.sections["roles"].get(draft.convert(f"columns.{column}", role, to_plain_text, ""))
+        if ours is None:
+            draft.nothing("columns", f"{column} as {to_line(role)}", PER_ROW)
+        else:
+            preferred = draft.table.sections["forms"].get(draft.trainer) == "preference"
+            columns["chosen" if ours == "target" and preferred else ours] = column
+    if columns:
+        draft.note(MAPPED, "columns", f"dataset.columns: {to_line(columns)}")
+    return [node | {"columns": columns} for node in nodes]
+
+
+def finish_swift(draft: Draft) -> None:
+    """Read rewards and weights of tokens, and add what follows from other keys."""
+    if draft.has_held_out:
+        draft.imply({"eval_strategy": draft.keys.get("save_strategy") or "steps"})
+    if draft.trainer == "gkd" and draft.keys.get("teacher_model") is None:
+        draft.put("trainer.teacher_model.path", draft.get("model.path"))
+    _read_weights(draft)
+    for name, _ in read_rewards(draft, "reward_funcs", "reward_model"):
+        word = f"reward.{name}._target_=<module>.{name} allow=[<module>]"
+        draft.nothing("reward_funcs", f"{name}: a plugin, whose code is your own", word)
+    if not is_unset(batch := draft.keys["per_device_train_batch_size"]):
+        rows = max(1.0, draft.convert("per_device_train_batch_size", batch, to_number, 1.0))
+        # They make it 16 rows a step over all devices.
+        steps = 1 if draft.trainer == "grpo" else math.ceil(16 / rows / draft.devices)
+        draft.imply({"gradient_accumulation_steps": steps})
+    if draft.keys.get("max_length") is None and "max_length" in draft.config.parameters:
+        draft.implied.add("max_length")
+        why = "as long as the model allows; TRL's own choice is 1024"
+        draft.write("max_length", "trainer.args.max_length", None, why)
+
+
+def _read_weights(draft: Draft) -> None:
+    """Read rules of weights, which they call loss_scale; several are joined by a plus."""
+    rules, sft = draft.table.sections["weights"], draft.trainer == "sft"
+    usual = "default" if sft else "last_round"
+    draft.keys.setdefault("loss_scale", "all" if draft.command == "pt" else usual)
+    words = draft.take("loss_scale", to_plain_text, "all").split("+")
+    if not {"default", "last_round", "all"} & set(words):
+        words = [usual, *words]
+    wanted = [word for word in words if word in rules and (sft or word not in ("last_round", "default"))]
+    unknown = [word for word in words if word not in rules and word != "all"]
+    for word in unknown:
+        draft.nothing("loss_scale", f"{word}: no such rule", "weight=pattern weight.pattern=... weight.weight=2")
+    if draft.trainer not in ("sft", "dpo", "kto") and wanted:
+        draft.nothing("loss_scale", f"{draft.trainer} takes no weights of tokens")
+    elif wanted:
+        draft.values["weight"] = {word: dict(rules[word]) for word in wanted}
+        draft.note(MAPPED, "loss_scale", f"weight: {', '.join(wanted)}", "rules that multiply")
+    elif not unknown:
+        draft.note(SAME, "loss_scale", why="what the trainer trains on anyway")
+
+
+# --- TRL ------------------------------------------------------------------------------------------
+
+
+def choose_trl_trainer(draft: Draft) -> None:
+    """Take the subcommand; without one, the trainer whose fields the keys are."""
+    (trainers,) = read_section("tools")["trl"]["commands"].values()
+    fits = {}
+    for name in [draft.command] if draft.command in trainers else trainers:
+        draft.choices["trainer"] = name
+        fits[name] = sum(key in draft.config.parameters for key in draft.keys)
+        fits[name] += 20 * (name == "grpo" and draft.keys.get("reward_funcs") is not None)
+    draft.choices["trainer"] = best = max(fits, key=lambda name: fits[name])
+    if best != draft.command:
+        draft.keys["trainer"] = best
+        draft.note(MAPPED, "trainer", f"trainer={best}", "the file does not say; trainer=<name> does")
+
+
+def read_trl(draft: Draft) -> list[Node]:
+    """The nodes of the datasets: one by its name, or a mixture."""
+    if draft.keys.get("datasets") is None:
+        return [{"path": draft.take("dataset_name", to_plain_text, "???")}]
+    entries = enumerate(draft.take("datasets", to_entries, []))
+    nodes = [read_entry(draft, "datasets", f"datasets[{place}]", entry) for place, entry in entries]
+    if any(node.get("weight") for node in nodes):
+        why = "fraction: theirs leaves rows out, ours repeats small parts"
+        draft.nothing("datasets", why, "dataset.weights")
+    return nodes
+
+
+def finish_trl(draft: Draft) -> None:
+    """Read the rewards, and say which layers their adapter has where they leave it to peft."""
+    if draft.choices.get("peft") and draft.keys.get("lora_target_modules") is None:
+        why = "theirs is peft's own choice for the model"
+        draft.nothing("lora_target_modules", why, "peft.target_modules=all-linear")
+    type_rewards(draft, "reward_funcs", read_rewards(draft, "reward_funcs", "reward_model_name_or_path"))
+    if isinstance(variables := draft.keys.get("env"), Mapping):
+        draft.keys["env"] = ", ".join(variables)
