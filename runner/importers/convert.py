@@ -24,6 +24,13 @@ def to_whole_number(value: object) -> int:
     return int(value)
 
 
+def to_size(value: object) -> float:
+    """A share or a number of rows."""
+    if not 0 <= to_number(value) < 1e12:
+        raise ValueError("a share or a number of rows")
+    return to_number(value)
+
+
 def to_plain_text(value: object) -> str:
     """A single value as a text."""
     if not isinstance(value, str | int | float):
@@ -85,15 +92,7 @@ def to_entries(value: object) -> list[dict[str, Any]]:
         raise ValueError("a list, each element a path or keys with values") from None
 
 
-CONVERSIONS: Mapping[str, Callable[[object], Any]] = {
-    "number": to_number,
-    "whole": to_whole_number,
-    "text": to_plain_text,
-    "listed": to_list,
-    "words": to_words,
-    "first": to_first,
-    "layers": to_layers,
-    "loss_weights": to_loss_weights,
-}
+NAMED = (to_number, to_whole_number, to_plain_text, to_list, to_words, to_first, to_layers, to_loss_weights)
+CONVERSIONS: Mapping[str, Callable[[object], Any]] = {each.__name__.removeprefix("to_"): each for each in NAMED}
 # Conversions that need the number itself; the others only copy, so that what the shell sets can still be asked for.
-COMPUTED = ("whole", "loss_weights")
+COMPUTED = ("whole_number", "loss_weights")

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from runner.importers.convert import to_number, to_weights
-from runner.importers.draft import MAPPED, NO_EQUIVALENT, SAME, Draft, is_unset, to_line
+from runner.importers.convert import to_size, to_weights
+from runner.importers.draft import MAPPED, NO_EQUIVALENT, Draft, is_unset, to_line
 from runner.importers.follow import follow
 from runner.importers.read import HIDDEN
 
@@ -38,8 +38,7 @@ def write_rows(draft: Draft, nodes: Sequence[dict[str, Any]]) -> None:
     section = draft.table.sections["datasets"]
     key = next((key for key in section["keys"] if draft.keys.get(key) is not None), section["keys"][0])
     nodes = nodes or [{"path": "???"}]
-    if section["held_out"] not in draft.taken:
-        _hold_out(draft, section["held_out"], nodes)
+    _hold_out(draft, section["held_out"], nodes)
     weights = draft.take(section["weights"], to_weights, []) or [node.get("weight") for node in nodes]
     forms = {node.get("form") for node in nodes}
     nodes = [_to_shortest(node) for node in nodes]
@@ -90,25 +89,13 @@ def _hold_out(draft: Draft, key: str, nodes: Sequence[dict[str, Any]]) -> None:
 
     Theirs are drawn at random, ours are the last ones: a slice can be said again, and by others.
     """
-    value = draft.keys.get(key)
-    if is_unset(value):
-        draft.nothing(key, f"{value} is set by the shell, and not in this file", "dataset.split.eval=<slice>")
-    elif size := draft.take(key, _to_size, 0.0):
-        remarks = [_cut_off(node, size) for node in nodes]
-        if all(remarks):
-            held_out = nodes[0]["split"]["eval"] if nodes else "???"
-            draft.note(MAPPED, key, f"dataset.split.eval: {held_out}", *remarks[:1])
-        else:
-            draft.nothing(key, "the split is a slice already", "dataset.split.eval=<slice>")
-    elif value is not None:
-        draft.note(SAME, key, why="nothing is held out")
-
-
-def _to_size(value: object) -> float:
-    size = to_number(value or 0)
-    if not 0 <= size < 1e12:
-        raise ValueError("a share or a number of rows")
-    return size
+    follow(draft, key)
+    size = 0.0 if key in draft.taken else draft.take(key, to_size, 0.0)
+    remarks = [_cut_off(node, size) for node in nodes] if size else []
+    if size and all(remarks):
+        draft.note(MAPPED, key, f"dataset.split.eval: {nodes[0]['split']['eval']}", remarks[0])
+    elif size:
+        draft.nothing(key, "the split is a slice already", "dataset.split.eval=<slice>")
 
 
 def _cut_off(node: dict[str, Any], size: float) -> str:

@@ -52,11 +52,7 @@ def read_file(path: Path, tool: str | None = None) -> Reading:
     tools = read_section("tools")
     if tool is not None and tool not in tools:
         raise ConfigError(Fault("dialect", tool, f"one of {', '.join(tools)}", f"dialect={next(iter(tools))}"))
-    try:
-        check_size(path)
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(Fault(str(path), str(error), "a configuration", "python -m runner import <file>")) from None
+    text = _read_text(path)
     has_flags = path.suffix not in FILE_TYPES and re.search(r"(?m)^\s*--\w", text)
     is_script = path.suffix in (".sh", ".bash") or has_flags
     reading = _read_script(path, text) if is_script else Reading(path, _read_mapping(path, text))
@@ -123,6 +119,14 @@ def _without_secrets(key: str, value: Any) -> Any:
     is_token = key.lower().endswith("token") and re.fullmatch(r"(?=.*\d)(?=.*[A-Za-z])[\w.-]{16,}", value)
     is_named = SECRET_KEY.search(key.lower()) or LOGIN_KEY.search(key.lower())
     return HIDDEN if is_token or is_named or looks_secret(value) else value
+
+
+def _read_text(path: Path) -> str:
+    try:
+        check_size(path)
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(Fault(str(path), str(error), "a configuration", "python -m runner import <file>")) from None
 
 
 def _read_mapping(path: Path, text: str) -> dict[str, Any]:
@@ -222,8 +226,7 @@ def _read_flags(reading: Reading, words: Sequence[str]) -> None:
         if file is None:
             found = f"it reads {name}, which is not there"
             raise ConfigError(Fault(str(reading.path), found, "that file", f"import {name} itself"))
-        check_size(file)
-        reading.keys = _read_mapping(Path(name), file.read_text(encoding="utf-8"))
+        reading.keys = _read_mapping(Path(name), _read_text(file))
     reading.keys |= flags
 
 

@@ -36,16 +36,11 @@ def read_axolotl(draft: Draft) -> list[Node]:
             nodes[-1]["form"] = draft.table.sections["forms"].get(draft.trainer, "prompt_completion")
     if not nodes:
         draft.nothing("datasets", "none", "dataset=hub dataset.path=<org/name>")
-    tests = draft.take("test_datasets", to_entries, [])
+    tests = draft.convert("test_datasets", draft.keys.get("test_datasets") or None, to_entries, [])
     if len(nodes) == len(tests) == 1 and tests[0].get("path") == nodes[0]["path"]:
         split = draft.convert("test_datasets[0].split", tests[0].get("split"), to_plain_text, "test")
         nodes[0]["split"] = nodes[0].get("split", {}) | {"eval": split}
         draft.note(MAPPED, "test_datasets", f"dataset.split.eval: {split}")
-    elif tests:
-        near = "python -m runner evaluate <run> dataset=..."
-        draft.nothing("test_datasets", "held-out rows of another dataset", near)
-    if tests and draft.keys.get("val_set_size"):
-        draft.note(SAME, "val_set_size", why="test_datasets counts")
     return nodes
 
 
@@ -61,15 +56,12 @@ def read_llama_factory(draft: Draft) -> list[Node]:
     """The nodes of the datasets, which are names in a list of theirs, or are guessed from their names."""
     folder = draft.convert("dataset_dir", draft.keys.get("dataset_dir"), to_plain_text, "data").rstrip("/")
     info = _read_info(Path(folder), draft.folder)
-    names, held_out = draft.take("dataset", to_words, []), draft.take("eval_dataset", to_words, [])
+    names = draft.take("dataset", to_words, [])
     nodes = [_to_node(draft, name, folder, info) for name in names]
-    if len(names) == 1 and held_out == names:
+    if len(names) == 1 and draft.convert("eval_dataset", draft.keys.get("eval_dataset"), to_words, []) == names:
         split = nodes[0].get("split", {}).get("train", "train")
         nodes[0]["split"] = {"train": split, "eval": split}
         draft.note(MAPPED, "eval_dataset", f"dataset.split.eval: {split}")
-    elif held_out:
-        why = f"{', '.join(held_out)}: held-out rows of another dataset"
-        draft.nothing("eval_dataset", why, "python -m runner evaluate <run> dataset=...")
     return nodes
 
 
@@ -119,8 +111,6 @@ def finish_llama_factory(draft: Draft) -> None:
 def read_swift(draft: Draft) -> list[Node]:
     """The nodes of the datasets: path, subset and number of rows in a word, ``org/name:subset#1000``."""
     nodes = []
-    if draft.keys.get("val_dataset"):
-        draft.taken.add("split_dataset_ratio")
     for word in draft.take("dataset", to_words, []):
         path, _, count = word.partition("#")
         site, _, path = path.rpartition("::") if path.startswith(("hf::", "ms::")) else ("", "", path)
