@@ -11,7 +11,7 @@ import pytest
 
 from runner.config import compose
 from runner.dataset.convert import ARROWS, FORMS_FOR, Conversion, Layout, convert, fits
-from runner.dataset.detect import detect, kept_columns, read_layout
+from runner.dataset.detect import kept_columns, read_layout
 from runner.errors import DataError
 from runner.match import find_mismatches
 
@@ -218,7 +218,7 @@ TABLE = [(name, to) for name in CELLS for to in FORMS_FOR]
 @pytest.mark.parametrize(("name", "to"), TABLE)
 def test_every_raw_form_in_every_trainer_form(name, to):
     row, form, wanted = CELLS[name]
-    assert detect(row, row) == form
+    assert read_layout(row, row).form == form
     assert fits(form, to) == (to in wanted)
     if to in wanted:
         assert converted(row, to) == wanted[to]
@@ -642,7 +642,7 @@ def test_nothing_hangs_on_the_order_of_a_set(seed):
     code = (
         "from test_convert import *\n"
         "for row, form, wanted in CELLS.values():\n"
-        "    assert detect(row, row) == form\n"
+        "    assert read_layout(row, row).form == form\n"
         "    assert all(converted(row, to) == rows for to, rows in wanted.items())"
     )
     python(code, PYTHONHASHSEED=seed)

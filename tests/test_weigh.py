@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from runner.__main__ import compose, main, read_command_line
 from runner.dataset.weigh import (
     WEIGHTS,
+    Weigher,
     WeightCollator,
     answers,
     by_column,
@@ -21,7 +22,6 @@ from runner.dataset.weigh import (
     last_round,
     pack_rows,
     pattern,
-    token_weights,
 )
 from runner.errors import DataError
 from runner.files import shipped
@@ -53,6 +53,10 @@ def tiny():
 @pytest.fixture
 def tokenizer(tiny):
     return copy.copy(tiny)
+
+
+def token_weights(row, rules, tokenizer):
+    return Weigher(rules, tokenizer)(row)
 
 
 def trained(tokenizer, row, *rules, name="token_weights", least=0.0):

@@ -58,7 +58,7 @@ class DatasetCheck:
 
 
 def check_dataset(node: Mapping[str, Any], to: str | None, where: str = "dataset") -> DatasetCheck:
-    """What can be said of the rows that a node of the configuration names, for a trainer that eats ``to``."""
+    """Check the rows that a node of the configuration names, for a trainer of the form ``to``."""
     target, seen = str(node.get("_target_")), DatasetCheck()
     if target == MIXER:
         parts = {name: part for name, part in (node.get("parts") or {}).items() if part is not None}

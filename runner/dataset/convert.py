@@ -12,7 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from math import isfinite
 from typing import Any
@@ -52,7 +52,7 @@ SHOWN = 5
 
 
 def fits(raw: str | None, trainer: str | None) -> bool:
-    """Whether rows of a raw form can feed a trainer form; an unknown one (None) is not refused.
+    """True where rows of a raw form can feed a trainer form; an unknown one (None) is not refused.
 
     >>> fits("preference", "demonstration"), fits("text", "preference"), fits(None, "unpaired")
     (True, False, True)
@@ -62,7 +62,7 @@ def fits(raw: str | None, trainer: str | None) -> bool:
 
 @dataclass(frozen=True)
 class Layout:
-    """How to read the rows of one source: their raw form, and the column that plays each role."""
+    """The way to read the rows of one source: their raw form, and the column that plays each role."""
 
     form: str
     columns: Mapping[str, str]
@@ -100,7 +100,7 @@ def _text(value: Any, where: str, *, empty: bool = False) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a finite number, also one in text, as csv has them.
+    """True for a finite number, also one in text, as csv has them.
 
     >>> is_number("-0.5"), is_number(True), is_number(None)
     (True, False, False)
@@ -136,15 +136,9 @@ def _to_turn(turn: Any, where: str) -> dict[str, Any]:
     content = turn.get("value") if turn.get("content") is None else turn["content"]
     if content is None and "tool_calls" in extras:
         content = ""  # a turn that only calls a tool says nothing
-    content = _text(_joined(content), f"{where}.content", empty=True)
-    return {"role": role, "content": content} | extras
-
-
-def _joined(content: Any) -> Any:
-    """Content that is given in parts, where all of them are text, as one text."""
     if _is_turns(content) and all(isinstance(part.get("text"), str) for part in content):
-        return "".join(part["text"] for part in content)
-    return content
+        content = "".join(part["text"] for part in content)  # given in parts, all of them text
+    return {"role": role, "content": _text(content, f"{where}.content", empty=True)} | extras
 
 
 def _one_turn(text: str, role: str) -> Turns:
@@ -184,18 +178,6 @@ def _check_answer(answer: str | Turns, where: str, *, empty: bool = False) -> No
         raise _bad(where, found, "one that ends with the assistant")
     if not empty and not last["content"].strip() and not last.get("tool_calls"):
         raise _bad(where, "empty text from the assistant", "text")
-
-
-def _canonical_text(cells: Row) -> Row:
-    return {"text": _text(cells["text"], "text")}
-
-
-def _canonical_messages(cells: Row) -> Row:
-    return {"messages": to_turns(cells["messages"], "messages")}
-
-
-def _canonical_prompt(cells: Row) -> Row:
-    return {"prompt": _side(cells, "prompt")}
 
 
 def _canonical_exchange(cells: Row) -> Row:
@@ -287,10 +269,10 @@ def _split_text(chosen: str, rejected: str) -> tuple[str, str, str]:
 _CANONICAL: dict[str, Callable[[Row], Row]] = {
     "preference": _canonical_preference,
     "unpaired": _canonical_unpaired,
-    "messages": _canonical_messages,
+    "messages": lambda cells: {"messages": to_turns(cells["messages"], "messages")},
     "prompt_completion": _canonical_exchange,
-    "text": _canonical_text,
-    "prompt": _canonical_prompt,
+    "text": lambda cells: {"text": _text(cells["text"], "text")},
+    "prompt": lambda cells: {"prompt": _side(cells, "prompt")},
 }
 
 
@@ -324,20 +306,14 @@ def to_demonstration(row: Row) -> list[Row]:
 
 def to_messages(row: Row) -> list[Row]:
     """One conversation that ends with the assistant; texts become turns, without outer blanks."""
-    return [{"messages": _dialogue(**made)} for made in to_demonstration(row)]
-
-
-def _dialogue(messages: Turns | None = None, prompt: str | Turns = "", completion: str | Turns = "") -> Turns:
-    if messages is not None:
-        return messages
-    if isinstance(prompt, str):
-        return _one_turn(prompt.strip(), "user") + _one_turn(completion.strip(), "assistant")
-    return prompt + completion
-
-
-def to_preference(row: Row) -> list[Row]:
-    """A prompt with a chosen and a rejected completion."""
-    return [row]
+    found = []
+    for made in to_demonstration(row):
+        if isinstance(made.get("prompt"), str):
+            turns = _one_turn(made["prompt"].strip(), "user") + _one_turn(made["completion"].strip(), "assistant")
+        else:
+            turns = made["messages"] if "messages" in made else made["prompt"] + made["completion"]
+        found.append({"messages": turns})
+    return found
 
 
 def to_unpaired(row: Row) -> list[Row]:
@@ -350,7 +326,7 @@ def to_unpaired(row: Row) -> list[Row]:
 
 
 def to_prompt(row: Row) -> list[Row]:
-    """What the policy is asked, and as ``reference`` the text of a good answer or None."""
+    """The prompt of the policy, and as ``reference`` the text of a good answer or None."""
     if "messages" in row:
         return [_ask_again(row["messages"])]
     if "chosen" not in row and "completion" not in row:
@@ -386,7 +362,7 @@ def to_answer(row: Row) -> list[Row]:
 _TO: dict[str, Callable[[Row], list[Row]]] = {
     "demonstration": to_demonstration,
     "messages": to_messages,
-    "preference": to_preference,
+    "preference": lambda row: [row],
     "unpaired": to_unpaired,
     "prompt": to_prompt,
     "answer": to_answer,
@@ -429,7 +405,7 @@ class Conversion:
     reasons: Counter = field(default_factory=Counter)  # why rows were left out, all in all
 
     def one(self, row: Row) -> list[Row] | None:
-        """What one source row becomes, with the columns that go along; None where a step leaves it out."""
+        """The rows that one source row becomes, with the columns that go along; None where a step leaves it out."""
         row = apply_steps(row, self.steps) if self.steps else row
         if row is None:
             return None
@@ -469,22 +445,22 @@ class Conversion:
                 self.left_out["dataset.map gave None"] += 1
                 return []
             for new in made:
-                _check_kind(new, self.like)
-        except DataError as error:
-            self.faults.append(self._placed(error.faults[0], place))
+                for name in ("prompt", "completion", "chosen"):
+                    is_chat = isinstance(self.like.get(name), list)
+                    if isinstance(new.get(name), list) != is_chat:
+                        kind = "conversations" if is_chat else "plain text"
+                        raise _bad(name, _shown(new.get(name)), f"{kind}, as in the rows before")
+        except DataError as error:  # its fault gets the row's number, and the column that plays the role
+            fault, columns = error.faults[0], self.layout.columns
+            role = fault.where.split("[")[0]
+            column = columns.get(role) or columns.get(TWINS.get(role, ""), role)
+            where = f"{self.label} row {place}, {column}{fault.where.removeprefix(role)}"
+            self.faults.append(replace(fault, where=where))
             return []
         if not made:
             pair = self.layout.form == "preference"
             self.left_out["chosen equals rejected" if pair else "the label is false"] += 1
         return made
-
-    def _placed(self, fault: Fault, place: int) -> Fault:
-        """The fault with the row's number and the name of the column that plays the role."""
-        role = fault.where.split("[")[0]
-        names = self.layout.columns
-        column = names.get(role) or names.get(TWINS.get(role, ""), role)
-        where = f"{self.label} row {place}, {column}{fault.where.removeprefix(role)}"
-        return Fault(where, fault.found, fault.expected, fault.cure)
 
     def _settle(self) -> None:
         """Say what was left out, and raise what is refused."""
@@ -503,11 +479,3 @@ class Conversion:
         if self.bad_rows != "drop":
             raise error
         log.warning("left out, because dataset.bad_rows=drop:\n%s", error)
-
-
-def _check_kind(row: Row, like: Row) -> None:
-    """Refuse text where the first row has a conversation, or the reverse."""
-    for name in ("prompt", "completion", "chosen"):
-        if isinstance(row.get(name), list) != isinstance(like.get(name), list):
-            kind = "conversations" if isinstance(like.get(name), list) else "plain text"
-            raise _bad(name, _shown(row.get(name)), f"{kind}, as in the rows before")

@@ -1,4 +1,4 @@
-"""Which raw form the rows of a source have, and which column plays which role.
+"""Detection of the raw form of a source's rows, and of the column that plays each role.
 
 Judged by the names of the columns and by the first row; what the user said goes before every guess.
 What is then done with the rows is in ``convert``.
@@ -53,15 +53,11 @@ EVERY = "*"  # all columns, where names of columns are asked for
 # Columns that never stand beside `prompt`, because their names alone make TRL do something else.
 CLASHES: dict[str, str] = {
     **dict.fromkeys(
-        (
-            *("prompts", "completions", "completion_ids", "environments"),
-            *("trainer_state", "log_extra", "log_metric"),
-        ),
+        ("prompts", "completions", "completion_ids", "environments", "trainer_state", "log_extra", "log_metric"),
         "TRL gives reward functions an argument of its own by this name",
     ),
     **dict.fromkeys(
-        ("completion", "messages", "chosen", "rejected", "label"),
-        "TRL would take the rows for another form",
+        ("completion", "messages", "chosen", "rejected", "label"), "TRL would take the rows for another form"
     ),
     **dict.fromkeys(("image", "images"), "TRL would take the rows for pictures"),
     **dict.fromkeys(
@@ -71,15 +67,6 @@ CLASHES: dict[str, str] = {
     "chat_template_kwargs": "it would change how the prompts are rendered",
     "tools": "the trainer has tools of its own, and would render the prompts without these",
 }
-
-
-def detect(columns: Iterable[str], row: Mapping[str, Any]) -> str:
-    """The raw form of rows with these columns, judged by the names and by the first row.
-
-    >>> detect(["id", "question", "answer"], {"id": 1, "question": "2+2?", "answer": "4"})
-    'prompt_completion'
-    """
-    return read_layout(columns, row).form
 
 
 def read_layout(
@@ -96,13 +83,19 @@ def read_layout(
     """
     columns, given = list(columns), dict(given or {})
     _check_given(columns, given, form)
-    readings = [_read_as(name, columns, row, given) for name in ([form] if form else ARROWS)]
+    readings = [_read_as(name, columns, given) for name in ([form] if form else ARROWS)]
     layouts = [layout for layout in readings if layout is not None]
     if not layouts:
-        raise DataError(_unreadable(columns, form, given, to))
+        roles = "".join(f", {column} given as {role}" for role, column in given.items())
+        forms = [form] if form else FORMS_FOR[to] if to else list(ARROWS)
+        needed = "; or ".join(f"{name}: {' with '.join(map(' or '.join, NEEDS[name]))}" for name in forms)
+        found = f"the columns {', '.join(columns)}{roles}"
+        raise DataError(Fault("dataset.columns", found, needed, _to_type(form or to or "prompt_completion")))
     layout = next((layout for layout in layouts if fits(layout.form, to)), layouts[0])
     if not fits(layout.form, to):
-        raise DataError(_unfit(layout, to))
+        found = f"{layout.form} rows, from the columns {', '.join(layout.columns.values())}"
+        expected = f"rows for a trainer that eats {to}: {', '.join(FORMS_FOR[to])}"
+        raise DataError(Fault("dataset.form", found, expected, _to_type(to)))
     return _without_lost(layout, row, given)
 
 
@@ -128,31 +121,21 @@ def misnamed(where: str, name: str, names: Iterable[str], cure: str = "{}", othe
     return Fault(where, repr(name), "one of " + ", ".join(names), cure.format(*close) if close else otherwise)
 
 
-def _read_as(form: str, columns: Sequence[str], row: Mapping[str, Any], given: Mapping[str, str]) -> Layout | None:
+def _read_as(form: str, columns: Sequence[str], given: Mapping[str, str]) -> Layout | None:
     """The layout if the rows can be read as this form with every given role in use, else None."""
     free = [name for name in columns if name not in given.values()]
     named = {role: role for role in ROLES if role in free} | given
-    named |= _GUESSES.get(form, _guess_nothing)(free, row, named)
+    named |= _GUESSES[form](free, named) if form in _GUESSES else {}
     groups = (*NEEDS[form], *ALSO_READS.get(form, ()), ("system",))
-    played = {role: named[role] for group in groups for role in _player(group, named, given)}
+    played = {}
+    for group in groups:  # of roles that stand in for each other the given one is meant, else the first
+        there = sorted((role for role in group if role in named), key=lambda role: role not in given)
+        played |= {role: named[role] for role in there[:1]}
     missing = [group for group in NEEDS[form] if not set(group) & set(played)]
     return None if missing or set(given) - set(played) else Layout(form, played)
 
 
-def _player(group: tuple[str, ...], named: Mapping[str, str], given: Mapping[str, str]) -> list[str]:
-    """Which of the roles that stand in for each other is meant: the given one, else the first."""
-    there = [role for role in group if role in named]
-    return [role for role in there if role in given][:1] or there[:1]
-
-
-Guess = Callable[[Sequence[str], Mapping[str, Any], Mapping[str, str]], dict[str, str]]
-
-
-def _guess_nothing(columns: Sequence[str], row: Mapping[str, Any], named: Mapping[str, str]) -> dict[str, str]:
-    return {}
-
-
-def _guess_exchange(columns: Sequence[str], row: Mapping[str, Any], named: Mapping[str, str]) -> dict[str, str]:
+def _guess_exchange(columns: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
     """The two turns of an exchange under other names; none where a column is called `prompt`."""
     if {"prompt", "completion"} <= set(named) or {"input", "target"} <= set(named):
         return {}
@@ -163,12 +146,12 @@ def _guess_exchange(columns: Sequence[str], row: Mapping[str, Any], named: Mappi
     return {}
 
 
-def _guess_messages(columns: Sequence[str], row: Mapping[str, Any], named: Mapping[str, str]) -> dict[str, str]:
+def _guess_messages(columns: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
     found = [name for name in CONVERSATIONS if name in columns]
     return {} if "messages" in named or not found else {"messages": found[0]}
 
 
-def _guess_question(columns: Sequence[str], row: Mapping[str, Any], named: Mapping[str, str]) -> dict[str, str]:
+def _guess_question(columns: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
     """The prompt of a pair under another name; an instruction may have an input below it."""
     found = [name for name in QUESTIONS if name in columns]
     if "prompt" in named or not found or named.get("input", "input") != "input":
@@ -177,7 +160,7 @@ def _guess_question(columns: Sequence[str], row: Mapping[str, Any], named: Mappi
     return {"input": found[0]} | below
 
 
-_GUESSES: dict[str, Guess] = {
+_GUESSES: dict[str, Callable[[Sequence[str], Mapping[str, str]], dict[str, str]]] = {
     "prompt_completion": _guess_exchange,
     "messages": _guess_messages,
     "preference": _guess_question,
@@ -197,32 +180,8 @@ def _without_lost(layout: Layout, row: Mapping[str, Any], given: Mapping[str, st
     return Layout(layout.form, {role: name for role, name in roles.items() if role not in lost})
 
 
-def _unreadable(columns: Sequence[str], form: str | None, given: Mapping[str, str], to: str | None) -> Fault:
-    told = "".join(f", {column} given as {role}" for role, column in given.items())
-    forms = [form] if form else FORMS_FOR[to] if to else list(ARROWS)
-    return Fault(
-        where="dataset.columns",
-        found=f"the columns {', '.join(columns)}{told}",
-        expected="; or ".join(f"{name}: {_spelt(name)}" for name in forms),
-        cure=_to_type(form or to or "prompt_completion"),
-    )
-
-
-def _unfit(layout: Layout, to: str) -> Fault:
-    return Fault(
-        where="dataset.form",
-        found=f"{layout.form} rows, from the columns {', '.join(layout.columns.values())}",
-        expected=f"rows for a trainer that eats {to}: {', '.join(FORMS_FOR[to])}",
-        cure=_to_type(to),
-    )
-
-
-def _spelt(form: str) -> str:
-    return " with ".join(" or ".join(group) for group in NEEDS[form])
-
-
 def _to_type(form: str) -> str:
-    """What to type so that rows are read as this form."""
+    """The keys to type so that rows are read as this form."""
     form = "prompt_completion" if form in ("demonstration", "answer") else form
     roles = " ".join(f"dataset.columns.{group[0]}=<column>" for group in NEEDS[form])
     return f"{roles}, or choose another dataset"

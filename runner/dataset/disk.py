@@ -83,7 +83,10 @@ def find_files(path: str) -> Files | None:
     if odd := irregular(place):
         raise DataError(Fault(path, odd.found, READABLE, f"{odd.cure}, or {CHOOSE}"))
     if has_magic(str(place)) and not place.exists():
-        return _one_kind(path, {"train": _matches(path, str(place))})
+        found = sorted(file for file in map(Path, glob(str(place), recursive=True)) if file.is_file())
+        if not found:
+            raise DataError(Fault(path, "no file matches the pattern", READABLE, CHOOSE))
+        return _one_kind(path, {"train": found})
     if place.is_dir():
         return _one_kind(path, _splits_in(path, place))
     if place.is_file():
@@ -91,13 +94,6 @@ def find_files(path: str) -> Files | None:
     if place.is_absolute() or path.startswith((".", "~")) or _suffix(place) in READERS:
         raise DataError(_missing(path, place))
     return None
-
-
-def _matches(path: str, pattern: str) -> list[Path]:
-    found = sorted(file for file in map(Path, glob(pattern, recursive=True)) if file.is_file())
-    if not found:
-        raise DataError(Fault(path, "no file matches the pattern", READABLE, CHOOSE))
-    return found
 
 
 def _splits_in(path: str, folder: Path) -> dict[str, list[Path]]:
@@ -139,7 +135,7 @@ def _unreadable(path: str, file: Path) -> Fault:
 
 
 def _missing(path: str, place: Path) -> Fault:
-    """What is there instead: the nearest name beside it, or the first folder that is missing."""
+    """The fault of a file that is missing: the nearest name beside it, or the first folder that is missing."""
     for folder in reversed(place.parents):
         if not folder.is_dir():
             return Fault(path, f"there is no folder {folder}", READABLE, CHOOSE)
@@ -198,7 +194,7 @@ def read_rows(path: Path, reader: str, first: int | None = None) -> list[Row]:
 
 
 def holds_at_most(files: Files, max_bytes: int) -> bool:
-    """Whether the files hold no more bytes; packed ones are unpacked for it, but no further than that."""
+    """True where the files hold no more bytes; packed ones are unpacked for it, but no further than that."""
     for path in map(Path, chain.from_iterable(files.splits.values())):
         if path.suffix.lower() in PACKED:
             with _open(path) as file:

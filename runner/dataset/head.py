@@ -27,7 +27,7 @@ MAX_ROWS_SKIPPED = 1000  # of a stream, to come to where a slice begins
 
 @dataclass
 class Head:
-    """Where the first rows are, and how many there are in all: ``rows`` None where nobody has counted them.
+    """The files of the first rows, and the number of rows in all: ``rows`` None where nobody has counted them.
 
     ``whole`` holds up to as many rows as were asked for, ``short`` the shortest of them. ``split`` names both.
     """

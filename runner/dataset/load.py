@@ -45,6 +45,7 @@ HeldOut = Rows | dict[str, Rows] | None
 STREAM_BUFFER = 10_000  # rows of a stream that are shuffled among each other
 STREAM_HEAD = 1_000  # lines of a streamed file that are checked before it is read
 BATCH = 1_000
+TURN = {"role": Value("string"), "content": Value("string")}
 MEDIUM = re.compile(r"(?:List\()*(?:Image|Audio|Video)\(")  # as datasets writes the types of its columns
 
 
@@ -210,7 +211,7 @@ def _first_line(error: BaseException) -> str:
 
 @contextmanager
 def _local_main_process_first() -> Iterator[None]:
-    """Where processes share a machine, the first does the work and the others find it cached."""
+    """Inside, of processes that share a machine the first does the work, and the others find it cached."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
         return
@@ -308,18 +309,14 @@ def _conversion(rows: Rows, request: RowRequest, label: str, total: int | None =
 def _features(conversion: Conversion, source: Features) -> Features:
     """The types of the converted columns, which must not be guessed from a first batch of nulls."""
     if conversion.steps:  # which may make anything of the source's columns
-        turn = Json() if conversion.chats else {"role": Value("string"), "content": Value("string")}
-        types = {name: _type_of(value, turn) for name, value in conversion.like.items()}
-        return Features(types | {name: _found_type(name, conversion.like[name]) for name in conversion.kept})
-    turn = _turn_type(conversion.layout, source)
-    types = {name: _type_of(value, turn) for name, value in conversion.like.items()}
-    return Features(types | {name: source[name] for name in conversion.kept})
-
-
-def _found_type(name: str, value: Any) -> Any:
-    """The type of a value that a step has made; null counts as text."""
-    kind = pa.string() if value is None else pa.array([value]).type
-    return Features.from_arrow_schema(pa.schema([(name, kind)]))[name]
+        turn = Json() if conversion.chats else TURN
+        found = {name: conversion.like[name] for name in conversion.kept}  # null counts as text
+        kinds = {name: pa.string() if value is None else pa.array([value]).type for name, value in found.items()}
+        kept = Features.from_arrow_schema(pa.schema(kinds))
+    else:
+        turn = _turn_type(conversion.layout, source)
+        kept = {name: source[name] for name in conversion.kept}
+    return Features({name: _type_of(value, turn) for name, value in conversion.like.items()} | kept)
 
 
 def _turn_type(layout: Layout, source: Features) -> Any:
@@ -328,7 +325,7 @@ def _turn_type(layout: Layout, source: Features) -> Any:
         turn = getattr(source[column], "feature", source[column])
         if isinstance(turn, Json) or (isinstance(turn, dict) and set(turn) & set(TURN_EXTRAS)):
             return Json()
-    return {"role": Value("string"), "content": Value("string")}
+    return TURN
 
 
 def _type_of(value: Any, turn: Any) -> Any:

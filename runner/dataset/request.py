@@ -23,7 +23,7 @@ EXAMPLE = "train[:90%], train[500:] or train+extra"
 
 @dataclass(frozen=True)
 class RowRequest:
-    """How rows are read, whichever split they are of; ``load.load_rows`` says what each key means."""
+    """The way rows are read, whichever split they are of; ``load.load_rows`` says what each key means."""
 
     form: str | None = None
     columns: Mapping[str, str] | None = None
@@ -95,7 +95,7 @@ def check_cut(where: str, cut: str, splits: Iterable[str], path: str, *, streami
 
 
 def count_of(cut: str, rows: int) -> int | None:
-    """How many of so many rows a slice takes, None where a share of them is asked for.
+    """The number of rows that a slice takes of so many, None where a share of them is asked for.
 
     >>> count_of("train[10:]", 4), count_of("train[:3]", 4), count_of("train[:50%]", 4), count_of("train", 4)
     (0, 3, None, 4)

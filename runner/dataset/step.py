@@ -31,7 +31,7 @@ def to_steps(steps: Any) -> tuple[Step, ...]:
 
 
 def apply_steps(row: Row, steps: Sequence[Step]) -> Row | None:
-    """What the steps make of a row; raises DataError with the line of the user's code that failed."""
+    """The row that the steps make of a row; raises DataError with the line of the user's code that failed."""
     made: Any = dict(row)
     for step in steps:
         try:
@@ -46,9 +46,8 @@ def apply_steps(row: Row, steps: Sequence[Step]) -> Row | None:
         if made is None:
             return None
         if not isinstance(made, Mapping):
-            raise DataError(
-                Fault("map", f"{name_of(step)} gave {type(made).__name__}", "a row, or None to leave it out")
-            )
+            found = f"{name_of(step)} gave {type(made).__name__}"
+            raise DataError(Fault("map", found, "a row, or None to leave it out"))
     return dict(made)
 
 
@@ -68,15 +67,12 @@ def first_made(rows: Iterable[Row], steps: Sequence[Step]) -> Row:
 
 
 def name_of(step: Step) -> str:
-    """What a user calls a step."""
+    """The name of a step, as a user knows it."""
     function = step.func if isinstance(step, functools.partial) else step
     return getattr(function, "__name__", type(function).__name__)
 
 
 def key_of_steps(steps: Sequence[Step]) -> list[Any]:
-    """What the results of the steps depend on: their code and their settings."""
-    return [[source_hash(step), repr(settings_of(step))] for step in steps]
-
-
-def settings_of(step: Step) -> Any:
-    return sorted(step.keywords.items()) if isinstance(step, functools.partial) else sorted(vars(step).items())
+    """All that the results of the steps depend on: their code and their settings."""
+    settings = [step.keywords if isinstance(step, functools.partial) else vars(step) for step in steps]
+    return [[source_hash(step), repr(sorted(own.items()))] for step, own in zip(steps, settings, strict=True)]

@@ -1,4 +1,4 @@
-"""How much each token counts in the loss: rules of the ``weight`` group, and the row -> weights arrow.
+"""Weights of tokens in the loss: the rules of the ``weight`` group, and the row -> weights arrow.
 
 A rule is a function of ``messages`` that gives one entry for each of them: a number, or a number and spans of its text
 with numbers of their own. The text of a message is what the chat template writes for it, so that tool calls and
@@ -52,12 +52,12 @@ STAND_IN = "\ue0fe\ue0ff\ue0fe"
 
 
 def answers(messages: Turns, weight: float = 1.0, rest: float = 0.0) -> list[Entry]:
-    """What the assistant says, and ``rest`` for all else."""
+    """The assistant's messages, and ``rest`` for all else."""
     return [weight if turn["role"] == "assistant" else rest for turn in messages]
 
 
 def last_round(messages: Turns, weight: float = 1.0, rest: float = 0.0) -> list[Entry]:
-    """What the assistant says after the last word of the user, and ``rest`` for all else."""
+    """The assistant's messages after the last of the user, and ``rest`` for all else."""
     last = max((place for place, turn in enumerate(messages) if turn["role"] == "user"), default=-1)
     return [weight if turn["role"] == "assistant" and place > last else rest for place, turn in enumerate(messages)]
 
@@ -65,7 +65,7 @@ def last_round(messages: Turns, weight: float = 1.0, rest: float = 0.0) -> list[
 def pattern(
     messages: Turns, pattern: str, weight: float = 2.0, rest: float = 1.0, roles: Sequence[str] = ("assistant",)
 ) -> list[Entry]:
-    """What a regular expression finds in the messages of these roles, and ``rest`` for all else."""
+    """The matches of a regular expression in the messages of these roles, and ``rest`` for all else."""
     search = re.compile(pattern)
     return [
         (rest, [(*found.span(), weight) for found in search.finditer(turn["content"])] if turn["role"] in roles else [])
@@ -94,18 +94,6 @@ def columns_of(rule: Rule) -> frozenset[str]:
 # --- Row -> weights -----------------------------------------------------------------------------
 
 
-def token_weights(
-    row: Mapping[str, Any], rules: Sequence[Rule], tokenizer: PreTrainedTokenizerBase
-) -> dict[str, tuple[list[int], list[float]]]:
-    """The token ids of each sequence of a row, and the weight of each token; for many rows, :class:`Weigher`.
-
-    The sequences are ``token_weights``; of a preference, ``chosen_weights`` and ``rejected_weights``, each with the
-    prompt. Nothing is cut off yet. Raises DataError where a message cannot be found in what the template writes, or a
-    rule gives what is no weight.
-    """
-    return Weigher(rules, tokenizer)(row)
-
-
 @dataclass(frozen=True)
 class Drawn:
     """A sequence as text, its messages as they stand in it, and where they do: start, end, and end of the mark."""
@@ -129,7 +117,12 @@ class Weigher:
             raise ConfigError(Fault("weight", found, "a fast tokenizer", "weight=none"))
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, tuple[list[int], list[float]]]:
-        """The ids and weights of each sequence of a row."""
+        """The token ids of each sequence of a row, and the weight of each token; nothing is cut off yet.
+
+        The sequences are ``token_weights``; of a preference, ``chosen_weights`` and ``rejected_weights``, each with the
+        prompt. Raises DataError where a message cannot be found in what the template writes, or a rule gives what is no
+        weight.
+        """
         tools = row.get("tools")
         tools = json.loads(tools) if isinstance(tools, str) else tools
         found = {}
@@ -149,8 +142,9 @@ class Weigher:
             except (TemplateError, ValueError) as error:
                 expected = "a template in which each message has a place of its own"
                 raise DataError(Fault(f"messages[{place}]", str(error), expected, "weight=none")) from error
-            if turn["role"] == "assistant":
-                start = self._after_opening(text, begin, start)
+            # An answer starts right after its opening, whatever the template then writes by itself.
+            if turn["role"] == "assistant" and self._opening in text[begin:start]:
+                start = text.rfind(self._opening, begin, start) + len(self._opening)
             begin = end + self._mark(text[end:])
             spans.append((start, end, begin))
         messages = [
@@ -161,14 +155,9 @@ class Weigher:
     def _write(self, turns: Turns, tools: Any) -> str:
         return self.tokenizer.apply_chat_template(list(turns), tokenize=False, tools=tools)
 
-    def _after_opening(self, text: str, begin: int, start: int) -> int:
-        """The start of an answer: right after its opening, whatever the template then writes by itself."""
-        found = text.rfind(self._opening, begin, start) if self._opening else -1
-        return found + len(self._opening) if found >= 0 else start
-
     @functools.cached_property
     def _opening(self) -> str:
-        """What the template writes before an answer that is yet to come; empty where it cannot be told."""
+        """The text that the template writes before an answer that is yet to come; empty where it cannot be told."""
         question = [{"role": "user", "content": "?"}]
         asked = self._write(question, None)
         waiting = self.tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
@@ -226,7 +215,7 @@ def _draw_text(prompt: str, completion: str) -> Drawn:
 
 
 def _changed(text: str, other: str, begin: int) -> tuple[int, int]:
-    """Where ``text`` holds what ``other`` has a stand-in for; ValueError where something else has changed too."""
+    """The place in ``text`` of what ``other`` has a stand-in for; ValueError where something else has changed too."""
     if text == other:  # the template has no place for such a message
         return begin, begin
     if STAND_IN not in other:
@@ -265,7 +254,7 @@ def _letters(drawn: Drawn, entries: Sequence[tuple[float, Sequence[Span]]]) -> t
 
 
 def _entries(rule: Rule, messages: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> list[Any]:
-    """What a rule gives, called with what it names; each entry as a number and spans."""
+    """The entries of a rule, called with what it names, each as a number and spans."""
     columns = {name: row if name == "row" else row[name] for name in columns_of(rule)}
     entries = rule(messages=messages, **columns)
     if len(entries) != len(messages):

@@ -1,4 +1,4 @@
-"""What must hold for an adapter before the trainer puts it on, and how to write it afterwards.
+"""Checks of an adapter before the trainer puts it on, and writing it afterwards.
 
 Putting it on is the trainer's work. Which adapters there are is peft's; ``conf/peft`` lists them.
 """
@@ -25,13 +25,13 @@ OWN = ("full",)  # keys of the group that are not the adapter's
 
 
 def changes_base(peft_config: PeftConfig | None) -> bool:
-    """Whether switching this adapter off leaves something else than the model it was put on."""
+    """True where switching this adapter off leaves something else than the model it was put on."""
     how = getattr(peft_config, "init_lora_weights", None)
     return isinstance(how, str) and how.lower().startswith(BASE_CHANGING)
 
 
 def moves_start(peft_config: PeftConfig | None) -> bool:
-    """Whether this adapter answers differently from the base before anything is learnt.
+    """True where this adapter answers differently from the base before anything is learnt.
 
     Then the first step's margin or KL is not zero, though its reference is right.
     """
@@ -47,7 +47,7 @@ def loaded_config(model: nn.Module) -> PeftConfig | None:
 
 
 def is_quantized(model: nn.Module) -> bool:
-    """Whether the weights are held in 4 or 8 bits."""
+    """True where the weights are held in 4 or 8 bits."""
     return getattr(model.config, "quantization_config", None) is not None
 
 

@@ -72,7 +72,7 @@ def check_template(
 
 
 def _marks_answers(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a mask of the assistant's tokens can be had, of the template or of TRL's version of it for training."""
+    """True where the template, or TRL's version of it for training, gives a mask of the assistant's tokens."""
     template = None
     if not has_generation_markers(tokenizer.chat_template):
         try:
@@ -84,7 +84,7 @@ def _marks_answers(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def turn_end(tokenizer: PreTrainedTokenizerBase) -> str:
-    """What the template writes after an answer, such as ``<|im_end|>``; empty without one."""
+    """The text that the template writes after an answer, such as ``<|im_end|>``; empty without one."""
     if not tokenizer.chat_template:
         return ""
     return tokenizer.apply_chat_template(PROBE, tokenize=False).rpartition(ANSWER)[2]

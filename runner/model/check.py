@@ -59,11 +59,9 @@ def find_model_faults(node: Mapping[str, Any], head: str, length: Any = None, pe
             return []
         faults += find_merge_faults(place) if is_merged else []
         if place.adapter is None:
-            broken = _find_folder_faults(place, head, **how)
-            faults += broken
-            faults += [] if faults else [*_find_length_faults(place, length), *_find_tuning_faults(place, peft)]
-            return faults
-        faults += find_adapter_faults(place, head, safetensors_only=how["safetensors_only"])
+            faults += _find_folder_faults(place, head, **how)
+            return faults or [*_find_length_faults(place, length), *_find_tuning_faults(place, peft)]
+        faults += find_adapter_faults(place, head, is_safe=place.has(ADAPTER) or not how["safetensors_only"])
         if peft and not is_merged and not str(peft.get("_target_")).startswith("runner.model.freeze."):
             faults.append(SECOND_ADAPTER)
         if base := place.adapter.get("base_model_name_or_path"):
@@ -126,14 +124,12 @@ def find_config_faults(place: Place, head: str | None = None, *, trust: bool = F
         return [place.fault(found, "an architecture that it knows", "pip install --upgrade transformers")]
     if head and not _is_known(kind, head):
         found = f"the architecture {kind} has no head for this trainer in transformers"
-        return [
-            place.fault(found, f"a {'decoder, as language models are' if head == 'lm' else 'model that can score'}")
-        ]
+        return [place.fault(found, "a decoder, as language models are" if head == "lm" else "a model that can score")]
     return []
 
 
 def _is_known(kind: object, head: str | None = None) -> bool:
-    """Whether transformers lists an architecture, with a head where one is named; True where nobody can tell."""
+    """True where transformers lists an architecture, with a head if one is named, or where nobody can tell."""
     tables = [MODEL_CLASSES[head]] if head in MODEL_CLASSES else [*MODEL_CLASSES.values(), CONFIG_CLASSES]
     return any(not (classes := _read_classes(table)) or kind in classes for table in tables)
 
@@ -297,12 +293,10 @@ def find_merge_faults(place: Place, *, quantized: bool = False) -> list[Fault]:
     return faults
 
 
-def find_adapter_faults(
-    place: Place, head: str, *, safetensors_only: bool = True, has_weights: bool | None = None
-) -> list[Fault]:
-    """Faults of an adapter; ``has_weights`` says whether a snapshot has them on the hub."""
+def find_adapter_faults(place: Place, head: str, *, is_safe: bool) -> list[Fault]:
+    """Faults of an adapter; ``is_safe`` says that its weights are in safetensors, or need not be."""
     faults, adapter = [], place.adapter or {}
-    if safetensors_only and not (place.has(ADAPTER) if has_weights is None else has_weights):
+    if not is_safe:
         found, cure = f"{place.source} has no {ADAPTER}", "model.safetensors_only=false"
         faults.append(Fault(place.where, found, "an adapter in a safetensors file", cure))
     task = adapter.get("task_type")

@@ -67,7 +67,7 @@ class Place:
         return value
 
     def has(self, *names: str) -> bool:
-        """Whether one of these files is there."""
+        """True where one of these files is there."""
         return any((self.folder / name).is_file() for name in names)
 
     @cached_property
@@ -93,7 +93,7 @@ class Place:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the files name and shape weights as the model does, and hold nothing beside the layers of a text."""
+        """True where the files name and shape weights as the model does, and hold only the layers of a text."""
         return self.whole_config.get("model_type") in PLAIN and "quantization_config" not in self.whole_config
 
     @cached_property

@@ -24,12 +24,20 @@ def train_last_layers(model: PreTrainedModel, *, layers: int, also: Sequence[str
     states into logits or a score. A head that shares its weights with the embeddings trains those.
     """
     blocks = _blocks(model)
-    _check(model, len(blocks), layers, also)
+    faults = list(find_depth_faults(layers, len(blocks)))
+    if strangers := sorted(set(also) - set(PARTS)):
+        faults.append(Fault("peft.also", ", ".join(strangers), f"any of {PARTS}", "peft.also=[norm,head]"))
+    if not layers and not also:
+        faults.append(Fault("peft", "nothing would be trained", "a layer, or a head"))
+    if faults := [*faults, *_whole_faults(model)]:
+        raise ConfigError(faults)
     trained = list(blocks[len(blocks) - layers :])
-    if "norm" in also:
-        trained += _final_norms(model, blocks)
+    if "norm" in also:  # whatever the architecture calls it, it stands beside the list of blocks
+        owner = next(part for part in model.modules() if any(child is blocks for child in part.children()))
+        trained += [child for child in owner.children() if "norm" in type(child).__name__.lower()]
     if "head" in also:
-        trained.append(_head(model))
+        scores = (getattr(model, name) for name in SEQ_CLS_HEAD_NAMES if hasattr(model, name))
+        trained.append(model.get_output_embeddings() or next(scores))
     model.requires_grad_(False)
     for part in trained:
         part.requires_grad_(True)
@@ -59,18 +67,6 @@ def _whole_faults(model: nn.Module) -> list[Fault]:
     return [Fault("peft", found, "a whole model", "peft=none, or quant=none, or model.merge=true")]
 
 
-def _check(model: nn.Module, depth: int, layers: int, also: Sequence[str]) -> None:
-    faults = list(find_depth_faults(layers, depth))
-    if strangers := sorted(set(also) - set(PARTS)):
-        found = ", ".join(strangers)
-        faults.append(Fault("peft.also", found, f"any of {PARTS}", "peft.also=[norm,head]"))
-    if not layers and not also:
-        faults.append(Fault("peft", "nothing would be trained", "a layer, or a head"))
-    faults += _whole_faults(model)
-    if faults:
-        raise ConfigError(faults)
-
-
 def _blocks(model: PreTrainedModel) -> nn.ModuleList:
     """The transformer blocks: the one list of modules as long as the model is deep."""
     depth = model.config.get_text_config().num_hidden_layers
@@ -79,16 +75,3 @@ def _blocks(model: PreTrainedModel) -> nn.ModuleList:
         expected = f"one list of {depth} blocks, as decoders have"
         raise ConfigError(Fault("peft", f"no layers found in {type(model).__name__}", expected))
     return found[0]
-
-
-def _final_norms(model: PreTrainedModel, blocks: nn.ModuleList) -> list[nn.Module]:
-    """Norms that stand beside the list of blocks, whatever the architecture calls them."""
-    owner = next(m for m in model.modules() if any(child is blocks for child in m.children()))
-    return [child for child in owner.children() if "norm" in type(child).__name__.lower()]
-
-
-def _head(model: PreTrainedModel) -> nn.Module:
-    head = model.get_output_embeddings()
-    if head is not None:
-        return head
-    return next(getattr(model, name) for name in SEQ_CLS_HEAD_NAMES if hasattr(model, name))

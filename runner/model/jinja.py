@@ -122,7 +122,7 @@ def _limit() -> None:
 
 
 def _rendered(text: str, tokens: Mapping[str, str]) -> dict[str, Any]:
-    """What a template makes of one exchange, or its error; ends the process where that is too much."""
+    """The exchange as a template spells it, or its error; ends the process where that is too much."""
     try:
         rendered = render(text, tokens)
         return {"rendered": rendered} if len(rendered) <= MAX_LETTERS else os._exit(1)

@@ -90,12 +90,19 @@ def load_tokenizer(
         # Where the files are missing, some classes come back with an empty vocabulary.
         found, cure = f"{path} holds no vocabulary", "model.tokenizer.path=<folder or org/name>"
         raise ConfigError(Fault("model.tokenizer.path", found, "tokenizer.json", cure))
-    _refuse(find_token_faults({"eos_token": eos_token, "pad_token": pad_token}, _vocabulary_of(tokenizer)))
+    vocabulary = _vocabulary_of(tokenizer)
+    _refuse(find_token_faults({"eos_token": eos_token, "pad_token": pad_token}, vocabulary))
     if eos_token is not None:
         tokenizer.eos_token = eos_token
     if tokenizer.eos_token is None:
-        raise ConfigError(no_end_token(_vocabulary_of(tokenizer)))
-    _set_pad(tokenizer, pad_token)
+        raise ConfigError(no_end_token(vocabulary))
+    if pad_token is not None:
+        tokenizer.pad_token = pad_token
+    elif tokenizer.pad_token is None:
+        free = [token for token in PADS if token in vocabulary.tokens and token != tokenizer.eos_token]
+        tokenizer.pad_token = free[0] if free else tokenizer.eos_token
+        reason = "it ends no text" if free else "the vocabulary has no other candidate"
+        log.info("pad token: %s, because %s", tokenizer.pad_token, reason)
     set_template(tokenizer, chat_template)
     return tokenizer
 
@@ -109,18 +116,6 @@ def _vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
 def _refuse(faults: list[Fault]) -> None:
     if faults:
         raise ConfigError(faults)
-
-
-def _set_pad(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> None:
-    if wanted is not None:
-        tokenizer.pad_token = wanted
-    if tokenizer.pad_token is not None:
-        return
-    vocabulary = tokenizer.get_vocab()
-    free = [token for token in PADS if token in vocabulary and token != tokenizer.eos_token]
-    tokenizer.pad_token = free[0] if free else tokenizer.eos_token
-    reason = "it ends no text" if free else "the vocabulary has no other candidate"
-    log.info("pad token: %s, because %s", tokenizer.pad_token, reason)
 
 
 # --- Model --------------------------------------------------------------------------------------
@@ -217,8 +212,7 @@ def _check_choices(head: str, dtype: str) -> None:
         faults.append(Fault("trainer.head", head, " or ".join(HEADS), "trainer.head=lm"))
     if dtype not in PRECISIONS:
         faults.append(Fault("model.dtype", dtype, ", ".join(PRECISIONS), "model.dtype=float32"))
-    if faults:
-        raise ConfigError(faults)
+    _refuse(faults)
 
 
 def _load_whole(place: Place, head: str, seed: int, how: dict[str, Any]) -> PreTrainedModel:
@@ -239,9 +233,9 @@ def _load_whole(place: Place, head: str, seed: int, how: dict[str, Any]) -> PreT
 def _load_adapter(place: Place, head: str, seed: int, how: dict[str, Any]) -> PeftModel:
     """The adapter at this place on the base that it names, trainable."""
     with translate_model_errors(place.source, place.revision):
-        has_weights = has_file(place.source, ADAPTER, revision=place.revision)
+        is_safe = not how["use_safetensors"] or has_file(place.source, ADAPTER, revision=place.revision)
     adapter = _read_adapter(place)
-    faults = find_adapter_faults(place, head, safetensors_only=how["use_safetensors"] or False, has_weights=has_weights)
+    faults = find_adapter_faults(place, head, is_safe=is_safe)
     if adapter.is_prompt_learning:
         found = f"{place.source} holds a learnt prompt, which peft cannot train any further"
         faults.append(Fault("model.path", found, "", f"model.path={adapter.base_model_name_or_path}"))

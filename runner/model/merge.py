@@ -22,7 +22,7 @@ EXACT = 1e-3  # of the largest logit: what float32 sums in another order stay fa
 
 @dataclass(frozen=True)
 class Written:
-    """How far the written model is from the trained one, in the largest difference of a logit.
+    """The distance of the written model from the trained one, in the largest difference of a logit.
 
     ``merged`` is that before rounding, None where nothing was merged; ``largest`` the largest logit itself.
     """
@@ -110,7 +110,7 @@ def _check_same(source: Path, apart: float, largest: float) -> None:
 
 
 def _read_back(folder: Path, trained: torch.Tensor, probe: torch.Tensor, head: str, dtype: str, trust: bool) -> float:
-    """How far what plain transformers loads from the folder is from the trained model; raises where weights lack."""
+    """The distance of what plain transformers loads from the trained model; raises SickRun where weights lack."""
     loaded, report = HEADS[head].from_pretrained(
         str(folder), dtype=getattr(torch, dtype), output_loading_info=True, trust_remote_code=trust
     )

@@ -27,7 +27,7 @@ def needs_reference(
     *,
     precomputed: bool = False,
 ) -> bool:
-    """Whether a trainer must be handed a reference, because the one it would find is wrong.
+    """True where a trainer must be handed a reference, because the one it would find is wrong.
 
     ``precomputed`` says that the trainer scores all rows before the first step, which a whole model
     can do for itself.
