@@ -479,7 +479,14 @@ def test_the_hub_gives_the_revision_asked_for_or_says_why_not(hub, tmp_path, onl
     first = {n: load(tmp_path / n).get_input_embeddings().weight[0, 0].item() for n in ("old", "new")}
     questions = [("tester/two", None), ("tester/two", "v1"), ("tester/two", old)]
     questions += [("tester/two", "v9"), ("tester/gated", None), ("tester/private", None)]
-    *answers, adapter = ask(*questions, ("tester/adapter", None))
+    for damage in (damage_architecture, bring_code):
+        damaged = tiny_model(tmp_path / damage.__name__)
+        damage(damaged)
+        hub.add_model(f"tester/{damage.__name__}", damaged)
+    refused = [("tester/damage_architecture", None), ("tester/bring_code", None)]
+    *answers, unknown, own_code, adapter = ask(*questions, *refused, ("tester/adapter", None))
+    assert unknown == ["ConfigError", "model.path", "pip install --upgrade transformers"]
+    assert own_code[:2] == ["ConfigError", "model.trust_remote_code"]
     assert answers == [
         ["loaded", new, first["new"]],
         ["loaded", old, first["old"]],

@@ -10,15 +10,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from runner.dataset.convert import ARROWS, Row
 from runner.dataset.detect import MEDIA, check_without, misnamed, read_layout, refuse_media
 from runner.dataset.disk import CHOOSE, READABLE, Files, check_files, columns_of, find_files, holds_at_most, read_rows
 from runner.dataset.request import (
+    Node,
     RowRequest,
     check_cut,
     check_weights,
@@ -57,7 +57,7 @@ class DatasetCheck:
             self.faults += error.faults
 
 
-def check_dataset(node: Mapping[str, Any], to: str | None, where: str = "dataset") -> DatasetCheck:
+def check_dataset(node: Node, to: str | None, where: str = "dataset") -> DatasetCheck:
     """Check the rows that a node of the configuration names, for a trainer of the form ``to``."""
     target, seen = str(node.get("_target_")), DatasetCheck()
     if target == MIXER:
@@ -79,7 +79,7 @@ def _with_keys_of(fault: Fault, where: str) -> Fault:
     return replace(fault, **{name: re.sub(r"\bdataset\.(?=\w)", f"{where}.", text) for name, text in beats.items()})
 
 
-def _check_rows_of(node: Mapping[str, Any], to: str | None, seen: DatasetCheck) -> None:
+def _check_rows_of(node: Node, to: str | None, seen: DatasetCheck) -> None:
     """Note what is wrong with the keys of a node, its files, and their rows; the first two all at once."""
     files, train, evals, path = None, None, {}, str(node["path"])
     if node.get("form") not in (None, *ARROWS):
@@ -119,7 +119,7 @@ def _check_rows_of(node: Mapping[str, Any], to: str | None, seen: DatasetCheck) 
 
 
 def _check_slices(
-    node: Mapping[str, Any],
+    node: Node,
     to: str | None,
     files: Files,
     cuts: Sequence[tuple[str, str]],

@@ -17,12 +17,11 @@ from itertools import takewhile
 from math import isfinite
 from typing import Any
 
-from runner.dataset.step import Step, apply_steps
+from runner.dataset.step import Cells, Row, Step, apply_steps
 from runner.errors import DataError, Fault
 
 log = logging.getLogger(__name__)
 
-Row = dict[str, Any]
 Turns = list[dict[str, Any]]
 
 # Part of the key under which converted rows are cached: count up when a row comes out otherwise.
@@ -74,7 +73,7 @@ class Layout:
 # --- Raw to canonical ---------------------------------------------------------------------------
 
 
-def to_canonical(row: Mapping[str, Any], layout: Layout, system: str | None = None) -> Row:
+def to_canonical(row: Cells, layout: Layout, system: str | None = None) -> Row:
     """The row with one key per role of its form, all of it conversations or all of it text.
 
     ``system`` opens each conversation that has no system turn of its own.
@@ -145,7 +144,7 @@ def _one_turn(text: str, role: str) -> Turns:
     return [{"role": role, "content": text}]
 
 
-def _side(cells: Mapping[str, Any], name: str) -> str | Turns:
+def _side(cells: Cells, name: str) -> str | Turns:
     """A prompt or a completion as it stands, or one turn where it was given as input or target."""
     where = TWINS[name] if TWINS[name] in cells else name
     value = cells[where]
@@ -369,7 +368,7 @@ _TO: dict[str, Callable[[Row], list[Row]]] = {
 }
 
 
-def convert(row: Mapping[str, Any], layout: Layout, to: str, system: str | None = None) -> list[Row]:
+def convert(row: Cells, layout: Layout, to: str, system: str | None = None) -> list[Row]:
     """The rows of a trainer form that one raw row becomes; none for a pair of equals."""
     canonical = to_canonical(row, layout, system)
     if layout.form == "preference" and canonical["chosen"] == canonical["rejected"]:

@@ -7,9 +7,10 @@ What is then done with the rows is in ``convert``.
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from runner.dataset.convert import ARROWS, FORMS_FOR, Layout, fits, is_number
+from runner.dataset.step import Cells
 from runner.errors import DataError, Fault
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ CLASHES: dict[str, str] = {
 
 def read_layout(
     columns: Iterable[str],
-    row: Mapping[str, Any],
+    row: Cells,
     *,
     form: str | None = None,
     given: Mapping[str, str] | None = None,
@@ -167,7 +168,7 @@ _GUESSES: dict[str, Callable[[Sequence[str], Mapping[str, str]], dict[str, str]]
 }
 
 
-def _without_lost(layout: Layout, row: Mapping[str, Any], given: Mapping[str, str]) -> Layout:
+def _without_lost(layout: Layout, row: Cells, given: Mapping[str, str]) -> Layout:
     """The layout without a column that happens to be called `system` beside plain text, or `margin` and no number."""
     roles, lost = layout.columns, {}
     if "input" not in roles and not any(isinstance(row.get(column), list) for column in roles.values()):

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.content import HEAD, foreign, irregular, undecodable
+from runner.dataset.step import Row
 from runner.errors import DataError, EnvironmentFault, Fault
 from runner.files import shipped
 
@@ -46,8 +47,6 @@ CHOOSE = "dataset.path=<file, folder, pattern, or org/name>"
 WRAPPERS = ("data", "rows", "train", "examples", "instances", "records", "items", "dataset")
 SAVED_TO_DISK = {"dataset_dict.json", "state.json"}
 SHOWN = 5
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -327,7 +326,7 @@ def _quoted(line: bytes) -> str:
     return repr(line[:40].decode(errors="replace"))
 
 
-def _wrapped(value: Mapping[str, Any], path: Path) -> Fault:
+def _wrapped(value: Row, path: Path) -> Fault:
     keys = ", ".join(list(value)[:5])
     name = next((name for name, entry in value.items() if isinstance(entry, list)), "data")
     cure = f"save the list of rows by itself: jq -c '.{name}[]' {path.name} > rows.jsonl"

@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from datasets import Dataset, load_dataset_builder
 
 from runner.dataset.disk import find_files
 from runner.dataset.load import Source, open_source, translate_dataset_errors
-from runner.dataset.request import read_cuts, read_limits, split_of
+from runner.dataset.request import Node, read_cuts, read_limits, split_of
 from runner.errors import DataError, Fault
 
 MAX_BYTES_WHOLE = 100_000_000  # of local files; of more only the first lines are read
@@ -38,7 +38,7 @@ class Head:
     rows: int | None = None
 
 
-def write_head(node: Mapping[str, Any], folder: Path, *, count: int, train: int, held_out: int) -> Head:
+def write_head(node: Node, folder: Path, *, count: int, train: int, held_out: int) -> Head:
     """The first ``count`` rows to train on, and of each held-out set, that a node of ``load_rows`` means.
 
     Of the shortest rows there are ``train`` and ``held_out``. Raises DataError as a training would.
@@ -59,7 +59,7 @@ def write_head(node: Mapping[str, Any], folder: Path, *, count: int, train: int,
     return head
 
 
-def _open(node: Mapping[str, Any]) -> Source:
+def _open(node: Node) -> Source:
     """The source, as a stream where reading all of it would take long."""
     path, files, streaming = node["path"], find_files(node["path"]), bool(node.get("streaming"))
     config, revision = node.get("config"), node.get("revision")

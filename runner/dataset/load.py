@@ -229,11 +229,11 @@ def _ordered(rows: Dataset, limit: int | None, seed: int | None) -> tuple[Datase
     if seed is None:
         return rows.select(range(count)), range(count)
     places = np.random.default_rng(seed).permutation(len(rows))[:count]
-    key = _key(rows._fingerprint, "shuffled", seed, count)
+    key = cache_key(rows._fingerprint, "shuffled", seed, count)
     return rows.select(places, new_fingerprint=key), places.tolist()
 
 
-def _key(*parts: object) -> str:
+def cache_key(*parts: object) -> str:
     """A name for a result in the cache, from everything that it depends on."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -269,7 +269,7 @@ def convert_rows(
         with_indices=True,
         remove_columns=rows.column_names,
         features=_features(conversion, rows.features),
-        new_fingerprint=_key(CONVERT_VERSION, rows._fingerprint, layout.form, dict(layout.columns), *how),
+        new_fingerprint=cache_key(CONVERT_VERSION, rows._fingerprint, layout.form, dict(layout.columns), *how),
         desc=f"{label} to {request.to}",
     )
     log.info("%s: %d rows of %s, %d to train on", label, len(rows), layout, len(converted))
@@ -346,7 +346,7 @@ def mix_labels(rows: Dataset, seed: int, label: str = "rows") -> Dataset:
         log.warning("%s: all labels are alike, so there is nothing to compare", label)
     fractions = [(np.arange(len(side)) + 0.5) / max(1, len(side)) for side in sides]
     order = np.concatenate(sides)[np.argsort(np.concatenate(fractions), kind="stable")]
-    return rows.select(order, new_fingerprint=_key(rows._fingerprint, "labels mixed", seed))
+    return rows.select(order, new_fingerprint=cache_key(rows._fingerprint, "labels mixed", seed))
 
 
 # --- Contents -----------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ def _digests(rows: Dataset) -> np.ndarray:
         batch_size=BATCH,
         remove_columns=rows.column_names,
         features=Features({"digest": Value("int64")}),
-        new_fingerprint=_key(rows._fingerprint, "digests"),
+        new_fingerprint=cache_key(rows._fingerprint, "digests"),
         desc="hash of the rows",
     )
     return np.asarray(digests.with_format("numpy")["digest"][:]).astype("<i8")

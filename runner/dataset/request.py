@@ -16,6 +16,7 @@ from runner.dataset.disk import Files
 from runner.dataset.step import Step
 from runner.errors import DataError, Fault
 
+Node = Mapping[str, Any]  # of the composed configuration
 BAD_ROWS = ("refuse", "drop")
 SLICE = re.compile(r"\w[\w.-]*(?:\[(?:-?[\d_]+%?)?:(?:-?[\d_]+%?)?\])?(?:\(\w+\))?")
 EXAMPLE = "train[:90%], train[500:] or train+extra"
@@ -43,7 +44,7 @@ class RowRequest:
         return Conversion(layout, self.to, self.system, kept, self.bad_rows, label, **how)
 
 
-def read_cuts(split: Mapping[str, Any] | None) -> tuple[str | None, dict[str, str]]:
+def read_cuts(split: Node | None) -> tuple[str | None, dict[str, str]]:
     """The slice to train on, and the slices to hold out by name; a single one has the name ""."""
     split = {"train": "train"} if split is None else split
     if odd := [name for name in split if name not in ("train", "eval")]:
@@ -118,7 +119,7 @@ def no_row(use: str, cut: str, label: str) -> Fault:
     return Fault(f"dataset.split.{use}", f"no row: {label}", "at least one row", cure)
 
 
-def check_weights(parts: Mapping[str, Any], weights: Mapping[str, float] | None) -> None:
+def check_weights(parts: Mapping[str, object], weights: Mapping[str, float] | None) -> None:
     """Raise DataError for each weight of a mixture that is missing, of no part, or nothing to draw by."""
     example = "dataset.parts.<name>._target_=runner.dataset.load.load_rows"
     faults = [] if parts else [Fault("dataset.parts", "no parts", "at least one", example)]

@@ -18,6 +18,7 @@ from runner.errors import DataError, Fault
 from runner.files import source_hash
 
 Row = dict[str, Any]
+Cells = Mapping[str, Any]  # a row that is only read
 Step = Callable[[Row], Row | None]
 
 

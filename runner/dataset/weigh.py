@@ -15,7 +15,6 @@ longer counted. What is done with the weights is in ``trainer.objective``.
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 import json
 import logging
@@ -32,6 +31,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from trl import pack_dataset
 
+from runner.dataset.load import Rows, cache_key
+from runner.dataset.step import Cells
 from runner.errors import ConfigError, DataError, Fault
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 Span = tuple[int, int, float]
 Entry = float | tuple[float, Sequence[Span]]
 Rule = Callable[..., Sequence[Entry]]
-Turns = Sequence[Mapping[str, Any]]
+Turns = Sequence[Cells]
 
 # Part of the key under which weighed rows are cached: count up when weights come out otherwise.
 WEIGH_VERSION = 2
@@ -116,7 +117,7 @@ class Weigher:
             found = f"{type(self.tokenizer).__name__}, which does not tell the place of its tokens"
             raise ConfigError(Fault("weight", found, "a fast tokenizer", "weight=none"))
 
-    def __call__(self, row: Mapping[str, Any]) -> dict[str, tuple[list[int], list[float]]]:
+    def __call__(self, row: Cells) -> dict[str, tuple[list[int], list[float]]]:
         """The token ids of each sequence of a row, and the weight of each token; nothing is cut off yet.
 
         The sequences are ``token_weights``; of a preference, ``chosen_weights`` and ``rejected_weights``, each with the
@@ -180,7 +181,7 @@ class Weigher:
         length = blank + max(found)
         return length + (len(end) if rest.startswith(end, length) else 0)
 
-    def _weigh(self, drawn: Drawn, row: Mapping[str, Any]) -> tuple[list[int], list[float]]:
+    def _weigh(self, drawn: Drawn, row: Cells) -> tuple[list[int], list[float]]:
         encoded = self.tokenizer(drawn.text, add_special_tokens=not drawn.is_chat, return_offsets_mapping=True)
         weights = [1.0] * len(encoded["input_ids"])
         for rule in self.rules:
@@ -190,7 +191,7 @@ class Weigher:
         return encoded["input_ids"], weights
 
 
-def _sequences(row: Mapping[str, Any], end: str) -> dict[str, Any]:
+def _sequences(row: Cells, end: str) -> dict[str, Any]:
     """Each sequence as turns, or as a pair of prompt and completion; TRL puts the end token behind plain text."""
 
     def ended(text: str) -> str:
@@ -253,7 +254,7 @@ def _letters(drawn: Drawn, entries: Sequence[tuple[float, Sequence[Span]]]) -> t
     return list(map(Letter, solid, in_span.tolist(), own.tolist())), least
 
 
-def _entries(rule: Rule, messages: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> list[Any]:
+def _entries(rule: Rule, messages: Sequence[Cells], row: Cells) -> list[Any]:
     """The entries of a rule, called with what it names, each as a number and spans."""
     columns = {name: row if name == "row" else row[name] for name in columns_of(rule)}
     entries = rule(messages=messages, **columns)
@@ -280,7 +281,7 @@ TOKENS = {
 }
 
 
-def weigh_rows(rows: Any, weigher: Weigher, key: str, workers: int | None = None) -> Any:
+def weigh_rows(rows: Rows, weigher: Weigher, key: str, workers: int | None = None) -> Rows:
     """A trainer's tokenised rows with the weights of their tokens, without rows in which nothing is left to learn.
 
     ``key`` names the rules, so that the same rows are weighed once; ``workers`` are processes.
@@ -289,32 +290,25 @@ def weigh_rows(rows: Any, weigher: Weigher, key: str, workers: int | None = None
     kept = [name for name in names if name.endswith(("_ids", "_logps")) or name in ("label", "labels")]
     if not isinstance(rows, Dataset):
         return rows.map(lambda row: weigh_row(row, weigher)).filter(_teaches)
-    made = _hash(WEIGH_VERSION, rows._fingerprint, key, _tokenizer_key(weigher.tokenizer))
+    tokenizer = weigher.tokenizer
+    spelling = cache_key(tokenizer.backend_tokenizer.to_str(), tokenizer.chat_template, tokenizer.eos_token)
+    made = cache_key(WEIGH_VERSION, rows._fingerprint, key, spelling)
     places = {"with_indices": True, "num_proc": workers, "new_fingerprint": made}
     weighed = rows.map(lambda row, place: weigh_row(row, weigher, place), desc="weights of tokens", **places)
-    teaching = weighed.filter(_teaches, new_fingerprint=_hash(made, "teaching")) if "labels" in names else weighed
+    teaching = weighed.filter(_teaches, new_fingerprint=cache_key(made, "teaching")) if "labels" in names else weighed
     if lost := len(weighed) - len(teaching):
         log.warning("%d of %d rows left out: all that is trained of them weighs nothing", lost, len(weighed))
     if not len(teaching):
-        raise DataError(
-            Fault("weight", f"{len(weighed)} rows, and no token of them weighs anything", "rules that leave some")
-        )
+        found = f"{len(weighed)} rows, and no token of them weighs anything"
+        raise DataError(Fault("weight", found, "rules that leave some"))
     return teaching.select_columns([*kept, *(name for name in weighed.column_names if name.endswith("_weights"))])
 
 
-def _teaches(row: Mapping[str, Any]) -> bool:
+def _teaches(row: Cells) -> bool:
     return any(label != -100 for label in row.get("labels", [0]))
 
 
-def _hash(*parts: Any) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def _tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
-    return _hash(tokenizer.backend_tokenizer.to_str(), tokenizer.chat_template, tokenizer.eos_token)
-
-
-def weigh_row(row: Mapping[str, Any], weigher: Weigher, place: int | None = None) -> dict[str, list[Any]]:
+def weigh_row(row: Cells, weigher: Weigher, place: int | None = None) -> dict[str, list[Any]]:
     """The new columns of a row that a trainer has tokenised: weights, and labels without what weighs nothing.
 
     Raises DataError where the trainer's tokens are not those that the weights were made for.
@@ -325,8 +319,8 @@ def weigh_row(row: Mapping[str, Any], weigher: Weigher, place: int | None = None
             columns = next(names for names in TOKENS[name] if all(column in row for column in names))
             new[name] = _cut(ids, weights, [token for column in columns for token in row[column]])
     except DataError as error:
-        told = "" if place is None else f"row {place} of the trainer, "
-        raise DataError([replace(fault, where=f"{told}{fault.where}") for fault in error.faults]) from error
+        where = "" if place is None else f"row {place} of the trainer, "
+        raise DataError([replace(fault, where=f"{where}{fault.where}") for fault in error.faults]) from error
     if "labels" in row:
         pairs = zip(row["labels"], new[WEIGHTS], strict=True)
         new["labels"] = [label if weight else -100 for label, weight in pairs]
@@ -343,7 +337,7 @@ def _cut(ids: Sequence[int], weights: list[float], theirs: Sequence[int]) -> lis
     raise DataError(Fault("weight", "the trainer makes other tokens of the row", "the same tokens", "weight=none"))
 
 
-def rotate_weights(rows: Any, size: int) -> Any:
+def rotate_weights(rows: Dataset, size: int) -> Dataset:
     """KTO's rows with the weights of the answers of others, which TRL pairs with each prompt within ``size`` rows."""
 
     def rotate(batch: Mapping[str, list]) -> dict[str, list]:

@@ -20,6 +20,8 @@ from runner.model import jinja
 from runner.model.folder import ADAPTER, DOWNLOAD_AGAIN, INDEX, LOCATION, WEIGHTS, Place, check_json_ends, locate
 from runner.signature import find_definition, read_signature
 
+Node = Mapping[str, Any]  # of the composed configuration, or an object of a JSON file
+
 LOADER = "runner.model.load.load_model"
 NEW = "runner.model.load.new_model"
 TOKENIZER = "runner.model.load.load_tokenizer"
@@ -45,7 +47,7 @@ SECOND_ADAPTER = Fault(
 )
 
 
-def find_model_faults(node: Mapping[str, Any], head: str, length: Any = None, peft: Any = None) -> list[Fault]:
+def find_model_faults(node: Node, head: str, length: object = None, peft: object = None) -> list[Fault]:
     """Faults of the model that a node names, for rows of this length, and of what ``peft`` trains of it."""
     if node.get("_target_") == NEW:
         return _find_design_faults(node)
@@ -62,7 +64,8 @@ def find_model_faults(node: Mapping[str, Any], head: str, length: Any = None, pe
             faults += _find_folder_faults(place, head, **how)
             return faults or [*_find_length_faults(place, length), *_find_tuning_faults(place, peft)]
         faults += find_adapter_faults(place, head, is_safe=place.has(ADAPTER) or not how["safetensors_only"])
-        if peft and not is_merged and not str(peft.get("_target_")).startswith("runner.model.freeze."):
+        freezes = isinstance(peft, Mapping) and str(peft.get("_target_")).startswith("runner.model.freeze.")
+        if peft and not is_merged and not freezes:
             faults.append(SECOND_ADAPTER)
         if base := place.adapter.get("base_model_name_or_path"):
             faults += _find_base_faults(base, place.where, head, **how)
@@ -79,7 +82,7 @@ def _find_base_faults(base: str, where: str, head: str, **how: bool) -> list[Fau
         return [replace(each, where=where, found=f"the base of the adapter: {each.found}") for each in error.faults]
 
 
-def read_vocab_size(node: Mapping[str, Any]) -> int | None:
+def read_vocab_size(node: Node) -> int | None:
     """The number of tokens that a model has room for, where its folder tells."""
     try:
         place = locate(node["path"], "model.path") if node.get("_target_") == LOADER else None
@@ -143,7 +146,7 @@ def _read_classes(table: str) -> dict[str, str]:
     return {}
 
 
-def _find_design_faults(node: Mapping[str, Any]) -> list[Fault]:
+def _find_design_faults(node: Node) -> list[Fault]:
     """A fault for an architecture to be made anew that does not exist, and for what looks like one of its keys."""
     kind, own = str(node.get("model_type")), {"_target_", "tokenizer", "dtype", "seed", "head", "model_type"}
     if not _is_known(kind):
@@ -159,7 +162,7 @@ def unknown_architecture(kind: str) -> Fault:
     return Fault("model.model_type", kind, "an architecture of transformers", "model.model_type=qwen2")
 
 
-def find_unknown_keys(kind: str, given: Mapping[str, Any], known: Collection[str], cutoff: float = 0.6) -> list[Fault]:
+def find_unknown_keys(kind: str, given: Node, known: Collection[str], cutoff: float = 0.6) -> list[Fault]:
     """A fault for each given key that is not among those of an architecture, with the nearest one to type."""
     faults = []
     for key in sorted(set(given) - set(known)):
@@ -222,7 +225,7 @@ def _find_other_shapes(place: Place) -> Iterator[Fault]:
             return
 
 
-def _find_length_faults(place: Place, length: Any) -> Iterator[Fault]:
+def _find_length_faults(place: Place, length: object) -> Iterator[Fault]:
     """A fault where rows may be longer than the positions that the model was trained with."""
     config, where = place.config, "trainer.args.max_length"
     positions = config.get("max_position_embeddings") or config.get("n_positions")
@@ -236,7 +239,7 @@ def _find_length_faults(place: Place, length: Any) -> Iterator[Fault]:
 # --- What is trained of it, and adapters ----------------------------------------------------------
 
 
-def _find_tuning_faults(place: Place, peft: Any) -> Iterator[Fault]:
+def _find_tuning_faults(place: Place, peft: object) -> Iterator[Fault]:
     """A fault for each layer that an adapter is to be put on, or pattern of what is trained, that the model lacks."""
     if not isinstance(peft, Mapping) or not place.is_plain or not place.has(WEIGHTS, INDEX):
         return
@@ -378,7 +381,7 @@ def find_size_faults(vocabulary: Vocabulary, rows: int) -> list[Fault]:
     return [Fault("model.tokenizer.path", found, expected, cure)]
 
 
-def find_tokenizer_faults(node: Any, rows: int | None) -> list[Fault]:
+def find_tokenizer_faults(node: object, rows: int | None) -> list[Fault]:
     """Faults of the tokenizer that a node names, and of its template; ``rows`` are the model's embeddings."""
     if not isinstance(node, Mapping) or node.get("_target_") != TOKENIZER:
         return []
@@ -396,12 +399,12 @@ def find_tokenizer_faults(node: Any, rows: int | None) -> list[Fault]:
         return error.faults
 
 
-def _token(entry: Any) -> str | None:
+def _token(entry: object) -> str | None:
     return entry.get("content") if isinstance(entry, Mapping) else entry
 
 
 def _find_vocabulary_faults(
-    place: Place, config: Mapping[str, Any], node: Mapping[str, Any], named: Mapping[str, str | None], rows: int | None
+    place: Place, config: Node, node: Node, named: Mapping[str, str | None], rows: int | None
 ) -> list[Fault]:
     kind, faults = str(config.get("tokenizer_class") or ""), []
     has_none = kind.startswith(BYTE_TOKENIZERS) or config.get("auto_map") or any(place.folder.glob("*.tiktoken"))
@@ -417,7 +420,7 @@ def _find_vocabulary_faults(
     return faults + (find_size_faults(vocabulary, rows) if rows else [])
 
 
-def _read_vocabulary(place: Place, config: Mapping[str, Any], named: Mapping[str, str | None]) -> Vocabulary | None:
+def _read_vocabulary(place: Place, config: Node, named: Mapping[str, str | None]) -> Vocabulary | None:
     """Every token; None where the file is large, or of another kind."""
     path = place.folder / "tokenizer.json"
     if not path.is_file():
@@ -434,9 +437,7 @@ def _read_vocabulary(place: Place, config: Mapping[str, Any], named: Mapping[str
     return Vocabulary({*names, *(token.text for token in added)}, added, used, str(config.get("chat_template") or ""))
 
 
-def _find_template_faults(
-    node: Mapping[str, Any], found: tuple[Place, Mapping[str, Any]] | None, named: Mapping[str, str | None]
-) -> list[Fault]:
+def _find_template_faults(node: Node, found: tuple[Place, Node] | None, named: Mapping[str, str | None]) -> list[Fault]:
     """Faults of the template that was chosen, or else of the tokenizer's own."""
     name, tokens = node.get("chat_template"), {key: token or "" for key, token in named.items()}
     if name:

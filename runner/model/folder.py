@@ -18,6 +18,8 @@ from runner.content import HEAD, foreign, irregular
 from runner.errors import ConfigError, Fault
 from runner.files import shipped
 
+JsonObject = dict[str, Any]
+
 LOCATION = "a folder of this machine, runner://..., or org/name on the hub"
 HUB_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]{1,96}")
 WEIGHTS, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
@@ -50,7 +52,7 @@ class Place:
     def fault(self, found: str, expected: str, cure: str = "") -> Fault:
         return Fault(self.where, found, expected, cure or f"{self.where}=<folder or org/name>")
 
-    def read(self, name: str) -> dict[str, Any]:
+    def read(self, name: str) -> JsonObject:
         """The object in a JSON file of the folder; raises ConfigError where it holds none."""
         path = self.folder / name
         head = path.read_bytes()
@@ -71,16 +73,16 @@ class Place:
         return any((self.folder / name).is_file() for name in names)
 
     @cached_property
-    def whole_config(self) -> dict[str, Any]:
+    def whole_config(self) -> JsonObject:
         return self.read("config.json")
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> JsonObject:
         """``config.json``, of a model of several kinds of input that of its text."""
         return self.whole_config.get("text_config") or self.whole_config
 
     @cached_property
-    def adapter(self) -> dict[str, Any] | None:
+    def adapter(self) -> JsonObject | None:
         """``adapter_config.json``, None where there is a whole model."""
         return self.read("adapter_config.json") if self.has("adapter_config.json") else None
 
@@ -126,7 +128,7 @@ def locate(path: object, where: str) -> Place | None:
     return None
 
 
-def read_header(path: Path) -> dict[str, dict[str, Any]]:
+def read_header(path: Path) -> dict[str, JsonObject]:
     """The entries of a safetensors file by name; raises ConfigError where it is none, or not whole."""
     size, again = path.stat().st_size, f"{DOWNLOAD_AGAIN}: {path}"
     with open(path, "rb") as file:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -215,7 +216,7 @@ def _check_choices(head: str, dtype: str) -> None:
     _refuse(faults)
 
 
-def _load_whole(place: Place, head: str, seed: int, how: dict[str, Any]) -> PreTrainedModel:
+def _load_whole(place: Place, head: str, seed: int, how: Mapping[str, Any]) -> PreTrainedModel:
     """A model and every one of its weights, all from one commit; only a score head may be new."""
     _refuse(find_config_faults(place, head, trust=how["trust_remote_code"]))
     own = {"num_labels": 1} if head == "score" else {}
@@ -230,7 +231,7 @@ def _load_whole(place: Place, head: str, seed: int, how: dict[str, Any]) -> PreT
     return model
 
 
-def _load_adapter(place: Place, head: str, seed: int, how: dict[str, Any]) -> PeftModel:
+def _load_adapter(place: Place, head: str, seed: int, how: Mapping[str, Any]) -> PeftModel:
     """The adapter at this place on the base that it names, trainable."""
     with translate_model_errors(place.source, place.revision):
         is_safe = not how["use_safetensors"] or has_file(place.source, ADAPTER, revision=place.revision)
