@@ -483,9 +483,12 @@ def test_the_hub_gives_the_revision_asked_for_or_says_why_not(hub, tmp_path, onl
         damaged = tiny_model(tmp_path / damage.__name__)
         damage(damaged)
         hub.add_model(f"tester/{damage.__name__}", damaged)
-    refused = [("tester/damage_architecture", None), ("tester/bring_code", None)]
-    *answers, unknown, own_code, adapter = ask(*questions, *refused, ("tester/adapter", None))
+    (tmp_path / "damage_architecture" / "tokenizer_config.json").unlink()
+    hub.add_model("tester/bare", tmp_path / "damage_architecture")
+    refused = [("tester/damage_architecture", None), ("tester/bare", None), ("tester/bring_code", None)]
+    *answers, unknown, bare, own_code, adapter = ask(*questions, *refused, ("tester/adapter", None))
     assert unknown == ["ConfigError", "model.path", "pip install --upgrade transformers"]
+    assert bare == ["ConfigError", "model.tokenizer.path", "pip install --upgrade transformers"]
     assert own_code[:2] == ["ConfigError", "model.trust_remote_code"]
     assert answers == [
         ["loaded", new, first["new"]],

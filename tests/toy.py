@@ -7,7 +7,7 @@ reviews   "Review the bakery. Mention the coffee." Praise is preferred to compla
 Preference rows, because every trainer can be fed from them. The rows that the base model learns from
 (``toy_demonstrations``) are wrong on purpose about half of the time, so that each later stage has something
 to repair. Held-out rows share no answer (sort) and no subject (reviews) with the training rows.
-Reading rows and turning them into the form a trainer eats is not here; that is ``runner.dataset``.
+Reading rows and turning them into the form a trainer takes is not here; that is ``runner.dataset``.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The raw row forms, and one arrow from each of them to every form that a trainer eats.
+"""The raw row forms, and one arrow from each of them to every form that a trainer takes.
 
 A row goes two hops. Read by its :class:`Layout` it becomes canonical: one key per role, and all of
 it conversations or all of it text. Then one arrow takes it to the trainer's form. Rows that cannot

@@ -95,7 +95,7 @@ def read_layout(
     layout = next((layout for layout in layouts if fits(layout.form, to)), layouts[0])
     if not fits(layout.form, to):
         found = f"{layout.form} rows, from the columns {', '.join(layout.columns.values())}"
-        expected = f"rows for a trainer that eats {to}: {', '.join(FORMS_FOR[to])}"
+        expected = f"rows for a trainer that takes {to}: {', '.join(FORMS_FOR[to])}"
         raise DataError(Fault("dataset.form", found, expected, _to_type(to)))
     return _without_lost(layout, row, given)
 

@@ -57,6 +57,11 @@ class Files:
     splits: Mapping[str, list[str]]
     options: Mapping[str, object]
 
+    @property
+    def paths(self) -> list[Path]:
+        """The files of all splits."""
+        return [Path(name) for names in self.splits.values() for name in names]
+
 
 def _suffix(path: Path) -> str:
     """The suffix by which a file is read, below a .gz or .zst."""
@@ -150,7 +155,7 @@ def _listed(names: list[str]) -> str:
 
 def header_of(files: Files) -> list[str]:
     """The names in the first line of csv files; empty where it cannot be read."""
-    first = Path(next(iter(files.splits.values()))[0])
+    first = files.paths[0]
     with suppress(EOFError, gzip.BadGzipFile, zlib.error, csv.Error), _open(first) as file:
         return next(_records(file, first, errors="replace"), [])
     return []
@@ -158,12 +163,11 @@ def header_of(files: Files) -> list[str]:
 
 def columns_of(files: Files, max_bytes: int) -> list[str]:
     """The columns of files without faults, as far as ``max_bytes`` of the first one and its first rows show them."""
-    first = Path(next(iter(files.splits.values()))[0])
     if files.reader == "parquet":
         from pyarrow import parquet
 
-        return parquet.read_schema(first).names
-    rows = islice(_scan(first, files.reader, None, max_bytes), SHOWN)
+        return parquet.read_schema(files.paths[0]).names
+    rows = islice(_scan(files.paths[0], files.reader, None, max_bytes), SHOWN)
     return list(dict.fromkeys(name for row in rows if isinstance(row, dict) for name in row))
 
 
@@ -172,11 +176,10 @@ def columns_of(files: Files, max_bytes: int) -> list[str]:
 
 def check_files(files: Files, limit: int | None = None, max_bytes: int | None = None) -> None:
     """Raise DataError with file and line for what cannot be read; of each file ``limit`` lines or ``max_bytes``."""
-    paths = [Path(name) for names in files.splits.values() for name in names]
-    if locked := [path for path in paths if path.suffix == ".zst" and find_spec("zstandard") is None]:
+    if locked := [path for path in files.paths if path.suffix == ".zst" and find_spec("zstandard") is None]:
         found, cure = "zstandard data, and that package is missing", "pip install zstandard"
         raise EnvironmentFault(Fault(str(locked[0]), found, "the package zstandard", cure))
-    entries = (entry for path in paths for entry in _scan(path, files.reader, limit, max_bytes))
+    entries = (entry for path in files.paths for entry in _scan(path, files.reader, limit, max_bytes))
     if faults := list(islice((entry for entry in entries if isinstance(entry, Fault)), SHOWN)):
         raise DataError(faults)
 
@@ -194,7 +197,7 @@ def read_rows(path: Path, reader: str, first: int | None = None) -> list[Row]:
 
 def holds_at_most(files: Files, max_bytes: int) -> bool:
     """True where the files hold no more bytes; packed ones are unpacked for it, but no further than that."""
-    for path in map(Path, chain.from_iterable(files.splits.values())):
+    for path in files.paths:
         if path.suffix.lower() in PACKED:
             with _open(path) as file:
                 max_bytes -= len(file.read(max_bytes + 1))

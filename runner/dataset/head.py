@@ -64,7 +64,7 @@ def _open(node: Node) -> Source:
     path, files, streaming = node["path"], find_files(node["path"]), bool(node.get("streaming"))
     config, revision = node.get("config"), node.get("revision")
     if files:
-        size = sum(os.path.getsize(name) for names in files.splits.values() for name in names)
+        size = sum(file.stat().st_size for file in files.paths)
         streaming = streaming or size > MAX_BYTES_WHOLE
     else:
         with translate_dataset_errors(path):

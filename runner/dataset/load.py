@@ -1,4 +1,4 @@
-"""Rows from the hub or from files: split, shuffled, limited, and in the form that a trainer eats.
+"""Rows from the hub or from files: split, shuffled, limited, and in the form that a trainer takes.
 
 What costs time is cached by its content, so that a second process, or the next run of a sweep, finds
 the converted rows on disk whatever else has changed. The forms are in ``convert``, what files may
@@ -218,7 +218,7 @@ def _local_main_process_first() -> Iterator[None]:
     import torch
     from accelerate import PartialState
 
-    # Without a device the processes only know of each other if the state is told so.
+    # Without a device the processes only know of each other if the state says so.
     with PartialState(cpu=not torch.accelerator.is_available()).local_main_process_first():
         yield
 
@@ -279,7 +279,7 @@ def convert_rows(
 def _read_stream(
     stream: IterableDataset, limit: int | None, seed: int | None, request: RowRequest, label: str
 ) -> IterableDataset:
-    """The rows of a stream, shuffled within a buffer; its bad rows are told batch by batch."""
+    """The rows of a stream, shuffled within a buffer; its bad rows are refused batch by batch."""
     rows = stream if seed is None else stream.shuffle(seed, buffer_size=STREAM_BUFFER)
     rows = rows if limit is None else rows.take(limit)
     if request.to is None:

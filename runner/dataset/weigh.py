@@ -158,7 +158,7 @@ class Weigher:
 
     @functools.cached_property
     def _opening(self) -> str:
-        """The text that the template writes before an answer that is yet to come; empty where it cannot be told."""
+        """The text that the template writes before an answer that is yet to come; empty where it does not show."""
         question = [{"role": "user", "content": "?"}]
         asked = self._write(question, None)
         waiting = self.tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)

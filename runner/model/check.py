@@ -147,7 +147,7 @@ def _read_classes(table: str) -> dict[str, str]:
 
 
 def _find_design_faults(node: Node) -> list[Fault]:
-    """A fault for an architecture to be made anew that does not exist, and for what looks like one of its keys."""
+    """A fault for a new model of no architecture, and for what looks like a misspelt key of its config."""
     kind, own = str(node.get("model_type")), {"_target_", "tokenizer", "dtype", "seed", "head", "model_type"}
     if not _is_known(kind):
         return [unknown_architecture(kind)]
@@ -180,7 +180,8 @@ def _find_folder_faults(place: Place, head: str, *, safetensors_only: bool, trus
     if faults := find_config_faults(place, head, trust=trust):
         return faults
     if place.has(WEIGHTS, INDEX):
-        return [*_find_missing_weights(place), *_find_other_shapes(place)] if place.is_plain else place.shapes and []
+        found = [*_find_missing_weights(place), *_find_other_shapes(place)]
+        return found if place.is_plain else []  # others may name and shape their weights in other ways
     pickles = [name for name in PICKLES if place.has(name)]
     if pickles and safetensors_only:
         expected = "safetensors; a .bin file is a pickle, which can run code when it is read"
@@ -303,10 +304,10 @@ def find_adapter_faults(place: Place, head: str, *, is_safe: bool) -> list[Fault
         found, cure = f"{place.source} has no {ADAPTER}", "model.safetensors_only=false"
         faults.append(Fault(place.where, found, "an adapter in a safetensors file", cure))
     task = adapter.get("task_type")
-    if task and task != TASKS.get(head, task):
-        trainer = "trainer=reward" if task == "SEQ_CLS" else "a trainer of language models"
+    if task != TASKS.get(head, task):
+        trainers = {"SEQ_CLS": "trainer=reward, or ", "CAUSAL_LM": "a trainer of language models, or "}
         found, expected = f"{place.source} is an adapter for {task}", f"{TASKS[head]}, which this trainer trains"
-        faults.append(Fault(place.where, found, expected, f"{trainer}, or another model.path"))
+        faults.append(Fault(place.where, found, expected, f"{trainers.get(task, '')}another model.path"))
     if not adapter.get("base_model_name_or_path"):
         found = f"adapter_config.json of {place.source} names no base_model_name_or_path"
         cure = f"{DOWNLOAD_AGAIN}: {place.source}"

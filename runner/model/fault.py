@@ -1,6 +1,6 @@
 """Known failures of transformers, peft and the hub to load a model, translated into four beats.
 
-Anything else goes on as it was raised. What can be told before loading stands in ``check``.
+Any other failure goes on as it was raised. What shows before loading is found in ``check``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Known(NamedTuple):
     key: str = "path"
 
 
-# From the narrow to the wide: the first that fits is told.
+# From the narrow to the wide: the first that fits is taken.
 KNOWN = (
     Known(
         hub.GatedRepoError,

@@ -1,4 +1,4 @@
-"""Tokenizers and models, from a folder, from the hub, or made anew from an architecture.
+"""Tokenizers and models, from a folder, from the hub, or new ones of an architecture.
 
 An adapter as ``path`` is loaded onto its base. The adapters that training adds are put on by the
 trainer; ``reference`` copies the reference, and ``freeze`` chooses what stays as it is.
@@ -141,7 +141,7 @@ def load_model(
 
     Full fine-tuning wants float32 weights: of bfloat16 ones, 20 steps of DPO at a learning rate of
     1e-6 moved 2 %, the other updates being rounded away. A path with an adapter gives its base with
-    the adapter on it, ready to be trained further, or with ``merge`` a whole model, for an adapter anew or none.
+    the adapter on it, ready to be trained further, or with ``merge`` a whole model, for a new adapter or none.
     ``seed`` draws the weights of a new score head.
     """
     _check_choices(head, dtype)
