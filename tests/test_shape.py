@@ -16,7 +16,6 @@ ROOMS = {
         "dataset",
         "model",
         "reward",
-        "trainer",
         "metric",
         "optimizer",
         "callback",
@@ -27,6 +26,8 @@ ROOMS = {
         "tracker",
         "health",
     },
+    2.3: {"generate"},
+    2.6: {"trainer"},
     3: {
         "tray",
         "held_out",

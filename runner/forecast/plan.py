@@ -10,9 +10,9 @@ from typing import Any
 from runner.forecast.memory import FUSED, PAIRS, SAMPLES, Batch, Trainer
 from runner.forecast.simulation import Setting
 from runner.forecast.structure import Source, build_structure
+from runner.generate.batch import TOKENS_PER_PASS
 from runner.run import processes_of
 from runner.signature import read_signature
-from runner.trainer.batch import TOKENS_PER_PASS
 
 LOADERS = ("runner.model.load.load_model", "runner.reward.outcome.load_reward_model")
 CLASSIFIERS = ("runner.reward.outcome.Classifier", "runner.reward.process.ProcessModel")

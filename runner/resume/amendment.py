@@ -105,7 +105,7 @@ def halve_training(given: Mapping[str, Any], args: Any) -> dict[str, int] | None
 
 def _halve_passes(args: Any, parts: int) -> dict[str, int]:
     """The sizes of PPO's own passes, which its batches do not rule."""
-    from runner.trainer.batch import TOKENS_PER_PASS
+    from runner.generate.batch import TOKENS_PER_PASS
 
     tokens = args.max_tokens_per_micro_batch or (TOKENS_PER_PASS if args.device.type == "cpu" else None)
     passes = {"local_rollout_forward_batch_size": args.local_rollout_forward_batch_size}

@@ -1,6 +1,6 @@
 """Policy and critic as one module: what PPO wraps, optimises and saves together, on one backbone where possible.
 
-What the update does with log-probabilities and values is in ``ppo``; how completions are sampled in ``rollout``.
+What the update does with log-probabilities and values is in ``ppo``; how completions are sampled in ``generate``.
 Letters at the end of a tensor's name are its shape: B rows, T tokens, N response tokens of all rows, H hidden, V
 vocabulary.
 """

@@ -4,7 +4,7 @@ In reading order: the arithmetic, the arguments, the trainer. One step of the st
 out, score, advantages, epochs of mini-batches. The gradient of the last mini-batch is left to the Trainer, which
 clips, steps, schedules, logs, evaluates, saves, stops early and resumes with its own loop.
 
-Not here: the module of policy and critic (``actor_critic``), sampling (``rollout``), rewards (``score``).
+Not here: the module of policy and critic (``actor_critic``), sampling (``generate.sampler``), rewards (``score``).
 
 Letters at the end of a tensor's name are its shape: B rows of this process, R response tokens, N response tokens of
 all rows of a micro-batch, F rewards. What stands behind the end of a response is 0 in every BR tensor.
@@ -43,10 +43,12 @@ from transformers.trainer_utils import EvalLoopOutput, get_last_checkpoint
 
 from runner.errors import ConfigError, Fault
 from runner.files import replace_rows, write_json
+from runner.generate.batch import TOKENS_PER_PASS
+from runner.generate.engines import build_engine
+from runner.generate.sampler import Sampling
 from runner.trainer.actor_critic import ActorCritic, TokenLogProbs, build_actor_critic, build_reference
-from runner.trainer.batch import TOKENS_PER_PASS, MicroBatch, Rollout, without_onednn
+from runner.trainer.batch import MicroBatch, Rollout, without_onednn
 from runner.trainer.prompt import check_rows, find_stop_ids, to_prompt_ids
-from runner.trainer.rollout import Sampling, build_engine
 from runner.trainer.score import Completions, Reward, Rewards, Scores
 
 # --- Arithmetic ---------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from runner.errors import ConfigError, Fault
+from runner.generate.batch import pad_right, split_by_tokens
 from runner.signature import to_text
 from runner.trainer.actor_critic import States
-from runner.trainer.batch import pad_right, split_by_tokens
 
 Reward = Callable[..., Any] | nn.Module
 

@@ -48,7 +48,7 @@ PHASES = {
     "tokenise": "datasets:Dataset.map",
     "forward": "torch.nn:Linear.forward",
     "generate": "transformers:GenerationMixin.generate",
-    "sample": "runner.trainer.rollout:draw",
+    "sample": "runner.generate.sampler:sample_token",
     "backward": "torch:Tensor.backward",
     "save": "torch:save",
     "eval": "transformers:Trainer.evaluate",

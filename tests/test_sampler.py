@@ -6,22 +6,22 @@ import inspect
 import pytest
 import torch
 from tiny_ppo import END, WORDS, letter_model, letter_trainer, lora
-from transformers import AutoConfig, GenerationConfig
+from transformers import (
+    AutoConfig,
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 from transformers.cache_utils import DynamicLayer
 
 from runner.errors import EnvironmentFault
-from runner.trainer import batch, rollout
-from runner.trainer.rollout import (
-    ENGINES,
-    RoomyLayer,
-    Samples,
-    Sampling,
-    build_engine,
-    cut,
-    draw,
-    merged_weights,
-    sample_by_loop,
-)
+from runner.generate import batch, engines, sampler
+from runner.generate.cache import ROOM_IN_TOKENS, PreallocatedLayer, build_cache, join_caches
+from runner.generate.engines import ENGINES, build_engine, merged_weights
+from runner.generate.sampler import Samples, Sampling, cut, sample, sample_token, truncate
 
 PROMPTS = [[0, 1, 2], [3], [4, 5, 6, 7, 8, 9], [0, 0]]
 
@@ -45,7 +45,7 @@ def test_tokens_are_drawn_as_often_as_their_probability_says():
     count = 200_000
     # Evenly spread noise leaves no chance: each token is met in exact proportion.
     even = (torch.arange(count) + 0.5) / count
-    tokens, logprobs = draw(logits.expand(count, -1), even, temperature=0.7)
+    tokens, logprobs = sample_token(logits.expand(count, -1), even, Sampling(temperature=0.7))
     expected = torch.softmax(logits / 0.7, -1)
     assert torch.allclose(tokens.bincount(minlength=5) / count, expected, atol=2 / count)
     assert torch.allclose(logprobs, expected.log()[tokens], atol=1e-6)
@@ -54,7 +54,7 @@ def test_tokens_are_drawn_as_often_as_their_probability_says():
 def test_random_noise_passes_a_chi_square_test():
     logits = torch.randn(12, generator=torch.Generator().manual_seed(1))
     count = 100_000
-    tokens, _ = draw(logits.expand(count, -1), noise(count, 1)[:, 0], temperature=1.3)
+    tokens, _ = sample_token(logits.expand(count, -1), noise(count, 1)[:, 0], Sampling(temperature=1.3))
     expected = torch.softmax(logits / 1.3, -1) * count
     # 11 degrees of freedom; 31.3 is exceeded once in a thousand times.
     assert ((tokens.bincount(minlength=12) - expected).square() / expected).sum() < 31.3
@@ -64,8 +64,54 @@ def test_random_noise_passes_a_chi_square_test():
 def test_the_ends_of_the_noise_draw_no_impossible_token(uniform):
     logits = torch.full((1, 50_000), -torch.inf)
     logits[0, 7:40_000] = torch.randn(39_993, generator=torch.Generator().manual_seed(0))
-    token, logprob = draw(logits, torch.tensor([uniform]), temperature=1.0)
+    token, logprob = sample_token(logits, torch.tensor([uniform]), Sampling())
     assert logprob.isfinite().all() and 7 <= token.item() < 40_000
+
+
+@pytest.mark.parametrize(
+    ("asked", "chain"),
+    [
+        ({"top_k": 4}, [TopKLogitsWarper(4)]),
+        ({"top_p": 0.7}, [TopPLogitsWarper(0.7)]),
+        ({"top_k": 8, "top_p": 0.8}, [TopKLogitsWarper(8), TopPLogitsWarper(0.8)]),
+    ],
+    ids=str,
+)
+def test_of_what_top_k_and_top_p_leave_in_tokens_are_drawn_as_transformers_would(asked, chain):
+    logits, count = torch.randn(12, generator=torch.Generator().manual_seed(1)), 100_000
+    chain = [TemperatureLogitsWarper(1.3), *chain]
+    expected = LogitsProcessorList(chain)(torch.empty(1, 0), logits[None])[0].softmax(-1)
+    left = expected > 0
+    assert 2 < left.sum() < 9
+    how = Sampling(temperature=1.3, **asked, logprob_temperature=1.0)
+    even = (torch.arange(count) + 0.5) / count
+    tokens, logprobs = sample_token(logits.expand(count, -1), even, how)
+    assert torch.allclose(tokens.bincount(minlength=12) / count, expected, atol=2 / count)
+    assert torch.allclose(
+        logprobs, logits.log_softmax(-1)[tokens], atol=1e-6
+    )  # of all tokens, at the other temperature
+    drawn = sample_token(logits.expand(count, -1), noise(count, 1)[:, 0], how)[0].bincount(minlength=12)
+    assert not drawn[~left].any()
+    # Exceeded once in a thousand times with so many degrees of freedom.
+    critical = {2: 13.8, 3: 16.3, 4: 18.5, 5: 20.5, 6: 22.5, 7: 24.3}[int(left.sum()) - 1]
+    assert ((drawn - expected * count)[left].square() / (expected * count)[left]).sum() < critical
+
+
+def test_top_k_and_top_p_leave_out_the_unlikely():
+    logits = torch.tensor([[0.4, 0.1, 0.3, 0.2]]).log()
+
+    def kept(**how) -> list[int]:
+        return truncate(logits, Sampling(**how))[0].isfinite().nonzero().flatten().tolist()
+
+    assert kept(top_k=2) == [0, 2] and kept(top_k=0) == [0, 1, 2, 3] and kept(top_k=9) == [0, 1, 2, 3]
+    assert kept(top_p=0.39) == [0] and kept(top_p=0.41) == [0, 2] and kept(top_p=0.95) == [0, 1, 2, 3]
+    assert kept(top_k=3, top_p=0.6) == [0, 2]
+
+
+def test_a_temperature_of_zero_takes_the_likeliest_token():
+    logits = torch.randn(50, 12, generator=torch.Generator().manual_seed(1))
+    tokens, logprobs = sample_token(logits, noise(50, 1)[:, 0], Sampling(temperature=0))
+    assert torch.equal(tokens, logits.argmax(-1)) and torch.equal(logprobs, logits.log_softmax(-1).amax(-1))
 
 
 # --- Whole completions --------------------------------------------------------------------------
@@ -75,7 +121,7 @@ def test_the_ends_of_the_noise_draw_no_impossible_token(uniform):
 def test_the_loop_gives_the_log_probabilities_of_unpadded_rows(kind):
     # A window shorter than a row, where the architecture has one.
     model = letter_model(kind, **{"sliding_window": 4} if kind in ("gemma2", "mistral") else {})
-    samples = sample_by_loop(model, PROMPTS, Sampling(8, (END,), 0.7), noise(4, 8))
+    samples = sample(model, PROMPTS, Sampling(8, (END,), 0.7), noise(4, 8))
     for prompt, tokens, logprobs in zip(PROMPTS, samples.tokens, samples.logprobs, strict=True):
         assert torch.allclose(logprobs, recomputed(model, prompt, tokens, 0.7), atol=1e-5)
         assert not (tokens[:-1] == END).any() and (len(tokens) == 8 or tokens[-1] == END)
@@ -83,14 +129,14 @@ def test_the_loop_gives_the_log_probabilities_of_unpadded_rows(kind):
 
 def test_what_is_beside_a_row_does_not_change_it():
     model, how = letter_model(), Sampling(10, (END, 3, 4), 1.0)
-    whole = sample_by_loop(model, PROMPTS, how, noise(4, 10))
+    whole = sample(model, PROMPTS, how, noise(4, 10))
     assert len(set(map(len, whole.tokens))) > 1  # some rows leave before others
     for rows in (1, 2, 3):
-        parts = sample_by_loop(model, PROMPTS, Sampling(10, (END, 3, 4), 1.0, rows=rows), noise(4, 10))
+        parts = sample(model, PROMPTS, Sampling(10, (END, 3, 4), 1.0, rows=rows), noise(4, 10))
         assert_same(parts, whole)
-    alone = sample_by_loop(model, [PROMPTS[2]], how, noise(4, 10)[2:3])
+    alone = sample(model, [PROMPTS[2]], how, noise(4, 10)[2:3])
     assert_same(alone, Samples(whole.tokens[2:3], whole.logprobs[2:3]))
-    turned = sample_by_loop(model, PROMPTS[::-1], how, noise(4, 10).flip(0))
+    turned = sample(model, PROMPTS[::-1], how, noise(4, 10).flip(0))
     assert_same(turned, Samples(whole.tokens[::-1], whole.logprobs[::-1]))
 
 
@@ -103,12 +149,12 @@ def test_prompts_are_read_with_their_like_a_number_of_tokens_at_a_time(kind, exp
     read, prompts = [], [*PROMPTS, [2, 9, 4], [7]]
     model.get_input_embeddings().register_forward_hook(lambda _, args, __: read.append(args[0].numel()))
     monkeypatch.setattr(batch, "PASS", 1000)
-    whole = sample_by_loop(model, prompts, how, noise(6, 9))
+    whole = sample(model, prompts, how, noise(6, 9))
     assert read[0] == 6 * 6  # everything at once, padded
     read.clear()
     monkeypatch.setattr(batch, "PASS", 0)
-    monkeypatch.setattr(rollout, "TOKENS_PER_PASS", 8)
-    assert_same(sample_by_loop(model, prompts, how, noise(6, 9)), whole)
+    monkeypatch.setattr(sampler, "TOKENS_PER_PASS", 8)
+    assert_same(sample(model, prompts, how, noise(6, 9)), whole)
     assert read[: len(expected)] == expected
 
 
@@ -179,7 +225,7 @@ def test_an_adapter_takes_part_in_sampling():
 
     adapted = get_peft_model(letter_model(), lora(init_lora_weights=False))
     model = adapted.get_base_model()
-    samples = sample_by_loop(model, PROMPTS, Sampling(6, (END,), 0.7), noise(4, 6))
+    samples = sample(model, PROMPTS, Sampling(6, (END,), 0.7), noise(4, 6))
     for prompt, tokens, logprobs in zip(PROMPTS, samples.tokens, samples.logprobs, strict=True):
         assert torch.allclose(logprobs, recomputed(adapted, prompt, tokens, 0.7), atol=1e-5)
     with adapted.disable_adapter():
@@ -187,8 +233,8 @@ def test_an_adapter_takes_part_in_sampling():
 
 
 def test_a_cache_with_room_holds_what_one_without_holds():
-    layers, rows = [DynamicLayer(), RoomyLayer()], 6
-    for step in range(2 * RoomyLayer.ROOM):
+    layers, rows = [DynamicLayer(), PreallocatedLayer()], 6
+    for step in range(2 * ROOM_IN_TOKENS):
         count = 7 if step == 0 else 1
         states = torch.randn(2, rows, 2, count, 4)
         found = [layer.update(*states) for layer in layers]
@@ -201,17 +247,31 @@ def test_a_cache_with_room_holds_what_one_without_holds():
         assert layers[0].get_seq_length() == layers[1].get_seq_length()
 
 
+def test_the_layer_with_room_knows_all_that_its_upstream_does():
+    """A method that transformers adds to the layer may read or write the states in a way that this one must learn."""
+    known = {"batch_repeat_interleave", "batch_select_indices", "crop", "get_mask_sizes", "get_max_length"}
+    known |= {"get_seq_length", "lazy_initialization", "reset", "update"}
+    assert {name for name in vars(DynamicLayer) if callable(getattr(DynamicLayer, name))} - {"__doc__"} == known
+    layer = DynamicLayer()
+    before = set(vars(layer))
+    layer.update(*torch.randn(2, 1, 2, 3, 4))
+    assert set(vars(layer)) - before <= {"dtype", "device"} and {"keys", "values", "is_initialized"} <= before
+
+
 def test_caches_are_joined_row_after_row_with_their_last_tokens_side_by_side():
-    parts, states = [RoomyLayer(), RoomyLayer()], [torch.randn(2, 3, 2, 5, 4), torch.randn(2, 1, 2, 2, 4)]
+    config, states = letter_model().config, [torch.randn(2, 3, 2, 5, 4), torch.randn(2, 1, 2, 2, 4)]
+    whole, parts = build_cache(config), [DynamicCache(config=config) for _ in states]
     for part, given in zip(parts, states, strict=True):
-        part.update(*given)
-    joined = RoomyLayer()
-    joined.join(parts)
-    assert joined.get_seq_length() == 5 and len(joined.keys) == 4
-    for found, one, other in zip((joined.keys, joined.values), *states, strict=True):
-        assert torch.equal(found[:3], one) and torch.equal(found[3:, :, 3:], other) and not found[3:, :, :3].any()
+        for index in range(config.num_hidden_layers):
+            part.update(*given, index)
+    join_caches(whole, parts)
+    assert whole.get_seq_length() == 5
+    for layer in whole.layers:
+        for found, one, other in zip((layer.keys, layer.values), *states, strict=True):
+            assert len(found) == 4
+            assert torch.equal(found[:3], one) and torch.equal(found[3:, :, 3:], other) and not found[3:, :, :3].any()
     further = torch.randn(2, 4, 2, 1, 4)
-    assert torch.equal(joined.update(*further)[0][..., -1:, :], further[0])
+    assert torch.equal(whole.update(*further, 1)[0][..., -1:, :], further[0])
 
 
 @pytest.mark.parametrize(
@@ -225,10 +285,8 @@ def test_a_model_with_another_cache_is_left_to_generate(kind, engine):
 
 
 def test_a_completion_is_cut_after_its_first_stop_token():
-    how = Sampling(5, (9, 8))
-    assert cut(torch.tensor([1, 8, 9, 0, 0]), how).tolist() == [1, 8]
-    assert cut(torch.tensor([1, 2, 3, 4, 5, 9]), how).tolist() == [1, 2, 3, 4, 5]
-    assert cut(torch.tensor([1, 2]), Sampling(5)).tolist() == [1, 2]
+    assert cut(torch.tensor([1, 8, 9, 0, 0]), (9, 8)).tolist() == [1, 8]
+    assert cut(torch.tensor([1, 2]), ()).tolist() == [1, 2]
 
 
 # --- vLLM: a stand-in for the server's client, since the server needs a GPU -----------------------
@@ -257,7 +315,7 @@ class Client:
     def generate(self, prompts, temperature, max_tokens, logprobs, generation_kwargs):
         self.asked.append(generation_kwargs)
         how = Sampling(max_tokens, (), temperature)  # a server that runs on behind the stop token
-        tokens = sample_by_loop(self.model, prompts, how, noise(len(prompts), max_tokens)).tokens
+        tokens = sample(self.model, prompts, how, noise(len(prompts), max_tokens)).tokens
         return {"completion_ids": [row.tolist() for row in tokens]}
 
 
@@ -265,7 +323,7 @@ class Client:
 @pytest.mark.parametrize("adapted", [False, True])
 def test_a_vllm_server_samples_from_the_policy_as_it_is_now(tmp_path, monkeypatch, adapted):
     client = Client(letter_model(seed=5))
-    monkeypatch.setattr(rollout, "connect", lambda url: client)
+    monkeypatch.setattr(engines, "connect", lambda url: client)
     peft_config = lora(init_lora_weights=False) if adapted else None
     trainer = letter_trainer(tmp_path, rollout_engine="vllm", peft_config=peft_config, max_steps=2)
     trainer.train()
@@ -286,7 +344,7 @@ def test_a_vllm_server_samples_from_the_policy_as_it_is_now(tmp_path, monkeypatc
 
 def test_a_vllm_server_without_vllm_is_the_fault_of_the_environment():
     with pytest.raises(EnvironmentFault, match="vllm is not installed"):
-        rollout.connect("http://localhost:1")
+        engines.connect("http://localhost:1")
 
 
 def test_trl_still_has_the_client_that_the_engine_talks_to():

@@ -1,0 +1,63 @@
+"""Rows of unlike length -> batches of rows of like length, padded on either side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+TOKENS_PER_PASS = 640  # 768 to 1024 gained no time that could be seen, and 768 up to a quarter more memory; on CPU
+PASS = 128  # padded tokens that cost about as much as what every pass costs beside them; measured on CPU
+
+
+def split_by_tokens(rows: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Groups of rows, longest first, each at most ``budget`` tokens when padded; a longer row is alone.
+
+    Of all such groups of rows of like length those that cost the least: padded tokens, and ``PASS`` for each pass.
+
+    >>> split_by_tokens([0, 1, 2, 3], lengths=[20, 90, 40, 39], budget=80)
+    [[1], [2, 3], [0]]
+    """
+    ordered = sorted(rows, key=lambda row: -lengths[row])
+    costs, firsts = [0], [0]  # of the best groups of the first so many rows: what they cost, where the last begins
+    for end in range(1, len(ordered) + 1):
+        found = [(costs[-1] + lengths[ordered[end - 1]] + PASS, end - 1)]
+        for first in range(end - 2, -1, -1):
+            if (size := (end - first) * lengths[ordered[first]]) > budget:
+                break
+            found.append((costs[first] + size + PASS, first))
+        cost, first = min(found)
+        costs.append(cost)
+        firsts.append(first)
+    groups, end = [], len(ordered)
+    while end:
+        groups.insert(0, ordered[firsts[end] : end])
+        end = firsts[end]
+    return groups
+
+
+def split_by_rows(lengths: Sequence[int], size: int) -> list[list[int]]:
+    """Groups of ``size`` rows of like length, the longest first, so that what does not fit is seen at once.
+
+    >>> split_by_rows([3, 9, 3, 5], size=2)
+    [[1, 3], [0, 2]]
+    """
+    ordered = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    return [ordered[start : start + size] for start in range(0, len(ordered), size)]
+
+
+def pad_left(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids that end together, and the mask of what is a token; no pad token is needed."""
+    width = max(map(len, rows))
+    ids = torch.tensor([[0] * (width - len(row)) + list(row) for row in rows], device=device)
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
+    return ids, mask
+
+
+def pad_right(rows: Sequence[Sequence[int]], device: torch.device, pad: int = 0) -> tuple[Tensor, Tensor]:
+    """Token ids that begin together, and the mask of what is a token; causal attention never looks at the padding."""
+    width = max(map(len, rows))
+    ids = torch.tensor([list(row) + [pad] * (width - len(row)) for row in rows], device=device)
+    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=device)
+    return ids, mask

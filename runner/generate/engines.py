@@ -1,0 +1,136 @@
+"""Engines that may stand in for the sampler in PPO: continuous batching of transformers, and a vLLM server.
+
+Both are made for GPUs and draw with random numbers of their own, for which they take a seed from the noise.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import Tensor
+from transformers import GenerationConfig
+
+from runner.errors import EnvironmentFault, Fault
+from runner.generate.sampler import Model, Samples, Sampling, choose_engine, cut, sample, without_generation_defaults
+
+Engine = Callable[[Model, Sequence[Sequence[int]], Sampling, Tensor], Samples]
+
+
+def build_engine(name: str, policy: Model, vllm_server_base_url: str) -> Engine:
+    """A function of prompts that samples completions: ``engine(policy, prompts, sampling, noise_BR)``.
+
+    ``noise_BR`` are uniform random numbers, one for each token that may be drawn. ``auto`` is the sampler's loop where
+    the cache of the model is one of keys and values, else ``generate``.
+    """
+    if name == "vllm":
+        return VLLMServer(connect(vllm_server_base_url))
+    return ENGINES[choose_engine(policy) if name == "auto" else name]
+
+
+@torch.no_grad()
+def sample_by_continuous_batching(
+    policy: Model, prompts: Sequence[Sequence[int]], how: Sampling, noise_BR: Tensor
+) -> Samples:
+    """Completions by ``model.generate_batch``, where a finished row makes place for the next."""
+    model = policy.get_base_model() if isinstance(policy, PeftModel) else policy
+    config = GenerationConfig(
+        max_new_tokens=how.max_new_tokens,
+        do_sample=True,
+        temperature=how.temperature,
+        top_k=0,
+        top_p=1.0,
+        eos_token_id=list(how.stop_ids) or None,
+        pad_token_id=0,
+    )
+    with without_generation_defaults(model), torch.random.fork_rng():
+        torch.manual_seed(_seed(noise_BR))
+        inputs = [list(prompt) for prompt in prompts]
+        answers = model.generate_batch(inputs=inputs, generation_config=config, progress_bar=False)
+    # Requests are numbered in the order of the prompts; answers come back in any.
+    ordered = sorted(answers.values(), key=lambda answer: int(answer.request_id.rpartition("_")[2]))
+    return Samples([_cut(answer.generated_tokens, how) for answer in ordered])
+
+
+ENGINES: dict[str, Engine] = {
+    "loop": functools.partial(sample, engine="loop"),
+    "generate": functools.partial(sample, engine="generate"),
+    "continuous": sample_by_continuous_batching,
+}
+
+
+def _seed(noise_BR: Tensor) -> int:
+    return int(noise_BR.flatten()[0].double() * 2**31)
+
+
+def _cut(tokens: Sequence[int], how: Sampling) -> Tensor:
+    return cut(torch.tensor(tokens)[: how.max_new_tokens], how.stop_ids)
+
+
+# --- vLLM ---------------------------------------------------------------------------------------
+
+
+def connect(base_url: str) -> Any:
+    """TRL's client of a running vLLM server, joined with it for sending weights; needs a GPU."""
+    if importlib.util.find_spec("vllm") is None:
+        raise EnvironmentFault(
+            Fault("trainer.args.rollout_engine", "vllm is not installed", "", "pip install 'runner[vllm]'")
+        )
+    from trl.generation.vllm_client import VLLMClient
+
+    client = VLLMClient(base_url=base_url, connection_timeout=60)
+    if _is_first_process():
+        client.init_communicator(device=torch.cuda.current_device())
+    return client
+
+
+class VLLMServer:
+    """Completions by a vLLM server, which is sent the policy before each rollout.
+
+    Its log-probabilities come of other kernels and are left there: PPO computes its own.
+    """
+
+    def __init__(self, client: Any):
+        self.client = client
+
+    @torch.no_grad()
+    def __call__(self, policy: Model, prompts: Sequence[Sequence[int]], how: Sampling, noise_BR: Tensor) -> Samples:
+        if _is_first_process():
+            with self.client.weight_update():
+                for name, weight in merged_weights(policy):
+                    self.client.update_named_param(name, weight)
+            self.client.reset_prefix_cache()
+        if torch.distributed.is_initialized():
+            torch.distributed.barrier()
+        answer = self.client.generate(
+            prompts=[list(prompt) for prompt in prompts],
+            temperature=how.temperature,
+            max_tokens=how.max_new_tokens,
+            logprobs=None,
+            generation_kwargs={"stop_token_ids": list(how.stop_ids), "ignore_eos": True, "seed": _seed(noise_BR)},
+        )
+        return Samples([_cut(tokens, how) for tokens in answer["completion_ids"]])
+
+
+def merged_weights(policy: Model) -> Iterator[tuple[str, Tensor]]:
+    """The weights of the policy under the names of its base model, the active adapter added in, one at a time.
+
+    Nothing is changed: to merge an adapter and take it out again would leave rounding in the base.
+    """
+    own = policy.active_adapter if isinstance(policy, PeftModel) else None
+    base = policy.get_base_model() if isinstance(policy, PeftModel) else policy
+    layers = {id(layer.weight): layer for layer in policy.modules() if own in getattr(layer, "lora_A", ())}
+    for name, weight in base.named_parameters():
+        if own and (policy.base_model.prefix in name or "original_module" in name):
+            continue
+        name = name.replace(".base_layer.", ".").replace(f".modules_to_save.{own}", "")
+        layer = layers.get(id(weight))
+        yield name, weight if layer is None else weight + layer.get_delta_weight(own).to(weight.dtype)
+
+
+def _is_first_process() -> bool:
+    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0

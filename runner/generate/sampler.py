@@ -1,0 +1,331 @@
+"""Token ids of prompts -> completions with their log-probabilities: the one sampler.
+
+    sample(model, prompts, how, noise_BR)     a completion for each prompt
+    draw_noise(count, seed, row, sample)      the uniform numbers of one completion
+
+A token is where its noise falls in the cumulated probabilities. So a completion depends on the model, its prompt and
+its noise alone, not on what is beside it in the batch or was sampled before; rounding aside, which only differs where
+the batches do. How a prompt becomes tokens is in ``completion``.
+
+Letters at the end of a tensor's name: B rows, P prompt tokens, T further tokens, R response tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from runner.errors import EnvironmentFault, Fault
+from runner.generate.batch import TOKENS_PER_PASS, pad_left, split_by_rows, split_by_tokens
+from runner.generate.cache import build_cache, can_join, join_caches
+
+# Layers whose cache keeps a key and a value per token, so that finished rows can leave it.
+CACHED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+
+Model = PreTrainedModel | PeftModel
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The distribution that tokens are drawn from, and the end of completions; a model's own settings are not asked.
+
+    ``temperature`` 0 takes the likeliest token; ``top_k`` 0 and ``top_p`` 1 leave every token in. Log-probabilities
+    are those of the whole distribution at ``logprob_temperature``, else at that of sampling.
+    """
+
+    max_new_tokens: int = 64
+    stop_ids: tuple[int, ...] = ()
+    temperature: float = 1.0
+    rows: int = 64  # that are sampled side by side
+    top_k: int = 0
+    top_p: float = 1.0
+    logprob_temperature: float | None = None
+
+
+@dataclass
+class Samples:
+    """One completion per prompt, on the CPU: token ids up to and with the stop token, and their log-probabilities."""
+
+    tokens: list[Tensor]
+    logprobs: list[Tensor] | None = None
+
+
+@torch.no_grad()
+def sample(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    how: Sampling,
+    noise_BR: Tensor,
+    *,
+    engine: str = "auto",
+    limits: Sequence[int] | None = None,
+    halves: bool = False,
+    on_token: Callable[[list[int]], None] | None = None,
+) -> Samples:
+    """Sample a completion for each prompt, by the ``loop`` or by ``generate``; prompts of like length go together.
+
+    ``limits`` are the most tokens of each. Where memory does not suffice, half as many rows are sampled side by side if
+    ``halves``, which changes no completion; without it the error is the caller's, which may want to remember it.
+    ``on_token`` is called with the tokens of a single prompt as they come.
+    """
+    engine = choose_engine(model) if engine == "auto" else engine
+    decode = _decode_by_loop if engine == "loop" else _decode_by_generate
+    model, limits = _without_wrapper(model), limits or [how.max_new_tokens] * len(prompts)
+    found: dict[int, tuple[Tensor, Tensor]] = {}
+    waiting = split_by_rows(list(map(len, prompts)), how.rows)
+    while waiting:
+        rows = waiting.pop(0)
+        batch, most = [prompts[row] for row in rows], [limits[row] for row in rows]
+        try:
+            found |= zip(rows, decode(model, batch, how, noise_BR[rows], most, on_token), strict=True)
+            continue
+        except torch.OutOfMemoryError as error:
+            if not halves or _is_sharded(model):  # other processes would wait for a pass that this one does not take
+                raise
+            if len(rows) == 1:
+                longest = f"a prompt of {len(prompts[rows[0]])} tokens alone does not fit"
+                cure = "model.dtype=bfloat16, or shorter completions"
+                raise EnvironmentFault(Fault("memory", longest, "more of it", cure)) from error
+        # Behind the handler, because the traceback keeps the tensors.
+        if torch.accelerator.is_available():
+            torch.accelerator.empty_cache()
+        log.warning("%d prompts side by side do not fit into memory; half of them will", len(rows))
+        waiting[:0] = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
+    tokens, logprobs = zip(*(found[row] for row in range(len(prompts))), strict=True)
+    return Samples(list(tokens), list(logprobs))
+
+
+def choose_engine(model: Model) -> str:
+    """``loop`` where the cache is one of keys and values and nothing stands before the prompt, else ``generate``."""
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or CACHED_LAYERS)
+    plain = kinds <= CACHED_LAYERS and hasattr(config, "num_attention_heads")
+    return "loop" if plain and not isinstance(_without_wrapper(model), PeftModel) else "generate"
+
+
+def _without_wrapper(model: Model) -> Model:
+    """The model whose layers keep their adapters; a learnt prompt needs the wrapper, which puts it before the text."""
+    if isinstance(model, PeftModel) and not model.active_peft_config.is_prompt_learning:
+        return model.get_base_model()
+    return model
+
+
+def _is_sharded(model: Model) -> bool:
+    """Say whether processes hold the weights between them, so that all of them have to take the same passes."""
+    return any(isinstance(weight, DTensor) or hasattr(weight, "ds_id") for weight in model.parameters())
+
+
+# --- One token ----------------------------------------------------------------------------------
+
+
+def seeded_generator(*parts: Any) -> torch.Generator:
+    """Random numbers that depend on these parts alone, so that nothing hidden has to be saved for a resume."""
+    digest = hashlib.sha256(repr(parts).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7]))
+
+
+def draw_noise(count: int, *parts: Any) -> Tensor:
+    """Uniform numbers [count] below 1, equal for equal parts such as a seed, a row and the number of a sample."""
+    return torch.rand(count, generator=seeded_generator(*parts))
+
+
+def sample_token(logits_BV: Tensor, noise_B: Tensor, how: Sampling) -> tuple[Tensor, Tensor]:
+    """A token per row, where its uniform noise falls in the cumulated probabilities, and its log-probability."""
+    logits_BV, temperature = logits_BV.float(), how.temperature or 1.0
+    logprob_temperature = how.logprob_temperature or temperature
+    logprobs_BV = torch.log_softmax(logits_BV / logprob_temperature, -1)
+    if how.temperature == 0:
+        token_B1 = logits_BV.argmax(-1, keepdim=True)
+    else:
+        sampled_BV = logprobs_BV
+        if how.top_k or how.top_p < 1 or temperature != logprob_temperature:
+            sampled_BV = torch.log_softmax(truncate(logits_BV / temperature, how), -1)
+        cumulated_BV = sampled_BV.exp().cumsum(-1)
+        aim_B1 = (noise_B * cumulated_BV[:, -1]).unsqueeze(1)
+        token_B1 = torch.searchsorted(cumulated_BV, aim_B1, right=True).clamp_(max=logits_BV.shape[1] - 1)
+    return token_B1.squeeze(1), logprobs_BV.gather(1, token_B1).squeeze(1)
+
+
+def truncate(logits_BV: Tensor, how: Sampling) -> Tensor:
+    """The logits, minus infinity where top-k or top-p leave a token out."""
+    warpers = [TopKLogitsWarper(how.top_k)] if how.top_k else []
+    warpers += [TopPLogitsWarper(how.top_p)] if how.top_p < 1 else []
+    return LogitsProcessorList(warpers)(torch.empty(0, dtype=torch.long), logits_BV)
+
+
+# --- Own loop -----------------------------------------------------------------------------------
+
+
+def _decode_by_loop(
+    model: Model,
+    prompts: list[Sequence[int]],
+    how: Sampling,
+    noise_BR: Tensor,
+    limits: list[int],
+    on_token: Callable[[list[int]], None] | None,
+) -> list[tuple[Tensor, Tensor]]:
+    """Token by token; rows that are finished leave the cache, so that nobody waits for the longest."""
+    device = model.device
+    tokens_BR = torch.zeros(len(prompts), max(limits), dtype=torch.long, device=device)
+    logprobs_BR = torch.zeros(tokens_BR.shape, device=device)
+    limits_B = torch.tensor(limits, device=device)
+    lengths_B = torch.zeros_like(limits_B)
+    stop_ids = torch.tensor(how.stop_ids, device=device, dtype=torch.long)
+    live_B = torch.arange(len(prompts), device=device)  # the rows that are still being written
+    noise_BR = noise_BR.to(device)
+    logits_BV, cache, mask = prefill(model, prompts)
+    position_ids = mask.sum(1, keepdim=True)
+    ragged = not bool(mask.all())
+    for step in range(max(limits)):
+        token_B, logprob_B = sample_token(logits_BV, noise_BR[live_B, step], how)
+        tokens_BR[live_B, step], logprobs_BR[live_B, step] = token_B, logprob_B
+        if on_token is not None:
+            on_token(tokens_BR[0, : step + 1].tolist())
+        ended_B = torch.isin(token_B, stop_ids) | (limits_B[live_B] == step + 1)
+        if ended_B.any():
+            lengths_B[live_B[ended_B]] = step + 1
+            if ended_B.all():
+                break
+            kept = compact_rows(ended_B)
+            cache.batch_select_indices(kept)
+            live_B, token_B, position_ids, mask = live_B[kept], token_B[kept], position_ids[kept], mask[kept]
+        mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1) if ragged else mask
+        logits_BV = decode_step(model, cache, token_B.unsqueeze(1), mask if ragged else None, position_ids)
+        position_ids = position_ids + 1
+    return _cut_rows(tokens_BR, logprobs_BR, lengths_B)
+
+
+def _cut_rows(tokens_BR: Tensor, logprobs_BR: Tensor, lengths_B: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Each row's tokens and log-probabilities, so many of them, on the CPU."""
+    rows = zip(tokens_BR.cpu(), logprobs_BR.cpu(), lengths_B.tolist(), strict=True)
+    return [(tokens_R[:length].clone(), logprobs_R[:length].clone()) for tokens_R, logprobs_R, length in rows]
+
+
+def prefill(model: Model, prompts: list[Sequence[int]]) -> tuple[Tensor, DynamicCache, Tensor]:
+    """The logits [B, V] after prompts, the longest of which come first, their cache, and the mask of their tokens.
+
+    On a CPU, prompts of like length are read together, a number of tokens at a time, if their caches can be joined.
+    """
+    input_ids, mask = pad_left(prompts, model.device)
+    lengths, width = list(map(len, prompts)), mask.shape[1]
+    whole, groups = build_cache(model.config), [list(range(len(prompts)))]
+    if can_join(whole) and model.device.type == "cpu":
+        groups = split_by_tokens(groups[0], lengths, TOKENS_PER_PASS)
+    logits, caches = [], []
+    for rows in groups:
+        caches.append(whole if len(groups) == 1 else DynamicCache(config=model.config))
+        group = slice(rows[0], rows[-1] + 1), slice(width - lengths[rows[0]], width)
+        ids_BP, mask_BP = input_ids[group], mask[group]
+        position_ids = (mask_BP.cumsum(1) - 1).clamp(min=0)
+        logits.append(decode_step(model, caches[-1], ids_BP, None if mask_BP.all() else mask_BP, position_ids))
+    if len(groups) > 1:
+        join_caches(whole, caches)
+    return torch.cat(logits), whole, mask
+
+
+def decode_step(model: Model, cache: DynamicCache, ids_BT: Tensor, mask: Tensor | None, position_ids: Tensor) -> Tensor:
+    """The logits [B, V] after further tokens, which are added to the cache."""
+    taken, further = _arguments_of(type(model)), {"position_ids": position_ids, "logits_to_keep": 1}
+    further = {name: value for name, value in further.items() if name in taken}
+    return model(input_ids=ids_BT, attention_mask=mask, past_key_values=cache, use_cache=True, **further).logits[:, -1]
+
+
+def compact_rows(ended_B: Tensor) -> Tensor:
+    """The rows that go on, the last of them in the places of those that have ended, so that few change theirs."""
+    going = (~ended_B).nonzero().squeeze(1)
+    rows = torch.arange(len(going), device=going.device)
+    holes = ended_B[: len(going)].nonzero().squeeze(1)
+    rows[holes] = going[len(going) - len(holes) :]
+    return rows
+
+
+@functools.cache
+def _arguments_of(kind: type[Model]) -> frozenset[str]:
+    """The arguments of the forward of a kind of model: not every architecture counts positions."""
+    return frozenset(inspect.signature(kind.forward).parameters)
+
+
+# --- By transformers ----------------------------------------------------------------------------
+
+
+def _decode_by_generate(
+    model: Model,
+    prompts: list[Sequence[int]],
+    how: Sampling,
+    noise_BR: Tensor,
+    limits: list[int],
+    on_token: Callable[[list[int]], None] | None,
+) -> list[tuple[Tensor, Tensor]]:
+    """By ``model.generate`` with the same choice of tokens, for caches that the loop does not know."""
+    input_ids, mask = pad_left(prompts, model.device)
+    choice = SampledToken(how, noise_BR.to(model.device), on_token)
+    config = GenerationConfig(
+        max_new_tokens=max(limits), do_sample=False, eos_token_id=list(how.stop_ids) or None, pad_token_id=0
+    )
+    with without_generation_defaults(model):
+        model.generate(
+            input_ids=input_ids,
+            attention_mask=mask,
+            generation_config=config,
+            logits_processor=LogitsProcessorList([choice]),
+        )
+    tokens_BR, logprobs_BR = torch.stack(choice.tokens, 1), torch.stack(choice.logprobs, 1)
+    lengths = [min(len(cut(tokens_R, how.stop_ids)), limit) for tokens_R, limit in zip(tokens_BR, limits, strict=True)]
+    return _cut_rows(tokens_BR, logprobs_BR, torch.tensor(lengths))
+
+
+class SampledToken(LogitsProcessor):
+    """The choice of :func:`sample_token` made in ``model.generate``: no other token is left to a row."""
+
+    def __init__(self, how: Sampling, noise_BR: Tensor, on_token: Callable[[list[int]], None] | None):
+        self.how, self.noise_BR, self.on_token = how, noise_BR, on_token
+        self.tokens: list[Tensor] = []
+        self.logprobs: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        token_B, logprob_B = sample_token(scores, self.noise_BR[:, len(self.tokens)], self.how)
+        self.tokens.append(token_B)
+        self.logprobs.append(logprob_B)
+        if self.on_token is not None:
+            self.on_token([int(each_B[0]) for each_B in self.tokens])
+        return torch.full_like(scores, -math.inf).scatter(1, token_B[:, None], 0.0)
+
+
+@contextmanager
+def without_generation_defaults(model: Model) -> Iterator[None]:
+    """Leave the model without generation settings of its own, which would fill in what is not given."""
+    holder = model.get_base_model() if isinstance(model, PeftModel) else model
+    own, holder.generation_config = holder.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        holder.generation_config = own
+
+
+def cut(tokens_R: Tensor, stop_ids: Sequence[int]) -> Tensor:
+    """The tokens up to and with the first stop token."""
+    stops = torch.isin(tokens_R, torch.tensor(stop_ids, dtype=torch.long, device=tokens_R.device)).nonzero()
+    return tokens_R[: int(stops[0]) + 1] if len(stops) else tokens_R
