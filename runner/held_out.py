@@ -1,11 +1,10 @@
-"""What a model reaches on held-out rows: the trainer's own evaluation with the configured metrics as a part of it.
+"""Figures of a model on held-out rows: the trainer's own evaluation with the configured metrics as a part of it.
 
-How a metric is computed is not here (``metric``, ``reward``), nor what a model says of a row (``model``).
+How a metric is computed is not here (``metric``, ``reward``), nor how a model is asked (``generate``).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +12,15 @@ from runner.check.value import nearest
 from runner.dataset.convert import fits
 from runner.errors import ConfigError, Fault
 from runner.files import replace_rows
+from runner.generate.rows import held_out_sets
 from runner.metric import kind_of
 from runner.metric.ask import Metric
 from runner.run import Run
 from runner.signature import read_signature
 from runner.signature.type import shortened
+from runner.signature.upstream import completion_length
 from runner.tray.judge import build_metrics, named
 from runner.tray.model import policy_of
-from runner.tray.row import held_out_sets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from runner.tray import Components
 
 UNKNOWN = object()  # what a dataset of one's own holds out
+BATCH_SIZE = 64  # prompts side by side, until memory runs out
 CLOCK = ("_runtime", "_per_second", "_time", "epoch", "num_tokens")
 
 
@@ -118,7 +119,7 @@ class HeldOut:
         sampled, read = ([metric for metric in asked if metric.kind == kind] for kind in ("sampled", "read"))
         found = self._sampled(trainer, sampled, name) if sampled else {}
         found |= self._read(policy_of(trainer), read, name) if read else {}
-        return {f"{prefix}_{key}": value for metric in asked for key, value in found[metric.name].items()}
+        return {f"{prefix}_{key}": value for key, value in found.items()}
 
     def _rows(self, form: str, name: str) -> Any:
         """The held-out rows of a set, in the form that a kind of metric needs; converted once in a run."""
@@ -129,119 +130,34 @@ class HeldOut:
             raise ConfigError(Fault("metric", found, expected, "dataset.split.eval=<sets>"))
         return self.sets[form][name]
 
-    def _sampled(self, trainer: Trainer, metrics: Sequence[Metric], name: str) -> dict[str, dict[str, float]]:
-        """What metrics say of completions that are sampled for the first prompts of a set."""
-        from runner.model.generate import BATCH, generate
+    def _sampled(self, trainer: Trainer, metrics: Sequence[Metric], name: str) -> dict[str, float]:
+        """The numbers of metrics on completions that are sampled for the first prompts of a set."""
+        from runner.generate.completion import TextGenerator
+        from runner.generate.judge import judge_completions
+        from runner.generate.likelihood import evaluating
+        from runner.generate.sampler import Sampling
 
-        rows, most = self._rows("prompt", name), _most(metrics)
-        rows = list(rows if most is None else rows.take(most))
-        prompts = [row["prompt"] for row in rows]
-        how = {"max_new_tokens": _completion_length(self.args), "batch_size": max(1, BATCH >> self.halvings)}
-        completions = generate(policy_of(trainer), self.tokenizer, prompts, **how)
+        rows, limits, model = self._rows("prompt", name), [metric.limit for metric in metrics], policy_of(trainer)
+        rows = list(rows if None in limits else rows.take(max(limits)))
+        how = Sampling(completion_length(vars(self.args)) or 64, rows=max(1, BATCH_SIZE >> self.halvings))
+        with evaluating(model):
+            figures = judge_completions(TextGenerator(model, self.tokenizer, how), rows, metrics)
         if trainer.is_world_process_zero():
-            self._write(trainer.state.global_step, prompts, completions, name)
-        found = {}
-        for metric in metrics:
-            count = min(len(rows), metric.limit or len(rows))
-            found[metric.name] = metric(count, completions=completions[:count], **to_columns(rows[:count]))
-        return found
+            self._write(trainer.state.global_step, figures.completions, name)
+        return figures.scores
 
-    def _read(self, model: PreTrainedModel, metrics: Sequence[Metric], name: str) -> dict[str, dict[str, float]]:
-        """What metrics say of how a model reads the known answers of a set."""
+    def _read(self, model: PreTrainedModel, metrics: Sequence[Metric], name: str) -> dict[str, float]:
+        """The numbers of metrics on how a model takes the known answers of a set."""
+        from runner.generate.completion import context_length
+        from runner.generate.judge import judge_answers
+
         rows = list(self._rows("answer", name))
-        picked = {metric.name: self._picked(metric, rows) for metric in metrics}
-        wanted = sorted(set().union(*picked.values()))
-        given = self._given(model, metrics, [rows[number] for number in wanted])
-        places = {number: place for place, number in enumerate(wanted)}
-        found = {}
-        for metric in metrics:
-            numbers = picked[metric.name]
-            columns = to_columns([rows[number] for number in numbers])
-            said = {key: [values[places[number]] for number in numbers] for key, values in given[metric.name].items()}
-            found[metric.name] = metric(len(numbers), **columns | said)
-        return found
+        limits = filter(None, (getattr(self.args, "max_length", None), context_length(model)))
+        how = {"is_scorer": self.is_scorer, "max_length": min(limits, default=None)}
+        return judge_answers(model, self.tokenizer, rows, metrics, **how).scores
 
-    def _picked(self, metric: Metric, rows: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The numbers of the rows that a metric is asked about: a reward model is shown right and wrong answers."""
-        all_of_them = self.is_scorer or metric.answers == "all"
-        picked = [number for number, row in enumerate(rows) if all_of_them or row["label"]]
-        return picked[: metric.limit]
-
-    def _given(
-        self, model: PreTrainedModel, metrics: Sequence[Metric], rows: Sequence[Mapping[str, Any]]
-    ) -> dict[str, dict[str, list[Any]]]:
-        how = {"is_scorer": self.is_scorer, "max_length": _longest(self.args, model)}
-        return read_given(model, self.tokenizer, metrics, rows, **how)
-
-    def _write(self, step: int, prompts: list[Any], completions: list[str], name: str) -> None:
+    def _write(self, step: int, completions: Sequence[Mapping[str, Any]], name: str) -> None:
         """Add a step's samples to completions.jsonl, in place of those of an earlier try at the same step."""
         keys = {"step": step} | ({"set": name} if name else {})
-        pairs = zip(prompts, completions, strict=True)
-        rows = [keys | {"prompt": prompt, "completion": completion} for prompt, completion in pairs]
+        rows = [keys | {key: each[key] for key in ("prompt", "completion")} for each in completions]
         replace_rows(self.run.folder / "completions.jsonl", rows, same=list(keys))
-
-
-def read_given(
-    model: Any,
-    tokenizer: Any,
-    metrics: Sequence[Metric],
-    rows: Sequence[Mapping[str, Any]],
-    *,
-    is_scorer: bool,
-    max_length: int | None,
-) -> dict[str, dict[str, list[Any]]]:
-    """For each metric what the model thinks of the rows, under the names by which metrics ask for it."""
-    from runner.model.answer import read_answers, score_answers
-
-    if is_scorer:
-        scores = score_answers(model, tokenizer, rows, max_length=max_length)
-        return {metric.name: {"scores": scores} for metric in metrics}
-    keep = {metric.name: metric.preprocess or _whole for metric in metrics if metric.preprocess or metric.takes_logits}
-    reading = read_answers(model, tokenizer, rows, keep=keep, max_length=max_length)
-    sums = [math.fsum(values) for values in reading.log_probs]
-    given = {}
-    for metric in metrics:
-        kept = [_plain(value) for value in reading.kept.get(metric.name, [])]
-        scores = kept if metric.preprocess else sums
-        given[metric.name] = {"labels": reading.labels, "log_probs": reading.log_probs, "scores": scores}
-        given[metric.name] |= {"logits": kept} if kept else {}
-    return given
-
-
-def to_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The columns of rows by name, as rewards and metrics take them; the prompt of a text is the text."""
-    columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
-    columns["prompts"] = columns.pop("prompt") if "prompt" in columns else columns.get("text", [])
-    return columns
-
-
-def _most(metrics: Sequence[Metric]) -> int | None:
-    """The most rows that any of the metrics looks at; None is all."""
-    limits = [metric.limit for metric in metrics]
-    return None if None in limits else max(limits)
-
-
-def _whole(logits: Any, labels: Any) -> Any:
-    """All logits of an answer, off the accelerator, for a metric that wants them all."""
-    return logits.cpu()
-
-
-def _plain(value: Any) -> Any:
-    """A tensor with one number, or with one per token, as Python's own; whole logits as an array."""
-    if not hasattr(value, "ndim"):
-        return value
-    value = value.cpu() if hasattr(value, "cpu") else value
-    return value.tolist() if value.ndim < 2 else value.numpy()
-
-
-def _completion_length(args: Any) -> int:
-    """Most tokens of a completion, under the name that the trainer has for it."""
-    names = ("max_completion_length", "response_length", "max_new_tokens")
-    return next(filter(None, (getattr(args, name, None) for name in names)), 64)
-
-
-def _longest(args: Any, model: Any) -> int | None:
-    """Most tokens of a row: what the trainer cuts it to, and what the model holds."""
-    config = model.config.get_text_config()
-    known = (getattr(args, "max_length", None), getattr(config, "max_position_embeddings", None))
-    return min(filter(None, known), default=None)

@@ -2,9 +2,9 @@
 
 import io
 import json
-import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,12 +16,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from runner.__main__ import main
 from runner.errors import EnvironmentFault, FolderError
 from runner.files import PACKAGE, read_json, seal, write_json
-from runner.inference.paper import Paper
-from runner.inference.weights import find_weights
-from runner.model import sample
-from runner.model.generate import generate
+from runner.generate import sampler
+from runner.generate.completion import Completion, TextGenerator, generate
+from runner.generate.prediction import PredictionFile
+from runner.generate.sampler import Sampling
+from runner.generate.weights import find_weights
 from runner.model.restore import put_on
-from runner.model.sample import Ask, Sampling, draw_batch, in_batches, pick, truncate
 from runner.run import Run, open_run
 from runner.stage import compose
 
@@ -34,22 +34,13 @@ def tiny():
     return AutoModelForCausalLM.from_pretrained(TINY).eval(), AutoTokenizer.from_pretrained(TINY)
 
 
-@pytest.fixture(scope="module")
-def asks(tiny):
-    texts = [f"{SORT}{digits}" for digits in ("3 1 2 4", "9 8 7 4", "5 5", "0", "1 2 3 4 5 6", "7 3")]
-    return [Ask(spelt(tiny[1], text), row) for row, text in enumerate(texts)]
+TEXTS = [f"{SORT}{digits}" for digits in ("3 1 2 4", "9 8 7 4", "5 5", "0", "1 2 3 4 5 6", "7 3")]
+CHATS = [[{"role": "user", "content": text}] for text in TEXTS]
 
 
-def spelt(tokenizer, text: str) -> list[int]:
-    turns = [{"role": "user", "content": text}]
-    return tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
-
-
-def drawn(model, asks, how, size=8) -> dict[int, sample.Drawn]:
-    """What is drawn for each row, in batches of this size."""
-    batches = in_batches(asks, size)
-    found = [one for batch in batches for one in draw_batch(model, batch, how, [2])]
-    return dict(zip([ask.row for batch in batches for ask in batch], found, strict=True))
+def complete(model, tokenizer, how, *, prompts=CHATS, seed=0, **more) -> list[Completion]:
+    """One completion for each prompt."""
+    return TextGenerator(model, tokenizer, how, seed, **more).complete_all([{"prompt": prompt} for prompt in prompts])
 
 
 @pytest.fixture
@@ -78,85 +69,86 @@ TOY = ("model=tiny", "dataset=toy_sort", "limit=12", "batch_size=5")
 
 def test_nothing_is_appended_through_a_link(tmp_path):
     (tmp_path / "mine").write_text("mine")
-    paper = Paper(tmp_path / "rows.jsonl", "0123")
-    paper.part.symlink_to(tmp_path / "mine")
-    with pytest.raises(FolderError, match="a link to"), paper.held():
-        paper.add([{"row": 1}])
+    file = PredictionFile(tmp_path / "rows.jsonl", "0123")
+    file.partial.symlink_to(tmp_path / "mine")
+    with pytest.raises(FolderError, match="a link to"), file.lock():
+        file.append([{"row": 1}])
     assert (tmp_path / "mine").read_text() == "mine"
 
 
 @pytest.mark.parametrize("size", [1, 4])
-def test_greedy_is_what_transformers_generates(tiny, asks, size):
-    model, _ = tiny
-    found = drawn(model, asks, Sampling(12), size)
-    for ask in asks:
-        ids = torch.tensor([ask.ids])
+def test_greedy_is_what_transformers_generates(tiny, size):
+    model, tokenizer = tiny
+    for one in complete(model, tokenizer, Sampling(12, temperature=0, rows=size)):
+        ids = torch.tensor([one.prompt_ids])
         whole = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)
-        assert found[ask.row].tokens == whole[0, len(ask.ids) :].tolist()
+        assert one.token_ids == whole[0, len(one.prompt_ids) :].tolist()
 
 
-def test_a_completion_does_not_depend_on_what_is_beside_it(tiny, asks):
-    how = Sampling(12, temperature=1.5, seed=3)
-    alone, together = drawn(tiny[0], asks, how, 1), drawn(tiny[0], list(reversed(asks)), how, 6)
-    assert {row: one.tokens for row, one in alone.items()} == {row: one.tokens for row, one in together.items()}
-    assert [alone[row].log_probability for row in range(6)] == pytest.approx(
-        [together[row].log_probability for row in range(6)], abs=1e-4
-    )
+def test_a_completion_does_not_depend_on_what_is_beside_it(tiny):
+    alone, together = (complete(*tiny, Sampling(12, temperature=1.5, rows=rows), seed=3) for rows in (1, 6))
+    assert [one.token_ids for one in alone] == [one.token_ids for one in together]
+    assert len({tuple(one.token_ids) for one in alone}) == 6
+    found = [one.log_probability for one in together]
+    assert [one.log_probability for one in alone] == pytest.approx(found, abs=1e-4)
 
 
 def test_padding_takes_no_position():
     model = letter_model("gpt2")  # which learns a vector for each position; rotations only know distances
-    asks = [Ask(ids, row) for row, ids in enumerate(([3, 4, 5, 6, 7, 8, 9], [5], [7, 3], [4, 4, 4]))]
-    alone, together = drawn(model, asks, Sampling(9), 1), drawn(model, asks, Sampling(9), 4)
-    assert {row: one.tokens for row, one in alone.items()} == {row: one.tokens for row, one in together.items()}
+    prompts = [[3, 4, 5, 6, 7, 8, 9], [5], [7, 3], [4, 4, 4]]
+    how, noise = Sampling(9, temperature=0), torch.zeros(4, 9)
+    alone, together = (sampler.sample(model, prompts, replace(how, rows=rows), noise).tokens for rows in (1, 4))
+    assert [each.tolist() for each in alone] == [each.tolist() for each in together]
 
 
-def test_other_seeds_and_samples_are_other_completions(tiny, asks):
-    def text(how: Sampling, number: int) -> list[list[int]]:
-        again = [Ask(ask.ids, ask.row, number) for ask in asks]
-        return [one.tokens for one in drawn(tiny[0], again, how).values()]
-
-    hot = Sampling(12, temperature=2.0)
-    assert text(hot, 0) != text(hot, 1) and text(hot, 0) != text(Sampling(12, temperature=2.0, seed=1), 0)
+def test_other_seeds_rows_and_samples_are_other_completions(tiny):
+    hot, prompts = Sampling(12, temperature=2.0), CHATS[:1] * 2
+    found = [complete(*tiny, hot, prompts=prompts, seed=seed, n=2) for seed in (0, 0, 1)]
+    first, again, other = ([tuple(one.token_ids) for one in each] for each in found)
+    assert first == again and len({*first, *other}) == 8
 
 
-@pytest.mark.parametrize("how", [Sampling(9), Sampling(9, temperature=1.5, top_p=0.9, seed=1)])
-def test_both_engines_draw_the_same(tiny, asks, how):
-    short = [Ask(ask.ids, ask.row, most=2 if ask.row == 0 else None) for ask in asks]
-    by_loop = sample._draw_by_loop(tiny[0], short, how, [2], None)
-    by_generate = sample._draw_by_generate(tiny[0], short, how, [2], None)
-    assert [one.tokens for one in by_loop] == [one.tokens for one in by_generate]
+@pytest.mark.parametrize("how", [Sampling(9, temperature=0), Sampling(9, temperature=1.5, top_p=0.9)])
+def test_both_engines_complete_alike(tiny, how, monkeypatch):
+    longest = max(len(one.prompt_ids) for one in complete(*tiny, how))
+    how = replace(how, max_length=2 + longest)
+    by_loop = complete(*tiny, how)
+    monkeypatch.setattr(sampler, "choose_engine", lambda model: "generate")
+    by_generate = complete(*tiny, how)
+    assert [one.token_ids for one in by_loop] == [one.token_ids for one in by_generate]
     assert [one.finish for one in by_loop] == [one.finish for one in by_generate]
-    assert len(by_loop[0].tokens) == 2 and by_loop[0].finish == "length"
-    for mine, theirs in zip(by_loop, by_generate, strict=True):
-        assert mine.log_probs == pytest.approx(theirs.log_probs, abs=1e-4)
+    assert [one.log_probability for one in by_loop] == pytest.approx(
+        [one.log_probability for one in by_generate], abs=1e-4
+    )
+    short = max(by_loop, key=lambda one: len(one.prompt_ids))
+    assert len(short.token_ids) == 2 and short.finish == "length"  # no more are left to the longest prompt
 
 
-def test_the_log_probability_is_that_of_the_model_at_temperature_one(tiny, asks):
-    model, _ = tiny
-    for ask, one in zip(asks, draw_batch(model, asks, Sampling(8, temperature=3.0, top_k=20), [2]), strict=True):
-        ids = torch.tensor([[*ask.ids, *one.tokens]])
+def test_the_log_probability_is_that_of_the_model_at_temperature_one(tiny):
+    model, tokenizer = tiny
+    for one in complete(model, tokenizer, Sampling(8, temperature=3.0, top_k=20)):
+        ids = torch.tensor([[*one.prompt_ids, *one.token_ids]])
         with torch.no_grad():
-            said = model(ids).logits[0, len(ask.ids) - 1 : -1].log_softmax(-1)
-        known = said.gather(1, torch.tensor(one.tokens)[:, None]).sum().item()
+            said = model(ids).logits[0, len(one.prompt_ids) - 1 : -1].log_softmax(-1)
+        known = said.gather(1, torch.tensor(one.token_ids)[:, None]).sum().item()
         assert one.log_probability == pytest.approx(known, abs=1e-4)
 
 
-def test_a_learnt_prompt_stands_before_the_text(asks):
+def test_a_learnt_prompt_stands_before_the_text(tiny):
     model = get_peft_model(
         AutoModelForCausalLM.from_pretrained(TINY),
         PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4),
     ).eval()
-    ids = torch.tensor([asks[0].ids])
+    (one,) = complete(model, tiny[1], Sampling(6, temperature=0), prompts=CHATS[:1])
+    ids = torch.tensor([one.prompt_ids])
     known = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False)
-    (one,) = draw_batch(model, asks[:1], Sampling(6), [2])
-    assert one.tokens == known[0, ids.shape[1] :].tolist()
+    assert one.token_ids == known[0, ids.shape[1] :].tolist()
 
 
-def test_where_memory_does_not_suffice_half_as_many_are_side_by_side(asks):
-    model = AutoModelForCausalLM.from_pretrained(TINY).eval()
-    how = Sampling(6, temperature=1.0)
-    known, seen = [one.tokens for one in draw_batch(model, asks, how, [2])], []
+def test_where_memory_does_not_suffice_half_as_many_are_side_by_side(tiny):
+    model, how = AutoModelForCausalLM.from_pretrained(TINY).eval(), Sampling(6)
+    known, seen = [one.token_ids for one in complete(model, tiny[1], how)], []
+    state = torch.get_rng_state()
 
     def small_memory(module, args, kwargs):
         seen.append(len(kwargs["input_ids"]))
@@ -164,68 +156,31 @@ def test_where_memory_does_not_suffice_half_as_many_are_side_by_side(asks):
             raise torch.OutOfMemoryError("no more")
 
     hook = model.register_forward_pre_hook(small_memory, with_kwargs=True)
-    assert [one.tokens for one in draw_batch(model, asks, how, [2])] == known
-    assert seen[0] == 6 and max(seen[-3:]) <= 2
+    assert [one.token_ids for one in complete(model, tiny[1], how)] == known
+    assert seen[0] == 6 and max(seen[-3:]) <= 2 and torch.equal(state, torch.get_rng_state())
     model.ds_id = torch.nn.Parameter(torch.zeros(1))
     model.ds_id.ds_id = 0  # as of a weight that DeepSpeed has spread over processes, which must all halve
     with pytest.raises(torch.OutOfMemoryError):
-        draw_batch(model, asks, how, [2])
+        complete(model, tiny[1], how)
     del model.ds_id
+    # PPO remembers by itself that it has to halve, so that a resume does.
+    prompts, noise = [[1, 2]] * 6, torch.rand(6, 6)
+    with pytest.raises(torch.OutOfMemoryError):
+        sampler.sample(model, prompts, how, noise)
     hook.remove()
     model.register_forward_pre_hook(lambda *args: (_ for _ in ()).throw(torch.OutOfMemoryError("no more")))
     with pytest.raises(EnvironmentFault, match="shorter completions"):
-        draw_batch(model, asks, how, [2])
+        complete(model, tiny[1], how)
 
 
-@pytest.mark.parametrize("chats", [True, False])
-def test_an_evaluation_samples_the_same_whatever_is_side_by_side_and_halves_by_itself(tiny, chats):
-    texts = [f"{SORT}{digits}" for digits in ("3 1 2 4", "9 8 7 4", "5 5", "0", "1 2 3 4 5 6", "7 3")]
-    prompts = [[{"role": "user", "content": text}] for text in texts] if chats else texts
+@pytest.mark.parametrize("prompts", [CHATS, TEXTS])
+def test_an_evaluation_samples_the_same_whatever_is_side_by_side_and_leaves_all_as_it_was(tiny, prompts):
     model = AutoModelForCausalLM.from_pretrained(TINY).train()
     state, side = torch.get_rng_state(), tiny[1].padding_side
     known = generate(model, tiny[1], prompts, max_new_tokens=8)
     assert len({*known}) > 1 and [generate(model, tiny[1], prompts[:1], max_new_tokens=8)] == [known[:1]]
     assert generate(model, tiny[1], prompts, max_new_tokens=8, batch_size=2) == known
-
-    def small_memory(module, args, kwargs):
-        if len(kwargs["input_ids"]) > 3:
-            raise torch.OutOfMemoryError("no more")
-
-    model.register_forward_pre_hook(small_memory, with_kwargs=True)
-    assert generate(model, tiny[1], prompts, max_new_tokens=8) == known
     assert model.training and torch.equal(state, torch.get_rng_state()) and tiny[1].padding_side == side
-
-
-# --- One token ------------------------------------------------------------------------------------
-
-
-def test_tokens_come_as_often_as_they_are_likely():
-    probs = torch.tensor([0.5, 0.3, 0.2])
-    noise = (torch.arange(10_000) + 0.5) / 10_000
-    token, log_prob = pick(probs.log().expand(10_000, 3), noise, Sampling(1, temperature=1.0))
-    assert torch.bincount(token).tolist() == pytest.approx([5000, 3000, 2000], abs=1)
-    assert log_prob.exp().unique().tolist() == pytest.approx([0.2, 0.3, 0.5])
-
-
-def test_a_low_temperature_sharpens_and_the_noise_never_leads_out():
-    logits = torch.tensor([[0.0, 1.0, -math.inf]])
-    almost = torch.tensor([1 - 2**-24])
-    for temperature in (0.1, 1.0, 5.0):
-        token, _ = pick(logits, almost, Sampling(1, temperature=temperature))
-        assert token.item() == 1
-    assert pick(logits, torch.tensor([0.01]), Sampling(1, temperature=0.1))[0].item() == 1
-    assert pick(logits, torch.tensor([0.01]), Sampling(1, temperature=1.0))[0].item() == 0
-
-
-def test_top_k_and_top_p_leave_out_the_unlikely():
-    logits = torch.tensor([[0.4, 0.1, 0.3, 0.2]]).log()
-
-    def kept(**how) -> list[int]:
-        return truncate(logits, Sampling(1, temperature=1.0, **how))[0].isfinite().nonzero().flatten().tolist()
-
-    assert kept(top_k=2) == [0, 2] and kept(top_k=0) == [0, 1, 2, 3] and kept(top_k=9) == [0, 1, 2, 3]
-    assert kept(top_p=0.39) == [0] and kept(top_p=0.41) == [0, 2] and kept(top_p=0.95) == [0, 1, 2, 3]
-    assert kept(top_k=3, top_p=0.6) == [0, 2]
 
 
 # --- A file of rows -------------------------------------------------------------------------------
@@ -441,7 +396,7 @@ def test_a_typed_prompt_is_what_the_runs_own_samples_were(predict, laid):
 
 
 @pytest.mark.parametrize("continued", [False, True])
-def test_an_adapter_of_a_checkpoint_is_put_on_what_the_training_began_with(tmp_path, asks, continued):
+def test_an_adapter_of_a_checkpoint_is_put_on_what_the_training_began_with(tmp_path, continued):
     def adapted(seed: int):
         torch.manual_seed(seed)
         how = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear", init_lora_weights=False)
@@ -450,7 +405,7 @@ def test_an_adapter_of_a_checkpoint_is_put_on_what_the_training_began_with(tmp_p
     trained = adapted(1)
     trained.save_pretrained(tmp_path)
     start = adapted(0) if continued else AutoModelForCausalLM.from_pretrained(TINY)
-    ids = torch.tensor([asks[0].ids])
+    ids = torch.tensor([[5, 6, 7, 8]])
     with torch.no_grad():
         before, known = start.eval()(ids).logits, trained(ids).logits
         after = put_on(start, tmp_path).eval()(ids).logits

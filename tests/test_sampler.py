@@ -21,7 +21,7 @@ from runner.errors import EnvironmentFault
 from runner.generate import batch, engines, sampler
 from runner.generate.cache import ROOM_IN_TOKENS, PreallocatedLayer, build_cache, join_caches
 from runner.generate.engines import ENGINES, build_engine, merged_weights
-from runner.generate.sampler import Samples, Sampling, cut, sample, sample_token, truncate
+from runner.generate.sampler import Responses, Sampling, cut, sample, sample_token, truncate
 
 PROMPTS = [[0, 1, 2], [3], [4, 5, 6, 7, 8, 9], [0, 0]]
 
@@ -135,9 +135,9 @@ def test_what_is_beside_a_row_does_not_change_it():
         parts = sample(model, PROMPTS, Sampling(10, (END, 3, 4), 1.0, rows=rows), noise(4, 10))
         assert_same(parts, whole)
     alone = sample(model, [PROMPTS[2]], how, noise(4, 10)[2:3])
-    assert_same(alone, Samples(whole.tokens[2:3], whole.logprobs[2:3]))
+    assert_same(alone, Responses(whole.tokens[2:3], whole.logprobs[2:3]))
     turned = sample(model, PROMPTS[::-1], how, noise(4, 10).flip(0))
-    assert_same(turned, Samples(whole.tokens[::-1], whole.logprobs[::-1]))
+    assert_same(turned, Responses(whole.tokens[::-1], whole.logprobs[::-1]))
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,6 @@ ROOMS = {
         "stage",
         "origin",
         "importers",
-        "inference",
         "space",
         "resume",
         "preflight",
@@ -48,8 +47,8 @@ ROOMS = {
 LEVEL = {room: level for level, rooms in ROOMS.items() for room in rooms}
 # A launcher may start the worker in its own process.
 SIDEWAYS = {("launcher", "work"), ("sweep", "work"), ("held_out", "tray")}
-SIDEWAYS |= {("stage", "resume"), ("tray", "resume"), ("inference", "tray"), ("inference", "held_out")}
-SIDEWAYS |= {("match", "tray"), ("match", "held_out"), ("stage", "match"), ("inference", "stage")}
+SIDEWAYS |= {("stage", "resume"), ("tray", "resume")}
+SIDEWAYS |= {("match", "tray"), ("match", "held_out"), ("stage", "match")}
 SIDEWAYS |= {("run", "bound"), ("config", "bound"), ("check", "config")}
 # A rehearsal is a play of runs as the pool starts them.
 SIDEWAYS |= {("command", "rehearsal"), ("command", "sweep"), ("command", "work"), ("forecast", "tray")}

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from vocabulary import build_tokenizer
 
 from runner.files import PACKAGE, shipped
-from runner.model.generate import generate
+from runner.generate.completion import generate
 from runner.model.load import load_model, load_tokenizer
 from runner.reward.rule import exact_match, sentiment, sorted_digits
 

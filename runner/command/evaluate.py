@@ -36,31 +36,43 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from runner.check.value import NOT_NEGATIVE
+from runner.command.request import OPTIONS, InferenceRequest, Option, read_request
 from runner.dataset.convert import fits
 from runner.errors import ConfigError, DataError, Fault
 from runner.files import display_path, write_json, write_text
+from runner.generate.prediction import file_states, prediction_key, to_line
+from runner.generate.rows import find_form_fault
+from runner.generate.weights import Weights, find_weights
 from runner.held_out import find_metric_faults
-from runner.inference.paper import key_of, state_of, to_line
-from runner.inference.rows import find_form_fault, read_sets
-from runner.inference.weights import Weights, find_weights, load
-from runner.inference.words import OPTIONS, Asked, Kind, read_asked
 from runner.report.number import number
 from runner.report.table import Column, format_table
 from runner.terminal import progress_bar, quiet
-from runner.tray.judge import build_metrics, named
+from runner.tray.judge import build_metrics, build_rewards, named
+from runner.tray.trained import load_trained
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from runner.generate.completion import Completion
+    from runner.generate.judge import Figures, Score
+    from runner.generate.rows import Row
+    from runner.generate.sampler import Model
+    from runner.metric.ask import Metric
 
 OWN = OPTIONS | {
-    "against": Kind(example="outputs/<name>/<run>"),
-    "evaluate": Kind(words=("lm_eval",)),
-    "tasks": Kind(example="hellaswag,arc_easy"),
-    "num_fewshot": Kind(int, least=0, example="5"),
-    "include": Kind(example="tasks/"),
-    "trust_remote_code": Kind(bool, example="true"),
+    "against": Option(),
+    "evaluate": Option(words=("lm_eval",)),
+    "tasks": Option(),
+    "num_fewshot": Option("int", NOT_NEGATIVE),
+    "include": Option(),
+    "trust_remote_code": Option("bool"),
 }
 PARTS = ("model", "dataset", "quant", "metric", "reward")
 OF_THE_HARNESS = ("tasks", "num_fewshot", "include", "trust_remote_code")
+TOKENS_PER_REWARD_PASS = 8192  # padded, that a reward model reads at once
 # What is measured of known answers beside the configured metrics.
 READ = {
     "lm": {
@@ -71,45 +83,41 @@ READ = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass
 class Side:
-    """A model that is evaluated: what was asked of it, and its weights."""
+    """A model that is evaluated and its figures by set; ``notes`` tell what was not measured, and why."""
 
-    asked: Asked
+    request: InferenceRequest
     weights: Weights
+    notes: list[str] = field(default_factory=list)
+    sets: dict[str, Figures] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        return f"{self.asked.name} ({self.weights.name})"
-
-
-@dataclass
-class Result:
-    """What came out for one model, by set; ``notes`` tell what was not measured, and why."""
-
-    sets: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+        """The run, or the model, and which of its weights."""
+        return f"{self.request.name} ({self.weights.name})"
 
 
 def main(line: Any) -> int:
     """Evaluate what the command line asks, print a table, and return 0 when the figures are written."""
-    asked = read_asked(line, "evaluate", OWN, PARTS)
-    side = Side(asked, find_weights(asked.run, asked.options.get("checkpoint")))
-    if asked.options.get("evaluate"):
-        return evaluate_tasks(side)
-    asked, notes = _fitting(asked)
-    side = Side(asked, side.weights)
-    _check(asked)
-    other = _other(line, asked)
-    print(f"model     {side.name}" + (f"\nagainst   {other.name}" if other else ""), flush=True)
+    request = read_request(line, "evaluate", OWN, PARTS)
+    weights = find_weights(request.run, request.options.get("checkpoint"))
+    if request.options.get("evaluate"):
+        return evaluate_tasks(Side(request, weights))
+    request, notes = _leave_out(request)
+    _check(request)
+    sides = [Side(request, weights, notes), *_other_side(line, request)]
+    for word, side in zip(("model", "against"), sides, strict=False):
+        print(f"{word:<8}  {side.name}", flush=True)
     began = time.monotonic()
-    result = measure(side, notes)
-    theirs = measure(other) if other else None
-    comparison = _compare(result, theirs, asked.options.get("seed", 0)) if theirs else {}
-    facts = facts_of(side, other)
-    path = Path(asked.options.get("to") or asked.folder("evaluations") / f"{asked.data}-{key_of(facts)}.json")
-    _write(path, side, result, other, theirs, comparison, facts, time.monotonic() - began)
-    print("\n".join(to_table(asked, result, theirs, comparison)))
+    for side in sides:
+        measure_side(side)
+    comparison = _compare(*sides) if len(sides) > 1 else {}
+    facts = _facts(sides)
+    name = f"{request.data}-{prediction_key(facts)}.json"
+    path = Path(request.options.get("to") or request.folder("evaluations") / name)
+    _write(path, sides, comparison, facts, time.monotonic() - began)
+    print("\n".join(to_table(sides, comparison)))
     print(f"to        {display_path(path)}")
     return 0
 
@@ -117,12 +125,16 @@ def main(line: Any) -> int:
 # --- What is asked --------------------------------------------------------------------------------
 
 
-def _fitting(asked: Asked) -> tuple[Asked, list[str]]:
-    """What is asked without the metrics that nobody typed and this model or these rows cannot answer; and those."""
+def _leave_out(request: InferenceRequest) -> tuple[InferenceRequest, list[str]]:
+    """Drop metrics that do not apply unless the user asked for them; return them as notes."""
     kept, notes, faults = {}, [], []
-    for name, node in named(asked.cfg.get("metric") or {}, "metric").items():
-        found = list(find_metric_faults(_for_check(asked, {name: node})))
-        if found and "metric" in asked.chosen:
+    rows = dict(request.cfg["dataset"])
+    if "split" in rows and not (rows["split"] or {}).get("eval"):
+        rows["split"] = {"eval": "train"}  # checked as a training would be, which holds rows out
+    for name, node in named(request.cfg.get("metric") or {}, "metric").items():
+        as_in_training = {"trainer": {"head": request.head}, "dataset": rows, "metric": {name: node}}
+        found = list(find_metric_faults(as_in_training))
+        if found and "metric" in request.chosen:
             faults += found
         elif found:
             notes.append(f"{name} is left out: {found[0].found}")
@@ -130,227 +142,210 @@ def _fitting(asked: Asked) -> tuple[Asked, list[str]]:
             kept[name] = node
     if faults:
         raise ConfigError(faults)
-    cfg = asked.cfg | {"metric": READ[asked.head] | kept}
-    if "reward" not in asked.chosen and (asked.head == "score" or find_form_fault(asked, "prompt", "reward")):
+    cfg = request.cfg | {"metric": READ[request.head] | kept}
+    no_prompts = request.head == "score" or find_form_fault(cfg["dataset"], "prompt", "reward")
+    if "reward" not in request.chosen and no_prompts:
         cfg["reward"] = None
-    return dataclasses.replace(asked, cfg=cfg), notes
+    return dataclasses.replace(request, cfg=cfg), notes
 
 
-def _for_check(asked: Asked, metric: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration as a training with this metric alone would have it, rows held out."""
-    rows = dict(asked.cfg["dataset"])
-    if "split" in rows and not (rows["split"] or {}).get("eval"):
-        rows["split"] = {"eval": "train"}
-    return {"trainer": {"head": asked.head}, "dataset": rows, "metric": metric}
-
-
-def _check(asked: Asked) -> None:
+def _check(request: InferenceRequest) -> None:
     """Raise ConfigError for words that do not go together."""
-    options, faults = asked.options, []
+    options, reward, faults = request.options, request.cfg.get("reward"), []
     for key in OF_THE_HARNESS:
         if key in options:
             faults.append(Fault(key, "set, without lm-evaluation-harness", "evaluate=lm_eval", "evaluate=lm_eval"))
-    if asked.head == "score" and asked.cfg.get("reward"):
+    if request.head == "score" and reward:
         found = "set, and a reward model writes nothing that could earn one"
         faults.append(Fault("reward", found, "none", "reward=none"))
-    elif asked.cfg.get("reward") and (fault := find_form_fault(asked, "prompt", "reward")):
+    elif reward and (fault := find_form_fault(request.cfg["dataset"], "prompt", "reward")):
         faults.append(fault)
-    if "against" in options and not asked.cfg.get("reward"):
+    if "against" in options and not reward:
         found = "no reward that could tell which answer is better"
         faults.append(Fault("against", found, "a reward", "reward=<one of conf/reward>"))
     if faults:
         raise ConfigError(faults)
 
 
-def _other(line: Any, asked: Asked) -> Side | None:
-    """The model to compare with: another run, on the same rows, with the same metrics and rewards."""
-    wish = asked.options.get("against")
+def _other_side(line: Any, request: InferenceRequest) -> list[Side]:
+    """The model to compare with, if any: another run, on the same rows, with the same metrics and rewards."""
+    wish = request.options.get("against")
     if wish is None:
-        return None
+        return []
     if wish == "start":
-        return Side(asked, Weights("start"))
+        return [Side(request, Weights("start"))]
     words = [word for word in line.overrides if word.startswith("output_root=")]
-    theirs = read_asked(dataclasses.replace(line, runs=[wish], overrides=words), "evaluate", OWN, PARTS)
-    if theirs.head != asked.head:
-        raise ConfigError(Fault("against", f"{wish} is a {theirs.head} model", f"an {asked.head} model"))
-    shared = {name: asked.cfg.get(name) for name in ("dataset", "metric", "reward", "allow", "seed", "tolerate")}
-    options = {name: value for name, value in asked.options.items() if name != "checkpoint"}
-    options.setdefault("max_new_tokens", asked.length)
-    both = Asked(options, theirs.cfg | shared, theirs.run, asked.chosen, asked.data)
-    return Side(both, find_weights(theirs.run, None))
+    theirs = read_request(dataclasses.replace(line, runs=[wish], overrides=words), "evaluate", OWN, PARTS)
+    if theirs.head != request.head:
+        raise ConfigError(Fault("against", f"{wish} is a {theirs.head} model", f"an {request.head} model"))
+    shared = {name: request.cfg.get(name) for name in ("dataset", "metric", "reward", "allow", "seed", "tolerate")}
+    options = {name: value for name, value in request.options.items() if name != "checkpoint"}
+    options.setdefault("max_new_tokens", request.max_new_tokens)
+    both = dataclasses.replace(request, options=options, cfg=theirs.cfg | shared, run=theirs.run)
+    return [Side(both, find_weights(theirs.run, None))]
 
 
-def facts_of(side: Side, other: Side | None) -> dict[str, Any]:
+def _facts(sides: Sequence[Side]) -> dict[str, Any]:
     """Everything on which the figures depend."""
-    asked = side.asked
-    parts = {name: asked.cfg.get(name) for name in PARTS}
-    own = {name: asked.options.get(name) for name in ("limit", "set", "n", "temperature", "top_k", "top_p", "seed")}
-    files = {name: state_of(asked.cfg[name]) for name in ("model", "dataset")}
-    weights = [[one.name, one.weights.name, one.weights.seal] for one in (side, other) if one]
-    return parts | own | {"max_new_tokens": asked.length, "weights": weights, "files": files, "head": asked.head}
+    request = sides[0].request
+    parts = {name: request.cfg.get(name) for name in PARTS}
+    own = {name: request.options.get(name) for name in ("limit", "set", "n", "temperature", "top_k", "top_p", "seed")}
+    own |= {"max_new_tokens": request.max_new_tokens, "head": request.head}
+    weights = [[side.name, side.weights.name, side.weights.seal] for side in sides]
+    return parts | own | {"weights": weights, "files": {key: file_states(parts[key]) for key in ("model", "dataset")}}
 
 
 # --- What comes out -------------------------------------------------------------------------------
 
 
-def measure(side: Side, notes: Sequence[str] = ()) -> Result:
+def measure_side(side: Side) -> None:
     """Load a model once and measure every set; the model is let go of again, because another may follow."""
-    result = Result(notes=list(notes))
+    request = side.request
     with quiet():
-        model, tokenizer = load(side.asked.cfg, side.weights, side.asked.head)
-        work = Work(side.asked, model, tokenizer)
-        work.of_answers(result)
-        work.of_completions(result)
-    if not any(figures.scores for figures in result.sets.values()):
-        raise DataError(Fault("dataset", f"nothing to measure: {'; '.join(result.notes)}", "prompts or known answers"))
-    del model, work
-    gc.collect()
-    return result
-
-
-class Work:
-    """A loaded model and what is asked of it; adds figures to a result, set by set."""
-
-    def __init__(self, asked: Asked, model: Any, tokenizer: Any):
-        from runner.inference.answer import BATCH, Answers, build_panel
-        from runner.model.sample import Sampling
-
-        options = asked.options
-        how = {name: options[name] for name in ("top_k", "top_p", "seed") if name in options}
-        how |= {"max_new_tokens": asked.length, "temperature": options.get("temperature", 1.0)}
-        size = options.get("batch_size", BATCH)
-        self.asked = asked
-        self.answers = Answers(model, tokenizer, Sampling(**how), size, options.get("n", 1))
-        self.metrics = [
-            _limited(metric, asked.cfg["metric"]) for metric in build_metrics(asked.cfg["metric"], tokenizer)
+        model, tokenizer = load_trained(request.cfg, side.weights, request.head)
+        entries = named(request.cfg["metric"], "metric")
+        metrics = [
+            # Every row is looked at, unless the configuration says otherwise.
+            metric if "limit" in entries[metric.name] else dataclasses.replace(metric, limit=None)
+            for metric in build_metrics(request.cfg["metric"], tokenizer)
         ]
-        random_head = bool((asked.cfg.get("tolerate") or {}).get("random_head"))
-        self.rewards = build_panel(asked.cfg.get("reward"), tokenizer, random_head=random_head)
-
-    def of_answers(self, result: Result) -> None:
-        """Add what the model gives to known answers, where the rows have some."""
-        from runner.inference.answer import read
-
-        metrics, asked = [metric for metric in self.metrics if metric.kind == "read"], self.asked
-        own = [metric for metric in metrics if metric.name not in READ[asked.head]]
-        fits_at_all = fits(asked.cfg["dataset"].get("form"), "preference" if asked.head == "score" else "answer")
-        try:
-            kept = metrics if fits_at_all else own
-            sets = read_sets(asked, "answer", ["*"]) if kept else {}
-        except DataError as error:
-            if own or asked.head == "score":
-                raise
-            kept, sets = [], {}
-            result.notes.append(f"no known answers to read: {error.faults[0].found}")
-        for name, rows in sets.items():
-            known = [metric for metric in kept if metric.measures("" if name in ("eval", "train") else name)]
-            everything = asked.head == "score" or any(metric.answers == "all" for metric in known)
-            with self._bar(f"{name}: known answers", sum(everything or row["label"] for row in rows)):
-                self._add(result, name, read(self.answers, rows, known, asked.head == "score"))
-
-    def of_completions(self, result: Result) -> None:
-        """Add what metrics and rewards say of completions, where there are such and the rows have prompts."""
-        from runner.inference.answer import judge
-        from runner.model.chat import check_template
-
-        metrics = [metric for metric in self.metrics if metric.kind == "sampled"]
-        if not metrics and self.rewards is None:
-            return
-        for name, rows in read_sets(self.asked, "prompt").items():
-            check_template(self.answers.tokenizer, chats=isinstance(rows[0]["prompt"], list))
-            known = [metric for metric in metrics if metric.measures("" if name in ("eval", "train") else name)]
-            with self._bar(f"{name}: completions", len(rows) * self.answers.n):
-                self._add(result, name, judge(self.answers, rows, known, self.rewards))
-
-    def _bar(self, what: str, count: int) -> Any:
-        bar = progress_bar(what, count, "answer")
-        self.answers.bar = bar.update
-        return bar
-
-    def _add(self, result: Result, name: str, figures: Any) -> None:
-        if name not in result.sets:
-            result.sets[name] = figures
-            return
-        held = result.sets[name]
-        held.scores |= figures.scores
-        held.errors |= figures.errors
-        held.completions, held.earned, held.rows = figures.completions, figures.earned, figures.rows
+        _measure_answers(side, model, tokenizer, [metric for metric in metrics if metric.kind == "read"])
+        _measure_completions(side, model, tokenizer, [metric for metric in metrics if metric.kind == "sampled"])
+    if not any(figures.scores for figures in side.sets.values()):
+        raise DataError(Fault("dataset", f"nothing to measure: {'; '.join(side.notes)}", "prompts or known answers"))
+    del model
+    gc.collect()
 
 
-def _limited(metric: Any, node: Mapping[str, Any]) -> Any:
-    """A metric that looks at every row, unless its own configuration says otherwise."""
-    entry = named(node, "metric")[metric.name]
-    return metric if "limit" in entry else dataclasses.replace(metric, limit=None)
+def _measure_answers(side: Side, model: Model, tokenizer: PreTrainedTokenizerBase, metrics: Sequence[Metric]) -> None:
+    """Add what metrics say of known answers, where the rows have some."""
+    from runner.generate.completion import context_length
+    from runner.generate.judge import judge_answers
+
+    request, is_scorer = side.request, side.request.head == "score"
+    own = [metric for metric in metrics if metric.name not in READ[request.head]]
+    metrics = metrics if fits(request.cfg["dataset"].get("form"), "preference" if is_scorer else "answer") else own
+    try:
+        sets = request.read_sets("answer", ["*"]) if metrics else {}
+    except DataError as error:
+        if own or is_scorer:
+            raise
+        sets = {}
+        side.notes.append(f"no known answers to read: {error.faults[0].found}")
+    for name, rows in sets.items():
+        known = _of_set(metrics, name)
+        everything = is_scorer or any(metric.answers == "all" for metric in known)
+        how = {"max_length": context_length(model), "batch_size": request.batch_size, "is_scorer": is_scorer}
+        with progress_bar(f"{name}: known answers", sum(everything or row["label"] for row in rows), "answer") as bar:
+            side.sets[name] = judge_answers(model, tokenizer, rows, known, **how, on_progress=bar.update)
 
 
-def _compare(ours: Result, theirs: Result, seed: int) -> dict[str, Any]:
-    """Which of two models earned more, by set."""
+def _measure_completions(
+    side: Side, model: Model, tokenizer: PreTrainedTokenizerBase, metrics: Sequence[Metric]
+) -> None:
+    """Add what metrics and rewards say of completions, where there are such and the rows have prompts."""
+    from runner.generate.judge import judge_completions
+    from runner.model.chat import check_template
+
+    score = _build_score(side.request, tokenizer) if side.request.cfg.get("reward") else None
+    if not metrics and score is None:
+        return
+    generator = side.request.build_generator(model, tokenizer, temperature=1.0)
+    for name, rows in side.request.read_sets("prompt").items():
+        check_template(tokenizer, chats=isinstance(rows[0]["prompt"], list))
+        with progress_bar(f"{name}: completions", len(rows) * generator.n, "answer") as bar:
+            generator.on_progress = bar.update
+            figures = judge_completions(generator, rows, _of_set(metrics, name), score)
+        written = figures.completions
+        figures.scores["ended"] = sum(row["finish"] == "stop" for row in written) / len(written)
+        figures.scores["tokens"] = sum(row["tokens"] for row in written) / len(written)
+        if name in side.sets:
+            figures.scores = side.sets[name].scores | figures.scores
+            figures.errors = side.sets[name].errors | figures.errors
+        side.sets[name] = figures
+
+
+def _of_set(metrics: Sequence[Metric], name: str) -> list[Metric]:
+    """The metrics that measure a set; the one without a name is called eval here, or train."""
+    return [metric for metric in metrics if metric.measures("" if name in ("eval", "train") else name)]
+
+
+def _build_score(request: InferenceRequest, tokenizer: PreTrainedTokenizerBase) -> Score:
+    """The configured rewards, asked together about completions."""
+    from runner.reward.outcome import best_device
+    from runner.trainer.score import Completions, Rewards
+
+    node = request.cfg["reward"]
+    random_head = bool((request.cfg.get("tolerate") or {}).get("random_head"))
+    functions, weights, _ = build_rewards(node, per_step=True, random_head=random_head)
+    rewards = Rewards(functions, weights, tokenizer)
+    rewards.names = list(named(node, "reward"))
+    for reward in rewards.rewards:
+        if hasattr(reward, "parameters"):
+            reward.requires_grad_(False).to(best_device())
+
+    def score(completions: Sequence[Completion], rows: Sequence[Row]) -> tuple[list[float], dict[str, list[float]]]:
+        chats = isinstance(rows[0]["prompt"], list)
+        given = Completions(
+            prompts=[row["prompt"] for row in rows],
+            completions=[[{"role": "assistant", "content": c.text}] if chats else c.text for c in completions],
+            prompt_ids=[list(each.prompt_ids) for each in completions],
+            completion_ids=[each.token_ids for each in completions],
+            ended=[each.finish == "stop" for each in completions],
+            columns={name: [row[name] for row in rows] for name in rows[0] if name != "prompt"},
+        )
+        scores = rewards(given, None, TOKENS_PER_REWARD_PASS)
+        return scores.total_B.tolist(), dict(zip(rewards.names, scores.each_BF.T.tolist(), strict=True))
+
+    return score
+
+
+def _compare(ours: Side, theirs: Side) -> dict[str, Any]:
+    """The verdict of which of two models earned more, by set."""
     from runner.metric.paired import compare
 
-    return {
-        name: compare(figures.earned, theirs.sets[name].earned, seed)
-        for name, figures in ours.sets.items()
-        if figures.earned
-    }
+    seed = ours.request.options.get("seed", 0)
+    earned = {name: (figures.earned, theirs.sets[name].earned) for name, figures in ours.sets.items()}
+    return {name: compare(*both, seed) for name, both in earned.items() if both[0]}
 
 
 def _write(
-    path: Path,
-    side: Side,
-    result: Result,
-    other: Side | None,
-    theirs: Result | None,
-    comparison: Mapping[str, Any],
-    facts: Mapping[str, Any],
-    seconds: float,
+    path: Path, sides: Sequence[Side], comparison: Mapping[str, Any], facts: Mapping[str, Any], seconds: float
 ) -> None:
-    """Write the figures, and every completion beside them."""
-    both = [(side, result), *([(other, theirs)] if other and theirs else [])]
-    lines = [
-        {"model": one.name, "set": name, **row}
-        for one, found in both
-        for name, figures in found.sets.items()
-        for row in figures.completions
-    ]
+    """Write the figures, and every completion beside them; numbers are named as a training logs them: eval_loss."""
+    lines, found = [], []
+    for side in sides:
+        found.append({"model": side.name, "rows": {}, "scores": {}, "errors": {}})
+        for name, figures in side.sets.items():
+            prefix = name if name in ("eval", "train") else f"eval_{name}"
+            found[-1]["rows"][name] = figures.rows
+            found[-1]["scores"] |= {f"{prefix}_{key}": value for key, value in figures.scores.items()}
+            found[-1]["errors"] |= {f"{prefix}_{key}": value for key, value in figures.errors.items()}
+            lines += [to_line({"model": side.name, "set": name, **row}) for row in figures.completions]
     if lines:
-        write_text(path.with_suffix(".jsonl"), "".join(map(to_line, lines)))
-    papers = [
-        {"model": one.name, "rows": {name: figures.rows for name, figures in found.sets.items()}, **_figures(found)}
-        for one, found in both
-    ]
-    paper = papers[0] | {"notes": result.notes, "seconds": round(seconds, 2), "asked": facts}
-    write_json(path, paper | ({"against": papers[1], "comparison": dict(comparison)} if len(papers) > 1 else {}))
+        write_text(path.with_suffix(".jsonl"), "".join(lines))
+    also = {"against": found[1], "comparison": dict(comparison)} if len(found) > 1 else {}
+    write_json(path, found[0] | {"notes": sides[0].notes, "seconds": round(seconds, 2), "asked": facts} | also)
 
 
-def _figures(result: Result) -> dict[str, Any]:
-    """The numbers of all sets under one name each, as a training logs them: eval_loss, or eval_<set>_loss."""
-    found: dict[str, Any] = {"scores": {}, "errors": {}}
-    for name, figures in result.sets.items():
-        prefix = name if name in ("eval", "train") else f"eval_{name}"
-        found["scores"] |= {f"{prefix}_{key}": value for key, value in figures.scores.items()}
-        found["errors"] |= {f"{prefix}_{key}": value for key, value in figures.errors.items()}
-    return found
-
-
-def to_table(asked: Asked, result: Result, theirs: Result | None, comparison: Mapping[str, Any]) -> Iterator[str]:
+def to_table(sides: Sequence[Side], comparison: Mapping[str, Any]) -> Iterator[str]:
     """The figures for the terminal, a table for each set."""
-    for name, figures in result.sets.items():
-        other = theirs.sets[name] if theirs else None
-        names = list(figures.scores)
-        columns = [
-            Column(f"{asked.data}, {name}, {figures.rows} rows", names, True, True),
-            Column("value", [_number(figures.scores, figures.errors, key) for key in names], True),
-            *([Column("against", [_number(other.scores, other.errors, key) for key in names], True)] if other else []),
-        ]
-        yield from format_table(columns, 100)
+    side = sides[0]
+    for name, figures in side.sets.items():
+        keys, title = list(figures.scores), f"{side.request.data}, {name}, {figures.rows} rows"
+        values = [[_number(each.sets[name], key) for key in keys] for each in sides]
+        heads = ("value", "against")[: len(sides)]
+        columns = [Column(head, cells, True) for head, cells in zip(heads, values, strict=True)]
+        yield from format_table([Column(title, keys, True, True), *columns], 100)
         if name in comparison:
             yield from _verdict(comparison[name])
-    yield from (f"note      {note}" for note in result.notes)
+    yield from (f"note      {note}" for note in side.notes)
 
 
-def _number(scores: Mapping[str, float], errors: Mapping[str, float], key: str) -> str:
-    value = number(scores.get(key))
-    return f"{value} ± {number(errors[key], 2)}" if errors.get(key) is not None else value
+def _number(figures: Figures, key: str) -> str:
+    error = figures.errors.get(key)
+    value = number(figures.scores.get(key))
+    return value if error is None else f"{value} ± {number(error, 2)}"
 
 
 def _verdict(found: Mapping[str, Any]) -> Iterator[str]:
@@ -368,11 +363,11 @@ def _between(ends: Sequence[float]) -> str:
 
 def evaluate_tasks(side: Side) -> int:
     """Run tasks of lm-evaluation-harness on the model, and write their figures like our own."""
-    from runner.inference.harness import check_harness, check_tasks, run_tasks
+    from runner.generate.harness import check_harness, check_tasks, run_tasks
 
-    asked, options = side.asked, side.asked.options
+    request, options = side.request, side.request.options
     tasks = [task for task in str(options.get("tasks", "")).strip("[]").split(",") if task.strip()]
-    if not tasks or asked.head == "score":
+    if not tasks or request.head == "score":
         found = "none" if not tasks else "a reward model, which writes nothing"
         raise ConfigError(Fault("tasks", found, "tasks for a language model", "tasks=hellaswag,arc_easy"))
     if "include" in options:
@@ -384,11 +379,11 @@ def evaluate_tasks(side: Side) -> int:
     began = time.monotonic()
 
     with quiet():
-        model, tokenizer = load(asked.cfg, side.weights, asked.head)
+        model, tokenizer = load_trained(request.cfg, side.weights, request.head)
         size = options.get("batch_size", 8)
         scores, errors = run_tasks(model, tokenizer, tasks, batch_size=size, include=options.get("include"), **how)
     facts = how | {"tasks": tasks, "weights": [side.name, side.weights.seal]}
-    path = Path(options.get("to") or asked.folder("evaluations") / f"lm_eval-{key_of(facts)}.json")
+    path = Path(options.get("to") or request.folder("evaluations") / f"lm_eval-{prediction_key(facts)}.json")
     paper = {"model": side.name, "scores": scores, "errors": errors, "seconds": round(time.monotonic() - began, 2)}
     write_json(path, paper | {"asked": facts})
     cells = [_number(scores, errors, name) for name in scores]

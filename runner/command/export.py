@@ -27,7 +27,7 @@ from typing import Any
 from runner.command import is_yes, read_options
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError
 from runner.files import SEAL, display_path, files_of, read_json, remove, seal, verify, write_text
-from runner.inference.weights import whole
+from runner.generate.weights import check_sealed
 from runner.report.card import Export, base_of, to_card
 from runner.report.number import number
 from runner.run.find import check_finished, find_runs
@@ -90,7 +90,7 @@ def _check(run: RunRecord, options: Mapping[str, str]) -> None:
         raise ConfigError(faults)
     if not (run.folder / "model").is_dir():
         raise FolderError(Fault(display_path(run.folder / "model"), "missing", "the model of a finished run"))
-    whole(run.folder / "model")
+    check_sealed(run.folder / "model")
 
 
 def _check_place(folder: Path) -> None:

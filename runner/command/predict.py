@@ -34,169 +34,164 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from runner.command.request import OPTIONS, InferenceRequest, Option, in_a_name, read_request
 from runner.errors import ConfigError, Fault
 from runner.files import display_path, read_last_row
-from runner.inference.paper import Paper, continued, key_of, state_of
-from runner.inference.rows import find_form_fault, read_sets
-from runner.inference.weights import Weights, find_weights, load
-from runner.inference.words import OPTIONS, Asked, Kind, in_a_name, read_asked
+from runner.generate.prediction import PredictionFile, file_states, prediction_key
+from runner.generate.rows import find_form_fault
+from runner.generate.weights import Weights, find_weights
 from runner.report.number import number
 from runner.run.read import SAMPLE_FILES
 from runner.terminal import progress_bar, quiet, sample_lines
+from runner.tray.trained import load_trained
 
-OWN = OPTIONS | {"prompt": Kind(), "completion": Kind(), "chat": Kind(bool, example="true")}
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from runner.generate.completion import TextGenerator
+    from runner.generate.rows import Rows
+    from runner.generate.sampler import Model
+
+OWN = OPTIONS | {"prompt": Option(), "completion": Option(), "chat": Option("bool")}
 PARTS = ("model", "dataset", "quant")
-SHOWN = 3  # completions on the terminal
+SHOWN_COMPLETIONS = 3
 
 
 def main(line: Any) -> int:
     """Answer what the command line asks, and return 0 when all of it is written."""
-    asked = read_asked(line, "predict", OWN, PARTS)
-    weights = find_weights(asked.run, asked.options.get("checkpoint"))
-    _check(asked)
-    if "prompt" in asked.options:
-        return answer_prompt(asked, weights)
-    if asked.options.get("chat"):
-        return converse(asked, weights)
-    return predict(asked, weights)
+    request = read_request(line, "predict", OWN, PARTS)
+    weights = find_weights(request.run, request.options.get("checkpoint"))
+    _check(request)
+    if "prompt" in request.options:
+        return answer_prompt(request, weights)
+    if request.options.get("chat"):
+        return converse(request, weights)
+    return predict(request, weights)
 
 
-def _check(asked: Asked) -> None:
+def _check(request: InferenceRequest) -> None:
     """Raise ConfigError for options that do not go together, before anything loads."""
-    options, faults = asked.options, []
+    options, head, faults = request.options, request.head, []
     ways = [key for key in ("prompt", "chat") if options.get(key)]
-    if len(ways) > 1 or (ways and ("dataset" in asked.chosen or "file" in options)):
-        found = " and ".join([*ways, *(["rows"] if "dataset" in asked.chosen else [])])
+    if len(ways) > 1 or (ways and ("dataset" in request.chosen or "file" in options)):
+        found = " and ".join([*ways, *(["rows"] if "dataset" in request.chosen else [])])
         faults.append(Fault(ways[0], found, "one of prompt, chat, and rows", "leave the others out"))
-    if asked.head == "score" and options.get("chat"):
+    if head == "score" and options.get("chat"):
         faults.append(Fault("chat", "true, and a reward model writes nothing", "a language model", "dataset=<rows>"))
-    if asked.head == "score" and "prompt" in options and "completion" not in options:
+    if head == "score" and "prompt" in options and "completion" not in options:
         found = "no answer to it, and a reward model scores answers"
         faults.append(Fault("prompt", found, "an answer, too", 'completion="<text>"'))
-    if asked.head == "lm" and "completion" in options:
+    if head == "lm" and "completion" in options:
         faults.append(Fault("completion", "set, and a language model writes it", "none", "leave it out"))
-    if not ways and asked.head == "lm" and (fault := find_form_fault(asked, "prompt", "dataset")):
+    if not ways and head == "lm" and (fault := find_form_fault(request.cfg["dataset"], "prompt", "dataset")):
         faults.append(fault)
     if faults:
         raise ConfigError(faults)
 
 
+def _load(
+    request: InferenceRequest, weights: Weights, *, chats: bool | None = None
+) -> tuple[Model, PreTrainedTokenizerBase, bool]:
+    """Model and tokenizer, and whether a typed prompt is a turn of a chat, unless ``chats`` says so already."""
+    from runner.model.chat import check_template
+
+    model, tokenizer = load_trained(request.cfg, weights, request.head)
+    chats = _is_chat(request, tokenizer) if chats is None else chats
+    check_template(tokenizer, chats=chats)
+    return model, tokenizer, chats
+
+
+def _temperature(request: InferenceRequest) -> float:
+    return 1.0 if request.options.get("n", 1) > 1 else 0.0
+
+
 # --- A file of rows -------------------------------------------------------------------------------
 
 
-def predict(asked: Asked, weights: Weights) -> int:
+def predict(request: InferenceRequest, weights: Weights) -> int:
     """Answer every row that is asked for, and put the answers into a file."""
-    key = key_of(facts_of(asked, weights))
-    paper = Paper(_place(asked, weights, key), key)
-    if paper.is_finished():
-        print(f"finished  {display_path(paper.path)} already; nothing was changed")
+    facts = _facts(request, weights)
+    key = prediction_key(facts)
+    file = PredictionFile(_path(request, weights, key), key)
+    if file.is_finished():
+        print(f"finished  {display_path(file.path)} already; nothing was changed")
         return 0
-    print(f"model     {asked.name}{'' if weights.folder is None else f' ({weights.name})'}", flush=True)
-    with paper.held(), quiet():
-        began, model, tokenizer, rows, which = time.monotonic(), *_loaded(asked, weights)
-        print(f"rows      {len(rows)} of {asked.data}, {which}", flush=True)
-        write = _write_scores if asked.head == "score" else _write_completions
-        again = write(asked, model, tokenizer, rows, paper)
-    made = paper.finish({"asked": asked.name, "rows_of": which} | facts_of(asked, weights))
+    print(f"model     {request.name}{'' if weights.folder is None else f' ({weights.name})'}", flush=True)
+    with file.lock(), quiet():
+        began, scores = time.monotonic(), request.head == "score"
+        # The rows first, because what is wrong with them shows at once.
+        sets = request.read_sets("answer" if scores else "prompt")
+        if len(sets) > 1:
+            raise ConfigError(Fault("set", f"{len(sets)} sets", f"one of {', '.join(sets)}", f"set={next(iter(sets))}"))
+        ((which, rows),) = sets.items()
+        model, tokenizer, _ = _load(request, weights, chats=isinstance(rows[0].get("prompt"), list))
+        print(f"rows      {len(rows)} of {request.data}, {which}", flush=True)
+        again = (_write_scores if scores else _write_completions)(request, model, tokenizer, rows, file)
+    made = file.finish({"asked": request.name, "rows_of": which} | facts)
     print("\n".join(_closing(made, again, time.monotonic() - began)))
-    print(f"to        {display_path(paper.path)}")
+    print(f"to        {display_path(file.path)}")
     return 0
 
 
-def facts_of(asked: Asked, weights: Weights) -> dict[str, Any]:
+def _facts(request: InferenceRequest, weights: Weights) -> dict[str, Any]:
     """Everything on which predictions depend."""
-    parts = {name: asked.cfg.get(name) for name in PARTS}
-    own = {name: asked.options.get(name) for name in ("limit", "set", "n")}
-    files = {name: state_of(asked.cfg[name]) for name in ("model", "dataset")}
-    how = {"weights": [weights.name, weights.seal], "head": asked.head, "sampling": vars(_how(asked))}
-    return parts | own | {"files": files} | how
+    parts = {name: request.cfg.get(name) for name in PARTS}
+    own = {name: request.options.get(name) for name in ("limit", "set", "n")}
+    files = {name: file_states(request.cfg[name]) for name in ("model", "dataset")}
+    how = {"weights": [weights.name, weights.seal], "head": request.head}
+    return parts | own | {"files": files} | how | {"sampling": request.sampling(_temperature(request))}
 
 
-def _place(asked: Asked, weights: Weights, key: str) -> Path:
-    if "to" in asked.options:
-        return Path(asked.options["to"])
-    words = [asked.data, in_a_name(asked.options.get("set", "")), "" if weights.name == "model" else weights.name, key]
-    return asked.folder("predictions") / f"{'-'.join(filter(None, words))}.jsonl"
+def _path(request: InferenceRequest, weights: Weights, key: str) -> Path:
+    if "to" in request.options:
+        return Path(request.options["to"])
+    checkpoint = "" if weights.name == "model" else weights.name
+    words = [request.data, in_a_name(request.options.get("set", "")), checkpoint, key]
+    return request.folder("predictions") / f"{'-'.join(filter(None, words))}.jsonl"
 
 
-def _how(asked: Asked) -> Any:
-    """How completions are drawn, as words and the run say it; a plain holder until torch is there."""
-    from types import SimpleNamespace
-
-    options = asked.options
-    return SimpleNamespace(
-        max_new_tokens=asked.length,
-        temperature=float(options.get("temperature", 1.0 if options.get("n", 1) > 1 else 0.0)),
-        top_k=options.get("top_k", 0),
-        top_p=float(options.get("top_p", 1.0)),
-        seed=options.get("seed", 0),
-    )
+def _write_completions(
+    request: InferenceRequest, model: Model, tokenizer: PreTrainedTokenizerBase, rows: Rows, file: PredictionFile
+) -> int:
+    """Append what the model writes to the file; returns how many completions were there already."""
+    generator = request.build_generator(model, tokenizer, _temperature(request))
+    batches, total = generator.plan(rows), len(rows) * generator.n
+    with progress_bar("predicting", total, "completion") as bar:
+        generator.on_progress = bar.update
+        skipped = file.complete(batches, lambda batch: [each.to_row() for each in generator.complete(batch, rows)])
+        return total - bar.n if skipped else 0
 
 
-def _loaded(asked: Asked, weights: Weights) -> tuple[Any, Any, list[dict[str, Any]], str]:
-    """Rows and model; the rows first, because what is wrong with them shows at once."""
-    sets = read_sets(asked, "answer" if asked.head == "score" else "prompt")
-    if len(sets) > 1:
-        raise ConfigError(Fault("set", f"{len(sets)} sets", f"one of {', '.join(sets)}", f"set={next(iter(sets))}"))
-    ((which, rows),) = sets.items()
-    model, tokenizer = load(asked.cfg, weights, asked.head)
-    _check_chats(tokenizer, isinstance(rows[0].get("prompt"), list))
-    return model, tokenizer, rows, which
+def _write_scores(
+    request: InferenceRequest, model: Model, tokenizer: PreTrainedTokenizerBase, rows: Rows, file: PredictionFile
+) -> int:
+    """Append the score of each answer to the file; returns how many were there already."""
+    from runner.generate.batch import split_by_rows
+    from runner.generate.completion import GenerationRequest, context_length
+    from runner.generate.likelihood import score_answers
 
-
-def _check_chats(tokenizer: Any, chats: bool) -> None:
-    from runner.model.chat import check_template
-
-    check_template(tokenizer, chats=chats)
-
-
-def _write_completions(asked: Asked, model: Any, tokenizer: Any, rows: Sequence[Any], paper: Paper) -> int:
-    """Add what the model writes to the paper; how many completions were there already."""
-    answers = _answers(asked, model, tokenizer)
-    batches = answers.plan(rows)
-    with progress_bar("predicting", len(rows) * answers.n, "completion") as bar:
-        answers.bar = bar.update
-        skipped = continued(paper, batches, lambda batch: [each.paper for each in answers.draw(batch, rows)])
-        again = len(rows) * answers.n - bar.n
-    return again if skipped else 0
-
-
-def _write_scores(asked: Asked, model: Any, tokenizer: Any, rows: Sequence[Any], paper: Paper) -> int:
-    """Add the score of each answer to the paper; how many were there already."""
-    from runner.model.answer import score_answers
-    from runner.model.sample import Ask, in_batches, longest_text
-
-    asks = [Ask(range(len(str(row))), number) for number, row in enumerate(rows)]
+    columns = ("prompt", "completion", "text", "label")
+    groups = split_by_rows([len(str(row)) for row in rows], request.batch_size)
     with progress_bar("predicting", len(rows), "answer") as bar:
 
-        def score(batch: Sequence[Ask]) -> list[dict[str, Any]]:
-            picked = [rows[ask.row] for ask in batch]
-            scores = score_answers(model, tokenizer, picked, max_length=longest_text(model))
+        def score(batch: Sequence[GenerationRequest]) -> list[dict[str, Any]]:
+            picked = [rows[each.row] for each in batch]
+            scores = score_answers(model, tokenizer, picked, max_length=context_length(model))
             bar.update(len(batch))
-            known = [
-                {name: row[name] for name in ("prompt", "completion", "text", "label") if name in row} for row in picked
-            ]
-            pairs = zip(batch, known, scores, strict=True)
-            return [{"row": ask.row, **row, "score": round(value, 6)} for ask, row, value in pairs]
+            known = [{key: row[key] for key in columns if key in row} for row in picked]
+            made = zip(batch, known, scores, strict=True)
+            return [{"row": each.row, **row, "score": round(value, 6)} for each, row, value in made]
 
-        skipped = continued(paper, in_batches(asks, asked.options.get("batch_size", 32)), score)
-        again = len(rows) - bar.n
-    return again if skipped else 0
-
-
-def _answers(asked: Asked, model: Any, tokenizer: Any) -> Any:
-    from runner.inference.answer import BATCH, Answers
-    from runner.model.sample import Sampling
-
-    size, count = asked.options.get("batch_size", BATCH), asked.options.get("n", 1)
-    return Answers(model, tokenizer, Sampling(**vars(_how(asked))), batch_size=size, n=count)
+        skipped = file.complete([[GenerationRequest((), row) for row in group] for group in groups], score)
+        return len(rows) - bar.n if skipped else 0
 
 
 def _closing(made: Sequence[dict[str, Any]], again: int, seconds: float) -> Iterator[str]:
-    """What came out, and the first of it."""
+    """The summary of what was made, and the first of it."""
     kept = f", {again} of them from before" if again else ""
     if made and "score" in made[0]:
         mean = sum(row["score"] for row in made) / len(made)
@@ -205,64 +200,56 @@ def _closing(made: Sequence[dict[str, Any]], again: int, seconds: float) -> Iter
     stopped, tokens = sum(row["finish"] == "stop" for row in made), sum(row["tokens"] for row in made)
     told = f"{stopped} ended by themselves, {number(tokens / len(made), 3)} tokens each"
     yield f"wrote     {len(made)} completions{kept}, {told}, in {number(seconds, 2)} s"
-    yield from sample_lines((row["prompt"], row["completion"]) for row in made[:SHOWN])
+    yield from sample_lines((row["prompt"], row["completion"]) for row in made[:SHOWN_COMPLETIONS])
 
 
 # --- One prompt, and a conversation ---------------------------------------------------------------
 
 
-def answer_prompt(asked: Asked, weights: Weights) -> int:
+def answer_prompt(request: InferenceRequest, weights: Weights) -> int:
     """Print what the model says to one prompt, or the score that it gives to an answer, and nothing else."""
+    from runner.generate.likelihood import score_answers
 
     with quiet():
-        model, tokenizer = load(asked.cfg, weights, asked.head)
-        chats = _as_chat(asked, tokenizer)
-        _check_chats(tokenizer, chats)
-        prompt: Any = asked.options["prompt"]
-        prompt = [{"role": "user", "content": prompt}] if chats else prompt
-        if asked.head == "score":
-            said = [_score(model, tokenizer, prompt, asked.options["completion"])]
+        model, tokenizer, chats = _load(request, weights)
+        row: dict[str, Any] = {key: request.options[key] for key in ("prompt", "completion") if key in request.options}
+        if chats:
+            roles = {"prompt": "user", "completion": "assistant"}
+            row = {key: [{"role": roles[key], "content": text}] for key, text in row.items()}
+        if request.head == "score":
+            said = [f"{score_answers(model, tokenizer, [row])[0]:.6f}"]
         else:
-            said = [each.text for each in _answers(asked, model, tokenizer).all([{"prompt": prompt}])]
+            generator = request.build_generator(model, tokenizer, _temperature(request))
+            said = [each.text for each in generator.complete_all([row])]
     print("\n".join(said), flush=True)
     return 0
 
 
-def _score(model: Any, tokenizer: Any, prompt: Any, completion: str) -> str:
-    from runner.model.answer import score_answers
-
-    answer = [{"role": "assistant", "content": completion}] if isinstance(prompt, list) else completion
-    return f"{score_answers(model, tokenizer, [{'prompt': prompt, 'completion': answer}])[0]:.6f}"
-
-
-def _as_chat(asked: Asked, tokenizer: Any) -> bool:
-    """Whether a typed prompt is a turn of a chat: as told, as the run's own samples were, or as the tokenizer can."""
-    if "as" in asked.options:
-        return asked.options["as"] == "chat"
-    papers = [asked.run.folder / name for name in ("samples.jsonl", *SAMPLE_FILES)] if asked.run else []
-    seen = next(filter(None, map(read_last_row, papers)), {})
+def _is_chat(request: InferenceRequest, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Tell whether a typed prompt is a turn of a chat: as told, as the run's own samples, or as the tokenizer can."""
+    if "as" in request.options:
+        return request.options["as"] == "chat"
+    files = [request.run.folder / name for name in ("samples.jsonl", *SAMPLE_FILES)] if request.run else []
+    seen = next(filter(None, map(read_last_row, files)), {})
     return bool(tokenizer.chat_template) and not isinstance(seen.get("prompt"), str)
 
 
-def converse(asked: Asked, weights: Weights) -> int:
+def converse(request: InferenceRequest, weights: Weights) -> int:
     """Answer the lines of the standard input, each with those before it, until it ends or says /exit."""
-
     with quiet():
-        model, tokenizer = load(asked.cfg, weights, asked.head)
-        _check_chats(tokenizer, True)
-        answers, turns = _answers(asked, model, tokenizer), []
+        model, tokenizer, _ = _load(request, weights, chats=True)
+        generator, turns = request.build_generator(model, tokenizer, _temperature(request)), []
         for count, said in enumerate(_lines()):
             if said == "/reset":
                 turns = []
                 continue
-            turns.append({"role": "user", "content": said})
-            turns = _fitting(answers, turns)
-            turns.append({"role": "assistant", "content": _reply(answers, turns, count)})
+            turns = _forget(generator, [*turns, {"role": "user", "content": said}])
+            turns.append({"role": "assistant", "content": _reply(generator, turns, count)})
     return 0
 
 
 def _lines() -> Iterator[str]:
-    """What is typed, or comes through a pipe, without empty lines; the mark is only for people."""
+    """The lines that are typed, or come through a pipe, without empty lines; the mark is only for people."""
     people = sys.stdin.isatty()
     if people:
         import readline  # noqa: F401  gives input() a history
@@ -277,37 +264,30 @@ def _lines() -> Iterator[str]:
             yield said.strip() if said.startswith("/") else said
 
 
-def _fitting(answers: Any, turns: list[dict[str, str]]) -> list[dict[str, str]]:
+def _forget(generator: TextGenerator, turns: list[dict[str, str]]) -> list[dict[str, str]]:
     """The turns without the oldest ones, where the model cannot hold them all and an answer."""
     from runner.inspection import spell_prompt
-    from runner.model.sample import longest_text
 
-    room = longest_text(answers.model)
-    while (
-        room and len(turns) > 1 and len(spell_prompt(answers.tokenizer, turns, {})) + answers.how.max_new_tokens > room
-    ):
+    room, count = generator.how.max_length, generator.how.max_new_tokens
+    while room and len(turns) > 1 and len(spell_prompt(generator.tokenizer, turns, {})) + count > room:
         turns = turns[2:]
         print(f"(the first turns are forgotten: the model holds {room} tokens)", file=sys.stderr)
     return turns
 
 
-def _reply(answers: Any, turns: list[dict[str, str]], count: int) -> str:
+def _reply(generator: TextGenerator, turns: list[dict[str, str]], count: int) -> str:
     """The model's answer to the turns, printed as it is written; ``count`` numbers its random numbers."""
-    from runner.inspection import stop_ids
-    from runner.model.sample import Ask, draw_batch
+    printed = ""
 
-    told = ""
-
-    def hear(tokens: list[int]) -> None:
-        nonlocal told
-        text = answers.tokenizer.decode(tokens, skip_special_tokens=True)
+    def on_token(tokens: list[int]) -> None:
+        nonlocal printed
+        text = generator.to_text(tokens)
         if not text.endswith("\ufffd"):  # a character whose last bytes are still to come
-            print(text[len(told) :], end="", flush=True)
-            told = text
+            print(text[len(printed) :], end="", flush=True)
+            printed = text
 
-    (batch,) = answers.plan([{"prompt": turns}])
-    ask = Ask(batch[0].ids, count, most=batch[0].most)
-    (drawn,) = draw_batch(answers.model, [ask], answers.how, stop_ids(answers.model), hear)
-    text = answers.text(drawn)
-    print(text[len(told) :], flush=True)
-    return text
+    rows = [{"prompt": turns}]
+    ((asked, *_),) = generator.plan(rows)
+    answer, *_ = generator.complete([replace(asked, sample=count)], rows, on_token)
+    print(answer.text[len(printed) :], flush=True)
+    return answer.text

@@ -25,7 +25,7 @@ def build_cache(config: PretrainedConfig) -> DynamicCache:
 
 
 def can_join(cache: DynamicCache) -> bool:
-    """Say whether the layers keep every token, so that the caches of several batches can become one."""
+    """Tell whether the layers keep every token, so that the caches of several batches can become one."""
     return bool(cache.layers) and all(isinstance(layer, PreallocatedLayer) for layer in cache.layers)
 
 

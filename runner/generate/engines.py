@@ -16,9 +16,17 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from runner.errors import EnvironmentFault, Fault
-from runner.generate.sampler import Model, Samples, Sampling, choose_engine, cut, sample, without_generation_defaults
+from runner.generate.sampler import (
+    Model,
+    Responses,
+    Sampling,
+    choose_engine,
+    cut,
+    sample,
+    without_generation_defaults,
+)
 
-Engine = Callable[[Model, Sequence[Sequence[int]], Sampling, Tensor], Samples]
+Engine = Callable[[Model, Sequence[Sequence[int]], Sampling, Tensor], Responses]
 
 
 def build_engine(name: str, policy: Model, vllm_server_base_url: str) -> Engine:
@@ -35,7 +43,7 @@ def build_engine(name: str, policy: Model, vllm_server_base_url: str) -> Engine:
 @torch.no_grad()
 def sample_by_continuous_batching(
     policy: Model, prompts: Sequence[Sequence[int]], how: Sampling, noise_BR: Tensor
-) -> Samples:
+) -> Responses:
     """Completions by ``model.generate_batch``, where a finished row makes place for the next."""
     model = policy.get_base_model() if isinstance(policy, PeftModel) else policy
     config = GenerationConfig(
@@ -53,7 +61,7 @@ def sample_by_continuous_batching(
         answers = model.generate_batch(inputs=inputs, generation_config=config, progress_bar=False)
     # Requests are numbered in the order of the prompts; answers come back in any.
     ordered = sorted(answers.values(), key=lambda answer: int(answer.request_id.rpartition("_")[2]))
-    return Samples([_cut(answer.generated_tokens, how) for answer in ordered])
+    return Responses([_cut(answer.generated_tokens, how) for answer in ordered])
 
 
 ENGINES: dict[str, Engine] = {
@@ -98,7 +106,7 @@ class VLLMServer:
         self.client = client
 
     @torch.no_grad()
-    def __call__(self, policy: Model, prompts: Sequence[Sequence[int]], how: Sampling, noise_BR: Tensor) -> Samples:
+    def __call__(self, policy: Model, prompts: Sequence[Sequence[int]], how: Sampling, noise_BR: Tensor) -> Responses:
         if _is_first_process():
             with self.client.weight_update():
                 for name, weight in merged_weights(policy):
@@ -113,7 +121,7 @@ class VLLMServer:
             logprobs=None,
             generation_kwargs={"stop_token_ids": list(how.stop_ids), "ignore_eos": True, "seed": _seed(noise_BR)},
         )
-        return Samples([_cut(tokens, how) for tokens in answer["completion_ids"]])
+        return Responses([_cut(tokens, how) for tokens in answer["completion_ids"]])
 
 
 def merged_weights(policy: Model) -> Iterator[tuple[str, Tensor]]:

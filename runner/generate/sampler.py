@@ -63,10 +63,16 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     logprob_temperature: float | None = None
+    max_length: int | None = None  # of prompt and completion together
+
+    def limit(self, prompt: Sequence[int]) -> int:
+        """The most tokens that may follow on a prompt."""
+        room = self.max_new_tokens if self.max_length is None else self.max_length - len(prompt)
+        return min(self.max_new_tokens, room)
 
 
 @dataclass
-class Samples:
+class Responses:
     """One completion per prompt, on the CPU: token ids up to and with the stop token, and their log-probabilities."""
 
     tokens: list[Tensor]
@@ -81,26 +87,25 @@ def sample(
     noise_BR: Tensor,
     *,
     engine: str = "auto",
-    limits: Sequence[int] | None = None,
     halves: bool = False,
     on_token: Callable[[list[int]], None] | None = None,
-) -> Samples:
+) -> Responses:
     """Sample a completion for each prompt, by the ``loop`` or by ``generate``; prompts of like length go together.
 
-    ``limits`` are the most tokens of each. Where memory does not suffice, half as many rows are sampled side by side if
-    ``halves``, which changes no completion; without it the error is the caller's, which may want to remember it.
-    ``on_token`` is called with the tokens of a single prompt as they come.
+    Where memory does not suffice, half as many rows are sampled side by side if ``halves``, which changes no
+    completion; without it the error is the caller's, which may want to remember it. ``on_token`` is called with the
+    tokens of a single prompt as they come.
     """
     engine = choose_engine(model) if engine == "auto" else engine
     decode = _decode_by_loop if engine == "loop" else _decode_by_generate
-    model, limits = _without_wrapper(model), limits or [how.max_new_tokens] * len(prompts)
+    model = _without_wrapper(model)
     found: dict[int, tuple[Tensor, Tensor]] = {}
     waiting = split_by_rows(list(map(len, prompts)), how.rows)
     while waiting:
         rows = waiting.pop(0)
-        batch, most = [prompts[row] for row in rows], [limits[row] for row in rows]
         try:
-            found |= zip(rows, decode(model, batch, how, noise_BR[rows], most, on_token), strict=True)
+            batch = [prompts[row] for row in rows]
+            found |= zip(rows, decode(model, batch, how, noise_BR[rows], on_token), strict=True)
             continue
         except torch.OutOfMemoryError as error:
             if not halves or _is_sharded(model):  # other processes would wait for a pass that this one does not take
@@ -114,8 +119,8 @@ def sample(
             torch.accelerator.empty_cache()
         log.warning("%d prompts side by side do not fit into memory; half of them will", len(rows))
         waiting[:0] = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
-    tokens, logprobs = zip(*(found[row] for row in range(len(prompts))), strict=True)
-    return Samples(list(tokens), list(logprobs))
+    ordered = [found[row] for row in range(len(prompts))]
+    return Responses([tokens_R for tokens_R, _ in ordered], [logprobs_R for _, logprobs_R in ordered])
 
 
 def choose_engine(model: Model) -> str:
@@ -134,7 +139,7 @@ def _without_wrapper(model: Model) -> Model:
 
 
 def _is_sharded(model: Model) -> bool:
-    """Say whether processes hold the weights between them, so that all of them have to take the same passes."""
+    """Tell whether processes hold the weights between them, so that all of them have to take the same passes."""
     return any(isinstance(weight, DTensor) or hasattr(weight, "ds_id") for weight in model.parameters())
 
 
@@ -184,11 +189,10 @@ def _decode_by_loop(
     prompts: list[Sequence[int]],
     how: Sampling,
     noise_BR: Tensor,
-    limits: list[int],
     on_token: Callable[[list[int]], None] | None,
 ) -> list[tuple[Tensor, Tensor]]:
     """Token by token; rows that are finished leave the cache, so that nobody waits for the longest."""
-    device = model.device
+    device, limits = model.device, list(map(how.limit, prompts))
     tokens_BR = torch.zeros(len(prompts), max(limits), dtype=torch.long, device=device)
     logprobs_BR = torch.zeros(tokens_BR.shape, device=device)
     limits_B = torch.tensor(limits, device=device)
@@ -276,12 +280,12 @@ def _decode_by_generate(
     prompts: list[Sequence[int]],
     how: Sampling,
     noise_BR: Tensor,
-    limits: list[int],
     on_token: Callable[[list[int]], None] | None,
 ) -> list[tuple[Tensor, Tensor]]:
     """By ``model.generate`` with the same choice of tokens, for caches that the loop does not know."""
     input_ids, mask = pad_left(prompts, model.device)
-    choice = SampledToken(how, noise_BR.to(model.device), on_token)
+    limits = list(map(how.limit, prompts))
+    choice = TokenChoice(how, noise_BR.to(model.device), on_token)
     config = GenerationConfig(
         max_new_tokens=max(limits), do_sample=False, eos_token_id=list(how.stop_ids) or None, pad_token_id=0
     )
@@ -297,7 +301,7 @@ def _decode_by_generate(
     return _cut_rows(tokens_BR, logprobs_BR, torch.tensor(lengths))
 
 
-class SampledToken(LogitsProcessor):
+class TokenChoice(LogitsProcessor):
     """The choice of :func:`sample_token` made in ``model.generate``: no other token is left to a row."""
 
     def __init__(self, how: Sampling, noise_BR: Tensor, on_token: Callable[[list[int]], None] | None):

@@ -36,11 +36,6 @@ class Metric:
         """Whether it is asked about the held-out set of this name."""
         return self.on is None or held_out in self.on
 
-    def __call__(self, rows: int, **given: Any) -> dict[str, float]:
-        """Its numbers for these rows, by the names under which they are logged."""
-        numbers = to_numbers(self.name, self.ask(**given), rows)
-        return {"_".join(filter(None, (self.name, name))): value for name, value in numbers.items()}
-
 
 def to_numbers(name: str, answer: Any, rows: int) -> dict[str, float]:
     """What a metric returned as numbers by name, "" for the one without: a list is averaged without its Nones.

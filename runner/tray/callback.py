@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from runner.config import asked_for, serve
 from runner.dataset.convert import fits
 from runner.errors import ConfigError, Fault
+from runner.generate.rows import held_out_sets
 from runner.resume.amendment import ROLLBACK, amended_share, count_of
 from runner.run import Run
 from runner.signature import read_signature
+from runner.signature.upstream import completion_length
 from runner.tray.judge import named
-from runner.tray.row import held_out_sets
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -66,14 +67,13 @@ def build_health(cfg: Mapping[str, Any], args: TrainingArguments, peft_config: P
 
     asked = asked_for(cfg["trainer"]["_target_"])
     rounding = 5e-2 if args.bf16 or args.fp16 else 1e-4
-    lengths = ("max_completion_length", "response_length", "max_new_tokens")
     kind = {
         "online": "reward_funcs" in asked,
         "anchored": "ref_model" in asked,
         "pairs": args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size,
         # A prompt or prefix starts elsewhere by nature, with a right reference.
         "rounding": rounding if "ref_model" in asked and not moves_start(peft_config) else None,
-        "length": next((getattr(args, name) for name in lengths if hasattr(args, name)), None),
+        "length": completion_length(vars(args)),
     }
     alarms = functools.partial(build_alarms, cfg.get("tolerate"), **kind)
     return Health(lambda resumed: alarms(resumed=resumed), panel.spread if panel else None)
@@ -102,7 +102,7 @@ def for_callbacks(run: Run, tokenizer: Any, rows: Any, held_out: Any) -> dict[st
 
 def _generate(tokenizer: Any, model: Any, prompts: Any, **how: Any) -> list[str]:
     """Completions of the policy, which PPO keeps beside its critic."""
-    from runner.model.generate import generate
+    from runner.generate.completion import generate
 
     return generate(getattr(model, "policy", model), tokenizer, prompts, **how)
 

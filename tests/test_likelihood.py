@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from runner.files import shipped
-from runner.model.answer import read_answers, score_answers, to_ids
+from runner.generate.likelihood import read_answers, score_answers, to_ids
 
 TINY = shipped("runner://model/tiny")
 CHAT = [{"role": "user", "content": "Sort these digits: 3 1"}]

@@ -1,6 +1,6 @@
 """Predictions -> a file of JSON lines in the order of the rows, which the same command continues where it was.
 
-Batches are appended to a part beside the file as they come; the file itself is there only when it is whole.
+Batches are appended to a partial file beside it as they come; the file itself is there only when it is whole.
 """
 
 from __future__ import annotations
@@ -11,19 +11,25 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.errors import Fault, FolderError
 from runner.files import SHIPPED, display_path, read_json, shipped, strict, write_json, write_text
 from runner.run import link_faults
 
+FORMAT = 2  # of rows and random numbers; what was begun with another is not continued
 
-def key_of(facts: Mapping[str, Any]) -> str:
+if TYPE_CHECKING:
+    from runner.generate.completion import GenerationRequest
+
+
+def prediction_key(facts: Mapping[str, Any]) -> str:
     """Ten hex digits that name everything on which predictions depend."""
+    facts = {"format": FORMAT, **facts}
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:10]
 
 
-def state_of(node: Mapping[str, Any]) -> list[Any]:
+def file_states(node: Mapping[str, Any]) -> list[Any]:
     """The size and time of each file that a part of a configuration names, so that changed ones are other ones."""
     path = Path(shipped(str(node.get("path") or "")))
     if not node.get("path") or str(node["path"]).startswith(SHIPPED) or not path.exists():
@@ -32,16 +38,16 @@ def state_of(node: Mapping[str, Any]) -> list[Any]:
     return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
 
 
-class Paper:
+class PredictionFile:
     """The file at ``path``, for predictions of this ``key``; beside it, as <path>.json, what they were made with."""
 
     def __init__(self, path: Path, key: str):
         self.path, self.key = path, key
         self.facts = path.with_name(f"{path.name}.json")
-        self.part = path.with_name(f".{path.name}.{key}.part")
+        self.partial = path.with_name(f".{path.name}.{key}.part")
 
     def is_finished(self) -> bool:
-        """Whether these very predictions are there; raises FolderError where something else is in the way."""
+        """Tell whether these very predictions are there; raises FolderError where something else is in the way."""
         if not self.path.exists():
             return False
         if (read_json(self.facts) or {}).get("key") == self.key:
@@ -50,13 +56,13 @@ class Paper:
         raise FolderError(Fault(display_path(self.path), found, "no file yet, or the same predictions", cure))
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Keep another process from writing the same predictions; the kernel lets go when this one ends."""
         from filelock import FileLock, Timeout
 
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        lock = self.part.with_suffix(".lock")
-        if faults := link_faults(filter(Path.is_symlink, [self.part, lock])):
+        lock = self.partial.with_suffix(".lock")
+        if faults := link_faults(filter(Path.is_symlink, [self.partial, lock])):
             raise FolderError(faults)
         try:
             with FileLock(lock, timeout=0):
@@ -67,45 +73,46 @@ class Paper:
             found, cure = "another process writes these predictions", "wait for it, or to=<another file>"
             raise FolderError(Fault(display_path(self.path), found, "one at a time", cure)) from None
 
-    def rows(self) -> list[dict[str, Any]]:
-        """What an interrupted command has written; a last line that was cut off is dropped from the part, too."""
-        if not self.part.exists():
+    def read_rows(self) -> list[dict[str, Any]]:
+        """The rows that an interrupted command has written; a last line that was cut off is dropped from the file."""
+        if not self.partial.exists():
             return []
-        whole = self.part.read_bytes().rpartition(b"\n")[0]
+        whole = self.partial.read_bytes().rpartition(b"\n")[0]
         rows = [json.loads(line) for line in whole.split(b"\n") if line]
-        with open(self.part, "r+b") as file:
+        with open(self.partial, "r+b") as file:
             file.truncate(len(whole) + bool(whole))
         return rows
 
-    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append the rows of a batch, and have them on the disk."""
-        with open(self.part, "a", encoding="utf-8") as file:
+        with open(self.partial, "a", encoding="utf-8") as file:
             file.write("".join(to_line(row) for row in rows))
             file.flush()
             os.fsync(file.fileno())
 
     def finish(self, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Put every row into the file in its order, each once, and say what they were made with."""
-        found = {tuple(row.get(name) for name in ("row", "sample")): row for row in self.rows()}
+        found = {tuple(row.get(name) for name in ("row", "sample")): row for row in self.read_rows()}
         rows = [found[place] for place in sorted(found, key=lambda place: [number or 0 for number in place])]
         write_text(self.path, "".join(map(to_line, rows)))
         write_json(self.facts, {"key": self.key, **facts, "rows": len(rows)})
-        self.part.unlink(missing_ok=True)
+        self.partial.unlink(missing_ok=True)
         return rows
 
+    def complete(
+        self,
+        batches: Sequence[Sequence[GenerationRequest]],
+        make: Callable[[Sequence[GenerationRequest]], list[dict[str, Any]]],
+    ) -> int:
+        """Make the batches of which something is missing, whole, and append them; returns how many were there already.
 
-def continued(
-    paper: Paper, batches: Sequence[Sequence[Any]], make: Callable[[Sequence[Any]], list[dict[str, Any]]]
-) -> int:
-    """Make the batches of which something is missing, whole, and append them; how many were there already.
-
-    A batch is made again as a whole, because what is side by side in it decides how it is rounded.
-    """
-    there = {(row["row"], row.get("sample", 0)) for row in paper.rows()}
-    left = [batch for batch in batches if any((ask.row, ask.sample) not in there for ask in batch)]
-    for batch in left:
-        paper.add(make(batch))
-    return len(batches) - len(left)
+        A batch is made again as a whole, because what is side by side in it decides how it is rounded.
+        """
+        there = {(row["row"], row.get("sample", 0)) for row in self.read_rows()}
+        left = [batch for batch in batches if any((each.row, each.sample) not in there for each in batch)]
+        for batch in left:
+            self.append(make(batch))
+        return len(batches) - len(left)
 
 
 def to_line(row: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The words of a verb that asks a trained model -> its own options, and the configuration that they change.
+"""The words of a verb that asks a trained model (predict, evaluate) -> its options, and the configuration they change.
 
 A run's frozen configuration says which model, which template and which rows; words lay others over it, checked like
 those of a training. What the words ask of a model is not done here, and nothing heavy is imported.
@@ -10,76 +10,69 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner import config
 from runner.check import check
-from runner.check.value import nearest
+from runner.check.value import COUNT, NOT_NEGATIVE, SEED, SHARE, Range, misfit_number, misfit_type, nearest
 from runner.errors import ConfigError, Fault, FolderError
+from runner.generate.rows import Rows, read_sets
 from runner.run import Run
 from runner.run.find import find_runs
+from runner.signature import Type
+from runner.signature.upstream import completion_length
 from runner.stage import draft
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from runner.generate.completion import TextGenerator
+    from runner.generate.sampler import Model
 
 PARTS = ("model", "dataset", "quant", "metric", "reward")  # of a configuration, what is used here
 SETTINGS = ("allow", "output_root")  # of its top level
-LENGTHS = ("max_completion_length", "response_length", "max_new_tokens")  # what trainers call it
-LENGTH = 64
+BATCH_SIZE = 32
+MAX_NEW_TOKENS = 64  # where neither words nor the run say otherwise
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What the value of an option may be: a number from ``least`` to ``most``, one of some words, or any text."""
+class Option:
+    """The values that an option of a verb takes: a kind, of numbers a range, of words all of them."""
 
-    of: type = str
-    least: float | None = None
-    most: float | None = None
+    kind: str = "str"
+    numbers: Range | None = None
     words: tuple[str, ...] = ()
-    example: str = ""
 
     def read(self, key: str, text: str) -> Any:
-        """The value that a text stands for; raises ConfigError."""
-        value: Any = text.lower() if self.words else text
-        try:
-            value = self.of(value) if self.of is not bool else {"true": True, "false": False}[text.lower()]
-        except (ValueError, KeyError):
-            raise self._unfit(key, text) from None
-        low, high = self.least, self.most
-        if (self.words and value not in self.words) or (low is not None and not value >= low):
-            raise self._unfit(key, text)
-        if high is not None and not value <= high:
-            raise self._unfit(key, text)
+        """The value that a text stands for; raises ConfigError where it is none, as for a key of a configuration."""
+        from omegaconf import OmegaConf
+
+        known = Type("choice", values=self.words) if self.words else Type(self.kind)
+        value = text if self.kind == "str" else OmegaConf.from_dotlist([f"value={text}"])["value"]
+        fault = misfit_number(key, value, self.numbers) if known.accepts(value) else misfit_type(key, value, known)
+        if fault:
+            raise ConfigError(fault)
         return value
 
-    def _unfit(self, key: str, text: str) -> ConfigError:
-        kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-        limits = [f"from {self.least:g}"] if self.least is not None else []
-        limits += [f"to {self.most:g}"] if self.most is not None else []
-        expected = " ".join([kinds[self.of], *limits]) if not self.words else f"one of {', '.join(self.words)}"
-        return ConfigError(Fault(key, text, expected, f"{key}={self.example or (self.words or ('<value>',))[0]}"))
 
-
-WHOLE = {"least": 1, "of": int}
 OPTIONS = {
-    "batch_size": Kind(**WHOLE, example="32"),
-    "max_new_tokens": Kind(**WHOLE, example="64"),
-    "temperature": Kind(float, least=0, example="1"),
-    "top_k": Kind(int, least=0, example="50"),
-    "top_p": Kind(float, least=1e-6, most=1, example="0.9"),
-    "n": Kind(**WHOLE, example="4"),
-    "seed": Kind(int, least=0, example="0"),
-    "limit": Kind(**WHOLE, example="100"),
-    "checkpoint": Kind(example="last"),
-    "file": Kind(example="rows.jsonl"),
-    "set": Kind(example="eval"),
-    "to": Kind(example="predictions.jsonl"),
-    "as": Kind(words=("chat", "text")),
-    "head": Kind(words=("lm", "score")),
+    "batch_size": Option("int", COUNT),
+    "max_new_tokens": Option("int", COUNT),
+    "temperature": Option("float", NOT_NEGATIVE),
+    "top_k": Option("int", NOT_NEGATIVE),
+    "top_p": Option("float", SHARE),
+    "n": Option("int", COUNT),
+    "seed": Option("int", SEED),
+    "limit": Option("int", COUNT),
+    "as": Option(words=("chat", "text")),
+    "head": Option(words=("lm", "score")),
+    **dict.fromkeys(("checkpoint", "file", "set", "to"), Option()),
 }
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a command line asks: its options, of which run, and with which parts.
+class InferenceRequest:
+    """The options of a command line, the run and the configuration that they mean.
 
     ``chosen`` are the groups that words chose or changed; ``data`` is a short name of the rows.
     """
@@ -92,7 +85,7 @@ class Asked:
 
     @property
     def head(self) -> str:
-        """lm or score: what the model ends with."""
+        """The last layer of the model: lm or score."""
         return self.options.get("head") or str(self.cfg["trainer"].get("head", "lm"))
 
     @property
@@ -101,26 +94,59 @@ class Asked:
         return str(self.run) if self.run else str(self.cfg["model"].get("path"))
 
     @property
-    def length(self) -> int:
-        """Most tokens of a completion: as told, or as the run trained with."""
-        args = self.cfg["trainer"].get("args") or {}
-        trained = next(filter(None, map(args.get, LENGTHS)), LENGTH)
-        return int(self.options.get("max_new_tokens", trained))
+    def max_new_tokens(self) -> int:
+        """The most tokens of a completion: as told, or as the run trained with."""
+        trained = completion_length(self.cfg["trainer"].get("args") or {})
+        return int(self.options.get("max_new_tokens", trained or MAX_NEW_TOKENS))
 
-    def folder(self, room: str) -> Path:
-        """Where the papers of this verb are kept: in the run, or without one beside the runs."""
+    def read_sets(self, to: str, keep: Sequence[str] | None = None) -> dict[str, Rows]:
+        """The rows of each set that is meant, in the form ``to``."""
+        options = self.options
+        how = {"name": options.get("set"), "limit": options.get("limit"), "falls_back": "dataset" in self.chosen}
+        return read_sets(self.cfg, to, **how, keep=keep)
+
+    def sampling(self, temperature: float) -> dict[str, Any]:
+        """The settings of sampling as words and the run say them; this temperature where they do not."""
+        options = self.options
+        return {
+            "max_new_tokens": self.max_new_tokens,
+            "temperature": float(options.get("temperature", temperature)),
+            "top_k": options.get("top_k", 0),
+            "top_p": float(options.get("top_p", 1.0)),
+            "seed": options.get("seed", 0),
+        }
+
+    @property
+    def batch_size(self) -> int:
+        """The number of rows side by side."""
+        return self.options.get("batch_size", BATCH_SIZE)
+
+    def build_generator(self, model: Model, tokenizer: PreTrainedTokenizerBase, temperature: float) -> TextGenerator:
+        """The model as a generator of completions, with the settings of :meth:`sampling`."""
+        from runner.generate.completion import TextGenerator, context_length
+        from runner.generate.sampler import Sampling
+
+        how = self.sampling(temperature)
+        seed, count = how.pop("seed"), self.options.get("n", 1)
+        sampling = Sampling(**how, rows=self.batch_size, max_length=context_length(model))
+        return TextGenerator(model, tokenizer, sampling, seed, count)
+
+    def folder(self, name: str) -> Path:
+        """The folder for what a verb writes: in the run, or without one beside the runs."""
         if self.run:
-            return self.run.folder / room
+            return self.run.folder / name
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", self.name.rstrip("/").rpartition("/")[2]) or "model"
-        return Path(str(self.cfg["output_root"])) / room / stem
+        return Path(str(self.cfg["output_root"])) / name / stem
 
 
-def read_asked(line: Any, verb: str, own: Mapping[str, Kind], parts: Sequence[str]) -> Asked:
-    """What is asked, or every fault of it at once."""
+def read_request(line: Any, verb: str, own: Mapping[str, Option], parts: Sequence[str]) -> InferenceRequest:
+    """The request of a command line; raises ConfigError with every fault of it at once."""
     if line.multirun:
         raise ConfigError(Fault("command line", "-m", f"one thing to {verb}", f"one value of each key, {verb} again"))
     options, words, faults = _sorted(line.overrides, verb, own, parts)
-    words += _of_file(options)
+    if "file" in options:
+        path = str(options["file"]).replace("\\", "\\\\").replace("'", "\\'")
+        words += ["dataset=local", f"dataset.path='{path}'"]
     if not line.runs and not any(_key(word) == "model" for word in words):
         cure = f"python -m runner {verb} outputs/<name>/<run>, or {verb} model=hub model.path=<org/name>"
         faults.append(Fault("RUN", "none, and no model", "a run, or a model", cure))
@@ -131,15 +157,18 @@ def read_asked(line: Any, verb: str, own: Mapping[str, Kind], parts: Sequence[st
     if faults:
         raise ConfigError(faults)
     root = Path(next((word.partition("=")[2] for word in words if word.startswith("output_root=")), "outputs"))
-    run = _read_run(line.runs, verb, root) if line.runs else None
+    (found,) = find_runs(line.runs, verb, 1, root) if line.runs else [None]
+    if found and not found.cfg:
+        raise FolderError(Fault(str(found), "config.yaml is missing or torn", "the folder of a whole run"))
+    run = found.run if found else None
     cfg = _merged(run, words, line.folders) if run else _fresh(words, line.folders)
     chosen = {re.split(r"[.=]", word.lstrip("+~"))[0] for word in words}
     _check(cfg, words, parts, line.folders)
-    return Asked(options, cfg, run, frozenset(chosen), _name_of_data(options, words, cfg))
+    return InferenceRequest(options, cfg, run, frozenset(chosen), _name_of_data(options, words, cfg))
 
 
 def _sorted(
-    overrides: Sequence[str], verb: str, own: Mapping[str, Kind], parts: Sequence[str]
+    overrides: Sequence[str], verb: str, own: Mapping[str, Option], parts: Sequence[str]
 ) -> tuple[dict[str, Any], list[str], list[Fault]]:
     """The verb's own options, the words of a configuration, and the faults of both."""
     options, words, faults = {}, [], []
@@ -169,21 +198,6 @@ def _unquoted(text: str) -> str:
 
 def _key(word: str) -> str:
     return re.split(r"[=@]", word.lstrip("+~"), maxsplit=1)[0]
-
-
-def _of_file(options: Mapping[str, Any]) -> list[str]:
-    """The words that ``file=`` is short for."""
-    if "file" not in options:
-        return []
-    path = str(options["file"]).replace("\\", "\\\\").replace("'", "\\'")
-    return ["dataset=local", f"dataset.path='{path}'"]
-
-
-def _read_run(words: Sequence[str], verb: str, root: Path) -> Run:
-    (record,) = find_runs(words, verb, 1, root)
-    if not record.cfg:
-        raise FolderError(Fault(str(record), "config.yaml is missing or torn", "the folder of a whole run"))
-    return record.run
 
 
 # --- The configuration ----------------------------------------------------------------------------

@@ -1,0 +1,163 @@
+"""Rows with prompts -> completions as text, with the template and the stop tokens of model and tokenizer.
+
+How a token is drawn is in ``sampler``; what a completion is worth is not decided here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from runner.errors import DataError, Fault
+from runner.generate.batch import split_by_rows
+from runner.generate.likelihood import evaluating
+from runner.generate.rows import Row
+from runner.generate.sampler import Model, Sampling, draw_noise, sample
+from runner.inspection import spell_prompt, stop_ids
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """A completion that is wanted; ``row`` and ``sample`` number its noise."""
+
+    prompt_ids: Sequence[int]
+    row: int
+    sample: int = 0
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One answer to the prompt of a row; the log-probability is the model's at temperature 1, however it was drawn."""
+
+    row: int
+    sample: int
+    prompt: Any
+    prompt_ids: Sequence[int]
+    text: str
+    token_ids: list[int]  # up to and with the stop token
+    log_probability: float
+    finish: str  # stop or length
+
+    def to_row(self) -> dict[str, Any]:
+        """The columns that are written to a file."""
+        return {
+            "row": self.row,
+            "sample": self.sample,
+            "prompt": self.prompt,
+            "completion": self.text,
+            "finish": self.finish,
+            "log_probability": round(self.log_probability, 6),
+            "tokens": len(self.token_ids),
+        }
+
+
+@dataclass
+class TextGenerator:
+    """A model that answers the prompts of rows, ``n`` times each; noise comes from seed, row and sample alone.
+
+    A prompt that leaves no room for a completion is refused. ``on_progress`` is called with the number of those made.
+    """
+
+    model: Model
+    tokenizer: PreTrainedTokenizerBase
+    how: Sampling
+    seed: int = 0
+    n: int = 1
+    on_progress: Callable[[int], object] = lambda count: None
+
+    def __post_init__(self) -> None:
+        self.how = replace(self.how, stop_ids=tuple(stop_ids(self.model)), logprob_temperature=1.0)
+        self.is_greedy = self.how.temperature == 0
+
+    def plan(self, rows: Sequence[Row]) -> list[list[GenerationRequest]]:
+        """Every completion that is wanted, in the batches that are generated; raises DataError with all bad prompts.
+
+        Greedy completions of one prompt are the same, so that one of them is enough.
+        """
+        prompts = [spell_prompt(self.tokenizer, row["prompt"], row) for row in rows]
+        if faults := list(_find_prompt_faults(prompts, self.how)):
+            raise DataError(faults)
+        count = 1 if self.is_greedy else self.n
+        requests = [GenerationRequest(ids, row, number) for row, ids in enumerate(prompts) for number in range(count)]
+        groups = split_by_rows([len(request.prompt_ids) for request in requests], self.how.rows)
+        return [[requests[place] for place in group] for group in groups]
+
+    def complete(
+        self,
+        batch: Sequence[GenerationRequest],
+        rows: Sequence[Row],
+        on_token: Callable[[list[int]], None] | None = None,
+    ) -> list[Completion]:
+        """The completions of one batch, each as often as it is wanted."""
+        samples = sample(
+            self.model,
+            [request.prompt_ids for request in batch],
+            self.how,
+            torch.stack([draw_noise(self.how.max_new_tokens, self.seed, each.row, each.sample) for each in batch]),
+            halves=True,
+            on_token=on_token,
+        )
+        made = []
+        for request, tokens, logprobs in zip(batch, samples.tokens, samples.logprobs or [], strict=True):
+            prompt, ids = rows[request.row]["prompt"], tokens.tolist()
+            log_probability = math.fsum(logprobs.tolist())
+            finish = "stop" if ids[-1] in self.how.stop_ids else "length"
+            made += [
+                Completion(
+                    request.row, number, prompt, request.prompt_ids, self.to_text(ids), ids, log_probability, finish
+                )
+                for number in (range(self.n) if self.is_greedy else [request.sample])
+            ]
+        self.on_progress(len(made))
+        return made
+
+    def complete_all(self, rows: Sequence[Row]) -> list[Completion]:
+        """Every completion of rows, in their order."""
+        made = [each for batch in self.plan(rows) for each in self.complete(batch, rows)]
+        return sorted(made, key=lambda each: (each.row, each.sample))
+
+    def to_text(self, token_ids: list[int]) -> str:
+        """The text of tokens, without the special ones."""
+        return self.tokenizer.decode(token_ids, skip_special_tokens=True)
+
+
+def generate(
+    model: Model,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Any],
+    *,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    batch_size: int = 64,
+    seed: int = 0,
+) -> list[str]:
+    """One completion per prompt, as text; prompts are strings or chats. Temperature 0 is greedy.
+
+    It does not depend on the size of the batches, which are halved where memory does not suffice. The random state and
+    the model's mode are as they were.
+    """
+    how = Sampling(max_new_tokens, temperature=temperature, rows=batch_size)
+    with evaluating(model):
+        made = TextGenerator(model, tokenizer, how, seed).complete_all([{"prompt": prompt} for prompt in prompts])
+    return [each.text for each in made]
+
+
+def context_length(model: Model) -> int | None:
+    """The most tokens that a model holds, prompt and completion; None where its config does not say."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+
+def _find_prompt_faults(prompts: Sequence[Sequence[int]], how: Sampling) -> Iterator[Fault]:
+    empty = [row for row, ids in enumerate(prompts) if not ids]
+    if empty:
+        yield Fault("dataset", f"{len(empty)} prompts without a token, the first in row {empty[0]}", "prompts")
+    long = [row for row, ids in enumerate(prompts) if how.limit(ids) < 1]
+    if long:
+        found = f"{len(long)} prompts leave no room for an answer, the first in row {long[0]}"
+        expected = f"fewer than the {how.max_length} that the model holds"
+        yield Fault("dataset", f"{found}: {len(prompts[long[0]])} tokens", expected)

@@ -1,0 +1,171 @@
+"""Metrics and rewards on rows: what they say of completions, and of how a model takes known answers.
+
+Used by the evaluations of a training and by the verb ``evaluate``. What a metric or a reward is lives in rooms of their
+own, how they are built from a configuration too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from runner.generate.completion import Completion, TextGenerator
+from runner.generate.likelihood import read_answers, score_answers
+from runner.generate.rows import Row
+from runner.metric.ask import Metric, to_numbers
+
+# Completions with their rows -> the weighted sum of the rewards for each, and every reward's own by its name.
+Score = Callable[[Sequence[Completion], Sequence[Row]], tuple[list[float], Mapping[str, list[float]]]]
+
+
+@dataclass
+class Figures:
+    """Numbers by name for one set of rows, their standard errors, and each completion as a row of a file.
+
+    ``earned`` [rows] holds the weighted sum of the rewards, the mean over the samples of a row.
+    """
+
+    rows: int = 0
+    scores: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+    completions: list[dict[str, Any]] = field(default_factory=list)
+    earned: list[float] = field(default_factory=list)
+
+    def add(self, metric: Metric, numbers: Sequence[int], **given: Any) -> None:
+        """Ask a metric about the rows with these numbers; the standard error where it gives one value for each."""
+        answer = metric.ask(**given)
+        answer = answer.tolist() if hasattr(answer, "tolist") else answer
+        for part, value in to_numbers(metric.name, answer, len(numbers)).items():
+            self.scores["_".join(filter(None, (metric.name, part)))] = value
+        if isinstance(answer, list | tuple):
+            values = [math.nan if value is None else float(value) for value in answer]
+            self.errors[metric.name] = _mean_and_error(_means_by_row(numbers, values, max(numbers) + 1))[1]
+
+
+def judge_completions(
+    generator: TextGenerator, rows: Sequence[Row], metrics: Sequence[Metric], score: Score | None = None
+) -> Figures:
+    """Figures of metrics and rewards on the completions that are sampled for these rows."""
+    completions = generator.complete_all(rows)
+    asked = [rows[each.row] for each in completions]
+    figures = Figures(len(rows), completions=[each.to_row() for each in completions])
+    for metric in metrics:
+        kept = [place for place, each in enumerate(completions) if metric.limit is None or each.row < metric.limit]
+        texts, columns = [completions[place].text for place in kept], to_columns([asked[place] for place in kept])
+        figures.add(metric, [completions[place].row for place in kept], completions=texts, **columns)
+    if score is not None:
+        _add_rewards(figures, [each.row for each in completions], *score(completions, asked))
+    return figures
+
+
+def _add_rewards(figures: Figures, numbers: Sequence[int], total: list[float], each: Mapping[str, list[float]]) -> None:
+    """Add the mean of each reward over the rows, and of their weighted sum."""
+    for place, row in enumerate(figures.completions):
+        given = {name: values[place] for name, values in each.items()}
+        row["rewards"] = {name: None if math.isnan(value) else value for name, value in given.items()}
+        row["reward"] = total[place]
+    figures.earned = _means_by_row(numbers, total, figures.rows)
+    named = {f"reward_{name}": values for name, values in each.items() if len(each) > 1 or values != total}
+    for name, values in ({"reward": total} | named).items():
+        means = _means_by_row(numbers, values, figures.rows)
+        if not all(map(math.isnan, means)):
+            figures.scores[name], figures.errors[name] = _mean_and_error(means)
+
+
+def judge_answers(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Row],
+    metrics: Sequence[Metric],
+    *,
+    is_scorer: bool,
+    **how: Any,
+) -> Figures:
+    """Figures of metrics on how the model takes the known answers of rows; ``how`` is that of :func:`read_answers`.
+
+    A reward model is shown right and wrong answers, and so is every metric that asks for them.
+    """
+    figures, picked = Figures(len(rows)), {}
+    for metric in metrics:
+        everything = is_scorer or metric.answers == "all"
+        picked[metric.name] = [n for n, row in enumerate(rows) if everything or row["label"]][: metric.limit]
+    wanted = sorted(set().union(*picked.values()))
+    given = _read(model, tokenizer, [rows[number] for number in wanted], metrics, is_scorer, how)
+    places = {number: place for place, number in enumerate(wanted)}
+    for metric in metrics:
+        numbers = picked[metric.name]
+        said = {key: [values[places[n]] for n in numbers] for key, values in given[metric.name].items()}
+        figures.add(metric, numbers, **to_columns([rows[number] for number in numbers]) | said)
+    return figures
+
+
+def _read(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Row],
+    metrics: Sequence[Metric],
+    is_scorer: bool,
+    how: Mapping[str, Any],
+) -> dict[str, dict[str, list[Any]]]:
+    """For each metric what the model thinks of the rows, under the names by which metrics ask for it."""
+    if is_scorer:
+        scores = score_answers(model, tokenizer, rows, **how)
+        return {metric.name: {"scores": scores} for metric in metrics}
+    keep = {each.name: each.preprocess or _all_logits for each in metrics if each.preprocess or each.takes_logits}
+    reading = read_answers(model, tokenizer, rows, keep=keep, **how)
+    sums = [math.fsum(values) for values in reading.log_probs]
+    given = {}
+    for metric in metrics:
+        kept = [_to_plain(value) for value in reading.kept.get(metric.name, [])]
+        scores = kept if metric.preprocess else sums
+        given[metric.name] = {"labels": reading.labels, "log_probs": reading.log_probs, "scores": scores}
+        given[metric.name] |= {"logits": kept} if kept else {}
+    return given
+
+
+def to_columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
+    """The columns of rows by name, as rewards and metrics take them; the prompt of a text is the text."""
+    columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+    columns["prompts"] = columns.pop("prompt") if "prompt" in columns else columns.get("text", [])
+    return columns
+
+
+def _all_logits(logits: Tensor, labels: Tensor) -> Tensor:
+    """All logits of an answer, off the accelerator, for a metric that wants them all."""
+    return logits.cpu()
+
+
+def _to_plain(value: Any) -> Any:
+    """A tensor with one number, or with one per token, as Python's own; whole logits as an array."""
+    if not hasattr(value, "ndim"):
+        return value
+    value = value.cpu() if hasattr(value, "cpu") else value
+    return value.tolist() if value.ndim < 2 else value.numpy()
+
+
+def _means_by_row(numbers: Sequence[int], values: Sequence[float], rows: int) -> list[float]:
+    """The mean of the values of each row, NaN where there is none: samples of one prompt are no independent draws."""
+    gathered: list[list[float]] = [[] for _ in range(rows)]
+    for number, value in zip(numbers, values, strict=True):
+        if not math.isnan(value):
+            gathered[number].append(value)
+    return [math.fsum(values) / len(values) if values else math.nan for values in gathered]
+
+
+def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """The mean of those values that are numbers, and its standard error; 0 for a single one.
+
+    >>> _mean_and_error([1.0, math.nan, 3.0])
+    (2.0, 1.0)
+    """
+    values = [value for value in values if not math.isnan(value)]
+    mean = math.fsum(values) / len(values)
+    if len(values) < 2:
+        return mean, 0.0
+    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return mean, math.sqrt(variance / len(values))

@@ -1,0 +1,125 @@
+"""Rows with known answers -> what a model thinks of them, in one pass without any sampling.
+
+What the figures are good for is decided by metrics. Letters at the end of a tensor's name are its shape: B rows,
+T tokens, V words of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from runner.generate.batch import pad_right, split_by_tokens
+from runner.generate.rows import Row
+from runner.inspection import spell_prompt, spell_row
+
+TOKENS_PER_BATCH = 4096  # padding too
+
+
+@dataclass
+class AnswerReading:
+    """Log-probabilities of the answers of rows, an entry for each; ``kept`` is what each function made of logits."""
+
+    labels: list[list[int]]
+    log_probs: list[list[float]]
+    kept: dict[str, list[Any]] = field(default_factory=dict)
+
+
+def read_answers(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Row],
+    *,
+    keep: Mapping[str, Callable[[Tensor, Tensor], Any]] | None = None,
+    **how: Any,
+) -> AnswerReading:
+    """The log-probability of each token of each answer, and what the functions in ``keep`` make of its logits.
+
+    The functions are called for each row with logits [T, V] and labels [T] of the answer alone. ``how`` may set
+    ``max_length``, after which a text is cut, so that an answer may lose its end or, behind a long prompt, all of its
+    tokens; ``batch_size``, the most texts at once; and ``on_progress``, which is called with the number of those read.
+    """
+    keep, limit = keep or {}, how.get("max_length")
+    encoded = [to_ids(tokenizer, row) for row in rows]
+    reading = AnswerReading([ids[start:limit] for ids, start in encoded], [[] for _ in rows])
+    reading.kept = {name: [None] * len(rows) for name in keep}
+    with evaluating(model):
+        for row, logits_TV in _read_batches(model, tokenizer, [ids for ids, _ in encoded], **how):
+            start, labels = encoded[row][1], reading.labels[row]
+            logits_TV = logits_TV[start - 1 : start - 1 + len(labels)].float()
+            labels_T = torch.tensor(labels, device=logits_TV.device, dtype=torch.long)
+            log_probs_T = logits_TV.log_softmax(-1).gather(-1, labels_T[:, None])[:, 0]
+            reading.log_probs[row] = log_probs_T.tolist()
+            for name, function in keep.items():
+                reading.kept[name][row] = function(logits_TV, labels_T)
+    return reading
+
+
+def score_answers(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], **how: Any
+) -> list[float]:
+    """The score that a model with one score per text gives to each row, read as in its training."""
+    encoded = [to_ids(tokenizer, row)[0] for row in rows]
+    with evaluating(model):
+        scores = {row: logits[0].item() for row, logits in _read_batches(model, tokenizer, encoded, **how)}
+    return [scores.get(row, 0.0) for row in range(len(rows))]
+
+
+@torch.no_grad()
+def _read_batches(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Sequence[Sequence[int]],
+    *,
+    max_length: int | None = None,
+    batch_size: int | None = None,
+    on_progress: Callable[[int], object] = lambda count: None,
+) -> Iterator[tuple[int, Tensor]]:
+    """The number and the logits of each text that has tokens, cut after ``max_length`` of them.
+
+    Texts of like length are read together, at most ``batch_size`` of them. What a learnt prompt puts before the tokens
+    is left out.
+    """
+    texts = [ids[:max_length] for ids in texts]
+    filled = [row for row, ids in enumerate(texts) if ids]
+    for group in split_by_tokens(filled, list(map(len, texts)), TOKENS_PER_BATCH):
+        size = batch_size or len(group)
+        for rows in (group[start : start + size] for start in range(0, len(group), size)):
+            ids_BT, mask_BT = pad_right([texts[row] for row in rows], model.device, tokenizer.pad_token_id or 0)
+            logits = model(input_ids=ids_BT, attention_mask=mask_BT).logits
+            logits = logits[:, -ids_BT.shape[1] :] if logits.ndim == 3 else logits
+            yield from zip(rows, logits, strict=True)
+            on_progress(len(rows))
+
+
+def to_ids(tokenizer: PreTrainedTokenizerBase, row: Row) -> tuple[list[int], int]:
+    """The tokens of a row, and where its answer begins: behind the prompt, or behind the first token of a text.
+
+    Text is closed by the end token, as TRL does in training; a chat by its template.
+    """
+    names = ("text",) if "text" in row else ("prompt", "completion", "tools")
+    (whole,) = spell_row(tokenizer, {name: row[name] for name in names if name in row}).texts
+    if "text" in row:
+        return whole, 1
+    before = spell_prompt(tokenizer, row["prompt"], row)
+    # A token that joins the two belongs to the answer.
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, whole, strict=False)))
+    return whole, max(1, shared)
+
+
+@contextmanager
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Leave dropout out of the model, and the model as it was behind."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)

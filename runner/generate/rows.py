@@ -1,0 +1,83 @@
+"""Dataset -> the rows that a model is asked about, by held-out set, in the form that the question needs.
+
+The rows keep the order of their source, so that their number finds them again there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from runner.config import asked_for, serve
+from runner.dataset.convert import fits
+from runner.errors import ConfigError, DataError, Fault
+
+LOADER = "runner.dataset.load.load_rows"
+
+Row = Mapping[str, Any]
+Rows = list[dict[str, Any]]
+
+
+def held_out_sets(cfg: Mapping[str, Any], to: str, keep: Sequence[str] | None = None) -> dict[str, Any]:
+    """The rows of each held-out set in the form ``to``, by its name; the one set without a name is under ``""``.
+
+    They come apart from the training rows, which cost more and are not needed to measure.
+    """
+    node = dict(cfg["dataset"])
+    if node["_target_"] == LOADER and isinstance(node.get("split"), Mapping):
+        node["split"] = dict(node["split"]) | {"train": None}
+    _, held_out = serve(node, to=to, seed=cfg["seed"], keep=keep)
+    return dict(held_out) if isinstance(held_out, Mapping) else {"": held_out}
+
+
+def read_sets(
+    cfg: Mapping[str, Any],
+    to: str,
+    *,
+    name: str | None = None,
+    limit: int | None = None,
+    falls_back: bool = False,
+    keep: Sequence[str] | None = None,
+) -> dict[str, Rows]:
+    """The rows of each set that is meant, in the form ``to``; a held-out set without a name is ``eval``.
+
+    ``name`` is train, eval for every held-out set, or that of one. Without it they are the held-out ones, and of a
+    dataset that holds nothing out the training ones if it ``falls_back``, else that is a ConfigError.
+    """
+    node = dict(cfg["dataset"])
+    which = _train_or_eval(node, name, falls_back)
+    if node["_target_"] == LOADER:
+        node |= {"shuffle": False, "split": dict(node.get("split") or {"train": "train"})}
+    if limit is not None and "limit" in asked_for(node["_target_"]):
+        node["limit"] = {"train": limit, "eval": limit}
+    if which == "train":
+        node |= {"split": node["split"] | {"eval": None}} if node["_target_"] == LOADER else {}
+        train, _ = serve(node, to=to, seed=cfg["seed"], keep=keep)
+        return {"train": list(train)}
+    sets = held_out_sets({**cfg, "dataset": node}, to, keep)
+    sets = {each or "eval": list(rows) for each, rows in sets.items() if rows is not None}
+    wanted = {name: sets[name]} if name in sets else {} if name not in (None, "eval") else sets
+    if not any(wanted.values()):
+        found = f"no rows in {name}" if name else "no rows"
+        raise DataError(Fault("set", found, f"one of {', '.join(['train', *sets])}", "set=train"))
+    return wanted
+
+
+def _train_or_eval(node: Mapping[str, Any], name: str | None, falls_back: bool) -> str:
+    """The split that holds the set that is meant."""
+    if name:
+        return "train" if name == "train" else "eval"
+    held_out = (node.get("split") or {}).get("eval") if node["_target_"] == LOADER else True
+    if held_out or falls_back:
+        return "eval" if held_out else "train"
+    cure = "set=train, or dataset.split.eval=<split>, or file=<rows>"
+    raise ConfigError(Fault("set", "the run holds out no rows", "which rows to take", cure))
+
+
+def find_form_fault(node: Mapping[str, Any], to: str, where: str) -> Fault | None:
+    """The fault of rows that cannot take this form, as far as the configuration of the dataset tells."""
+    if fits(node.get("form"), to):
+        return None
+    lacking = "prompts" if to == "prompt" else "known answers"
+    found = f"{node['form']} rows ({node.get('path')}), which have no {lacking}"
+    return Fault(where, found, "other rows", "dataset=<one with them>")

@@ -1,0 +1,94 @@
+"""Run folder -> the weights that are meant, whole and sealed.
+
+Finding them needs nothing heavy, so that a wrong word is told before torch is imported. How they are loaded is in
+``tray.trained``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.errors import ConfigError, Fault, FolderError
+from runner.files import SEAL, damage_of, describe_damage, display_path, read_json, sha256
+from runner.run import Run, last_checkpoint, sealed_checkpoints
+
+WISHES = "model, best, last, start, or the step of a checkpoint"
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The place of weights; without a ``folder``, where the configuration's model says."""
+
+    name: str
+    folder: Path | None = None
+
+    @property
+    def seal(self) -> str:
+        """The hash of their seal, which tells these weights from others of the same name."""
+        seal = self.folder / SEAL if self.folder else None
+        return sha256(seal) if seal and seal.is_file() else ""
+
+    def __str__(self) -> str:
+        return display_path(self.folder) if self.folder else self.name
+
+
+def find_weights(run: Run | None, wish: str | None) -> Weights:
+    """The weights of a run that a word means; without a word its model, else its best or newest sealed checkpoint."""
+    if run is None:
+        if wish not in (None, "start"):
+            raise ConfigError(Fault("checkpoint", wish, "a run that has checkpoints", "leave it out"))
+        return Weights("model")
+    if wish == "start":
+        return Weights("start")
+    if wish is not None and wish.isdigit():
+        return _of_step(run, int(wish))
+    if wish not in (None, "model", "best", "last"):
+        raise ConfigError(Fault("checkpoint", wish, WISHES, "checkpoint=last"))
+    state = run.status()
+    is_finished = state["state"] == "finished" and run.model.is_dir()
+    if is_finished if wish is None else wish == "model" and run.model.is_dir():
+        return Weights("model", check_sealed(run.model))
+    newest = last_checkpoint(run, clean=False)
+    folder = _best(run, newest) if newest and wish in (None, "best") else None
+    folder = newest if folder is None and wish in (None, "last") else folder
+    if folder is not None:
+        return Weights(folder.name, folder)
+    found = {
+        None: "no sealed checkpoint that is whole, and no model",
+        "model": "no model yet",
+        "best": "no whole checkpoint is known to be the best",
+        "last": "no sealed checkpoint that is whole",
+    }[wish]
+    cure = f"python -m runner.work {run}  (to train on), or checkpoint=start for the model it begins with"
+    cure = "checkpoint=last" if newest else "checkpoint=model" if is_finished else cure
+    progress = f"it is {state['state']}, step {state['step']} of {state['max_steps']}"
+    raise FolderError(Fault(str(run), f"{found}; {progress}", "weights", cure))
+
+
+def check_sealed(folder: Path) -> Path:
+    """The same sealed folder; FolderError with every file that is not as it was sealed."""
+    if damage := damage_of(folder):
+        cure = "the command that made the run, which mends it from a checkpoint, or checkpoint=last"
+        raise FolderError(
+            Fault(display_path(folder), f"damaged: {describe_damage(damage)}", "the files that were sealed", cure)
+        )
+    return folder
+
+
+def _best(run: Run, newest: Path) -> Path | None:
+    """The checkpoint that the newest one names as the best so far, wherever the run was when it was written."""
+    named = (read_json(newest / "trainer_state.json") or {}).get("best_model_checkpoint")
+    folder = run.checkpoints / Path(named).name if named else None
+    return folder if folder and not damage_of(folder) else None
+
+
+def _of_step(run: Run, step: int) -> Weights:
+    folder = run.checkpoints / f"checkpoint-{step}"
+    damage = damage_of(folder)
+    if not damage:
+        return Weights(folder.name, folder)
+    there = [path.name.rpartition("-")[2] for path in sealed_checkpoints(run)]
+    found = f"checkpoint {step} is {f'damaged: {describe_damage(damage)}' if folder.is_dir() else 'not there'}"
+    cure = f"checkpoint={there[-1]}" if there else "checkpoint=model"
+    raise FolderError(Fault(display_path(run.checkpoints), found, f"one of {', '.join(there) or 'none'}", cure))
