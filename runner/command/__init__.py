@@ -1,6 +1,6 @@
 """The verbs, one file each; each has one public function of the file's name. Only here do the parts meet.
 
-Here is what several of them read of the command line.
+Here, and in the file that begins with an underscore, is what several of them read of the command line.
 """
 
 import difflib

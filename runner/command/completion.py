@@ -256,7 +256,7 @@ def _composes(verb: str) -> bool:
     """Whether a verb takes what a training takes: then it imports what composes that."""
     found = [node for node in _source(verb).body if isinstance(node, ast.ImportFrom)]
     names = {node.module for node in found} | {alias.name for node in found for alias in node.names}
-    return verb == "train" or bool({"stage", "runner.command.request"} & names)
+    return verb == "train" or bool({"stage", "runner.command._request"} & names)
 
 
 def _source(verb: str) -> ast.Module:

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.check.value import NOT_NEGATIVE
-from runner.command.request import OPTIONS, InferenceRequest, Option, read_request
+from runner.command._request import OPTIONS, InferenceRequest, Option, read_request
 from runner.dataset.convert import fits
 from runner.errors import ConfigError, DataError, Fault
 from runner.files import display_path, write_json, write_text

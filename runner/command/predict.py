@@ -38,7 +38,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.command.request import OPTIONS, InferenceRequest, Option, in_a_name, read_request
+from runner.command._request import OPTIONS, InferenceRequest, Option, in_a_name, read_request
 from runner.errors import ConfigError, Fault
 from runner.files import display_path, read_last_row
 from runner.generate.prediction import PredictionFile, file_states, prediction_key
