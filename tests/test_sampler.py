@@ -75,7 +75,7 @@ def test_the_ends_of_the_noise_draw_no_impossible_token(uniform):
         ({"top_p": 0.7}, [TopPLogitsWarper(0.7)]),
         ({"top_k": 8, "top_p": 0.8}, [TopKLogitsWarper(8), TopPLogitsWarper(0.8)]),
     ],
-    ids=str,
+    ids=["top_k", "top_p", "both"],
 )
 def test_of_what_top_k_and_top_p_leave_in_tokens_are_drawn_as_transformers_would(asked, chain):
     logits, count = torch.randn(12, generator=torch.Generator().manual_seed(1)), 100_000
