@@ -25,7 +25,6 @@ from runner import config, stage
 from runner.command import VERBS
 from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, code_of
 from runner.files import MENU
-from runner.preflight import check_ahead
 from runner.resume.continuation import find_offer
 from runner.run import Run, folder_of, open_run, sealed_checkpoints
 from runner.run.read import one_line
@@ -37,6 +36,7 @@ from runner.sweep.plugin import Job, failed_since
 from runner.sweep.pool import Settings, confine, idle_devices, settings_of, train_all
 from runner.sweep.progress import LiveProgress, Stages
 from runner.terminal import tell_uncaught
+from runner.validate.start import check_ahead
 from runner.work import Stop, finished, is_finished, launch, prepare_environment
 
 # What a system says of a place where no folder can be made, however much room there is.

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner.check.value import nearest
 from runner.dataset.convert import fits
 from runner.errors import ConfigError, Fault
 from runner.files import replace_rows
@@ -16,7 +15,7 @@ from runner.generate.rows import held_out_sets
 from runner.metric import kind_of
 from runner.metric.ask import Metric
 from runner.run import Run
-from runner.signature import read_signature
+from runner.signature import nearest, read_signature
 from runner.signature.type import shortened
 from runner.signature.upstream import completion_length
 from runner.tray.judge import build_metrics, named

@@ -1,7 +1,7 @@
 """What a secret is: by its form, by what it is called, or because the environment holds it; and texts without any.
 
 Standard library only, because errors and files ask here before a byte is written. What a configuration may not hold is
-said in ``check``.
+said in ``validate``.
 """
 
 from __future__ import annotations

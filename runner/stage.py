@@ -5,7 +5,7 @@ folder of an earlier stage; elsewhere ``${run:my-sft}`` is that of a finished ru
 config, so it is known before anything has trained, and the key of a stage depends on those of the stages below it:
 after a change, what depends on it is another run, and what does not is the same.
 
-What is not here: what a right configuration is (``check``), and starting anything (the door).
+What is not here: what a right configuration is (``validate``), and starting anything (the door).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from runner import config
-from runner.check import check
-from runner.check.known import TOP
-from runner.check.value import nearest
 from runner.errors import ConfigError, Fault
-from runner.match import find_mismatches
 from runner.resume.continuation import find_resume_faults
 from runner.run import Run, folder_of
+from runner.signature import nearest
 from runner.signature.type import shortened
+from runner.validate import find_config_faults
+from runner.validate.context import TOP
+from runner.validate.parts import find_mismatches
 
 Check = Callable[[config.Composed], list[Fault]]
 
@@ -51,7 +51,7 @@ def faults_of(composed: config.Composed, folders: Sequence[Path] = ()) -> list[F
     """What is wrong with a configuration: key by key, and then part against part."""
     allow = tuple(composed.cfg.get("allow") or ()) if "allow" in composed.typed else ()
     menu = config.read_menu(folders)
-    faults = check(composed.cfg, menu=menu, allow=allow, typed=composed.typed)
+    faults = find_config_faults(composed.cfg, menu=menu, allow=allow, typed=composed.typed)
     return faults or find_mismatches(composed.cfg, menu) or find_resume_faults(composed.cfg)
 
 

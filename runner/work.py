@@ -23,8 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from runner import config
-from runner.check.allow import find_dangers
-from runner.check.known import OWN
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, Interrupted, RunnerError
 from runner.files import damage_of, describe_damage
 from runner.resume.amendment import is_out_of_memory
@@ -44,6 +42,8 @@ from runner.run import (
 from runner.secret import hidden
 from runner.space import full, is_full
 from runner.terminal import Hiding, to_terminal
+from runner.validate.context import OWN
+from runner.validate.dangers import find_dangers
 
 log = logging.getLogger("runner.work")
 

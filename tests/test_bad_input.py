@@ -18,11 +18,11 @@ sys.path.append(str(Path(__file__).parent / "fault"))
 
 from bad_input_cases import BAD, GOOD, KINDS
 
-from runner.check.library import find_other_versions, is_within
 from runner.config import quote_text
 from runner.files import hub_home
 from runner.model.check import find_model_faults
 from runner.model.jinja import find_template_faults
+from runner.validate.environment import find_other_versions, is_within
 
 SCRIPT = Path(__file__).parent / "fault" / "bad_input.py"
 NULL = [case for case in BAD if case.kind == "dataset" and "line null" in case.name]

@@ -13,7 +13,7 @@ from runner.config import compose
 from runner.dataset.convert import ARROWS, FORMS_FOR, Conversion, Layout, convert, fits
 from runner.dataset.detect import kept_columns, read_layout
 from runner.errors import DataError
-from runner.match import find_mismatches
+from runner.validate.parts import find_mismatches
 
 
 def user(text):

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from runner.check.known import ALARMS
 from runner.config import compose
 from runner.errors import SickRun
 from runner.health.alarms import (
@@ -28,6 +27,7 @@ from runner.health.alarms import (
 from runner.health.probe import Probe
 from runner.health.watch import Health, gathered
 from runner.run import key_of
+from runner.validate.context import ALARMS
 
 NAN = math.nan
 

@@ -9,7 +9,6 @@ from torch.nn.functional import cross_entropy, logsigmoid
 
 from runner import loss
 from runner.__main__ import main
-from runner.check.objective import ALSO_GIVES, GIVES
 from runner.config import compose
 from runner.errors import ConfigError, SickRun
 from runner.files import MENU
@@ -18,6 +17,7 @@ from runner.trainer import objective
 from runner.trainer.extension import Hooks
 from runner.trainer.objective import aligned, call, watched
 from runner.tray import build_components
+from runner.validate.objective import ALSO_GIVES, GIVES
 from runner.work import Stop
 
 # --- By hand ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 ROOMS = {
     -1: {"secret"},
     0: {"content", "errors", "files", "signature", "terminal"},
-    1: {"bound", "check", "config", "inspection", "run"},
+    1: {"bound", "config", "inspection", "run"},
     2: {
         "dataset",
         "model",
@@ -31,13 +31,12 @@ ROOMS = {
     3: {
         "tray",
         "held_out",
-        "match",
         "stage",
         "origin",
         "importers",
         "space",
         "resume",
-        "preflight",
+        "validate",
         "forecast",
     },
     4: {"command"},
@@ -48,8 +47,8 @@ LEVEL = {room: level for level, rooms in ROOMS.items() for room in rooms}
 # A launcher may start the worker in its own process.
 SIDEWAYS = {("launcher", "work"), ("sweep", "work"), ("held_out", "tray")}
 SIDEWAYS |= {("stage", "resume"), ("tray", "resume")}
-SIDEWAYS |= {("match", "tray"), ("match", "held_out"), ("stage", "match")}
-SIDEWAYS |= {("run", "bound"), ("config", "bound"), ("check", "config")}
+SIDEWAYS |= {("validate", "tray"), ("validate", "held_out"), ("stage", "validate")}
+SIDEWAYS |= {("run", "bound"), ("config", "bound"), ("validate", "config")}
 # A rehearsal is a play of runs as the pool starts them.
 SIDEWAYS |= {("command", "rehearsal"), ("command", "sweep"), ("command", "work"), ("forecast", "tray")}
 SIDEWAYS |= {("rehearsal", "sweep"), ("rehearsal", "work"), ("forecast", "space")}

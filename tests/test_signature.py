@@ -12,7 +12,6 @@ from textwrap import dedent
 
 import pytest
 
-from runner.check.value import typed
 from runner.config import parse, quote_text
 from runner.signature import (
     Definition,
@@ -20,6 +19,7 @@ from runner.signature import (
     find_definition,
     public_names,
     read_signature,
+    to_override,
     to_text,
 )
 from runner.signature.read import UNKNOWN
@@ -489,7 +489,7 @@ def test_values_as_the_command_line_takes_them():
 )
 def test_what_is_told_to_be_typed_is_read_as_that_value(value):
     """By a shell, our entry point and Hydra."""
-    [word] = [f"key={to_text(value)}"] if isinstance(value, dict) else shlex.split(typed("key", value))
+    [word] = [f"key={to_text(value)}"] if isinstance(value, dict) else shlex.split(to_override("key", value))
     [override] = parse([quote_text(word)])
     assert _plain(override.value()) == value
 

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import config
-from runner.check import check
-from runner.check.value import COUNT, NOT_NEGATIVE, SEED, SHARE, Range, misfit_number, misfit_type, nearest
 from runner.errors import ConfigError, Fault, FolderError
 from runner.generate.rows import Rows, read_sets
 from runner.run import Run
 from runner.run.find import find_runs
-from runner.signature import Type
+from runner.signature import Type, nearest
 from runner.signature.upstream import completion_length
 from runner.stage import draft
+from runner.validate import find_config_faults
+from runner.validate.values import COUNT, NOT_NEGATIVE, SEED, SHARE, Range, misfit_number, misfit_type
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -251,7 +251,7 @@ def _check(cfg: Mapping[str, Any], words: Sequence[str], parts: Sequence[str], f
     used = {key: cfg.get(key) for key in (*parts, *SETTINGS, "seed")}
     typed = {_key(word) for word in words}
     allowed = tuple(cfg["allow"]) if "allow" in typed else ()
-    faults = check(used, menu=config.read_menu(folders), allow=allowed, typed=typed)
+    faults = find_config_faults(used, menu=config.read_menu(folders), allow=allowed, typed=typed)
     # A trainer is what nobody needs here.
     if faults := [fault for fault in faults if fault.where != "trainer"]:
         raise ConfigError(faults)

@@ -185,8 +185,8 @@ class Layout:
         target = self.node(path).get("_target_")
         if not isinstance(target, str):
             return {}
-        from runner.check.known import keys_of
         from runner.signature import read_signature
+        from runner.validate.context import keys_of
 
         signature = read_signature(target)
         return keys_of(path, signature) if signature else {}

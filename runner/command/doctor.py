@@ -24,7 +24,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from runner.check.library import is_within, read_project, read_requirements
 from runner.command import read_options
 from runner.errors import EnvironmentFault
 from runner.files import PACKAGE, display_path, hub_home
@@ -34,6 +33,7 @@ from runner.report.table import Column, format_table
 from runner.run import installed_version
 from runner.secret import hidden
 from runner.space import sized
+from runner.validate.environment import is_within, read_project, read_requirements
 
 WIDTH = 80
 PATIENCE = 2.0  # seconds for the hub to answer

@@ -38,7 +38,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.check.value import NOT_NEGATIVE
 from runner.command._request import OPTIONS, InferenceRequest, Option, read_request
 from runner.dataset.convert import fits
 from runner.errors import ConfigError, DataError, Fault
@@ -52,6 +51,7 @@ from runner.report.table import Column, format_table
 from runner.terminal import progress_bar, quiet
 from runner.tray.judge import build_metrics, build_rewards, named
 from runner.tray.trained import load_trained
+from runner.validate.values import NOT_NEGATIVE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from runner import config, stage
-from runner.check.top import is_folder_name
 from runner.command import is_yes, read_options
 from runner.errors import ConfigError, Fault
 from runner.files import MENU, write_text
 from runner.importers.draft import KINDS, NO_EQUIVALENT, Draft, Note, to_line
 from runner.importers.read import Reading, read_file
 from runner.importers.translate import rows_per_step, to_yaml, translate
+from runner.validate.keys import is_folder_name
 
 WIDTH = 80
 OPTIONS = ("to", "name", "dialect", "force", "trainer")

@@ -30,7 +30,6 @@ from typing import Any
 import yaml
 
 from runner import stage
-from runner.check.allow import find_dangers
 from runner.config import Composed, asked_for, build
 from runner.errors import ConfigError, Fault
 from runner.files import shipped, write_text
@@ -41,6 +40,7 @@ from runner.run.find import find_runs
 from runner.terminal import quiet
 from runner.tray import build_components
 from runner.tray.model import policy_of
+from runner.validate.dangers import find_dangers
 from runner.work import take_devices, visible_devices
 
 SETS = ("train", "eval", "all")

@@ -28,8 +28,6 @@ from pathlib import Path
 from typing import Any
 
 from runner import config
-from runner.check.allow import find_dangers
-from runner.check.top import is_folder_name
 from runner.command import is_yes, read_options
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, SickRun
 from runner.files import write_json
@@ -40,6 +38,8 @@ from runner.run import CHANGES, Run, installed_version, open_run, run_git
 from runner.run.find import check_finished, find_runs
 from runner.run.read import RunRecord, read_run
 from runner.secret import HIDDEN, hidden_source
+from runner.validate.dangers import find_dangers
+from runner.validate.keys import is_folder_name
 from runner.work import launch
 
 OPTIONS = ("tolerance", "code", "name", "trust", "output_root")

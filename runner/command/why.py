@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from runner import config, stage
-from runner.check.known import keys_of, nodes
-from runner.check.value import nearest
 from runner.config import Composed
 from runner.errors import ConfigError, Fault
 from runner.origin import Origins, Setting, read_origins, select
@@ -30,8 +28,9 @@ from runner.run import key_of
 from runner.run.find import find_runs
 from runner.run.read import RunRecord
 from runner.secret import hidden
-from runner.signature import flatten, read_signature, to_text
+from runner.signature import flatten, nearest, nodes, read_signature, to_text
 from runner.terminal import print_visible
+from runner.validate.context import keys_of
 
 MAX_VALUE_WIDTH = 36  # characters of a value
 

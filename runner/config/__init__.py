@@ -2,7 +2,7 @@
 
 The door composes (Hydra is met here and nowhere else) and the worker builds from paper. What a key
 may be is not
-written here: ``check`` reads that from the signatures of what the config names.
+written here: ``validate`` reads that from the signatures of what the config names.
 """
 
 from __future__ import annotations

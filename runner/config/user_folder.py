@@ -1,6 +1,6 @@
 """The user's own config folders, as Hydra reads them: within bounds, and without what would change Hydra itself.
 
-A folder of ``--config-dir`` can come from anybody. What a run may be is for ``check`` to say; but loggers, callbacks,
+A folder of ``--config-dir`` can come from anybody. What a run may be, ``validate`` says; but loggers, callbacks,
 launchers and search paths are made by Hydra while it composes, before anybody could look.
 """
 

@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from runner.check.value import nearest as find_nearest
 from runner.dataset.convert import SPEAKERS
 from runner.errors import Fault
 from runner.importers.convert import COMPUTED, CONVERSIONS, to_list, to_number, to_whole_number, to_words
 from runner.importers.draft import IGNORED, MAPPED, SAME, Draft, is_unset, to_line
 from runner.importers.read import HIDDEN
 from runner.importers.table import OFF, Case, is_wanted
+from runner.signature import nearest as find_nearest
 
 SECRET = Case(kind="ignored", reason="a secret, which no file of ours holds: export it in the environment")
 

@@ -12,13 +12,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from runner.check.known import nodes
-from runner.check.value import typed
 from runner.errors import ConfigError, Fault, FolderError
 from runner.files import damage_of, describe_damage, find_links, read_json, write_json
 from runner.run import VOLATILE, Run, folder_of, held, link_faults, processes_of, sealed_checkpoints
 from runner.run.find import find_run
-from runner.signature import Parameter, flatten, last_key, read_signature, to_text, walk
+from runner.signature import Parameter, flatten, last_key, nodes, read_signature, to_override, to_text, walk
 from runner.signature.read import UNKNOWN
 
 # Fields of a trainer's config that no step of the training reads.
@@ -140,7 +138,7 @@ def _differences(other: Run, cfg: Mapping[str, Any]) -> Iterator[Fault]:
             unknown = path not in then and name not in known
             theirs = path not in then and name in OVERRULED
             was = "its default" if theirs else to_text(old)
-            cure = f"leave {path} out" if theirs or unknown else typed(path, old)
+            cure = f"leave {path} out" if theirs or unknown else to_override(path, old)
             cure += ", or leave resume out, to start from the first step"
             yield Fault(path, f"{was} -> {to_text(new)}", reason, cure)
     status = other.status()

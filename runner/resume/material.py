@@ -14,12 +14,11 @@ from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
 
-from runner.check.allow import NOT_OFFERED
-from runner.check.known import nodes
 from runner.errors import Fault, FolderError
 from runner.files import SHIPPED
 from runner.run import VOLATILE, Run, sealed_checkpoints
-from runner.signature import find_module, flatten, last_key, walk
+from runner.signature import find_module, flatten, last_key, nodes, walk
+from runner.signature.source import NOT_OF_THE_USER
 
 NAMES = ("path", "file", "files", "template", "deepspeed", "fsdp_config")  # how a key ends whose value is read
 READ = {".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".gz", ".safetensors", ".bin", ".model", ".txt"}
@@ -112,7 +111,7 @@ def _files(value: str) -> Iterable[Path]:
 
 def _code(cfg: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
     """Each package of the user's that a ``_target_`` names, with its files."""
-    for top in sorted({str(node["_target_"]).partition(".")[0] for _, node in nodes(cfg)} - NOT_OFFERED):
+    for top in sorted({str(node["_target_"]).partition(".")[0] for _, node in nodes(cfg)} - NOT_OF_THE_USER):
         module = find_module(top)
         files = [Path(module.file)] if module and module.file else []
         folders = module.folders if module else ()

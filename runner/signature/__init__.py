@@ -4,19 +4,23 @@
     choices_compared("trl.DPOTrainer", "loss_type")     the names that its source knows
     find_definition("trl.DPOConfig").home               where a name really comes from
     flatten(cfg), to_text(value)                        the same the other way: dotted keys and text to type
+    nearest("lerning_rate", fields)                     what was probably meant
 
 Where the source cannot say, the answer accepts everything rather than refuse something good.
-Whether a value is sensible, and whether a target may run at all, is for ``check``.
+Whether a value is sensible, and whether a target may run at all, is for ``validate``.
 """
 
 from runner.signature.read import Parameter, Signature, choices_compared, read_signature
 from runner.signature.source import Definition, Module, find_definition, find_module, public_names
-from runner.signature.text import flatten, last_key, to_text, walk
+from runner.signature.spelling import likeness, nearest
+from runner.signature.text import Config, Node, flatten, last_key, nodes, scalars, to_override, to_text, walk
 from runner.signature.type import Type
 
 __all__ = [
+    "Config",
     "Definition",
     "Module",
+    "Node",
     "Parameter",
     "Signature",
     "Type",
@@ -25,8 +29,13 @@ __all__ = [
     "find_module",
     "flatten",
     "last_key",
+    "likeness",
+    "nearest",
+    "nodes",
     "public_names",
     "read_signature",
+    "scalars",
+    "to_override",
     "to_text",
     "walk",
 ]

@@ -16,6 +16,10 @@ from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+# Packages whose source is nobody's own: those that a training is made of, with the runner, and those beside them.
+LIBRARY_PACKAGES = frozenset({"runner", "trl", "transformers", "torch", "peft", "datasets", "accelerate", "numpy"})
+NOT_OF_THE_USER = LIBRARY_PACKAGES | {*sys.stdlib_module_names, "hydra", "omegaconf", "pandas", "setuptools"}
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 

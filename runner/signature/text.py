@@ -1,8 +1,14 @@
 """A configuration as dotted keys, and its values as text: each the one way in which the runner writes them."""
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from runner.secret import looks_secret
+
+Config = Mapping[str, Any]  # a composed configuration, resolved: plain mappings, lists and scalars
+Node = Mapping[str, Any]  # a part of one, often with a ``_target_``
 
 
 def walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -18,7 +24,18 @@ def walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from walk(entry, f"{path}.{key}".lstrip("."))
 
 
-def flatten(node: Mapping[str, Any]) -> dict[str, Any]:
+def nodes(value: object, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every mapping that has a ``_target_``, wherever it is, with its dotted key; outer ones first."""
+    every = walk(value, path) if path else (("", value), *walk(value))
+    return ((key, entry) for key, entry in every if isinstance(entry, dict) and "_target_" in entry)
+
+
+def scalars(cfg: Config) -> Iterator[tuple[str, Any]]:
+    """Every value that is no mapping and no list, with its dotted key, in order."""
+    return ((key, entry) for key, entry in walk(cfg) if not isinstance(entry, dict | list))
+
+
+def flatten(node: Node) -> dict[str, Any]:
     """The values of a configuration by their dotted keys; a list is a value, and so is an empty mapping.
 
     >>> flatten({"a": {"b": [7], "c": {}}})
@@ -53,6 +70,18 @@ def to_text(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{to_text(entry)}" for key, entry in value.items()) + "}"
     return _quoted(value) if isinstance(value, str) and _needs_quotes(value) else str(value)
+
+
+def to_override(path: str, value: object) -> str:
+    """The word to type for a value at a dotted key, with the quotes that a shell takes away; of a secret only dots.
+
+    >>> to_override("trainer.args.beta", 0.1), to_override("name", "a b")
+    ('trainer.args.beta=0.1', 'name="a b"')
+    """
+    text = "..." if (isinstance(value, dict) and value) or looks_secret(str(value)) else to_text(value)
+    if set(text) & set('"$`\\!{\n'):
+        return shlex.quote(f"{path}={text}")
+    return f'{path}="{text}"' if set(text) & set("' []()*?;&|<>#~") else f"{path}={text}"
 
 
 def _quoted(text: str) -> str:

@@ -19,6 +19,8 @@ from torch.nn.functional import cross_entropy
 from transformers import Trainer
 
 from runner.errors import ConfigError, Fault, SickRun
+from runner.signature import read_signature
+from runner.signature.upstream import loss_interface
 from runner.trainer.extension import Hooks
 
 WEIGHTS = "token_weights"
@@ -313,16 +315,16 @@ class Scores(Objective):
         return (loss, outputs) if return_outputs else loss
 
 
-OBJECTIVES = {
-    "SFTTrainer": Tokens,
-    "DPOTrainer": Pairs,
-    "KTOTrainer": Labelled,
-    "ORPOTrainer": Odds,
-    "CPOTrainer": Contrasts,
-    "RewardTrainer": Scores,
+OBJECTIVES: dict[str | None, type[Objective]] = {
+    "tokens": Tokens,
+    "pairs": Pairs,
+    "labels": Labelled,
+    "odds": Odds,
+    "contrasts": Contrasts,
+    "scores": Scores,
 }
 
 
-def objective_of(trainer: type) -> type[Objective] | None:
-    """The class that gives a trainer a loss of the user's own; None for one that has to take it by itself."""
-    return next((OBJECTIVES[base.__name__] for base in trainer.__mro__ if base.__name__ in OBJECTIVES), None)
+def objective_class(trainer: str, config: str) -> type[Objective] | None:
+    """The class that gives the named trainer a loss of the user's own; None for one that has to take it by itself."""
+    return OBJECTIVES.get(loss_interface(read_signature(trainer), read_signature(config)))

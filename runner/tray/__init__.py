@@ -1,6 +1,6 @@
 """Run folder -> the components of a training, built by calls in order, each given what it needs.
 
-What is not here: how a component is made (its own room), what a valid key is (``check``), how the loop runs (the
+What is not here: how a component is made (its own room), what a valid key is (``validate``), how the loop runs (the
 Trainer).
 """
 

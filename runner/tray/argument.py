@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runner.check.known import nodes
-from runner.check.sharding import find_unshardable, shards_on_cpu
 from runner.config import asked_for, build
+from runner.config.sharding import find_unshardable, shards_on_cpu
 from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.resume.amendment import amended_args, read_amendments
 from runner.run import Run
+from runner.signature import nodes
 from runner.tracker.variable import check_installed, set_variables
 
 

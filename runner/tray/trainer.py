@@ -40,14 +40,15 @@ def _construct(cfg: Mapping[str, Any], offered: Mapping[str, Any], hooks: Hooks,
 
     from runner.model.reference import match_reference
     from runner.trainer.extension import extend
-    from runner.trainer.objective import objective_of
+    from runner.trainer.objective import objective_class
 
     node, tokenizer = cfg["trainer"], offered["processing_class"]
     wanted, trainer_class = asked_for(node["_target_"]), locate(node["_target_"])
     own = {key: _build_inside(value, tokenizer) for key, value in node.items() if key not in NOT_FOR_THE_TRAINER}
     offered = dict(offered) | {"compute_loss_func": hooks.loss}
     served = {name: part for name, part in offered.items() if name in wanted and part is not None and part != []}
-    objective = objective_of(trainer_class) if hooks.loss or weighs_tokens else None
+    ours = hooks.loss or weighs_tokens
+    objective = objective_class(node["_target_"], node["args"]["_target_"]) if ours else None
     if objective:
         served.pop("compute_loss_func", None)
     trainer = extend(trainer_class, objective)(hooks=hooks, **served | own)

@@ -1,4 +1,4 @@
-"""Models that are spread over processes: which configurations ask for it, and where it cannot be had.
+"""Models that are spread over processes: what asks for it, and where it cannot be had.
 
 Accelerate shards on devices alone: on a CPU it trains whole copies instead, without a word.
 """
@@ -13,7 +13,6 @@ from typing import Any
 
 from runner.errors import Fault
 
-A = "trainer.args."
 FIELDS = ("fsdp", "deepspeed", "parallelism_config")
 VARIABLES = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")  # as accelerate launch sets them
 # Nodes of devices: NVIDIA (in WSL too), AMD, Intel and others, Huawei, Habana and TPU.
@@ -24,7 +23,8 @@ def find_unshardable(args: Mapping[str, Any]) -> Iterator[Fault]:
     """A fault for each wish to shard, in the arguments of a trainer or by accelerate launch, where there is no GPU."""
     if shards_on_cpu():
         return
-    asked = {f"{A}{name}": (args.get(name), f"{A}{name}=null") for name in FIELDS}
+    fields = {f"trainer.args.{name}": args.get(name) for name in FIELDS}
+    asked = {where: (value, f"{where}=null") for where, value in fields.items()}
     asked |= {name: (os.environ.get(name, "").lower() in ("1", "true"), f"unset {name}") for name in VARIABLES}
     for where, (value, cure) in asked.items():
         if value:
@@ -33,12 +33,12 @@ def find_unshardable(args: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 def has_devices() -> bool:
-    """Whether there may be a GPU or the like, by what the system shows of it; torch alone is sure."""
+    """True where there may be a GPU or the like, by what the system shows of it; torch alone is sure."""
     return any(any(Path("/dev").glob(pattern)) for pattern in DEVICES)
 
 
 def shards_on_cpu() -> bool:
-    """Whether this is a test that shards on a CPU, with accelerate told that its processes have devices.
+    """True for a test that shards on a CPU; accelerate is told then that its processes have devices.
 
     RUNNER_TEST_FSDP_ON_CPU=1 is for the tests of this project alone. Accelerate shards for the kinds of processes that
     it lists, and there is no public way to say that those of a CPU are of one.

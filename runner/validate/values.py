@@ -1,22 +1,19 @@
-"""Whether one value fits its parameter: its type, its range, and the names that the code knows.
+"""Values against their parameters: the type, the range, and the names that the code knows.
 
 The ranges are by the field's name, since TRL, transformers and peft call the same thing the same;
 where one class means another thing by it, that class has a row of its own.
 """
 
-import difflib
 import math
-import re
-import shlex
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeGuard
 
-from runner.check.known import ALARMS, Asked, is_number
 from runner.errors import Fault
 from runner.secret import looks_secret
-from runner.signature import Parameter, Signature, Type, to_text
+from runner.signature import Parameter, Signature, Type, nearest, scalars, to_override, to_text
 from runner.signature.type import shortened
+from runner.validate.context import ALARMS, ValidationContext
 
 
 @dataclass(frozen=True)
@@ -55,8 +52,11 @@ SHARE = Range(0, 1, above=True)
 SEED = Range(0, 2**32 - 1)
 
 # Of the top level.
-SETTINGS = {"seed": SEED, "learning_rate": STEP_SIZE, "kl_coef": NOT_NEGATIVE, "attempts": COUNT}
-SETTINGS |= {"tolerate.truncated": FRACTION, **{f"tolerate.{alarm}": COUNT for alarm in ALARMS}}
+SETTINGS = {
+    **{"seed": SEED, "learning_rate": STEP_SIZE, "kl_coef": NOT_NEGATIVE, "attempts": COUNT},
+    "tolerate.truncated": FRACTION,
+    **{f"tolerate.{alarm}": COUNT for alarm in ALARMS},
+}
 
 TRAINING = {
     # the loop
@@ -102,11 +102,7 @@ ADAPTER = {
 }
 OPTIMIZER = {"lr": STEP_SIZE, "eps": POSITIVE, "weight_decay": NOT_NEGATIVE, "betas": RATE}
 
-PROCESSES = {
-    **dict.fromkeys(("num_processes", "jobs"), COUNT),
-    "timeout_seconds": POSITIVE,
-}
-
+PROCESSES = {**dict.fromkeys(("num_processes", "jobs"), COUNT), "timeout_seconds": POSITIVE}
 BY_GROUP = {
     "trainer": TRAINING,
     "peft": ADAPTER,
@@ -130,22 +126,12 @@ BY_CLASS = {
 }
 
 
-def find_range(group: str, name: str, lineage: Collection[str]) -> Range | None:
-    """The numbers that make sense for a field, if any are known."""
-    own = (BY_CLASS[owner, name] for owner in lineage if (owner, name) in BY_CLASS)
-    return next(own, BY_GROUP.get(group, {}).get(name))
-
-
-def misfit(
-    path: str,
-    value: Any,
-    parameter: Parameter,
-    signature: Signature,
-    choices: Collection[str] = (),
+def find_misfits(
+    path: str, value: object, parameter: Parameter, signature: Signature, choices: Collection[str] = ()
 ) -> list[Fault]:
-    """What is wrong with a value under a signature; ``choices`` are the texts that it may be.
+    """The faults of a value under a signature; ``choices`` are the texts that it may be.
 
-    More than one fault only for a mapping. A number that is not finite is refused elsewhere.
+    More than one only for a mapping. A number that is not finite is refused elsewhere.
     """
     known, default = parameter.type, parameter.default
     if value == "None" and known.kind != "any" and known.accepts(None):
@@ -153,14 +139,15 @@ def misfit(
     if parameter.required and value == "":
         return [Fault(path, "an empty text", str(known), f"{path}=<value>")]
     if not known.accepts(value):
-        inside = list(_misfits_inside(path, value, known))
-        return inside or [misfit_type(path, value, known, default)]
-    numbers = find_range(path.partition(".")[0], parameter.name, (*signature.lineage, signature.target))
+        return list(_misfits_inside(path, value, known)) or [misfit_type(path, value, known, default)]
+    classes = (*signature.lineage, signature.target)
+    own = (BY_CLASS[owner, parameter.name] for owner in classes if (owner, parameter.name) in BY_CLASS)
+    numbers = next(own, BY_GROUP.get(path.partition(".")[0], {}).get(parameter.name))
     fault = misfit_choice(path, value, choices) or misfit_number(path, value, numbers, default)
     return [fault] if fault else []
 
 
-def _misfits_inside(path: str, value: Any, known: Type) -> Iterator[Fault]:
+def _misfits_inside(path: str, value: object, known: Type) -> Iterator[Fault]:
     """A fault for each entry of a mapping whose key or value its type does not accept."""
     shape = next((part for part in known.alternatives if part.kind in ("record", "dict")), None)
     if not isinstance(value, dict) or not shape or not shape.parts:
@@ -171,94 +158,71 @@ def _misfits_inside(path: str, value: Any, known: Type) -> Iterator[Fault]:
         if words and key not in words:
             near = [*nearest(str(key), words), *words][0]
             expected = f"one of {shortened(list(words))}"
-            yield Fault(inner, "no such key", expected, typed(f"{path}.{near}", entry))
+            yield Fault(inner, "no such key", expected, to_override(f"{path}.{near}", entry))
             continue
         part = shape.parts[words.index(key)] if shape.keys else shape.parts[1]
         if not part.accepts(entry):
             yield misfit_type(inner, entry, part)
 
 
-def misfit_number(path: str, value: Any, numbers: Range | None, default: Any = None) -> Fault | None:
-    """A fault for a number, or one in a list, that is outside of a range."""
+def misfit_number(path: str, value: object, numbers: Range | None, default: object = None) -> Fault | None:
+    """The fault of a number, or of one in a list, that is outside of a range; else None."""
     values = value if isinstance(value, list) else [value]
-    finite = [v for v in values if is_number(v) and math.isfinite(v)]
-    if numbers is None or all(number in numbers for number in finite):
+    if numbers is None or all(each in numbers for each in values if is_number(each) and math.isfinite(each)):
         return None
-    return Fault(path, shown(value), str(numbers), _cure(path, default, Type("float"), numbers))
+    return Fault(path, short_text(value), str(numbers), _cure(path, default, Type("float"), numbers))
 
 
-def misfit_choice(path: str, value: Any, choices: Collection[str]) -> Fault | None:
-    """A fault for a text, or one in a list, that the code compares with nothing."""
+def misfit_choice(path: str, value: object, choices: Collection[str]) -> Fault | None:
+    """The fault of a text, or of one in a list, that the code compares with nothing; else None."""
     values = value if isinstance(value, list) else [value]
     strange = [each for each in values if isinstance(each, str) and each not in choices]
     if not choices or not strange:
         return None
     likely = [(nearest(each, choices) or [""])[0] if each in strange else each for each in values]
     meant = list(filter(None, likely)) or [next(iter(choices))]
-    return Fault(
-        path,
-        ", ".join(map(shown, strange)),
-        str(Type("choice", values=tuple(choices))),
-        typed(path, meant if isinstance(value, list) else meant[0]),
-    )
+    cure = to_override(path, meant if isinstance(value, list) else meant[0])
+    return Fault(path, ", ".join(map(short_text, strange)), str(Type("choice", values=tuple(choices))), cure)
 
 
-def misfit_type(path: str, value: Any, known: Type, default: Any = None) -> Fault:
+def misfit_type(path: str, value: object, known: Type, default: object = None) -> Fault:
     """The fault of a value that its type does not accept, with what was probably meant."""
     meant = _meant(value, known)
     is_guess = not meant or (meant[0] == str(value) and isinstance(default, str))
-    cure = _cure(path, default, known) if is_guess else typed(path, meant[0])
-    found = _described(value)
+    cure = _cure(path, default, known) if is_guess else to_override(path, meant[0])
+    kinds: dict[type, str] = {str: "the text ", list: "a list: ", dict: "a mapping: "}
+    found = kinds.get(type(value), "") + short_text(value)
     if isinstance(value, bool) and meant and isinstance(meant[0], str):
         found += f", which is how YAML reads {meant[0]} without quotes"
     return Fault(path, found, str(known), cure)
 
 
-def find_empty(asked: Asked, scalars: Iterable[tuple[str, Any]]) -> Iterator[Fault]:
+def find_empty(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each value that is still to be given, and for each number that is not finite."""
-    for path, value in scalars:
+    for path, value in scalars(context.cfg):
         if value == "???":
             yield Fault(path, "no value yet", "one: it has no default", f"{path}=<value>")
         elif isinstance(value, float) and not math.isfinite(value):
-            where = asked.origin(path.removesuffix(".0"), value)
+            where = context.origin(path.removesuffix(".0"), value)
             yield Fault(where, to_text(value), "a finite number", f"{where}=<number>")
 
 
-def shown(value: Any) -> str:
-    """A value as it is told in a fault: as typed, not too long, and never a secret."""
+def is_number(value: object) -> TypeGuard[int | float]:
+    """True for a number; true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def short_text(value: object) -> str:
+    """A value as it stands in a fault: as typed, not too long, and never a secret."""
     text = to_text(value)
     if looks_secret(text):
         return "..."
     return text if len(text) <= 64 else f"{text[:61]}..."
 
 
-def typed(path: str, value: Any) -> str:
-    """What to type for a value at a path, with the quotes that a shell takes away."""
-    text = "..." if (isinstance(value, dict) and value) or looks_secret(str(value)) else to_text(value)
-    if set(text) & set('"$`\\!{\n'):
-        return shlex.quote(f"{path}={text}")
-    return f'{path}="{text}"' if set(text) & set("' []()*?;&|<>#~") else f"{path}={text}"
-
-
-def nearest(word: str, words: Iterable[str], cutoff: float = 0.6) -> list[str]:
-    """The words that look like this one, the likeliest first."""
-    scores = {each: likeness(word, each) for each in words}
-    return sorted((each for each in scores if scores[each] >= cutoff), key=lambda each: -scores[each])
-
-
-def likeness(word: str, other: str) -> float:
-    """From 0 to 1 how much two words look alike; case and separators do not count.
-
-    The start of a longer word is more like it than its end: adamw is adamw_torch, not grokadamw.
-    """
-    one, two = (re.sub(r"[\W_]", "", each).lower() for each in (word, other))
-    ratio = difflib.SequenceMatcher(None, one, two).ratio()
-    return max(0.9, ratio) if len(one) > 3 and two.startswith(one) else ratio
-
-
-def _meant(value: Any, known: Type) -> list[Any]:
+def _meant(value: object, known: Type) -> list[object]:
     """The value that was probably meant, in a list, or an empty list."""
-    guesses: list[Any] = [[value], str(value)]  # a list of one, or a text that looks like a number
+    guesses: list[object] = [[value], str(value)]  # a list of one, or a text that looks like a number
     if isinstance(value, bool):  # YAML reads no, off, yes and on as these
         guesses = ["no" if value is False else "yes", "off" if value is False else "on", [value]]
     elif isinstance(value, float) and value.is_integer():
@@ -273,7 +237,7 @@ def _meant(value: Any, known: Type) -> list[Any]:
     return [guess for guess in guesses if known.kind != "any" and known.accepts(guess)][:1]
 
 
-def _from_text(text: str) -> list[Any]:
+def _from_text(text: str) -> list[object]:
     words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
     if text.lower() in words:
         return [words[text.lower()]]
@@ -286,26 +250,13 @@ def _from_text(text: str) -> list[Any]:
     return [int(number), number] if number.is_integer() else [number]
 
 
-def _described(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case str():
-            return f"the text {shown(value)}"
-        case list():
-            return f"a list: {shown(value)}"
-        case dict():
-            return f"a mapping: {shown(value)}"
-    return shown(value)
-
-
-def _cure(path: str, default: Any, known: Type, numbers: Range | None = None) -> str:
+def _cure(path: str, default: object, known: Type, numbers: Range | None = None) -> str:
     """The default as what to type, where it is written down and good; else what kind of value."""
     good = known.accepts(default) and default is not None and not isinstance(default, dict)
     if good and (numbers is None or (is_number(default) and default in numbers)):
-        return f"{typed(path, default)}  (the default)"
+        return f"{to_override(path, default)}  (the default)"
     if known.choices:
-        return typed(path, known.choices[0])
+        return to_override(path, known.choices[0])
     if numbers is not None and numbers.low in numbers and math.isfinite(numbers.low):
         return f"{path}={numbers.low}"
     if known.kind == "none":

@@ -1,17 +1,14 @@
-"""The keys that the runner reads itself, and all that is known around one configuration."""
+"""What is known around one configuration: the keys that the runner reads itself, the menu, and what was typed."""
 
 import functools
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from runner.config import GROUPS
-from runner.signature import Parameter, Signature, public_names, read_signature, walk
+from runner.signature import Config, Node, Parameter, Signature, nodes, public_names, read_signature
 from runner.signature.type import expression
 
-Node = Mapping[str, Any]
-Menu = Mapping[str, list[str]]
-
+ARGS = "trainer.args."
 TOP = {
     "name": "str | None",
     "seed": "int",
@@ -28,16 +25,9 @@ TOP = {
 }
 # The names of the alarms in ``health``, which would import torch.
 ALARMS = (
-    "not_finite",
-    "zero_gradient",
-    "frozen",
-    "exploded",
-    "diverged",
-    "kl",
-    "preferences_inverted",
-    "constant_reward",
+    *("not_finite", "zero_gradient", "frozen", "exploded", "diverged", "kl", "preferences_inverted"),
+    *("constant_reward", "first_margin", "gradient_ascent"),
 )
-ALARMS += ("first_margin", "gradient_ascent")
 # Keys beside the arguments of a target: of every node, and of one group's.
 SPECIAL = {"_target_": "str", "_partial_": "bool"}
 OWN = {
@@ -76,34 +66,46 @@ FROM_GROUP = {
     "optimizers": "optimizer",
     "optimizer_cls_and_kwargs": "optimizer",
 }
-# Fields of a trainer that a key of the top level sets.
-FROM_TOP = {
-    "learning_rate": "learning_rate",
-    "seed": "seed",
-    "beta": "kl_coef",
-    "kl_coef": "kl_coef",
-}
+# Fields of a trainer's config that a key of the top level sets.
+FROM_TOP = {"learning_rate": "learning_rate", "seed": "seed", "beta": "kl_coef", "kl_coef": "kl_coef"}
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A configuration with what is known around it: the menu, and what was typed and allowed."""
+class ValidationContext:
+    """A configuration with what is known around it.
 
-    cfg: Node
-    menu: Menu = field(default_factory=dict)
+    ``menu`` names the options of each group, ``typed`` the dotted keys of the command line, and ``allow`` the packages
+    that it opened.
+    """
+
+    cfg: Config
+    menu: Mapping[str, list[str]] = field(default_factory=dict)
     allow: Collection[str] = ()
     typed: Collection[str] = ()
-    trainers: Mapping[str, str] | None = None
     signatures: dict[str, Signature | None] = field(default_factory=dict)
 
-    def signature(self, node: Any) -> Signature | None:
-        """What the target of a node takes, if it is a node and its target exists."""
+    def signature(self, node: object) -> Signature | None:
+        """The signature of a node's target; None where it is no node, or its target does not exist."""
         target = node.get("_target_") if isinstance(node, dict) else None
         if not isinstance(target, str):
             return None
         if target not in self.signatures:
             self.signatures[target] = read_signature(target)
         return self.signatures[target]
+
+    def mapping(self, path: str) -> Node:
+        """The mapping at a dotted key; an empty one where there is none."""
+        found: object = self.cfg
+        for key in path.split("."):
+            found = found.get(key) if isinstance(found, dict) else None
+        return found if isinstance(found, dict) else {}
+
+    def entries(self, group: str) -> dict[str, object]:
+        """The parts of a group by their dotted keys, whether it holds one or several with names; null ones too."""
+        node = self.cfg.get(group)
+        if isinstance(node, dict) and "_target_" not in node:
+            return {f"{group}.{name}": part for name, part in node.items()}
+        return {group: node}
 
     @property
     def groups(self) -> list[str]:
@@ -114,18 +116,18 @@ class Asked:
         """The options of a group that choose something."""
         return [name for name in self.menu.get(group, ()) if name != "none"]
 
-    def origin(self, path: str, value: Any) -> str:
+    def origin(self, path: str, value: object) -> str:
         """The key to change for a value: that of the top level where the value comes from there."""
-        top = FROM_TOP.get(path.removeprefix("trainer.args."), "")
+        top = FROM_TOP.get(path.removeprefix(ARGS), "")
         given = self.cfg.get(top)
-        if not path.startswith("trainer.args.") or path in self.typed or given is None:
+        if not path.startswith(ARGS) or path in self.typed or given is None:
             return path
         return top if repr(given) in (repr(value), repr(value).strip("[]")) else path
 
     @functools.cached_property
     def places(self) -> dict[str, list[str]]:
         """Each key that is right somewhere in this configuration, with where."""
-        places: dict[str, list[str]] = {key: [key] for key in TOP}
+        places = {key: [key] for key in TOP}
         for path, node in nodes(self.cfg):
             signature = self.signature(node)
             for key in keys_of(path, signature) if signature else ():
@@ -135,49 +137,35 @@ class Asked:
 
     @functools.cached_property
     def others(self) -> dict[str, Signature]:
-        """The config of every trainer by its short name: those given, or all that TRL has."""
-        named = self.trainers if self.trainers is not None else dict(_trl_configs())
-        found = {name: read_signature(target) for name, target in named.items()}
-        return {name: signature for name, signature in found.items() if signature}
+        """The config of each of TRL's trainers, experimental ones too, by the trainer's short name."""
+        found = {}
+        for names in ([f"trl.{name}" for name in public_names("trl")], *experimental_names()):
+            for full in names:
+                short = full.removesuffix("Config")
+                if full != short and f"{short}Trainer" in names and (signature := read_signature(full)):
+                    found[short.rpartition(".")[2]] = signature
+        return found
 
 
 def keys_of(path: str, signature: Signature) -> dict[str, Parameter]:
     """The keys that a node may have beside ``_target_``: its target's arguments and our own."""
-    return dict(signature.parameters) | _own(path)
-
-
-def judges(path: str, signature: Signature) -> bool:
-    """Whether a node is a function that is called later, with the columns of the rows that it names."""
-    return path.split(".")[0] in ("reward", "metric") and bool(set(JUDGED) & set(signature.parameters))
+    group, *rest = path.split(".")
+    own = OWN.get(group, {}) if len(rest) <= (group in ("reward", "metric")) else {}
+    return {**signature.parameters, **_parameters(own)}
 
 
 def special_keys() -> dict[str, Parameter]:
     """The keys that any node may have."""
-    return {key: Parameter(key, annotation=expression(kind)) for key, kind in SPECIAL.items()}
+    return _parameters(SPECIAL)
 
 
-def _own(path: str) -> dict[str, Parameter]:
-    group, *rest = path.split(".")
-    if len(rest) > (1 if group in ("reward", "metric") else 0):
-        return {}
-    kinds = OWN.get(group, {})
+def _parameters(kinds: Mapping[str, str]) -> dict[str, Parameter]:
     return {key: Parameter(key, annotation=expression(kind)) for key, kind in kinds.items()}
 
 
-def nodes(value: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every mapping that has a ``_target_``, wherever it is, with its path; outer ones first."""
-    every = walk(value, path) if path else (("", value), *walk(value))
-    return ((key, entry) for key, entry in every if isinstance(entry, dict) and "_target_" in entry)
-
-
-def scalars(cfg: Any) -> Iterator[tuple[str, Any]]:
-    """Every value that is no mapping and no list, with its dotted key, in order."""
-    return ((key, entry) for key, entry in walk(cfg) if not isinstance(entry, dict | list))
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a number; true and false are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def is_called_later(path: str, signature: Signature) -> bool:
+    """True for a reward or metric that is a function, called with the columns of the rows that it names."""
+    return path.split(".")[0] in ("reward", "metric") and bool(set(JUDGED) & set(signature.parameters))
 
 
 def experimental_names() -> Iterator[list[str]]:
@@ -185,11 +173,3 @@ def experimental_names() -> Iterator[list[str]]:
     for package in public_names("trl.experimental"):
         full = f"trl.experimental.{package}"
         yield [f"{full}.{name}" for name in public_names(full)]
-
-
-def _trl_configs() -> Iterator[tuple[str, str]]:
-    """The config of each of TRL's trainers, experimental ones too, by the trainer's short name."""
-    for names in ([f"trl.{name}" for name in public_names("trl")], *experimental_names()):
-        for full in names:
-            if full.endswith("Config") and f"{full.removesuffix('Config')}Trainer" in names:
-                yield full.rpartition(".")[2].removesuffix("Config"), full

@@ -1,0 +1,76 @@
+"""Everything that is wrong with a configuration, at once, before torch is imported.
+
+The passes, in their order, each in a module that returns faults:
+
+    find_config_faults(cfg)                 the configuration alone, key by key
+        keys                         those of the top level, and of each node against its target's signature
+        targets                      what a ``_target_`` may name
+        values                       types, ranges and choices
+        dangers                      what must be typed by the user, and that there is no secret
+        parts                        what the trainer asks for and is given;
+        arguments, objective         fields of its config, and losses and weights of tokens, that exclude each other
+    parts.find_mismatches(cfg)       parts that are each right and do not go together, where the keys have no fault
+    start.check_ahead(jobs)          the world around the runs of a command: raises before a folder is made
+        start                        rows, models and columns
+        environment                  libraries, processes, places to write
+
+The schema is the signature of what each ``_target_`` names, so a new field or trainer needs no line here. Written down
+is only what a signature cannot say. What all of them know of a configuration is in ``context``.
+"""
+
+from collections.abc import Collection, Mapping
+
+from runner.errors import Fault
+from runner.signature import Config, nodes, walk
+from runner.validate.context import ValidationContext
+from runner.validate.dangers import find_risks, find_secrets
+from runner.validate.keys import find_node_faults, find_top_faults
+from runner.validate.parts import find_part_faults
+from runner.validate.values import find_empty
+
+__all__ = ["find_config_faults"]
+
+
+def find_config_faults(
+    cfg: Config,
+    *,
+    menu: Mapping[str, list[str]] | None = None,
+    allow: Collection[str] = (),
+    typed: Collection[str] | None = (),
+) -> list[Fault]:
+    """Every fault of a composed, resolved, plain configuration, in its order; none if it is good.
+
+    ``menu`` names the options of each group, ``typed`` the dotted keys of the command line, and ``allow`` the packages
+    that it opened.
+    """
+    context = ValidationContext(cfg, menu or {}, tuple(allow), frozenset(typed or ()))
+    faults = [
+        *find_top_faults(context),
+        *(fault for path, node in nodes(cfg) for fault in find_node_faults(context, path, node)),
+        *find_empty(context),
+        *find_risks(cfg, context.typed),
+        *find_secrets(cfg),
+        *find_part_faults(context),
+    ]
+    # In the configuration's order, a missing key by its neighbours.
+    order = {path: index for index, (path, _) in enumerate(walk(cfg))}
+
+    def place(fault: Fault) -> int:
+        path = fault.where
+        while path and path not in order:
+            path = path.rpartition(".")[0]
+        return order.get(path, len(order))
+
+    return sorted(_without_repeats(faults), key=place)
+
+
+def _without_repeats(faults: list[Fault]) -> list[Fault]:
+    """Each fault once, and none that an inner node only took over from one around it."""
+    known = {(fault.found, fault.expected, fault.where) for fault in faults}
+
+    def is_taken_over(fault: Fault) -> bool:
+        *around, key = fault.where.split(".")
+        outer = (".".join([*around[:depth], key]) for depth in range(1, len(around)))
+        return any((fault.found, fault.expected, where) in known for where in outer)
+
+    return [fault for fault in dict.fromkeys(faults) if not is_taken_over(fault)]

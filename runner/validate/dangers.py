@@ -1,0 +1,161 @@
+"""Values that run, send, publish, write elsewhere or reveal something: typed by the user, or refused."""
+
+import re
+from collections.abc import Callable, Collection, Iterator
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+from runner.errors import Fault
+from runner.secret import LOGIN_KEY, MIXED_TEXT, SECRET_KEY, form_of, hidden, holder_of, names_secret
+from runner.signature import Config, last_key, nodes, scalars, to_override
+from runner.validate.targets import find_target_fault
+from runner.validate.values import short_text
+
+
+def _is_elsewhere(address: object) -> bool:
+    """True where an address, or a host with or without a port, may be that of another machine.
+
+    Where clients read one differently, as with a backslash or a number of another base, it may be.
+    """
+    text = str(address or "")
+    if not text or text.lower() == "localhost" or _is_loopback(text):
+        return False
+    try:
+        place = urlsplit(text if "://" in text else f"//{text}").netloc.rpartition("@")[2]
+    except ValueError:
+        return True
+    host = re.fullmatch(r"\[([^\[\]]+)\](?::\d*)?|([^\[\]:]+)(?::\d*)?", place)
+    name = host[1] or host[2] if host else ""
+    return not text.isprintable() or "\\" in text or not (name.lower() == "localhost" or _is_loopback(name))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
+    address = getattr(address, "ipv4_mapped", None) or address
+    return address.is_loopback or address.is_unspecified
+
+
+def _is_outside(path: object) -> bool:
+    """True for a path that leads out of the folder where it begins."""
+    return isinstance(path, str) and (path.startswith(("/", "~")) or ".." in path.split("/"))
+
+
+VARIABLE = "tracker.environment."
+# Per key: which values are risky, and what they do. Each needs its own flag on the command line.
+CODE, PICKLE, KERNEL = "runs code of others", "loads pickles, which can run code", "runs a kernel"
+SENDS, TELLS = "sends prompts and completions to a server", "sends the figures to a server"
+STAYS = ("offline", "disabled", "dryrun")
+UPLOADING = {"all", "wandb", "comet_ml", "neptune", "clearml", "swanlab", "azure_ml", "dagshub", "flyte"}
+Risk = tuple[Callable[[Any], bool], str]
+NO_RISK: Risk = (lambda value: False, "")
+RISKS: dict[str, Risk] = {
+    "trust_remote_code": (lambda value: value is True, CODE),
+    "custom_generate": (bool, CODE),
+    "safetensors_only": (lambda value: value is False, PICKLE),
+    "use_safetensors": (lambda value: value is False, PICKLE),
+    "weights_only": (lambda value: value is False, PICKLE),
+    "use_kernels": (lambda value: value is True, f"{KERNEL} from the hub"),
+    **dict.fromkeys(
+        ("attention", "attn_implementation", "experts_implementation"),
+        (lambda value: "/" in str(value), f"{KERNEL} from the hub"),
+    ),
+    "push_to_hub": (lambda value: value is True, "publishes the model"),
+    "log_completions_hub_repo": (bool, "publishes completions"),
+    **dict.fromkeys(
+        ("trackio_space_id", "trackio_static_space_id", "trackio_bucket_id", "TRACKIO_SPACE_ID"),
+        (bool, "publishes the metrics"),
+    ),
+    "url": (bool, SENDS),
+    **dict.fromkeys(
+        ("vllm_server_base_url", "vllm_server_host", "teacher_model_server_url", "teacher_server_urls"),
+        (_is_elsewhere, SENDS),
+    ),
+    "token_variable": (bool, "sends a variable of the environment to a server"),
+    "proxies": (bool, "sends all that is loaded through another machine"),
+    "folder": (_is_outside, "writes outside of the run"),
+    **dict.fromkeys(("cache_dir", "offload_folder", "offload_dir"), (_is_outside, "writes outside of the run")),
+}
+# The same of the variables of a tracker, of which the choice of one speaks, too.
+VARIABLES: dict[str, Risk] = {
+    "WANDB_MODE": (lambda value: value not in STAYS, TELLS),
+    "WANDB_BASE_URL": (_is_elsewhere, TELLS),
+    "MLFLOW_TRACKING_URI": (lambda value: not str(value).startswith(("sqlite:", "file:", "{")), TELLS),
+    "WANDB__EXECUTABLE": (bool, CODE),
+    **dict.fromkeys(
+        ("TENSORBOARD_LOGGING_DIR", "TRACKIO_DIR", *(f"WANDB_{of}DIR" for of in ("", "CACHE_", "DATA_", "CONFIG_"))),
+        (_is_outside, "writes outside of the run"),
+    ),
+}
+
+
+def find_dangers(cfg: Config) -> list[Fault]:
+    """What a configuration would run or publish that is not on the list, as if nothing had been typed or allowed."""
+    targets = (find_target_fault(path, node["_target_"]) for path, node in nodes(cfg))
+    return [*filter(None, targets), *find_risks(cfg)]
+
+
+def find_risks(cfg: Config, typed: Collection[str] = ()) -> Iterator[Fault]:
+    """A fault for each value that runs, sends or writes something elsewhere and was not typed by the user.
+
+    A flag counts for the nodes inside its own: ``model.trust_remote_code=true`` is also for ``model.tokenizer``. So
+    does a fault, which is not given twice.
+    """
+    counted, expected = set(typed), "such a key on the command line only"
+    for path, value in scalars(cfg):
+        key, words = last_key(path), path.split(".")[:-1]
+        is_risky, danger = RISKS.get(key, NO_RISK)
+        around = {".".join([*words[:depth], key]) for depth in range(1, len(words) + 1)}
+        if is_risky(value) and not counted & around:
+            counted.add(path)
+            found = f"{key}: {short_text(value)} {danger}, and was not typed"
+            yield Fault(path, found, expected, f"{to_override(path, value)}  (if you trust where it leads)")
+    tracker = cfg.get("tracker") if isinstance(cfg, dict) else None
+    variables = tracker.get("environment") if isinstance(tracker, dict) else None
+    stays = isinstance(variables, dict) and variables.get("WANDB_MODE") in STAYS
+    for path, value in scalars(cfg):
+        key, where = last_key(path), re.sub(r"\.\d+$", "", path)
+        is_risky, danger = VARIABLES.get(key, NO_RISK) if path.startswith(VARIABLE) else NO_RISK
+        if key == "report_to" and value in UPLOADING and not (value == "wandb" and stays):
+            is_risky, danger = bool, TELLS
+        if is_risky(value) and not {"tracker", where} & set(typed):
+            found = f"{key}: {value} {danger}, and was not typed"
+            yield Fault(path, found, expected, f"tracker=<name>, or {where}={value}  (if you want that)")
+
+
+# --- Secrets ----------------------------------------------------------------------------------------
+
+
+def find_secrets(cfg: Config) -> Iterator[Fault]:
+    """A fault for each text that is, or is called, a secret; the text itself is never repeated."""
+    for path, value in scalars(cfg):
+        if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+            continue
+        if found := _secret_in(path, last_key(path), str(value), isinstance(value, str)) or form_of(path):
+            variable = holder_of(str(value)) or ("WANDB_API_KEY" if "wandb" in path.lower() else "HF_TOKEN")
+            found, expected = f"{found}, and a config is kept as plain text", "secrets in the environment only"
+            yield Fault(hidden(path), found, expected, f"export {variable}=...  (and leave the key out)")
+
+
+def _secret_in(path: str, key: str, text: str, is_text: bool) -> str:
+    """What makes a value a secret, without repeating it; empty where it is none."""
+    if is_text and (form := form_of(text)):
+        return f"looks like {form}"
+    if is_text and (variable := holder_of(text)):
+        return f"holds the value of ${variable}, which looks like a secret"
+    named = SECRET_KEY.search(key.lower()) or (path.startswith(VARIABLE) and names_secret(key))
+    if (named and (is_text or len(text) > 3)) or _logs_in(key.lower(), text):
+        return f"{key} looks like a secret"
+    return ""
+
+
+def _logs_in(key: str, text: str) -> bool:
+    """True for a token to log in with, but not for one of a vocabulary, such as ``eos_token: </s>``."""
+    if not key.endswith("token") or text.startswith(("<", "[", "$", "???")):
+        return False
+    if key == "token":
+        return len(text) >= 8
+    return bool(LOGIN_KEY.search(key) or MIXED_TEXT.fullmatch(text))

@@ -1,0 +1,152 @@
+"""The machine around a run: libraries that are missing or of a version that was not tried, processes, places to write.
+
+Libraries are only looked for, never imported; here is told what a training would find out after all others were.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from runner.config import NUM_PROCESSES, Composed, world_size
+from runner.config.sharding import find_unshardable, has_devices
+from runner.errors import Fault
+from runner.files import PACKAGE, hub_home
+from runner.run import processes_of
+from runner.signature import Config
+from runner.validate.context import ARGS
+
+# Where in a configuration a library is asked for, by which values, and what installs it.
+WANTED = (
+    ("quant._target_", r".*BitsAndBytesConfig", "bitsandbytes", "'runner[quant]'"),
+    (f"{ARGS}optim", r"(?!galore|adamw_torch).*8bit|paged_.*", "bitsandbytes", "'runner[quant]'"),
+    (f"{ARGS}optim", r"(?!.*8bit)(?:lion_|ademamix|rmsprop_bnb).*", "bitsandbytes", "'runner[quant]'"),
+    (f"{ARGS}optim", r"adamw_torch_[48]bit", "torchao", "torchao"),
+    (f"{ARGS}optim", r"galore_.*", "galore_torch", "galore-torch"),
+    (f"{ARGS}optim", r"apollo_.*", "apollo_torch", "apollo-torch"),
+    (f"{ARGS}optim", r"lomo|adalomo", "lomo_optim", "lomo-optim"),
+    (f"{ARGS}optim", r"grokadamw", "grokadamw", "grokadamw"),
+    (f"{ARGS}optim", r"schedule_free_.*", "schedulefree", "schedulefree"),
+    (f"{ARGS}optim", r"stable_adamw", "optimi", "torch-optimi"),
+    (f"{ARGS}use_liger_kernel", "True", "liger_kernel", "liger-kernel"),
+    (f"{ARGS}use_vllm", "True", "vllm", "'runner[vllm]'"),
+    (f"{ARGS}deepspeed", r".+", "deepspeed", "deepspeed"),
+    ("model.attention", "flash_attention_2", "flash_attn", "flash-attn"),
+    *(("tracker.report_to", name, name, f"'runner[{name}]'") for name in ("tensorboard", "wandb", "trackio", "mlflow")),
+)
+# What serves instead of a library, where it is there.
+INSTEAD = {"flash_attn": ("kernels", "torch_npu"), "tensorboard": ("tensorboardX",)}
+OTHER_VALUES = {"optim": "adamw_torch", "attention": "sdpa", "report_to": "none", "use_liger_kernel": "false"}
+
+
+def find_environment_faults(to_do: Sequence[Composed], elsewhere: bool) -> Iterator[Fault]:
+    """A fault for each library that is missing or was not tried, and each place that must take files and does not."""
+    for composed in to_do:
+        args = composed.cfg["trainer"]["args"]
+        yield from _missing_libraries(composed.cfg)
+        if args.get("use_cpu") or not (elsewhere or has_devices()):
+            yield from find_unshardable(args)
+    if not all((composed.cfg.get("tolerate") or {}).get("versions") for composed in to_do):
+        yield from find_other_versions()
+    yield from _closed_caches()
+
+
+def find_other_worlds(composed: Composed) -> Iterator[Fault]:
+    """A fault where another launcher has started other processes than the configuration says, or none in silence."""
+    world, own = world_size(), processes_of(composed.cfg)
+    expected, cure = "one program that starts the processes", "python -m runner <the same words>"
+    if world > 1 and (own != world or NUM_PROCESSES in composed.typed):
+        found = f"{own}, in one of {world} processes that torchrun or its like has started"
+        yield Fault(NUM_PROCESSES, found, expected, f"{cure}, or the same line without {NUM_PROCESSES}={own}")
+    # The launcher that accelerate has for a CPU starts one process, whatever --num_processes says.
+    if "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
+        found = "one process, though its --num_processes is more than 1"
+        yield Fault("accelerate launch", found, expected, f"{cure} {NUM_PROCESSES}={own if own > 1 else 2}")
+
+
+def _missing_libraries(cfg: Config) -> Iterator[Fault]:
+    """A fault for each library that a key of the configuration asks for and that is not there."""
+    for path, pattern, library, package in WANTED:
+        value: Any = cfg
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        values = value if isinstance(value, list) else [value]
+        asked = [one for one in values if one not in (None, False) and re.fullmatch(pattern, str(one))]
+        if asked and not any(map(find_spec, (library, *INSTEAD.get(library, ())))):
+            other = OTHER_VALUES.get(path.rpartition(".")[2])
+            cure = f"pip install {package}" + (f", or {path}={other}" if other else "")
+            found = f"{asked[0]} needs {library}, which is not installed"
+            yield Fault(path.removesuffix("._target_"), found, f"the package {library}", cure)
+
+
+def find_other_versions() -> Iterator[Fault]:
+    """A fault for each library that the runner needs in another version than the installed one."""
+    from packaging.requirements import Requirement
+
+    for asked in map(Requirement, read_requirements()):
+        if asked.marker and not asked.marker.evaluate({"extra": ""}):
+            continue
+        name, cure = asked.name, f"pip install '{asked}', or tolerate.versions=true"
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            yield Fault(name, "not installed", str(asked), cure)
+            continue
+        if not is_within(version, str(asked.specifier)):
+            yield Fault(name, f"{name} {version}, which was not tried", str(asked), cure)
+
+
+def read_project() -> dict[str, Any]:
+    """The project's entries in pyproject.toml in a checkout; empty where the package is a wheel's."""
+    file = PACKAGE.parent / "pyproject.toml"
+    if not file.is_file():
+        return {}
+    import tomllib
+
+    project: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
+    return project if project.get("name") == "runner" else {}  # some packages leave such a file beside ours
+
+
+def read_requirements() -> list[str]:
+    """The requirements of the runner: from pyproject.toml in a checkout, else from the installed wheel."""
+    if project := read_project():
+        return list(project["dependencies"])
+    try:
+        return metadata.requires("runner") or []
+    except metadata.PackageNotFoundError:  # a copy of the package alone
+        return []
+
+
+def is_within(version: str | None, asked: str) -> bool:
+    """True for a version that was asked for, by its numbers: builds of a machine's own and what comes before a release
+    count as that release. True where nobody can tell.
+
+    >>> [is_within(version, ">=2.9.0,<2.14") for version in ("2.13.0+cpu", "2.9", "2.9.0a0+nv25", "2.14")]
+    [True, True, True, False]
+    """
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(version or "").base_version in SpecifierSet(asked)
+    except InvalidVersion:
+        return True
+
+
+def _closed_caches() -> Iterator[Fault]:
+    """A fault where converted rows could not be kept, as they are for every run."""
+    variable = "HF_DATASETS_CACHE" if os.environ.get("HF_DATASETS_CACHE") else "HF_HOME"
+    folder = Path(os.environ.get("HF_DATASETS_CACHE") or hub_home() / "datasets").expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        closed = "" if os.access(folder, os.W_OK | os.X_OK) else "it may not be written"
+    except OSError as error:
+        closed = str(error)
+    if closed:
+        cure = f"export {variable}=<a folder that you may write>"
+        yield Fault(variable, f"{folder}: {closed}", "a folder for rows and models", cure)

@@ -1,0 +1,337 @@
+"""Keys: those of the top level and its groups, those of each node against its signature, and where a stray one belongs.
+
+A value at a right key is judged by ``values``, a target by ``targets``.
+"""
+
+import re
+from collections.abc import Iterator
+
+from runner.errors import Fault
+from runner.signature import Node, Parameter, Signature, choices_compared, likeness, nearest, to_override, to_text
+from runner.signature.type import expression, shortened, to_type
+from runner.validate.context import (
+    ALARMS,
+    ARGS,
+    FROM_GROUP,
+    OWN,
+    TOP,
+    ValidationContext,
+    is_called_later,
+    keys_of,
+    special_keys,
+)
+from runner.validate.targets import find_target_fault
+from runner.validate.values import SETTINGS, find_misfits, misfit_choice, misfit_number, misfit_type, short_text
+
+# --- The top level ----------------------------------------------------------------------------------
+
+NEEDED_GROUPS = ("trainer", "model", "dataset")
+READ_GROUPS = ("tracker", "launcher")  # where the key is there, there must be something in it
+NAMED_GROUPS = ("reward", "weight", "metric", "callback")  # of parts that each have a name
+# Groups that are read as they are, without anything to build.
+PLAIN_GROUPS = {
+    "tracker": {
+        "report_to": "str | list[str]",
+        "environment": "dict[str, str] | None",
+        "tags": "list[str] | None",
+    },
+    # Silent faults of what is trained that a run may start with all the same, which are found in ``inspection``; and
+    # the alarms of ``health``, switched off or with the steps in a row that they may last.
+    "tolerate": {
+        "truncated": "float",  # the share of rows that may be cut or left out
+        **dict.fromkeys(("nothing_trained", "no_end", "doubled_bos", "other_template"), "bool"),
+        **dict.fromkeys(ALARMS, "bool | int"),
+        "random_head": "bool",  # of a reward model that was trained to do something else
+        "beyond_positions": "bool",  # rows longer than the model's positions
+        "versions": "bool",  # libraries that were not tried
+    },
+}
+MAX_PATH_BYTES = 3500  # systems allow 4096, and a run's folders and files come on top
+# The names that transformers knows trackers by.
+TRACKERS = (
+    *("none", "all", "tensorboard", "wandb", "trackio", "mlflow", "comet_ml", "clearml", "codecarbon", "dagshub"),
+    *("dvclive", "flyte", "kubeflow", "neptune", "swanlab", "azure_ml"),
+)
+
+
+def find_top_faults(context: ValidationContext) -> Iterator[Fault]:
+    """A fault for each key of the top level that is strange, missing, or holds the wrong thing."""
+    for key, value in context.cfg.items():
+        if key in PLAIN_GROUPS and isinstance(value, dict):
+            yield from _plain_group(key, value)
+        elif key in TOP:
+            yield from _setting(context, key, value)
+        elif key in context.groups:
+            yield from _group(context, key, value)
+        else:
+            yield _unknown_top(context, str(key), value)
+    for group in (*NEEDED_GROUPS, *(group for group in READ_GROUPS if group in context.cfg)):
+        if context.cfg.get(group) in (None, {}):
+            yield _nothing_chosen(context, group, "nothing chosen")
+
+
+def _setting(context: ValidationContext, key: str, value: object) -> Iterator[Fault]:
+    known = to_type(expression(TOP[key]), None)
+    if value == "???":
+        return
+    if not known.accepts(value) or isinstance(value, dict):
+        yield misfit_type(key, value, known)
+    elif fault := misfit_number(key, value, SETTINGS.get(key)):
+        yield fault
+    elif key == "name" and isinstance(value, str) and not is_folder_name(value):
+        yield Fault(key, short_text(value), "a plain folder name, up to 100 letters", "name=<word>")
+    elif value == "":
+        yield Fault(key, "nothing", "a folder", f"{key}=outputs")
+    elif key == "output_root" and isinstance(value, str):
+        parts = [part.encode(errors="surrogateescape") for part in value.split("/")]
+        size = sum(map(len, parts)) + len(parts) - 1
+        if size >= MAX_PATH_BYTES or max(map(len, parts)) > 255 or "\0" in value:
+            found = f"{short_text(value)}: a path of {size} bytes"
+            yield Fault(key, found, f"at most {MAX_PATH_BYTES}, and 255 in each folder's name", f"{key}=outputs")
+    elif key == "allow" and isinstance(value, list) and (strange := sorted(set(value) - set(context.allow))):
+        text = to_text(strange)
+        yield Fault(key, f"{text} in a file", "allow on the command line only", f"allow={text}")
+
+
+def is_folder_name(name: str) -> bool:
+    """True for a name that is one part of a path on every system, and no hidden one."""
+    size = len(name.encode(errors="surrogateescape"))
+    return 0 < len(name) <= 100 and size <= 255 and name[0] not in ".-" and not re.search(r"[/\\\x00-\x1f\x7f]", name)
+
+
+def _plain_group(group: str, node: Node) -> Iterator[Fault]:
+    kinds = PLAIN_GROUPS[group]
+    for key, value in node.items():
+        path = f"{group}.{key}"
+        if key not in kinds:
+            near = [*nearest(str(key), kinds), *kinds][0]
+            yield Fault(path, "no such key", near, to_override(f"{group}.{near}", value))
+        elif not (known := to_type(expression(kinds[key]), None)).accepts(value):
+            yield misfit_type(path, value, known)
+        elif (fault := misfit_number(path, value, SETTINGS.get(path))) or (
+            path == "tracker.report_to" and (fault := misfit_choice(path, value, TRACKERS))
+        ):
+            yield fault
+
+
+def _group(context: ValidationContext, group: str, node: object) -> Iterator[Fault]:
+    parts = {} if node in (None, {}) else {group: node}
+    if group in NAMED_GROUPS and isinstance(node, dict):
+        parts = {path: part for path, part in context.entries(group).items() if part is not None}
+    for path, part in parts.items():
+        if not isinstance(part, dict) and path == group:
+            yield _nothing_chosen(context, group, short_text(part))
+        elif not isinstance(part, dict):
+            yield Fault(path, short_text(part), "keys with a _target_", f"{path}._target_=<module.name>")
+        elif "_target_" not in part:
+            found = f"no _target_ beside {shortened(list(map(str, part)), 40)}"
+            yield Fault(path, found, "what to build from these keys", f"{path}._target_=<module.name>")
+
+
+def _nothing_chosen(context: ValidationContext, group: str, found: str) -> Fault:
+    options = context.menu.get(group, [])
+    near = [*nearest(found, options), *context.options(group), "<option>"][0]
+    expected = f"one of {shortened(options)}" if options else "keys with a _target_"
+    return Fault(group, found, expected, f"{group}={near}")
+
+
+# --- Nodes ------------------------------------------------------------------------------------------
+
+# What the train command gives to a part whose signature names it, so that no config needs to.
+SERVED = {
+    "trainer": {
+        *FROM_GROUP,
+        *("tokenizer", "ref_model", "teacher_model", "reward_model", "compute_metrics"),
+        "reward_processing_classes",
+    },
+    "model": {"tokenizer", "head", "quantization_config"},
+    "dataset": {"to", "keep", "seed"},
+    "peft": {"model", "task_type"},
+    "collator": {"tokenizer", "processing_class", "pad_token_id", "inner"},
+    "optimizer": {"params", "model"},
+    "optimizer.scheduler": {"optimizer", "num_training_steps"},
+    "callback": {
+        *("tokenizer", "processing_class", "folder", "train_dataset", "eval_dataset", "trainer"),
+        *("generate", "prompts"),
+    },
+    "launcher": {"folder", "debug"},
+}
+NEEDED_KEYS = {"trainer": ("form", "head", "args"), "model": ("tokenizer",)}
+# Arguments of functions that are called with rows and what was made of them.
+GIVEN_LATER = {"completions", "messages", "row"}
+# Keys that hold a node themselves, so that what they misspell can be seen.
+NODE_KEYS = ("trainer.args", "trainer.teacher_model", "model.tokenizer")
+# Fields that the runner sets whatever the config says; to set them would be in vain.
+SET_BY_RUNNER = {
+    "output_dir": ("nothing: the run folder is the runner's", "output_root=<folder>"),
+    "resume_from_checkpoint": (
+        "nothing: the same command resumes",
+        "resume=<the run folder>, to go on from another run",
+    ),
+    "save_only_model": ("nothing: a run must be able to resume", "leave it out"),
+    "seed": ("nothing: the runner's own seed goes everywhere", "seed=<number>"),
+    "disable_tqdm": ("nothing: the progress bar is the runner's", "leave it out"),
+}
+
+
+def find_node_faults(context: ValidationContext, path: str, node: Node) -> Iterator[Fault]:
+    """A fault for the target, or for each key that is unknown, in vain, missing or does not fit."""
+    fault, signature = find_target_fault(path, node["_target_"], context.allow), context.signature(node)
+    if fault or signature is None:
+        yield from filter(None, [fault])
+        return
+    known = keys_of(path, signature) | special_keys()
+    for key, value in node.items():
+        own = f"{path}.{key}"
+        if key not in known:
+            yield from _unknown(context, path, node, str(key), signature)
+        elif own in NODE_KEYS and value not in (None, "???") and not (isinstance(value, dict) and "_target_" in value):
+            yield Fault(own, short_text(value), "keys with a _target_", f"{own}._target_=<module.name>")
+        elif value != "???":
+            choices = _choices(context, own, value, known[key], signature)
+            found = find_misfits(context.origin(own, value), value, known[key], signature, choices)
+            yield from found or _in_vain(context, own, value, known[key].default)
+    yield from _missing(path, node, signature)
+    if path == "trainer":
+        yield from _args_of_another(context, node, signature)
+
+
+def _in_vain(context: ValidationContext, path: str, value: object, default: object) -> Iterator[Fault]:
+    """A fault where the runner would replace a value by another one."""
+    node, _, key = path.rpartition(".")
+    if node == "trainer.args" and key in SET_BY_RUNNER and value not in (None, context.cfg.get(key, default)):
+        yield Fault(path, short_text(value), *SET_BY_RUNNER[key])
+    group = FROM_GROUP.get(key) if node == "trainer" and value is not None else None
+    if group is not None and group in context.groups:
+        options = context.options(group)
+        cure = f"{group}={options[0]}" if options else f"{group}._target_=<module.name>"
+        yield Fault(path, "a part that the runner serves", f"the group {group}", cure)
+
+
+def _choices(
+    context: ValidationContext, path: str, value: object, parameter: Parameter, signature: Signature
+) -> tuple[str, ...]:
+    """The texts that the trainer's source knows for a field, if its default is one of them."""
+    trainer = context.signature(context.cfg.get("trainer"))
+    texts = value if isinstance(value, list) else [value]
+    if not trainer or not any(isinstance(text, str) for text in texts) or not path.startswith(ARGS):
+        return ()
+    found = choices_compared(trainer.target, parameter.name)
+    if not found or (isinstance(parameter.default, str) and parameter.default not in found):
+        return ()
+    return tuple(dict.fromkeys([*found, *choices_compared(signature.target, parameter.name, 1)]))
+
+
+def _missing(path: str, node: Node, signature: Signature) -> Iterator[Fault]:
+    """A fault for each argument that nobody gives. What is called later may wait for its rows."""
+    group = path.partition(".")[0]
+    inside = "model" if group in ("trainer", "model") else ""
+    inside = group if group == "callback" and path.count(".") < 2 else inside
+    served = SERVED.get(path if path in SERVED else inside, set())
+    later = is_called_later(path, signature) or bool(GIVEN_LATER & set(signature.parameters))
+    later = later or (path == "loss" and not signature.lineage)  # what a loss is given, the trainer decides
+    for name in () if later or node.get("_partial_") is True else signature.required:
+        if name not in node and name not in served:
+            kind = str(signature.parameters[name].type)
+            if group in ("reward", "metric"):
+                kind += ", or an argument called completions, by which it is asked to judge"
+            yield Fault(f"{path}.{name}", f"missing, and {signature.name} needs it", kind, f"{path}.{name}=<value>")
+    for name in NEEDED_KEYS.get(path, ()):
+        if node.get(name) is None:
+            kind = str(keys_of(path, signature)[name].type) if name in OWN[path] else "keys"
+            yield Fault(f"{path}.{name}", "missing, and the runner needs it", kind, f"{path}.{name}=<value>")
+
+
+def _args_of_another(context: ValidationContext, node: Node, trainer: Signature) -> Iterator[Fault]:
+    """A fault where the args are the config of another trainer."""
+    signature, parameter = context.signature(node.get("args")), trainer.parameters.get("args")
+    wanted = sorted(name for name in parameter.names if name.endswith("Config")) if parameter else []
+    if signature and wanted and not set(wanted) & set(signature.lineage):
+        cure = f"trainer.args._target_={trainer.target.rpartition('.')[0]}.{wanted[0]}"
+        expected = f"{' or '.join(wanted)}, which {trainer.name} takes"
+        yield Fault("trainer.args._target_", signature.name, expected, cure)
+
+
+# --- Stray keys -------------------------------------------------------------------------------------
+
+# Names in other libraries, or in earlier versions of these.
+FORMER_NAMES = {
+    "lr": "learning_rate",
+    "epochs": "num_train_epochs",
+    "batch_size": "per_device_train_batch_size",
+    "train_batch_size": "per_device_train_batch_size",
+    "eval_batch_size": "per_device_eval_batch_size",
+    "evaluation_strategy": "eval_strategy",
+    "warmup_ratio": "warmup_steps",
+    "group_by_length": "train_sampling_strategy",  # whose value it became
+    "max_seq_length": "max_length",
+    "max_new_tokens": "max_completion_length",
+    "no_cuda": "use_cpu",
+    "kl_coef": "beta",
+    "torch_dtype": "dtype",
+    "attn_implementation": "attention",
+    "model_name_or_path": "path",
+    "pretrained_model_name_or_path": "path",
+}
+MIN_LIKENESS = 0.8  # from here on, a key is taken for a misspelling of its neighbour
+
+
+def _unknown(context: ValidationContext, path: str, node: Node, key: str, signature: Signature) -> Iterator[Fault]:
+    """The fault of a key that its target does not take.
+
+    An open target takes any key; there only one that looks like an argument is a fault. Rewards and metrics are open
+    to the columns of the rows, and not to keys.
+    """
+    own, value = f"{path}.{key}", node.get(key)
+    if own == "launcher.num_machines":
+        cure = f"leave {own} out, and launcher.num_processes=<processes here>"
+        yield Fault(own, f"{short_text(value)} machines", "one machine: several are not supported yet", cure)
+        return
+    is_open = signature.is_open and not is_called_later(path, signature)
+    keys = keys_of(path, signature)
+    free = [name for name in keys if path != "trainer" or name not in FROM_GROUP]
+    former = FORMER_NAMES.get(key)
+    near = [former] if former in free else nearest(key, free, 0.85 if is_open else 0.6)
+    if not near and len(begun := [name for name in free if len(key) > 2 and name.startswith(key)]) == 1:
+        near = begun
+    if is_open and not near:
+        return
+    found = f"{signature.name} has no such {'field' if 'Config' in signature.name else 'argument'}"
+    is_alike = bool(near) and (near[0] == former or likeness(key, near[0]) >= MIN_LIKENESS)
+    places = [] if is_alike else context.places.get(key, [])
+    others = {} if is_alike or places or path != "trainer.args" else context.others
+    owners = [name for name, other in others.items() if key in other.parameters]
+    if places:
+        yield Fault(own, found, _belongs(key, places), to_override(places[0], value))
+    elif owners:
+        who = signature.name.removesuffix("Config")
+        yield Fault(own, found, f"`{key}` exists for {shortened(owners, 50)}, not for {who}", f"leave {key} out")
+    elif near:
+        meant = key if key in keys[near[0]].type.choices else value
+        yield Fault(own, found, near[0], to_override(f"{path}.{near[0]}", meant))
+    elif places := _near_places(context, key):
+        yield Fault(own, found, places[0], to_override(places[0], value))
+    else:
+        yield Fault(own, found, f"one of {shortened(free)}" if free else "", f"leave {key} out")
+
+
+def _unknown_top(context: ValidationContext, key: str, value: object) -> Fault:
+    """The fault of a key that the top level does not have."""
+    found = "no such key at the top level"
+    if places := context.places.get(key):
+        return Fault(key, found, _belongs(key, places), to_override(places[0], value))
+    words = list(dict.fromkeys([*TOP, *context.groups, *context.menu]))
+    if near := nearest(key, words) or _near_places(context, key):
+        return Fault(key, found, near[0], to_override(near[0], value))
+    return Fault(key, found, f"one of {shortened(words)}", f"leave {key} out")
+
+
+def _belongs(key: str, places: list[str]) -> str:
+    words = ["the top level" if place == key else place for place in places]
+    return f"`{key}` belongs at {' or '.join(words[:3])}"
+
+
+def _near_places(context: ValidationContext, key: str) -> list[str]:
+    """The places of the key that looks most like this one, anywhere in the configuration."""
+    near = nearest(key, context.places, 0.75)
+    return context.places[near[0]] if near else []

@@ -1,0 +1,111 @@
+"""Losses and token weights of the user's own: which trainers take them, and what does not go with them.
+
+What each kind of trainer gives a loss is written down in ``GIVES``, because no signature says it; a test holds it
+against ``trainer.objective``. Which kind a trainer is, its names say (``signature.upstream``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import yaml
+
+from runner.errors import Fault
+from runner.files import MENU
+from runner.signature import Node, Signature, nearest, read_signature
+from runner.signature.type import shortened
+from runner.signature.upstream import OWN_LOSS, PLAIN_LOSS_TYPES, REWARDS, TEACHER, UNWEIGHABLE, loss_interface
+from runner.validate.context import ARGS, ValidationContext
+from runner.validate.values import short_text
+
+WHOLE_BATCH = ("outputs", "labels", "num_items_in_batch")
+PAIR = ("chosen_logps", "rejected_logps", "beta")
+GIVES = {
+    "tokens": ("log_probs", "entropy", "targets", "logits", *WHOLE_BATCH),
+    "pairs": (*PAIR, "ref_chosen_logps", "ref_rejected_logps", "chosen_lengths", "rejected_lengths"),
+    "labels": ("logps", "ref_logps", "desirable", "lengths", "kl", "beta"),
+    "odds": PAIR,
+    "contrasts": PAIR,
+    "scores": ("chosen_rewards", "rejected_rewards"),
+}
+ALSO_GIVES = {"tokens": ("input", "target")}  # what the losses of torch.nn call logits and targets
+WEIGHED = ("tokens", "pairs", "labels")
+NOT_WEIGHED = {
+    **dict.fromkeys(("odds", "contrasts"), "it cuts rows into tokens and averages over them by itself"),
+    "scores": "it scores whole answers, not tokens",
+}
+
+
+def find_objective_faults(context: ValidationContext, trainer: Signature) -> Iterator[Fault]:
+    """A fault for each loss or weight that this trainer cannot use, or that something else makes vain."""
+    loss, weight, args = context.mapping("loss"), context.mapping("weight"), context.mapping("trainer.args")
+    if not loss and not weight:
+        return
+    kind, signature = loss_interface(trainer, context.signature(args)), context.signature(loss)
+    why = "it computes its loss in a way of its own"
+    why = "its loss is the distance to a teacher" if TEACHER in trainer.parameters else why
+    why = "it learns from rewards, and has no labels" if REWARDS in trainer.parameters else why
+    if loss and kind:
+        yield from _not_given(loss, signature, kind, trainer.name)
+        yield from _in_vain(args)
+    elif loss and "compute_loss_func" not in trainer.parameters:
+        yield _unusable("loss", trainer.name, why, tuple(GIVES))
+    if not weight:
+        return
+    if kind not in WEIGHED:
+        yield _unusable("weight", trainer.name, NOT_WEIGHED.get(kind or "", why), WEIGHED)
+        return
+    yield from _not_weighable(args)
+    if signature and set(signature.parameters) & set(WHOLE_BATCH):
+        found = f"weights of tokens, and {signature.name} makes one number of the whole batch"
+        yield Fault("weight", found, "a loss of log_probs, or of logits and targets", "weight=none")
+    if args.get("packing") and context.mapping("dataset").get("streaming"):
+        yield Fault("weight", "streamed rows that are packed", "rows on disk", "dataset.streaming=false")
+
+
+def _unusable(group: str, trainer: str, why: str, kinds: Sequence[str]) -> Fault:
+    able: dict[str | None, list[str]] = {}
+    for file in sorted(MENU.glob("trainer/*.yaml")):
+        node = yaml.safe_load(file.read_text(encoding="utf-8"))["trainer"]
+        kind = loss_interface(read_signature(node["_target_"]), read_signature(node["args"]["_target_"]))
+        able.setdefault(kind, []).append(file.stem)
+    expected = f"one of these trainers: {', '.join(name for kind in kinds for name in able.get(kind, ()))}"
+    return Fault(group, f"set, but {trainer} takes none: {why}", expected, f"{group}=none")
+
+
+def _not_given(loss: Node, signature: Signature | None, kind: str, trainer: str) -> Iterator[Fault]:
+    """A fault for each thing that a loss wants and this trainer does not have."""
+    if signature is None:
+        return
+    given = (*GIVES[kind], *ALSO_GIVES.get(kind, ()))
+    if "Module" in signature.lineage and kind != "tokens":
+        yield Fault("loss", f"{signature.name} takes logits and targets", shortened(list(GIVES[kind])), "trainer=sft")
+    if signature.lineage:  # a class: what its instances are called with is not its signature
+        return
+    for name in signature.required:
+        if name not in given and name not in loss:
+            near = nearest(name, given)
+            found = f"{signature.name} asks for {name}, which {trainer} does not give"
+            cure = f"call the argument {near[0]}, or give it: loss.{name}=<value>" if near else "loss=none"
+            yield Fault("loss", found, f"some of {', '.join(GIVES[kind])}", cure)
+
+
+def _in_vain(args: Node) -> Iterator[Fault]:
+    """A fault for each setting of TRL's own loss, whose place a loss takes."""
+    names = [name for name, off in OWN_LOSS.items() if name in args and args[name] != off]
+    if "loss_type" in args and args["loss_type"] not in PLAIN_LOSS_TYPES:
+        names.append("loss_type")
+    for name in names:
+        found, cure = f"{short_text(args[name])}, in vain beside a loss", f"leave {name} out, or loss=none"
+        yield Fault(f"{ARGS}{name}", found, "one of the two", cure)
+
+
+def _not_weighable(args: Node) -> Iterator[Fault]:
+    """A fault for each setting under which weights would be wrong or without effect."""
+    for name, (right, why) in UNWEIGHABLE.items():
+        if name in args and args[name] != right:
+            found, cure = f"{short_text(args[name])} beside weights of tokens", f"leave {name} out, or weight=none"
+            yield Fault(f"{ARGS}{name}", found, f"{short_text(right)}: {why}", cure)
+    if args.get("loss_type") == "dft":
+        cure = "trainer.args.loss_type=nll loss=rescaled"
+        yield Fault(f"{ARGS}loss_type", "dft, which weighs tokens itself", "the same as a loss", cure)

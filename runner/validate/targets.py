@@ -1,0 +1,127 @@
+"""Targets that a configuration may run: the list, and what is offered in the place of one that is not there.
+
+A configuration can come from anybody, so the list is kept here and in no YAML; it grows only by ``allow=[package]`` on
+the command line. A target is judged by the name that is written and by the place that really defines it, so that no
+re-export leads outside (``logging.os.system``).
+"""
+
+import ast
+import re
+from collections.abc import Collection
+
+from runner.errors import Fault
+from runner.signature import Definition, find_definition, find_module, nearest, public_names
+from runner.signature.source import LIBRARY_PACKAGES, NOT_OF_THE_USER
+from runner.validate.context import experimental_names
+from runner.validate.values import short_text
+
+# The rooms whose public functions are parts of a run. A launcher is one only as the launcher.
+ROOMS = "collator|dataset|loss|metric|model|optimizer|reward|trainer"
+
+IN = r"(?:\.\w+)*"  # any submodule
+MODEL = r"\w+(?:ForCausalLM|ForSequenceClassification)"
+TOKENIZER = r"\w*(?:Tokenizer|TokenizerFast|Processor)"
+ALLOWED = [
+    re.compile(pattern)
+    for pattern in (
+        rf"trl{IN}\.\w+(?:Trainer|Config|Callback)",
+        rf"trl{IN}\.DataCollator\w+",
+        r"trl\.rewards(?:\.\w+)?\.\w+",
+        rf"transformers{IN}\.(?:\w+(?:Callback|Config)|{MODEL}|{TOKENIZER})",
+        rf"transformers{IN}\.(?:DataCollator\w+|Adafactor|get_\w*schedule\w*)",
+        rf"transformers{IN}\.(?:Auto\w+|_BaseAuto\w+|\w+Config|{MODEL}|{TOKENIZER})"
+        r"\.from_(?:pretrained|config)",
+        r"transformers\.\w+\.(?:PreTrainedModel|PreTrainedTokenizerBase|ProcessorMixin)"
+        r"\.from_pretrained",
+        rf"peft{IN}\.\w+Config",
+        rf"torch\.optim{IN}\.[A-Z]\w*",
+        rf"torch\.nn{IN}\.\w+Loss",
+        rf"bitsandbytes\.optim{IN}\.[A-Z]\w*",
+        rf"accelerate{IN}\.ParallelismConfig",
+        rf"runner\.(?:{ROOMS}){IN}\.(?!(?:write|save|copy|remove|push)_|main$)\w+",
+        r"runner\.callback\.Samples",  # the others are the runner's own, and write where they are told
+    )
+]
+LAUNCHER = re.compile(rf"runner\.launcher{IN}\.\w+")
+
+
+def find_target_fault(path: str, target: object, allow: Collection[str] = ()) -> Fault | None:
+    """The fault of a target that is no name, cannot be read, does not exist, or may not run; else None."""
+    own = f"{path}._target_"
+    if not isinstance(target, str):
+        return Fault(own, short_text(target), "a dotted name", f"{own}=<module.name>")
+    if fault := _find_unreadable(own, target):
+        return fault
+    found, is_launcher = find_definition(target), path == "launcher"
+    if isinstance(found, Definition):
+        return _refusal(own, target, found.home, allow, is_launcher)
+    near = _near_targets(target, allow, is_launcher)
+    cure = f"{own}={near[0] if near else '<module.name>'}"
+    if found:
+        return Fault(own, f"{target} is a module", near[0] if near else "a name in it", cure)
+    if find_module(package := target.partition(".")[0]) is None:
+        return Fault(own, f"there is no module {package}", "an installed package, or a module in this folder", cure)
+    return Fault(own, f"there is no {target}", near[0] if near else "a name that exists", cure)
+
+
+def _find_unreadable(own: str, target: str) -> Fault | None:
+    """The fault of a target in a file of the user's that does not parse, or that is a plain value."""
+    home = target.rpartition(".")[0]
+    if home.partition(".")[0] in LIBRARY_PACKAGES:  # which parse; reading them again takes time
+        return None
+    module = find_module(home) if all(word.isidentifier() for word in home.split(".")) else None
+    if module is None or module.file is None:
+        return None
+    try:
+        ast.parse(module.text)
+    except SyntaxError as error:
+        cure = f"mend line {error.lineno} of {module.file.name}"
+        return Fault(own, f"{module.file}:{error.lineno}: {error.msg}", "a module that Python can read", cure)
+    node = getattr(find_definition(target), "node", None)
+    if isinstance(node, ast.Constant | ast.List | ast.Dict | ast.Set | ast.Tuple):
+        found = f"{target} is {ast.unparse(node)[:40]}"
+        return Fault(own, found, "a function or a class", f"{own}={home}.<function>")
+    return None
+
+
+def _refusal(own: str, target: str, home: str, allow: Collection[str], is_launcher: bool) -> Fault | None:
+    outside = [name for name in (target, home) if not is_allowed(name, allow, is_launcher)]
+    if not outside:
+        return None
+    package = outside[0].partition(".")[0]
+    is_elsewhere = home.partition(".")[0] != target.partition(".")[0]
+    is_offered = package.isidentifier() and package not in NOT_OF_THE_USER
+    return Fault(
+        own,
+        f"{target} may not run" + (f": it is {home}" if is_elsewhere else ""),
+        "what the runner lists of trl, transformers, peft, torch.optim and itself",
+        f"allow=[{package}]  (if you trust that package)" if is_offered else "",
+    )
+
+
+def is_allowed(target: str, allow: Collection[str] = (), launcher: bool = False) -> bool:
+    """True for a dotted name that the list, or what the user allows besides, holds."""
+    words = target.split(".")
+    if any(word.startswith("__") or not word.isidentifier() for word in words):
+        return False
+    if any(target == prefix or target.startswith(f"{prefix}.") for prefix in allow):
+        return True
+    if words[0] == "runner" and any(word.startswith("_") for word in words):
+        return False
+    patterns = [*ALLOWED, LAUNCHER] if launcher else ALLOWED
+    return any(pattern.fullmatch(target) for pattern in patterns)
+
+
+def _near_targets(target: str, allow: Collection[str], is_launcher: bool) -> list[str]:
+    """Targets that may run and look like this one, of its module or of TRL's experimental and the runner's trainers."""
+    words = target.split(".")
+    known = max((n for n in range(len(words)) if find_definition(".".join(words[:n]))), default=0)
+    owner, name, rest = ".".join(words[:known]), words[known], words[known + 1 :]
+    names = [f"{owner}.{each}" for each in public_names(owner, name)]
+    if words[0] == "trl":
+        rooms = [f"runner.trainer.{room}" for room in public_names("runner.trainer")]
+        names += [full for package in experimental_names() for full in package]
+        names += [f"{room}.{each}" for room in rooms for each in public_names(room)]
+    full = {each.rpartition(".")[2]: ".".join([each, *rest]) for each in reversed(names)}
+    full = {each: path for each, path in full.items() if is_allowed(path, allow, is_launcher)}
+    return [full[each] for each in nearest(name, full, 0.75)]
