@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+import yaml
 from torch.nn.functional import cross_entropy, logsigmoid
 
 from runner import loss
@@ -13,6 +14,8 @@ from runner.config import compose
 from runner.errors import ConfigError, SickRun
 from runner.files import MENU
 from runner.run import open_run
+from runner.signature import choices_compared, find_definition, read_signature
+from runner.signature.upstream import LOSS_INTERFACES, OWN_LOSS, UNWEIGHABLE, loss_interface
 from runner.trainer import objective
 from runner.trainer.extension import Hooks
 from runner.trainer.objective import aligned, call, watched
@@ -138,6 +141,106 @@ def test_a_trl_that_asks_for_no_log_probabilities_is_told():
     trainer = type("Mine", (objective.Tokens, Stock), {"__init__": lambda self: None})()
     with pytest.raises(SickRun, match="asked for no log-probabilities"):
         trainer.compute_loss(lambda **inputs: torch.tensor(1.0), {})
+
+
+# --- The names of TRL that are relied on --------------------------------------------------------
+
+KINDS = {"sft": "tokens", "dpo": "pairs", "kto": "labels", "orpo": "odds", "cpo": "contrasts", "reward": "scores"}
+# What our classes read of TRL's trainers beside the names in ``upstream``: attributes, and columns of their batches.
+READ = {
+    "sft": ("fused_lm_head", "label_mask", "log_probs", "entropy", "is_top1", "aux_loss"),
+    "dpo": ("fused_lm_head", "self.precompute_ref_logps", "ref_chosen_logps", "ref_rejected_logps", "completion_mask"),
+    "kto": ("fused_lm_head", "self.precompute_ref_logps", "self.calculate_KL", "KL_input_ids", "ref_KL_logps"),
+    "orpo": ("policy_chosen_logps", "policy_rejected_logps", "self.beta"),
+    "cpo": ("policy_chosen_logps", "policy_rejected_logps", "self.beta"),
+    "reward": ("outputs.logits",),
+}
+
+
+def kind_of(trainer, config):
+    return loss_interface(read_signature(trainer), read_signature(config))
+
+
+def targets_of(option):
+    node = yaml.safe_load((MENU / "trainer" / f"{option}.yaml").read_text())["trainer"]
+    return node["_target_"], node["args"]["_target_"]
+
+
+@pytest.mark.parametrize("option", sorted(path.stem for path in MENU.glob("trainer/*.yaml")))
+def test_a_trainer_is_known_by_its_names(option):
+    assert kind_of(*targets_of(option)) == KINDS.get(option), "TRL has renamed one of upstream.LOSS_INTERFACES"
+
+
+def test_every_kind_has_a_class_and_says_what_it_gives():
+    assert {*LOSS_INTERFACES} == {*KINDS.values()} == {*GIVES} == {*objective.OBJECTIVES}
+
+
+@pytest.mark.parametrize("option", KINDS)
+def test_what_our_classes_read_of_a_trainer_is_there(option):
+    source = find_definition(targets_of(option)[0]).module.text
+    assert [name for name in READ[option] if name not in source] == []
+
+
+def test_fields_that_a_loss_or_weights_exclude_are_fields_of_a_trainer():
+    known = {name for option in KINDS for name in read_signature(targets_of(option)[1]).parameters}
+    assert {*OWN_LOSS, *UNWEIGHABLE} - known == set()
+    choices = {text for option in KINDS for text in choices_compared(targets_of(option)[0], "loss_type")}
+    assert {"dft", "nll", "sigmoid"} <= choices and "kto" in choices_compared("trl.KTOTrainer", "loss_type")
+
+
+OWN_TRAINERS = """
+from dataclasses import dataclass
+import transformers, trl
+from trl.experimental.orpo import ORPOTrainer
+
+class Pairs(trl.DPOTrainer):
+    def __init__(self, *args, more=1, **kwargs):
+        super().__init__(*args, **kwargs)
+
+@dataclass
+class PairsConfig(trl.DPOConfig):
+    more: int = 1
+
+class Odds(ORPOTrainer):
+    def odds_ratio_loss(self, policy_chosen_logps, policy_rejected_logps):
+        return super().odds_ratio_loss(policy_chosen_logps, policy_rejected_logps)
+
+@dataclass
+class FreshConfig(transformers.TrainingArguments):
+    novelty: float = 0.5
+
+class Fresh(transformers.Trainer):
+    def __init__(self, model, args, train_dataset=None, eval_dataset=None, processing_class=None, callbacks=None):
+        super().__init__(model, args, train_dataset=train_dataset, eval_dataset=eval_dataset, callbacks=callbacks)
+"""
+
+
+@pytest.fixture
+def own_trainers(tmp_path, monkeypatch):
+    (tmp_path / "my_trainers.py").write_text(OWN_TRAINERS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def test_a_trainer_of_the_users_own_is_of_the_kind_that_it_builds_on(own_trainers):
+    assert kind_of("my_trainers.Pairs", "my_trainers.PairsConfig") == "pairs"
+    assert kind_of("my_trainers.Pairs", "trl.DPOConfig") == "pairs"
+    assert kind_of("my_trainers.Odds", "trl.experimental.orpo.ORPOConfig") == "odds"
+    assert objective.objective_class("my_trainers.Pairs", "trl.DPOConfig") is objective.Pairs
+    assert objective.objective_class("my_trainers.Fresh", "my_trainers.FreshConfig") is None
+
+
+@pytest.mark.parametrize("group", ["loss", "weight"])
+def test_a_trainer_that_nobody_knows_takes_no_loss_and_everything_else(own_trainers, capsys, group):
+    words = ["trainer=sft", "trainer._target_=my_trainers.Fresh", "allow=[my_trainers]", "metric=none", "--dry-run"]
+    words += ["trainer.args._target_=my_trainers.FreshConfig"]
+    assert main(words) == 0
+    capsys.readouterr()
+    assert main([*words, {"loss": "loss=focal", "weight": "weight=answers"}[group]]) == 2
+    said = capsys.readouterr().err
+    assert "Fresh takes none: it computes its loss in a way of its own" in said
+    able = {"loss": "sft, dpo, kto, orpo, cpo, reward", "weight": "sft, dpo, kto"}[group]
+    assert f"one of these trainers: {able}\n" in said
 
 
 # --- What is refused before anything loads ------------------------------------------------------
@@ -271,14 +374,14 @@ def test_a_loss_that_is_that_of_the_trainer_trains_as_it_does(train, mine, words
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trainer", GIVES)
-def test_each_trainer_gives_what_the_check_says(train, mine, trainer, tmp_path):
-    name = trainer.removesuffix("Trainer").lower()
+@pytest.mark.parametrize("kind", GIVES)
+def test_each_trainer_gives_what_the_check_says(train, mine, kind, tmp_path):
+    name = next(name for name, own in KINDS.items() if own == kind)
     assert losses(train(f"trainer={name}", "loss._target_=my_losses.every", "allow=[my_losses]", *SMALL))
     seen = set(json.loads((tmp_path / "given.json").read_text()))
     # Logits and the outputs of the whole batch cost memory, and are there only for a loss that names them.
-    costly = {"logits", "outputs", "labels", "num_items_in_batch"} if trainer == "SFTTrainer" else set()
-    assert seen == (set(GIVES[trainer]) - costly) | ({"target"} if trainer in ALSO_GIVES else set())
+    costly = {"logits", "outputs", "labels", "num_items_in_batch"} if kind == "tokens" else set()
+    assert seen == (set(GIVES[kind]) - costly) | ({"target"} if kind in ALSO_GIVES else set())
 
 
 @pytest.mark.slow
