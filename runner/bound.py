@@ -104,7 +104,7 @@ def _excesses(text: bytes, where: str) -> Iterator[Fault]:
             yield Fault(place, f"it stands for more than {MOST:,} values", SHORT, "write the aliases out")
 
 
-def _odd(event: Any, place: str) -> Iterator[Fault]:
+def _odd(event: yaml.NodeEvent, place: str) -> Iterator[Fault]:
     """A fault for a tag that would build something, or a number that no machine counts with."""
     if event.tag and event.tag not in KNOWN_TAGS and event.tag != "!":
         found = f"the tag !{event.tag.removeprefix(STANDARD).lstrip('!')}"
@@ -123,7 +123,7 @@ def _no_yaml(error: Exception, where: str) -> Fault:
 # --- References -----------------------------------------------------------------------------------
 
 
-def check_growth(config: Mapping[str, Any]) -> None:
+def check_growth(config: Mapping[str, object]) -> None:
     """Raise ConfigError where following every ``${...}`` would make far more of a configuration than it is."""
     try:
         growth = Growth(config)
@@ -138,7 +138,7 @@ def check_growth(config: Mapping[str, Any]) -> None:
 class Growth:
     """How many letters and values a configuration is when each reference in it is followed, by key."""
 
-    def __init__(self, config: Mapping[str, Any]):
+    def __init__(self, config: Mapping[str, object]):
         self.config = config
         self.sizes: dict[str, int] = {}
         self.total = self._size(config, ())
@@ -149,7 +149,7 @@ class Growth:
         found = [key for key, size in self.sizes.items() if size > LARGEST and key]
         return min(found, key=lambda key: self.sizes[key], default="")
 
-    def _size(self, value: Any, path: tuple[str, ...]) -> int:
+    def _size(self, value: object, path: tuple[str, ...]) -> int:
         key = ".".join(path)
         if key not in self.sizes:
             self.sizes[key] = 0  # of a circle, which OmegaConf tells better
@@ -176,8 +176,8 @@ class Growth:
                 elif node is not None:
                     yield self._size(node, place)
 
-    def _at(self, path: tuple[str, ...]) -> Any:
-        node: Any = self.config
+    def _at(self, path: tuple[str, ...]) -> object:
+        node: object = self.config
         for word in path:
             if isinstance(node, list):
                 node = node[int(word)] if word.isdigit() and int(word) < len(node) else None
@@ -186,7 +186,7 @@ class Growth:
         return node
 
 
-def _entries(node: Any) -> list[tuple[str, Any]]:
+def _entries(node: object) -> list[tuple[str, object]]:
     """The values of a mapping or a list by their names as text."""
     if isinstance(node, Mapping):
         return [(str(name), entry) for name, entry in node.items()]

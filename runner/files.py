@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeGuard
 
 from runner.secret import without_values
 
@@ -231,7 +231,7 @@ def _damage(path: Path, size: int, digest: str, since: int) -> str:
     return "other bytes than were sealed" if now.st_mtime_ns >= since and sha256(path) != digest else ""
 
 
-def _is_seal(files: object) -> bool:
+def _is_seal(files: object) -> TypeGuard[dict[str, list[Any]]]:
     entries = list(files.values()) if isinstance(files, dict) and SEAL in files else []
     return bool(entries) and all(isinstance(each, list) and [*map(type, each)] == [int, str] for each in entries)
 
@@ -277,7 +277,7 @@ def files_of(folder: Path) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): sha256(path) for path in paths}
 
 
-def source_hash(part: Any) -> str:
+def source_hash(part: object) -> str:
     """The hash of the file in which a function or a class is defined, so that an edited one is another one."""
     part = getattr(part, "func", part)
     part = part if inspect.isroutine(part) or inspect.isclass(part) else type(part)

@@ -10,15 +10,18 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from runner import config
 from runner.files import MENU, PACKAGE
 from runner.run import Run
-from runner.signature import Definition, Parameter, Signature, find_definition, flatten, read_signature, to_text
+from runner.signature import Config, Definition, Parameter, Signature, find_definition, flatten, read_signature, to_text
 from runner.signature.read import UNKNOWN
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
 
 TYPED = "command line"
 REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")
@@ -45,7 +48,7 @@ class Setting:
 class Origins:
     """Every setting of one configuration, in rising order of precedence, with the configuration itself."""
 
-    cfg: Mapping[str, Any]
+    cfg: Config
     settings: Sequence[Setting]
 
     def of(self, key: str) -> list[Setting]:
@@ -109,7 +112,7 @@ def of_machine(name: str) -> Iterator[tuple[str, Setting]]:
 
 
 def read_origins(
-    cfg: Mapping[str, Any],
+    cfg: Config,
     words: Sequence[str],
     folders: Sequence[Path] = (),
     typed: Sequence[str] | None = None,
@@ -132,7 +135,7 @@ def read_origins(
     return Origins(cfg, settings)
 
 
-def _of_word(override: Any, place: str) -> Iterator[Setting]:
+def _of_word(override: Override, place: str) -> Iterator[Setting]:
     """The settings of one override: one, or one for each key of a mapping."""
     key, given = override.key_or_group, override.value()
     if override.is_delete():
@@ -186,7 +189,7 @@ def _shown(file: Path) -> str:
     return str(Run(file))
 
 
-def select(node: Any, key: str) -> Any:
+def select(node: object, key: str) -> Any:
     """The value of a dotted key, None where there is none."""
     for part in key.split(".") if key else ():
         node = node.get(part) if isinstance(node, Mapping) else None

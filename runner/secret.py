@@ -91,7 +91,7 @@ def keep(variable: str) -> None:
 
 def holders() -> dict[str, str]:
     """Each secret that the environment holds, with the name of its variable; paths and plain words are none."""
-    found = {}
+    found: dict[str, str] = {}
     for name, value in os.environ.items():
         if "://" in value:
             found |= {word: name for word in PASSWORD_IN_ADDRESS.findall(value)}

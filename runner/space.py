@@ -15,9 +15,11 @@ from runner.run import Run, sealed_checkpoints
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # How writers that are not Python's own tell of a write that failed: torch's archives, safetensors, arrow.
-WORDS = ("unexpected pos", "PytorchStreamWriter", "iostream", "No space left", "Disk quota")
-WORDS += tuple(f"os error {number}" for number in FULL)
-NOTHING = 1 << 20  # bytes; with less than that left, what failed did so for want of space
+SIGNS = (
+    *("unexpected pos", "PytorchStreamWriter", "iostream", "No space left", "Disk quota"),
+    *(f"os error {number}" for number in FULL),
+)
+MIN_FREE_BYTES = 1 << 20  # bytes; with less than that left, what failed did so for want of space
 
 
 def check_space(run: Run) -> None:
@@ -48,9 +50,9 @@ def is_full(error: BaseException, folder: Path) -> bool:
     chain = list(_chain(error))
     if any(isinstance(one, OSError) and one.errno in FULL for one in chain):
         return True
-    if any(word in str(one) for one in chain for word in WORDS):
+    if any(word in str(one) for one in chain for word in SIGNS):
         return True
-    return not isinstance(error, RunnerError) and free(folder) < NOTHING
+    return not isinstance(error, RunnerError) and free(folder) < MIN_FREE_BYTES
 
 
 def full(run: Run, error: BaseException) -> EnvironmentFault:
@@ -87,7 +89,8 @@ def _told(run: Run) -> str:
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """An error and what it was raised from or amid."""
     seen: list[BaseException] = []
-    while error is not None and error not in seen:
-        seen.append(error)
-        yield error
-        error = error.__cause__ or error.__context__
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        yield cause
+        cause = cause.__cause__ or cause.__context__

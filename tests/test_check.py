@@ -9,11 +9,15 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+import yaml
 
-from runner.signature import likeness, nearest, read_signature
+from runner.signature import likeness, nearest, nodes, read_signature
 from runner.validate import find_config_faults
+from runner.validate.context import FROM_GROUP, ValidationContext
 from runner.validate.dangers import find_dangers
+from runner.validate.keys import SET_BY_RUNNER
 from runner.validate.targets import is_allowed
+from runner.validate.values import BY_CLASS, BY_GROUP
 
 ROOT = Path(__file__).parent.parent
 MENU = {
@@ -501,6 +505,27 @@ def test_keys_and_values_inside_a_typed_mapping(tmp_path, monkeypatch):
     cfg["dataset"]["columns"] = {"prompt": 3, "chosn": "x"}
     where = [fault.where for fault in faults(cfg, allow=("my_rows",))]
     assert where == ["dataset.columns.prompt", "dataset.columns.chosn"]
+
+
+def test_what_is_known_of_fields_is_of_fields_that_there_are():
+    """A field that a library has renamed would lose its range, or be served, in silence."""
+    shipped = {}
+    for file in (ROOT / "conf").rglob("*.yaml"):
+        for _, node in nodes(yaml.safe_load(file.read_text()) or {}):
+            signature = read_signature(node["_target_"])
+            shipped.setdefault(file.parent.name, set()).update(signature.parameters if signature else ())
+    shipped["peft"] |= {
+        name for kind in ("AdaLora", "BOFT") for name in read_signature(f"peft.{kind}Config").parameters
+    }
+    for group in ("trainer", "peft", "optimizer"):
+        assert set(BY_GROUP[group]) - shipped[group] == set()
+    assert {*SET_BY_RUNNER, *FROM_GROUP} - shipped["trainer"] == set()
+    others = {f"{name}Config": signature for name, signature in ValidationContext({}).others.items()}
+    others |= {target.rpartition(".")[2]: read_signature(target) for target in (
+        "runner.callback.Samples", "transformers.EarlyStoppingCallback", "peft.OFTConfig",
+    )}  # fmt: skip
+    others |= {name: read_signature(name) for name in ("runner.loss.focal", "runner.loss.label_smoothed")}
+    assert [row for row in BY_CLASS if row[1] not in others[row[0]].parameters] == []
 
 
 # --- parts ---

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.bound import check_growth
 from runner.config.composition import composition_fault
@@ -26,7 +26,11 @@ from runner.config.user_folder import refused, use_folders
 from runner.errors import ConfigError, Fault
 from runner.files import MENU
 from runner.secret import form_of
-from runner.signature import read_signature
+from runner.signature import Node, read_signature
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+    from omegaconf import DictConfig
 
 GROUPS = (
     *("trainer", "model", "dataset", "peft", "quant", "collator", "reward", "loss", "weight", "metric"),
@@ -40,6 +44,7 @@ NUM_PROCESSES = "launcher.num_processes"
 SEVERAL = ("reward", "metric", "callback")
 # Each group with the names of its options.
 Options = dict[str, list[str]]
+Stamps = tuple[tuple[str, int], ...]  # files, and when each was last written
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,7 @@ def compose(overrides: Sequence[str], folders: Sequence[Path] = ()) -> Composed:
         return resolve(cfg, list(overrides), choices)
 
 
-def compose_unresolved(overrides: Sequence[str], folders: Sequence[Path] = ()) -> tuple[Any, dict[str, str]]:
+def compose_unresolved(overrides: Sequence[str], folders: Sequence[Path] = ()) -> tuple[DictConfig, dict[str, str]]:
     """Hydra's config before any ``${...}`` is read, and the option of each group.
 
     Hydra composes the choices; values are laid on top, as it would do itself, so that the jobs of a sweep which
@@ -113,7 +118,7 @@ def compose_unresolved(overrides: Sequence[str], folders: Sequence[Path] = ()) -
 
 
 @functools.lru_cache(maxsize=256)
-def _compose_choices(words: tuple[str, ...], folders: tuple[Path, ...], written: tuple[Any, ...]) -> Any:
+def _compose_choices(words: tuple[str, ...], folders: tuple[Path, ...], written: Stamps) -> DictConfig:
     """What Hydra makes of these words and of the YAML files as they were ``written``."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
@@ -130,7 +135,7 @@ def _compose_choices(words: tuple[str, ...], folders: tuple[Path, ...], written:
         world.hydra = before
 
 
-def _written(folders: Sequence[Path]) -> tuple[Any, ...]:
+def _written(folders: Sequence[Path]) -> Stamps:
     """Which YAML files there are, and when each was last written."""
     files = [file for root in (*folders, MENU) for file in sorted(Path(root).resolve().rglob("*.yaml"))]
     return tuple((str(file), file.stat().st_mtime_ns) for file in files)
@@ -149,7 +154,7 @@ def _told() -> Iterator[None]:
         raise ConfigError(composition_fault(error)) from None
 
 
-def resolve(cfg: Any, overrides: list[str], choices: dict[str, str] | None = None) -> Composed:
+def resolve(cfg: DictConfig, overrides: list[str], choices: dict[str, str] | None = None) -> Composed:
     """A Hydra config as plain values; every key that still waits for one is a fault."""
     from omegaconf import OmegaConf, flag_override
 
@@ -238,7 +243,7 @@ def locate(target: str) -> Any:
     raise ConfigError(Fault(target, "no such module", "an importable name"))
 
 
-def build(node: Any, **given: Any) -> Any:
+def build(node: object, **given: object) -> Any:
     """Call what a config node names with its keys as arguments, inner nodes first; ``given`` wins
     over the keys.
 
@@ -259,12 +264,12 @@ def build(node: Any, **given: Any) -> Any:
     return node
 
 
-def _waits_for_rows(target: Any, arguments: Mapping[str, Any]) -> bool:
+def _waits_for_rows(target: object, arguments: Mapping[str, object]) -> bool:
     """Whether a target is a function of a ``row``, which is called for each row and not now."""
     return inspect.isfunction(target) and "row" in inspect.signature(target).parameters and "row" not in arguments
 
 
-def serve(node: Mapping[str, Any], **offered: Any) -> Any:
+def serve(node: Node, **offered: object) -> Any:
     """Build a node with those of the offered arguments that its signature names."""
     wanted = asked_for(node["_target_"])
     return build(node, **{name: part for name, part in offered.items() if name in wanted})
@@ -282,7 +287,7 @@ def asked_for(target: str) -> set[str]:
 SPECIAL = ("_target_", "_partial_")
 
 
-def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+def differences(ours: object, theirs: object, path: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Each leaf where two configs differ, as (dotted key, ours, theirs).
 
     >>> list(differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2}))
@@ -296,7 +301,7 @@ def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, A
         yield path, ours, theirs
 
 
-def parse(overrides: Iterable[str]) -> list[Any]:
+def parse(overrides: Iterable[str]) -> list[Override]:
     """Hydra's reading of each override; those that it cannot read are faults, all at once."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -347,7 +352,7 @@ def _sweeps(overrides: Sequence[str]) -> list[Fault]:
     ]
 
 
-def _or_list(override: Any) -> str:
+def _or_list(override: Override) -> str:
     """The list that may be meant by several values, where the key takes one."""
     key = override.key_or_group
     return "" if _takes_one(key) else f", or '{key}=[{','.join(map(str, override.sweep_string_iterator()))}]'"
@@ -363,7 +368,7 @@ def _lists(overrides: Sequence[str]) -> list[Fault]:
     return [_list(group, names) for group, names in chosen if isinstance(names, list) and _takes_one(group)]
 
 
-def _lists_in_files(chosen: Mapping[str, Any], overrides: Sequence[str], folders: Sequence[Path]) -> list[Fault]:
+def _lists_in_files(chosen: Mapping[str, object], overrides: Sequence[str], folders: Sequence[Path]) -> list[Fault]:
     """The same for the defaults lists of files: Hydra does not tell the choice of a group that was given a list."""
     known = {*chosen, *(override.key_or_group for override in parse(overrides) if override.is_delete())}
     groups = sorted(path.name for path in MENU.iterdir() if _takes_one(path.name) and path.name not in known)
@@ -371,7 +376,7 @@ def _lists_in_files(chosen: Mapping[str, Any], overrides: Sequence[str], folders
     return [_list(group, [file.stem for file, _ in layers if file.parent.name == group]) for group in groups]
 
 
-def _list(group: str, names: Sequence[Any]) -> Fault:
+def _list(group: str, names: Sequence[object]) -> Fault:
     first, several = [*names, "<one of them>"][0], ",".join(map(str, names))
     others = {
         "dataset": "dataset=mixture, with each under dataset.parts; ",
@@ -409,7 +414,7 @@ def _missing_options(overrides: Sequence[str], menu: Options) -> list[Fault]:
     return faults
 
 
-def _unread(cfg: Any, key: str, trainer: str | None) -> list[Fault]:
+def _unread(cfg: DictConfig, key: str, trainer: str | None) -> list[Fault]:
     """A fault where a top-level value is set and the trainer has nothing that would read it."""
     from omegaconf import OmegaConf
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+
+from yaml import Mark
 
 from runner.errors import Fault
 
@@ -23,9 +24,9 @@ def composition_fault(error: Exception) -> Fault:
     return Fault(where, said, "a configuration that Hydra composes", HELP)
 
 
-def _yaml_fault(error: Any, mark: Any) -> Fault:
+def _yaml_fault(error: Exception, mark: Mark) -> Fault:
     """The fault of a text that is no YAML, at its file and line."""
-    where, problem = f"{mark.name}:{mark.line + 1}", str(error.problem)
+    where, problem = f"{mark.name}:{mark.line + 1}", str(getattr(error, "problem", ""))
     if "duplicate key" in problem:
         return Fault(where, problem, "each key once", "delete one of the two")
     return Fault(where, problem, "YAML", "mend the line, or quote its text")

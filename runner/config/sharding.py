@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from runner.errors import Fault
 
@@ -19,7 +18,7 @@ VARIABLES = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")  # as accelerate
 DEVICES = ("nvidia[0-9]*", "dxg", "kfd", "dri/renderD*", "davinci[0-9]*", "accel/*", "accel[0-9]*", "vfio/[0-9]*")
 
 
-def find_unshardable(args: Mapping[str, Any]) -> Iterator[Fault]:
+def find_unshardable(args: Mapping[str, object]) -> Iterator[Fault]:
     """A fault for each wish to shard, in the arguments of a trainer or by accelerate launch, where there is no GPU."""
     if shards_on_cpu():
         return

@@ -10,11 +10,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from runner.bound import check_yaml, parse_yaml
 from runner.content import undecodable
 from runner.errors import ConfigError, Fault
+
+if TYPE_CHECKING:
+    from hydra.core.config_search_path import ConfigSearchPath
+    from hydra.plugins.config_source import ConfigResult
 
 OFFERED = "hydra.sweeper and hydra.mode"
 # What may be typed of Hydra's own settings, and what a file may choose.
@@ -39,7 +43,7 @@ def _plugin() -> Any:
         def scheme() -> str:
             return "user"
 
-        def load_config(self, config_path: str) -> Any:
+        def load_config(self, config_path: str) -> ConfigResult:
             file = Path(self.path, config_path if config_path.endswith(".yaml") else f"{config_path}.yaml")
             if file.is_file():
                 _check_keys(file)
@@ -52,7 +56,7 @@ def _plugin() -> Any:
     class UserFolders(SearchPathPlugin):
         folders: ClassVar[list[Path]] = []
 
-        def manipulate_search_path(self, search_path: Any) -> None:
+        def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
             for folder in reversed(self.folders):
                 search_path.prepend("user", f"user://{folder}", anchor="main")
 
@@ -94,7 +98,7 @@ def refused(key: str) -> str:
     return f"{key} is not for typing: the runner reads hydra/launcher, hydra/sweeper and what is below them"
 
 
-def _changes_hydra(name: str, file: Path, loaded: Any) -> Iterator[Fault]:
+def _changes_hydra(name: str, file: Path, loaded: ConfigResult) -> Iterator[Fault]:
     """A fault for each way in which a file would change more of Hydra than the axes of a sweep."""
     from omegaconf import OmegaConf
 

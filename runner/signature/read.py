@@ -4,9 +4,8 @@ import ast
 import contextlib
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from runner.signature.source import (
     Definition,
@@ -42,11 +41,11 @@ class Parameter:
 
     name: str
     required: bool = False
-    default: Any = UNKNOWN
+    default: object = UNKNOWN
     annotation: ast.expr | None = None
     module: Module | None = None
     documented: str = ""
-    choices: tuple[Any, ...] = ()
+    choices: tuple[object, ...] = ()
     also: tuple[Type, ...] = ()
 
     @functools.cached_property
@@ -142,7 +141,7 @@ def _takes(found: Definition) -> Taken:
 
 def _constructor(found: Definition) -> Taken | None:
     """What a class's constructor takes; None where neither it nor its bases define one."""
-    own = {node.name: node for node in found.node.body if isinstance(node, Function)}
+    own = {node.name: node for node in found.class_node.body if isinstance(node, Function)}
     made = _is_dataclass(found)
     name = "__init__" if "__init__" in own else "__new__" if "__new__" in own and not made else None
     if name:
@@ -159,7 +158,7 @@ def _constructor(found: Definition) -> Taken | None:
 
 
 def _function(found: Definition, bound: bool) -> Taken:
-    arguments = found.node.args
+    arguments = found.function_node.args
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
     pairs = list(zip(positional, defaults, strict=True))[bound:]
@@ -189,7 +188,7 @@ def _others(found: Definition, name: str, notes: Mapping[str, str]) -> Taken:
     A body that only looks into it, or only logs it, drops a misspelt key: that is not open.
     """
     uses = _Uses(name)
-    for statement in found.node.body:
+    for statement in found.function_node.body:
         uses.visit(statement)
     is_open = uses.escapes
     inherited: dict[str, Parameter] = {}
@@ -268,12 +267,12 @@ class _Uses(ast.NodeVisitor):
     def _is_it(self, node: ast.expr) -> bool:
         return isinstance(node, ast.Name) and node.id == self.name
 
-    def _take(self, key: Any, rest: list[ast.expr] | None = None) -> None:
+    def _take(self, key: object, rest: list[ast.expr] | None = None) -> None:
         if isinstance(key, str) and not key.startswith("_"):
             self.names[key] = None
         self._visit(rest or [])
 
-    def _visit(self, nodes: list[Any]) -> None:
+    def _visit(self, nodes: Iterable[ast.AST]) -> None:
         for node in nodes:
             self.visit(node)
 
@@ -282,16 +281,16 @@ class _Uses(ast.NodeVisitor):
 
 
 def _is_dataclass(found: Definition) -> bool:
-    for mark in found.node.decorator_list:
+    for mark in found.class_node.decorator_list:
         if last_name(mark) == "dataclass":
             words = mark.keywords if isinstance(mark, ast.Call) else []
             return not any(word.arg == "init" and _literal(word.value) is False for word in words)
-    return "NamedTuple" in map(last_name, found.node.bases) or _is_transformed(found)
+    return "NamedTuple" in map(last_name, found.class_node.bases) or _is_transformed(found)
 
 
 def _is_transformed(found: Definition) -> bool:
     """Whether a base makes dataclasses of its children (PEP 681), as transformers' configs do."""
-    marks = map(last_name, found.node.decorator_list)
+    marks = map(last_name, found.class_node.decorator_list)
     return "dataclass_transform" in marks or any(map(_is_transformed, filter(None, bases(found))))
 
 
@@ -304,25 +303,25 @@ def _fields(found: Definition) -> Taken:
         parameters, is_open = parameters | inherited, is_open or inherited_open
     if _is_dataclass(found):
         notes = _notes(found)
-        for node in _annotated(found.node):
+        for name, node in _annotated(found.class_node):
             if _is_no_parameter(node):
-                parameters.pop(node.target.id, None)
+                parameters.pop(name, None)
             else:
-                parameters[node.target.id] = _field(node, found.module, notes)
+                parameters[name] = _field(name, node, found.module, notes)
     return _widened(parameters, found), is_open
 
 
-def _field(node: ast.AnnAssign, module: Module, notes: Mapping[str, str]) -> Parameter:
+def _field(name: str, node: ast.AnnAssign, module: Module, notes: Mapping[str, str]) -> Parameter:
     words = _field_words(node)
     default = node.value if words is None else words.get("default")
     choices = _literal(_entry(words.get("metadata"), "choices")) if words else None
     return Parameter(
-        node.target.id,
+        name,
         required=default is None and "default_factory" not in (words or {}),
         default=_literal(default),
         annotation=node.annotation,
         module=module,
-        documented=notes.get(node.target.id, ""),
+        documented=notes.get(name, ""),
         choices=tuple(choices) if isinstance(choices, list | tuple) else (),
     )
 
@@ -341,7 +340,7 @@ def _field_words(node: ast.AnnAssign) -> dict[str, ast.expr] | None:
 
 def _widened(parameters: dict[str, Parameter], found: Definition) -> dict[str, Parameter]:
     """The fields with what ``__post_init__`` takes too: ``if isinstance(self.loss_type, str)``."""
-    after = next((n for n in found.node.body if getattr(n, "name", "") == "__post_init__"), None)
+    after = next((n for n in found.class_node.body if getattr(n, "name", "") == "__post_init__"), None)
     for node in ast.walk(after) if after else ():
         match node:
             case ast.Call(
@@ -353,10 +352,10 @@ def _widened(parameters: dict[str, Parameter], found: Definition) -> dict[str, P
     return parameters
 
 
-def _annotated(node: ast.ClassDef) -> Iterator[ast.AnnAssign]:
+def _annotated(node: ast.ClassDef) -> Iterator[tuple[str, ast.AnnAssign]]:
     for entry in node.body:
         if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name):
-            yield entry
+            yield entry.target.id, entry
 
 
 # --- reading source ---
@@ -366,7 +365,7 @@ def _annotated(node: ast.ClassDef) -> Iterator[ast.AnnAssign]:
 def _comparisons(module: Module, changed: int) -> dict[str, tuple[str, ...]]:
     """Every name that a module compares with texts, and these texts in order."""
     nodes = list(ast.walk(module.tree))
-    refused = {id(node.test) for node in nodes if _is_refusal(node)}
+    refused = {id(node.test) for node in nodes if isinstance(node, ast.If) and _is_refusal(node)}
     items = dict(filter(None, map(_loop, nodes)))
     texts: dict[str, dict[str, None]] = {}
     for node in nodes:
@@ -378,7 +377,7 @@ def _comparisons(module: Module, changed: int) -> dict[str, tuple[str, ...]]:
     return {name: tuple(found) for name, found in texts.items()}
 
 
-def _is_refusal(node: ast.AST) -> bool:
+def _is_refusal(node: ast.If) -> bool:
     """Whether this is ``if x == "no longer supported": raise``."""
     match node:
         case ast.If(test=ast.Compare(ops=[ast.Eq() | ast.In()]), body=[ast.Raise()]):
@@ -411,12 +410,13 @@ NOTE = re.compile(r"^ *(\w+) \(([^()\n]*`[^\n]*?)\) ?:", re.MULTILINE)
 
 def _notes(found: Definition) -> dict[str, str]:
     """Types of parameters in the docstring: what stands in ``name (`int`, *optional*):``."""
-    nodes = [found.node, found.owner.node] if found.owner else [found.node]
-    texts = [ast.get_docstring(node, clean=False) or "" for node in nodes]
+    nodes = [found.node, found.owner.node if found.owner else None]
+    known = (node for node in nodes if isinstance(node, ast.ClassDef | Function))
+    texts = [ast.get_docstring(node, clean=False) or "" for node in known]
     return dict(NOTE.findall("\n".join(texts)))
 
 
-def _literal(node: ast.expr | None) -> Any:
+def _literal(node: ast.expr | None) -> object:
     """The plain value that an expression writes down, or UNKNOWN."""
     if node is not None:
         with contextlib.suppress(ValueError, TypeError, SyntaxError):

@@ -96,6 +96,20 @@ class Definition:
         """The dotted name under which it is defined, whatever name led here."""
         return f"{self.module.name}.{self.name}"
 
+    @property
+    def class_node(self) -> ast.ClassDef:
+        """Its node, for those who know that it is a class; TypeError where it is none."""
+        if not isinstance(self.node, ast.ClassDef):
+            raise TypeError(f"{self.home} is no class")
+        return self.node
+
+    @property
+    def function_node(self) -> Function:
+        """Its node, for those who know that it is a function; TypeError where it is none."""
+        if not isinstance(self.node, Function):
+            raise TypeError(f"{self.home} is no function")
+        return self.node
+
 
 def find_definition(target: str) -> Definition | Module | None:
     """The definition (or module) that a dotted name leads to; None where there is no such name."""
@@ -361,10 +375,11 @@ def _lazy_names(keys: Sequence[ast.expr | None], entries: Sequence[ast.expr], mo
     """The names of a lazy package's table: ``{"submodule": ["name", ...]}``."""
     names: dict[str, Binding] = {}
     for key, entry in zip(keys, entries, strict=True):
-        if isinstance(key, ast.Constant) and isinstance(entry, ast.List | ast.Tuple | ast.Set):
-            source = f"{module.name}.{key.value}"
-            offered = [item.value for item in entry.elts if isinstance(item, ast.Constant)]
-            names |= {name: Import(source, name) for name in offered}
+        match key, entry:
+            case ast.Constant(value=str() as inner), ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
+                offered = [item.value for item in items if isinstance(item, ast.Constant)]
+                source = f"{module.name}.{inner}"
+                names |= {name: Import(source, name) for name in offered if isinstance(name, str)}
     return names
 
 

@@ -11,7 +11,7 @@ Config = Mapping[str, Any]  # a composed configuration, resolved: plain mappings
 Node = Mapping[str, Any]  # a part of one, often with a ``_target_``
 
 
-def walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def walk(node: object, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every dotted key of a tree of mappings and lists with what it holds; outer ones first, the root left out.
 
     >>> list(walk({"a": {"b": [7]}}))
@@ -57,7 +57,7 @@ def last_key(path: str) -> str:
     return next((word for word in reversed(path.split(".")) if not word.isdigit()), "")
 
 
-def to_text(value: Any) -> str:
+def to_text(value: object) -> str:
     """A value as the command line takes it.
 
     >>> to_text([0.1, None, "a, b", True])

@@ -8,7 +8,6 @@ import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from runner.signature.source import Definition, Function, Module, last_name, resolve
 from runner.signature.text import to_text
@@ -27,10 +26,10 @@ class Type:
 
     kind: str
     parts: tuple["Type", ...] = ()
-    values: tuple[Any, ...] = ()
+    values: tuple[object, ...] = ()
     keys: tuple[str, ...] = ()
 
-    def accepts(self, value: Any) -> bool:
+    def accepts(self, value: object) -> bool:
         """Whether a value that YAML can hold fits; a node with a ``_target_`` fits everywhere."""
         if self.kind == "any" or (isinstance(value, dict) and "_target_" in value):
             return True
@@ -72,17 +71,17 @@ class Type:
         return self.parts if self.kind == "union" else (self,)
 
     @property
-    def choices(self) -> tuple[Any, ...]:
+    def choices(self) -> tuple[object, ...]:
         """The constants that it accepts, where it is a choice or has one in it."""
         return tuple(value for part in self.alternatives for value in part.values)
 
-    def _accepts_items(self, values: list[Any]) -> bool:
+    def _accepts_items(self, values: list[object]) -> bool:
         if self.kind == "tuple" and self.parts:
             pairs = zip(self.parts, values, strict=False)
             return len(self.parts) == len(values) and all(part.accepts(v) for part, v in pairs)
         return all(part.accepts(value) for part in self.parts for value in values)
 
-    def _accepts_entries(self, values: dict[Any, Any]) -> bool:
+    def _accepts_entries(self, values: dict[object, object]) -> bool:
         if self.kind == "record":
             inner = dict(zip(self.keys, self.parts, strict=True))
             return all(key in inner and inner[key].accepts(entry) for key, entry in values.items())
@@ -159,7 +158,7 @@ def to_union(*types: Type) -> Type:
     return parts[0] if len(parts) == 1 else Type("union", tuple(parts))
 
 
-def to_choice(known: Type, choices: tuple[Any, ...]) -> Type:
+def to_choice(known: Type, choices: tuple[object, ...]) -> Type:
     """The same type with its text narrowed to these."""
     choice = Type("choice", values=choices)
     return to_union(*(choice if part == TEXT else part for part in known.alternatives))
@@ -194,12 +193,13 @@ def shortened(words: list[str], width: int = WIDTH) -> str:
     return text
 
 
-def _is_same(value: Any, known: Any) -> bool:
+def _is_same(value: object, known: object) -> bool:
     if type(value) is not type(known):
         return False
     # "pissa_niter_[number of iters]" is a pattern, not a value.
-    start, bracket, _ = known.partition("[") if isinstance(known, str) else (known, "", "")
-    return value.startswith(start) if bracket else value == known
+    if isinstance(value, str) and isinstance(known, str) and "[" in known:
+        return value.startswith(known.partition("[")[0])
+    return value == known
 
 
 def _to_generic(head: str, items: list[ast.expr], inner: Callable[[ast.expr], Type]) -> Type:
@@ -238,6 +238,6 @@ def _to_named(annotation: ast.expr, module: Module | None, depth: int) -> Type:
     return INSTANCE
 
 
-def _members(node: ast.ClassDef) -> tuple[Any, ...]:
+def _members(node: ast.ClassDef) -> tuple[object, ...]:
     values = [entry.value for entry in node.body if isinstance(entry, ast.Assign)]
     return tuple(value.value for value in values if isinstance(value, ast.Constant))
