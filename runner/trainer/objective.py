@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from runner.trainer.extension import Hooks
 WEIGHTS = "token_weights"
 WHOLE_BATCH = {"outputs", "labels", "num_items_in_batch"}
 FULL_LOGITS = {"logits", "input"}
+Count: TypeAlias = "Tensor | int | None"  # of the trained tokens of all micro-batches of a step
 
 
 class Objective(Trainer):
@@ -33,9 +34,16 @@ class Objective(Trainer):
 
     hooks: Hooks
 
+    @property
+    def own_loss(self) -> Callable[..., Any]:
+        """The user's loss, for those who know that there is one."""
+        if self.hooks.loss is None:
+            raise TypeError("no loss of the user's own")
+        return self.hooks.loss
+
     def entrywise(self, count: int, **given: Any) -> Tensor:
         """One loss for each of ``count`` entries, from what is given."""
-        losses = call(self.hooks.loss, given)
+        losses = call(self.own_loss, given)
         if not isinstance(losses, Tensor) or losses.shape != (count,):
             found = f"a result of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
             raise ConfigError(Fault("loss", found, f"a tensor of shape ({count},): one loss for each entry"))
@@ -47,7 +55,7 @@ class Objective(Trainer):
 
 
 def call(loss: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    """What a loss makes of those given things that it names."""
+    """The result of a loss called with those given arguments that its signature names."""
     names = names_of(loss)
     return loss(**given) if names is None else loss(**{name: part for name, part in given.items() if name in names})
 
@@ -67,7 +75,7 @@ class Tokens(Objective):
     """For SFT: a loss of each trained token, or of the whole batch, and weights of tokens."""
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Count = None
     ) -> Any:
         weights, asked = inputs.pop(WEIGHTS, None), []
 
@@ -83,7 +91,7 @@ class Tokens(Objective):
             raise SickRun(Fault("loss", text, expected, "loss=none weight=none"))
         return found
 
-    def _answer(self, model: Any, weights: Tensor | None, count: Any, inputs: dict[str, Any]) -> Any:
+    def _answer(self, model: nn.Module, weights: Tensor | None, count: Count, inputs: dict[str, Any]) -> Any:
         """What TRL's ``compute_loss`` takes for the model's output, with losses where it reads log-probabilities."""
         loss = self.hooks.loss
         names = (names_of(loss) or frozenset()) if loss is not None else frozenset()
@@ -110,10 +118,10 @@ class Tokens(Objective):
         losses = self.entrywise(len(given["log_probs"]), **given)
         return losses.new_zeros(mask.shape).masked_scatter(mask, losses)
 
-    def _of_batch(self, outputs: Any, count: Any) -> Tensor:
+    def _of_batch(self, outputs: Any, count: Count) -> Tensor:
         """A single number that comes out of TRL's division by the number of tokens as the loss that was given."""
         given = {"outputs": outputs.model_outputs, "labels": outputs.labels, "num_items_in_batch": count}
-        loss = call(self.hooks.loss, given)
+        loss = call(self.own_loss, given)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise ConfigError(Fault("loss", "no single number", "the loss of the batch, as a tensor of one number"))
         return loss.reshape(1) * torch.as_tensor(outputs.label_mask.sum() if count is None else count).clamp(min=1)
@@ -137,7 +145,7 @@ class Measured:
     model_outputs: Any
 
 
-def measured(model: Any, labels: Tensor, inputs: Mapping[str, Any]) -> Measured:
+def measured(model: nn.Module, labels: Tensor, inputs: Mapping[str, Any]) -> Measured:
     """One forward pass with logits, and what the labels are worth under them."""
     outputs = model(**inputs)
     # Prompt learning puts virtual tokens before the real ones.
@@ -181,7 +189,7 @@ class Watch:
     sequences: Mapping[str, tuple[Tensor, Tensor | None]]
     seen: dict[str, list[Any]] = field(default_factory=dict)
 
-    def hook(self, module: nn.Module, args: Any, asked: Mapping[str, Any], output: Any) -> Any:
+    def hook(self, module: nn.Module, args: tuple[object, ...], asked: Mapping[str, Any], output: Any) -> Any:
         if not asked.get("fused_lm_head"):
             return None
         ids = asked["input_ids"]
@@ -203,7 +211,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 @contextmanager
-def watched(trainer: Any, sequences: Mapping[str, tuple[Tensor, Tensor | None]], times: int) -> Iterator[Watch]:
+def watched(trainer: Trainer, sequences: Mapping[str, tuple[Tensor, Tensor | None]], times: int) -> Iterator[Watch]:
     """Watch the forward passes of policy and reference; each of the sequences must come ``times`` times.
 
     Raises SickRun where they do not, because then something else was trained than what was asked for.
@@ -226,7 +234,7 @@ class Pairs(Objective):
     """For DPO: a loss of the log-probabilities of each pair, and weights of tokens for policy and reference alike."""
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Count = None
     ) -> Any:
         weights = inputs.pop(WEIGHTS, None)
         times = 1 if self.precompute_ref_logps else 2
@@ -256,7 +264,7 @@ class Labelled(Objective):
     """For KTO: a loss of the log-probabilities of each labelled answer, and weights of tokens, those of the KL too."""
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Count = None
     ) -> Any:
         names = ["input_ids", "KL_input_ids"] if self.calculate_KL else ["input_ids"]
         weights = {name: inputs.pop(name.replace("input_ids", WEIGHTS), None) for name in names}
@@ -307,7 +315,7 @@ class Scores(Objective):
     """For reward models: a loss of the scores of each pair."""
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Count = None
     ) -> Any:
         _, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         chosen, rejected = outputs.logits.squeeze(-1).chunk(2)

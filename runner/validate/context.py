@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from runner.config import GROUPS
 from runner.signature import Config, Node, Parameter, Signature, nodes, public_names, read_signature
@@ -31,11 +32,7 @@ ALARMS = (
 # Keys beside the arguments of a target: of every node, and of one group's.
 SPECIAL = {"_target_": "str", "_partial_": "bool"}
 OWN = {
-    "trainer": {
-        "form": "str",
-        "head": "Literal['lm', 'score']",
-        "evaluates": "bool",
-    },
+    "trainer": {"form": "str", "head": "Literal['lm', 'score']", "evaluates": "bool"},
     "model": {"tokenizer": "dict"},
     "reward": {"weight": "float", "timeout": "float | None"},
     "metric": {
@@ -99,6 +96,13 @@ class ValidationContext:
         for key in path.split("."):
             found = found.get(key) if isinstance(found, dict) else None
         return found if isinstance(found, dict) else {}
+
+    def field(self, name: str) -> Any:
+        """A field of the trainer's config: what was given, or else its default; None where it has no such field."""
+        args = self.mapping("trainer.args")
+        signature = self.signature(args)
+        known = signature.parameters.get(name) if signature else None
+        return args.get(name, known.default) if known else None
 
     def entries(self, group: str) -> dict[str, object]:
         """The parts of a group by their dotted keys, whether it holds one or several with names; null ones too."""

@@ -1,7 +1,7 @@
 """Values that run, send, publish, write elsewhere or reveal something: typed by the user, or refused."""
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
@@ -45,51 +45,46 @@ def _is_outside(path: object) -> bool:
 
 
 VARIABLE = "tracker.environment."
-# Per key: which values are risky, and what they do. Each needs its own flag on the command line.
-CODE, PICKLE, KERNEL = "runs code of others", "loads pickles, which can run code", "runs a kernel"
-SENDS, TELLS = "sends prompts and completions to a server", "sends the figures to a server"
 STAYS = ("offline", "disabled", "dryrun")
 UPLOADING = {"all", "wandb", "comet_ml", "neptune", "clearml", "swanlab", "azure_ml", "dagshub", "flyte"}
-Risk = tuple[Callable[[Any], bool], str]
-NO_RISK: Risk = (lambda value: False, "")
-RISKS: dict[str, Risk] = {
-    "trust_remote_code": (lambda value: value is True, CODE),
-    "custom_generate": (bool, CODE),
-    "safetensors_only": (lambda value: value is False, PICKLE),
-    "use_safetensors": (lambda value: value is False, PICKLE),
-    "weights_only": (lambda value: value is False, PICKLE),
-    "use_kernels": (lambda value: value is True, f"{KERNEL} from the hub"),
-    **dict.fromkeys(
-        ("attention", "attn_implementation", "experts_implementation"),
-        (lambda value: "/" in str(value), f"{KERNEL} from the hub"),
-    ),
-    "push_to_hub": (lambda value: value is True, "publishes the model"),
-    "log_completions_hub_repo": (bool, "publishes completions"),
-    **dict.fromkeys(
-        ("trackio_space_id", "trackio_static_space_id", "trackio_bucket_id", "TRACKIO_SPACE_ID"),
-        (bool, "publishes the metrics"),
-    ),
-    "url": (bool, SENDS),
-    **dict.fromkeys(
-        ("vllm_server_base_url", "vllm_server_host", "teacher_model_server_url", "teacher_server_urls"),
-        (_is_elsewhere, SENDS),
-    ),
-    "token_variable": (bool, "sends a variable of the environment to a server"),
-    "proxies": (bool, "sends all that is loaded through another machine"),
-    "folder": (_is_outside, "writes outside of the run"),
-    **dict.fromkeys(("cache_dir", "offload_folder", "offload_dir"), (_is_outside, "writes outside of the run")),
-}
+CODE, PICKLE, KERNEL = "runs code of others", "loads pickles, which can run code", "runs a kernel from the hub"
+SENDS, TELLS = "sends prompts and completions to a server", "sends the figures to a server"
+OUTSIDE = "writes outside of the run"
+Test = Callable[[Any], bool]
+NO_RISK: tuple[Test, str] = (lambda value: False, "")
+
+
+def _by_key(*rows: tuple[Test, str, Sequence[str]]) -> dict[str, tuple[Test, str]]:
+    return {key: (is_risky, danger) for is_risky, danger, keys in rows for key in keys}
+
+
+# Which values of which keys are risky, and what they do. Each needs its own flag on the command line.
+RISKS = _by_key(
+    (lambda value: value is True, CODE, ["trust_remote_code"]),
+    (bool, CODE, ["custom_generate"]),
+    (lambda value: value is False, PICKLE, ["safetensors_only", "use_safetensors", "weights_only"]),
+    (lambda value: value is True, KERNEL, ["use_kernels"]),
+    (lambda value: "/" in str(value), KERNEL, ["attention", "attn_implementation", "experts_implementation"]),
+    (lambda value: value is True, "publishes the model", ["push_to_hub"]),
+    (bool, "publishes completions", ["log_completions_hub_repo"]),
+    (bool, "publishes the metrics", ["trackio_space_id", "trackio_static_space_id", "trackio_bucket_id"]),
+    (bool, "publishes the metrics", ["TRACKIO_SPACE_ID"]),
+    (bool, SENDS, ["url"]),
+    (_is_elsewhere, SENDS, ["vllm_server_base_url", "vllm_server_host"]),
+    (_is_elsewhere, SENDS, ["teacher_model_server_url", "teacher_server_urls"]),
+    (bool, "sends a variable of the environment to a server", ["token_variable"]),
+    (bool, "sends all that is loaded through another machine", ["proxies"]),
+    (_is_outside, OUTSIDE, ["folder", "cache_dir", "offload_folder", "offload_dir"]),
+)
 # The same of the variables of a tracker, of which the choice of one speaks, too.
-VARIABLES: dict[str, Risk] = {
-    "WANDB_MODE": (lambda value: value not in STAYS, TELLS),
-    "WANDB_BASE_URL": (_is_elsewhere, TELLS),
-    "MLFLOW_TRACKING_URI": (lambda value: not str(value).startswith(("sqlite:", "file:", "{")), TELLS),
-    "WANDB__EXECUTABLE": (bool, CODE),
-    **dict.fromkeys(
-        ("TENSORBOARD_LOGGING_DIR", "TRACKIO_DIR", *(f"WANDB_{of}DIR" for of in ("", "CACHE_", "DATA_", "CONFIG_"))),
-        (_is_outside, "writes outside of the run"),
-    ),
-}
+VARIABLES = _by_key(
+    (lambda value: value not in STAYS, TELLS, ["WANDB_MODE"]),
+    (_is_elsewhere, TELLS, ["WANDB_BASE_URL"]),
+    (lambda value: not str(value).startswith(("sqlite:", "file:", "{")), TELLS, ["MLFLOW_TRACKING_URI"]),
+    (bool, CODE, ["WANDB__EXECUTABLE"]),
+    (_is_outside, OUTSIDE, ["TENSORBOARD_LOGGING_DIR", "TRACKIO_DIR", "WANDB_DIR"]),
+    (_is_outside, OUTSIDE, ["WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"]),
+)
 
 
 def find_dangers(cfg: Config) -> list[Fault]:

@@ -30,11 +30,7 @@ READ_GROUPS = ("tracker", "launcher")  # where the key is there, there must be s
 NAMED_GROUPS = ("reward", "weight", "metric", "callback")  # of parts that each have a name
 # Groups that are read as they are, without anything to build.
 PLAIN_GROUPS = {
-    "tracker": {
-        "report_to": "str | list[str]",
-        "environment": "dict[str, str] | None",
-        "tags": "list[str] | None",
-    },
+    "tracker": {"report_to": "str | list[str]", "environment": "dict[str, str] | None", "tags": "list[str] | None"},
     # Silent faults of what is trained that a run may start with all the same, which are found in ``inspection``; and
     # the alarms of ``health``, switched off or with the steps in a row that they may last.
     "tolerate": {
@@ -58,9 +54,15 @@ def find_top_faults(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each key of the top level that is strange, missing, or holds the wrong thing."""
     for key, value in context.cfg.items():
         if key in PLAIN_GROUPS and isinstance(value, dict):
-            yield from _plain_group(key, value)
+            kinds = PLAIN_GROUPS[key]
+            for name, entry in value.items():
+                if name in kinds:
+                    yield from _setting(context, f"{key}.{name}", kinds[name], entry)
+                else:
+                    near = [*nearest(str(name), kinds), *kinds][0]
+                    yield Fault(f"{key}.{name}", "no such key", near, to_override(f"{key}.{near}", entry))
         elif key in TOP:
-            yield from _setting(context, key, value)
+            yield from _setting(context, key, TOP[key], value)
         elif key in context.groups:
             yield from _group(context, key, value)
         else:
@@ -70,48 +72,36 @@ def find_top_faults(context: ValidationContext) -> Iterator[Fault]:
             yield _nothing_chosen(context, group, "nothing chosen")
 
 
-def _setting(context: ValidationContext, key: str, value: object) -> Iterator[Fault]:
-    known = to_type(expression(TOP[key]), None)
+def _setting(context: ValidationContext, path: str, kind: str, value: object) -> Iterator[Fault]:
+    """A fault for a value of the top level, or of a plain group, that does not fit."""
+    known = to_type(expression(kind), None)
     if value == "???":
         return
-    if not known.accepts(value) or isinstance(value, dict):
-        yield misfit_type(key, value, known)
-    elif fault := misfit_number(key, value, SETTINGS.get(key)):
+    if not known.accepts(value) or (isinstance(value, dict) and "_target_" in value):
+        yield misfit_type(path, value, known)
+    elif (fault := misfit_number(path, value, SETTINGS.get(path))) or (
+        path == "tracker.report_to" and (fault := misfit_choice(path, value, TRACKERS))
+    ):
         yield fault
-    elif key == "name" and isinstance(value, str) and not is_folder_name(value):
-        yield Fault(key, short_text(value), "a plain folder name, up to 100 letters", "name=<word>")
-    elif value == "":
-        yield Fault(key, "nothing", "a folder", f"{key}=outputs")
-    elif key == "output_root" and isinstance(value, str):
+    elif path == "name" and isinstance(value, str) and not is_folder_name(value):
+        yield Fault(path, short_text(value), "a plain folder name, up to 100 letters", "name=<word>")
+    elif path in TOP and value == "":
+        yield Fault(path, "nothing", "a folder", f"{path}=outputs")
+    elif path == "output_root" and isinstance(value, str):
         parts = [part.encode(errors="surrogateescape") for part in value.split("/")]
         size = sum(map(len, parts)) + len(parts) - 1
         if size >= MAX_PATH_BYTES or max(map(len, parts)) > 255 or "\0" in value:
             found = f"{short_text(value)}: a path of {size} bytes"
-            yield Fault(key, found, f"at most {MAX_PATH_BYTES}, and 255 in each folder's name", f"{key}=outputs")
-    elif key == "allow" and isinstance(value, list) and (strange := sorted(set(value) - set(context.allow))):
+            yield Fault(path, found, f"at most {MAX_PATH_BYTES}, and 255 in each folder's name", f"{path}=outputs")
+    elif path == "allow" and isinstance(value, list) and (strange := sorted(set(value) - set(context.allow))):
         text = to_text(strange)
-        yield Fault(key, f"{text} in a file", "allow on the command line only", f"allow={text}")
+        yield Fault(path, f"{text} in a file", "allow on the command line only", f"allow={text}")
 
 
 def is_folder_name(name: str) -> bool:
     """True for a name that is one part of a path on every system, and no hidden one."""
     size = len(name.encode(errors="surrogateescape"))
     return 0 < len(name) <= 100 and size <= 255 and name[0] not in ".-" and not re.search(r"[/\\\x00-\x1f\x7f]", name)
-
-
-def _plain_group(group: str, node: Node) -> Iterator[Fault]:
-    kinds = PLAIN_GROUPS[group]
-    for key, value in node.items():
-        path = f"{group}.{key}"
-        if key not in kinds:
-            near = [*nearest(str(key), kinds), *kinds][0]
-            yield Fault(path, "no such key", near, to_override(f"{group}.{near}", value))
-        elif not (known := to_type(expression(kinds[key]), None)).accepts(value):
-            yield misfit_type(path, value, known)
-        elif (fault := misfit_number(path, value, SETTINGS.get(path))) or (
-            path == "tracker.report_to" and (fault := misfit_choice(path, value, TRACKERS))
-        ):
-            yield fault
 
 
 def _group(context: ValidationContext, group: str, node: object) -> Iterator[Fault]:
@@ -139,11 +129,8 @@ def _nothing_chosen(context: ValidationContext, group: str, found: str) -> Fault
 
 # What the train command gives to a part whose signature names it, so that no config needs to.
 SERVED = {
-    "trainer": {
-        *FROM_GROUP,
-        *("tokenizer", "ref_model", "teacher_model", "reward_model", "compute_metrics"),
-        "reward_processing_classes",
-    },
+    "trainer": {*FROM_GROUP, "tokenizer", "ref_model", "teacher_model", "reward_model", "compute_metrics"}
+    | {"reward_processing_classes"},
     "model": {"tokenizer", "head", "quantization_config"},
     "dataset": {"to", "keep", "seed"},
     "peft": {"model", "task_type"},

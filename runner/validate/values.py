@@ -5,7 +5,7 @@ where one class means another thing by it, that class has a row of its own.
 """
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -58,56 +58,51 @@ SETTINGS = {
     **{f"tolerate.{alarm}": COUNT for alarm in ALARMS},
 }
 
-TRAINING = {
-    # the loop
-    "learning_rate": STEP_SIZE,
-    **dict.fromkeys(("num_train_epochs", "adam_epsilon"), POSITIVE),
-    **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), COUNT),
-    **dict.fromkeys(("gradient_accumulation_steps", "eval_accumulation_steps"), COUNT),
-    "max_steps": Range(1, other=-1),
-    **dict.fromkeys(("weight_decay", "max_grad_norm", "warmup_steps", "eval_delay"), NOT_NEGATIVE),
-    **dict.fromkeys(("adam_beta1", "adam_beta2", "label_smoothing_factor"), RATE),
-    **dict.fromkeys(("logging_steps", "save_steps", "eval_steps"), POSITIVE),
-    **dict.fromkeys(("save_total_limit", "torch_empty_cache_steps", "dataset_num_proc"), COUNT),
-    **dict.fromkeys(("seed", "data_seed"), SEED),
-    "dataloader_num_workers": Range(0, 1024),  # each is a process
-    "neftune_noise_alpha": NOT_NEGATIVE,
-    **dict.fromkeys(("dataloader_prefetch_factor", "ddp_timeout", "ddp_bucket_cap_mb"), COUNT),
-    # lengths and sampling
-    **dict.fromkeys(("max_length", "max_completion_length", "max_new_tokens"), COUNT),
-    **dict.fromkeys(("pad_to_multiple_of", "vllm_max_model_length"), COUNT),
-    **dict.fromkeys(("temperature", "repetition_penalty"), POSITIVE),
-    "top_p": SHARE,
-    "top_k": Range(0, other=-1),
-    "min_p": FRACTION,
-    "num_generations": Range(2),
-    **dict.fromkeys(("num_generations_eval", "steps_per_generation", "num_iterations"), COUNT),
-    **dict.fromkeys(("generation_batch_size", "vllm_tensor_parallel_size"), COUNT),
-    "vllm_gpu_memory_utilization": SHARE,
-    # losses
-    **dict.fromkeys(("beta", "kl_coef", "entropy_coef", "router_aux_loss_coef"), NOT_NEGATIVE),
-    "label_smoothing": RATE,
-    **dict.fromkeys(("ld_alpha", "ref_model_mixup_alpha", "lmbda"), FRACTION),
-    "top_entropy_quantile": FRACTION,
-    **dict.fromkeys(("ref_model_sync_steps", "precompute_ref_batch_size"), COUNT),
-    **dict.fromkeys(("epsilon", "epsilon_high", "delta", "discopop_tau"), POSITIVE),
-    **dict.fromkeys(("desirable_weight", "undesirable_weight", "simpo_gamma"), NOT_NEGATIVE),
-    "center_rewards_coefficient": NOT_NEGATIVE,
-}
-ADAPTER = {
-    **dict.fromkeys(("r", "init_r", "target_r", "num_virtual_tokens"), COUNT),
-    **dict.fromkeys(("lora_alpha", "alpha"), POSITIVE),
-    **dict.fromkeys(("lora_dropout", "module_dropout", "rank_dropout", "vera_dropout"), RATE),
-    **dict.fromkeys(("boft_dropout", "encoder_dropout"), RATE),
-}
-OPTIMIZER = {"lr": STEP_SIZE, "eps": POSITIVE, "weight_decay": NOT_NEGATIVE, "betas": RATE}
 
-PROCESSES = {**dict.fromkeys(("num_processes", "jobs"), COUNT), "timeout_seconds": POSITIVE}
+def _by_field(fields: Mapping[Range, Sequence[str]]) -> dict[str, Range]:
+    return {field: numbers for numbers, names in fields.items() for field in names}
+
+
 BY_GROUP = {
-    "trainer": TRAINING,
-    "peft": ADAPTER,
-    "optimizer": OPTIMIZER,
-    "launcher": PROCESSES,
+    "trainer": _by_field(
+        {
+            STEP_SIZE: ["learning_rate"],
+            POSITIVE: [
+                *("num_train_epochs", "adam_epsilon", "logging_steps", "save_steps", "eval_steps", "temperature"),
+                *("repetition_penalty", "epsilon", "epsilon_high", "delta", "discopop_tau"),
+            ],
+            COUNT: [
+                *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
+                *("eval_accumulation_steps", "save_total_limit", "torch_empty_cache_steps", "dataset_num_proc"),
+                *("dataloader_prefetch_factor", "ddp_timeout", "ddp_bucket_cap_mb", "max_length", "max_new_tokens"),
+                *("max_completion_length", "pad_to_multiple_of", "vllm_max_model_length", "num_generations_eval"),
+                *("steps_per_generation", "num_iterations", "generation_batch_size", "vllm_tensor_parallel_size"),
+                *("ref_model_sync_steps", "precompute_ref_batch_size"),
+            ],
+            NOT_NEGATIVE: [
+                *("weight_decay", "max_grad_norm", "warmup_steps", "eval_delay", "neftune_noise_alpha", "beta"),
+                *("kl_coef", "entropy_coef", "router_aux_loss_coef", "desirable_weight", "undesirable_weight"),
+                *("simpo_gamma", "center_rewards_coefficient"),
+            ],
+            RATE: ["adam_beta1", "adam_beta2", "label_smoothing_factor", "label_smoothing"],
+            FRACTION: ["min_p", "ld_alpha", "ref_model_mixup_alpha", "lmbda", "top_entropy_quantile"],
+            SHARE: ["top_p", "vllm_gpu_memory_utilization"],
+            SEED: ["seed", "data_seed"],
+            Range(0, other=-1): ["top_k"],
+            Range(1, other=-1): ["max_steps"],
+            Range(2): ["num_generations"],
+            Range(0, 1024): ["dataloader_num_workers"],  # each is a process
+        }
+    ),
+    "peft": _by_field(
+        {
+            COUNT: ["r", "init_r", "target_r", "num_virtual_tokens"],
+            POSITIVE: ["lora_alpha", "alpha"],
+            RATE: ["lora_dropout", "module_dropout", "rank_dropout", "vera_dropout", "boft_dropout", "encoder_dropout"],
+        }
+    ),
+    "optimizer": {"lr": STEP_SIZE, "eps": POSITIVE, "weight_decay": NOT_NEGATIVE, "betas": RATE},
+    "launcher": {"num_processes": COUNT, "jobs": COUNT, "timeout_seconds": POSITIVE},
     "reward": {"timeout": POSITIVE},
 }
 
