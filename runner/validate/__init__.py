@@ -7,8 +7,8 @@ The passes, in their order, each in a module that returns faults:
         targets                      what a ``_target_`` may name
         values                       types, ranges and choices
         dangers                      what must be typed by the user, and that there is no secret
-        parts                        what the trainer asks for and is given;
-        arguments, objective         fields of its config, and losses and weights of tokens, that exclude each other
+        parts, objective             what the trainer asks for and is given, fields of its config, losses and weights
+                                     of tokens that exclude each other
     parts.find_mismatches(cfg)       parts that are each right and do not go together, where the keys have no fault
     start.check_ahead(jobs)          the world around the runs of a command: raises before a folder is made
         start                        rows, models and columns

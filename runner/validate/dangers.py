@@ -1,7 +1,7 @@
 """Values that run, send, publish, write elsewhere or reveal something: typed by the user, or refused."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
@@ -10,7 +10,7 @@ from runner.errors import Fault
 from runner.secret import LOGIN_KEY, MIXED_TEXT, SECRET_KEY, form_of, hidden, holder_of, names_secret
 from runner.signature import Config, last_key, nodes, scalars, to_override
 from runner.validate.targets import find_target_fault
-from runner.validate.values import short_text
+from runner.validate.values import by_name, short_text
 
 
 def _is_elsewhere(address: object) -> bool:
@@ -50,40 +50,43 @@ UPLOADING = {"all", "wandb", "comet_ml", "neptune", "clearml", "swanlab", "azure
 CODE, PICKLE, KERNEL = "runs code of others", "loads pickles, which can run code", "runs a kernel from the hub"
 SENDS, TELLS = "sends prompts and completions to a server", "sends the figures to a server"
 OUTSIDE = "writes outside of the run"
-Test = Callable[[Any], bool]
-NO_RISK: tuple[Test, str] = (lambda value: False, "")
+Risk = tuple[Callable[[Any], bool], str]  # which values of a key are risky, and what they do
+NO_RISK: Risk = (lambda value: False, "")
 
-
-def _by_key(*rows: tuple[Test, str, Sequence[str]]) -> dict[str, tuple[Test, str]]:
-    return {key: (is_risky, danger) for is_risky, danger, keys in rows for key in keys}
-
-
-# Which values of which keys are risky, and what they do. Each needs its own flag on the command line.
-RISKS = _by_key(
-    (lambda value: value is True, CODE, ["trust_remote_code"]),
-    (bool, CODE, ["custom_generate"]),
-    (lambda value: value is False, PICKLE, ["safetensors_only", "use_safetensors", "weights_only"]),
-    (lambda value: value is True, KERNEL, ["use_kernels"]),
-    (lambda value: "/" in str(value), KERNEL, ["attention", "attn_implementation", "experts_implementation"]),
-    (lambda value: value is True, "publishes the model", ["push_to_hub"]),
-    (bool, "publishes completions", ["log_completions_hub_repo"]),
-    (bool, "publishes the metrics", ["trackio_space_id", "trackio_static_space_id", "trackio_bucket_id"]),
-    (bool, "publishes the metrics", ["TRACKIO_SPACE_ID"]),
-    (bool, SENDS, ["url"]),
-    (_is_elsewhere, SENDS, ["vllm_server_base_url", "vllm_server_host"]),
-    (_is_elsewhere, SENDS, ["teacher_model_server_url", "teacher_server_urls"]),
-    (bool, "sends a variable of the environment to a server", ["token_variable"]),
-    (bool, "sends all that is loaded through another machine", ["proxies"]),
-    (_is_outside, OUTSIDE, ["folder", "cache_dir", "offload_folder", "offload_dir"]),
+# Each of these keys needs its own flag on the command line.
+RISKS: dict[str, Risk] = by_name(
+    {
+        (lambda value: value is True, CODE): ["trust_remote_code"],
+        (bool, CODE): ["custom_generate"],
+        (lambda value: value is False, PICKLE): ["safetensors_only", "use_safetensors", "weights_only"],
+        (lambda value: value is True, KERNEL): ["use_kernels"],
+        (lambda value: "/" in str(value), KERNEL): ["attention", "attn_implementation", "experts_implementation"],
+        (lambda value: value is True, "publishes the model"): ["push_to_hub"],
+        (bool, "publishes completions"): ["log_completions_hub_repo"],
+        (bool, "publishes the metrics"): [
+            *("trackio_space_id", "trackio_static_space_id", "trackio_bucket_id", "TRACKIO_SPACE_ID")
+        ],
+        (bool, SENDS): ["url"],
+        (_is_elsewhere, SENDS): [
+            *("vllm_server_base_url", "vllm_server_host", "teacher_model_server_url", "teacher_server_urls")
+        ],
+        (bool, "sends a variable of the environment to a server"): ["token_variable"],
+        (bool, "sends all that is loaded through another machine"): ["proxies"],
+        (_is_outside, OUTSIDE): ["folder", "cache_dir", "offload_folder", "offload_dir"],
+    }
 )
 # The same of the variables of a tracker, of which the choice of one speaks, too.
-VARIABLES = _by_key(
-    (lambda value: value not in STAYS, TELLS, ["WANDB_MODE"]),
-    (_is_elsewhere, TELLS, ["WANDB_BASE_URL"]),
-    (lambda value: not str(value).startswith(("sqlite:", "file:", "{")), TELLS, ["MLFLOW_TRACKING_URI"]),
-    (bool, CODE, ["WANDB__EXECUTABLE"]),
-    (_is_outside, OUTSIDE, ["TENSORBOARD_LOGGING_DIR", "TRACKIO_DIR", "WANDB_DIR"]),
-    (_is_outside, OUTSIDE, ["WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"]),
+VARIABLES: dict[str, Risk] = by_name(
+    {
+        (lambda value: value not in STAYS, TELLS): ["WANDB_MODE"],
+        (_is_elsewhere, TELLS): ["WANDB_BASE_URL"],
+        (lambda value: not str(value).startswith(("sqlite:", "file:", "{")), TELLS): ["MLFLOW_TRACKING_URI"],
+        (bool, CODE): ["WANDB__EXECUTABLE"],
+        (_is_outside, OUTSIDE): [
+            *("TENSORBOARD_LOGGING_DIR", "TRACKIO_DIR", "WANDB_DIR"),
+            *("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"),
+        ],
+    }
 )
 
 
@@ -99,20 +102,18 @@ def find_risks(cfg: Config, typed: Collection[str] = ()) -> Iterator[Fault]:
     A flag counts for the nodes inside its own: ``model.trust_remote_code=true`` is also for ``model.tokenizer``. So
     does a fault, which is not given twice.
     """
+    tracker = cfg.get("tracker") if isinstance(cfg, dict) else None
+    variables = tracker.get("environment") if isinstance(tracker, dict) else None
+    stays = isinstance(variables, dict) and variables.get("WANDB_MODE") in STAYS
     counted, expected = set(typed), "such a key on the command line only"
     for path, value in scalars(cfg):
-        key, words = last_key(path), path.split(".")[:-1]
+        key, words, where = last_key(path), path.split(".")[:-1], re.sub(r"\.\d+$", "", path)
         is_risky, danger = RISKS.get(key, NO_RISK)
         around = {".".join([*words[:depth], key]) for depth in range(1, len(words) + 1)}
         if is_risky(value) and not counted & around:
             counted.add(path)
             found = f"{key}: {short_text(value)} {danger}, and was not typed"
             yield Fault(path, found, expected, f"{to_override(path, value)}  (if you trust where it leads)")
-    tracker = cfg.get("tracker") if isinstance(cfg, dict) else None
-    variables = tracker.get("environment") if isinstance(tracker, dict) else None
-    stays = isinstance(variables, dict) and variables.get("WANDB_MODE") in STAYS
-    for path, value in scalars(cfg):
-        key, where = last_key(path), re.sub(r"\.\d+$", "", path)
         is_risky, danger = VARIABLES.get(key, NO_RISK) if path.startswith(VARIABLE) else NO_RISK
         if key == "report_to" and value in UPLOADING and not (value == "wandb" and stays):
             is_risky, danger = bool, TELLS

@@ -137,10 +137,8 @@ SERVED = {
     "collator": {"tokenizer", "processing_class", "pad_token_id", "inner"},
     "optimizer": {"params", "model"},
     "optimizer.scheduler": {"optimizer", "num_training_steps"},
-    "callback": {
-        *("tokenizer", "processing_class", "folder", "train_dataset", "eval_dataset", "trainer"),
-        *("generate", "prompts"),
-    },
+    "callback": {"tokenizer", "processing_class", "folder", "train_dataset", "eval_dataset", "trainer"}
+    | {"generate", "prompts"},
     "launcher": {"folder", "debug"},
 }
 NEEDED_KEYS = {"trainer": ("form", "head", "args"), "model": ("tokenizer",)}

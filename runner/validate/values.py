@@ -7,13 +7,15 @@ where one class means another thing by it, that class has a row of its own.
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import TypeGuard, TypeVar
 
 from runner.errors import Fault
 from runner.secret import looks_secret
 from runner.signature import Parameter, Signature, Type, nearest, scalars, to_override, to_text
 from runner.signature.type import shortened
 from runner.validate.context import ALARMS, ValidationContext
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,13 @@ SETTINGS = {
 }
 
 
-def _by_field(fields: Mapping[Range, Sequence[str]]) -> dict[str, Range]:
-    return {field: numbers for numbers, names in fields.items() for field in names}
+def by_name(groups: Mapping[T, Sequence[str]]) -> dict[str, T]:
+    """What is said of several names at once, by each of them."""
+    return {name: said for said, names in groups.items() for name in names}
 
 
 BY_GROUP = {
-    "trainer": _by_field(
+    "trainer": by_name(
         {
             STEP_SIZE: ["learning_rate"],
             POSITIVE: [
@@ -94,7 +97,7 @@ BY_GROUP = {
             Range(0, 1024): ["dataloader_num_workers"],  # each is a process
         }
     ),
-    "peft": _by_field(
+    "peft": by_name(
         {
             COUNT: ["r", "init_r", "target_r", "num_virtual_tokens"],
             POSITIVE: ["lora_alpha", "alpha"],
