@@ -19,11 +19,13 @@ from runner.errors import Fault
 from runner.files import MENU
 from runner.importers.convert import to_mapping
 from runner.importers.table import Case, Table, is_wanted
+from runner.secret import LOGIN_KEY, SECRET_KEY, looks_secret
 from runner.signature import Signature, read_signature
 
 MAPPED, SAME, NO_EQUIVALENT = "mapped", "same by default", "no equivalent"
 IGNORED = "ignored (machine, not experiment)"
 KINDS = (MAPPED, SAME, NO_EQUIVALENT, IGNORED)
+HIDDEN = "..."  # in the place of a secret
 FIX = "mend it in their file, or leave the key out there"
 
 T, D = TypeVar("T"), TypeVar("D")
@@ -64,9 +66,10 @@ class Draft:
     # --- Their side -------------------------------------------------------------------------------
 
     def add(self, keys: Mapping[str, Any]) -> None:
-        """Add keys of theirs, nested ones that have rows of their own as ``outer.inner``."""
+        """Add keys of theirs without their secrets, nested ones that have rows of their own as ``outer.inner``."""
         outer = {key.partition(".")[0] for key in self.table.keys if "." in key}
-        for key, value in keys.items():
+        for key, raw in keys.items():
+            value = _without_secrets(key, raw)
             if key in outer and isinstance(value, Mapping):
                 self.keys |= {f"{key}.{inner}": entry for inner, entry in value.items()}
             elif key in outer - self.table.keys.keys() and is_wanted(value, "enabled"):
@@ -85,9 +88,10 @@ class Draft:
         return self.table.keys.get(key) or self.table.keys.get(f"{key.partition('.')[0]}.*", [])
 
     def take(self, key: str, to: Callable[[object], T], default: D) -> T | D:
-        """The converted value of a key, which is dealt with by this; the default where there is none."""
+        """The converted value of a key, which is dealt with by this; the default where there is none, or false."""
         self.taken.add(key)
-        return self.convert(key, self.keys.get(key), to, default)
+        value = self.keys.get(key)
+        return self.convert(key, None if value is False else value, to, default)
 
     def convert(self, where: str, value: object, to: Callable[[object], T], default: D) -> T | D:
         """A value as a conversion has it; the default where there is none, or where it is a fault."""
@@ -186,6 +190,19 @@ class Draft:
 def _read_config(trainer: str) -> Signature:
     node = yaml.safe_load((MENU / "trainer" / f"{trainer}.yaml").read_text(encoding="utf-8"))
     return read_signature(node["trainer"]["args"]["_target_"])
+
+
+def _without_secrets(key: str, value: Any) -> Any:
+    """The same value, every secret in it replaced by dots, however deep it is."""
+    if isinstance(value, Mapping):
+        return {name: _without_secrets(str(name), entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [_without_secrets(key, entry) for entry in value]
+    if not isinstance(value, str) or not value:
+        return value
+    is_token = key.lower().endswith("token") and re.fullmatch(r"(?=.*\d)(?=.*[A-Za-z])[\w.-]{16,}", value)
+    is_named = SECRET_KEY.search(key.lower()) or LOGIN_KEY.search(key.lower())
+    return HIDDEN if is_token or is_named or looks_secret(value) else value
 
 
 def is_unset(value: object) -> bool:

@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from runner.importers.convert import to_size, to_weights
-from runner.importers.draft import MAPPED, NO_EQUIVALENT, Draft, is_unset, to_line
+from runner.importers.draft import HIDDEN, MAPPED, NO_EQUIVALENT, Draft, is_unset, to_line
 from runner.importers.follow import follow
-from runner.importers.read import HIDDEN
 
 FILE_TYPES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".gz")
 ORDER = ("path", "config", "revision", "form", "split", "columns", "limit")

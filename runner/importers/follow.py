@@ -9,8 +9,7 @@ from typing import Any
 from runner.dataset.convert import SPEAKERS
 from runner.errors import Fault
 from runner.importers.convert import COMPUTED, CONVERSIONS, to_list, to_number, to_whole_number, to_words
-from runner.importers.draft import IGNORED, MAPPED, SAME, Draft, is_unset, to_line
-from runner.importers.read import HIDDEN
+from runner.importers.draft import HIDDEN, IGNORED, MAPPED, SAME, Draft, is_unset, to_line
 from runner.importers.table import OFF, Case, is_wanted
 from runner.signature import nearest as find_nearest
 

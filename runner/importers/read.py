@@ -1,6 +1,6 @@
 """A file -> its keys and the tool that it is of: YAML, JSON, or a shell script with one training command.
 
-No secret comes through. What the keys mean is in the tables.
+What the keys mean is in the tables.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from typing import Any
 from runner.bound import DIGITS, check_size, parse_yaml
 from runner.errors import ConfigError, Fault
 from runner.importers.table import read_section
-from runner.secret import LOGIN_KEY, SECRET_KEY, looks_secret
 
-HIDDEN = "..."  # in the place of a secret
 FILE_TYPES = (".yaml", ".yml", ".json")
 # A comment of bash begins a word; what stands in quotes, or behind a backslash, is none.
 COMMENT = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*"|\\.)|(?:^|(?<=[\s;&|()]))#.*""")
@@ -56,7 +54,7 @@ def read_file(path: Path, tool: str | None = None) -> Reading:
     has_flags = path.suffix not in FILE_TYPES and re.search(r"(?m)^\s*--\w", text)
     is_script = path.suffix in (".sh", ".bash") or has_flags
     reading = _read_script(path, text) if is_script else Reading(path, _read_mapping(path, text))
-    reading.keys = {key: _without_secrets(key, plain(value)) for key, value in reading.keys.items()}
+    reading.keys = {key: plain(value) for key, value in reading.keys.items()}
     if tool:
         reading.tool, reading.why = tool, "because you say so"
     elif not reading.tool:
@@ -106,19 +104,6 @@ def plain(value: Any) -> Any:
         except (ValueError, RecursionError):
             return value
     return value
-
-
-def _without_secrets(key: str, value: Any) -> Any:
-    """The same value, every secret in it replaced by dots, however deep it is."""
-    if isinstance(value, Mapping):
-        return {name: _without_secrets(str(name), entry) for name, entry in value.items()}
-    if isinstance(value, list):
-        return [_without_secrets(key, entry) for entry in value]
-    if not isinstance(value, str) or not value:
-        return value
-    is_token = key.lower().endswith("token") and re.fullmatch(r"(?=.*\d)(?=.*[A-Za-z])[\w.-]{16,}", value)
-    is_named = SECRET_KEY.search(key.lower()) or LOGIN_KEY.search(key.lower())
-    return HIDDEN if is_token or is_named or looks_secret(value) else value
 
 
 def _read_text(path: Path) -> str:

@@ -33,7 +33,8 @@ def read_rewards(draft: Draft, names_key: str, model_key: str = "") -> list[tupl
                 longest = draft.convert(key, draft.keys.get(key) or 512, to_whole_number, 512)
                 draft.taken.add("soft_max_length")
                 last = draft.take("soft_cache_length", to_whole_number, 0) or longest // 5
-                entry |= {"max_completion_len": longest, "soft_punish_cache": last}
+                settings = {"max_completion_len": longest, "soft_punish_cache": last}
+                entry = {"_target_": entry["_target_"]} | settings | entry
                 why = f"of {longest} tokens the last {last}"
             entries[name] = entry | weight
             draft.note(MAPPED, names_key, f"reward.{name}: {entry['_target_']}", why)
