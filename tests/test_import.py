@@ -32,8 +32,8 @@ class Imported:
     def __init__(self, path: Path, folder: Path, trainer: str | None = None):
         self.reading = read_file(path)
         self.draft = translate(self.reading, verb.name_of(path), trainer)
-        self.text = verb.to_file(self.draft, self.reading)
-        self.told = verb.describe(self.draft, self.reading)
+        self.text = verb.to_file(self.draft)
+        self.told = verb.describe(self.draft)
         (folder / "experiment").mkdir(exist_ok=True)
         (folder / "experiment" / f"{self.draft.name}.yaml").write_text(self.text)
         # Rewards of the user's own are typed; here one of ours stands in for them.
@@ -301,7 +301,7 @@ def test_a_variable_that_the_shell_sets_is_asked_for(tmp_path):
     path.write_text("swift sft --model $BASE --dataset $ROWS --learning_rate 1e-4\n")
     draft = translate(read_file(path), "train")
     assert draft.values["model"]["path"] == draft.values["dataset"]["path"] == "???"
-    faults = verb.faults_of("train", verb.to_file(draft, read_file(path)), draft.words)
+    faults = verb.faults_of("train", verb.to_file(draft), draft.words)
     assert faults and all(fault.where.endswith("path") for fault in faults)
 
 
@@ -331,7 +331,7 @@ def test_a_script_is_read_as_bash_reads_it(tmp_path, text, rate, accumulated):
     assert draft.values["dataset"]["limit"] == {"train": 500} and draft.values["learning_rate"] == rate
     args = draft.values["trainer"]["args"]
     assert args.get("gradient_accumulation_steps") == accumulated and (args["max_length"] == 99) == ("99" in text)
-    faults = verb.faults_of("train", verb.to_file(draft, reading), draft.words)
+    faults = verb.faults_of("train", verb.to_file(draft), draft.words)
     assert bool(faults) == (rate != 3e-5) and all("${shell." in fault.found for fault in faults)
 
 

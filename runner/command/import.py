@@ -29,7 +29,7 @@ from runner.command import is_yes, read_options
 from runner.errors import ConfigError, Fault
 from runner.files import MENU, write_text
 from runner.importers.draft import KINDS, NO_EQUIVALENT, Draft, Note, to_line
-from runner.importers.read import Reading, read_file
+from runner.importers.read import read_file
 from runner.importers.translate import rows_per_step, to_yaml, translate
 from runner.validate.keys import is_folder_name
 
@@ -53,14 +53,14 @@ def main(line: Any) -> int:
         raise ConfigError(Fault(where, repr(name), f"{expected} {MAX_NAME_LETTERS}", "name=<word>"))
     target = Path(options["to"]) if "to" in options else HERE / f"{name}.yaml" if HERE.is_dir() else None
     draft = translate(reading, name, options.get("trainer"))
-    text = to_file(draft, reading)
+    text = to_file(draft)
     if target and target.exists() and not is_yes(options, "force"):
         fix = "name=<another>, or force=true"
         raise ConfigError(Fault(str(target), "it is there already", "a name that is free", fix))
     print(text)
     if target:
         write_text(target, text)
-    print("\n".join([*describe(draft, reading), "", *_describe_next(draft, text, target)]))
+    print("\n".join([*describe(draft), "", *_describe_next(draft, text, target)]))
     return 0
 
 
@@ -69,11 +69,11 @@ def name_of(path: Path) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "_", path.stem).strip("_").lower()[:MAX_NAME_LETTERS] or "imported"
 
 
-def to_file(draft: Draft, reading: Reading) -> str:
+def to_file(draft: Draft) -> str:
     """The experiment with its header, ready for the menu."""
     cost = f"# cost: not yet timed; {rows_per_step(draft)}"
     head = [
-        f"# {reading.title}'s {reading.path.name}, imported.",
+        f"# {draft.reading.title}'s {draft.reading.path.name}, imported.",
         f"# run: {' '.join(['python -m runner', *_words(draft)])}",
         *textwrap.wrap(cost, WIDTH, subsequent_indent="#   "),
         "# result: not yet seen",
@@ -101,9 +101,9 @@ def faults_of(name: str, text: str, words: list[str]) -> list[Fault]:
             return error.faults
 
 
-def describe(draft: Draft, reading: Reading) -> list[str]:
+def describe(draft: Draft) -> list[str]:
     """The list of keys by what became of them, 80 letters wide."""
-    lines = textwrap.wrap(f"{reading.path} is of {reading.title}: {reading.why}", WIDTH)
+    lines = textwrap.wrap(f"{draft.reading.path} is of {draft.reading.title}: {draft.reading.why}", WIDTH)
     for kind in KINDS:
         notes = [note for note in draft.notes if note.kind == kind]
         lines += ["", f"{kind} ({len(notes)})"] if notes else []

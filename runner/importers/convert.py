@@ -93,6 +93,7 @@ def to_entries(value: object) -> list[dict[str, Any]]:
 
 
 NAMED = (to_number, to_whole_number, to_plain_text, to_list, to_words, to_first, to_layers, to_loss_weights)
-CONVERSIONS: Mapping[str, Callable[[object], Any]] = {each.__name__.removeprefix("to_"): each for each in NAMED}
+# By the name without to_.
+CONVERSIONS: Mapping[str, Callable[[object], Any]] = {each.__name__[3:]: each for each in NAMED}
 # Conversions that need the number itself; the others only copy, so that what the shell sets can still be asked for.
 COMPUTED = ("whole_number", "loss_weights")

@@ -10,7 +10,6 @@ import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
@@ -18,6 +17,7 @@ import yaml
 from runner.errors import Fault
 from runner.files import MENU
 from runner.importers.convert import to_mapping
+from runner.importers.read import Reading
 from runner.importers.table import Case, Table, is_wanted
 from runner.secret import LOGIN_KEY, SECRET_KEY, looks_secret
 from runner.signature import Signature, read_signature
@@ -49,10 +49,9 @@ class Draft:
 
     name: str
     table: Table
+    reading: Reading
     keys: dict[str, Any] = field(default_factory=dict)
     implied: set[str] = field(default_factory=set)  # keys that are not in their file, but have a default
-    command: str = ""
-    devices: int = 1
     choices: dict[str, str | None] = field(default_factory=lambda: {"trainer": "sft", "model": "hub"})
     values: dict[str, Any] = field(default_factory=lambda: {"model": {"path": "???"}, "dataset": {"path": "???"}})
     notes: list[Note] = field(default_factory=list)
@@ -60,7 +59,6 @@ class Draft:
     taken: set[str] = field(default_factory=set)
     asked: set[str] = field(default_factory=set)  # keys whose value the user has to say before it runs
     faults: list[Fault] = field(default_factory=list)
-    folder: Path = Path()  # of their file
     where: str = ""  # in which entry of their file the keys stand
 
     # --- Their side -------------------------------------------------------------------------------

@@ -17,7 +17,9 @@ ORDER = ("path", "config", "revision", "form", "split", "columns", "limit")
 
 def read_entry(draft: Draft, key: str, where: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     """The node of one dataset, from an entry of theirs below a key, by the section ``rows`` of the table."""
-    inner = Draft("", replace(draft.table, keys=draft.table.rows), choices=draft.choices, where=f"{where}.")
+    inner = Draft(
+        "", replace(draft.table, keys=draft.table.rows), draft.reading, choices=draft.choices, where=f"{where}."
+    )
     inner.add(entry)
     names, inner.keys = list(inner.keys), draft.keys | inner.keys
     follow(inner, *(name for name in inner.table.keys if name in names), *names)

@@ -51,7 +51,7 @@ def follow_rest(draft: Draft) -> None:
 def holds(draft: Draft, case: Case, value: object = None) -> bool:
     """True where every condition of a case is met by a key's value and the draft."""
     facts = {name: [draft.choices.get(name)] for name in ("trainer", "peft", "optimizer")}
-    facts |= {"value": [value], "command": [draft.command], "held_out": [draft.has_held_out]}
+    facts |= {"value": [value], "command": [draft.reading.command], "held_out": [draft.has_held_out]}
     facts["form"] = [part.get("form") for part in draft.parts]
     return (
         all(any(is_wanted(fact, wanted) for fact in facts[name]) for name, wanted in case.when.items())

@@ -15,7 +15,7 @@ def read_rewards(draft: Draft, names_key: str, model_key: str = "") -> list[tupl
     The others come back by name, each with its weight if there is one.
     """
     ours: dict[str, dict[str, Any]] = draft.table.sections["rewards"]
-    names, models = draft.take(names_key, to_words, []), draft.take(model_key, to_words, [])
+    names, models = draft.take(names_key, to_words, []), draft.take(model_key, to_words, []) if model_key else []
     weights = draft.take(names_key.replace("funcs", "weights"), to_weights, [])
     entries: dict[str, Any] = {}
     others = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ def finish_axolotl(draft: Draft) -> None:
 def read_llama_factory(draft: Draft) -> list[Node]:
     """The nodes of the datasets, which are names in a list of theirs, or are guessed from their names."""
     folder = draft.convert("dataset_dir", draft.keys.get("dataset_dir"), to_plain_text, "data").rstrip("/")
-    info = _read_info(Path(folder), draft.folder)
+    info = _read_info(Path(folder), draft.reading.path.parent)
     names = draft.take("dataset", to_words, [])
     nodes = [_to_node(draft, name, folder, info) for name in names]
     if len(names) == 1 and draft.convert("eval_dataset", draft.keys.get("eval_dataset"), to_words, []) == names:
@@ -148,7 +148,7 @@ def finish_swift(draft: Draft) -> None:
     if not is_unset(batch := draft.keys["per_device_train_batch_size"]):
         rows = max(1.0, draft.convert("per_device_train_batch_size", batch, to_number, 1.0))
         # They make it 16 rows a step over all devices.
-        steps = 1 if draft.trainer == "grpo" else math.ceil(16 / rows / draft.devices)
+        steps = 1 if draft.trainer == "grpo" else math.ceil(16 / rows / draft.reading.devices)
         draft.imply({"gradient_accumulation_steps": steps})
     if draft.keys.get("max_length") is None and "max_length" in draft.config.parameters:
         draft.implied.add("max_length")
@@ -160,7 +160,7 @@ def _read_weights(draft: Draft) -> None:
     """Read rules of weights, which they call loss_scale; several are joined by a plus."""
     rules, sft = draft.table.sections["weights"], draft.trainer == "sft"
     usual = "default" if sft else "last_round"
-    draft.keys.setdefault("loss_scale", "all" if draft.command == "pt" else usual)
+    draft.keys.setdefault("loss_scale", "all" if draft.reading.command == "pt" else usual)
     words = draft.take("loss_scale", to_plain_text, "all").split("+")
     if not {"default", "last_round", "all"} & set(words):
         words = [usual, *words]
@@ -180,22 +180,11 @@ def _read_weights(draft: Draft) -> None:
 # --- TRL ------------------------------------------------------------------------------------------
 
 
-def choose_trl_trainer(draft: Draft) -> None:
-    """Take the subcommand; without one, the trainer whose fields the keys are."""
-    (trainers,) = read_section("tools")["trl"]["commands"].values()
-    fits = {}
-    for name in [draft.command] if draft.command in trainers else trainers:
-        draft.choices["trainer"] = name
-        fits[name] = sum(key in draft.config.parameters for key in draft.keys)
-        fits[name] += 20 * (name == "grpo" and draft.keys.get("reward_funcs") is not None)
-    draft.choices["trainer"] = best = max(fits, key=lambda name: fits[name])
-    if best != draft.command:
-        draft.keys["trainer"] = best
-        draft.note(MAPPED, "trainer", f"trainer={best}", "the file does not say; trainer=<name> does")
-
-
 def read_trl(draft: Draft) -> list[Node]:
-    """The nodes of the datasets: one by its name, or a mixture."""
+    """The nodes of the datasets: one by its name, or a mixture. The trainer is chosen, too."""
+    for key, value in draft.take("model_init_kwargs", to_mapping, {}).items():
+        draft.keys.setdefault(key, value)
+    _choose_trainer(draft)
     if draft.keys.get("datasets") is None:
         return [{"path": draft.take("dataset_name", to_plain_text, "???")}]
     entries = enumerate(draft.take("datasets", to_entries, []))
@@ -206,6 +195,20 @@ def read_trl(draft: Draft) -> list[Node]:
     return nodes
 
 
+def _choose_trainer(draft: Draft) -> None:
+    """Take the subcommand; without one, the trainer whose fields the keys are."""
+    (trainers,) = read_section("tools")["trl"]["commands"].values()
+    fits = {}
+    for name in [draft.reading.command] if draft.reading.command in trainers else trainers:
+        draft.choices["trainer"] = name
+        fits[name] = sum(key in draft.config.parameters for key in draft.keys)
+        fits[name] += 20 * (name == "grpo" and draft.keys.get("reward_funcs") is not None)
+    draft.choices["trainer"] = best = max(fits, key=lambda name: fits[name])
+    if best != draft.reading.command:
+        draft.keys["trainer"] = best
+        draft.note(MAPPED, "trainer", f"trainer={best}", "the file does not say; trainer=<name> does")
+
+
 def finish_trl(draft: Draft) -> None:
     """Read the rewards, and say which layers their adapter has where they leave it to peft."""
     if draft.choices.get("peft") and draft.keys.get("lora_target_modules") is None:
@@ -214,3 +217,11 @@ def finish_trl(draft: Draft) -> None:
     type_rewards(draft, "reward_funcs", read_rewards(draft, "reward_funcs", "reward_model_name_or_path"))
     if isinstance(variables := draft.keys.get("env"), Mapping):
         draft.keys["env"] = ", ".join(variables)
+
+
+READERS: Mapping[str, tuple[Callable[[Draft], list[Node]], Callable[[Draft], None]]] = {
+    "axolotl": (read_axolotl, finish_axolotl),
+    "llama_factory": (read_llama_factory, finish_llama_factory),
+    "swift": (read_swift, finish_swift),
+    "trl": (read_trl, finish_trl),
+}

@@ -3,42 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import yaml
 
 from runner.errors import ConfigError
-from runner.importers import tools
-from runner.importers.convert import to_mapping
 from runner.importers.draft import SAME, Draft
 from runner.importers.entry import write_rows
 from runner.importers.follow import follow, follow_rest, holds
 from runner.importers.read import Reading
 from runner.importers.table import read_table
+from runner.importers.tools import READERS
 
-READERS: Mapping[str, tuple[Callable[[Draft], list[tools.Node]], Callable[[Draft], None]]] = {
-    "axolotl": (tools.read_axolotl, tools.finish_axolotl),
-    "llama_factory": (tools.read_llama_factory, tools.finish_llama_factory),
-    "swift": (tools.read_swift, tools.finish_swift),
-    "trl": (tools.read_trl, tools.finish_trl),
-}
 VALUE_NONE = ("scale_rewards", "report_to")  # keys of which none is a value
 
 
 def translate(reading: Reading, name: str, trainer: str | None = None) -> Draft:
     """The draft of an experiment; ConfigError with every value that cannot be taken."""
     table = read_table(reading.tool)
-    draft = Draft(name, table, command=trainer or reading.command, devices=reading.devices, folder=reading.path.parent)
+    draft = Draft(name, table, replace(reading, command=trainer or reading.command))
     draft.add(reading.keys)
     nones = {key for key, value in draft.keys.items() if value == "none" and key.split(".")[-1] not in VALUE_NONE}
     draft.keys |= dict.fromkeys(nones)
     for default in table.defaults:
         if holds(draft, default):
             draft.imply(default.give)
-    if reading.tool == "trl":
-        for key, value in draft.take("model_init_kwargs", to_mapping, {}).items():
-            draft.keys.setdefault(key, value)
-        tools.choose_trl_trainer(draft)
     read_nodes, finish = READERS[reading.tool]
     follow(draft, *table.sections["first"])
     write_rows(draft, read_nodes(draft))
@@ -49,7 +38,7 @@ def translate(reading: Reading, name: str, trainer: str | None = None) -> Draft:
         draft.note(SAME, key, why="as where it is left out")
     if draft.faults:
         raise ConfigError(dict.fromkeys(draft.faults))
-    draft.words += [f"launcher.num_processes={draft.devices}"] if draft.devices > 1 else []
+    draft.words += [f"launcher.num_processes={reading.devices}"] if reading.devices > 1 else []
     return draft
 
 
@@ -72,7 +61,7 @@ def rows_per_step(draft: Draft) -> str:
     if isinstance(batch, str) or isinstance(accumulated, str):
         return "how many rows a step takes is still to be said"
     said = f"{batch} x {accumulated} = {batch * accumulated} rows a step on one device"
-    if draft.devices > 1:
-        count, devices = batch * accumulated * draft.devices, draft.devices
+    if (devices := draft.reading.devices) > 1:
+        count = batch * accumulated * devices
         said += f"; theirs ran on {devices}, so {count}: launcher.num_processes={devices}"
     return said
