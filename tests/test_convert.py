@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.config import compose
-from runner.dataset.convert import ARROWS, FORMS_FOR, Conversion, Layout, convert, fits
+from runner.dataset.convert import ARROWS, FORMS_FOR, Conversion, RowLayout, convert, fits
 from runner.dataset.detect import kept_columns, read_layout
 from runner.errors import DataError
 from runner.validate.parts import find_mismatches
@@ -622,7 +622,7 @@ def test_one_column_holds_one_kind():
 
 
 def test_a_stream_tells_its_bad_rows_with_each_batch():
-    conversion = Conversion(Layout("text", {"text": "text"}), "demonstration", like={"text": ""})
+    conversion = Conversion(RowLayout("text", {"text": "text"}), "demonstration", like={"text": ""})
     assert conversion.batch({"text": ["a"]}, [0]) == {"text": ["a"]}
     with pytest.raises(DataError) as caught:
         conversion.batch({"text": ["b", None]}, [1, 2])

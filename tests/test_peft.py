@@ -82,7 +82,7 @@ def read_option(name: str) -> tuple[dict | None, object]:
     return cfg["peft"], serve(cfg["quant"]) if cfg["quant"] else None
 
 
-def put_on(option: str, path: Path, head: str = "lm"):
+def load_adapter_weights(option: str, path: Path, head: str = "lm"):
     """A model as an option would have it, and the peft config for the trainer to put on."""
     node, quantization = read_option(option)
     model = load(path, head=head, quantization_config=quantization, dtype=dtype_for(option, head))
@@ -185,7 +185,7 @@ def answer(model, path: Path) -> torch.Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_starts_at_its_reference_and_loads_again(option, folder, tmp_path):
-    model, config, quantization = put_on(option, folder)
+    model, config, quantization = load_adapter_weights(option, folder)
     start = answer(load(folder, quantization_config=quantization), folder)
     trainer, log = take_step("dpo", model, folder, config)
     assert log["grad_norm"] > 0
@@ -209,7 +209,7 @@ def test_an_option_starts_at_its_reference_and_loads_again(option, folder, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_trains_a_reward_model_with_its_head(option, folder, tmp_path):
-    model, config, quantization = put_on(option, folder, head="score")
+    model, config, quantization = load_adapter_weights(option, folder, head="score")
     head = model.score.weight.detach().clone()
     trainer, _ = take_step("reward", model, folder, config)
     after = answer(trainer.model, folder)
@@ -230,7 +230,7 @@ def test_an_option_trains_a_reward_model_with_its_head(option, folder, tmp_path)
 @pytest.mark.slow
 @pytest.mark.parametrize("option", [name for name in OPTIONS if name not in ("pissa", "olora")])
 def test_an_option_works_where_completions_are_sampled(option, folder):
-    model, config, _ = put_on(option, folder)
+    model, config, _ = load_adapter_weights(option, folder)
     _, log = take_step("grpo", model, folder, config)
     assert moves_start(config) or distance(log) < 1e-4
 
@@ -240,7 +240,7 @@ def test_an_option_works_where_completions_are_sampled(option, folder):
 @pytest.mark.parametrize("option", ["none", "freeze", "lora", "qlora", "pissa", "ia3"])
 def test_other_architectures_start_at_their_reference(option, architecture, folders):
     path = folders[architecture]
-    model, config, _ = put_on(option, path)
+    model, config, _ = load_adapter_weights(option, path)
     _, log = take_step("dpo", model, path, config)
     assert distance(log) < 1e-4 and log["grad_norm"] > 0
 
@@ -336,7 +336,7 @@ def test_left_to_itself_a_trainer_measures_from_somewhere_else(kind, start, fold
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["none", "lora", "pissa"])
 def test_precomputed_references_are_of_the_start_model(option, folder):
-    model, config, _ = put_on(option, folder)
+    model, config, _ = load_adapter_weights(option, folder)
     trainer, log = take_step("dpo", model, folder, config, precompute_ref_log_probs=True)
     assert distance(log) < 1e-4
     assert (trainer.ref_model is not None) == (option == "pissa")
@@ -353,7 +353,7 @@ def test_a_reference_is_a_frozen_copy(folder):
 
 @pytest.mark.parametrize("kind", ["sft", "dpo", "grpo"])
 def test_an_adapter_is_put_on_once(kind, folder):
-    model, config, _ = put_on("lora", folder)
+    model, config, _ = load_adapter_weights("lora", folder)
     trainer, _ = take_step(kind, model, folder, config)
     layers = [part for part in trainer.model.modules() if isinstance(part, BaseTunerLayer)]
     assert len(layers) == 14  # seven linear layers in each of two blocks
@@ -375,7 +375,7 @@ def test_the_copy_that_a_trainer_keeps_as_reference_is_not_written(folder, tmp_p
 
 
 def test_the_written_adapter_names_its_base_and_the_one_in_memory_keeps_its_own(folder, tmp_path):
-    model, config, _ = put_on("lora", folder)
+    model, config, _ = load_adapter_weights("lora", folder)
     trainer, _ = take_step("sft", model, folder, config)
     write_adapter(trainer.model, tmp_path, base="org/name", revision="v1")
     written = peft.PeftConfig.from_pretrained(tmp_path)
@@ -388,7 +388,7 @@ def test_the_written_adapter_names_its_base_and_the_one_in_memory_keeps_its_own(
 def test_activation_checkpointing_changes_no_gradient_of_an_adapter(kind, folder):
     norms = []
     for checkpointing in (False, True):
-        model, config, _ = put_on("lora", folder, head="score" if kind == "reward" else "lm")
+        model, config, _ = load_adapter_weights("lora", folder, head="score" if kind == "reward" else "lm")
         _, log = take_step(kind, model, folder, config, activation_checkpointing=checkpointing)
         norms.append(log["grad_norm"])
     assert norms[0] > 0 and norms[0] == pytest.approx(norms[1], rel=1e-5)

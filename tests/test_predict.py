@@ -21,7 +21,7 @@ from runner.generate.completion import Completion, TextGenerator, generate
 from runner.generate.prediction import PredictionFile
 from runner.generate.sampler import Sampling
 from runner.generate.weights import find_weights
-from runner.model.restore import put_on
+from runner.model.restore import load_adapter_weights
 from runner.run import Run, open_run
 from runner.stage import compose
 
@@ -408,7 +408,7 @@ def test_an_adapter_of_a_checkpoint_is_put_on_what_the_training_began_with(tmp_p
     ids = torch.tensor([[5, 6, 7, 8]])
     with torch.no_grad():
         before, known = start.eval()(ids).logits, trained(ids).logits
-        after = put_on(start, tmp_path).eval()(ids).logits
+        after = load_adapter_weights(start, tmp_path).eval()(ids).logits
     assert torch.equal(after, known) and not torch.allclose(before, known, atol=1e-2)
 
 

@@ -9,7 +9,7 @@ from runner.__main__ import main
 from runner.config import build
 from runner.dataset.load import load_rows
 from runner.dataset.mix import mix_rows
-from runner.dataset.step import apply_steps, key_of_steps, to_steps
+from runner.dataset.step import apply_steps, key_of_steps, list_steps
 from runner.errors import DataError
 
 ROWS = [{"number": number, "question": f"{number}?", "answer": f"{number}!"} for number in range(6)]
@@ -35,10 +35,10 @@ def chat(row, ask="Q: "):
 
 
 def test_one_step_several_and_named_ones():
-    assert to_steps(None) == ()
-    assert to_steps(even) == to_steps([even]) == to_steps({"a": even, "b": None}) == (even,)
+    assert list_steps(None) == ()
+    assert list_steps(even) == list_steps([even]) == list_steps({"a": even, "b": None}) == (even,)
     with pytest.raises(DataError, match="a function of a row"):
-        to_steps([even, 3])
+        list_steps([even, 3])
 
 
 def test_a_row_that_is_left_out_goes_no_further():

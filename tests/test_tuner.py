@@ -114,7 +114,7 @@ def shallow(model, task_type, r):
     names = [name for name, _ in model.named_modules() if name.endswith("layers.0.self_attn.q_proj")]
     return LoraConfig(r=r, target_modules=names, task_type=task_type)
 
-def put_on(model, task_type):
+def load_adapter_weights(model, task_type):
     return get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type=task_type))
 
 def forgetful(model):
@@ -135,7 +135,7 @@ def test_a_tuner_of_ones_own_changes_the_model_or_gives_an_adapter(mine):
     assert config is None and all("norm" in name or "bias" in name for name in trained(model))
     _, config = build_tuner({"_target_": "my_tuners.shallow", "r": 3}, load(), "lm")
     assert (config.r, config.task_type) == (3, "CAUSAL_LM") and len(config.target_modules) == 1
-    model, config = build_tuner({"_target_": "my_tuners.put_on"}, load(), "lm")
+    model, config = build_tuner({"_target_": "my_tuners.load_adapter_weights"}, load(), "lm")
     assert config is None and isinstance(model, PeftModel)
     with pytest.raises(ConfigError, match="gave NoneType"):
         build_tuner({"_target_": "my_tuners.forgetful"}, load(), "lm")

@@ -16,17 +16,17 @@ from pathlib import Path
 
 from runner.dataset.convert import ARROWS, Row
 from runner.dataset.detect import MEDIA, check_without, misnamed, read_layout, refuse_media
-from runner.dataset.disk import CHOOSE, READABLE, Files, check_files, columns_of, find_files, holds_at_most, read_rows
+from runner.dataset.disk import CHOOSE, READABLE, Files, check_files, find_files, holds_at_most, read_columns, read_rows
 from runner.dataset.request import (
     Node,
     RowRequest,
     check_cut,
     check_weights,
     check_words,
-    count_of,
     no_row,
     read_cuts,
     read_limits,
+    slice_length,
     split_of,
 )
 from runner.errors import DataError, Fault
@@ -112,7 +112,7 @@ def _check_rows_of(node: Node, to: str | None, seen: DatasetCheck) -> None:
     if to:
         with seen.noting():
             without, given = node.get("without") or (), (node.get("columns") or {}).values()
-            left = [name for name in columns_of(files, MAX_BYTES_READ) if name not in (*without, *given)]
+            left = [name for name in read_columns(files, MAX_BYTES_READ) if name not in (*without, *given)]
             refuse_media(name for name in left if name in (MEDIA[:2] if to == "prompt" else MEDIA))
     if not seen.faults and not streaming and holds_at_most(files, MAX_BYTES_READ):
         _check_slices(node, to, files, cuts, SHIPPED_ROWS if is_shipped else None, seen)
@@ -136,7 +136,7 @@ def _check_slices(
         if (name := split_of(cut)) not in read:
             read[name] = [row for path in files.splits[name] for row in read_rows(Path(path), files.reader, first)]
         rows, label = read[name], f"{node['path']} {cut}"
-        count = count_of(cut, len(rows)) if first is None else None
+        count = slice_length(cut, len(rows)) if first is None else None
         if count == 0:
             seen.faults.append(no_row(use, cut, f"{label} of {len(rows)}"))
             continue

@@ -1,6 +1,6 @@
 """The raw row forms, and one arrow from each of them to every form that a trainer takes.
 
-A row goes two hops. Read by its :class:`Layout` it becomes canonical: one key per role, and all of
+A row goes two hops. Read by its :class:`RowLayout` it becomes canonical: one key per role, and all of
 it conversations or all of it text. Then one arrow takes it to the trainer's form. Rows that cannot
 be meant, and rows that TRL would silently take for something else, are refused by their number.
 
@@ -60,7 +60,7 @@ def fits(raw: str | None, trainer: str | None) -> bool:
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowLayout:
     """The way to read the rows of one source: their raw form, and the column that plays each role."""
 
     form: str
@@ -73,7 +73,7 @@ class Layout:
 # --- Raw to canonical ---------------------------------------------------------------------------
 
 
-def to_canonical(row: Cells, layout: Layout, system: str | None = None) -> Row:
+def to_canonical(row: Cells, layout: RowLayout, system: str | None = None) -> Row:
     """The row with one key per role of its form, all of it conversations or all of it text.
 
     ``system`` opens each conversation that has no system turn of its own.
@@ -98,10 +98,10 @@ def _text(value: Any, where: str, *, empty: bool = False) -> str:
     return value
 
 
-def is_number(value: Any) -> bool:
+def is_finite_number(value: Any) -> bool:
     """True for a finite number, also one in text, as csv has them.
 
-    >>> is_number("-0.5"), is_number(True), is_number(None)
+    >>> is_finite_number("-0.5"), is_finite_number(True), is_finite_number(None)
     (True, False, False)
     """
     with suppress(TypeError, ValueError):
@@ -212,7 +212,7 @@ def _canonical_preference(cells: Row) -> Row:
         parts = _split_text(*texts) if prompt is None else _alike(prompt, *texts)
     row = dict(zip(("prompt", "chosen", "rejected"), parts, strict=True))
     if "margin" in cells:
-        if not is_number(cells["margin"]):
+        if not is_finite_number(cells["margin"]):
             raise _bad("margin", _shown(cells["margin"]), "a number", "dataset.without=[margin]")
         row["margin"] = float(cells["margin"])
     _check_answer(row["chosen"], "chosen")
@@ -368,7 +368,7 @@ _TO: dict[str, Callable[[Row], list[Row]]] = {
 }
 
 
-def convert(row: Cells, layout: Layout, to: str, system: str | None = None) -> list[Row]:
+def convert(row: Cells, layout: RowLayout, to: str, system: str | None = None) -> list[Row]:
     """The rows of a trainer form that one raw row becomes; none for a pair of equals."""
     canonical = to_canonical(row, layout, system)
     if layout.form == "preference" and canonical["chosen"] == canonical["rejected"]:
@@ -388,7 +388,7 @@ class Conversion:
     source, and ``first`` must have been asked before the first batch.
     """
 
-    layout: Layout
+    layout: RowLayout
     to: str
     system: str | None = None
     kept: tuple[str, ...] = ()

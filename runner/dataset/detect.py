@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Literal, get_args
 
-from runner.dataset.convert import ARROWS, FORMS_FOR, Layout, fits, is_number
+from runner.dataset.convert import ARROWS, FORMS_FOR, RowLayout, fits, is_finite_number
 from runner.dataset.step import Cells
 from runner.errors import DataError, Fault
 
@@ -77,7 +77,7 @@ def read_layout(
     form: str | None = None,
     given: Mapping[str, str] | None = None,
     to: str | None = None,
-) -> Layout:
+) -> RowLayout:
     """The layout of rows with these columns; of several, the first that can feed the trainer form.
 
     ``given`` maps roles to columns. Raises DataError where nothing fits.
@@ -122,7 +122,7 @@ def misnamed(where: str, name: str, names: Iterable[str], cure: str = "{}", othe
     return Fault(where, repr(name), "one of " + ", ".join(names), cure.format(*close) if close else otherwise)
 
 
-def _read_as(form: str, columns: Sequence[str], given: Mapping[str, str]) -> Layout | None:
+def _read_as(form: str, columns: Sequence[str], given: Mapping[str, str]) -> RowLayout | None:
     """The layout if the rows can be read as this form with every given role in use, else None."""
     free = [name for name in columns if name not in given.values()]
     named = {role: role for role in ROLES if role in free} | given
@@ -133,7 +133,7 @@ def _read_as(form: str, columns: Sequence[str], given: Mapping[str, str]) -> Lay
         there = sorted((role for role in group if role in named), key=lambda role: role not in given)
         played |= {role: named[role] for role in there[:1]}
     missing = [group for group in NEEDS[form] if not set(group) & set(played)]
-    return None if missing or set(given) - set(played) else Layout(form, played)
+    return None if missing or set(given) - set(played) else RowLayout(form, played)
 
 
 def _guess_exchange(columns: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
@@ -168,17 +168,17 @@ _GUESSES: dict[str, Callable[[Sequence[str], Mapping[str, str]], dict[str, str]]
 }
 
 
-def _without_lost(layout: Layout, row: Cells, given: Mapping[str, str]) -> Layout:
+def _without_lost(layout: RowLayout, row: Cells, given: Mapping[str, str]) -> RowLayout:
     """The layout without a column that happens to be called `system` beside plain text, or `margin` and no number."""
     roles, lost = layout.columns, {}
     if "input" not in roles and not any(isinstance(row.get(column), list) for column in roles.values()):
         lost["system"] = "plain text has no place for it"
-    if "margin" in roles and not is_number(row.get(roles["margin"])):
+    if "margin" in roles and not is_finite_number(row.get(roles["margin"])):
         lost["margin"] = "it holds no number"
     lost = {role: why for role, why in lost.items() if role in roles and role not in given}
     for role, why in lost.items():
         log.warning("the column `%s` is left out: %s", role, why)
-    return Layout(layout.form, {role: name for role, name in roles.items() if role not in lost})
+    return RowLayout(layout.form, {role: name for role, name in roles.items() if role not in lost})
 
 
 def _to_type(form: str) -> str:
@@ -188,7 +188,7 @@ def _to_type(form: str) -> str:
     return f"{roles}, or choose another dataset"
 
 
-def kept_columns(columns: Iterable[str], layout: Layout, to: str, keep: Sequence[str] | None) -> tuple[str, ...]:
+def kept_columns(columns: Iterable[str], layout: RowLayout, to: str, keep: Sequence[str] | None) -> tuple[str, ...]:
     """The source's columns that go along: for ``prompt`` what rewards may ask for, else tools only.
 
     ``keep`` None takes every column whose name is safe; for other forms than ``prompt`` it takes none, and EVERY all.

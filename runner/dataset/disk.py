@@ -161,7 +161,7 @@ def header_of(files: Files) -> list[str]:
     return []
 
 
-def columns_of(files: Files, max_bytes: int) -> list[str]:
+def read_columns(files: Files, max_bytes: int) -> list[str]:
     """The columns of files without faults, as far as ``max_bytes`` of the first one and its first rows show them."""
     if files.reader == "parquet":
         from pyarrow import parquet

@@ -17,7 +17,7 @@ from typing import Any
 from datasets import Dataset, load_dataset_builder
 
 from runner.dataset.disk import find_files
-from runner.dataset.load import Source, open_source, translate_dataset_errors
+from runner.dataset.load import RowSource, open_source, translate_dataset_errors
 from runner.dataset.request import Node, read_cuts, read_limits, split_of
 from runner.errors import DataError, Fault
 
@@ -59,7 +59,7 @@ def write_head(node: Node, folder: Path, *, count: int, train: int, held_out: in
     return head
 
 
-def _open(node: Node) -> Source:
+def _open(node: Node) -> RowSource:
     """The source, as a stream where reading all of it would take long."""
     path, files, streaming = node["path"], find_files(node["path"]), bool(node.get("streaming"))
     config, revision = node.get("config"), node.get("revision")
@@ -73,7 +73,9 @@ def _open(node: Node) -> Source:
     return open_source(path, files, config, revision, streaming)
 
 
-def _write(source: Source, use: str, cut: str, limit: int | None, name: str, head: Head, count: int, few: int) -> str:
+def _write(
+    source: RowSource, use: str, cut: str, limit: int | None, name: str, head: Head, count: int, few: int
+) -> str:
     """Write the first rows of a slice under a name, all of them and the shortest; gives the name."""
     rows = list(itertools.islice(_read(source, use, cut), min(count, limit or count)))
     if not rows:
@@ -84,7 +86,7 @@ def _write(source: Source, use: str, cut: str, limit: int | None, name: str, hea
     return name
 
 
-def _read(source: Source, use: str, cut: str) -> Iterable[dict[str, Any]]:
+def _read(source: RowSource, use: str, cut: str) -> Iterable[dict[str, Any]]:
     """The rows of a slice in their order; of a stream from where it begins, but never far from the front."""
     if source.streams is None:
         source.check(use, cut)
@@ -96,7 +98,7 @@ def _read(source: Source, use: str, cut: str) -> Iterable[dict[str, Any]]:
     return source.streams[name].skip(min(start, MAX_ROWS_SKIPPED)) if start else source.streams[name]
 
 
-def _slices(source: Source, cut: str) -> list[range]:
+def _slices(source: RowSource, cut: str) -> list[range]:
     """The rows of each part of a cut; none where nobody has counted the rows."""
     with translate_dataset_errors(source.path, "dataset.split"):
         return source.slices(cut) if source.lengths and all(source.lengths.values()) else []

@@ -31,11 +31,11 @@ from datasets import (
 )
 from datasets.exceptions import DatasetGenerationError
 
-from runner.dataset.convert import CONVERT_VERSION, TURN_EXTRAS, Conversion, Layout
+from runner.dataset.convert import CONVERT_VERSION, TURN_EXTRAS, Conversion, RowLayout
 from runner.dataset.detect import Role, check_without, refuse_media
 from runner.dataset.disk import CHOOSE, Files, check_files, find_files, header_of
 from runner.dataset.request import RowRequest, check_cut, check_words, no_row, read_cuts, read_limits
-from runner.dataset.step import first_made, key_of_steps, to_steps
+from runner.dataset.step import first_made, key_of_steps, list_steps
 from runner.errors import DataError, EnvironmentFault, Fault
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def load_rows(
     limits = read_limits(limit)
     files = find_files(path)
     check_words(files, bad_rows, config=config, revision=revision)
-    request = RowRequest(form, columns, system, bad_rows, to, keep, to_steps(map), without)
+    request = RowRequest(form, columns, system, bad_rows, to, keep, list_steps(map), without)
     with _local_main_process_first():
         source = open_source(path, files, config, revision, streaming)
         order = seed if shuffle else None
@@ -114,7 +114,7 @@ def list_columns(rows: Rows) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Source:
+class RowSource:
     """One dataset with its splits, on disk, or as streams."""
 
     path: str
@@ -149,21 +149,21 @@ class Source:
         check_cut(f"dataset.split.{use}", cut, self.splits, self.path, streaming=self.streams is not None)
 
 
-def open_source(path: str, files: Files | None, config: str | None, revision: str | None, streaming: bool) -> Source:
+def open_source(path: str, files: Files | None, config: str | None, revision: str | None, streaming: bool) -> RowSource:
     with translate_dataset_errors(path):
         builder = _file_builder(files) if files else load_dataset_builder(path, config, revision=revision)
         if streaming:
             if files:
                 check_files(files, STREAM_HEAD)
             streams = builder.as_streaming_dataset()
-            return Source(path, builder, tuple(streams), streams)
+            return RowSource(path, builder, tuple(streams), streams)
         if files and not os.path.exists(builder.cache_dir):  # else they were checked, and are unchanged
             check_files(files)
         builder.download_and_prepare()
         if files and files.reader == "json" and (features := _unmixed(builder.info.features)):
             builder = _file_builder(files, features)
             builder.download_and_prepare()
-    return Source(path, builder, tuple(builder.info.splits))
+    return RowSource(path, builder, tuple(builder.info.splits))
 
 
 def _file_builder(files: Files, features: Features | None = None) -> DatasetBuilder:
@@ -319,7 +319,7 @@ def _features(conversion: Conversion, source: Features) -> Features:
     return Features({name: _type_of(value, turn) for name, value in conversion.like.items()} | kept)
 
 
-def _turn_type(layout: Layout, source: Features) -> Any:
+def _turn_type(layout: RowLayout, source: Features) -> Any:
     """Role and content; where the source's turns hold more, anything that JSON can hold."""
     for column in layout.columns.values():
         turn = getattr(source[column], "feature", source[column])

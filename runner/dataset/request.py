@@ -95,11 +95,11 @@ def check_cut(where: str, cut: str, splits: Iterable[str], path: str, *, streami
             raise DataError(Fault(where, cut, "a whole split of a stream", cure))
 
 
-def count_of(cut: str, rows: int) -> int | None:
+def slice_length(cut: str, rows: int) -> int | None:
     """The number of rows that a slice takes of so many, None where a share of them is asked for.
 
-    >>> count_of("train[10:]", 4), count_of("train[:3]", 4), count_of("train[:50%]", 4), count_of("train", 4)
-    (0, 3, None, 4)
+    >>> [slice_length(cut, 4) for cut in ("train[10:]", "train[:3]", "train[:50%]", "train")]
+    [0, 3, None, 4]
     """
     if "%" in cut or "+" in cut:
         return None

@@ -22,7 +22,7 @@ Cells = Mapping[str, Any]  # a row that is only read
 Step = Callable[[Row], Row | None]
 
 
-def to_steps(steps: Any) -> tuple[Step, ...]:
+def list_steps(steps: Any) -> tuple[Step, ...]:
     """The steps in order, from one, a list of them, or a mapping from names; null entries are none."""
     listed = steps.values() if isinstance(steps, Mapping) else steps if isinstance(steps, Sequence) else [steps]
     found = tuple(step for step in listed if step is not None)
@@ -47,7 +47,9 @@ def apply_steps(row: Row, steps: Sequence[Step]) -> Row | None:
         if made is None:
             return None
         if not isinstance(made, Mapping):
-            found = f"{name_of(step)} gave {type(made).__name__}"
+            function = step.func if isinstance(step, functools.partial) else step
+            name = getattr(function, "__name__", type(function).__name__)
+            found = f"{name} gave {type(made).__name__}"
             raise DataError(Fault("map", found, "a row, or None to leave it out"))
     return dict(made)
 
@@ -65,12 +67,6 @@ def first_made(rows: Iterable[Row], steps: Sequence[Step]) -> Row:
         if made is not None:
             return made
     raise failed
-
-
-def name_of(step: Step) -> str:
-    """The name of a step, as a user knows it."""
-    function = step.func if isinstance(step, functools.partial) else step
-    return getattr(function, "__name__", type(function).__name__)
 
 
 def key_of_steps(steps: Sequence[Step]) -> list[Any]:

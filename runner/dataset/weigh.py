@@ -96,7 +96,7 @@ def columns_of(rule: Rule) -> frozenset[str]:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class RenderedSequence:
     """A sequence as text, its messages as they stand in it, and where they do: start, end, and end of the mark."""
 
     text: str
@@ -128,11 +128,11 @@ class Weigher:
         tools = json.loads(tools) if isinstance(tools, str) else tools
         found = {}
         for name, sequence in _sequences(row, self.tokenizer.eos_token or "").items():
-            drawn = self._draw(sequence, tools) if isinstance(sequence, list) else _draw_text(*sequence)
-            found[name] = self._weigh(drawn, row)
+            rendered = self._render(sequence, tools) if isinstance(sequence, list) else _render_text(*sequence)
+            found[name] = self._weigh(rendered, row)
         return found
 
-    def _draw(self, turns: Turns, tools: Any) -> Drawn:
+    def _render(self, turns: Turns, tools: Any) -> RenderedSequence:
         """A conversation as the template writes it, each message found by what changes if it says something else."""
         text, spans, begin = self._write(turns, tools), [], 0
         for place, turn in enumerate(turns):
@@ -151,7 +151,7 @@ class Weigher:
         messages = [
             dict(turn) | {"content": text[start:end]} for turn, (start, end, _) in zip(turns, spans, strict=True)
         ]
-        return Drawn(text, messages, spans, is_chat=True)
+        return RenderedSequence(text, messages, spans, is_chat=True)
 
     def _write(self, turns: Turns, tools: Any) -> str:
         return self.tokenizer.apply_chat_template(list(turns), tokenize=False, tools=tools)
@@ -181,11 +181,11 @@ class Weigher:
         length = blank + max(found)
         return length + (len(end) if rest.startswith(end, length) else 0)
 
-    def _weigh(self, drawn: Drawn, row: Cells) -> tuple[list[int], list[float]]:
-        encoded = self.tokenizer(drawn.text, add_special_tokens=not drawn.is_chat, return_offsets_mapping=True)
+    def _weigh(self, rendered: RenderedSequence, row: Cells) -> tuple[list[int], list[float]]:
+        encoded = self.tokenizer(rendered.text, add_special_tokens=not rendered.is_chat, return_offsets_mapping=True)
         weights = [1.0] * len(encoded["input_ids"])
         for rule in self.rules:
-            letters, least = _letters(drawn, _entries(rule, drawn.messages, row))
+            letters, least = _letters(rendered, _entries(rule, rendered.messages, row))
             own = (max(letters[a:b]).weight if b > a else least for a, b in encoded["offset_mapping"])
             weights = [before * weight for before, weight in zip(weights, own, strict=True)]
         return encoded["input_ids"], weights
@@ -207,12 +207,12 @@ def _sequences(row: Cells, end: str) -> dict[str, Any]:
     return {name: [*row["prompt"], *row[side]] for name, side in sides.items()}
 
 
-def _draw_text(prompt: str, completion: str) -> Drawn:
+def _render_text(prompt: str, completion: str) -> RenderedSequence:
     turns = [("user", prompt, 0), ("assistant", completion, len(prompt))]
     turns = [turn for turn in turns if turn[1]]
     messages = [{"role": role, "content": text} for role, text, _ in turns]
     spans = [(at, at + len(text), at + len(text)) for _, text, at in turns]
-    return Drawn(prompt + completion, messages, spans, is_chat=False)
+    return RenderedSequence(prompt + completion, messages, spans, is_chat=False)
 
 
 def _changed(text: str, other: str, begin: int) -> tuple[int, int]:
@@ -241,16 +241,16 @@ class Letter(NamedTuple):
     weight: float
 
 
-def _letters(drawn: Drawn, entries: Sequence[tuple[float, Sequence[Span]]]) -> tuple[list[Letter], float]:
+def _letters(rendered: RenderedSequence, entries: Sequence[tuple[float, Sequence[Span]]]) -> tuple[list[Letter], float]:
     """The weight of each letter by one rule, and that of what no message holds."""
     least = min((base for base, _ in entries), default=1.0)
-    own, in_span = np.full(len(drawn.text), least), np.zeros(len(drawn.text), bool)
-    for (start, end, mark), (base, spans) in zip(drawn.spans, entries, strict=True):
+    own, in_span = np.full(len(rendered.text), least), np.zeros(len(rendered.text), bool)
+    for (start, end, mark), (base, spans) in zip(rendered.spans, entries, strict=True):
         own[start:mark] = base
         for first, last, weight in spans:
             place = slice(start + first, min(start + last, end))
             own[place], in_span[place] = weight, True
-    solid = [not letter.isspace() for letter in drawn.text]
+    solid = [not letter.isspace() for letter in rendered.text]
     return list(map(Letter, solid, in_span.tolist(), own.tolist())), least
 
 

@@ -15,7 +15,7 @@ import torch
 
 from runner.forecast import simulation as sim
 from runner.forecast.simulation import Cost, Setting, Stage
-from runner.forecast.structure import Structure, put_on
+from runner.forecast.structure import Structure, load_adapter_weights
 
 PAIRS = ("DPOTrainer", "RewardTrainer", "ORPOTrainer", "CPOTrainer", "OnlineDPOTrainer")
 FUSED = ("SFTTrainer", "DPOTrainer", "KTOTrainer", "GRPOTrainer", "RLOOTrainer", "DistillationTrainer")
@@ -110,7 +110,7 @@ def passes_of(trainer: Trainer) -> Passes:
     """The passes of a trainer, its model on a stage and ready to train."""
     stage, model = Stage(), trainer.policy.model
     halved = any(getattr(trainer.policy.text, name, None) for name in EXPERTS) and model.dtype == torch.float32
-    put_on(stage, model, torch.bfloat16 if halved else None)
+    load_adapter_weights(stage, model, torch.bfloat16 if halved else None)
     if trainer.setting.recompute:
         model.activation_checkpointing_enable({"use_reentrant": False})
     model.train()

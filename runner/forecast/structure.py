@@ -133,7 +133,7 @@ def _is_quantised(name: str, part: nn.Module) -> bool:
     return base and name.rpartition(".")[2] not in ("lm_head", "embed_out", "score")
 
 
-def put_on(stage: Stage, model: nn.Module, kind: torch.dtype | None = None) -> None:
+def load_adapter_weights(stage: Stage, model: nn.Module, kind: torch.dtype | None = None) -> None:
     """Give the weights of a model that has none a place on a stage, shared ones one; all of one ``kind`` if given."""
     places: dict[int, torch.Tensor] = {}
     before = [each for part in model.modules() for each in (*part._parameters.values(), *part._buffers.values())]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from runner.errors import ConfigError, Fault
 from runner.model import jinja
-from runner.model.folder import ADAPTER, DOWNLOAD_AGAIN, INDEX, LOCATION, WEIGHTS, Place, check_json_ends, locate
+from runner.model.folder import ADAPTER, DOWNLOAD_AGAIN, INDEX, LOCATION, WEIGHTS, Place, check_json_ends, find_place
 from runner.signature import find_definition, read_signature
 
 Node = Mapping[str, Any]  # of the composed configuration, or an object of a JSON file
@@ -56,7 +56,7 @@ def find_model_faults(node: Node, head: str, length: object = None, peft: object
     faults, is_merged = [], bool(node.get("merge"))
     how = {"safetensors_only": node.get("safetensors_only", True), "trust": bool(node.get("trust_remote_code"))}
     try:
-        place = locate(node["path"], "model.path")
+        place = find_place(node["path"], "model.path")
         if place is None:
             return []
         faults += find_merge_faults(place) if is_merged else []
@@ -76,7 +76,7 @@ def find_model_faults(node: Node, head: str, length: object = None, peft: object
 
 def _find_base_faults(base: str, where: str, head: str, **how: bool) -> list[Fault]:
     try:
-        place = locate(base, where)
+        place = find_place(base, where)
         return _find_folder_faults(place, head, **how) if place else []
     except ConfigError as error:
         return [replace(each, where=where, found=f"the base of the adapter: {each.found}") for each in error.faults]
@@ -85,7 +85,7 @@ def _find_base_faults(base: str, where: str, head: str, **how: bool) -> list[Fau
 def read_vocab_size(node: Node) -> int | None:
     """The number of tokens that a model has room for, where its folder tells."""
     try:
-        place = locate(node["path"], "model.path") if node.get("_target_") == LOADER else None
+        place = find_place(node["path"], "model.path") if node.get("_target_") == LOADER else None
         return place.config.get("vocab_size") if place and place.has("config.json") else None
     except ConfigError:
         return None
@@ -94,7 +94,7 @@ def read_vocab_size(node: Node) -> int | None:
 def find_scorer_faults(path: str, where: str) -> list[Fault]:
     """A fault for a model that is to score texts and has no weights to do so, as far as its folder tells."""
     try:
-        place = locate(path, where)
+        place = find_place(path, where)
         if place is None or not place.has("config.json") or not place.is_plain or not place.has(WEIGHTS, INDEX):
             return []
         if "score.weight" in place.shapes:
@@ -387,9 +387,9 @@ def find_tokenizer_faults(node: object, rows: int | None) -> list[Fault]:
     if not isinstance(node, Mapping) or node.get("_target_") != TOKENIZER:
         return []
     try:
-        place = locate(node["path"], "model.tokenizer.path")
+        place = find_place(node["path"], "model.tokenizer.path")
         if place and (base := place.tokenizer_base):
-            place = locate(base[0], place.where)
+            place = find_place(base[0], place.where)
         if place is None:
             return _find_template_faults(node, None, {})
         config = place.read("tokenizer_config.json") if place.has("tokenizer_config.json") else {}

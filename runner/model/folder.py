@@ -111,7 +111,7 @@ class Place:
         return {name: entry["shape"] for header in headers for name, entry in header.items()}
 
 
-def locate(path: object, where: str) -> Place | None:
+def find_place(path: object, where: str) -> Place | None:
     """The folder behind a path, None for a name on the hub; raises ConfigError for what is neither."""
     path, cure = str(path), f"{where}=<folder or org/name>"
     home = Path(shipped(path)).expanduser()

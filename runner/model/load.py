@@ -43,7 +43,7 @@ from runner.model.check import (
     unknown_architecture,
 )
 from runner.model.fault import translate_model_errors
-from runner.model.folder import ADAPTER, CONFIGS, Place, locate
+from runner.model.folder import ADAPTER, CONFIGS, Place, find_place
 
 HEADS = {"lm": AutoModelForCausalLM, "score": AutoModelForSequenceClassification}
 PRECISIONS = ("float32", "bfloat16", "float16", "auto")
@@ -168,7 +168,7 @@ def load_model(
 
 def fetch(path: str, part: str = "model", revision: str | None = None) -> Place:
     """The folder at this path, or the snapshot of a model of the hub, its configs downloaded if need be."""
-    if place := locate(path, f"{part}.path"):
+    if place := find_place(path, f"{part}.path"):
         return place
     with translate_model_errors(path, revision, part):
         folder = snapshot_download(path, revision=revision, allow_patterns=list(CONFIGS))

@@ -21,7 +21,7 @@ EXACT = 1e-3  # of the largest logit: what float32 sums in another order stay fa
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenModel:
     """The distance of the written model from the trained one, in the largest difference of a logit.
 
     ``merged`` is that before rounding, None where nothing was merged; ``largest`` the largest logit itself.
@@ -33,7 +33,9 @@ class Written:
     largest: float
 
 
-def write_plain(source: Path, folder: Path, *, head: str, dtype: str | None = None, trust: bool = False) -> Written:
+def write_plain(
+    source: Path, folder: Path, *, head: str, dtype: str | None = None, trust: bool = False
+) -> WrittenModel:
     """Write the model at ``source`` so that plain transformers loads it, and load it once to see.
 
     An adapter is merged in float32. Without ``dtype`` the weights have that of the base. Raises ConfigError for an
@@ -55,7 +57,7 @@ def write_plain(source: Path, folder: Path, *, head: str, dtype: str | None = No
     model.to(getattr(torch, dtype)).save_pretrained(str(folder))
     tokenizer.save_pretrained(str(folder))
     del model
-    return Written(dtype, merged, _read_back(folder, trained, probe, head, dtype, trust), largest)
+    return WrittenModel(dtype, merged, _read_back(folder, trained, probe, head, dtype, trust), largest)
 
 
 def merge(model: PeftModel) -> PreTrainedModel:

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from runner.errors import Fault, FolderError
 
 
-def put_on(model: PreTrainedModel | PeftModel, folder: Path) -> PeftModel:
+def load_adapter_weights(model: PreTrainedModel | PeftModel, folder: Path) -> PeftModel:
     """The model with the adapter of this folder on it; where it came with one, with that adapter's weights replaced.
 
     The base is the one that the training loaded, whatever the folder says of it: a merged base is nowhere on disk.

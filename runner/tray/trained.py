@@ -24,7 +24,7 @@ def load_trained(
     cfg: Mapping[str, Any], weights: Weights, head: str
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model with these weights and its tokenizer, on the accelerator if there is one, not to be trained."""
-    from runner.model.restore import put_on
+    from runner.model.restore import load_adapter_weights
     from runner.reward.outcome import best_device
 
     refuse_absent_devices(cfg)
@@ -34,7 +34,7 @@ def load_trained(
     served = {"tokenizer": tokenizer, "head": head, "quantization_config": build(cfg.get("quant"))}
     if folder is None or (folder / "adapter_config.json").is_file():
         model = serve(node | path_of(cfg), **served, seed=cfg.get("seed", 0))  # which the training began with
-        model = put_on(model, folder) if folder else model
+        model = load_adapter_weights(model, folder) if folder else model
     else:
         model = serve(_node_for(node, folder), **served)
     model = model.eval().requires_grad_(False)

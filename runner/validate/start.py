@@ -17,7 +17,7 @@ from runner.config import Composed
 from runner.dataset.check import DatasetCheck, check_dataset
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault
 from runner.model.check import find_model_faults, find_scorer_faults, find_tokenizer_faults, read_vocab_size
-from runner.model.folder import locate
+from runner.model.folder import find_place
 from runner.run import Run, folder_of
 from runner.signature import Config, nodes, read_signature
 from runner.validate.context import JUDGED
@@ -101,7 +101,7 @@ def _other_model(where: str, path: str, scores: bool) -> Iterator[Fault]:
         yield from find_scorer_faults(path, where)
         return
     try:
-        locate(path, where)
+        find_place(path, where)
     except ConfigError as error:
         yield from error.faults
 
