@@ -23,7 +23,7 @@ from runner.report.single import view_of
 from runner.report.sweep import list_states, summarise
 from runner.report.table import Column, format_table, run_table, table
 from runner.run import link_faults
-from runner.run.read import is_run, read_group
+from runner.run.read import find_folders, is_run, read_group
 from runner.terminal import print_visible
 
 KEYS = ("objective", "direction", "output_root")
@@ -80,7 +80,7 @@ def listing(root: Path) -> str:
 def _folder(word: str, root: Path) -> Path:
     """The folder that a word means, as a path or as a name under the root; FolderError where it holds no run."""
     found = next((path for path in (Path(word), root / word) if path.is_dir()), None)
-    if found is not None and (is_run(found) or any(map(is_run, filter(Path.is_dir, found.iterdir())))):
+    if found is not None and (is_run(found) or find_folders(found)):
         return found
     names = [path.name for path in root.iterdir()] if root.is_dir() else []
     near = difflib.get_close_matches(Path(word).name, names, 1)

@@ -31,7 +31,7 @@ from runner import config
 from runner.command import is_yes, read_options
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, SickRun
 from runner.files import write_json
-from runner.report.compare import Deviation, deviations
+from runner.report.compare import deviations
 from runner.report.number import number
 from runner.report.repeat import folders_in, words_of
 from runner.run import CHANGES, Run, installed_version, open_run, run_git
@@ -213,7 +213,9 @@ def judge_reproduction(run: RunRecord, again: RunRecord, unmatched: Sequence[str
     found = deviations(run, again)
     sizes = [entry.size for entry in found if entry.what != "model"]
     largest = max((size for size in sizes if size is not None), default=0.0)
-    unmatched = [*unmatched, *_hardware(run, again)]
+    then, now = (each.manifest.get("hardware") or {} for each in (run, again))  # which only a started run knows
+    others = [key for key in dict.fromkeys([*then, *now]) if then.get(key) != now.get(key)]
+    unmatched = [*unmatched, *(f"{key}: {then.get(key)}, here {now.get(key)}" for key in others)]
     close = tolerance > 0 and None not in sizes and largest <= tolerance
     write_json(
         again.folder / "reproduction.json",
@@ -233,20 +235,7 @@ def judge_reproduction(run: RunRecord, again: RunRecord, unmatched: Sequence[str
         return f"bit-equal {steps} logged steps, {len(run.after)} scores and the weights"
     if close:
         return f"close     nothing is more than {number(100 * largest, 2)} % apart; the first: {found[0]}"
-    raise SickRun(_unequal(again, found, largest, unmatched))
-
-
-def _hardware(run: RunRecord, again: RunRecord) -> Iterator[str]:
-    """The circumstances that only a started run knows, where they are others."""
-    then, now = (run.manifest.get("hardware") or {}, again.manifest.get("hardware") or {})
-    for key in dict.fromkeys([*then, *now]):
-        if then.get(key) != now.get(key):
-            yield f"{key}: {then.get(key)}, here {now.get(key)}"
-
-
-def _unequal(again: RunRecord, found: Sequence[Deviation], largest: float, unmatched: Sequence[str]) -> Fault:
     count = "1 difference" if len(found) == 1 else f"{len(found)} differences, by up to {number(100 * largest, 2)} %"
-    told = f"{count}; the first in {found[0]}"
     reason = f", but not alike are: {'; '.join(unmatched)}" if unmatched else ""
     cure = f"tolerance={number(largest * 1.01, 2)}, if so much may differ" if largest else "python -m runner diff"
-    return Fault(str(again), told, f"the same to the bit{reason}", cure)
+    raise SickRun(Fault(str(again), f"{count}; the first in {found[0]}", f"the same to the bit{reason}", cure))

@@ -97,10 +97,12 @@ def _chain(key: str, origins: Origins) -> Iterator[str]:
     if not settings:
         yield "  no file and no word sets it"
         return
-    yield from _aligned(
-        ("over" if number else "is", short(_said(entry, key), MAX_VALUE_WIDTH), _placed(entry))
-        for number, entry in enumerate(settings)
-    )
+    rows = []
+    for entry in settings:
+        text = entry.text if key.endswith(entry.key) else f"{entry.key}: {entry.text}"  # of a key above this one
+        place = f"{entry.place}  ({entry.note})" if entry.note else entry.place
+        rows.append(("over" if rows else "is", short(text, MAX_VALUE_WIDTH), place))
+    yield from _aligned(rows)
 
 
 def _value(key: str, origins: Origins, settings: Sequence[Setting]) -> str:
@@ -113,15 +115,6 @@ def _value(key: str, origins: Origins, settings: Sequence[Setting]) -> str:
     if first and first.follows:
         return to_text(select(origins.cfg, first.follows[0]))
     return first.text if first else ""
-
-
-def _said(entry: Setting, key: str) -> str:
-    """The text of a place; where it is about a key above this one, with that key."""
-    return entry.text if key.endswith(entry.key) else f"{entry.key}: {entry.text}"
-
-
-def _placed(entry: Setting) -> str:
-    return f"{entry.place}  ({entry.note})" if entry.note else entry.place
 
 
 def _node(key: str, node: Mapping[str, Any], origins: Origins) -> Iterator[str]:

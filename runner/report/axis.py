@@ -68,7 +68,9 @@ def axes_of(configs: Sequence[Mapping[str, Any]], typed: Sequence[Mapping[str, s
             found |= {} if holder else {key: column}
     shorts = _short_names(list(found))
     order = sorted(found, key=lambda key: key == "seed")
-    return [Axis(key, shorts[key], _spaced(found[key], read, len(configs)), tuple(also[key])) for key in order]
+    columns = {key: dict(zip(read, column, strict=True)) for key, column in found.items()}
+    values = {key: tuple(columns[key].get(index, UNREAD) for index in range(len(configs))) for key in order}
+    return [Axis(key, shorts[key], values[key], tuple(also[key])) for key in order]
 
 
 def lasting_keys(cfg: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,16 +115,16 @@ def _labels(nodes: Sequence[Any], typed: Sequence[str | None]) -> Iterator[str]:
     """A word for the choice in each run: as typed, or as typed elsewhere for the same target, or the target's name."""
     words: dict[str, set[str]] = {}
     for node, word in zip(nodes, typed, strict=True):
-        words.setdefault(_target(node), set()).update([word] if word else [])
+        words.setdefault(short_target(node), set()).update([word] if word else [])
     for node, word in zip(nodes, typed, strict=True):
-        known = words[_target(node)]
-        yield word or (next(iter(known)) if len(known) == 1 else _target(node))
+        known = words[short_target(node)]
+        yield word or (next(iter(known)) if len(known) == 1 else short_target(node))
 
 
-def _target(node: Any) -> str:
+def short_target(node: Any) -> str:
     """A group's node in one word: its class without the usual ending, or the names of its entries.
 
-    >>> _target({"_target_": "trl.DPOTrainer"}), _target({"exact": {}, "words": {}}), _target(None)
+    >>> short_target({"_target_": "trl.DPOTrainer"}), short_target({"exact": {}, "words": {}}), short_target(None)
     ('DPO', 'exact+words', 'none')
     """
     if not isinstance(node, Mapping):
@@ -135,12 +137,6 @@ def _target(node: Any) -> str:
 def _tells(holder: tuple[Hashable, ...], column: tuple[Hashable, ...], choice: bool) -> bool:
     """True where a column has nothing to add: equal values, or each choice of a group has one value of it."""
     return holder == column or (choice and len(set(zip(holder, column, strict=True))) == len(set(holder)))
-
-
-def _spaced(column: Sequence[Any], places: Sequence[int], count: int) -> tuple[Any, ...]:
-    """The values at their runs' places, UNREAD elsewhere."""
-    values = dict(zip(places, column, strict=True))
-    return tuple(values.get(index, UNREAD) for index in range(count))
 
 
 def _hashable(entry: Any) -> Hashable:

@@ -6,7 +6,7 @@ A card is made to be shown to others, so that paths of this machine and secrets 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,13 @@ from typing import Any
 import yaml
 
 from runner.files import read_json
+from runner.report.axis import short_target
 from runner.report.number import number
 from runner.report.repeat import words_of
 from runner.report.single import differing, score_rows
 from runner.run.read import RunRecord, read_run
 from runner.secret import looks_secret
+from runner.signature import walk
 
 # A path from the root or from a home; a URL, runner://..., org/name and </tag> are none.
 ROOTED = re.compile(r"""(?<![\w.:/<\\$}])(~?(?:/[\w.+@=-]+)+)/?""")
@@ -70,7 +72,7 @@ def _rootless(parts: list[str]) -> str:
 
 def fields_of(run: RunRecord, export: Export, base: str | None) -> dict[str, Any]:
     """The fields of the card's head: what the hub sorts and links by."""
-    trainer = _short_trainer(run.cfg)
+    trainer = short_target(run.cfg.get("trainer"))
     path = str((run.cfg.get("dataset") or {}).get("path") or "")
     fields = {
         "license": export.license,
@@ -118,16 +120,11 @@ def _sentence(run: RunRecord, base: str | None) -> str:
     begun = f"[{base}](https://huggingface.co/{base})" if base else str(node.get("path") or "a new model")
     goal = "A reward model" if _head(run) == "score" else "A language model"
     rows = (run.cfg.get("dataset") or {}).get("path") or "rows of its own"
-    return f"{goal}, trained by {_short_trainer(run.cfg)} from {begun} on {rows}."
+    return f"{goal}, trained by {short_target(run.cfg.get('trainer'))} from {begun} on {rows}."
 
 
 def _head(run: RunRecord) -> str:
     return str((run.cfg.get("trainer") or {}).get("head", "lm"))
-
-
-def _short_trainer(cfg: Mapping[str, Any]) -> str:
-    target = str((cfg.get("trainer") or {}).get("_target_", ""))
-    return target.rpartition(".")[2].removesuffix("Trainer")
 
 
 def _results(run: RunRecord) -> str:
@@ -136,18 +133,11 @@ def _results(run: RunRecord) -> str:
 
 
 def _data(run: RunRecord) -> str:
-    facts = run.manifest.get("data")
-    rows = [(name, str(fact.get("rows")), f"`{str(fact.get('fingerprint'))[:16]}`") for name, fact in _sets(facts)]
+    """Every set of rows that the manifest tells of, with its dotted name."""
+    facts = {name: node for name, node in walk(run.manifest.get("data")) if isinstance(node, Mapping)}
+    sets = {name: node for name, node in facts.items() if "fingerprint" in node}
+    rows = [(name, str(node.get("rows")), f"`{str(node['fingerprint'])[:16]}`") for name, node in sets.items()]
     return _table(("set", "rows", "fingerprint"), rows)
-
-
-def _sets(facts: Any, name: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every set of rows that a manifest tells of, with its dotted name."""
-    if isinstance(facts, Mapping) and "fingerprint" in facts:
-        yield name, facts
-    elif isinstance(facts, Mapping):
-        for key, inner in facts.items():
-            yield from _sets(inner, f"{name}.{key}".lstrip("."))
 
 
 def _differences(run: RunRecord) -> str:

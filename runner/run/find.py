@@ -9,7 +9,7 @@ from pathlib import Path
 from runner.errors import ConfigError, Fault, FolderError
 from runner.files import find_links
 from runner.run import Run, link_faults
-from runner.run.read import RunRecord, is_run, read_run
+from runner.run.read import RunRecord, find_folders, is_run, read_run
 
 
 def find_runs(words: Sequence[str], verb: str, count: int, root: Path = Path("outputs")) -> list[RunRecord]:
@@ -31,7 +31,7 @@ def find_run(word: str, verb: str, root: Path) -> Path | Fault:
     """The folder of the run that a word means, or the fault of a word that means none or several."""
     places = [path for path in (Path(word), root / word) if path.is_dir()]
     inner = next((path for path in places if is_run(path)), None)
-    groups = {path: _runs_in(path) for path in places}
+    groups = {path: find_folders(path) for path in places}
     runs = next((found for found in groups.values() if found), [])
     if inner or len(runs) == 1:
         return inner or runs[0]
@@ -56,14 +56,10 @@ def check_finished(run: RunRecord, verb: str) -> None:
 
 def _no_run(word: str, verb: str, root: Path, there: bool) -> Fault:
     """The fault of a word that is no run, with the nearest folder that is one."""
-    folders = [path for group in sorted(root.glob("[!.]*")) if group.is_dir() for path in _runs_in(group)]
+    folders = [path for group in sorted(root.glob("[!.]*")) if group.is_dir() for path in find_folders(group)]
     named = {str(path.relative_to(root)): path for path in folders} | {path.parent.name: path for path in folders}
     tail = "/".join(Path(word).parts[-2:])
     near = difflib.get_close_matches(tail, named, 1) or difflib.get_close_matches(Path(word).name, named, 1)
     found = "no run is in it" if there else "no such folder"
     cure = f"python -m runner {verb} {Run(named[near[0]])}" if near else "python -m runner report  (lists the runs)"
     return Fault(word, found, f"the folder of a run, such as {root}/<name>/<run>", cure)
-
-
-def _runs_in(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != "." and is_run(path))

@@ -117,8 +117,12 @@ def read_run(folder: Path) -> RunRecord:
 
 def read_group(group: Path) -> list[RunRecord]:
     """Every run of a name, in the order of the folders' names."""
-    folders = (path for path in group.iterdir() if path.is_dir() and not path.name.startswith("."))
-    return [read_run(path) for path in sorted(folders) if is_run(path)]
+    return [read_run(path) for path in find_folders(group)]
+
+
+def find_folders(group: Path) -> list[Path]:
+    """The folders of the runs of a name, in the order of their names."""
+    return sorted(path for path in group.iterdir() if path.is_dir() and path.name[0] != "." and is_run(path))
 
 
 def is_run(folder: Path) -> bool:
