@@ -223,6 +223,32 @@ def take_devices(cfg: Mapping[str, Any], devices: Sequence[str], count: int = 1)
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
 
 
+def fork(call: Callable[[], int]) -> int:
+    """The number of a new process that makes a call and leaves with its exit code; it ends when this process does.
+
+    It never returns into the caller's code.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent, pid = os.getpid(), os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):  # of this process, or of who has called it, such as submitit
+                signal.signal(number, signal.SIG_DFL)
+        set_parent_death_signal(parent)
+        code = call()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
 def set_parent_death_signal(parent: int) -> None:
     """Have this process asked to save its step and end when the parent is gone, however that went."""
     if sys.platform == "linux":

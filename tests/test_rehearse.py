@@ -12,9 +12,9 @@ from tiny import tiny_model
 from runner.command.rehearse import read_target
 from runner.config import Composed
 from runner.errors import ConfigError
+from runner.estimate.group import group_by_structure, model_of, structure_of
+from runner.estimate.parts import phase_of
 from runner.files import write_json
-from runner.rehearsal.cast import cast, model_of, structure_of
-from runner.rehearsal.play import phase_of
 from runner.run import Run
 
 FAULTY = """
@@ -42,8 +42,8 @@ def composed(**cfg):
 
 def test_runs_that_differ_in_numbers_are_played_once():
     jobs = [[composed(trainer={"args": {"beta": beta, "max_steps": steps}})] for beta in (0.1, 0.2) for steps in (5, 9)]
-    plays, acts = cast([*jobs, [composed(trainer={"args": {"beta": 0.0, "max_steps": 5}})]])
-    assert [len(act.runs) for act in acts] == [4, 1] and len(plays) == 2
+    chains, cases = group_by_structure([*jobs, [composed(trainer={"args": {"beta": 0.0, "max_steps": 5}})]])
+    assert [len(case.runs) for case in cases] == [4, 1] and len(chains) == 2
 
 
 def test_a_batch_size_is_no_mere_number():
@@ -56,8 +56,8 @@ def test_stages_are_compared_with_what_they_build_on():
         first = composed(seed=1, trainer={"args": {"learning_rate": rate}})
         return [first, composed(model={"path": model_of(first)}, trainer={"args": {"beta": 0.1}})]
 
-    plays, acts = cast([job(1e-4), job(1e-5)])
-    assert len(plays) == 1 and [len(act.runs) for act in acts] == [2, 2]
+    chains, cases = group_by_structure([job(1e-4), job(1e-5)])
+    assert len(chains) == 1 and [len(case.runs) for case in cases] == [2, 2]
 
 
 # --- How far a play came --------------------------------------------------------------------------

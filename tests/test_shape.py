@@ -37,10 +37,9 @@ ROOMS = {
         "space",
         "resume",
         "validate",
-        "forecast",
     },
     4: {"command"},
-    5: {"launcher", "sweep", "work", "rehearsal"},
+    5: {"launcher", "sweep", "work", "estimate"},
     6: {"__main__"},
 }
 LEVEL = {room: level for level, rooms in ROOMS.items() for room in rooms}
@@ -49,9 +48,9 @@ SIDEWAYS = {("launcher", "work"), ("sweep", "work"), ("held_out", "tray")}
 SIDEWAYS |= {("stage", "resume"), ("tray", "resume")}
 SIDEWAYS |= {("validate", "tray"), ("validate", "held_out"), ("stage", "validate")}
 SIDEWAYS |= {("run", "bound"), ("config", "bound"), ("validate", "config")}
-# A rehearsal is a play of runs as the pool starts them.
-SIDEWAYS |= {("command", "rehearsal"), ("command", "sweep"), ("command", "work"), ("forecast", "tray")}
-SIDEWAYS |= {("rehearsal", "sweep"), ("rehearsal", "work"), ("forecast", "space")}
+# A smoke run is a run as the pool starts them.
+SIDEWAYS |= {("command", "estimate"), ("command", "sweep"), ("command", "work")}
+SIDEWAYS |= {("estimate", "sweep"), ("estimate", "work")}
 HEAVY = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib")
 
 

@@ -26,8 +26,8 @@ from typing import Any
 
 from runner.command import read_options
 from runner.errors import EnvironmentFault
+from runner.estimate.device import read_memory
 from runner.files import PACKAGE, display_path, hub_home
-from runner.forecast.machine import read_memory
 from runner.report.number import number, short
 from runner.report.table import Column, format_table
 from runner.run import installed_version

@@ -45,14 +45,6 @@ from runner.work import take_devices, visible_devices
 
 SETS = ("train", "eval", "all")
 LOADER = "runner.model.load.load_model"
-# Of any architecture the data is prepared alike; only the size of the vocabulary is the tokenizer's.
-STAND_IN = {
-    "model_type": "llama",
-    **dict.fromkeys(("hidden_size", "intermediate_size"), 8),
-    **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 1),
-    "max_position_embeddings": 1 << 20,
-    "tie_word_embeddings": True,
-}
 # What would load, start or send something that no row depends on.
 LEFT_OUT = {
     **dict.fromkeys(("precompute_ref_log_probs", "use_vllm", "torch_compile", "push_to_hub", "bf16", "fp16"), False),
@@ -175,13 +167,11 @@ def lighten(cfg: Mapping[str, Any], rows: int, stand_in: Path) -> dict[str, Any]
 
 
 def write_stand_in(cfg: Mapping[str, Any], folder: Path) -> Path:
-    """A folder with a model of a few weights that has the run's vocabulary; some trainers load it again by its path."""
-    from runner.model.load import new_model
+    """A folder with a model of a few weights that has the run's vocabulary."""
+    from runner.model import clone
 
     node = cfg["model"]["tokenizer"]
-    tokenizer = build({name: value for name, value in node.items() if name != "chat_template"})  # which comes later
-    new_model(tokenizer, **STAND_IN).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    clone.write_stand_in(build({name: value for name, value in node.items() if name != "chat_template"}), folder)
     return folder
 
 

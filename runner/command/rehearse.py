@@ -25,20 +25,21 @@ from typing import Any
 
 from runner import config, stage
 from runner.errors import ConfigError, Fault, Interrupted
-from runner.forecast.machine import Device, this_device
-from runner.forecast.plan import Rows, source_of
-from runner.forecast.structure import Source
-from runner.forecast.table import find_forecast, to_lines
-from runner.rehearsal.cast import cast, model_of
-from runner.rehearsal.perform import Performance, Theatre, name_of
+from runner.estimate.device import Device, this_device
+from runner.estimate.group import group_by_structure, model_of
+from runner.estimate.memory import Precision, Training, source_of
+from runner.estimate.smoke import SmokeResult, SmokeRunner, measure_small
+from runner.estimate.steps import Rows
+from runner.estimate.table import Forecast, to_lines
+from runner.model.clone import Source
 from runner.run import Run
 from runner.sweep import axis
 from runner.sweep.plan import compose_jobs
 from runner.terminal import quiet
-from runner.work import prepare_environment
+from runner.work import Stop, prepare_environment
 
 OWN = ("memory", "speed")
-MOST = 3  # forecasts with all their lines
+MAX_WHOLE_FORECASTS = 3  # of which all lines are printed
 
 
 def main(line: Any) -> int:
@@ -49,16 +50,17 @@ def main(line: Any) -> int:
         raise ConfigError(Fault("command line", " ".join(line.runs), expected, "python -m runner rehearse trainer=dpo"))
     jobs = jobs_of(words, line.folders, line.multirun)
     prepare_environment()
-    plays, acts = cast(jobs)
+    chains, cases = group_by_structure(jobs)
     if len(jobs) > 1:
-        print(f"rehearsal {len(jobs)} jobs, {len(acts)} of them to play: the others differ in numbers only", flush=True)
+        others = "the others differ in numbers only"
+        print(f"rehearsal {len(jobs)} jobs, {len(cases)} of them to play: {others}", flush=True)
     place = Path(tempfile.mkdtemp(prefix="rehearsal-"))
     code = 0
     try:
         with quiet():
-            shown, code = Theatre(place, line.debug).play(plays)
-            tell_forecasts([] if code else shown, target)
-        causes = [one.outcome.cause for one in shown if one.outcome.failed and one.outcome.cause]
+            results, code = SmokeRunner(place, line.debug).play(chains)
+            print_forecasts([] if code else results, target, place / "measured")
+        causes = [str(cause) for each in results if each.failed and (cause := each.run.status().get("cause"))]
         print("\n".join(causes), end="\n" if causes else "", file=sys.stderr)
     finally:
         if code:
@@ -78,7 +80,7 @@ def jobs_of(words: Sequence[str], folders: Sequence[Path], multirun: bool) -> li
 
 
 def read_target(overrides: Sequence[str]) -> tuple[dict[str, float], list[str]]:
-    """What is said of the device that a run is meant for, and the words of a training; raises ConfigError."""
+    """The memory and speed that are typed for a device, and the words of a training; raises ConfigError."""
     own = dict(word.split("=", 1) for word in overrides if word.partition("=")[0] in OWN)
     target, faults = {}, []
     for name, text in own.items():
@@ -94,17 +96,33 @@ def read_target(overrides: Sequence[str]) -> tuple[dict[str, float], list[str]]:
     return target, [word for word in overrides if word.partition("=")[0] not in OWN]
 
 
-def tell_forecasts(shown: Sequence[Performance], target: Mapping[str, float]) -> None:
+def print_forecasts(results: Sequence[SmokeResult], target: Mapping[str, float], place: Path) -> None:
     """Print what each real run will need, as far as its rows could be read."""
-    devices = devices_for(target)
+    import torch
+
+    gpus = (True,) if torch.cuda.is_available() else (False, True)
     origins: dict[str, Source] = {}
-    for place, one in enumerate(shown):
-        cfg = one.act.composed.cfg
-        if one.rows:
-            founds = [find_forecast(cfg, rows_of(one), device, origins) for device in devices]
-            lines = to_lines(founds)
-            print(f"forecast  {name_of(one.act)}", *(lines if place < MOST else lines[:1]), sep="\n", flush=True)
-        origins |= dict.fromkeys(map(model_of, one.act.runs), source_of(cfg, origins))
+    measured = []
+    for number, result in enumerate(results):
+        cfg = result.case.composed.cfg
+        source = source_of(cfg, origins)
+        if result.rows:
+            precisions = [Precision.of(cfg["trainer"]["args"], gpu) for gpu in gpus]
+            asked = [each.autocast for each in precisions] if number < MAX_WHOLE_FORECASTS else []
+            small = {autocast: measure_small(result.small.cfg, source, autocast, place) for autocast in {*asked}}
+            measured.append((result, dict(origins), [small.get(each.autocast, ([], "")) for each in precisions]))
+        origins |= dict.fromkeys(map(model_of, result.case.runs), source)
+    # Only now: with threads in this process, which measuring its speed begins, no other could be forked from it.
+    devices = devices_for(target) if measured else []
+    for number, (result, known, small) in enumerate(measured):
+        cfg, rows = result.case.composed.cfg, rows_of(result)
+        forecasts = [
+            Forecast(Training(cfg, rows, seen, gpu=device.gpu, origins=known), device, why)
+            for device, (seen, why) in zip(devices, small, strict=True)
+        ]
+        lines = to_lines(forecasts)
+        shown = lines if number < MAX_WHOLE_FORECASTS else lines[:1]
+        print(f"forecast  {result.name}", *shown, sep="\n", flush=True)
 
 
 def devices_for(target: Mapping[str, float]) -> list[Device]:
@@ -118,29 +136,20 @@ def devices_for(target: Mapping[str, float]) -> list[Device]:
     return [meant] if here.gpu else [here, meant]
 
 
-def rows_of(one: Performance) -> Rows:
-    """What was seen of the rows, and how many of them the trainer gets out of all that there are."""
-    seen = one.rows
+def rows_of(result: SmokeResult) -> Rows:
+    """The rows that were seen, and how many of them the trainer gets out of all that there are."""
+    seen = result.rows
     share = seen["rows"] / max(1, seen["read"])
-    total = None if one.small.rows is None else one.small.rows * share
-    return Rows(seen["sequences"] or seen["lengths"], seen["trained"], seen["limit"], total)
-
-
-class AtFirstStep:
-    """Asks a training to stop as soon as it can save a step, as a signal would."""
-
-    listening = False
-    number = signal.SIGTERM
-
-    def error(self) -> Interrupted:
-        return Interrupted(Fault("rehearsal", "asked to stop after the first step"), self.number)
+    return Rows(seen["lengths"], seen["limit"], None if result.small.rows is None else result.small.rows * share)
 
 
 def rehearse(run: Run, stop: Any) -> None:
     """Train a run to its first save, and leave it interrupted there; what the worker calls."""
     from runner.command.train import train
 
+    asked = Stop()
+    asked.number = signal.SIGTERM  # as soon as it can save a step
     try:
-        train(run, AtFirstStep())
+        train(run, asked)
     except Interrupted:
         run.set_status("interrupted", cause=None)

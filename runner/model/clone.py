@@ -1,20 +1,24 @@
-"""A model of any size -> a folder with a random one of the same architecture that a CPU trains in a second.
+"""Models in the place of large ones: small and random ones to train on a CPU in a second, and those without any data.
 
 Only the config, the generation settings and the tokenizer are read; no weights are. What stays is what code depends on:
-the vocabulary, tied embeddings, how many queries share a key, one layer of each kind, experts, windows and rotations.
+the vocabulary, tied embeddings, how many queries share a key, one layer of each kind, experts, windows and rotations;
+and where heads allow, how wide the parts of a layer are in proportion.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import get_peft_model
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -22,63 +26,100 @@ from transformers import (
     GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
 )
 
 from runner.files import shipped
-from runner.model.load import read_adapter, read_config
+from runner.model.load import new_model, read_adapter, read_config
 
-HEAD = 8  # units of an attention head
-WIDTH = 32  # of the states, where heads do not decide it
+HEAD_SIZE = 8  # units of an attention head
 LIMITS = {
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "top_k_experts", "moe_topk"), 2),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 8),
+    **dict.fromkeys(("num_experts_per_tok", "top_k_experts", "moe_topk"), 8),
     **dict.fromkeys(("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace"), 1),
-    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "hidden_size_per_layer_input"), 16),
-    **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rotary_dim"), HEAD),
-    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "global_head_dim", "head_dim", "d_kv"), HEAD),
     **dict.fromkeys(("sliding_window", "attention_chunk_size"), 32),
     **dict.fromkeys(("num_kv_shared_layers", "num_nextn_predict_layers"), 0),
+}
+# In heads of the small size.
+HEADS_LIMITS = {
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "hidden_size_per_layer_input"), 2),
+    **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rotary_dim", "head_dim", "d_kv"), 1),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "global_head_dim"), 1),
 }
 INNER = ("ffn_dim", "n_inner", "ffn_hidden_size", "d_ff", "decoder_ffn_dim")
 LAYERS = ("num_hidden_layers", "max_window_layers", "decoder_layers", "encoder_layers")
 # The number of layers that some patterns take to come round.
 PERIODS = ("sliding_window_pattern", "full_attention_interval", "attn_layer_period", "interleave_moe_layer_step")
 RANK = 4  # of the adapter of an adapter's clone
-MOST = 200_000_000  # weights of a clone that only has fewer layers
+MAX_SHORTENED_WEIGHTS = 200_000_000  # weights of a clone that only has fewer layers
+# Of any architecture the data is prepared alike; only the size of the vocabulary is the tokenizer's.
+STAND_IN = {
+    "model_type": "llama",
+    **dict.fromkeys(("hidden_size", "intermediate_size"), 8),
+    **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 1),
+    "max_position_embeddings": 1 << 20,
+    "tie_word_embeddings": True,
+}
 
 
-def write_clone(
-    path: str, folder: Path, *, revision: str | None = None, trust_remote_code: bool = False, seed: int = 0
-) -> str | None:
-    """Write a small random model like the one at ``path`` into a folder, with its tokenizer, and say what it is.
+@dataclass(frozen=True)
+class Source:
+    """The origin of a model: a path, or keys of an architecture; ``head`` is lm or score."""
+
+    path: str = ""
+    revision: str | None = None
+    trust: bool = False
+    head: str = "lm"
+    architecture: Mapping[str, Any] | None = None
+
+    def config(self) -> PretrainedConfig:
+        """The config of the model, or that of the base of an adapter; only the small file of it is read."""
+        if self.architecture is not None:
+            own = dict(self.architecture)
+            return AutoConfig.for_model(own.pop("model_type"), **own)
+        return read_config(self.path, self.revision, self.trust)
+
+    def base(self) -> Source | None:
+        """The model that an adapter is put on; None of what is no adapter."""
+        adapter = read_adapter(self.path, self.revision) if self.path else None
+        return replace(self, path=adapter.base_model_name_or_path, revision=adapter.revision) if adapter else None
+
+
+def write_clone(source: Source, folder: Path, head_size: int = HEAD_SIZE) -> str | None:
+    """Write a small random model like this one into a folder, with its tokenizer, and say what it is.
 
     Of an adapter its base is made small, and it gets a new adapter of the same kind. None, and nothing written, where
     the architecture cannot be made small.
     """
-    if adapter := read_adapter(path, revision):
-        base = folder.with_name(f"{folder.name}-base")
-        how = {"revision": adapter.revision, "trust_remote_code": trust_remote_code, "seed": seed}
-        told = write_clone(adapter.base_model_name_or_path, base, **how)
-        if told is None:
-            return None
-        _write_adapter(adapter, base, folder)
-        _copy_tokenizer(path, revision, trust_remote_code, folder)
-        return f"{told}, with a new adapter"
-    config = read_config(path, revision, trust_remote_code)
-    model = next(_small_models(config, seed, trust_remote_code), None)
+    if base := source.base():
+        small = folder.with_name(f"{folder.name}-base")
+        if described := write_clone(base, small, head_size):
+            _write_adapter(source, small, folder)
+            _copy_tokenizer(source, folder)
+        return described and f"{described}, with a new adapter"
+    model = small_model(source.config(), source.trust, head_size)
     if model is None:
         return None
-    with contextlib.suppress(OSError):  # without such a file a model stops at the config's end
-        model.generation_config = GenerationConfig.from_pretrained(shipped(path), revision=revision or "main")
+    if source.path:
+        with contextlib.suppress(OSError):  # without such a file a model stops at the config's end
+            revision = source.revision or "main"
+            model.generation_config = GenerationConfig.from_pretrained(shipped(source.path), revision=revision)
+        _copy_tokenizer(source, folder)
     model.save_pretrained(folder)
-    _copy_tokenizer(path, revision, trust_remote_code, folder)
-    return describe(model)
+    text, count = model.config.get_text_config(), sum(weight.numel() for weight in model.parameters())
+    return f"{text.model_type}, {text.num_hidden_layers} layers of {text.hidden_size}, {count / 1e6:.1f} M weights"
 
 
-def count_weights(config: PretrainedConfig, trust_remote_code: bool = False) -> int:
-    """How many weights a model of this config has; none is made for that."""
+def write_stand_in(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a model of a few weights that has a tokenizer's vocabulary, with it; some trainers load it by its path."""
+    new_model(tokenizer, **STAND_IN).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def count_weights(config: PretrainedConfig, trust: bool = False) -> int:
+    """The number of weights that a model of this config has; none is made for that."""
     with torch.device("meta"):
-        model = kind_of(config).from_config(config, trust_remote_code=trust_remote_code)
+        model = kind_of(config).from_config(config, trust_remote_code=trust)
     return sum(weight.numel() for weight in model.parameters())
 
 
@@ -90,50 +131,49 @@ def kind_of(config: PretrainedConfig) -> Any:
     return AutoModelForTokenClassification if named.endswith("ForTokenClassification") else AutoModelForCausalLM
 
 
-def describe(model: PreTrainedModel) -> str:
-    """What a clone is, in a line."""
-    text, count = model.config.get_text_config(), sum(weight.numel() for weight in model.parameters())
-    return f"{text.model_type}, {text.num_hidden_layers} layers of {text.hidden_size}, {count / 1e6:.1f} M weights"
-
-
 # --- Making it small ----------------------------------------------------------------------------
 
 
-def _small_models(config: PretrainedConfig, seed: int, trust: bool) -> Iterator[PreTrainedModel]:
-    """Models that answer: made small in every way; else only with fewer layers, if that is small enough."""
-    for shrink_it in (shrink, shorten):
+def small_model(config: PretrainedConfig, trust: bool = False, head_size: int = HEAD_SIZE) -> PreTrainedModel | None:
+    """A random model that answers: made small in every way; else only with fewer layers, if that is small enough."""
+    for make_small in (partial(shrink, head_size=head_size), shorten):
         with contextlib.suppress(Exception):  # an architecture with a rule of its own, which only its code knows
-            small = shrink_it(config)
-            if shrink_it is shrink or count_weights(small, trust) <= MOST:
-                yield _answering(small, seed, trust)
+            small = make_small(config)
+            if make_small is not shorten or count_weights(small, trust) <= MAX_SHORTENED_WEIGHTS:
+                return _answering(small, trust)
+    return None
 
 
-def _answering(config: PretrainedConfig, seed: int, trust: bool) -> PreTrainedModel:
+def _answering(config: PretrainedConfig, trust: bool) -> PreTrainedModel:
     """A random model of this config that has read a few tokens; raises whatever keeps it from that."""
     dtype = getattr(config, "dtype", None) or torch.float32
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         model = kind_of(config).from_config(config, dtype=dtype, trust_remote_code=trust)
     with torch.no_grad():
         model.eval()(input_ids=torch.arange(1, 7).unsqueeze(0))
     return model
 
 
-def shrink(config: PretrainedConfig) -> PretrainedConfig:
+def shrink(config: PretrainedConfig, head_size: int = HEAD_SIZE) -> PretrainedConfig:
     """The config of a narrow model of few layers, all of whose sizes still go together."""
     small = shorten(config)
+    limits = LIMITS | {name: count * head_size for name, count in HEADS_LIMITS.items()}
     for part in _parts(small):
-        _set_heads(part)
-        for name, limit in LIMITS.items():
+        before = getattr(part, "hidden_size", None)
+        _set_heads(part, head_size)
+        for name, limit in limits.items():
             if type(value := _value(part, name)) is int:
                 setattr(part, name, min(value, limit))
         for name in [name for name in vars(part) if "intermediate_size" in name or name in INNER]:
-            _set_inner(part, name)
+            value, share = getattr(part, name), part.hidden_size / before
+            listed = isinstance(value, list)
+            setattr(part, name, [_narrowed(each, share) for each in value] if listed else _narrowed(value, share))
         if hasattr(part, "word_embed_proj_dim"):
             part.word_embed_proj_dim = part.hidden_size
         if hasattr(part, "qk_head_dim"):
             part.head_dim, part.qk_head_dim = part.qk_rope_head_dim, part.qk_nope_head_dim + part.qk_rope_head_dim
-        _set_rotation(part)
+        _set_rotation(part, head_size)
     return small
 
 
@@ -179,24 +219,24 @@ def _kept_layers(part: PretrainedConfig, depth: int) -> list[int]:
 
 
 def _lists(part: PretrainedConfig, depth: int) -> dict[str, list[Any]]:
-    """What the config says of each layer, by its name."""
+    """The lists of a config that say something of each layer, by name."""
     listed = {name: value for name, value in vars(part).items() if isinstance(value, list | tuple)}
     return {name: value for name, value in listed.items() if len(value) == depth and not _is_numbers_of_layers(value)}
 
 
 def _is_numbers_of_layers(value: Any) -> bool:
-    """Whether a list names some layers, such as those with experts, by their rising numbers."""
+    """True of a list that names some layers, such as those with experts, by their rising numbers."""
     whole = isinstance(value, list | tuple) and len(value) > 2 and all(type(entry) is int for entry in value)
     return whole and sorted(set(value)) == list(value)
 
 
 def _value(part: PretrainedConfig, name: str) -> Any:
-    """What a config holds under a name; None where it holds nothing."""
+    """The value that a config holds under a name; None where it holds nothing."""
     return vars(part).get(part.attribute_map.get(name, name))
 
 
-def _set_heads(part: PretrainedConfig) -> None:
-    """Few heads, as many to a key as before; the states as wide as all of them, if they were so before."""
+def _set_heads(part: PretrainedConfig, head_size: int) -> None:
+    """Few heads, as many to a key as before; the states as wide as before, measured in all of them."""
     heads = getattr(part, "num_attention_heads", None)
     if not isinstance(heads, int) or not heads:
         return
@@ -204,40 +244,35 @@ def _set_heads(part: PretrainedConfig) -> None:
     size = _value(part, "head_dim") or part.hidden_size // heads
     shared = max(1, heads // keys)
     few = 1 if keys == 1 or shared > 4 else 2
-    spans = size * heads == part.hidden_size
+    width = few * shared * head_size * part.hidden_size / (size * heads)
     for name, count in (("num_attention_heads", few * shared), ("num_key_value_heads", few), ("num_kv_heads", few)):
         if isinstance(_value(part, name), int):
             setattr(part, name, count)
-    part.hidden_size = few * shared * HEAD if spans else WIDTH
+    part.hidden_size = max(min(2, few * shared) * head_size, 4 * round(width / 4))
     values, queries = (getattr(part, f"linear_num_{kind}_heads", None) for kind in ("value", "key"))
     if values and queries:
         part.linear_num_key_heads, part.linear_num_value_heads = 1, max(1, values // queries)
 
 
-def _set_inner(part: PretrainedConfig, name: str) -> None:
-    """A narrow feed-forward layer, or as many as the config lists."""
-    value = getattr(part, name)
-    if isinstance(value, list | tuple):
-        setattr(part, name, [2 * part.hidden_size] * len(value))
-    elif isinstance(value, int):
-        setattr(part, name, 2 * part.hidden_size)
+def _narrowed(width: Any, share: float) -> Any:
+    return max(8, 8 * round(width * share / 8)) if isinstance(width, int) else width
 
 
-def _set_rotation(part: PretrainedConfig) -> None:
+def _set_rotation(part: PretrainedConfig, head_size: int) -> None:
     """Rotations of the smaller heads: as many frequencies as they have pairs of units."""
     # Where there is the one, the other is an old name of it.
     name = "rope_parameters" if hasattr(part, "rope_parameters") else "rope_scaling"
     if isinstance(settings := getattr(part, name, None), dict):
-        setattr(part, name, _rotation(settings))
+        setattr(part, name, _rotation(settings, head_size))
 
 
-def _rotation(settings: dict[str, Any]) -> dict[str, Any]:
+def _rotation(settings: dict[str, Any], head_size: int) -> dict[str, Any]:
     share = settings.get("partial_rotary_factor") or 1.0
-    pairs = max(1, int(HEAD * share) // 2)
+    pairs = max(1, int(head_size * share) // 2)
     small = {}
     for name, value in settings.items():
         if isinstance(value, dict):
-            value = _rotation(value)
+            value = _rotation(value, head_size)
         elif name == "mrope_section":
             value = [1, 1, pairs - 2] if pairs > 2 else [pairs, 0, 0]
         elif isinstance(value, list) and len(value) > pairs:
@@ -249,9 +284,9 @@ def _rotation(settings: dict[str, Any]) -> dict[str, Any]:
 # --- What stands beside it ----------------------------------------------------------------------
 
 
-def _write_adapter(adapter: Any, base: Path, folder: Path) -> None:
+def _write_adapter(source: Source, base: Path, folder: Path) -> None:
     """A new adapter of the same kind on a small base."""
-    config = copy.deepcopy(adapter)
+    config = copy.deepcopy(read_adapter(source.path, source.revision))
     config.inference_mode, config.base_model_name_or_path, config.revision = False, str(base), None
     for name, value in {"r": RANK, "layers_to_transform": None, "rank_pattern": {}, "alpha_pattern": {}}.items():
         if hasattr(config, name):
@@ -265,7 +300,8 @@ def _write_adapter(adapter: Any, base: Path, folder: Path) -> None:
     model.save_pretrained(str(folder), save_embedding_layers=False)
 
 
-def _copy_tokenizer(path: str, revision: str | None, trust: bool, folder: Path) -> None:
+def _copy_tokenizer(source: Source, folder: Path) -> None:
     """The real tokenizer beside the clone, where there is one: trainers look for a reward model's there."""
+    own = {"revision": source.revision, "trust_remote_code": source.trust}
     with contextlib.suppress(OSError, ValueError):
-        AutoTokenizer.from_pretrained(shipped(path), revision=revision, trust_remote_code=trust).save_pretrained(folder)
+        AutoTokenizer.from_pretrained(shipped(source.path), **own).save_pretrained(folder)

@@ -15,12 +15,11 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from runner import config, work
 from runner.config import Composed
@@ -158,13 +157,8 @@ class Pool:
         taken = {child.slot for child in self.live.values()}
         slot = next(number for number in range(self.settings.jobs) if number not in taken)
         self.show.started(task)
-        sys.stdout.flush()
-        sys.stderr.flush()
         news, tell = os.pipe()
-        parent, pid = os.getpid(), os.fork()
-        if pid == 0:
-            os.close(news)
-            self._be_child(run, slot, parent, tell)
+        pid = work.fork(lambda: self._be_child(run, slot, news, tell))
         os.close(tell)
         child = Child(task, slot, pid, news)
         if self.settings.timeout_seconds:
@@ -187,28 +181,17 @@ class Pool:
         # What is here by now lives as long as the process: no child needs to look through it for garbage (0.4 s each).
         gc.freeze()
 
-    def _be_child(self, run: Run, slot: int, parent: int, tell: int) -> NoReturn:
-        """Train and leave, without ever returning into the parent's code."""
-        code = 1
-        try:
-            for number in signal.valid_signals():
-                if callable(signal.getsignal(number)):  # of this process, or of who has called it, such as submitit
-                    signal.signal(number, signal.SIG_DFL)
-            os.setpgid(0, 0)
-            work.set_parent_death_signal(parent)
-            log = None if self.settings.attached else _write_into(run.log)
-            faulthandler.enable(log or sys.stderr)
-            known = set(sys.modules)
-            confine(slot, self.settings, run.cfg)
-            code = launch(run, debug=self.settings.debug)
-            os.write(tell, loaded_since(known))
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            with contextlib.suppress(Exception):
-                sys.stdout.flush()
-                sys.stderr.flush()
-            os._exit(code)
+    def _be_child(self, run: Run, slot: int, news: int, tell: int) -> int:
+        """Train, tell what had to be imported for that, and return the exit code."""
+        os.close(news)
+        os.setpgid(0, 0)
+        log = None if self.settings.attached else _write_into(run.log)
+        faulthandler.enable(log or sys.stderr)
+        known = set(sys.modules)
+        confine(slot, self.settings, run.cfg)
+        code = launch(run, debug=self.settings.debug)
+        os.write(tell, loaded_since(known))
+        return code
 
     def _reap(self) -> None:
         """Take note of every child that has ended."""

@@ -1,7 +1,7 @@
 """python tests/benchmark/forecast.py [CASE ...] [--tolerance 25]
 
 Trains small models on the CPU, each case in a fresh process, and compares the most memory that the process held with
-what ``runner.forecast`` says. Measured is the high-water mark of the resident set above that of a process which has
+what ``runner.estimate`` says. Measured is the high-water mark of the resident set above that of a process which has
 trained a tiny model already, so that no import counts; steps are two, because the optimizer's state is there from the
 second on. ``alive`` is the same with an allocator that gives freed blocks back at once, which is what a forecast
 counts; ``resident`` is that of the C library as it comes. Prints a table; exit code 1 where a case is off.
@@ -113,23 +113,31 @@ def measured(name: str) -> int:
 
 
 def forecast(name: str) -> int:
-    """What the forecast says of a case, told how long its rows are."""
+    """The forecast of a case, told how long its rows are, after steps of small models on short ones."""
     from transformers import AutoTokenizer
 
     from runner import stage
+    from runner.estimate.memory import Training, source_of
+    from runner.estimate.reduce import Clones, reduce
+    from runner.estimate.smoke import measure_small
+    from runner.estimate.steps import Rows
     from runner.files import shipped
-    from runner.forecast.memory import measure
-    from runner.forecast.plan import Rows, build_trainer
 
-    with tempfile.TemporaryDirectory() as place:
-        rows = Path(place) / "rows.jsonl"
+    with tempfile.TemporaryDirectory() as folder:
+        place, rows = Path(folder), Path(folder) / "rows.jsonl"
         write_rows(rows, CASES[name][1])
-        (composed,) = stage.compose(words_of(name, rows))
         row = json.loads(rows.read_text().splitlines()[-1])
-    answer = "" if composed.cfg["trainer"]["form"] == "prompt" else row["chosen"]
+        write_rows(rows, 20)
+        (composed,) = stage.compose(words_of(name, rows))
+        cfg = composed.cfg
+        small = reduce(cfg, place / "small", Clones(place / "models")).cfg
+        seen, why = measure_small(small, source_of(cfg), bool(cfg["trainer"]["args"].get("bf16")), place / "measured")
+    if why:
+        raise SystemExit(f"{name}: {why}")
+    answer = "" if cfg["trainer"]["form"] == "prompt" else row["chosen"]
     tokenizer = AutoTokenizer.from_pretrained(shipped("runner://model/tiny"))
     length = len(tokenizer(row["prompt"] + answer)["input_ids"]) + bool(answer)
-    return measure(build_trainer(composed.cfg, Rows([length] * 8), gpu=False)).peak
+    return Training(cfg, Rows([length] * 8), seen, gpu=False).peak
 
 
 def measure_apart(name: str, **variables: str) -> int:

@@ -1,4 +1,4 @@
-"""Jobs -> those that differ in more than numbers: each of these is rehearsed, and stands for the others.
+"""Jobs -> those that differ in more than numbers: one of each kind is tried, and stands for the others.
 
 A learning rate, a weight or a seed changes what is learnt and not what is done; a batch size, a rank or a zero changes
 that too. Stages are compared with what they build on.
@@ -21,36 +21,36 @@ LENGTHS = (
 
 
 @dataclass
-class Act:
-    """One run that is rehearsed, the key of its structure, and the runs that it stands for, itself among them."""
+class Case:
+    """One run that is tried, the key of its structure, and the runs that it stands for, itself among them."""
 
     key: str
     composed: Composed
     runs: list[Composed] = field(default_factory=list)
 
 
-def cast(jobs: Sequence[Sequence[Composed]]) -> tuple[list[list[Act]], list[Act]]:
-    """The jobs that differ in structure, each as its acts in order, and every act once."""
-    acts: dict[str, Act] = {}
-    plays: dict[tuple[str, ...], list[Act]] = {}
+def group_by_structure(jobs: Sequence[Sequence[Composed]]) -> tuple[list[list[Case]], list[Case]]:
+    """The jobs that differ in structure, each as its cases in order, and every case once."""
+    cases: dict[str, Case] = {}
+    chains: dict[tuple[str, ...], list[Case]] = {}
     seen: dict[str, set[str]] = {}
     for runs in jobs:
         links: dict[str, str] = {}
-        play = []
+        chain = []
         for composed in runs:
             key = structure_of(composed.cfg, links)
-            act = acts.setdefault(key, Act(key, composed))
+            case = cases.setdefault(key, Case(key, composed))
             if (own := key_of(composed.cfg)) not in seen.setdefault(key, set()):
                 seen[key].add(own)
-                act.runs.append(composed)
+                case.runs.append(composed)
             links[model_of(composed)] = key
-            play.append(act)
-        plays.setdefault(tuple(act.key for act in play), play)
-    return list(plays.values()), list(acts.values())
+            chain.append(case)
+        chains.setdefault(tuple(case.key for case in chain), chain)
+    return list(chains.values()), list(cases.values())
 
 
 def model_of(composed: Composed) -> str:
-    """Where a run will leave its model, as later stages name it."""
+    """The folder in which a run will leave its model, as later stages name it."""
     return str(folder_of(composed.cfg, composed.overrides) / "model")
 
 

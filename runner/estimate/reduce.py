@@ -8,32 +8,27 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runner.check.known import nodes
 from runner.errors import ConfigError, Fault
-from runner.forecast.plan import COMPLETION, cycle_of, rows_per_step, setting
+from runner.estimate.memory import LOADERS, architecture_of
+from runner.estimate.steps import COMPLETION_LENGTHS, cycle_of, fields_of, rows_per_step, setting
 from runner.inspection import SAMPLE
+from runner.model.clone import Source, count_weights, shrink, write_clone
 from runner.run import processes_of
-from runner.signature import read_signature
 
-LOADER = "runner.model.load.load_model"
 NEW = "runner.model.load.new_model"
 ROWS = "runner.dataset.load.load_rows"
-LOADERS = (
-    LOADER,
-    "runner.reward.outcome.load_reward_model",
-    "runner.reward.outcome.Classifier",
-    "runner.reward.process.ProcessModel",
-)
 OTHER_PATHS = ("sft_model_path", "reward_model_path", "teacher_model_name_or_path")
 TOLERATED = {"truncated": 1.0, **dict.fromkeys(("nothing_trained", "no_end", "doubled_bos", "other_template"), True)}
-SMALL = 5_000_000  # weights, up to which a model is taken as it is
+MAX_WEIGHTS = 5_000_000  # of a model that is taken as it is
 HELD_OUT = 8  # rows of each held-out set
-WORDS = 8  # tokens of a completion
-PACKED = 128  # tokens of a row of packed texts
+COMPLETION = 8  # tokens
+PACKED_ROW = 128  # tokens
 # Without a word: they only say how often something is done, where to, or by how many processes.
 CADENCE = {"logging_steps": 1, "save_steps": 1, "eval_steps": 1, "eval_delay": 0, "logging_first_step": True}
 PLAIN = {"push_to_hub": False, "total_episodes": None, "dataset_num_proc": None}
@@ -47,13 +42,13 @@ ON_A_GPU = {"tf32": None, "use_liger_kernel": False}
 
 @dataclass
 class Reduced:
-    """A run in small. ``sight`` is the run as it is, but for the rows, of which it has the first few hundred.
+    """A run in small. ``unreduced`` is the run as it is, but for the rows, of which it has the first few hundred.
 
     ``rows`` counts those of the real run, None where nobody knows; ``notes`` say what is not as in the real run.
     """
 
     cfg: dict[str, Any]
-    sight: dict[str, Any]
+    unreduced: dict[str, Any]
     rows: int | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -68,37 +63,34 @@ class Clones:
     def __init__(self, place: Path):
         self.place = place
         self.links: dict[str, str] = {}
-        self.made: dict[tuple[str, str | None], tuple[str, str]] = {}
+        self.made: dict[Source, tuple[str, str]] = {}
 
-    def of(self, path: str, revision: str | None, trust: bool) -> tuple[str, str]:
-        """Where to find a small model in place of this one, and what it is; the same path where that is small."""
-        if path in self.links.values():
-            return path, ""
-        if (path, revision) not in self.made:
-            self.made[path, revision] = self._make(path, revision, trust)
-        return self.made[path, revision]
+    def of(self, source: Source) -> tuple[str, str]:
+        """The path of a small model in place of this one, and what it is; the same path where that is small."""
+        if source.path in self.links.values() or is_small(source):
+            return source.path, ""
+        if source not in self.made:
+            folder = self.place / f"{len(self.made)}-{source.path.rstrip('/').rpartition('/')[2]}"
+            described = write_clone(source, folder)
+            if described is None:
+                found = f"{source.path}: a {source.config().model_type}, which cannot be made small"
+                cure = "model=tiny, to rehearse everything but the architecture"
+                raise ConfigError(Fault("model.path", found, "an architecture of transformers", cure))
+            self.made[source] = str(folder), f"{source.path}: {described}"
+        return self.made[source]
 
-    def _make(self, path: str, revision: str | None, trust: bool) -> tuple[str, str]:
-        from runner.model.clone import count_weights, read_config, write_clone
 
-        config = read_config(path, revision, trust)
-        if Path(path).exists() or path.startswith("runner://"):
-            count = count_weights(config, trust)
-            if count <= SMALL:
-                return path, ""
-        folder = self.place / f"{len(self.made)}-{path.rstrip('/').rpartition('/')[2]}"
-        told = write_clone(path, folder, revision=revision, trust_remote_code=trust)
-        if told is None:
-            found = f"{path}: a {config.model_type}, which cannot be made small"
-            cure = "model=tiny, to rehearse everything but the architecture"
-            raise ConfigError(Fault("model.path", found, "an architecture of transformers", cure))
-        return str(folder), f"{path}: {told}"
+def is_small(source: Source) -> bool:
+    """True of a model that is taken as it is: it is here, and of few weights."""
+    config = source.config()
+    local = source.architecture is not None or Path(source.path).exists() or source.path.startswith("runner://")
+    return local and count_weights(config, source.trust) <= MAX_WEIGHTS
 
 
 def reduce(cfg: Mapping[str, Any], place: Path, clones: Clones) -> Reduced:
     """The run in small; its files go below ``place``."""
     small = Reduced(linked(copy.deepcopy(dict(cfg)), clones.links), copy.deepcopy(dict(cfg)))
-    small.sight["model"] = linked(small.sight["model"], clones.links)
+    small.unreduced["model"] = linked(small.unreduced["model"], clones.links)
     _replace_models(small, clones)
     _cut_args(small)
     _cut_rows(small, place)
@@ -125,64 +117,48 @@ def linked(value: Any, links: Mapping[str, str]) -> Any:
 # --- Its parts ----------------------------------------------------------------------------------
 
 
-def nodes_of(value: Any) -> Iterator[dict[str, Any]]:
-    """Every mapping in a configuration."""
-    if isinstance(value, Mapping):
-        yield value
-        value = list(value.values())
-    if isinstance(value, list):
-        for entry in value:
-            yield from nodes_of(entry)
-
-
 def _replace_models(small: Reduced, clones: Clones) -> None:
     trust = bool(small.cfg["model"].get("trust_remote_code"))
-    for node in nodes_of({key: part for key, part in small.cfg.items() if key != "dataset"}):
-        if node.get("_target_") in LOADERS and isinstance(node.get("path"), str):
-            node["path"], told = clones.of(node["path"], node.get("revision"), bool(node.get("trust_remote_code")))
-            if told:
-                small.note(told)
+    for _, node in nodes({key: part for key, part in small.cfg.items() if key != "dataset"}):
+        if node["_target_"] in LOADERS and isinstance(node.get("path"), str):
+            own = bool(node.get("trust_remote_code"))
+            node["path"], note = clones.of(Source(node["path"], node.get("revision"), own))
+            if note:
+                small.note(note)
                 node |= {"revision": None} if "revision" in node else {}
         for name in OTHER_PATHS:
             if isinstance(node.get(name), str):
-                node[name], told = clones.of(node[name], None, trust)
-                small.note(told) if told else None
-        if node.get("_target_") == NEW:
+                node[name], note = clones.of(Source(node[name], trust=trust))
+                small.note(note) if note else None
+        if node["_target_"] == NEW:
             _shrink_new(node, small)
-    known = (*LOADERS, NEW)
-    if (target := small.cfg["model"]["_target_"]) not in known:
+    if (target := small.cfg["model"]["_target_"]) not in (*LOADERS, NEW):
         small.note(f"model: as {target} loads it, because it is not ours to make small")
 
 
 def _shrink_new(node: dict[str, Any], small: Reduced) -> None:
     """Make small what a model from nothing is told of its architecture."""
-    from transformers import AutoConfig
-
-    from runner.model.clone import count_weights, shrink
-
-    own = ("_target_", "tokenizer", "head", "dtype", "seed", "model_type")
-    config = AutoConfig.for_model(node["model_type"], **{name: node[name] for name in node if name not in own})
-    if (count := count_weights(config)) > SMALL:
-        less = vars(shrink(config))
-        node |= {name: value for name, value in less.items() if value != vars(config).get(name)}
-        small.note(f"model: {count / 1e6:.0f} M weights made narrow and shallow")
+    source = Source(architecture=architecture_of(node))
+    if not is_small(source):
+        config = source.config()
+        node |= {name: value for name, value in vars(shrink(config)).items() if value != vars(config).get(name)}
+        small.note(f"model: {count_weights(config) / 1e6:.0f} M weights made narrow and shallow")
 
 
 def _cut_args(small: Reduced) -> None:
     """Two steps, logged and saved each, with short completions."""
     args = small.cfg["trainer"]["args"]
-    signature = read_signature(args["_target_"])
-    known = set(signature.parameters) if signature else set()
+    known = fields_of(args)
     args |= {name: value for name, value in (CADENCE | PLAIN).items() if name in known}
     args["max_steps"] = 2 * cycle_of(args)
-    for name in COMPLETION:
+    for name in COMPLETION_LENGTHS:
         length = setting(args, name)
-        if isinstance(length, int) and length > WORDS and name in known:
-            args[name] = WORDS
-            small.note(f"completions of {WORDS} tokens instead of {length}")
-    if args.get("packing") and (setting(args, "max_length") or PACKED) >= PACKED:
-        args["max_length"] = PACKED
-        small.note(f"packed rows of {PACKED} tokens")
+        if isinstance(length, int) and length > COMPLETION and name in known:
+            args[name] = COMPLETION
+            small.note(f"completions of {COMPLETION} tokens instead of {length}")
+    if args.get("packing") and (setting(args, "max_length") or PACKED_ROW) >= PACKED_ROW:
+        args["max_length"] = PACKED_ROW
+        small.note(f"packed rows of {PACKED_ROW} tokens")
     if args.get("dataloader_num_workers"):
         args["dataloader_num_workers"] = 1
 
@@ -192,8 +168,7 @@ def _cut_rows(small: Reduced, place: Path) -> None:
     args, total = small.cfg["trainer"]["args"], []
     least = max(2, round(1.25 * rows_per_step(args) * args["max_steps"]) + 1)
     few = SAMPLE if args.get("packing") else least
-    pairs = zip(nodes_of(small.cfg["dataset"]), nodes_of(small.sight["dataset"]), strict=True)
-    for number, (node, seen) in enumerate([pair for pair in pairs if pair[0].get("_target_") == ROWS]):
+    for number, (node, seen) in enumerate(zip(rows_of(small.cfg), rows_of(small.unreduced), strict=True)):
         total.append(_replace_rows(node, seen, place / f"rows{number}", few))
     top = small.cfg["dataset"].get("limit")
     if total and small.cfg["dataset"]["_target_"] != ROWS and isinstance(top, dict) and top.get("train"):
@@ -201,6 +176,11 @@ def _cut_rows(small: Reduced, place: Path) -> None:
     small.rows = None if None in total or not total else sum(total)
     if not total:
         small.note(f"dataset: all that {small.cfg['dataset']['_target_']} gives")
+
+
+def rows_of(cfg: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The nodes of a configuration that read rows."""
+    return [node for _, node in nodes(cfg["dataset"]) if node["_target_"] == ROWS]
 
 
 def _replace_rows(node: dict[str, Any], seen: dict[str, Any], place: Path, few: int) -> int | None:
@@ -236,8 +216,8 @@ def _replace_foreign(small: Reduced) -> None:
 
 
 def _replace_devices(small: Reduced) -> None:
-    """What only a GPU has, in every model of the run."""
-    for node in nodes_of(small.cfg):
+    """Replace what only a GPU has, in every model of the run."""
+    for _, node in nodes(small.cfg):
         if str(node.get("attention") or "").startswith(("flash", "kernels", "paged", "sdpa_paged")):
             small.note(f"attention: what the CPU has instead of {node['attention']}")
             node["attention"] = None

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 REACHED = 0.5  # of the speed of large products: about what the passes of a training reach
 
@@ -42,24 +40,13 @@ def read_memory() -> dict[str, int]:
 
 
 def this_device() -> Device:
-    """The device that a run here would train on."""
+    """The device that a run here would train on, and what it may reach: from the best of a few large products."""
     import torch
 
-    if torch.cuda.is_available():
-        free, _ = torch.cuda.mem_get_info()
-        speed = _speed(torch.device("cuda"), torch.bfloat16, 8192, torch.cuda.synchronize)
-        return Device(torch.cuda.get_device_name(), True, free, speed, "half of what large bf16 products reach")
-    memory = read_memory()
-    free = min((memory[name] for name in ("free", "allowed here") if name in memory), default=None)
-    speed = _speed(torch.device("cpu"), torch.float32, 1024, lambda: None)
-    return Device("this CPU", False, free, speed, "half of what large products reach")
-
-
-def _speed(device: Any, kind: Any, size: int, wait: Callable[[], Any]) -> float:
-    """Operations a second that a training may reach, from the best of a few large products."""
-    import torch
-
-    left, right = (torch.rand(size, size, device=device).to(kind) for _ in range(2))
+    gpu = torch.cuda.is_available()
+    kind, dtype, size = ("cuda", torch.bfloat16, 8192) if gpu else ("cpu", torch.float32, 1024)
+    wait = torch.cuda.synchronize if gpu else lambda: None
+    left, right = (torch.rand(size, size, device=kind).to(dtype) for _ in range(2))
     best = float("inf")
     for _ in range(5):
         wait()
@@ -67,4 +54,8 @@ def _speed(device: Any, kind: Any, size: int, wait: Callable[[], Any]) -> float:
         left @ right
         wait()
         best = min(best, time.perf_counter() - began)
-    return REACHED * 2 * size**3 / best
+    memory = read_memory()
+    here = min((memory[name] for name in ("free", "allowed here") if name in memory), default=None)
+    name, free = (torch.cuda.get_device_name(), torch.cuda.mem_get_info()[0]) if gpu else ("this CPU", here)
+    how = f"half of what large {'bf16 ' if gpu else ''}products reach"
+    return Device(name, gpu, free, REACHED * 2 * size**3 / best, how)

@@ -1,0 +1,282 @@
+"""The bytes that a training holds, of one process: its models, and what each phase of a step adds to them.
+
+Weights and states of the optimizer are counted; what a pass adds is measured on small models (``measure``) and scaled.
+Phases follow one another and share what they free: the peak is that of the largest. What is counted is what is alive;
+allocators keep some more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from runner.config import build
+from runner.estimate.measure import Measured
+from runner.estimate.steps import Rows, batch_size, completion_of, fields_of, setting
+from runner.estimate.weights import Shape, Weights
+from runner.generate.batch import TOKENS_PER_PASS
+from runner.model.clone import Source
+
+LOADERS = (
+    "runner.model.load.load_model",
+    "runner.reward.outcome.load_reward_model",
+    "runner.reward.outcome.Classifier",
+    "runner.reward.process.ProcessModel",
+)
+NOT_ARCHITECTURE = ("_target_", "tokenizer", "head", "dtype", "seed")
+DRAWS = 4  # copies of a step's logits while a token is drawn from them
+RECOMPUTE = ("activation_checkpointing", "gradient_checkpointing")  # the newer name counts before the older
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The precision of passes: under bf16 autocast or not, and whether activations are recomputed on the way back."""
+
+    autocast: bool
+    recompute: bool
+
+    @staticmethod
+    def of(args: Mapping[str, Any], gpu: bool) -> Precision:
+        """The precision of a config on a GPU; on a CPU only what was asked for, as ``tray.argument`` has it."""
+        asked = [value for name in RECOMPUTE if (value := args.get(name)) is not None]
+        if not gpu:
+            return Precision(bool(args.get("bf16")), any(asked[:1]))
+        recompute = any(asked) if asked else any(setting(args, name, False) for name in RECOMPUTE)
+        return Precision(args.get("bf16", True) is not False and not args.get("fp16"), recompute)
+
+
+class Training:
+    """A run's models, its trainer's settings, and a step of small models like its own; what it needs on one device.
+
+    ``small`` has the shapes of two such models of different width, each with what was measured, or only the model
+    itself where that is small; it is empty where none could be trained.
+    """
+
+    def __init__(
+        self,
+        cfg: Mapping[str, Any],
+        rows: Rows,
+        small: Sequence[tuple[Shape, Measured]],
+        *,
+        gpu: bool,
+        origins: Mapping[str, Source] | None = None,
+    ):
+        model, own = cfg["model"], cfg.get("optimizer") or {}
+        self.cfg, self.args, self.rows, self.small, self.gpu = cfg, cfg["trainer"]["args"], rows, small, gpu
+        self.precision = Precision.of(self.args, gpu)
+        dtype = model.get("dtype", "float32")
+        self.policy = Weights(source_of(cfg, origins), dtype=dtype, peft=cfg["peft"], quant=cfg["quant"])
+        self.others = dict(others_of(cfg, origins))
+        self.optimizer = (own.get("_target_", "") + (".fused" if own.get("fused") else "")).lower()
+        self.optimizer = self.optimizer or str(setting(self.args, "optim", "adamw_torch_fused"))
+        self.written = completion_of(cfg)
+        self.packed = rows.limit if setting(self.args, "packing", False) else None
+        self.width = self.packed or rows.longest + self.written
+
+    # What is there all the time.
+
+    @property
+    def critic(self) -> str:
+        """The critic of a trainer that has one: a model without a head, a second adapter, or a head on the policy's."""
+        asked = str(setting(self.args, "critic", "auto")) if "critic" in fields_of(self.args) else ""
+        return asked if asked != "auto" else "adapter" if self.policy.is_adapted else "model"
+
+    @property
+    def critic_bytes(self) -> int:
+        whole = self.policy.bytes - (0 if self.policy.is_tied else self.policy.head_bytes)
+        return {"model": whole, "adapter": self.policy.trained_bytes}.get(self.critic, 0)
+
+    @property
+    def gradients(self) -> int:
+        return self.policy.trained_bytes + self.critic_bytes
+
+    @property
+    def held(self) -> dict[str, int]:
+        """Bytes by what holds them."""
+        learnt = max(1, self.policy.trained_bytes)
+        reference = any(seen.reference for _, seen in self.small) and not self.args.get("precompute_ref_log_probs")
+        held = {
+            "weights": self.policy.bytes,
+            "optimizer": round(self.state_bytes * self.gradients / learnt),
+            "reference": self.policy.bytes if reference else 0,
+            "critic": self.critic_bytes,
+        }
+        return {name: size for name, size in (held | self.others).items() if size}
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the optimizer's state for the policy's trained weights."""
+        name, policy = self.optimizer, self.policy
+        if "adafactor" in name:
+            return sum(4 * (sum(size) if len(size) > 1 else size.numel()) for size in policy.trained_sizes)
+        if "8bit" in name or "4bit" in name:
+            states = 1 if "lion" in name or "rmsprop" in name else 2
+            return policy.trained * states // (2 if "4bit" in name else 1)
+        if "adam" in name:
+            return (3 if "ademamix" in name else 2) * policy.trained_bytes
+        return policy.trained_bytes if any(word in name for word in ("lion", "rmsprop", "adagrad", "muon")) else 0
+
+    # What comes and goes.
+
+    @property
+    def peak(self) -> int:
+        return sum(self.held.values()) + max(self.phases.values())
+
+    @property
+    def phases(self) -> dict[str, int]:
+        """The most bytes that each phase of a step adds to what is held."""
+        phases = {"step": self.gradients + self.step_bytes, "update": self.gradients}
+        if self.small:
+            phases["update"] = self.update_bytes
+            if self.sampled:
+                phases["sampling"] = self.sampling_bytes
+        return phases
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes that the optimizer's step takes for a moment: fused ones work in place, others make copies."""
+        width = self.policy.trained_bytes / max(1, self.policy.trained)
+        sizes = [int(size.numel() * width) for size in self.policy.trained_sizes]
+        if any(word in self.optimizer for word in ("fused", "8bit", "4bit")):
+            return 0
+        if "adafactor" in self.optimizer:
+            return 3 * max(sizes, default=0)
+        return sum(sizes) if self.gpu else 2 * max(sizes, default=0)
+
+    @property
+    def update_bytes(self) -> int:
+        """Bytes on the way there, whose gradients come on the way back; those of earlier batches are there already."""
+        policy, layers = self.policy, self.policy.shape.layers
+        (first, seen), (_, tokens) = self.small[0], self.batch
+        casts = seen.casts / first.weights * policy.shape.weights
+        kept, beside = self.activations + casts, self._beside
+        if self.precision.recompute:
+            states = seen.hidden / seen.tokens / first.hidden * policy.shape.hidden * layers * tokens
+            kept, beside = states, max(casts, kept / layers + beside)
+        begun = self.gradients if any(own.accumulates for _, own in self.small) else 0
+        # The gradients of embeddings come last, where they are tied beside those of the head and their sum.
+        last = 2 * policy.head_bytes if policy.head_is_trained and policy.is_tied else 0
+        return int(max(begun + kept + beside, self.gradients + last) + policy.largest)
+
+    @property
+    def activations(self) -> float:
+        """Bytes inside all layers that wait for the way back of the largest batch."""
+        (first, seen), real, (rows, tokens) = self.small[0], self.policy.shape, self.batch
+        layer = line([(shape.width, own.body / own.tokens / shape.layers) for shape, own in self.small], real.width)
+        share = tokens / rows / (seen.tokens / seen.rows) * real.heads / first.heads * real.layers / first.layers
+        return tokens * (layer * real.layers + seen.maps / seen.tokens * share)
+
+    @property
+    def _beside(self) -> float:
+        """Bytes beside them: of logits, which grow with the tokens, and of products with the head, which do not."""
+        kept = [own.body + own.maps + own.casts for _, own in self.small]
+        peaks = [own.peak_in_place if self.gpu else own.peak for _, own in self.small]
+        points = [(each[0].hidden, peak - rest) for each, peak, rest in zip(self.small, peaks, kept, strict=True)]
+        head = line(points, self.policy.shape.hidden) - line(points, 0)
+        return line(points, 0) * self.batch[1] / self.small[0][1].tokens + head
+
+    @property
+    def batch(self) -> tuple[int, int]:
+        """Rows and tokens of the largest batch that goes through the policy at a time."""
+        most, rows = self.args.get("max_tokens_per_micro_batch"), batch_size(self.args)
+        if "max_tokens_per_micro_batch" in fields_of(self.args) and (most or not self.gpu):
+            rows *= int(setting(self.args, "gradient_accumulation_steps", 1))
+            return rows, min(rows * self.width, max(self.width, most or TOKENS_PER_PASS))
+        rows *= self.texts
+        return rows, rows * self.width
+
+    @property
+    def sampled(self) -> int:
+        """Completions that are sampled side by side."""
+        return max((seen.sampled for _, seen in self.small), default=0)
+
+    @property
+    def sampling_bytes(self) -> int:
+        """Bytes of the keys and values of all tokens, two more layers of them, and the logits that are drawn from."""
+        text, shape = self.policy.text, self.policy.shape
+        keys = getattr(text, "num_key_value_heads", None) or shape.heads
+        size = getattr(text, "head_dim", None) or shape.hidden // shape.heads
+        item = 2 if self.precision.autocast else self.policy.dtype.itemsize
+        cache = 2 * keys * size * item * shape.layers * self.width * self.sampled
+        return int(cache + 2 * cache / shape.layers + DRAWS * self.sampled * text.vocab_size * 4)
+
+    # What is computed.
+
+    @property
+    def operations_per_step(self) -> float:
+        """Operations of one optimizer step on one process, with rows of the mean width."""
+        (first, seen), real = self.small[0], self.policy.shape
+        end_to_end = seen.rows == 1 < batch_size(self.args)
+        share = self.mean_width / (seen.tokens / batch_size(self.args) if end_to_end else seen.width)
+        linear = [(shape.weights / shape.hidden, own.linear / shape.hidden) for shape, own in self.small]
+        there = line(linear, real.weights / real.hidden) * real.hidden
+        again = 2 * real.weights * seen.passed if self.precision.recompute else 0
+        square = seen.square * real.hidden / first.hidden * real.layers / first.layers
+        square *= 9 / 7 if self.precision.recompute else 1  # two parts there, five on the way back
+        return (there + again) * share + square * share**2
+
+    @property
+    def mean_width(self) -> float:
+        return self.packed or self.rows.padded(batch_size(self.args)) + self.written
+
+    @property
+    def texts(self) -> int:
+        """The texts that go through the model for each row of a batch, such as two of a pair."""
+        return max((seen.rows // batch_size(self.args) for _, seen in self.small), default=1) or 1
+
+    @property
+    def computed(self) -> str:
+        """The precision in words."""
+        kind = "bf16 autocast" if self.precision.autocast else str(self.policy.dtype).removeprefix("torch.")
+        return kind + (" with activations recomputed" if self.precision.recompute else "")
+
+
+def line(points: Sequence[tuple[float, float]], at: float) -> float:
+    """The straight line through the first and the last point, at a place; level where they are one.
+
+    >>> line([(1, 10), (2, 12)], 10), line([(1, 10)], 5)
+    (28.0, 10)
+    """
+    (left, low), (right, high) = points[0], points[-1]
+    return low if left == right else low + (high - low) * (at - left) / (right - left)
+
+
+# --- The models of a configuration ----------------------------------------------------------------
+
+
+def source_of(cfg: Mapping[str, Any], origins: Mapping[str, Source] | None = None) -> Source:
+    """The source of a run's policy; ``origins`` have those of models that earlier stages have yet to train."""
+    model, head = cfg["model"], cfg["trainer"]["head"]
+    path = cfg["trainer"]["args"].get("sft_model_path") or model.get("path")
+    if path:
+        return _origin(Source(path, model.get("revision"), bool(model.get("trust_remote_code")), head), origins)
+    return Source(head=head, architecture=architecture_of(model))
+
+
+def architecture_of(node: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a new model's architecture, its vocabulary being that of its tokenizer if nothing else is said."""
+    own = {key: value for key, value in node.items() if key not in NOT_ARCHITECTURE}
+    return own if "vocab_size" in own else {"vocab_size": len(build(node["tokenizer"]))} | own
+
+
+def _origin(source: Source, origins: Mapping[str, Source] | None) -> Source:
+    """The model itself, or that which the stage that will train it begins with."""
+    known = origins or {}
+    return replace(known[source.path], head=source.head) if source.path in known else source
+
+
+def others_of(cfg: Mapping[str, Any], origins: Mapping[str, Source] | None = None) -> Iterator[tuple[str, int]]:
+    """Models that are only asked: reward models and a teacher, by name with their bytes."""
+    rewards = cfg.get("reward") or {}
+    rewards = {"": rewards} if "_target_" in rewards else rewards
+    nodes = {f"reward {name}".strip(): node for name, node in rewards.items()}
+    nodes |= {name.removesuffix("_model"): node for name, node in cfg["trainer"].items() if name != "args"}
+    for name, node in nodes.items():
+        if isinstance(node, Mapping) and node.get("_target_") in LOADERS and isinstance(node.get("path"), str):
+            head = "score" if name.startswith("reward") else "lm"
+            source = Source(node["path"], node.get("revision"), bool(node.get("trust_remote_code")), head)
+            kind = node.get("dtype", "float32")
+            yield name, Weights(_origin(source, origins), dtype=kind, trained=False).bytes
+    if path := cfg["trainer"]["args"].get("reward_model_path"):
+        yield "reward model", Weights(Source(path, head="score"), trained=False).bytes

@@ -1,0 +1,144 @@
+"""A forecast as text: what holds how much, what there is, how long it takes, and what it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.estimate.device import Device
+from runner.estimate.memory import Training
+from runner.estimate.steps import batch_size, setting, steps_of
+from runner.run import processes_of
+from runner.space import free, sized
+
+TIGHT = 0.9  # of what is there, from which on a forecast warns: allocators keep some more than what is alive
+ASSUMED = 100e12  # operations a second, as a scale where nothing was measured
+KEPT = 2  # checkpoints, where nothing else is said
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The needs of a run on one device, and ``why`` its activations are not known where they are not."""
+
+    training: Training
+    device: Device
+    why: str = ""
+
+    @property
+    def steps(self) -> int | None:
+        return steps_of(self.training.cfg, self.training.rows)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step over all processes, without padding; of sampled ones all that may be written."""
+        args, training = self.training.args, self.training
+        rows = batch_size(args) * setting(args, "gradient_accumulation_steps", 1) * processes_of(training.cfg)
+        return round(rows * training.texts * (training.packed or training.rows.mean + training.written))
+
+    def columns(self) -> dict[str, int | None]:
+        """Bytes by what holds them; activations and sampling take turns, and the peak is with the larger."""
+        training = self.training
+        held, phases, gradients = dict(training.held), training.phases, training.gradients
+        shares = {"weights": held.pop("weights"), "gradients": gradients, **held}
+        shares |= {"activations": None if self.why else max(0, phases["update"] - gradients)}
+        if "sampling" in phases:
+            shares["or sampling"] = phases["sampling"]
+        return shares | {"peak": training.peak, "there": self.device.memory}
+
+    def warning(self) -> list[str]:
+        """A line where the run will hardly fit, with what to type for less of what takes most."""
+        training, there, peak = self.training, self.device.memory, self.training.peak
+        if not there or peak <= TIGHT * there:
+            return []
+        held, phases, gradients = training.held, training.phases, training.gradients
+        lighter = "peft=qlora" if training.cfg["peft"] else "peft=lora"
+        if max(phases.values()) - gradients > held["weights"] + held.get("optimizer", 0) + gradients:
+            lighter = f"trainer.args.per_device_train_batch_size={max(1, batch_size(training.args) // 2)}"
+            if not training.precision.recompute and max(phases, key=phases.__getitem__) == "update":
+                lighter = "trainer.args.activation_checkpointing=true"
+        over = "more than" if peak > there else "nearly all of"
+        return [f"  warning      {self.device.name}: {over} the memory that is there; {lighter}"]
+
+    def time(self) -> str:
+        """The time that all steps take at the speed of a device, and where that speed comes from."""
+        if self.why:
+            return "unknown"
+        operations, speed = self.training.operations_per_step * (self.steps or 1), self.device.speed or ASSUMED
+        at = f"{speed / 1e12:.3g} TFLOP/s" if speed >= 1e11 else f"{speed / 1e9:.3g} GFLOP/s"
+        where = f"{self.device.name} at {at} ({self.device.how or 'assumed; type speed=<TFLOP/s>'})"
+        return f"{_span(operations / speed)}{'' if self.steps else ' a step'}, {operations:.2g} FLOP: {where}"
+
+    def disk(self) -> list[str]:
+        """Checkpoints that are on the disk at a time, those that are kept and one that is written, and the model."""
+        training, args, policy = self.training, self.training.args, self.training.policy
+        model = policy.trained_bytes if policy.is_adapted else policy.bytes
+        state = 0 if args.get("save_only_model") else training.held.get("optimizer", training.state_bytes)
+        # A trainer with a critic saves that, and its policy once more for others.
+        checkpoint = model + state + (training.gradients if training.critic else 0)
+        most, every = int(args.get("save_total_limit") or KEPT) + 1, float(setting(args, "save_steps", 500))
+        saves = min(most, max(1, round(self.steps / every))) if self.steps and every >= 1 else most
+        if setting(args, "save_strategy", "steps") == "no":
+            saves = 0
+        room, need = free(Path(str(training.cfg["output_root"]))), saves * checkpoint + model
+        many = f"{saves} checkpoint{'s' * (saves > 1)} of {sized(checkpoint)} at a time" if saves else "no checkpoint"
+        line = f"  {'disk':<13}{many}, {sized(model)} for model/; {sized(room)} free"
+        full = f"  {'warning':<13}{sized(need)} do not fit on the disk: output_root=<a larger disk>"
+        return [line, full] if need > room else [line]
+
+
+def to_lines(forecasts: Sequence[Forecast]) -> list[str]:
+    """Forecasts of one run, a column for each device, ending with a warning where something will not fit."""
+    first = forecasts[0]
+    training, policy = first.training, first.training.policy
+    trained = "all of them trained" if policy.trained == policy.count else f"{_many(policy.trained)} of them trained"
+    steps, tokens = first.steps, first.tokens_per_step
+    counted = f"{steps:,} of {tokens:,} tokens, {_many(tokens * steps)} in all" if steps else ""
+    sampled = f"  {'':<13}sampling may take several times as long: memory bounds it"
+    lines = [
+        f"  {'model':<13}{_many(policy.count)} weights, {trained}",
+        f"  {'batch':<13}{training.batch[0]} rows of {training.width} tokens, the longest that were seen, at a time",
+        f"  {'computed':<13}{'; '.join(f'{each.device.name} in {each.training.computed}' for each in forecasts)}",
+        *_table(forecasts),
+        f"  {'steps':<13}{counted or f'unknown, nobody has counted the rows; {tokens:,} tokens each'}",
+        *(f"  {'time' if each is first else '':<13}{each.time()}" for each in forecasts),
+        *([sampled] if training.written else []),
+        *first.disk(),
+        *([f"  unknown      activations, and with them the peak: {first.why}"] if first.why else []),
+    ]
+    return [*lines, *(line for each in forecasts for line in each.warning())]
+
+
+def _table(forecasts: Sequence[Forecast]) -> list[str]:
+    """Bytes by what holds them, a column for each device."""
+    shares = [each.columns() for each in forecasts]
+    names = list(dict.fromkeys(name for share in shares for name in share))
+    names.sort(key=lambda name: name in ("peak", "there"))
+    cells = {name: ["-" if share.get(name) is None else sized(share[name]) for share in shares] for name in names}
+    cells = {"": [each.device.name for each in forecasts], **cells}
+    width = max(len(cell) for row in cells.values() for cell in row)
+    return [f"  {name:<13}{'  '.join(cell.rjust(width) for cell in row)}" for name, row in cells.items()]
+
+
+def _many(count: float) -> str:
+    """A large number for people.
+
+    >>> _many(494_032_768), _many(1_500), _many(8.2e9)
+    ('494 M', '1.5 k', '8.2 G')
+    """
+    for size, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.3g} {name}"
+    return str(round(count))
+
+
+def _span(seconds: float) -> str:
+    """A time of hours or days for people.
+
+    >>> _span(42), _span(7200), _span(300_000)
+    ('42 s', '2 h', '3.5 days')
+    """
+    for size, name in ((86_400 * 2, "days"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / (86_400 if name == 'days' else size):.2g} {name}"
+    return f"{seconds:.2g} s"

@@ -1,0 +1,254 @@
+"""What a run will need: counted where it can be counted, and near to what is measured."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from runner import stage
+from runner.estimate.device import Device
+from runner.estimate.memory import Training, source_of
+from runner.estimate.reduce import Clones, reduce
+from runner.estimate.smoke import measure_small
+from runner.estimate.steps import Rows, cycle_of, rows_per_step, steps_of
+from runner.estimate.table import Forecast, to_lines
+from runner.model.clone import Source
+
+ARCHITECTURE = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 544,
+    "tie_word_embeddings": True,
+}
+LAYER = 64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128 + 2 * 64
+WEIGHTS = 544 * 64 + 4 * LAYER + 64  # tied embeddings counted once
+LORA = {"_target_": "peft.LoraConfig", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+QUANT = {"_target_": "transformers.BitsAndBytesConfig", "load_in_4bit": True}
+
+
+def configured(target="trl.SFTTrainer", config="trl.SFTConfig", head="lm", peft=None, quant=None, **args):
+    """The parts of a run's configuration that a forecast reads."""
+    return {
+        "name": "run",
+        "output_root": "outputs",
+        "launcher": {"num_processes": 1},
+        "trainer": {"_target_": target, "head": head, "form": "prompt", "args": {"_target_": config, **args}},
+        "model": {"_target_": "runner.model.load.new_model", "tokenizer": None, **ARCHITECTURE},
+        "peft": peft,
+        "quant": quant,
+        "optimizer": None,
+        "reward": None,
+    }
+
+
+def counted(cfg, rows=None, **device):
+    """A forecast without a measured step: of all that can be counted."""
+    device = Device("there", **({"gpu": False} | device))
+    return Forecast(Training(cfg, rows or Rows([32] * 8, total=100), [], gpu=device.gpu), device, "not measured")
+
+
+MODEL = [f"model.{name}={value}" for name, value in ARCHITECTURE.items()]
+
+
+@pytest.fixture
+def composed(tmp_path, monkeypatch):
+    """The configuration of a run with a small model."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+
+    def compose(*words, model=MODEL):
+        (run,) = stage.compose(["model=new", *model, "metric=none", "dataset.limit.train=64", *words])
+        return run.cfg
+
+    return compose
+
+
+@pytest.fixture
+def measured(composed, tmp_path):
+    """The steps of small models like that of a run, trained for once."""
+
+    def measure(cfg):
+        small = reduce(cfg, tmp_path / "small", Clones(tmp_path / "models"))
+        seen, why = measure_small(small.cfg, source_of(cfg), False, tmp_path / "measured")
+        assert not why
+        return seen
+
+    return measure
+
+
+@pytest.mark.slow
+def test_weights_gradients_and_the_state_of_adam_are_exact():
+    training = counted(configured()).training
+    assert training.policy.count == WEIGHTS
+    assert training.held == {"weights": 4 * WEIGHTS, "optimizer": 8 * WEIGHTS}
+    assert training.gradients == 4 * WEIGHTS
+
+
+@pytest.mark.slow
+def test_of_an_adapter_only_its_own_weights_are_trained():
+    training = counted(configured(peft=LORA)).training
+    assert training.policy.trained == 4 * 2 * (64 + 64)
+    assert training.held["optimizer"] == 8 * 4 * 2 * (64 + 64)
+    assert training.peak < counted(configured()).training.peak
+
+
+@pytest.mark.slow
+def test_four_bits_are_counted_for_the_layers_and_not_for_the_embeddings():
+    policy = counted(configured(peft=LORA, quant=QUANT)).training.policy
+    quantised = 4 * (LAYER - 2 * 64)
+    rest = 4 * (544 * 64 + 4 * 2 * 64 + 64) + 4 * policy.trained
+    assert policy.bytes == pytest.approx(quantised * (0.5 + 4 / 64) + rest)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("optim", "bytes_each"), [("adamw_torch", 8), ("sgd", 0), ("adamw_8bit", 2), ("lion_32bit", 4), ("lion_8bit", 1)]
+)
+def test_each_optimizer_keeps_its_own_state(optim, bytes_each):
+    assert counted(configured(optim=optim)).training.held.get("optimizer", 0) == bytes_each * WEIGHTS
+
+
+@pytest.mark.slow
+def test_adafactor_keeps_rows_and_columns():
+    rows = 4 * (544 + 64) + 4 * 4 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 128) + 2 * 64) + 4 * 64
+    assert counted(configured(optim="adafactor")).training.held["optimizer"] == rows
+
+
+@pytest.mark.slow
+def test_a_step_is_measured_and_scaled_to_the_rows(composed, measured):
+    cfg = composed("trainer=sft", "trainer.args.per_device_train_batch_size=4")
+    ((shape, seen),) = small = measured(cfg)
+    assert (seen.rows, shape.layers, seen.accumulates, seen.reference, seen.sampled) == (4, 4, False, False, 0)
+    training = Training(cfg, Rows([32] * 8), small, gpu=False)
+    weights = 6 * (WEIGHTS - 4 * 2 * 64 - 64) * 4 * 32
+    attention = 4 * 4 * 7 / 2 * 4 * 4 * 32 * 32 * 16  # there, and two and a half times that back
+    assert training.operations_per_step == pytest.approx(weights + attention, rel=0.12)
+    assert seen.square * (32 / seen.width) ** 2 == pytest.approx(attention)
+
+
+@pytest.mark.slow
+def test_recomputed_activations_take_less_and_cost_more(composed, measured):
+    cfg = composed("trainer=orpo", "trainer.args.per_device_train_batch_size=8")
+    ((_, seen),) = small = measured(cfg)
+    args = cfg["trainer"]["args"] | {"activation_checkpointing": True}
+    both = (cfg, cfg | {"trainer": cfg["trainer"] | {"args": args}})
+    kept, again = (Training(each, Rows([256] * 8), small, gpu=False) for each in both)
+    assert again.peak < 0.6 * kept.peak
+    assert 1.2 < again.operations_per_step / kept.operations_per_step < 1.4
+    assert kept.activations == pytest.approx(seen.body * 256 * 16 / seen.tokens)
+
+
+@pytest.mark.slow
+def test_pairs_are_twice_as_many_rows_and_need_a_reference(composed, measured):
+    words = ("trainer=dpo", "trainer.args.per_device_train_batch_size=2")
+    cfg = composed(*words)
+    training = Training(cfg, Rows([32] * 8), measured(cfg), gpu=False)
+    assert (training.batch[0], training.texts) == (4, 2)
+    assert training.held["reference"] == 4 * WEIGHTS
+    own = composed(*words, "peft=lora")
+    assert "reference" not in Training(own, Rows([32] * 8), measured(own), gpu=False).held
+
+
+@pytest.mark.slow
+def test_ppo_has_a_critic_and_samples(composed, measured):
+    cfg = composed("trainer=ppo", "reward=length", "kl_coef=0.1", "trainer.args.response_length=16")
+    training = Training(cfg, Rows([32] * 8), measured(cfg), gpu=False)
+    assert training.held["critic"] == training.held["reference"] == 4 * WEIGHTS
+    assert training.held["optimizer"] == 16 * WEIGHTS
+    cache = 2 * 4 * 2 * 16 * 8 * (32 + 16) * 4
+    assert training.phases["sampling"] > cache
+
+
+UNHEARD = """
+from trl import GRPOTrainer
+
+class Novel(GRPOTrainer):
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_a_trainer_nobody_has_heard_of_is_forecast_with_its_sampling(composed, measured, monkeypatch):
+    Path("novelty.py").write_text(UNHEARD)
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    words = ("trainer=grpo", "reward=length", "trainer.args.max_completion_length=16")
+    cfg = composed(*words, "trainer._target_=novelty.Novel", "allow=[novelty]")
+    training = Training(cfg, Rows([32] * 8), measured(cfg), gpu=False)
+    assert training.sampled == 8 and training.phases["sampling"] > 2 * 4 * 2 * 16 * 8 * (32 + 16) * 4
+
+
+@pytest.mark.slow
+def test_what_could_not_be_measured_is_unknown():
+    lines = "\n".join(to_lines([counted(configured())]))
+    assert "unknown      activations" in lines and "not measured" in lines
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"model_type": "mixtral", "num_local_experts": 4},
+        {"model_type": "qwen3_moe", "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2},
+    ],
+    ids=lambda own: own["model_type"],
+)
+def test_experts_are_measured_whatever_their_code_asks_of_its_data(own, composed, measured):
+    words = [
+        f"model.{name}={value}" for name, value in ({"model_type": own["model_type"]} | ARCHITECTURE | own).items()
+    ]
+    cfg = composed("trainer=sft", model=words)
+    training = Training(cfg, Rows([32] * 8), measured(cfg), gpu=False)
+    assert training.phases["update"] >= training.gradients == training.held["weights"]
+    assert training.operations_per_step > 0
+
+
+@pytest.mark.parametrize(
+    ("cfg", "rows", "steps"),
+    [
+        (configured(), 100, 39),  # 13 batches of 8, three times
+        (configured(num_train_epochs=1, gradient_accumulation_steps=2), 100, 7),
+        (configured(max_steps=5), None, 5),
+        (configured(), None, None),
+        (configured("runner.trainer.ppo.PPOTrainer", "runner.trainer.ppo.PPOConfig"), 500, 186),
+        (configured("trl.GRPOTrainer", "trl.GRPOConfig", num_generations=4), 9, 12),
+    ],
+)
+def test_steps_are_counted_as_the_trainer_does(cfg, rows, steps):
+    assert steps_of(cfg, Rows([10], total=rows)) == steps
+
+
+def test_a_cycle_of_generation_and_its_rows():
+    args = {"_target_": "trl.GRPOConfig", "steps_per_generation": 4, "num_iterations": 2}
+    assert cycle_of(args) == 8
+    assert rows_per_step(args | {"num_generations": 4}) == 1
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_said_with_what_to_type():
+    lines = "\n".join(to_lines([counted(configured(), memory=1_000_000, speed=1e9, how="measured")]))
+    assert "warning" in lines and "more than the memory that is there" in lines
+    assert "of them trained" in lines and "39 of" in lines
+    roomy = "\n".join(to_lines([counted(configured(), memory=10**12)]))
+    assert "warning" not in roomy
+
+
+@pytest.mark.slow
+def test_a_model_of_an_earlier_stage_has_the_architecture_that_the_stage_began_with():
+    cfg = configured()
+    cfg["model"] = {"_target_": "runner.model.load.load_model", "path": "outputs/run-sft/x/model", "dtype": "float32"}
+    origins = {"outputs/run-sft/x/model": Source(architecture=ARCHITECTURE)}
+    assert Training(cfg, Rows([8]), [], gpu=False, origins=origins).policy.count == WEIGHTS
+
+
+@pytest.mark.slow
+def test_the_forecast_is_near_what_is_measured():
+    """The quickest case of the benchmark; all of them: python tests/benchmark/forecast.py"""
+    sys.path.append(str(Path(__file__).parent / "benchmark"))
+    from forecast import forecast, measure_apart
+
+    measured = measure_apart("sft wide", MALLOC_MMAP_THRESHOLD_="65536")
+    assert forecast("sft wide") == pytest.approx(measured, rel=0.25)
