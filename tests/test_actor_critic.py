@@ -8,13 +8,12 @@ from tiny_ppo import END, WORDS, letter_model, lora
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from runner.model.saved import find_missing
-from runner.trainer import actor_critic
-from runner.trainer.actor_critic import (
+from runner.ppo import actor_critic
+from runner.ppo.actor_critic import (
     CRITIC,
+    NO_ADAPTER,
     REFERENCE,
     ActorCritic,
-    States,
-    Switch,
     TokenLogProbs,
     add_reference_adapter,
     build_critic_model,
@@ -80,111 +79,6 @@ def test_gradients_do_not_depend_on_the_chunks_of_logits(elements, monkeypatch):
         assert torch.allclose(weight.grad, expected[name], atol=1e-5), name
 
 
-# --- States -------------------------------------------------------------------------------------
-
-
-def seen_by_last_mlp(trunk) -> list[int]:
-    """How many tokens each pass of the last MLP works on, filled in as it does."""
-    seen = []
-    layer = trunk.h[-1] if hasattr(trunk, "h") else trunk.layers[-1]
-    inner = next(module for module in layer.mlp.modules() if not list(module.children()))
-    inner.register_forward_hook(lambda _, args, __: seen.append(args[0].shape[:-1].numel()))
-    return seen
-
-
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt_neox", "gpt2", "gemma2"])
-@pytest.mark.parametrize("how", ["plain", "adapter", "twice"])
-def test_the_last_mlp_works_for_the_states_that_are_read_and_changes_none(kind, how):
-    def build():
-        adapter = lora(init_lora_weights=False, fan_in_fan_out=kind == "gpt2")
-        model = letter_model(kind)
-        torch.manual_seed(0)
-        return get_peft_model(model, adapter) if how == "adapter" else model
-
-    ours, plain = build(), build()
-    made = ActorCritic(ours, "head").train(how == "twice")
-    disable_dropout(made)
-    if how == "twice":
-        made.activation_checkpointing_enable()
-    seen = seen_by_last_mlp(made.backbone.trunk)
-    expected = TokenLogProbs(plain).trunk(IDS).last_hidden_state.flatten(0, 1)[POSITIONS]
-    found = made.backbone.states(IDS, POSITIONS)
-    assert torch.allclose(found, expected, atol=1e-5)
-    upstream = torch.randn(found.shape, generator=torch.Generator().manual_seed(0))
-    found.backward(upstream)
-    expected.backward(upstream)
-    for (name, weight), other in zip(ours.named_parameters(), plain.parameters(), strict=True):
-        assert (weight.grad is None) == (other.grad is None), name
-        assert weight.grad is None or torch.allclose(weight.grad, other.grad, atol=1e-4), name
-    assert set(seen) == {len(POSITIONS)}
-    # And every other pass is a whole one.
-    assert torch.allclose(ours(IDS).logits, plain(IDS).logits, atol=1e-5) and seen[-1] == IDS.numel()
-
-
-class Neighbours(torch.nn.Module):
-    """An MLP that also looks at the token before."""
-
-    def __init__(self, mlp):
-        super().__init__()
-        self.mlp = mlp
-
-    def forward(self, hidden_BTH):
-        return self.mlp(hidden_BTH + hidden_BTH.roll(1, 1))
-
-
-class Pair(Neighbours):
-    """An MLP that gives more than states."""
-
-    def forward(self, hidden_BTH):
-        return PairOfStates((self.mlp(hidden_BTH), None))
-
-
-class PairOfStates(tuple):
-    """What a layer would unpack, where it adds its states."""
-
-    def __radd__(self, other):
-        return other + self[0]
-
-
-@pytest.mark.parametrize("unlike", [Neighbours, Pair])
-def test_an_mlp_of_another_kind_is_left_alone(unlike):
-    trunk = letter_model().base_model
-    trunk.layers[-1].mlp = unlike(trunk.layers[-1].mlp)
-    expected = trunk(IDS).last_hidden_state.flatten(0, 1)[POSITIONS]
-    assert torch.equal(States(trunk)(IDS, POSITIONS), expected)
-
-
-class Failing(Neighbours):
-    """An MLP that cannot work on fewer tokens than there are."""
-
-    def forward(self, hidden_BTH):
-        if hidden_BTH.shape[1] < 4:
-            raise RuntimeError("too few tokens")
-        return self.mlp(hidden_BTH)
-
-
-def test_a_model_that_raises_is_left_as_it_was():
-    trunk = letter_model().base_model.train()
-    trunk.layers[-1].mlp = mlp = Failing(trunk.layers[-1].mlp)
-    with pytest.raises(RuntimeError, match="too few tokens"):
-        States(trunk)
-    assert trunk.training and not mlp._forward_hooks and not mlp._forward_pre_hooks
-
-
-def test_a_model_that_cannot_attend_row_by_row_keeps_its_attention(monkeypatch):
-    states = States(letter_model().base_model.train())
-    before = states.trunk.config._attn_implementation
-    monkeypatch.setattr(actor_critic, "arguments_of", None)
-    with pytest.raises(TypeError):
-        states.try_row_by_row()
-    assert states.trunk.training and states.trunk.config._attn_implementation == before
-
-
-def test_layers_without_an_mlp_of_one_module_are_left_alone():
-    trunk = letter_model("opt").base_model
-    assert torch.equal(States(trunk)(IDS, POSITIONS), trunk(IDS).last_hidden_state.flatten(0, 1)[POSITIONS])
-
-
 # --- The kinds of critic ------------------------------------------------------------------------
 
 
@@ -221,7 +115,7 @@ def test_an_adapter_gives_three_models_on_one_backbone():
 
 
 def test_peft_freezes_the_adapter_that_is_not_active():
-    """What Switch is for: when this fails, peft no longer does it, and Switch may go."""
+    """When this fails, peft no longer does it, and ActorCritic need not thaw what trains."""
     policy = letter_policy()
     policy.add_adapter("second", lora())
     policy.set_adapter("second")
@@ -263,7 +157,7 @@ def test_activations_computed_twice_give_the_same_gradients(critic):
         for _ in range(2):
             logprobs, values = made(IDS, POSITIONS, TARGETS)
             (logprobs * torch.arange(1.0, 6.0) + values.square()).sum().backward()
-        made.rest()
+        made.restore_policy_adapter()
         grads.append({name: p.grad for name, p in made.named_parameters() if p.requires_grad})
     for name, gradient in grads[0].items():
         assert torch.allclose(gradient, grads[1][name], atol=1e-5), name
@@ -431,9 +325,8 @@ def test_a_head_and_its_adapter_load_elsewhere(tmp_path, critic):
     assert torch.allclose(values, made.values(IDS, POSITIONS), atol=1e-5)
 
 
-def test_what_a_switch_met_is_put_back_after_an_error():
+def test_the_policys_adapter_is_put_back_after_an_error():
     policy = letter_policy()
-    switch = Switch(policy)
-    with pytest.raises(RuntimeError, match="inside"), switch.to(Switch.NONE):
+    with pytest.raises(RuntimeError, match="inside"), ActorCritic(policy, "head").adapter(NO_ADAPTER):
         raise RuntimeError("inside")
     assert torch.allclose(plain_logprobs(policy), plain_logprobs(letter_policy()))

@@ -213,7 +213,7 @@ def test_experts_are_measured_whatever_their_code_asks_of_its_data(own, composed
         (configured(num_train_epochs=1, gradient_accumulation_steps=2), 100, 7),
         (configured(max_steps=5), None, 5),
         (configured(), None, None),
-        (configured("runner.trainer.ppo.PPOTrainer", "runner.trainer.ppo.PPOConfig"), 500, 186),
+        (configured("runner.ppo.PPOTrainer", "runner.ppo.PPOConfig"), 500, 186),
         (configured("trl.GRPOTrainer", "trl.GRPOConfig", num_generations=4), 9, 12),
     ],
 )

@@ -7,29 +7,29 @@ import pytest
 import torch
 from tiny_ppo import farthest, letter_model, letter_trainer, lora, weights
 
-from runner.trainer.actor_critic import States
-from runner.trainer.batch import fill_by_tokens
-from runner.trainer.padding_free import ROW_BY_ROW
+from runner.ppo import padding_free as rows_in_a_line
+from runner.ppo.actor_critic import last_hidden_states
+from runner.ppo.batching import fill_by_tokens
+from runner.ppo.padding_free import ROW_BY_ROW, make_padding_free
 
 ROWS = [[3, 1, 4, 1, 5, 9, 2], [6], [5, 3, 5, 8, 9]]
 LENGTHS = list(map(len, ROWS))
 
 
-def read(states, ids, **kwargs):
+def read(trunk, ids, **kwargs):
     """The states of every token of some rows, and the gradient that their squares give the trunk."""
-    states.trunk.zero_grad()
-    found = states(torch.tensor(ids), torch.arange(sum(map(len, ids))), **kwargs)
+    trunk.zero_grad()
+    found = last_hidden_states(trunk, torch.tensor(ids), torch.arange(sum(map(len, ids))), **kwargs)
     found.square().sum().backward()
-    return found.detach(), {name: weight.grad.clone() for name, weight in states.trunk.named_parameters()}
+    return found.detach(), {name: weight.grad.clone() for name, weight in trunk.named_parameters()}
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox", "gpt2", "qwen3", "opt"])
 def test_rows_end_to_end_are_as_they_are_alone(kind):
     trunk = letter_model(kind).base_model
-    states = States(trunk)
-    alone = [read(states, [row]) for row in ROWS]
-    assert states.try_row_by_row()
-    together, gradient = read(states, [list(itertools.chain(*ROWS))], row_lengths=LENGTHS)
+    alone = [read(trunk, [row]) for row in ROWS]
+    assert make_padding_free(trunk)
+    together, gradient = read(trunk, [list(itertools.chain(*ROWS))], row_lengths=LENGTHS)
     assert torch.allclose(together, torch.cat([found for found, _ in alone]), atol=1e-5)
     for name, found in gradient.items():
         assert torch.allclose(found, sum(each[name] for _, each in alone), atol=1e-3, rtol=1e-4), name
@@ -41,7 +41,7 @@ def test_padded_rows_are_read_as_before(kind):
     before = trunk(torch.tensor(ROWS[:1])).last_hidden_state
     mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1]])
     masked = trunk(torch.tensor(ROWS[:1]), attention_mask=mask).last_hidden_state
-    assert States(trunk).try_row_by_row() and trunk.config._attn_implementation == ROW_BY_ROW
+    assert make_padding_free(trunk) and trunk.config._attn_implementation == ROW_BY_ROW
     assert torch.equal(trunk(torch.tensor(ROWS[:1])).last_hidden_state, before)
     assert torch.equal(trunk(torch.tensor(ROWS[:1]), attention_mask=mask).last_hidden_state, masked)
 
@@ -53,15 +53,24 @@ def test_padded_rows_are_read_as_before(kind):
 def test_a_model_that_cannot_is_padded(kind, changes):
     trunk = letter_model(kind, **changes).base_model
     before = trunk.config._attn_implementation
-    assert not States(trunk).try_row_by_row()
+    assert not make_padding_free(trunk)
     assert trunk.config._attn_implementation == before
 
 
 def test_a_model_that_does_not_hand_on_where_rows_end_is_padded():
     trunk = letter_model(spread=0.02).base_model  # random weights so small that rows hardly see each other
     trunk.register_forward_pre_hook(lambda _, __, asked: asked.pop("row_lengths", None) and None, with_kwargs=True)
-    assert not States(trunk).try_row_by_row()
+    assert not make_padding_free(trunk)
     assert trunk.config._attn_implementation == "sdpa"
+
+
+def test_a_model_that_raises_is_left_as_it_was(monkeypatch):
+    trunk = letter_model().base_model.train()
+    before = trunk.config._attn_implementation
+    monkeypatch.setattr(rows_in_a_line, "to_line_arguments", None)
+    with pytest.raises(TypeError):
+        make_padding_free(trunk)
+    assert trunk.training and trunk.config._attn_implementation == before
 
 
 @pytest.mark.parametrize("case", [{}, {"peft_config": lora()}, {"critic": "head"}])

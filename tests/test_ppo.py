@@ -24,16 +24,17 @@ from tiny_ppo import (
 )
 
 from runner.errors import ConfigError, DataError
-from runner.trainer.ppo import (
-    Memory,
+from runner.ppo.algorithm import (
     PPOConfig,
+    PPOTrainer,
+    RunningStats,
     generalised_advantages,
     kl_estimate,
     policy_losses,
     value_losses,
     whiten,
 )
-from runner.trainer.score import step_ends
+from runner.ppo.scoring import step_ends
 
 # Rounding grows where Adam divides a small gradient by its own size.
 EXACT = {"optim": "sgd", "learning_rate": 0.3, "max_steps": 1, "num_ppo_epochs": 2}
@@ -52,16 +53,16 @@ def zero(completions, **_):
 
 
 def rolled_out(trainer, count=8, seed=0):
-    """A rollout that policy and reference have looked at."""
+    """A rollout with the log-probabilities of policy and reference."""
     noise = torch.rand(count, trainer.args.response_length, generator=torch.Generator().manual_seed(seed))
     rollout, completions = trainer.roll_out([trainer.train_dataset[row] for row in range(count)], noise)
-    trainer.look(rollout)
+    trainer.compute_logprobs(rollout)
     return rollout, completions
 
 
 def set_advantages(trainer, rollout, completions):
     """Those of a rollout from which nothing is learned yet."""
-    trainer.value_states(rollout, trainer.reward_tokens(rollout, completions), first=[], size=1.0)
+    trainer.compute_advantages(rollout, trainer.compute_rewards(rollout, completions))
 
 
 # --- Arithmetic ---------------------------------------------------------------------------------
@@ -162,12 +163,12 @@ def test_value_loss_worked_by_hand(value, loss):
 
 def test_running_statistics_are_those_of_all_scores():
     scores = torch.randn(5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3 + 7
-    memory = Memory(0.05)
-    assert memory.deviation == 1.0
+    running = RunningStats(0.05)
+    assert running.deviation == 1.0
     for batch in scores:
-        memory.add(8, batch.mean().item(), (batch - batch.mean()).square().sum().item())
-    assert memory.mean == pytest.approx(scores.mean().item())
-    assert memory.deviation == pytest.approx(scores.std(correction=0).item())
+        running.add(8, batch.mean().item(), (batch - batch.mean()).square().sum().item())
+    assert running.mean == pytest.approx(scores.mean().item())
+    assert running.deviation == pytest.approx(scores.std(correction=0).item())
 
 
 # --- The first mini-batch -----------------------------------------------------------------------
@@ -202,9 +203,9 @@ def test_at_first_the_policy_is_its_reference_and_every_ratio_one(tmp_path, case
     trainer.actor_critic.train(twice)
     for rows in ([0, 1, 2, 3, 4, 5, 6, 7], [3], [6, 1]):
         batch = rollout.micro_batch(rows, torch.device("cpu"))
-        logprobs, values = trainer.actor_critic(*batch.asked(0.7))
-        assert ((logprobs - batch.of(rollout.logprobs_BR)).exp() - 1).abs().max() <= 1e-5
-        assert torch.allclose(values, batch.of(rollout.values_BR), atol=1e-5)
+        logprobs, values = trainer.actor_critic(*batch.inputs(0.7))
+        assert ((logprobs - batch.select(rollout.logprobs_BR)).exp() - 1).abs().max() <= 1e-5
+        assert torch.allclose(values, batch.select(rollout.values_BR), atol=1e-5)
     trainer.train()
     assert logs_of(trainer)[0]["val/ratio"] == pytest.approx(1, abs=1e-5)
     assert logs_of(trainer)[0]["policy/approxkl_avg"] < 1e-10
@@ -246,10 +247,10 @@ def test_padding_and_what_was_drawn_after_the_end_count_for_nothing(tmp_path):
     assert trainer.roll_out(inputs, other)[0].sequences == rollout.sequences
     batch = rollout.micro_batch(range(8), torch.device("cpu"))
     assert batch.input_ids.shape[1] == max(rollout.lengths) - 1  # nothing is asked of the state behind the last token
-    before = trainer.actor_critic(*batch.asked(1.0))
+    before = trainer.actor_critic(*batch.inputs(1.0))
     for row, length in enumerate(rollout.lengths):
         batch.input_ids[row, length - 1 :] = 5
-    for one, two in zip(before, trainer.actor_critic(*batch.asked(1.0)), strict=True):
+    for one, two in zip(before, trainer.actor_critic(*batch.inputs(1.0)), strict=True):
         assert torch.equal(one, two)
 
 
@@ -411,7 +412,7 @@ def test_rewards_of_steps_are_scaled_and_clipped_one_by_one_and_nothing_between_
         tmp_path, reward_funcs=by_step, step_separator="q", score_normalization=how, score_clip=1.5, **PLAIN
     )
     rollout, completions = rolled_out(trainer)
-    rewards = trainer.reward_tokens(rollout, completions)
+    rewards = trainer.compute_rewards(rollout, completions)
     given = [step for steps in by_step(completions.completion_ids) for step in steps]
     mean, deviation = statistics.fmean(given), statistics.pstdev(given)
     shift, scale = {"none": (0.0, 1.0), "scale": (0.0, deviation), "whiten": (mean, deviation)}[how]
@@ -420,7 +421,7 @@ def test_rewards_of_steps_are_scaled_and_clipped_one_by_one_and_nothing_between_
     found = [rewards[row, end].item() for row, row_ends in enumerate(ends) for end in row_ends]
     assert found == pytest.approx(expected, abs=1e-5) and len(given) > 8
     assert rewards.sum().item() == pytest.approx(sum(expected), abs=1e-4)  # and 0 elsewhere
-    assert trainer.memory.count == (0 if how == "none" else len(given))
+    assert trainer.running.count == (0 if how == "none" else len(given))
 
 
 def test_scores_that_are_all_the_same_stay_finite_numbers(tmp_path):
@@ -461,9 +462,9 @@ def test_a_step_follows_the_gradient_of_the_loss_as_it_is_written(tmp_path, aver
     before = weights(trainer)
     kept = {}
 
-    def keep(model, rollout, rewards, update=trainer.update):
+    def keep(model, rollout, update=trainer.update):
         kept["rollout"] = rollout
-        return update(model, rollout, rewards)
+        return update(model, rollout)
 
     trainer.update = keep
     trainer.train()
@@ -569,13 +570,13 @@ def test_every_mini_batch_of_every_epoch_is_a_clipped_step(tmp_path, parts):
     assert [line["episode"] for line in logs_of(trainer)] == [8, 16, 24, 32]
 
 
-def test_each_epoch_deals_every_row_once(tmp_path):
+def test_each_epoch_has_every_row_once(tmp_path):
     trainer = letter_trainer(tmp_path, num_ppo_epochs=3, num_mini_batches=4)
-    deals = trainer._deal(8)
-    assert [len(rows) for rows in deals] == [2] * 12
+    minibatches = trainer._permute(8)
+    assert [len(rows) for rows in minibatches] == [2] * 12
     for epoch in range(3):
-        assert sorted(row for rows in deals[4 * epoch : 4 * epoch + 4] for row in rows) == [*range(8)]
-    assert deals[:4] != deals[4:8]
+        assert sorted(row for rows in minibatches[4 * epoch : 4 * epoch + 4] for row in rows) == [*range(8)]
+    assert minibatches[:4] != minibatches[4:8]
 
 
 def test_each_update_draws_with_random_numbers_of_its_own(tmp_path):
@@ -664,8 +665,6 @@ def test_the_critic_begins_as_the_reward_model_that_reads_its_tokens(tmp_path):
 
 
 def test_what_adapters_start_as_depends_on_the_seed_alone(tmp_path):
-    from runner.trainer.ppo import PPOTrainer
-
     started = []
     for state in (1, 2):
         torch.manual_seed(state)

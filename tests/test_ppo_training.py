@@ -31,7 +31,7 @@ from transformers import (
     TrainerCallback,
 )
 
-from runner.trainer.ppo import Memory
+from runner.ppo.algorithm import RunningStats
 
 IDS = torch.tensor([[1, 2, 3, 4, 5, END]])
 KINDS = {
@@ -74,7 +74,7 @@ def test_a_resumed_training_ends_with_the_same_bits(tmp_path, case, step):
     torch.rand(5)  # the random numbers of the process that goes on are others
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
     assert farthest(weights(whole), weights(resumed)) == 0
-    assert whole.memory == resumed.memory and whole.memory.count >= 40 and whole.memory.kl_coef != 0.05
+    assert whole.running == resumed.running and whole.running.count >= 40 and whole.running.kl_coef != 0.05
     one, two = whole.optimizer.state_dict()["state"], resumed.optimizer.state_dict()["state"]
     assert all(torch.equal(one[key][name], two[key][name]) for key in one for name in ("exp_avg", "exp_avg_sq"))
     assert [told(line) for line in logs_of(whole)] == [told(line) for line in logs_of(resumed)]
@@ -91,8 +91,8 @@ def test_the_newest_checkpoint_is_found(tmp_path):
     build(tmp_path, **asked).train()
     resumed = build(tmp_path, **(asked | {"max_steps": 3, "save_strategy": "no"}))
     resumed.train(resume_from_checkpoint=True)
-    assert resumed.state.global_step == 3 and resumed.memory.count == 24
-    assert Memory(**json.loads((tmp_path / "checkpoint-2" / "ppo_state.json").read_text())).count == 16
+    assert resumed.state.global_step == 3 and resumed.running.count == 24
+    assert RunningStats(**json.loads((tmp_path / "checkpoint-2" / "ppo_state.json").read_text())).count == 16
 
 
 def test_the_stock_checkpoint_is_what_the_module_takes(tmp_path):
@@ -122,7 +122,7 @@ def test_held_out_prompts_are_scored_one_and_all_with_the_same_noise(tmp_path):
     assert [row["prompt"] for row in rows] == letter_rows(7)["prompt"]
     assert first["eval_objective/scores"] == pytest.approx(sum(row["score"] for row in rows) / 7)
     assert first["eval_objective/scores"] < first["eval_rewards/share_of_wanted/mean"]
-    assert farthest(before, weights(trainer)) == 0 and trainer.memory.count == 0
+    assert farthest(before, weights(trainer)) == 0 and trainer.running.count == 0
 
 
 @pytest.mark.slow
@@ -267,7 +267,7 @@ for more in ({{}}, {{"peft_config": lora()}}):
         trainer.train()
         scores = trainer.evaluate()
         kept = [{{k: v for k, v in line.items() if not k.startswith(("time", "eps"))}} for line in logs_of(trainer)]
-        found.append((weights(trainer), kept, trainer.memory.__dict__, scores))
+        found.append((weights(trainer), kept, trainer.running.__dict__, scores))
 if trainer.is_world_process_zero():
     torch.save(found, folder + "/found.pt")
 if is_initialized():

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from runner.errors import ConfigError, DataError, EnvironmentFault, SickRun
-from runner.reward.panel import Panel, Scorer, to_scorer
+from runner.reward.panel import RewardTracker, Scorer, to_scorer
 
 PROMPTS = ["How many?", [{"role": "user", "content": "And   the\nother?"}], "Third"]
 TEXTS = ["one", "two", "three"]
@@ -142,13 +142,13 @@ def test_whatever_can_be_called_has_the_name_of_the_config():
 # --- Several rewards ----------------------------------------------------------------------------
 
 
-def asked(panel, *functions):
-    scorers = [to_scorer(f"r{index}", function, panel=panel) for index, function in enumerate(functions)]
+def asked(tracker, *functions):
+    scorers = [to_scorer(f"r{index}", function, tracker=tracker) for index, function in enumerate(functions)]
     return lambda texts: [scorer(prompts=texts, completions=texts) for scorer in scorers]
 
 
 def test_a_row_that_no_reward_applies_to_is_told():
-    call = asked(Panel(), lambda completions: [None, 1.0, None], lambda completions: [1.0, None, None])
+    call = asked(RewardTracker(), lambda completions: [None, 1.0, None], lambda completions: [1.0, None, None])
     with pytest.raises(DataError) as error:
         call(["a", "b", "the last"])
     (fault,) = error.value.faults
@@ -156,12 +156,12 @@ def test_a_row_that_no_reward_applies_to_is_told():
 
 
 def test_one_reward_that_applies_is_enough_and_batches_are_not_mixed_up():
-    panel = Panel()
-    call = asked(panel, lambda completions: [None] * len(completions), lambda completions: [2.0] * len(completions))
+    tracker = RewardTracker()
+    call = asked(tracker, lambda completions: [None] * len(completions), lambda completions: [2.0] * len(completions))
     for texts in (["a"], ["a", "b"], ["c"]):
         assert call(texts) == [[None] * len(texts), [2.0] * len(texts)]
-    assert panel.take_means() == {"r1": 2.0}
-    assert panel.take_means() == {}
+    assert tracker.pop_means() == {"r1": 2.0}
+    assert tracker.pop_means() == {}
 
 
 class Scores(nn.Module):
@@ -174,11 +174,11 @@ class Scores(nn.Module):
 
 
 def test_a_model_stays_a_model_and_its_scores_are_watched():
-    panel = Panel()
-    model = to_scorer("judge", Scores(1.0, 3.0), panel=panel)
+    tracker = RewardTracker()
+    model = to_scorer("judge", Scores(1.0, 3.0), tracker=tracker)
     assert isinstance(model, nn.Module)
     model()
-    assert panel.take_means() == {"judge": 2.0}
+    assert tracker.pop_means() == {"judge": 2.0}
     with pytest.raises(SickRun, match="nan for completion 1 of 2"):
         to_scorer("judge", Scores(1.0, math.nan))()
 

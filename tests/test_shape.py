@@ -27,7 +27,7 @@ ROOMS = {
         "health",
     },
     2.3: {"generate"},
-    2.6: {"trainer"},
+    2.6: {"ppo", "trainer"},
     3: {
         "tray",
         "held_out",
@@ -95,7 +95,7 @@ def test_every_module_says_what_lives_there():
 
 
 def test_the_door_is_light():
-    light = "import sys, runner.__main__, runner.command.train, runner.run.read"
+    light = "import sys, runner.__main__, runner.command.train, runner.run.read, runner.ppo"
     code = f"{light}; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

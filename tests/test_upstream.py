@@ -7,7 +7,7 @@ from runner.signature.upstream import COMPLETION_LENGTHS
 
 CONFIGS = {
     "max_completion_length": ("trl.GRPOConfig", "trl.RLOOConfig"),
-    "response_length": ("runner.trainer.ppo.PPOConfig",),  # as in TRL 1.12, whose PPO this one replaces
+    "response_length": ("runner.ppo.PPOConfig",),  # as in TRL 1.12, whose PPO this one replaces
     "max_new_tokens": ("trl.experimental.online_dpo.OnlineDPOConfig", "trl.experimental.gkd.GKDConfig"),
 }
 

@@ -272,8 +272,8 @@ def _of_set(metrics: Sequence[Metric], name: str) -> list[Metric]:
 
 def _build_score(request: InferenceRequest, tokenizer: PreTrainedTokenizerBase) -> Score:
     """The configured rewards, asked together about completions."""
+    from runner.ppo.scoring import Completions, Rewards
     from runner.reward.outcome import best_device
-    from runner.trainer.score import Completions, Rewards
 
     node = request.cfg["reward"]
     random_head = bool((request.cfg.get("tolerate") or {}).get("random_head"))

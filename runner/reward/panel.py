@@ -27,46 +27,47 @@ NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 # What a function raises when the machine failed it, and not what it was given.
 OF_THE_MACHINE = (ConnectionError, MemoryError, ImportError)
 
+Prompt = str | list[dict[str, Any]]  # text or a chat
+Answer = list[float | list[float] | None]  # for each completion one number, or one for each step, or none
+
 
 @dataclass
-class Panel:
-    """The rewards that are asked for the same completions, to see a row that none of them applies to."""
+class RewardTracker:
+    """The rewards that are asked for the same completions, and what they gave."""
 
     earned: dict[str, list[float]] = field(default_factory=dict)
-    passed: dict[str, list[bool]] = field(default_factory=dict)
+    answers: dict[str, Answer] = field(default_factory=dict)  # for completions that not all have answered for
     ranges: dict[str, tuple[float, float, int]] = field(default_factory=dict)
 
     def spread(self) -> dict[str, tuple[float, float, int]]:
         """The lowest and the highest reward of each name since the begin, and how many there were."""
         return {name: self.ranges.get(name, (math.inf, -math.inf, 0)) for name in self.earned}
 
-    def earn(self, name: str, values: Sequence[float]) -> None:
+    def record(self, name: str, values: Sequence[float]) -> None:
         """Keep what completions earned."""
         self.earned[name] += values
         if values:
             low, high, count = self.ranges.get(name, (math.inf, -math.inf, 0))
             self.ranges[name] = min(low, *values), max(high, *values), count + len(values)
 
-    def take_means(self) -> dict[str, float]:
+    def record_answer(self, name: str, answer: Answer, prompts: Sequence[Prompt]) -> None:
+        """Keep a checked answer; raises DataError when all rewards have answered and none applies to some row."""
+        sums = [sum(value) if isinstance(value, list) else value for value in answer if value is not None]
+        self.record(name, list(map(float, sums)))
+        if name in self.answers:
+            self.answers.clear()
+        self.answers[name] = answer
+        if len(self.answers) == len(self.earned):
+            answers = list(self.answers.values())
+            self.answers.clear()
+            check_some_apply(answers, prompts)
+
+    def pop_means(self) -> dict[str, float]:
         """The mean of each reward since this was asked last, by its name; of this process alone."""
         means = {name: sum(values) / len(values) for name, values in self.earned.items() if values}
         for values in self.earned.values():
             values.clear()
         return means
-
-    def note(self, name: str, values: Sequence[Any], prompts: Sequence[Any]) -> None:
-        """Keep what one said; raises DataError when all have spoken and none applies to some row."""
-        if name in self.passed:
-            self.passed.clear()
-        self.passed[name] = [value is None for value in values]
-        if len(self.passed) < len(self.earned):
-            return
-        rows = [row for row, passed in enumerate(zip(*self.passed.values(), strict=True)) if all(passed)]
-        self.passed.clear()
-        if rows:
-            found = f"every reward gave None to completion {rows[0]} of {len(values)}, and to {len(rows) - 1} more"
-            expected = f"at least one reward that applies to each row; {_asked(prompts, rows[0])}"
-            raise DataError(Fault("reward", found, expected))
 
 
 class Scorer:
@@ -82,7 +83,7 @@ class Scorer:
         *,
         timeout: float | None = TIMEOUT,
         per_step: bool = False,
-        panel: Panel | None = None,
+        tracker: RewardTracker | None = None,
         group: str = "reward",
     ):
         self.__name__ = name
@@ -90,11 +91,11 @@ class Scorer:
         self.call = call
         self.timeout = timeout
         self.per_step = per_step
-        self.panel = panel
-        if panel is not None:
-            panel.earned[name] = []
+        self.tracker = tracker
+        if tracker is not None:
+            tracker.earned[name] = []
 
-    def __call__(self, **given: Any) -> list[Any]:
+    def __call__(self, **given: Any) -> Answer:
         """One number, None or list of numbers per completion.
 
         Raises DataError where it raised or gave no number, and SickRun for NaN, infinity and a call that hangs.
@@ -102,7 +103,7 @@ class Scorer:
         return self._checked(self.ask(**given), given)
 
     def ask(self, **given: Any) -> Any:
-        """What the function returns, whatever it is."""
+        """Call the function with the columns that it takes; gives whatever it returns."""
         arguments = serve_columns(self.where, self.call, given)
         try:
             with within(self.timeout, lambda: self._late(given)):
@@ -112,19 +113,10 @@ class Scorer:
         except Exception as error:
             raise self._raised(error, arguments, given) from error
 
-    def _checked(self, answer: Any, given: Mapping[str, Any]) -> list[Any]:
-        prompts = _prompts(given)
-        values = to_values(self.where, answer)
-        if len(values) != len(prompts):
-            found = f"{len(values)} rewards for {len(prompts)} completions"
-            cure = "return a list as long as completions"
-            raise DataError(Fault(self.where, found, f"one for each completion; {_asked(prompts, 0)}", cure))
-        for row, value in enumerate(values):
-            check_value(self.where, value, row, prompts, per_step=self.per_step)
-        if self.panel is not None:
-            sums = [sum(value) if isinstance(value, list) else value for value in values if value is not None]
-            self.panel.earn(self.__name__, list(map(float, sums)))
-            self.panel.note(self.__name__, values, prompts)
+    def _checked(self, answer: Any, given: Mapping[str, Any]) -> Answer:
+        values = check_answer(self.where, answer, _prompts(given), per_step=self.per_step)
+        if self.tracker is not None:
+            self.tracker.record_answer(self.__name__, values, _prompts(given))
         return values
 
     def _late(self, given: Mapping[str, Any]) -> SickRun:
@@ -134,7 +126,7 @@ class Scorer:
         return SickRun(Fault(self.where, found, f"an answer; {_asked(prompts, 0)}", cure))
 
     def _raised(self, error: Exception, arguments: Mapping[str, Any], given: Mapping[str, Any]) -> RunnerError:
-        """What a function raised, with the row that it raised for if it does so for one row alone."""
+        """The error for what a function raised, with the row that it raised for if it does so for one row alone."""
         prompts = _prompts(given)
         found = " ".join(f"raised {type(error).__name__}: {error}".split())[:300].removesuffix(":")
         if isinstance(error, OF_THE_MACHINE) or type(error).__name__ == "OutOfMemoryError":
@@ -166,7 +158,7 @@ class Scorer:
 class AsyncScorer(Scorer):
     """The same of a coroutine, which trainers await beside the others."""
 
-    async def __call__(self, **given: Any) -> list[Any]:  # type: ignore[override]
+    async def __call__(self, **given: Any) -> Answer:  # type: ignore[override]
         arguments = serve_columns(self.where, self.call, given)
         try:
             answer = await asyncio.wait_for(self.call(**arguments), self.timeout)
@@ -186,17 +178,17 @@ def to_scorer(name: str, call: Any, **how: Any) -> Any:
     [2]
     """
     if isinstance(call, nn.Module):
-        return watch_model(name, call, how.get("panel"))
+        return watch_model(name, call, how.get("tracker"))
     if not callable(call):
         found = f"{type(call).__name__} {str(call)[:40]!r}"
         raise DataError(Fault(f"{how.get('group', 'reward')}.{name}", found, "a function, or something to call"))
     return (AsyncScorer if _is_async(call) else Scorer)(name, call, **how)
 
 
-def watch_model(name: str, model: nn.Module, panel: Panel | None = None) -> nn.Module:
+def watch_model(name: str, model: nn.Module, tracker: RewardTracker | None = None) -> nn.Module:
     """The model itself, which from now on raises SickRun for a score that is no finite number."""
-    if panel is not None:
-        panel.earned[name] = []
+    if tracker is not None:
+        tracker.earned[name] = []
 
     def watch(module: nn.Module, inputs: Any, output: Any) -> None:
         if not hasattr(output, "logits"):
@@ -206,15 +198,15 @@ def watch_model(name: str, model: nn.Module, panel: Panel | None = None) -> nn.M
             if not math.isfinite(score):
                 found = f"{score} for completion {row} of {len(scores)}"
                 raise SickRun(Fault(f"reward.{name}", found, "a finite score", f"reward.{name}.dtype=float32"))
-        if panel is not None:
-            panel.earn(name, scores)
+        if tracker is not None:
+            tracker.record(name, scores)
 
     model.register_forward_hook(watch)
     return model
 
 
 def serve_columns(where: str, call: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a function names, or all where it takes all; what the config has set stays as it is set.
+    """The columns that a function names, or all where it takes all; what the config has set stays as it is set.
 
     Raises DataError for a column that it takes and the rows do not have.
     """
@@ -229,37 +221,51 @@ def serve_columns(where: str, call: Callable[..., Any], given: Mapping[str, Any]
     return {name: value for name, value in given.items() if name not in bound and (takes_all or name in names)}
 
 
-def to_values(where: str, answer: Any) -> list[Any]:
-    """What a reward gave as a list of Python's own values: it may be a tensor or an array, or hold some."""
+def check_answer(where: str, answer: Any, prompts: Sequence[Prompt], *, per_step: bool = False) -> Answer:
+    """The answer of a reward as a list of Python's own values, though it may be a tensor or an array, or hold some.
+
+    Raises DataError unless it has for each prompt a number, None, or with ``per_step`` a list of numbers, and SickRun
+    for one that is not finite.
+    """
     answer = answer.tolist() if hasattr(answer, "tolist") else answer
     if not isinstance(answer, Iterable) or isinstance(answer, str | bytes | Mapping):
         found = f"{type(answer).__name__} {str(answer)[:60]!r}"
         raise DataError(Fault(where, found, "a list with a number for each completion", "return a list of numbers"))
-    return [value.tolist() if hasattr(value, "tolist") else value for value in answer]
+    values = [value.tolist() if hasattr(value, "tolist") else value for value in answer]
+    if len(values) != len(prompts):
+        found, fix = f"{len(values)} rewards for {len(prompts)} completions", "return a list as long as completions"
+        raise DataError(Fault(where, found, f"one for each completion; {_asked(prompts, 0)}", fix))
+    for row, value in enumerate(values):
+        place = f"for completion {row} of {len(prompts)}"
+        if isinstance(value, list) and not per_step:
+            found = f"a list of {len(value)} {place}"
+            fix = f"{where}.aggregate=last where it has one, or trainer=ppo, which takes rewards per step"
+            raise DataError(Fault(where, found, f"one number; {_asked(prompts, row)}", fix))
+        for number in value if isinstance(value, list) else [value]:
+            if not (isinstance(number, int | float) or (number is None and number is value)):
+                found = f"{type(number).__name__} {str(number)[:40]!r} {place}"
+                expected = f"a number, or None where it does not apply; {_asked(prompts, row)}"
+                raise DataError(Fault(where, found, expected, "return a list of numbers"))
+            if number is not None and not math.isfinite(number):
+                expected = f"a finite number, or None where it does not apply; {_asked(prompts, row)}"
+                raise SickRun(Fault(where, f"{number} {place}", expected))
+    return values
 
 
-def check_value(where: str, value: Any, row: int, prompts: Sequence[Any], *, per_step: bool = False) -> None:
-    """Raise unless the value for a row is None, a finite number, or with ``per_step`` a list of such."""
-    place = f"for completion {row} of {len(prompts)}"
-    if isinstance(value, list) and not per_step:
-        found = f"a list of {len(value)} {place}"
-        cure = f"{where}.aggregate=last where it has one, or trainer=ppo, which takes rewards per step"
-        raise DataError(Fault(where, found, f"one number; {_asked(prompts, row)}", cure))
-    for number in value if isinstance(value, list) else [value]:
-        if not (isinstance(number, int | float) or (number is None and number is value)):
-            found = f"{type(number).__name__} {str(number)[:40]!r} {place}"
-            expected = f"a number, or None where it does not apply; {_asked(prompts, row)}"
-            raise DataError(Fault(where, found, expected, "return a list of numbers"))
-        if number is not None and not math.isfinite(number):
-            expected = f"a finite number, or None where it does not apply; {_asked(prompts, row)}"
-            raise SickRun(Fault(where, f"{number} {place}", expected))
+def check_some_apply(answers: Sequence[Answer], prompts: Sequence[Prompt]) -> None:
+    """Raise DataError for a row to which every reward has answered None."""
+    rows = [row for row, values in enumerate(zip(*answers, strict=True)) if all(value is None for value in values)]
+    if rows:
+        found = f"every reward gave None to completion {rows[0]} of {len(prompts)}, and to {len(rows) - 1} more"
+        expected = f"at least one reward that applies to each row; {_asked(prompts, rows[0])}"
+        raise DataError(Fault("reward", found, expected))
 
 
-def _prompts(given: Mapping[str, Any]) -> Sequence[Any]:
+def _prompts(given: Mapping[str, Any]) -> Sequence[Prompt]:
     return given.get("prompts") or given["completions"]
 
 
-def _asked(prompts: Sequence[Any], row: int) -> str:
+def _asked(prompts: Sequence[Prompt], row: int) -> str:
     """The prompt of a row, the last turn of a chat, short enough for a message."""
     prompt = prompts[row] if prompts else ""
     text = prompt if isinstance(prompt, str) else str(prompt[-1].get("content", "")) if prompt else ""

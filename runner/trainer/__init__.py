@@ -1,1 +1,1 @@
-"""Trainers that are ours; every other one is TRL's, named by ``_target_`` in ``conf/trainer/``."""
+"""Extensions of TRL's trainers, which ``_target_`` in ``conf/trainer/`` names; PPO is in ``runner.ppo``."""

@@ -115,7 +115,7 @@ def build_components(run: Run, stop: StopRequest | None, build_measure: BuildMea
         measure=build_measure(run, args, tokenizer, amendments) if build_measure and held_out is not None else None,
         on_loss=health.observe_loss,
         on_log=functools.partial(amend_logs, amendments) if amendments else None,
-        reward_means=panel.take_means if panel else None,
+        reward_means=panel.pop_means if panel else None,
         make_optimizer=optimizer_maker(cfg.get("optimizer")),
         make_schedule=schedule_maker(cfg.get("optimizer")),
         loss=build_loss(cfg.get("loss")),

@@ -12,7 +12,7 @@ from runner.errors import ConfigError, Fault
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-    from runner.reward.panel import Panel
+    from runner.reward.panel import RewardTracker
 
 
 def build_rewards(
@@ -23,9 +23,9 @@ def build_rewards(
     """
     if not node:
         return [], None, None
-    from runner.reward.panel import TIMEOUT, Panel, to_scorer
+    from runner.reward.panel import TIMEOUT, RewardTracker, to_scorer
 
-    panel = Panel()
+    panel = RewardTracker()
     entries = named(node, "reward")
     rewards = [
         to_scorer(
@@ -33,7 +33,7 @@ def build_rewards(
             build_scorer(entry, random_head=random_head),
             timeout=entry.get("timeout", TIMEOUT),
             per_step=per_step,
-            panel=panel,
+            tracker=panel,
         )
         for name, entry in entries.items()
     ]
@@ -41,7 +41,7 @@ def build_rewards(
     return rewards, weights if set(weights) != {1.0} else None, panel
 
 
-def rewards_of(cfg: Mapping[str, Any], args: TrainingArguments) -> tuple[list[Any], Panel | None]:
+def rewards_of(cfg: Mapping[str, Any], args: TrainingArguments) -> tuple[list[Any], RewardTracker | None]:
     """The rewards of a run, with the panel that those of the group make; their weights are put into ``args``.
 
     The reward model that the trainer's arguments name is loaded as those of the group are.

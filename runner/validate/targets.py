@@ -16,7 +16,7 @@ from runner.validate.context import experimental_names
 from runner.validate.values import short_text
 
 # The rooms whose public functions are parts of a run. A launcher is one only as the launcher.
-ROOMS = "collator|dataset|loss|metric|model|optimizer|reward|trainer"
+ROOMS = "collator|dataset|loss|metric|model|optimizer|ppo|reward"
 
 IN = r"(?:\.\w+)*"  # any submodule
 MODEL = r"\w+(?:ForCausalLM|ForSequenceClassification)"
@@ -119,9 +119,8 @@ def _near_targets(target: str, allow: Collection[str], is_launcher: bool) -> lis
     owner, name, rest = ".".join(words[:known]), words[known], words[known + 1 :]
     names = [f"{owner}.{each}" for each in public_names(owner, name)]
     if words[0] == "trl":
-        rooms = [f"runner.trainer.{room}" for room in public_names("runner.trainer")]
         names += [full for package in experimental_names() for full in package]
-        names += [f"{room}.{each}" for room in rooms for each in public_names(room)]
+        names += [f"runner.ppo.{each}" for each in public_names("runner.ppo")]  # which TRL no longer has
     full = {each.rpartition(".")[2]: ".".join([each, *rest]) for each in reversed(names)}
     full = {each: path for each, path in full.items() if is_allowed(path, allow, is_launcher)}
     return [full[each] for each in nearest(name, full, 0.75)]

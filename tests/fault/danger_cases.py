@@ -50,7 +50,7 @@ runner.model.load.torch.load runner.model.adapter.write_adapter runner.dataset.h
 runner.dataset.load.json.loads runner.dataset.load.os.system runner.reward.remote.build_opener
 runner.tracker.variable.set_variables runner.tracker.variable.os.environ.update runner.callback.Record
 runner.callback.Record.on_log runner.callback.shutil.rmtree runner.callback.os.system runner.callback.write_text
-runner.trainer.ppo.PPOTrainer.push_to_hub runner.trainer.ppo.PPOTrainer.save_model runner.trainer.ppo.json.loads
+runner.ppo.PPOTrainer.push_to_hub runner.ppo.PPOTrainer.save_model runner.ppo.algorithm.json.loads
 runner.model.load.load_model.__globals__ runner.model.load.__builtins__.eval runner.model.load.__dict__
 runner.reward.rule.__loader__.load_module trl.DPOTrainer.__init__.__globals__ trl.__spec__.loader.exec_module
 peft.LoraConfig.__class__ torch.optim.AdamW.__subclasses__ runner.x.__globals__ ().__class__ os os. .os os..system

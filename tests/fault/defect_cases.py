@@ -375,7 +375,7 @@ DEFECTS = (
     Defect(
         "kl_sign",
         "The first estimate of the KL has the wrong sign, and the policy is paid for leaving its reference.",
-        "runner/trainer/ppo.py",
+        "runner/ppo/algorithm.py",
         "        return -log_ratio\n",
         "        return log_ratio\n",
         tests=(
@@ -388,7 +388,7 @@ DEFECTS = (
     Defect(
         "clip_takes_the_better",
         "Of the clipped and the unclipped surrogate the more hopeful one counts.",
-        "runner/trainer/ppo.py",
+        "runner/ppo/algorithm.py",
         "losses_N = torch.maximum(-advantages_N * ratios_N, -advantages_N * clipped_N)",
         "losses_N = torch.minimum(-advantages_N * ratios_N, -advantages_N * clipped_N)",
         tests=("tests/test_ppo.py::test_policy_loss_worked_by_hand",),
@@ -396,9 +396,9 @@ DEFECTS = (
     Defect(
         "score_one_token_early",
         "A score is earned by the token before the last one.",
-        "runner/trainer/score.py",
-        "at = [len(tokens) - 1] if",
-        "at = [max(0, len(tokens) - 2)] if",
+        "runner/ppo/scoring.py",
+        "else [len(tokens) - 1]",
+        "else [max(0, len(tokens) - 2)]",
         tests=(
             "tests/test_score.py::test_rewards_add_up_with_their_weights_and_none_does_not_apply",
             "tests/test_score.py::test_a_reward_per_token_or_per_step_lands_where_it_was_earned",
@@ -409,9 +409,9 @@ DEFECTS = (
     Defect(
         "reward_weight_ignored",
         "PPO adds rewards up without their weights.",
-        "runner/trainer/score.py",
-        "given = weight * torch.tensor(values, dtype=torch.float32)",
-        "given = torch.tensor(values, dtype=torch.float32)",
+        "runner/ppo/scoring.py",
+        "earned = weight * torch.tensor(values, dtype=torch.float32)",
+        "earned = torch.tensor(values, dtype=torch.float32)",
         tests=(
             "tests/test_score.py::test_rewards_add_up_with_their_weights_and_none_does_not_apply",
             "tests/test_score.py::test_a_reward_per_token_or_per_step_lands_where_it_was_earned",
@@ -420,9 +420,9 @@ DEFECTS = (
     Defect(
         "logprob_of_next_token",
         "The log-probability of a token is read one place too late.",
-        "runner/trainer/batch.py",
-        "range(begin + before - 1, begin + before - 1 + count)",
-        "range(begin + before, begin + before + count)",
+        "runner/ppo/batching.py",
+        "range(start + prompt - 1, start + prompt - 1 + count)",
+        "range(start + prompt, start + prompt + count)",
         tests=(
             "tests/test_ppo.py::test_at_first_the_policy_is_its_reference_and_every_ratio_one",
             "tests/test_ppo.py::test_a_reference_of_the_callers_is_looked_at",
@@ -433,9 +433,9 @@ DEFECTS = (
     Defect(
         "memory_not_restored",
         "The adaptive KL coefficient and the statistics of scores begin anew on a resume.",
-        "runner/trainer/ppo.py",
-        "        if path:\n            self.memory = Memory(",
-        "        if path is True:\n            self.memory = Memory(",
+        "runner/ppo/algorithm.py",
+        "        if path:\n            self.running = RunningStats(",
+        "        if path is True:\n            self.running = RunningStats(",
         slow=(
             "tests/test_ppo_training.py::test_the_newest_checkpoint_is_found",
             "tests/test_ppo_training.py::test_a_resumed_training_ends_with_the_same_bits",
@@ -549,8 +549,8 @@ DEFECTS = (
         "one_none_is_a_fault",
         "A row is refused where any reward does not apply, and not only where none does.",
         "runner/reward/panel.py",
-        "if all(passed)]",
-        "if any(passed)]",
+        "if all(value is None for value in values)]",
+        "if any(value is None for value in values)]",
         tests=(
             "tests/test_reward_panel.py::test_a_row_that_no_reward_applies_to_is_told",
             "tests/test_reward_panel.py::test_one_reward_that_applies_is_enough_and_batches_are_not_mixed_up",

@@ -1,0 +1,411 @@
+"""Policy and critic as one module: what PPO wraps, optimises and saves together, on one backbone where possible.
+
+What the update does with log-probabilities and values is in ``algorithm``; how completions are sampled is elsewhere.
+Letters at the end of a tensor's name are its shape: B rows, T tokens, N response tokens of all rows, H hidden, V
+vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+from transformers import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from runner.errors import ConfigError, Fault
+from runner.ppo.batching import LOGITS_PER_CHUNK, LOGITS_PER_CHUNK_ELSEWHERE
+from runner.ppo.padding_free import make_padding_free, to_line_arguments
+
+CRITIC = "critic"
+REFERENCE = "reference"
+NO_ADAPTER = ""
+
+Policy = PreTrainedModel | PeftModel
+
+
+def last_hidden_states(
+    trunk: nn.Module, input_ids_BT: Tensor, positions_N: Tensor, row_lengths: Sequence[int] | None = None, **kwargs: Any
+) -> Tensor:
+    """The last hidden states of a model without its head, at flat positions of rows that are padded on the right.
+
+    Causal attention, which looks back, needs no mask among ``kwargs``. With ``row_lengths`` the rows lie end to end.
+    """
+    kwargs |= to_line_arguments(row_lengths, input_ids_BT.device) if row_lengths else {}
+    states_BTH = trunk(input_ids=input_ids_BT, use_cache=False, **kwargs).last_hidden_state
+    return states_BTH.flatten(0, 1).index_select(0, positions_N)
+
+
+class TokenLogProbs:
+    """Log-probabilities that a causal language model gives to tokens that are already there.
+
+    Hidden states become logits only where a token was sampled, a chunk at a time, and the backward pass makes them
+    again: with 50,000 words the logits of a micro-batch would take more memory than everything else together.
+    """
+
+    def __init__(self, model: Policy):
+        self.model = model.get_base_model() if isinstance(model, PeftModel) else model
+        self.trunk = self.model.base_model
+        self.head = self.model.get_output_embeddings()
+        self.is_plain = self._is_plain()
+
+    def __call__(
+        self,
+        input_ids_BT: Tensor,
+        positions_N: Tensor,
+        targets_N: Tensor,
+        temperature: float,
+        row_lengths: Sequence[int] | None = None,
+    ) -> Tensor:
+        """float32 log-probabilities of the targets, each seen from the position before it."""
+        if self.is_plain:
+            hidden_NH = last_hidden_states(self.trunk, input_ids_BT, positions_N, row_lengths)
+            return self.of_hidden(hidden_NH, targets_N, temperature)
+        logits_NV = self.model(input_ids=input_ids_BT, use_cache=False).logits.flatten(0, 1)[positions_N]
+        return _gather(logits_NV, targets_N, temperature)
+
+    def of_hidden(self, hidden_NH: Tensor, targets_N: Tensor, temperature: float) -> Tensor:
+        """float32 log-probabilities of the targets under softmax(logits / temperature)."""
+        elements = LOGITS_PER_CHUNK.get(hidden_NH.device.type, LOGITS_PER_CHUNK_ELSEWHERE)
+        rows = max(1, elements // self.head.weight.shape[0])
+        if len(hidden_NH) <= rows or not torch.is_grad_enabled():
+            compute = self._of_chunk
+        else:  # forgotten after the forward pass and computed again in the backward pass
+            compute = partial(checkpoint, self._of_chunk, use_reentrant=False, preserve_rng_state=False)
+        pairs = zip(hidden_NH.split(rows), targets_N.split(rows), strict=True)
+        return torch.cat([compute(hidden, targets, temperature) for hidden, targets in pairs])
+
+    def _of_chunk(self, hidden_NH: Tensor, targets_N: Tensor, temperature: float) -> Tensor:
+        return _gather(self.head(hidden_NH), targets_N, temperature)
+
+    @torch.no_grad()
+    def _is_plain(self) -> bool:
+        """True where the logits are just the head of the last hidden states, without a cap or a scale on them."""
+        ids_BT = torch.arange(4, device=self.model.device).unsqueeze(0)
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            whole = self.model(input_ids=ids_BT, use_cache=False).logits
+            apart = self.head(self.trunk(input_ids=ids_BT, use_cache=False).last_hidden_state)
+        finally:
+            self.model.train(was_training)
+        return torch.equal(whole.float(), apart.float())
+
+
+def _gather(logits_NV: Tensor, targets_N: Tensor, temperature: float) -> Tensor:
+    logits_NV = logits_NV.float()
+    return -cross_entropy(logits_NV / temperature if temperature != 1 else logits_NV, targets_N, reduction="none")
+
+
+class ValueModel(nn.Module):
+    """A backbone with a value for each state, where transformers has no classifier of the architecture."""
+
+    def __init__(self, base_model: PreTrainedModel, score: nn.Linear):
+        super().__init__()
+        self.base_model = base_model
+        self.score = score
+
+    def activation_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
+        """As the backbone's own."""
+        self.base_model.activation_checkpointing_enable(*args, **kwargs)
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write the backbone as AutoModel loads it, and the head beside it."""
+        self.base_model.save_pretrained(folder)
+        _write_head(self.score, folder)
+
+
+Critic = PreTrainedModel | ValueModel
+
+
+class ActorCritic(nn.Module):
+    """Log-probabilities of the policy and values of the critic for the response tokens of a micro-batch.
+
+    The critic is a ``model`` of its own with one label, a second ``adapter`` on the policy's backbone with a linear
+    head, or only a linear ``head`` on the policy's hidden states. ``state_dict`` holds what training changes, each
+    weight once, so that a checkpoint of an adapter stays as small as the adapter.
+    """
+
+    def __init__(self, policy: Policy, critic: str, value_model: Critic | None = None):
+        super().__init__()
+        self.policy = policy
+        self.critic = critic
+        self.value_model = value_model
+        self.value_head = None if critic == "model" else _zero_head(policy)
+        self.policy_adapter = policy.active_adapter if isinstance(policy, PeftModel) else NO_ADAPTER
+        self.active_adapter = self.policy_adapter
+        self.trainable = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+        if critic == "adapter":
+            policy.add_adapter(CRITIC, copy.deepcopy(policy.peft_config[self.policy_adapter]))
+            self._use(CRITIC)
+            self.trainable = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+            self._use(self.policy_adapter)
+        self.backbone = TokenLogProbs(policy)
+
+    def make_padding_free(self, *references: TokenLogProbs) -> bool:
+        """Have policy, critic and references take rows that lie end to end, if all can."""
+        models = [self.backbone, *references]
+        trunks = [model.trunk for model in models]
+        trunks += [] if self.value_model is None else [self.value_model.base_model]
+        return all(model.is_plain for model in models) and all(map(make_padding_free, trunks))
+
+    @property
+    def config(self) -> PreTrainedConfig:
+        return self.policy.config
+
+    @property
+    def device(self) -> torch.device:
+        return self.policy.device
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        targets: Tensor,
+        temperature: float = 1.0,
+        row_lengths: Sequence[int] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and values, float32 [N]; ``positions`` are flat indices of the states before the tokens.
+
+        Rows are padded on the right, or lie end to end in one line if their lengths are given.
+        """
+        if self.critic == "head" and self.backbone.is_plain:
+            hidden_NH = last_hidden_states(self.backbone.trunk, input_ids, positions, row_lengths)
+            return self.backbone.of_hidden(hidden_NH, targets, temperature), self._of_head(hidden_NH)
+        values_N = self.values(input_ids, positions, row_lengths)
+        return self.logprobs(input_ids, positions, targets, temperature, row_lengths), values_N
+
+    def logprobs(self, *inputs: Any) -> Tensor:
+        """Log-probabilities of the policy, float32 [N]; arguments as those of ``forward``."""
+        with self.adapter(self.policy_adapter):
+            return self.backbone(*inputs)
+
+    def reference_logprobs(self, *inputs: Any) -> Tensor:
+        """Those of the start model: the backbone without the adapter, or with that of the start."""
+        with self.adapter(REFERENCE if REFERENCE in self.policy.peft_config else NO_ADAPTER):
+            return self.backbone(*inputs)
+
+    def values(self, *inputs: Any) -> Tensor:
+        """The critic's values of the states at flat positions, float32 [N]; arguments as of ``last_hidden_states``."""
+        if self.value_model is not None:
+            return self.value_model.score(last_hidden_states(self.value_model.base_model, *inputs)).squeeze(-1).float()
+        with self.adapter(CRITIC if self.critic == "adapter" else self.policy_adapter):
+            return self._of_head(last_hidden_states(self.backbone.trunk, *inputs))
+
+    def _of_head(self, hidden_NH: Tensor) -> Tensor:
+        return self.value_head(hidden_NH.to(self.value_head.weight.dtype)).squeeze(-1).float()
+
+    @contextlib.contextmanager
+    def adapter(self, name: str) -> Iterator[None]:
+        """Within it the backbone runs under this adapter, or under none; after it under the policy's own."""
+        self._use(name)
+        try:
+            yield
+        finally:
+            self.restore_policy_adapter()
+
+    def restore_policy_adapter(self) -> None:
+        """Put the policy's own adapter on again, where another pass or a recomputed layer has left another."""
+        self._use(self.policy_adapter)
+
+    def _use(self, adapter: str) -> None:
+        """Change the active adapter. Peft freezes all others, so that after a pass of the reference the critic would
+        silently stand still; here every adapter in training stays trainable.
+        """
+        if adapter == self.active_adapter:
+            return
+        if adapter == NO_ADAPTER:
+            self.policy.base_model.disable_adapter_layers()
+        else:
+            self.policy.base_model.enable_adapter_layers()
+            self.policy.set_adapter(adapter)
+        self.active_adapter = adapter
+        for parameter in self.trainable:
+            parameter.requires_grad_(True)
+
+    def activation_checkpointing_enable(
+        self, activation_checkpointing_kwargs: dict[str, Any] | None = None, **layers: Any
+    ) -> None:
+        """Recompute activations in the backward pass, each layer under the adapter that it ran under."""
+        kwargs = dict(activation_checkpointing_kwargs or {}) | {"use_reentrant": False}
+        if self.value_model is not None:
+            self.value_model.activation_checkpointing_enable(dict(kwargs), **layers)
+        if isinstance(self.policy, PeftModel):
+            kwargs["context_fn"] = lambda: (contextlib.nullcontext(), self._recompute_context(self.active_adapter))
+        self.policy.activation_checkpointing_enable(kwargs, **layers)
+
+    @contextlib.contextmanager
+    def _recompute_context(self, adapter: str) -> Iterator[None]:
+        """The adapter of a recomputed layer, and of those that follow: to switch back at each would cost more."""
+        self._use(adapter)
+        yield
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        whole = super().state_dict(*args, **kwargs)
+        return {name: whole[name] for name in self._trained()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        trained = self._trained()
+        if set(state_dict) != trained:
+            missing, unknown = sorted(trained - set(state_dict)), sorted(set(state_dict) - trained)
+            raise ValueError(f"the checkpoint is of another policy and critic: lacks {missing[:3]}, has {unknown[:3]}")
+        result = super().load_state_dict(state_dict, strict=False, assign=assign)
+        result.missing_keys.clear()  # what is frozen was loaded with the model
+        return result
+
+    def _trained(self) -> set[str]:
+        return {name for name, parameter in self.named_parameters() if parameter.requires_grad}
+
+    def drop_policy_gradient(self) -> None:
+        """Leave only the gradient of the critic's own weights."""
+        for name, parameter in self.policy.named_parameters():
+            if f".{CRITIC}." not in name:
+                parameter.grad = None
+
+    def save_policy(self, folder: Path) -> None:
+        """Write the policy, or its adapter alone, as ``from_pretrained`` loads it."""
+        if not isinstance(self.policy, PeftModel):
+            self.policy.save_pretrained(folder)
+            return
+        self.policy.save_pretrained(folder, selected_adapters=[self.policy_adapter])
+        inner = folder / self.policy_adapter  # where peft puts an adapter that is not called default
+        for path in inner.glob("*"):
+            path.rename(folder / path.name)
+        if inner.exists():
+            inner.rmdir()
+
+    def save_value(self, folder: Path) -> None:
+        """Write the critic so that it loads elsewhere: a classification model, or a head and perhaps its adapter."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.value_model is not None:
+            self.value_model.save_pretrained(folder)
+            return
+        if self.critic == "adapter":
+            self.policy.save_pretrained(folder, selected_adapters=[CRITIC])
+        _write_head(self.value_head, folder)
+
+
+# --- The start ----------------------------------------------------------------------------------
+
+
+def build_actor_critic(
+    policy: Policy, critic: str, value_model: PreTrainedModel | None, reward_model: PreTrainedModel | PeftModel | None
+) -> ActorCritic:
+    """The policy with the critic that is asked for, without dropout.
+
+    ``auto`` is an adapter beside an adapter, else a model. Raises ConfigError for a critic that this policy cannot
+    have.
+    """
+    adapted = isinstance(policy, PeftModel)
+    critic = ("adapter" if adapted else "model") if critic == "auto" else critic
+    critic = "model" if value_model is not None else critic
+    if critic == "adapter" and not adapted:
+        raise ConfigError(Fault("trainer.args.critic", "adapter, beside a whole model", "model or head", "peft=lora"))
+    if adapted and policy.active_peft_config.is_prompt_learning:
+        found = f"{policy.active_peft_config.peft_type.value} puts a learnt prompt before the tokens"
+        raise ConfigError(Fault("peft", found, "an adapter inside the layers", "peft=lora"))
+    if critic == "model" and value_model is None:
+        if getattr(policy, "is_quantized", False):
+            found = "a model of its own, beside a quantised policy"
+            raise ConfigError(Fault("trainer.args.critic", found, "an adapter", "trainer.args.critic=adapter"))
+        value_model = build_critic_model(policy, reward_model)
+    actor_critic = ActorCritic(policy, critic, value_model)
+    disable_dropout(actor_critic)
+    return actor_critic
+
+
+def build_reference(model: Policy, *, adapted_later: bool) -> PreTrainedModel | None:
+    """A frozen copy of the start model; None where its backbone can show it, because training changes an adapter."""
+    if isinstance(model, PeftModel):
+        add_reference_adapter(model)
+    return None if adapted_later or isinstance(model, PeftModel) else copy.deepcopy(model)
+
+
+def add_reference_adapter(policy: PeftModel) -> None:
+    """A frozen copy of the adapter that the policy came with: without it the start model would be forgotten."""
+    own = policy.active_adapter
+    trained = {id(parameter) for parameter in policy.parameters() if parameter.requires_grad}
+    policy.add_adapter(REFERENCE, copy.deepcopy(policy.peft_config[own]))
+    weights = dict(policy.named_parameters())
+    with torch.no_grad():
+        for name, weight in weights.items():
+            if f".{REFERENCE}." in name:
+                weight.copy_(weights[name.replace(f".{REFERENCE}.", f".{own}.")])
+    policy.set_adapter(own)
+    for parameter in policy.parameters():
+        parameter.requires_grad_(id(parameter) in trained)
+
+
+def build_critic_model(policy: Policy, reward_model: PreTrainedModel | PeftModel | None) -> Critic:
+    """A critic of its own: a copy of the reward model where there is one, else the policy's backbone with a new head.
+
+    From the reward model values start near the scores they predict (Stiennon et al. 2020; Huang et al. 2024). The new
+    head starts at zero, so that the first advantages are the rewards.
+    """
+    if reward_model is not None:
+        return _plain_copy(reward_model).to(policy.dtype).requires_grad_(True)
+    source = _plain_copy(policy) if isinstance(policy, PeftModel) else policy
+    model = _build_classifier(source)
+    if model is None:
+        model = ValueModel(copy.deepcopy(source.base_model), _zero_head(source).to(source.dtype))
+    return model.to(source.device).requires_grad_(True)
+
+
+def _build_classifier(source: PreTrainedModel) -> PreTrainedModel | None:
+    """A classifier of one label on a copy of a model's backbone; None where transformers has none that fits it."""
+    config = copy.deepcopy(source.config)
+    config.num_labels = 1
+    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        return None
+    with torch.random.fork_rng(devices=[]):
+        model = AutoModelForSequenceClassification.from_config(config, dtype=source.dtype)
+    weights = source.base_model.state_dict()
+    if not hasattr(model, "score") or model.base_model.state_dict().keys() != weights.keys():
+        return None
+    model.base_model.load_state_dict(weights)
+    model.score.weight.data.zero_()
+    return model
+
+
+def _plain_copy(model: Policy) -> PreTrainedModel:
+    """A copy of a model, its adapter merged into the weights."""
+    model = copy.deepcopy(model)
+    return model.merge_and_unload() if isinstance(model, PeftModel) else model
+
+
+def disable_dropout(model: nn.Module) -> None:
+    """Set every dropout to zero: with it the ratio of the first mini-batch would not be 1 (Huang et al. 2022)."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):  # what a layer hands to a function
+                setattr(module, name, 0.0)
+
+
+def _write_head(head: nn.Linear, folder: Path) -> None:
+    state = {f"score.{name}": weight.contiguous() for name, weight in head.state_dict().items()}
+    save_file(state, folder / "value_head.safetensors", metadata={"format": "pt"})
+
+
+def _zero_head(policy: Policy) -> nn.Linear:
+    """One value per hidden state; zero at the start, in float32."""
+    model = policy.get_base_model() if isinstance(policy, PeftModel) else policy
+    head = nn.Linear(model.config.get_text_config().hidden_size, 1, device=model.device)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head

@@ -1,0 +1,222 @@
+"""Completions -> what they earn: reward functions and reward models, called as GRPO calls them.
+
+The check of a reward's answer is in ``runner.reward.panel``; how rewards are scaled and penalised is in ``algorithm``.
+Letters at the end of a tensor's name are its shape: B rows, R response tokens, F rewards, T tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TrainerState
+
+from runner.errors import ConfigError, Fault
+from runner.generate.batch import pad_right, split_by_tokens
+from runner.ppo.actor_critic import last_hidden_states
+from runner.reward.panel import Prompt, check_answer, check_some_apply
+from runner.signature import to_text
+
+Reward = Callable[..., Any] | nn.Module
+
+
+@dataclass
+class Completions:
+    """Completions with their prompts, as text or chats and as token ids, and the other columns of their rows."""
+
+    prompts: list[Prompt]
+    completions: list[Prompt]
+    prompt_ids: list[list[int]]
+    completion_ids: list[list[int]]
+    ended: list[bool]
+    columns: Mapping[str, list[Any]]
+
+
+@dataclass
+class TokenRewards:
+    """Rewards of completions: each token has its own, weighted, and the last one those of the whole."""
+
+    earned_BR: Tensor  # NaN where no reward was given, which is not a reward of 0
+    each_BF: Tensor  # every reward's sum, not weighted; NaN where it does not apply
+
+    @property
+    def total_B(self) -> Tensor:
+        """All tokens together."""
+        return self.earned_BR.nansum(1)
+
+
+class Rewards:
+    """Every reward of a run under its name, with its weight."""
+
+    def __init__(
+        self,
+        rewards: Sequence[Reward],
+        weights: Sequence[float] | None,
+        tokenizer: PreTrainedTokenizerBase,
+        tokenizers: Sequence[PreTrainedTokenizerBase | None] | None = None,
+        step_separator: str = "\n",
+    ):
+        if not rewards:
+            fix = "reward=<one of conf/reward>, or trainer.args.reward_model_path=<model>"
+            raise ConfigError(Fault("reward", "no reward", "at least one", fix))
+        if weights is not None and len(weights) != len(rewards):
+            where, found = "trainer.args.reward_weights", f"{len(weights)} weights for {len(rewards)} rewards"
+            raise ConfigError(Fault(where, found, "one for each", f"{where}={to_text([1.0] * len(rewards))}"))
+        self.tokenizer = tokenizer
+        self.step_separator = step_separator
+        self.weights = torch.tensor(list(weights or [1.0] * len(rewards)))
+        self.rewards = list(rewards)
+        names = list(map(_name_of, rewards))
+        self.names = [n if names.count(n) == 1 else f"{n}_{index}" for index, n in enumerate(names)]
+        for model in self.models:
+            labels = getattr(getattr(model, "score", None), "out_features", model.config.num_labels)
+            if labels != 1:
+                where, found = f"reward.{_name_of(model)}", f"a model with {labels} labels"
+                fix = "a model loaded with num_labels=1, or a function around it"
+                raise ConfigError(Fault(where, found, "one label, the score", fix))
+            model.eval()
+        given = [*(tokenizers or []), *[None] * len(rewards)][: len(rewards)]
+        self.tokenizers = [
+            (one or _load_tokenizer(reward, tokenizer)) if isinstance(reward, nn.Module) else None
+            for reward, one in zip(self.rewards, given, strict=True)
+        ]
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """The rewards that are models."""
+        return [reward for reward in self.rewards if isinstance(reward, nn.Module)]
+
+    def model_for_critic(self) -> PreTrainedModel | PeftModel | None:
+        """The first reward model that reads the policy's own tokens; a critic can begin as its copy."""
+        for reward, tokenizer in zip(self.rewards, self.tokenizers, strict=True):
+            fits = tokenizer is not None and hasattr(reward, "score") and not getattr(reward, "is_quantized", False)
+            if fits and same_tokens(tokenizer, self.tokenizer):
+                return reward
+        return None
+
+    def __call__(self, completions: Completions, state: TrainerState | None, budget: int) -> TokenRewards:
+        """The scores of completions, on the CPU; models read at most ``budget`` padded tokens at once.
+
+        A reward may give None where it does not apply to a row. Raises DataError or SickRun for what is no reward.
+        """
+        given = {"prompts": completions.prompts, "completions": completions.completions}
+        given |= {"completion_ids": completions.completion_ids, **completions.columns, "trainer_state": state}
+        answers = [
+            reward(**given) if tokenizer is None else self._score(reward, tokenizer, completions, budget)
+            for reward, tokenizer in zip(self.rewards, self.tokenizers, strict=True)
+        ]
+        if any(map(inspect.isawaitable, answers)):
+            answers = asyncio.run(_gather(answers))
+        answers = [
+            check_answer(f"reward.{name}", answer, completions.prompts, per_step=True)
+            for name, answer in zip(self.names, answers, strict=True)
+        ]
+        check_some_apply(answers, completions.prompts)
+        shape = len(completions.prompts), max([1, *map(len, completions.completion_ids)])
+        scores = TokenRewards(torch.full(shape, math.nan), torch.full((shape[0], len(answers)), math.nan))
+        for column, (answer, weight) in enumerate(zip(answers, self.weights, strict=True)):
+            for row, value in enumerate(answer):
+                if value is not None:
+                    tokens, values = completions.completion_ids[row], value if isinstance(value, list) else [value]
+                    at = self._places(self.names[column], value, tokens) if values is value else [len(tokens) - 1]
+                    earned = weight * torch.tensor(values, dtype=torch.float32)
+                    scores.earned_BR[row, at] = scores.earned_BR[row, at].nan_to_num() + earned
+                    scores.each_BF[row, column] = float(sum(values))
+        return scores
+
+    def _places(self, name: str, values: list[float], tokens: list[int]) -> list[int]:
+        """The tokens that earn rewards: each, or for rewards of steps those that end one (Uesato et al. 2022)."""
+        if len(values) == len(tokens):
+            return list(range(len(tokens)))
+        ends = step_ends(self.tokenizer, tokens, self.step_separator)
+        if len(values) != len(ends):
+            found = f"{len(values)} rewards for a completion of {len(tokens)} tokens and {len(ends)} steps"
+            expected = f"one for each token, or for each step (steps end with {self.step_separator!r})"
+            raise ConfigError(Fault(f"reward.{name}", found, expected, "trainer.args.step_separator=<text>"))
+        return ends
+
+    @torch.no_grad()
+    def _score(
+        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, completions: Completions, budget: int
+    ) -> list[float]:
+        """The score of a model at the last token of each completion."""
+        rows = self._encode(tokenizer, completions)
+        model = model.get_base_model() if isinstance(model, PeftModel) else model  # its layers keep their adapters
+        scores, device = [0.0] * len(rows), next(model.parameters()).device
+        for group in split_by_tokens(range(len(rows)), list(map(len, rows)), budget):
+            ids_BT, mask_BT = pad_right([rows[row] for row in group], device)
+            if hasattr(model, "score"):
+                # Not by the model's own search for the last token, which takes an end token for padding.
+                last_B = torch.arange(len(group), device=device) * ids_BT.shape[1] + mask_BT.sum(1) - 1
+                states_BH = last_hidden_states(model.base_model, ids_BT, last_B, attention_mask=mask_BT)
+                scores_B = model.score(states_BH).squeeze(-1)
+            else:
+                scores_B = model(input_ids=ids_BT, attention_mask=mask_BT).logits[:, 0]
+            for row, score in zip(group, scores_B.float().tolist(), strict=True):
+                scores[row] = score
+        return scores
+
+    def _encode(self, tokenizer: PreTrainedTokenizerBase, completions: Completions) -> list[list[int]]:
+        """The input of a reward model, as in its training: a closed chat, or text that ends with the end token."""
+        pairs = zip(completions.prompts, completions.completions, completions.ended, strict=True)
+        if isinstance(completions.prompts[0], list):
+            template = tokenizer.chat_template or self.tokenizer.chat_template
+            how = {"chat_template": template, "return_dict": False}
+            return [tokenizer.apply_chat_template(prompt + answer, **how) for prompt, answer, _ in pairs]
+        if same_tokens(tokenizer, self.tokenizer):
+            return [p + c for p, c in zip(completions.prompt_ids, completions.completion_ids, strict=True)]
+        end = tokenizer.eos_token or ""
+        return tokenizer([prompt + answer + end * ended for prompt, answer, ended in pairs])["input_ids"]
+
+
+def step_ends(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], separator: str) -> list[int]:
+    """The index of the token that completes each step, which is the text between two separators, unless it is blank.
+
+    A completion without text is one step, at its last token.
+    """
+
+    def length(count: int) -> int:
+        return len(tokenizer.decode(tokens[:count], skip_special_tokens=True))
+
+    ends, place = [], 0
+    for step in tokenizer.decode(tokens, skip_special_tokens=True).split(separator):
+        ends += [place + len(step)] if step.strip() else []
+        place += len(step) + len(separator)
+    counts = range(len(tokens) + 1)
+    return [bisect.bisect_left(counts, end, key=length) - 1 for end in ends] or [len(tokens) - 1]
+
+
+def same_tokens(one: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
+    """True where two tokenizers mean the same by an id."""
+    return one is other or one.get_vocab() == other.get_vocab()
+
+
+def _name_of(reward: Reward) -> str:
+    if isinstance(reward, nn.Module):
+        return str(getattr(reward.config, "_name_or_path", "") or type(reward).__name__).rstrip("/").split("/")[-1]
+    function = reward if hasattr(reward, "__name__") else getattr(reward, "func", reward)
+    return getattr(function, "__name__", type(reward).__name__)
+
+
+def _load_tokenizer(model: nn.Module, policy_tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """The tokenizer beside a reward model's weights; a model made in memory reads the policy's tokens."""
+    path = getattr(model.config, "_name_or_path", "")
+    tokenizer = AutoTokenizer.from_pretrained(path) if path else policy_tokenizer
+    if not tokenizer("reward")["input_ids"]:  # what a folder without one gives
+        expected = "the tokenizer that the model was trained with, beside its weights"
+        raise ConfigError(Fault("reward.model.path", f"{path} has no tokenizer", expected))
+    return tokenizer
+
+
+async def _gather(answers: list[Any]) -> list[Any]:
+    """The answers, those of async functions awaited side by side."""
+    late = iter(await asyncio.gather(*filter(inspect.isawaitable, answers)))
+    return [next(late) if inspect.isawaitable(answer) else answer for answer in answers]
