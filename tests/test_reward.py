@@ -12,7 +12,7 @@ from transformers import (
 from runner.errors import ConfigError, DataError
 from runner.files import shipped
 from runner.reward import math, rule
-from runner.reward.outcome import Classifier, load_reward_model, to_text
+from runner.reward.outcome import Classifier, join_texts, load_reward_model
 from runner.reward.process import ProcessModel, aggregate
 
 TINY = shipped("runner://model/tiny")
@@ -178,9 +178,9 @@ def test_a_classifier_reads_a_chat_by_its_template_whether_the_answer_is_a_turn_
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     prompt, turn = [{"role": "user", "content": "Hi"}], [{"role": "assistant", "content": "Ho"}]
     whole = tokenizer.apply_chat_template(prompt + turn, tokenize=False)
-    assert to_text(tokenizer, prompt, turn) == to_text(tokenizer, prompt, "Ho") == whole
+    assert join_texts(tokenizer, prompt, turn) == join_texts(tokenizer, prompt, "Ho") == whole
     tokenizer.chat_template = None
-    assert to_text(tokenizer, prompt, turn) == "Hi\nHo" and to_text(tokenizer, "Hi ", "Ho") == "Hi Ho"
+    assert join_texts(tokenizer, prompt, turn) == "Hi\nHo" and join_texts(tokenizer, "Hi ", "Ho") == "Hi Ho"
 
 
 def stepper(folder, kind):

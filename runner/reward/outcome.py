@@ -127,7 +127,7 @@ class Classifier:
     def __call__(self, completions: Sequence[Any], prompts: Sequence[Any] | None = None) -> list[float]:
         """One score per completion."""
         asked = prompts if prompts is not None and self.reads == "conversation" else [""] * len(completions)
-        texts = [to_text(self.tokenizer, prompt, done) for prompt, done in zip(asked, completions, strict=True)]
+        texts = [join_texts(self.tokenizer, prompt, done) for prompt, done in zip(asked, completions, strict=True)]
         # A template writes its own special tokens.
         special = not (self.tokenizer.chat_template and isinstance(asked[0], list)) if texts else True
         scores: list[float] = []
@@ -155,7 +155,7 @@ def load_scoring_tokenizer(home: str, model: PreTrainedModel, revision: str | No
     return tokenizer
 
 
-def to_text(tokenizer: Any, prompt: Any, completion: Any) -> str:
+def join_texts(tokenizer: Any, prompt: Any, completion: Any) -> str:
     """What a model reads of a prompt and its completion: a chat by the template where there is one, else the texts."""
     if isinstance(prompt, str):
         return prompt + text_of(completion)

@@ -130,7 +130,7 @@ class Run:
         return {"state": "created", "step": 0, "max_steps": 0} | (found if _is_status(found) else {})
 
     def manifest(self) -> dict[str, Any]:
-        """What was recorded of the run; empty where nothing was, or nothing can be read."""
+        """The manifest of the run; empty where nothing was, or nothing can be read."""
         found = read_json(self.folder / "manifest.json")
         return found if isinstance(found, dict) else {}
 
@@ -169,7 +169,7 @@ def key_of(cfg: Mapping[str, Any]) -> str:
 
 
 def processes_of(cfg: Mapping[str, Any]) -> int:
-    """How many processes train a configuration together.
+    """The number of processes that train a configuration together.
 
     >>> processes_of({"launcher": {"num_processes": 4}})
     4
@@ -206,7 +206,7 @@ def label_of(overrides: Sequence[str]) -> str:
 
 
 def folder_of(cfg: Mapping[str, Any], overrides: Sequence[str]) -> Path:
-    """Where a configuration is trained: the folder that holds its key, or else the one that will.
+    """The folder in which a configuration is trained: the one that holds its key, or else the one that will.
 
     >>> str(folder_of({"output_root": "outputs", "name": "a"}, ["seed=1"]))
     'outputs/a/seed-1-44136fa355'
@@ -266,7 +266,7 @@ def _freeze(run: Run, cfg: Mapping[str, Any]) -> None:
 
 
 def _volatile(cfg: Mapping[str, Any]) -> str:
-    """What the key leaves open, so that it can be compared."""
+    """The part that the key leaves open, as text that can be compared."""
     return json.dumps(_alike({key: cfg.get(key) for key in sorted(VOLATILE)}), sort_keys=True, default=str)
 
 
@@ -351,7 +351,7 @@ def locked(run: Run, patience: float = 0.0) -> Iterator[None]:
 
 
 def held(run: Run) -> bool:
-    """Whether a process trains in this folder now."""
+    """True where a process trains in this folder now."""
     try:
         with locked(run):
             return False
