@@ -443,6 +443,7 @@ WRONG = {
         ("axolotl", {"datasets": [{"path": "a/b", "roles": {"user": {"a": 1}}}]}, "datasets[0].roles.user"),
         ("axolotl", {"datasets": [{"path": "a/b", "type": {"field_output": [1]}}]}, "datasets[0].type.field_output"),
         ("axolotl", {"test_datasets": 5}, "test_datasets"),
+        ("axolotl", {"datasets": [{"ds_type": "json", "data_files": {"a": 1}}]}, "datasets[0].data_files"),
         ("axolotl", {"val_set_size": "some"}, "val_set_size"),
         ("axolotl", {"val_set_size": -1}, "val_set_size"),
         ("axolotl", {"trl": "x", "rl": "grpo"}, "trl"),
@@ -504,6 +505,14 @@ def test_all_values_that_cannot_be_taken_are_told_at_once(written):
     with pytest.raises(ConfigError) as caught:
         written(WRONG["axolotl"] | {"learning_rate": "fast", "val_set_size": "some", "special_tokens": 5})
     assert {fault.where for fault in caught.value.faults} == {"learning_rate", "val_set_size", "special_tokens"}
+
+
+def test_a_dataset_without_a_path_is_asked_for(tmp_path):
+    (tmp_path / "theirs.yaml").write_text(
+        yaml.safe_dump(WRONG["axolotl"] | {"datasets": [{"ds_type": "json", "data_files": []}]})
+    )
+    draft = translate(read_file(tmp_path / "theirs.yaml"), "x")
+    assert draft.values["dataset"]["path"] == "???"
 
 
 def test_a_value_is_still_taken_where_it_is_a_text_that_means_it(written):

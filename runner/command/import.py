@@ -28,9 +28,9 @@ from runner import config, stage
 from runner.command import is_yes, read_options
 from runner.errors import ConfigError, Fault
 from runner.files import MENU, write_text
-from runner.importers.draft import KINDS, NO_EQUIVALENT, Draft, Note, to_line
+from runner.importers.draft import KINDS, NO_EQUIVALENT, Draft, Note, to_single_line
 from runner.importers.read import read_file
-from runner.importers.translate import rows_per_step, to_yaml, translate
+from runner.importers.translate import describe_batch, to_yaml, translate
 from runner.validate.keys import is_folder_name
 
 WIDTH = 80
@@ -71,7 +71,7 @@ def name_of(path: Path) -> str:
 
 def to_file(draft: Draft) -> str:
     """The experiment with its header, ready for the menu."""
-    cost = f"# cost: not yet timed; {rows_per_step(draft)}"
+    cost = f"# cost: not yet timed; {describe_batch(draft)}"
     head = [
         f"# {draft.reading.title}'s {draft.reading.path.name}, imported.",
         f"# run: {' '.join(['python -m runner', *_words(draft)])}",
@@ -80,7 +80,7 @@ def to_file(draft: Draft) -> str:
     ]
     for note in draft.notes:
         if note.key in draft.asked:
-            asked = f"# open: {note.key}: {to_line(note.value)}; {note.why}; {note.ours}"
+            asked = f"# open: {note.key}: {to_single_line(note.value)}; {note.why}; {note.ours}"
             head += textwrap.wrap(asked, WIDTH, subsequent_indent="#   ")
     return to_yaml(draft, "\n".join(head) + "\n")
 
@@ -113,7 +113,7 @@ def describe(draft: Draft) -> list[str]:
 
 def _describe_note(note: Note) -> list[str]:
     """A note: the key with its value, and beside or below it where it went and why."""
-    key = f"  {note.key}" + ("" if isinstance(note.value, dict | list) else f": {to_line(note.value)}")
+    key = f"  {note.key}" + ("" if isinstance(note.value, dict | list) else f": {to_single_line(note.value)}")
     ours = f"nearest: {note.ours}" if note.ours and note.kind == NO_EQUIVALENT else note.ours
     said = ["(their default)" if note.implied else "", ours, f"({note.why})" if note.why and note.ours else note.why]
     rest = " ".join(filter(None, said))

@@ -17,10 +17,10 @@ import yaml
 from runner.errors import Fault
 from runner.files import MENU
 from runner.importers.convert import to_mapping
-from runner.importers.read import Reading
+from runner.importers.read import ForeignConfig
 from runner.importers.table import Case, Table, is_wanted
 from runner.secret import LOGIN_KEY, SECRET_KEY, looks_secret
-from runner.signature import Signature, read_signature
+from runner.signature import Signature, read_signature, to_text
 
 MAPPED, SAME, NO_EQUIVALENT = "mapped", "same by default", "no equivalent"
 IGNORED = "ignored (machine, not experiment)"
@@ -49,7 +49,7 @@ class Draft:
 
     name: str
     table: Table
-    reading: Reading
+    reading: ForeignConfig
     keys: dict[str, Any] = field(default_factory=dict)
     implied: set[str] = field(default_factory=set)  # keys that are not in their file, but have a default
     choices: dict[str, str | None] = field(default_factory=lambda: {"trainer": "sft", "model": "hub"})
@@ -96,7 +96,7 @@ class Draft:
         try:
             return default if value is None else to(value)
         except (ValueError, OverflowError) as error:
-            self.faults.append(Fault(self.where + where, to_line(value), str(error), FIX))
+            self.faults.append(Fault(self.where + where, to_single_line(value), str(error), FIX))
             return default
 
     # --- Our side ---------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class Draft:
             self.nothing(key, f"{value} is set by the shell, and not in this file", f"{path}=<value>")
         else:
             self.put(path, value)
-            self.note(MAPPED, key, f"{path}: {to_line(value)}", why)
+            self.note(MAPPED, key, f"{path}: {to_single_line(value)}", why)
         return True
 
     def _note_known(self, key: str, name: str, value: Any, why: str) -> str:
@@ -176,7 +176,7 @@ class Draft:
         elif "." in name or is_unset(value):
             return ""
         elif is_new and known.default == value and isinstance(known.default, bool) == isinstance(value, bool):
-            self.note(SAME, key, why=why or f"{name} is {to_line(value)}")
+            self.note(SAME, key, why=why or f"{name} is {to_single_line(value)}")
         elif not known.type.accepts(value):
             self.nothing(key, f"{name} takes {known.type}", why)
         else:
@@ -208,9 +208,6 @@ def is_unset(value: object) -> bool:
     return isinstance(value, str) and bool(re.search(r"\$(\(|\{?[A-Za-z_])", value))
 
 
-def to_line(value: object) -> str:
-    """A value on one line, as YAML writes it."""
-    if isinstance(value, str):
-        return value
-    text = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True).strip()
-    return text.removesuffix("\n...").strip()
+def to_single_line(value: object) -> str:
+    """A value on one line, a text as it is."""
+    return value if isinstance(value, str) else to_text(value)

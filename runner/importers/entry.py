@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from runner.importers.convert import to_size, to_weights
-from runner.importers.draft import HIDDEN, MAPPED, NO_EQUIVALENT, Draft, is_unset, to_line
+from runner.importers.draft import HIDDEN, MAPPED, NO_EQUIVALENT, Draft, is_unset, to_single_line
 from runner.importers.follow import follow
 
 FILE_TYPES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".gz")
@@ -25,11 +25,11 @@ def read_entry(draft: Draft, key: str, where: str, entry: Mapping[str, Any]) -> 
     follow(inner, *(name for name in inner.table.keys if name in names), *names)
     for note in inner.notes:
         if note.kind == NO_EQUIVALENT:
-            said = f"{note.key}: {to_line(note.value)}"
+            said = f"{note.key}: {to_single_line(note.value)}"
             draft.nothing(key, f"{said}; {note.why}" if note.why else said, note.ours)
     for name in names:
         if name not in inner.taken and inner.keys[name] not in (None, False):
-            draft.nothing(key, f"{name}: {to_line(inner.keys[name])}")
+            draft.nothing(key, f"{name}: {to_single_line(inner.keys[name])}")
     draft.faults += inner.faults
     return inner.values["dataset"]
 
@@ -75,7 +75,7 @@ def _to_shortest(node: Mapping[str, Any]) -> dict[str, Any]:
     """A node without what is so anyway, its keys in our order."""
     columns = {role: column for role, column in node.get("columns", {}).items() if role != column}
     split = {"train": "train"} | node.get("split", {})
-    path = "???" if is_unset(node["path"]) or node["path"] == HIDDEN else node["path"]
+    path = "???" if is_unset(node["path"]) or node["path"] in ("", HIDDEN) else node["path"]
     whole = {**node, "path": path, "columns": columns, "split": split if split != {"train": "train"} else {}}
     return {key: whole[key] for key in ORDER if whole.get(key)}
 

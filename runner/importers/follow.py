@@ -9,7 +9,7 @@ from typing import Any
 from runner.dataset.convert import SPEAKERS
 from runner.errors import Fault
 from runner.importers.convert import COMPUTED, CONVERSIONS, to_list, to_number, to_whole_number, to_words
-from runner.importers.draft import HIDDEN, IGNORED, MAPPED, SAME, Draft, is_unset, to_line
+from runner.importers.draft import HIDDEN, IGNORED, MAPPED, SAME, Draft, is_unset, to_single_line
 from runner.importers.table import OFF, Case, is_wanted
 from runner.signature import nearest as find_nearest
 
@@ -55,7 +55,7 @@ def holds(draft: Draft, case: Case, value: object = None) -> bool:
     facts["form"] = [part.get("form") for part in draft.parts]
     return (
         all(any(is_wanted(fact, wanted) for fact in facts[name]) for name, wanted in case.when.items())
-        and (not case.like or bool(re.search(case.like, to_line(value))))
+        and (not case.like or bool(re.search(case.like, to_single_line(value))))
         and all(is_wanted(draft.keys.get(key), wanted) for key, wanted in case.beside.items())
         and not any(is_wanted(draft.keys.get(key), wanted) for key, wanted in case.without.items())
     )
@@ -72,7 +72,7 @@ def _apply(draft: Draft, case: Case, key: str, value: Any, cases: list[Case]) ->
     elif case.to:
         return _write(draft, case, key, value, why)
     elif case.kind == "refused":
-        methods = [to_line(method) for each in cases if each.choose for method in to_list(each.when["value"])]
+        methods = [to_single_line(method) for each in cases if each.choose for method in to_list(each.when["value"])]
         expected = why or f"one of {', '.join(methods)}"
         draft.faults.append(Fault(key, reason, expected, "python -m runner --help  (lists the trainers)"))
     elif case.kind in ("no_equivalent", "asked"):
@@ -103,7 +103,7 @@ def _filled(draft: Draft, key: str, text: Any) -> Any:
     names = {"key": key, "value": draft.keys[key], "trainer": draft.trainer}
     if not isinstance(text, str):
         return text
-    return re.sub(r"\{(\w+)\}", lambda found: to_line(names.get(found[1], draft.keys.get(found[1]))), text)
+    return re.sub(r"\{(\w+)\}", lambda found: to_single_line(names.get(found[1], draft.keys.get(found[1]))), text)
 
 
 # --- Functions that a row may call, for keys that need others or of which several values come -----

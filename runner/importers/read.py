@@ -28,7 +28,7 @@ DEVICES = re.compile(r"--(?:num|nproc)[_-](?:processes|per[_-]node)[= ](\d+)")
 
 
 @dataclass
-class Reading:
+class ForeignConfig:
     """The keys of a file, the tool and what says so, the subcommand if there is one, and on how many devices it ran."""
 
     path: Path
@@ -45,7 +45,7 @@ class Reading:
         return read_section("tools")[self.tool]["title"]
 
 
-def read_file(path: Path, tool: str | None = None) -> Reading:
+def read_file(path: Path, tool: str | None = None) -> ForeignConfig:
     """The keys of a configuration; ConfigError where it is none, or of no tool that is known."""
     tools = read_section("tools")
     if tool is not None and tool not in tools:
@@ -53,7 +53,7 @@ def read_file(path: Path, tool: str | None = None) -> Reading:
     text = _read_text(path)
     has_flags = path.suffix not in FILE_TYPES and re.search(r"(?m)^\s*--\w", text)
     is_script = path.suffix in (".sh", ".bash") or has_flags
-    reading = _read_script(path, text) if is_script else Reading(path, _read_mapping(path, text))
+    reading = _read_script(path, text) if is_script else ForeignConfig(path, _read_mapping(path, text))
     reading.keys = {key: plain(value) for key, value in reading.keys.items()}
     if tool:
         reading.tool, reading.why = tool, "because you say so"
@@ -124,9 +124,14 @@ def _read_mapping(path: Path, text: str) -> dict[str, Any]:
 # --- Shell scripts --------------------------------------------------------------------------------
 
 
-def _read_script(path: Path, text: str) -> Reading:
+def _read_script(path: Path, text: str) -> ForeignConfig:
     """The one training command of a script, its flags, and what stands in a file that it names."""
-    reading = Reading(path, {})
+    reading = ForeignConfig(path, {})
+
+    def to_value(found: re.Match[str]) -> str:
+        """A variable that the script itself sets, or its fallback; others stay as they are written."""
+        return reading.variables.get(found[1] or found[3], found[0] if found[2] is None else found[2])
+
     # Lines as bash reads them: each without its comment, joined where one ends with a backslash.
     bare = "".join(COMMENT.sub(lambda found: found[1] or "", line) + "\n" for line in text.splitlines())
     lines = bare.replace("\\\n", " ").split("\n")
@@ -135,7 +140,7 @@ def _read_script(path: Path, text: str) -> Reading:
             words = shlex.split(COMMAND.sub(lambda found: _to_number(found, reading.variables), line))
         except ValueError:
             continue  # a line of the shell's own, such as half of a quotation
-        words = [VARIABLE.sub(lambda found: _to_value(found, reading.variables), word) for word in words]
+        words = [VARIABLE.sub(to_value, word) for word in words]
         words = words[1:] if words[:1] == ["export"] else words
         while words and re.fullmatch(r"[A-Za-z_]\w*=.*", words[0], re.S):
             name, _, value = words.pop(0).partition("=")
@@ -153,7 +158,7 @@ def _read_script(path: Path, text: str) -> Reading:
     raise ConfigError(Fault(str(path), "no command that trains", f"a line with one of {', '.join(commands)}"))
 
 
-def _find_training(reading: Reading, word: str, after: str) -> int:
+def _find_training(reading: ForeignConfig, word: str, after: str) -> int:
     """The number of words, this one and perhaps the one after it, that start a training; 0 for others."""
     for name, tool in read_section("tools").items():
         if after in tool["commands"].get(word, ()):
@@ -186,12 +191,7 @@ def _to_number(found: re.Match[str], variables: Mapping[str, str]) -> str:
     return str(number)
 
 
-def _to_value(found: re.Match[str], variables: Mapping[str, str]) -> str:
-    """The value of a variable that the script itself sets, or its fallback; others stay as they are written."""
-    return variables.get(found[1] or found[3], found[0] if found[2] is None else found[2])
-
-
-def _read_flags(reading: Reading, words: Sequence[str]) -> None:
+def _read_flags(reading: ForeignConfig, words: Sequence[str]) -> None:
     """Each flag with its value, its values, or true, over the keys of a file that the command names."""
     first = _until_flag(words)
     flags: dict[str, Any] = {key: value for key, mark, value in (word.partition("=") for word in first) if mark}

@@ -12,7 +12,7 @@ from typing import Any
 from runner.bound import check_size
 from runner.errors import ConfigError, Fault
 from runner.importers.convert import to_entries, to_mapping, to_number, to_plain_text, to_whole_number, to_words
-from runner.importers.draft import FIX, MAPPED, SAME, Draft, is_unset, to_line
+from runner.importers.draft import FIX, MAPPED, SAME, Draft, is_unset, to_single_line
 from runner.importers.entry import is_local, read_entry
 from runner.importers.rewards import read_rewards, type_rewards
 from runner.importers.table import read_section
@@ -126,12 +126,12 @@ def read_swift(draft: Draft) -> list[Node]:
     for column, role in draft.take("columns", to_mapping, {}).items():  # theirs says column: role
         ours = draft.table.sections["roles"].get(draft.convert(f"columns.{column}", role, to_plain_text, ""))
         if ours is None:
-            draft.nothing("columns", f"{column} as {to_line(role)}", PER_ROW)
+            draft.nothing("columns", f"{column} as {to_single_line(role)}", PER_ROW)
         else:
             preferred = draft.table.sections["forms"].get(draft.trainer) == "preference"
             columns["chosen" if ours == "target" and preferred else ours] = column
     if columns:
-        draft.note(MAPPED, "columns", f"dataset.columns: {to_line(columns)}")
+        draft.note(MAPPED, "columns", f"dataset.columns: {to_single_line(columns)}")
     return [node | {"columns": columns} for node in nodes]
 
 

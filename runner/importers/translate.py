@@ -11,14 +11,14 @@ from runner.errors import ConfigError
 from runner.importers.draft import SAME, Draft
 from runner.importers.entry import write_rows
 from runner.importers.follow import follow, follow_rest, holds
-from runner.importers.read import Reading
+from runner.importers.read import ForeignConfig
 from runner.importers.table import read_table
 from runner.importers.tools import READERS
 
 VALUE_NONE = ("scale_rewards", "report_to")  # keys of which none is a value
 
 
-def translate(reading: Reading, name: str, trainer: str | None = None) -> Draft:
+def translate(reading: ForeignConfig, name: str, trainer: str | None = None) -> Draft:
     """The draft of an experiment; ConfigError with every value that cannot be taken."""
     table = read_table(reading.tool)
     draft = Draft(name, table, replace(reading, command=trainer or reading.command))
@@ -53,7 +53,7 @@ def to_yaml(draft: Draft, head: str) -> str:
     return f"# @package _global_\n{head}{text}"
 
 
-def rows_per_step(draft: Draft) -> str:
+def describe_batch(draft: Draft) -> str:
     """The number of rows that a step takes here, and took there."""
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
     fields = draft.config.parameters
