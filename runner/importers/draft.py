@@ -20,7 +20,7 @@ from runner.importers.convert import to_mapping
 from runner.importers.read import ForeignConfig
 from runner.importers.table import Case, Table, is_wanted
 from runner.secret import LOGIN_KEY, SECRET_KEY, looks_secret
-from runner.signature import Signature, read_signature, to_text
+from runner.signature import Signature, read_signature
 
 MAPPED, SAME, NO_EQUIVALENT = "mapped", "same by default", "no equivalent"
 IGNORED = "ignored (machine, not experiment)"
@@ -209,5 +209,8 @@ def is_unset(value: object) -> bool:
 
 
 def to_single_line(value: object) -> str:
-    """A value on one line, a text as it is."""
-    return value if isinstance(value, str) else to_text(value)
+    """A value on one line, a text as it is, anything else as the experiment has it; with blanks, because lines wrap."""
+    if isinstance(value, str):
+        return value
+    text = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True).strip()
+    return text.removesuffix("\n...").strip()
