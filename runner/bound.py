@@ -34,13 +34,13 @@ SHORT = "a configuration that a person could have written"
 
 
 def read_yaml(path: Path) -> Any:
-    """What a YAML file holds; ConfigError where it is none, or no person could have written it."""
+    """The content of a YAML file; ConfigError where it is none, or no person could have written it."""
     check_yaml(path)
     return parse_yaml(path.read_bytes(), str(path))
 
 
 def parse_yaml(text: str | bytes, where: str) -> Any:
-    """What a YAML text holds, by the fast reader where there is one; ConfigError with the line where it is none."""
+    """The content of a YAML text, by the fast reader where there is one; ConfigError with the line where it is none."""
     try:
         check_text(text.encode() if isinstance(text, str) else text, where)
         return yaml.load(text, LOADER)
@@ -136,7 +136,7 @@ def check_growth(config: Mapping[str, object]) -> None:
 
 
 class Growth:
-    """How many letters and values a configuration is when each reference in it is followed, by key."""
+    """The number of letters and values a configuration is when each reference in it is followed, by key."""
 
     def __init__(self, config: Mapping[str, object]):
         self.config = config

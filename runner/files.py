@@ -90,7 +90,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path) -> dict | None:
-    """What a JSON file holds, or None where it is missing or torn."""
+    """The content of a JSON file, or None where it is missing or torn."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -203,12 +203,12 @@ def seal(folder: Path) -> None:
 
 
 def verify(folder: Path) -> bool:
-    """Whether every file is there with the size and the hash of its seal."""
+    """True where every file is there with the size and the hash of its seal."""
     return not damage_of(folder)
 
 
 def damage_of(folder: Path, *, touched_only: bool = False) -> dict[str, str]:
-    """What is wrong with each file of a sealed folder, by its name; empty where all is as it was sealed.
+    """The damage of each file of a sealed folder, by its name; empty where all is as it was sealed.
 
     ``touched_only`` reads only files that were written to after the seal, which costs no time where none was.
     """
@@ -237,7 +237,7 @@ def _is_seal(files: object) -> TypeGuard[dict[str, list[Any]]]:
 
 
 def _own_entry(files: Mapping[str, Sequence[object]]) -> list[object]:
-    """What a seal says of itself: how many files it seals, and the hash of what it says of them."""
+    """The entry of a seal about itself: how many files it seals, and the hash of what it says of them."""
     return [len(files), hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()]
 
 

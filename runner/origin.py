@@ -1,4 +1,4 @@
-"""Where each value of a configuration comes from: the file and line, the word that was typed, or the target's default.
+"""The origin of each value of a configuration: a file and line, the word that was typed, or the default of the target.
 
 Files are read here as text, for their lines; what they compose to is Hydra's word (``config``).
 """
@@ -71,7 +71,7 @@ class Origins:
 
 
 def default_of(signature: Signature, parameter: Parameter) -> Setting:
-    """What a target does without this argument, and the line of the installed source that says so."""
+    """The default of an argument, and the line of the installed source that says so."""
     text = "required" if parameter.required else "not written down" if parameter.default is UNKNOWN else None
     text = text or to_text(parameter.default)
     return Setting(parameter.name, text, _place(signature, parameter), f"default of {signature.name}")
@@ -89,7 +89,7 @@ def _place(signature: Signature, parameter: Parameter) -> str:
 
 
 def of_machine(name: str) -> Iterator[tuple[str, Setting]]:
-    """What the runner itself gives a field of the trainer's config, read from its own source.
+    """The values that the runner itself gives a field of the trainer's config, read from its own source.
 
     ``ours`` counts where no YAML says otherwise, ``kept_back`` always, ``ON_CPU`` on a machine without a GPU.
     """

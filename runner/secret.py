@@ -1,4 +1,4 @@
-"""What a secret is: by its form, by what it is called, or because the environment holds it; and texts without any.
+"""Secrets, known by their form, by what they are called, or because the environment holds them; and texts without any.
 
 Standard library only, because errors and files ask here before a byte is written. What a configuration may not hold is
 said in ``validate``.
@@ -62,12 +62,12 @@ OTHERS: set[str] = set()  # variables that hold a secret whatever they are calle
 
 
 def looks_secret(text: str) -> bool:
-    """Whether a text has the form of a token, or holds a password, whatever it is called."""
+    """True for a text that has the form of a token, or holds a password, whatever it is called."""
     return bool(SECRET_VALUE.search(text))
 
 
 def form_of(text: str) -> str:
-    """What kind of secret a text holds by its form; empty for none.
+    """The kind of secret that a text holds by its form; empty for none.
 
     >>> form_of("https://me:pa55word@host/rows.jsonl"), form_of("sk-learn/contributions-of-2024")
     ('an address with a password', '')
@@ -76,7 +76,7 @@ def form_of(text: str) -> str:
 
 
 def names_secret(variable: str) -> bool:
-    """Whether a variable of the environment holds a secret, by its name.
+    """True for a variable of the environment that holds a secret, by its name.
 
     >>> names_secret("MY_TOKEN_2"), names_secret("TOKENIZERS_PARALLELISM")
     (True, False)
@@ -126,7 +126,7 @@ def hidden_source(text: str) -> str:
 
 
 def _blank(found: re.Match[str]) -> str:
-    """What stands in the place of a secret; of an address its shape stays."""
+    """The text in the place of a secret; of an address its shape stays."""
     if found[0].startswith("://"):
         return f"://{HIDDEN}@"
     return f"{found[0].partition('=')[0]}={HIDDEN}" if found[0][0] in "?&" else HIDDEN
@@ -155,7 +155,7 @@ def _spellings(value: str) -> Iterator[str]:
 
 
 def _is_random(value: str) -> bool:
-    """Whether a value could be a secret at all: nothing that is likely to stand in any text."""
+    """True for a value that could be a secret at all: nothing that is likely to stand in any text."""
     if len(value) < SHORTEST or value.startswith(("/", "~", "./")) or value.isspace():
         return False
     kinds = [str.islower, str.isupper, str.isdigit, lambda letter: not letter.isalnum()]

@@ -46,7 +46,7 @@ def free(path: Path) -> int:
 
 
 def is_full(error: BaseException, folder: Path) -> bool:
-    """Whether an error, or what it came from, is a disk that took no more bytes."""
+    """True for an error that is, or came from, a disk that took no more bytes."""
     chain = list(_chain(error))
     if any(isinstance(one, OSError) and one.errno in FULL for one in chain):
         return True

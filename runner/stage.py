@@ -22,7 +22,7 @@ from runner.resume.continuation import find_resume_faults
 from runner.run import Run, folder_of
 from runner.signature import nearest
 from runner.signature.type import shortened
-from runner.validate import find_config_faults
+from runner.validate import find_all_faults
 from runner.validate.context import TOP
 from runner.validate.parts import find_mismatches
 
@@ -51,7 +51,7 @@ def faults_of(composed: config.Composed, folders: Sequence[Path] = ()) -> list[F
     """What is wrong with a configuration: key by key, and then part against part."""
     allow = tuple(composed.cfg.get("allow") or ()) if "allow" in composed.typed else ()
     menu = config.read_menu(folders)
-    faults = find_config_faults(composed.cfg, menu=menu, allow=allow, typed=composed.typed)
+    faults = find_all_faults(composed.cfg, menu=menu, allow=allow, typed=composed.typed)
     return faults or find_mismatches(composed.cfg, menu) or find_resume_faults(composed.cfg)
 
 

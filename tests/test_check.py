@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from runner.signature import likeness, nearest, nodes, read_signature
-from runner.validate import find_config_faults
+from runner.validate import find_all_faults
 from runner.validate.context import FROM_GROUP, ValidationContext
 from runner.validate.dangers import find_dangers
 from runner.validate.keys import SET_BY_RUNNER
@@ -96,7 +96,7 @@ def with_args(name: str = "DPO", **fields):
 
 
 def faults(cfg, **words):
-    found = find_config_faults(cfg, menu=MENU, **words)
+    found = find_all_faults(cfg, menu=MENU, **words)
     for line in "\n".join(map(str, found)).splitlines():
         assert len(line) <= 100, line
     return found
@@ -337,12 +337,12 @@ def test_a_group_of_the_wrong_shape():
 def test_a_group_that_is_not_on_the_menu_would_be_dropped():
     node = {"_target_": "torch.optim.AdamW"}
     assert only(good(optimizer=node)).where == "optimizer"
-    assert find_config_faults(good(optimizer=node), menu=MENU | {"optimizer": ["adamw"]}) == []
+    assert find_all_faults(good(optimizer=node), menu=MENU | {"optimizer": ["adamw"]}) == []
 
 
 def test_without_a_menu_nothing_is_offered_and_all_is_checked():
-    assert find_config_faults(good()) == []
-    assert [fault.where for fault in find_config_faults(good("GRPO", reward=None))] == ["reward"]
+    assert find_all_faults(good()) == []
+    assert [fault.where for fault in find_all_faults(good("GRPO", reward=None))] == ["reward"]
 
 
 # --- values ---
@@ -885,11 +885,11 @@ def test_what_only_looks_like_a_secret(path, value):
 def test_the_check_imports_nothing_heavy():
     code = f"""
         import json, sys
-        from runner.validate import find_config_faults
+        from runner.validate import find_all_faults
         cfg = json.loads({json.dumps(json.dumps(good()))})
-        assert find_config_faults(cfg) == [], find_config_faults(cfg)
+        assert find_all_faults(cfg) == [], find_all_faults(cfg)
         cfg["trainer"]["args"]["lerning_rate"] = cfg["beta"] = 1
-        assert len(find_config_faults(cfg)) == 2
+        assert len(find_all_faults(cfg)) == 2
         heavy = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "omegaconf")
         print([name for name in heavy if name in sys.modules])
     """
@@ -905,7 +905,7 @@ def test_nothing_that_stands_anywhere_breaks_the_check(junk):
     for path in paths(good("GRPO")):
         cfg = good("GRPO")
         put(cfg, path, junk)
-        find_config_faults(cfg, menu=MENU)
+        find_all_faults(cfg, menu=MENU)
 
 
 def paths(node, path=""):
@@ -918,7 +918,7 @@ def paths(node, path=""):
 def test_the_configuration_is_left_as_it_was():
     cfg = with_args(lerning_rate=1)
     before = copy.deepcopy(cfg)
-    find_config_faults(cfg, menu=MENU)
+    find_all_faults(cfg, menu=MENU)
     assert cfg == before
 
 

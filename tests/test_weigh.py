@@ -272,7 +272,7 @@ def test_sequences_in_one_row_have_their_weights_in_one_row():
         ("trainer=gkd trainer.teacher_model.path=runner://model/tiny", "distance to a teacher"),
         ("trainer=sft trainer.args.assistant_only_loss=true", "weight=answers leaves the same tokens"),
         ("trainer=sft trainer.args.loss_type=dft", "loss=rescaled"),
-        ("trainer=sft loss._target_=runner.validate.find_config_faults allow=[runner]", ""),
+        ("trainer=sft loss._target_=runner.validate.find_all_faults allow=[runner]", ""),
         ("trainer=dpo trainer.args.precompute_ref_log_probs=true", "computed without weights"),
         ("trainer=dpo trainer.args.use_weighting=true", "for what they are"),
         ("trainer=kto trainer.args.precompute_ref_log_probs=true", "computed without weights"),

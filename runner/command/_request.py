@@ -20,7 +20,7 @@ from runner.run.find import find_runs
 from runner.signature import Type, nearest
 from runner.signature.upstream import completion_length
 from runner.stage import draft
-from runner.validate import find_config_faults
+from runner.validate import find_all_faults
 from runner.validate.values import COUNT, NOT_NEGATIVE, SEED, SHARE, Range, misfit_number, misfit_type
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def _check(cfg: Mapping[str, Any], words: Sequence[str], parts: Sequence[str], f
     used = {key: cfg.get(key) for key in (*parts, *SETTINGS, "seed")}
     typed = {_key(word) for word in words}
     allowed = tuple(cfg["allow"]) if "allow" in typed else ()
-    faults = find_config_faults(used, menu=config.read_menu(folders), allow=allowed, typed=typed)
+    faults = find_all_faults(used, menu=config.read_menu(folders), allow=allowed, typed=typed)
     # A trainer is what nobody needs here.
     if faults := [fault for fault in faults if fault.where != "trainer"]:
         raise ConfigError(faults)

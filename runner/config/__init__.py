@@ -119,7 +119,7 @@ def compose_unresolved(overrides: Sequence[str], folders: Sequence[Path] = ()) -
 
 @functools.lru_cache(maxsize=256)
 def _compose_choices(words: tuple[str, ...], folders: tuple[Path, ...], written: Stamps) -> DictConfig:
-    """What Hydra makes of these words and of the YAML files as they were ``written``."""
+    """The config that Hydra makes of these words and of the YAML files as they were ``written``."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
@@ -136,7 +136,7 @@ def _compose_choices(words: tuple[str, ...], folders: tuple[Path, ...], written:
 
 
 def _written(folders: Sequence[Path]) -> Stamps:
-    """Which YAML files there are, and when each was last written."""
+    """The YAML files that there are, and when each was last written."""
     files = [file for root in (*folders, MENU) for file in sorted(Path(root).resolve().rglob("*.yaml"))]
     return tuple((str(file), file.stat().st_mtime_ns) for file in files)
 
@@ -265,7 +265,7 @@ def build(node: object, **given: object) -> Any:
 
 
 def _waits_for_rows(target: object, arguments: Mapping[str, object]) -> bool:
-    """Whether a target is a function of a ``row``, which is called for each row and not now."""
+    """True for a function of a ``row``, which is called for each row and not now."""
     return inspect.isfunction(target) and "row" in inspect.signature(target).parameters and "row" not in arguments
 
 

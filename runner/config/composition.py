@@ -1,4 +1,4 @@
-"""What Hydra, OmegaConf and YAML say where a configuration cannot be composed, told in four beats."""
+"""Errors of Hydra, OmegaConf and YAML where a configuration cannot be composed, told in four beats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What any dotted target takes, read from the installed source: nothing is imported.
+"""The arguments of any dotted target, read from the installed source: nothing is imported.
 
     read_signature("trl.DPOConfig")                     139 parameters with types and defaults
     choices_compared("trl.DPOTrainer", "loss_type")     the names that its source knows

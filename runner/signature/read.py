@@ -50,7 +50,7 @@ class Parameter:
 
     @functools.cached_property
     def type(self) -> Type:
-        """What it accepts; read only now, because following an annotation may open more files."""
+        """The values that it accepts; read only now, because following an annotation may open more files."""
         documented = documented_types(self.documented) if self.documented else []
         if self.annotation is None:
             known = to_union(*documented) if documented and ANY not in documented else ANY
@@ -76,7 +76,7 @@ def _widens(known: Type, part: Type) -> bool:
 
 @dataclass(frozen=True)
 class Signature:
-    """What a target takes. ``is_open`` says that it takes other keyword arguments too.
+    """The arguments of a target. ``is_open`` says that it takes other keyword arguments too.
 
     ``home`` is where it is defined; ``lineage`` names its class and those that this one builds on.
     """
@@ -89,7 +89,7 @@ class Signature:
 
     @property
     def name(self) -> str:
-        """What people call it: the last word, or the class of a classmethod."""
+        """The name that people use: the last word, or the class of a classmethod."""
         *_, owner, last = ["", *self.target.split(".")]
         return owner if owner[:1].isupper() and not last[:1].isupper() else last
 
@@ -99,7 +99,7 @@ class Signature:
 
 
 def read_signature(target: str) -> Signature | None:
-    """What calling a dotted target takes; None where it does not exist or is a module."""
+    """The arguments of a call of a dotted target; None where it does not exist or is a module."""
     found = find_definition(target)
     if not isinstance(found, Definition):
         return None
@@ -140,7 +140,7 @@ def _takes(found: Definition) -> Taken:
 
 
 def _constructor(found: Definition) -> Taken | None:
-    """What a class's constructor takes; None where neither it nor its bases define one."""
+    """The arguments of a class's constructor; None where neither it nor its bases define one."""
     own = {node.name: node for node in found.class_node.body if isinstance(node, Function)}
     made = _is_dataclass(found)
     name = "__init__" if "__init__" in own else "__new__" if "__new__" in own and not made else None
@@ -183,7 +183,7 @@ def _function(found: Definition, bound: bool) -> Taken:
 
 
 def _others(found: Definition, name: str, notes: Mapping[str, str]) -> Taken:
-    """What ``**kwargs`` adds: names taken out of it, what super takes, whether more is used.
+    """The arguments that ``**kwargs`` adds: names taken out of it, what super takes, whether more is used.
 
     A body that only looks into it, or only logs it, drops a misspelt key: that is not open.
     """
@@ -203,7 +203,7 @@ def _others(found: Definition, name: str, notes: Mapping[str, str]) -> Taken:
 
 
 def _above(found: Definition) -> Taken:
-    """What the method of the same name takes in the nearest base that has it."""
+    """The arguments of the method of the same name in the nearest base that has it."""
     method = found.name.rpartition(".")[2]
     for base in bases(found.owner) if found.owner else ():
         if base is None:
@@ -219,7 +219,7 @@ def _above(found: Definition) -> Taken:
 
 
 class _Uses(ast.NodeVisitor):
-    """How a body uses the mapping of its other arguments: by name, for super, or in other ways."""
+    """The uses that a body makes of the mapping of its other arguments: by name, for super, or in other ways."""
 
     def __init__(self, name: str):
         self.name = name
@@ -289,7 +289,7 @@ def _is_dataclass(found: Definition) -> bool:
 
 
 def _is_transformed(found: Definition) -> bool:
-    """Whether a base makes dataclasses of its children (PEP 681), as transformers' configs do."""
+    """True where a base makes dataclasses of its children (PEP 681), as transformers' configs do."""
     marks = map(last_name, found.class_node.decorator_list)
     return "dataclass_transform" in marks or any(map(_is_transformed, filter(None, bases(found))))
 
@@ -378,7 +378,7 @@ def _comparisons(module: Module, changed: int) -> dict[str, tuple[str, ...]]:
 
 
 def _is_refusal(node: ast.If) -> bool:
-    """Whether this is ``if x == "no longer supported": raise``."""
+    """True for ``if x == "no longer supported": raise``."""
     match node:
         case ast.If(test=ast.Compare(ops=[ast.Eq() | ast.In()]), body=[ast.Raise()]):
             return True

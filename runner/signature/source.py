@@ -1,4 +1,4 @@
-"""Where a dotted name is defined, found in the installed source without importing any of it.
+"""The place where a dotted name is defined, found in the installed source without importing any of it.
 
 Names are followed the way Python would: through re-exports, ``if TYPE_CHECKING`` blocks, star
 imports, aliases and the tables of lazy packages. Only the top-level package is asked of the import
@@ -66,7 +66,7 @@ class Module:
 
     @property
     def package(self) -> str:
-        """What a leading dot means in this module's imports."""
+        """The package that a leading dot means in this module's imports."""
         return self.name if self.folders else self.name.rpartition(".")[0]
 
     @property
@@ -80,7 +80,7 @@ class Module:
 
 @dataclass(frozen=True)
 class Definition:
-    """What a name stands for.
+    """The meaning of a name.
 
     ``node`` is its class or function, another expression, or None where there is nothing to read;
     ``owner`` is the class through which a method was reached.
@@ -134,7 +134,7 @@ def find_module(name: str) -> Module | None:
 def look_up(
     name: str, module: Module, submodules: bool = True, seen: frozenset[str] = frozenset()
 ) -> Definition | Module | None:
-    """What a name means inside a module."""
+    """The meaning of a name inside a module; None where it has none."""
     key = f"{module.name}:{name}"
     if key in seen:  # ``from torch import optim`` inside torch means the submodule
         return _submodule(module, name) if submodules else None
@@ -157,12 +157,12 @@ DYNAMIC = re.compile(r"^def __getattr__|^ *globals\(\)(\.update\(|\[[^]]+\] = )"
 
 
 def _may_bind(name: str, module: Module) -> bool:
-    """Whether a module is worth parsing for a name."""
+    """True for a module that is worth parsing for a name."""
     return name in module.text or "import *" in module.text
 
 
 def member(name: str, owner: Definition) -> Definition | None:
-    """What an attribute of a class means, its bases included; None where there is none."""
+    """The meaning of an attribute of a class, its bases included; None where there is none."""
     if owner.node is None or isinstance(owner.node, ast.expr):
         return Definition(owner.module, f"{owner.name}.{name}")
     if not isinstance(owner.node, ast.ClassDef):
@@ -188,7 +188,7 @@ def bases(owner: Definition) -> Iterator[Definition | None]:
 
 
 def resolve(expression: ast.expr, module: Module) -> Definition | Module | None:
-    """What a name, dotted or subscripted expression in a module refers to."""
+    """The definition that a name, dotted or subscripted expression in a module refers to."""
     match expression:
         case ast.Name(id=name):
             return look_up(name, module)
@@ -203,7 +203,7 @@ def resolve(expression: ast.expr, module: Module) -> Definition | Module | None:
 
 
 def public_names(target: str, like: str = "") -> list[str]:
-    """What a module or class offers, for a did-you-mean; ``like`` is the name that was looked for.
+    """The names that a module or class offers, for a did-you-mean; ``like`` is the name that was looked for.
 
     Of a module's star imports only those are read that are named like it: there may be hundreds.
     """
@@ -384,7 +384,7 @@ def _lazy_names(keys: Sequence[ast.expr | None], entries: Sequence[ast.expr], mo
 
 
 def _likely(name: str, star: str) -> bool:
-    """Whether ``Qwen2Config`` may well come from ``...models.qwen2``."""
+    """True where ``Qwen2Config`` may well come from ``...models.qwen2``."""
     stem = re.sub(r"\W|_", "", star.rpartition(".")[2]).lower()
     return bool(stem) and name.lower().startswith(stem)
 

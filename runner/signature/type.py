@@ -17,7 +17,7 @@ WIDTH = 68  # of a printed list of choices, so that a fault fits on a line
 
 @dataclass(frozen=True)
 class Type:
-    """What a parameter accepts.
+    """The values that a parameter accepts.
 
     ``kind`` is any, none, bool, int, float, str, list, tuple, dict, record, choice, enum or union.
     ``parts`` are the types inside (a dict has two, of keys and of values), ``values`` the constants
@@ -30,7 +30,7 @@ class Type:
     keys: tuple[str, ...] = ()
 
     def accepts(self, value: object) -> bool:
-        """Whether a value that YAML can hold fits; a node with a ``_target_`` fits everywhere."""
+        """True for a value that YAML can hold and that fits; a node with a ``_target_`` fits everywhere."""
         if self.kind == "any" or (isinstance(value, dict) and "_target_" in value):
             return True
         match self.kind:

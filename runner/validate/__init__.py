@@ -2,7 +2,7 @@
 
 The passes, in their order, each in a module that returns faults:
 
-    find_config_faults(cfg)                 the configuration alone, key by key
+    find_all_faults(cfg)                 the configuration alone, key by key
         keys                         those of the top level, and of each node against its target's signature
         targets                      what a ``_target_`` may name
         values                       types, ranges and choices
@@ -28,10 +28,10 @@ from runner.validate.keys import find_node_faults, find_top_faults
 from runner.validate.parts import find_part_faults
 from runner.validate.values import find_empty
 
-__all__ = ["find_config_faults"]
+__all__ = ["find_all_faults"]
 
 
-def find_config_faults(
+def find_all_faults(
     cfg: Config,
     *,
     menu: Mapping[str, list[str]] | None = None,

@@ -1,4 +1,4 @@
-"""What is known around one configuration: the keys that the runner reads itself, the menu, and what was typed."""
+"""The surroundings of one configuration: the keys that the runner reads itself, the menu, and what was typed."""
 
 import functools
 from collections.abc import Collection, Iterator, Mapping

@@ -91,7 +91,7 @@ VARIABLES: dict[str, Risk] = by_name(
 
 
 def find_dangers(cfg: Config) -> list[Fault]:
-    """What a configuration would run or publish that is not on the list, as if nothing had been typed or allowed."""
+    """A fault for each thing that a configuration would run or publish, as if nothing had been typed or allowed."""
     targets = (find_target_fault(path, node["_target_"]) for path, node in nodes(cfg))
     return [*filter(None, targets), *find_risks(cfg)]
 
@@ -137,7 +137,7 @@ def find_secrets(cfg: Config) -> Iterator[Fault]:
 
 
 def _secret_in(path: str, key: str, text: str, is_text: bool) -> str:
-    """What makes a value a secret, without repeating it; empty where it is none."""
+    """The words for what makes a value a secret, without repeating it; empty where it is none."""
     if is_text and (form := form_of(text)):
         return f"looks like {form}"
     if is_text and (variable := holder_of(text)):

@@ -18,7 +18,7 @@ from runner.signature.type import shortened
 from runner.signature.upstream import REWARDS, TEACHER
 from runner.validate.context import ARGS, FROM_GROUP, ValidationContext
 from runner.validate.objective import find_objective_faults
-from runner.validate.values import is_number, short_text
+from runner.validate.values import is_plain_number, short_text
 
 # Groups that only some trainers can use; the others every run needs.
 OPTIONAL_GROUPS = ("reward", "peft", "collator", "callback", "optimizer")
@@ -185,17 +185,17 @@ def _steps(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each number of steps or epochs that another one overrules, and each cadence of broken steps."""
     args = context.mapping("trainer.args")
     steps, warmup, epochs = args.get("max_steps"), args.get("warmup_steps"), f"{ARGS}num_train_epochs"
-    if is_number(steps) and is_number(warmup) and 1 <= steps <= warmup:
+    if is_plain_number(steps) and is_plain_number(warmup) and 1 <= steps <= warmup:
         found = f"{warmup} of {steps} steps, so the learning rate would never be reached"
         cure = f"{ARGS}warmup_steps=0.1"
         yield Fault(f"{ARGS}warmup_steps", found, "fewer than max_steps, or a share below 1", cure)
     # Steps that nobody typed may have come with the model.
-    if epochs in context.typed and is_number(steps) and steps > 0 and f"{ARGS}max_steps" not in context.typed:
+    if epochs in context.typed and is_plain_number(steps) and steps > 0 and f"{ARGS}max_steps" not in context.typed:
         found = f"{args['num_train_epochs']}, overruled by max_steps={steps}"
         yield Fault(epochs, found, "no number of steps beside it", f"{ARGS}max_steps=-1")
     for name in ("logging_steps", "save_steps", "eval_steps"):
         value = context.field(name)
-        if is_number(value) and value > 1 and value != int(value):
+        if is_plain_number(value) and value > 1 and value != int(value):
             expected, cure = "a whole number, or a share below 1", f"{ARGS}{name}={round(value)}"
             yield Fault(f"{ARGS}{name}", short_text(value), expected, cure)
 
@@ -213,7 +213,7 @@ def _best_model(context: ValidationContext) -> Iterator[Fault]:
         found = f"true, with save_strategy {saves} and eval_strategy {evaluates}"
         yield Fault(where, found, "what is evaluated to be saved too", f"{ARGS}save_strategy={evaluates}")
     each, step = context.field("save_steps"), context.field("eval_steps")
-    if saves == evaluates == "steps" and all(is_number(one) and one >= 1 for one in (each, step)) and each % step:
+    if saves == evaluates == "steps" and all(is_plain_number(one) and one >= 1 for one in (each, step)) and each % step:
         found = f"{each}, and evaluations every {step} steps, so that the best may not be saved"
         cure = f"{ARGS}save_steps={max(1, round(each / step)) * step}"
         yield Fault(f"{ARGS}save_steps", found, f"a multiple of eval_steps ({step})", cure)

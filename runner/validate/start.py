@@ -1,4 +1,4 @@
-"""What would stop a run later, looked for before a folder is made or a heavy library imported.
+"""Faults that would stop a run later, looked for before a folder is made or a heavy library imported.
 
 The configuration is right by itself when it comes here; this is about the world around it: rows, folders of models, and
 the machine (``environment``). What only loading can show, the worker tells.
@@ -58,7 +58,7 @@ def _read_parts(cfg: Config) -> dict[str, Any]:
 
 
 def _look_at_rows(cfg: Config) -> DatasetCheck:
-    """What can be said of the rows of a run; of the jobs of a sweep that share them, once."""
+    """The check of a run's rows; for the jobs of a sweep that share them, done once."""
     return _look_once(json.dumps(cfg["dataset"], default=str), cfg["trainer"]["form"], os.getcwd())
 
 

@@ -62,7 +62,7 @@ SETTINGS = {
 
 
 def by_name(groups: Mapping[T, Sequence[str]]) -> dict[str, T]:
-    """What is said of several names at once, by each of them."""
+    """Several names' common value, by each name."""
     return {name: said for said, names in groups.items() for name in names}
 
 
@@ -166,7 +166,7 @@ def _misfits_inside(path: str, value: object, known: Type) -> Iterator[Fault]:
 def misfit_number(path: str, value: object, numbers: Range | None, default: object = None) -> Fault | None:
     """The fault of a number, or of one in a list, that is outside of a range; else None."""
     values = value if isinstance(value, list) else [value]
-    if numbers is None or all(each in numbers for each in values if is_number(each) and math.isfinite(each)):
+    if numbers is None or all(each in numbers for each in values if is_plain_number(each) and math.isfinite(each)):
         return None
     return Fault(path, short_text(value), str(numbers), _cure(path, default, Type("float"), numbers))
 
@@ -205,7 +205,7 @@ def find_empty(context: ValidationContext) -> Iterator[Fault]:
             yield Fault(where, to_text(value), "a finite number", f"{where}=<number>")
 
 
-def is_number(value: object) -> TypeGuard[int | float]:
+def is_plain_number(value: object) -> TypeGuard[int | float]:
     """True for a number; true and false are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -251,7 +251,7 @@ def _from_text(text: str) -> list[object]:
 def _cure(path: str, default: object, known: Type, numbers: Range | None = None) -> str:
     """The default as what to type, where it is written down and good; else what kind of value."""
     good = known.accepts(default) and default is not None and not isinstance(default, dict)
-    if good and (numbers is None or (is_number(default) and default in numbers)):
+    if good and (numbers is None or (is_plain_number(default) and default in numbers)):
         return f"{to_override(path, default)}  (the default)"
     if known.choices:
         return to_override(path, known.choices[0])

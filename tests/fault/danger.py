@@ -96,17 +96,17 @@ def be_command(
 
 def misses_of_targets(targets: Sequence[str] = TARGETS, places: Sequence[str] = PLACES) -> Iterator[str]:
     """Each target that the check lets pass, alone, and each place where it does not look."""
-    from runner.validate import find_config_faults
+    from runner.validate import find_all_faults
     from runner.validate.dangers import find_dangers
 
     good = compose(["trainer=grpo", "reward=sorted_digits", "optimizer=adamw"]).cfg
     for target in targets:
-        found = {fault.where for fault in find_config_faults(laid(good, "callback.x", target))}
+        found = {fault.where for fault in find_all_faults(laid(good, "callback.x", target))}
         if "callback.x._target_" not in found:
             yield f"{target}"
     for place in places:
         bad = laid(good, place, "os.system")
-        for faults in (find_config_faults(bad), find_dangers(bad)):
+        for faults in (find_all_faults(bad), find_dangers(bad)):
             if f"{place}._target_" not in {fault.where for fault in faults}:
                 yield f"os.system at {place}"
 

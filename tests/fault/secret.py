@@ -33,7 +33,7 @@ from secret_cases import ENVIRONMENT, HARMLESS, LINES, REFUSED, SECRETS
 from warm import Warm
 
 from runner.config import compose
-from runner.validate import find_config_faults
+from runner.validate import find_all_faults
 
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
 # Somebody's own part that says what it should not, in every way there is.
@@ -101,7 +101,7 @@ def misses_of_harmless() -> Iterator[str]:
     """Each word that is taken for a secret and is none."""
     for words in HARMLESS:
         try:
-            faults = find_config_faults(compose(words).cfg)
+            faults = find_all_faults(compose(words).cfg)
         except Exception as error:  # told as what it is
             yield f"{words}: {error}"
             continue
