@@ -118,7 +118,9 @@ class HeldOut:
         sampled, read = ([metric for metric in asked if metric.kind == kind] for kind in ("sampled", "read"))
         found = self._sampled(trainer, sampled, name) if sampled else {}
         found |= self._read(policy_of(trainer), read, name) if read else {}
-        return {f"{prefix}_{key}": value for key, value in found.items()}
+        # In the order of the configuration, whatever the kind.
+        ordered = (key for metric in asked for key in found if f"{key}_".startswith(f"{metric.name}_"))
+        return {f"{prefix}_{key}": found[key] for key in ordered}
 
     def _rows(self, form: str, name: str) -> Any:
         """The held-out rows of a set, in the form that a kind of metric needs; converted once in a run."""
