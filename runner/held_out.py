@@ -65,6 +65,7 @@ def find_metric_faults(cfg: Mapping[str, Any]) -> Iterator[Fault]:
     if metrics and not evals:
         found = f"{', '.join(metrics)}, and there are no held-out rows to measure"
         yield Fault("metric", found, "held-out rows, or no metric", "dataset.split.eval=<split>, or metric=none")
+    known = evals if isinstance(evals, Mapping) else ()
     for name, node in metrics.items():
         signature = read_signature(node["_target_"])
         if signature is None:
@@ -80,7 +81,7 @@ def find_metric_faults(cfg: Mapping[str, Any]) -> Iterator[Fault]:
             wanted = "prompts" if kind == "sampled" else "known answers"
             found = f"{rows['form']} rows ({rows.get('path')}), and it needs {wanted}"
             yield Fault(where, found, f"rows with {wanted}, or no such metric", off)
-        elif evals and (unknown := _unknown_sets(node.get("on"), evals)):
+        elif evals and evals is not UNKNOWN and (unknown := [on for on in node.get("on") or () if on not in known]):
             names = ", ".join(evals) if isinstance(evals, Mapping) else "one set without a name; leave it out"
             yield Fault(
                 f"{where}.on", f"no held-out set {', '.join(unknown)}", names, "dataset.split.eval={<name>: <split>}"
@@ -88,11 +89,6 @@ def find_metric_faults(cfg: Mapping[str, Any]) -> Iterator[Fault]:
         if node.get("preprocess") and (kind == "sampled" or head == "score"):
             found = "set, and there are no logits of tokens to make something of"
             yield Fault(f"{where}.preprocess", found, "none", f"{where}.preprocess=null")
-
-
-def _unknown_sets(on: Sequence[str] | None, evals: Any) -> list[str]:
-    known = evals if isinstance(evals, Mapping) else ()
-    return [] if evals is UNKNOWN else [name for name in on or () if name not in known]
 
 
 class HeldOut:
@@ -144,7 +140,10 @@ class HeldOut:
         with evaluating(model):
             figures = judge_completions(TextGenerator(model, self.tokenizer, how), rows, metrics)
         if trainer.is_world_process_zero():
-            self._write(trainer.state.global_step, figures.completions, name)
+            # In place of those of an earlier try at the same step.
+            keys = {"step": trainer.state.global_step} | ({"set": name} if name else {})
+            made = [keys | {key: each[key] for key in ("prompt", "completion")} for each in figures.completions]
+            replace_rows(self.run.folder / "completions.jsonl", made, same=list(keys))
         return figures.scores
 
     def _read(self, model: PreTrainedModel, metrics: Sequence[Metric], name: str) -> dict[str, float]:
@@ -156,9 +155,3 @@ class HeldOut:
         limits = filter(None, (getattr(self.args, "max_length", None), context_length(model)))
         how = {"is_scorer": self.is_scorer, "max_length": min(limits, default=None)}
         return judge_answers(model, self.tokenizer, rows, metrics, **how).scores
-
-    def _write(self, step: int, completions: Sequence[Mapping[str, Any]], name: str) -> None:
-        """Add a step's samples to completions.jsonl, in place of those of an earlier try at the same step."""
-        keys = {"step": step} | ({"set": name} if name else {})
-        rows = [keys | {key: each[key] for key in ("prompt", "completion")} for each in completions]
-        replace_rows(self.run.folder / "completions.jsonl", rows, same=list(keys))

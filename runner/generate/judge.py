@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runner.generate.completion import Completion, TextGenerator
@@ -116,7 +115,8 @@ def _read(
     if is_scorer:
         scores = score_answers(model, tokenizer, rows, **how)
         return {metric.name: {"scores": scores} for metric in metrics}
-    keep = {each.name: each.preprocess or _all_logits for each in metrics if each.preprocess or each.takes_logits}
+    keep: dict[str, Any] = {each.name: lambda logits, labels: logits.cpu() for each in metrics if each.takes_logits}
+    keep |= {each.name: each.preprocess for each in metrics if each.preprocess}
     reading = read_answers(model, tokenizer, rows, keep=keep, **how)
     sums = [math.fsum(values) for values in reading.log_probs]
     given = {}
@@ -133,11 +133,6 @@ def to_columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
     columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
     columns["prompts"] = columns.pop("prompt") if "prompt" in columns else columns.get("text", [])
     return columns
-
-
-def _all_logits(logits: Tensor, labels: Tensor) -> Tensor:
-    """All logits of an answer, off the accelerator, for a metric that wants them all."""
-    return logits.cpu()
 
 
 def _to_plain(value: Any) -> Any:
