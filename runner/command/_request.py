@@ -143,7 +143,7 @@ def read_request(line: Any, verb: str, own: Mapping[str, Option], parts: Sequenc
     """The request of a command line; raises ConfigError with every fault of it at once."""
     if line.multirun:
         raise ConfigError(Fault("command line", "-m", f"one thing to {verb}", f"one value of each key, {verb} again"))
-    options, words, faults = _sorted(line.overrides, verb, own, parts)
+    options, words, faults = _partition_overrides(line.overrides, verb, own, parts)
     if "file" in options:
         path = str(options["file"]).replace("\\", "\\\\").replace("'", "\\'")
         words += ["dataset=local", f"dataset.path='{path}'"]
@@ -161,13 +161,13 @@ def read_request(line: Any, verb: str, own: Mapping[str, Option], parts: Sequenc
     if found and not found.cfg:
         raise FolderError(Fault(str(found), "config.yaml is missing or torn", "the folder of a whole run"))
     run = found.run if found else None
-    cfg = _merged(run, words, line.folders) if run else _fresh(words, line.folders)
+    cfg = _merge_into_run(run, words, line.folders) if run else _compose_parts(words, line.folders)
     chosen = {re.split(r"[.=]", word.lstrip("+~"))[0] for word in words}
     _check(cfg, words, parts, line.folders)
     return InferenceRequest(options, cfg, run, frozenset(chosen), _name_of_data(options, words, cfg))
 
 
-def _sorted(
+def _partition_overrides(
     overrides: Sequence[str], verb: str, own: Mapping[str, Option], parts: Sequence[str]
 ) -> tuple[dict[str, Any], list[str], list[Fault]]:
     """The verb's own options, the words of a configuration, and the faults of both."""
@@ -176,8 +176,10 @@ def _sorted(
     for word in overrides:
         key, _, text = word.lstrip("+").partition("=")
         if key in own:
+            if re.fullmatch(r"'\w[\w.-]*\[[-\d:%]*\]'", text):  # quotes that make Hydra read a slice of rows as text
+                text = text[1:-1]
             try:
-                options[key] = own[key].read(key, _unquoted(text))
+                options[key] = own[key].read(key, text)
             except ConfigError as error:
                 faults += error.faults
         elif _key(word).partition(".")[0] in groups or key in SETTINGS:
@@ -191,11 +193,6 @@ def _sorted(
     return options, words, faults
 
 
-def _unquoted(text: str) -> str:
-    """A value without the quotes that make Hydra read a slice of rows as text."""
-    return text[1:-1] if re.fullmatch(r"'\w[\w.-]*\[[-\d:%]*\]'", text) else text
-
-
 def _key(word: str) -> str:
     return re.split(r"[=@]", word.lstrip("+~"), maxsplit=1)[0]
 
@@ -203,7 +200,7 @@ def _key(word: str) -> str:
 # --- The configuration ----------------------------------------------------------------------------
 
 
-def _fresh(words: Sequence[str], folders: Sequence[Path]) -> dict[str, Any]:
+def _compose_parts(words: Sequence[str], folders: Sequence[Path]) -> dict[str, Any]:
     """The parts that words alone make; those that a training would need besides are none."""
     # A trainer that takes rewards keeps those that a dataset brings.
     composed = draft(["trainer=grpo", *words], folders).cfg
@@ -211,7 +208,7 @@ def _fresh(words: Sequence[str], folders: Sequence[Path]) -> dict[str, Any]:
     return kept | {"seed": 0, "allow": composed.get("allow") or [], "trainer": {"head": "lm", "args": {}}}
 
 
-def _merged(run: Run, words: Sequence[str], folders: Sequence[Path]) -> dict[str, Any]:
+def _merge_into_run(run: Run, words: Sequence[str], folders: Sequence[Path]) -> dict[str, Any]:
     """A run's frozen parts with the words laid over them; a group that is chosen anew comes whole from the menu.
 
     A dataset brings the metrics and rewards that fit it, unless words choose others.
@@ -227,10 +224,10 @@ def _merged(run: Run, words: Sequence[str], folders: Sequence[Path]) -> dict[str
         brought = {"metric", "reward"} if "dataset" in choices else set()
         cfg |= {key: composed.get(key) for key in choices | brought | set(SETTINGS)}
         cfg["allow"] = cfg["allow"] or []
-    return _laid(cfg, [word for word in words if word not in fresh])
+    return _override_values(cfg, [word for word in words if word not in fresh])
 
 
-def _laid(cfg: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
+def _override_values(cfg: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
     """The configuration with single values changed."""
     from omegaconf import OmegaConf
 
