@@ -202,7 +202,7 @@ def test_at_first_the_policy_is_its_reference_and_every_ratio_one(tmp_path, case
     assert kl.abs().max() < 2e-6 and kl[rollout.mask_BR].mean().abs() < 1e-6
     trainer.actor_critic.train(twice)
     for rows in ([0, 1, 2, 3, 4, 5, 6, 7], [3], [6, 1]):
-        batch = rollout.micro_batch(rows, torch.device("cpu"))
+        batch = rollout.micro_batch(rows)
         logprobs, values = trainer.actor_critic(*batch.inputs(0.7))
         assert ((logprobs - batch.select(rollout.logprobs_BR)).exp() - 1).abs().max() <= 1e-5
         assert torch.allclose(values, batch.select(rollout.values_BR), atol=1e-5)
@@ -245,7 +245,7 @@ def test_padding_and_what_was_drawn_after_the_end_count_for_nothing(tmp_path):
     other = torch.where(torch.arange(6) < torch.tensor(rollout.responses)[:, None], noise, 1 - noise)
     assert (other != noise).any()
     assert trainer.roll_out(inputs, other)[0].sequences == rollout.sequences
-    batch = rollout.micro_batch(range(8), torch.device("cpu"))
+    batch = rollout.micro_batch(range(8))
     assert batch.input_ids.shape[1] == max(rollout.lengths) - 1  # nothing is asked of the state behind the last token
     before = trainer.actor_critic(*batch.inputs(1.0))
     for row, length in enumerate(rollout.lengths):

@@ -573,7 +573,7 @@ class PPOTrainer(Trainer):
         budget, on_cpu = self.args.max_tokens_per_micro_batch, self.args.device.type == "cpu"
         budget = budget or (TOKENS_PER_PASS if on_cpu else self.rows_per_pass * max(rollout.lengths))
         rows = range(len(rollout.sequences)) if rows is None else rows
-        return rollout.micro_batches(rows, budget, self.args.device, padding_free=self.padding_free)
+        return rollout.micro_batches(rows, budget, padding_free=self.padding_free)
 
     def _in_float32(self) -> bool:
         return not (self.args.bf16 or self.args.fp16) and self.actor_critic.policy.dtype == torch.float32
@@ -588,9 +588,8 @@ class PPOTrainer(Trainer):
         budget = self.args.max_tokens_per_micro_batch or TOKENS_PER_PASS * (1 if self.args.device.type == "cpu" else 32)
         with self.accelerator.autocast():
             scores = self.rewards(completions, self.state, budget)
-        scores.earned_BR = scores.earned_BR.to(self.args.device)
         cut_off_B = ~torch.tensor(completions.ended, device=self.args.device)
-        return scores, (self.args.missing_eos_penalty or 0.0) * cut_off_B
+        return scores.to(self.args.device), (self.args.missing_eos_penalty or 0.0) * cut_off_B
 
     def _normalise(self, earned_BR: Tensor) -> Tensor:
         """The rewards that were given, scaled by all of them so far and clipped, as the arguments say; 0 elsewhere."""
@@ -633,7 +632,7 @@ class PPOTrainer(Trainer):
         self._note("objective/rlhf_reward", self._mean(total_B + non_score_B))
         self._note("objective/entropy", self._mean(-rollout.logprobs_BR.sum(1)))
         self._note("completions/mean_length", self._mean(rollout.mask_BR.sum(1)))
-        for name, sums_B in zip(self.rewards.names, scores.each_BF.T.to(self.args.device), strict=True):
+        for name, sums_B in zip(self.rewards.names, scores.each_BF.T, strict=True):
             added, count = self._total(torch.stack([sums_B.nansum(), (~sums_B.isnan()).sum()])).tolist()
             if count:
                 self._note(f"rewards/{name}/mean", added / count)
@@ -708,12 +707,13 @@ class PPOTrainer(Trainer):
         rollout, completions = self.roll_out(inputs, self._noise(len(inputs), at=f"eval {index}"))
         self.compute_logprobs(rollout)
         scores, penalty_B = self._score(completions)
-        total_B, each_FB = scores.total_B - penalty_B, scores.each_BF.T.to(self.args.device)
+        total_B = scores.total_B - penalty_B
         found = {"objective/scores": total_B, "completions/mean_length": rollout.mask_BR.sum(1).float()}
         if rollout.ref_logprobs_BR is not None:
             kl_BR = kl_estimate(rollout.logprobs_BR, rollout.ref_logprobs_BR, self.args.kl_estimator)
             found["objective/kl"] = (kl_BR * rollout.mask_BR).sum(1)
-        found |= {f"rewards/{name}/mean": sums_B for name, sums_B in zip(self.rewards.names, each_FB, strict=True)}
+        for name, sums_B in zip(self.rewards.names, scores.each_BF.T, strict=True):
+            found[f"rewards/{name}/mean"] = sums_B
         keys = {"step": self.state.global_step, "set": set_name}
         texts = zip(completions.prompts, completions.completions, total_B.tolist(), strict=True)
         return found, [keys | {"prompt": p, "completion": c, "score": s} for p, c, s in texts]

@@ -118,15 +118,13 @@ class Rollout:
     def lengths(self) -> list[int]:
         return list(map(len, self.sequences))
 
-    def micro_batches(
-        self, rows: Sequence[int], budget: int, device: torch.device, *, padding_free: bool = False
-    ) -> list[MicroBatch]:
+    def micro_batches(self, rows: Sequence[int], budget: int, *, padding_free: bool = False) -> list[MicroBatch]:
         """Some rows, at most ``budget`` tokens in each batch."""
         split = fill_by_tokens if padding_free else split_by_tokens
         groups = split(rows, [length - 1 for length in self.lengths], budget)
-        return [self.micro_batch(group, device, padding_free=padding_free) for group in groups]
+        return [self.micro_batch(group, padding_free=padding_free) for group in groups]
 
-    def micro_batch(self, rows: Sequence[int], device: torch.device, *, padding_free: bool = False) -> MicroBatch:
+    def micro_batch(self, rows: Sequence[int], *, padding_free: bool = False) -> MicroBatch:
         """The rows without their last token, after which nothing follows, padded on the right or end to end."""
         read = [self.sequences[row][:-1] for row in rows]
         lengths, width, spread = list(map(len, read)), max(map(len, read)), self.mask_BR.shape[1]
@@ -138,6 +136,7 @@ class Rollout:
             positions += range(start + prompt - 1, start + prompt - 1 + count)
             targets += self.sequences[row][prompt:]
             places += range(row * spread, row * spread + count)
+        device = self.mask_BR.device
         tensors = (torch.tensor(numbers, device=device) for numbers in (input_ids, positions, targets, places))
         return MicroBatch(rows, *tensors, row_lengths=lengths if padding_free else None)
 

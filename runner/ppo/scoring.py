@@ -52,6 +52,10 @@ class TokenRewards:
         """All tokens together."""
         return self.earned_BR.nansum(1)
 
+    def to(self, device: torch.device) -> TokenRewards:
+        """The same on another device."""
+        return TokenRewards(self.earned_BR.to(device), self.each_BF.to(device))
+
 
 class Rewards:
     """Every reward of a run under its name, with its weight."""
