@@ -163,6 +163,13 @@ def test_a_model_that_lacks_layers_raises_one(tmp_path):
     assert "lacks 1 weights" in fault.found
 
 
+def test_weights_that_are_cut_off_raise_one(tmp_path):
+    node, file = save(tmp_path, LLAMA, BODY), tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-4])
+    (fault,) = find_model_faults(node, "lm")
+    assert fault.where == str(file) and "the weights are cut off" in fault.found
+
+
 @pytest.mark.parametrize(
     ("variables", "home"),
     [({"XDG_CACHE_HOME": "/x"}, "/x/huggingface"), ({"XDG_CACHE_HOME": "/x", "HF_HOME": "/y"}, "/y")],

@@ -16,6 +16,7 @@ from runner.estimate.group import group_by_structure, model_of, structure_of
 from runner.estimate.parts import phase_of
 from runner.files import write_json
 from runner.run import Run
+from runner.stage import compose
 
 FAULTY = """
 from transformers import TrainerCallback
@@ -102,6 +103,16 @@ def test_of_a_dataset_the_shortest_of_its_first_rows_are_kept(tmp_path, monkeypa
         for folder in (head.whole, head.short)
     )
     assert len(whole) == 20 and list(short) == list(whole)[-5:]
+
+
+@pytest.mark.slow
+def test_a_run_in_small_tells_no_tracker(tmp_path):
+    from runner.rehearsal.reduce import Clones, reduce
+
+    (whole,) = compose(["trainer=sft", "metric=none", "tracker=wandb"])
+    small = reduce(whole.cfg, tmp_path, Clones(tmp_path / "models")).cfg
+    assert whole.cfg["tracker"]["report_to"] == "wandb" and whole.cfg["tracker"]["environment"]
+    assert (small["tracker"]["report_to"], small["tracker"]["environment"]) == ("none", None)
 
 
 # --- Models in small ------------------------------------------------------------------------------

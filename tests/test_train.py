@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.files import MENU, files_of, read_json
+from runner.files import MENU, files_of, read_json, write_json
 from runner.run.read import read_metrics
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -59,6 +59,7 @@ def test_a_run_leaves_what_the_design_promises(train):
         "model",
     }
     assert names >= {"plots", "scores.json"}
+    assert done.scores["before"].keys() == done.scores["after"].keys() >= {"eval_loss"}
     status = read_json(folder / "status.json")
     assert (status["state"], status["step"], status["max_steps"], status["cause"]) == (
         "finished",
@@ -166,6 +167,16 @@ def test_other_rows_under_the_same_name_are_not_trained_on(train, tmp_path, caps
     write(3, 4)
     assert train(*words).code == 4
     assert "as the run began with" in capsys.readouterr().err
+
+
+def test_a_resume_with_another_tokenizer_is_refused(train, capsys):
+    words = few_rows("trainer=sft", *QUICK)
+    run = train(*words).run
+    other = run.manifest() | {"tokenizer": {"fingerprint": "of another one"}}
+    write_json(run.folder / "manifest.json", other)
+    run.set_status("interrupted")
+    assert train(*words).code == 4
+    assert "tokenizer.fingerprint" in (said := capsys.readouterr().err) and "as the checkpoints were trained on" in said
 
 
 def test_what_a_constructor_refuses_is_a_fault_of_the_configuration(train, capsys):
