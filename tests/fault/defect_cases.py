@@ -26,6 +26,14 @@ class Defect:
 DEFECTS = (
     # --- Files and the run folder -----------------------------------------------------------------
     Defect(
+        "write_in_place",
+        "A file is written in its place, so that whoever reads, or a kill, meets half of it.",
+        "runner/files.py",
+        "        os.replace(temporary, path)\n",
+        "        path.write_bytes(content)\n        os.unlink(temporary)\n",
+        tests=("tests/test_files.py::test_who_reads_the_old_file_reads_all_of_it",),
+    ),
+    Defect(
         "seal_trusts_sizes",
         "A sealed file counts as whole when its size is right; its bytes are not hashed again.",
         "runner/files.py",
@@ -47,9 +55,25 @@ DEFECTS = (
         ),
     ),
     Defect(
+        "secret_in_files",
+        "Texts are written without masking what the environment holds as a secret.",
+        "runner/files.py",
+        "write_bytes(path, without_values(text).encode())",
+        "write_bytes(path, text.encode())",
+        tests=("tests/test_secret.py::test_no_file_of_ours_holds_a_secret_of_the_environment",),
+    ),
+    Defect(
+        "secret_in_base64",
+        "A secret that was encoded in base64 is no longer recognised.",
+        "runner/secret.py",
+        "    for shift in range(3):\n        spelt = base64",
+        "    for shift in range(0):\n        spelt = base64",
+        tests=("tests/test_secret.py::test_a_secret_is_hidden_by_its_value_however_it_is_spelt",),
+    ),
+    Defect(
         "key_without_seed",
         "The seed counts among what cannot change a result, so that two seeds are one run.",
-        "runner/run.py",
+        "runner/run/__init__.py",
         '    | {"on_memory", "attempts", "on_sick", "tolerate"}\n',
         '    | {"on_memory", "attempts", "on_sick", "tolerate", "seed"}\n',
         tests=(
@@ -60,7 +84,7 @@ DEFECTS = (
     Defect(
         "key_with_tracker",
         "The tracker counts for the key, so that a run that is told elsewhere starts again from the first step.",
-        "runner/run.py",
+        "runner/run/__init__.py",
         '"launcher", "tracker", "allow"',
         '"launcher", "allow"',
         tests=("tests/test_run.py::test_what_cannot_change_the_result_stays_out_of_the_key",),
@@ -68,7 +92,7 @@ DEFECTS = (
     Defect(
         "key_without_processes",
         "Two processes have the key of one, off by one.",
-        "runner/run.py",
+        "runner/run/__init__.py",
         "if (processes := processes_of(cfg)) > 1:",
         "if (processes := processes_of(cfg)) > 2:",
         tests=("tests/test_run.py::test_more_processes_are_another_training",),
@@ -76,7 +100,7 @@ DEFECTS = (
     Defect(
         "seal_not_verified",
         "The newest sealed checkpoint is taken without a look at its bytes.",
-        "runner/run.py",
+        "runner/run/__init__.py",
         "        if not (wrong := damage_of(path)):\n",
         "        if not (wrong := {}):\n",
         tests=("tests/test_run.py::test_the_newest_checkpoint_that_verifies_is_used_and_broken_newer_ones_go",),
@@ -88,6 +112,14 @@ DEFECTS = (
         "for name in (*folders, *names) if",
         "for name in names if",
         tests=("tests/test_run.py::test_a_link_inside_a_run_folder_is_refused_before_anything_is_written_or_deleted",),
+    ),
+    Defect(
+        "lock_not_held",
+        "The lock of a run folder is made and never taken.",
+        "runner/work.py",
+        "held.enter_context(locked(run, PATIENCE))",
+        "locked(run, PATIENCE)",
+        slow=("tests/test_resume.py::test_two_processes_never_train_in_one_folder",),
     ),
     # --- Signatures, composition, checks ----------------------------------------------------------
     Defect(
@@ -150,6 +182,14 @@ DEFECTS = (
         tests=("tests/test_check.py::test_a_secret_under_a_misspelt_key_is_not_repeated_either",),
     ),
     Defect(
+        "allow_by_letters",
+        "A package that is allowed opens every other one whose name begins with the same letters.",
+        "runner/check/allow.py",
+        'target.startswith(f"{prefix}.")',
+        "target.startswith(prefix)",
+        tests=("tests/test_check.py::test_reexports_do_not_lead_out",),
+    ),
+    Defect(
         "faults_one_at_a_time",
         "The check ends at its first fault.",
         "runner/check/__init__.py",
@@ -159,6 +199,14 @@ DEFECTS = (
             "tests/test_check.py::test_keys_and_values_inside_a_typed_mapping",
             "tests/test_check.py::test_all_faults_at_once_in_the_order_of_the_configuration",
         ),
+    ),
+    Defect(
+        "first_word_counts",
+        "Of a key that is typed twice the first value counts.",
+        "runner/config/__init__.py",
+        "        last.pop(key, None)\n        last[key] = override\n",
+        "        last.setdefault(key, override)\n",
+        slow=("tests/test_sweep.py::test_a_checked_in_sweep_needs_no_flag_and_its_axes_can_be_replaced",),
     ),
     Defect(
         "shipped_file_shadows",
@@ -176,6 +224,50 @@ DEFECTS = (
         "return 130 if signal_number == signal.SIGINT else 143",
         "return 128 + signal_number",
         tests=("tests/test_signals.py::test_the_second_signal_is_not_waited_with",),
+    ),
+    Defect(
+        "stop_in_a_step",
+        "A signal stops a training at once and not at the end of its step.",
+        "runner/work.py",
+        "if again or not self.listening:",
+        "if again or self.listening:",
+        tests=(
+            "tests/test_signals.py::test_the_second_signal_is_not_waited_with",
+            "tests/test_signals.py::test_a_time_limit_saves_the_step_and_is_left_to_who_answers_it",
+        ),
+    ),
+    Defect(
+        "last_failure_told",
+        "Of several processes the one that failed last is told as the cause.",
+        "runner/launcher.py",
+        "rank = min(failures, key=order)",
+        "rank = max(failures, key=order)",
+        slow=("tests/test_launcher.py::test_of_several_processes_the_one_that_failed_first_says_why",),
+    ),
+    Defect(
+        "failure_ends_sweep",
+        "A job that fails keeps those that wait from being started.",
+        "runner/sweep/pool.py",
+        "while self.live or (self.waiting and not self.signals):",
+        "while self.live or (self.waiting and not self.signals and not any(self.codes.values())):",
+        slow=("tests/test_launcher.py::test_one_failing_job_does_not_stop_the_others",),
+    ),
+    Defect(
+        "failed_stage_built_on",
+        "A run is started although one that it builds on has failed.",
+        "runner/sweep/pool.py",
+        "failed = [folder for folder in task.after if self.codes.get(folder, 0)]",
+        "failed = []",
+        slow=("tests/test_sweep.py::test_what_builds_on_a_failed_run_is_not_begun",),
+    ),
+    Defect(
+        "sweep_exit_code_lost",
+        "A sweep leaves with 0 although a job has failed.",
+        "runner/__main__.py",
+        "    return code_of(signals[0]) if signals else next((code for code in codes.values() if code), 0)\n\n\n"
+        "def inspect",
+        "    return code_of(signals[0]) if signals else 0\n\n\ndef inspect",
+        slow=("tests/test_launcher.py::test_one_failing_job_does_not_stop_the_others",),
     ),
     Defect(
         "devices_overlap",
@@ -201,6 +293,22 @@ DEFECTS = (
         "return target(**arguments | given)",
         "return target(**given | arguments)",
         tests=("tests/test_config.py::test_build_calls_inner_nodes_first",),
+    ),
+    Defect(
+        "reward_weight_unread",
+        "The weights of rewards in the YAML do not reach the trainer.",
+        "runner/tray/judge.py",
+        'weights = [float(entry.get("weight", 1.0)) for entry in entries.values()]',
+        "weights = [1.0 for entry in entries.values()]",
+        slow=("tests/test_reward_runs.py::test_a_reward_model_by_its_name_counts_beside_those_of_the_group",),
+    ),
+    Defect(
+        "retaken_steps_logged_twice",
+        "What was logged behind the checkpoint of a resume stays in the record.",
+        "runner/callback.py",
+        "forget_rows(path, state.global_step)",
+        "forget_rows(path, state.max_steps)",
+        tests=("tests/test_callback.py::test_what_was_written_behind_the_step_of_a_resume_goes_at_once",),
     ),
     Defect(
         "last_sample_missing",
@@ -280,6 +388,33 @@ DEFECTS = (
         tests=("tests/test_checkpoint.py::test_a_save_inside_a_generation_cycle_waits_for_its_end",),
     ),
     Defect(
+        "finished_trained_further",
+        "A training whose steps are all done takes one more when it is resumed.",
+        "runner/checkpoint.py",
+        'if not state or state["global_step"] < state["max_steps"]:',
+        'if not state or state["global_step"] <= state["max_steps"]:',
+        slow=(
+            "tests/test_train.py::test_a_training_that_ended_before_it_was_saved_is_not_trained_further",
+            "tests/test_resume.py::test_a_run_killed_behind_its_last_step_ends_with_the_best_checkpoint_and_the_whole_record",
+        ),
+    ),
+    Defect(
+        "resume_without_optimizer",
+        "Checkpoints hold the weights alone, so that a resume begins with a new optimizer and other random numbers.",
+        "runner/tray/argument.py",
+        '        "save_total_limit": None,',
+        '        "save_only_model": True,\n        "save_total_limit": None,',
+        slow=("tests/test_resume.py::test_the_same_command_continues_to_the_same_bits",),
+    ),
+    Defect(
+        "resume_sees_rows_again",
+        "A resume does not skip the rows that were trained on before.",
+        "runner/tray/argument.py",
+        '        "logging_nan_inf_filter": False,',
+        '        "ignore_data_skip": True,\n        "logging_nan_inf_filter": False,',
+        slow=("tests/test_resume.py::test_the_same_command_continues_to_the_same_bits",),
+    ),
+    Defect(
         "resume_takes_another_value",
         "A field that every step reads is on the list of those that may change between a run and one that goes on.",
         "runner/resume/continuation.py",
@@ -289,6 +424,14 @@ DEFECTS = (
             "tests/test_continuation.py::test_the_list_is_the_one_that_is_written_down",
             "tests/test_continuation.py::test_every_field_of_a_trainer_is_on_the_list_or_refused",
         ),
+    ),
+    Defect(
+        "changed_rows_pass",
+        "A file of the same size with other bytes counts as the one that a run began with.",
+        "runner/resume/material.py",
+        "        elif old[2] != new[2]:\n",
+        "        elif old[2] is None:\n",
+        slow=("tests/test_continuation.py::test_a_changed_file_is_refused",),
     ),
     Defect(
         "whole_step_lost",
@@ -301,7 +444,7 @@ DEFECTS = (
     Defect(
         "alarm_one_step_late",
         "An alarm waits for one step more than its patience.",
-        "runner/health.py",
+        "runner/health/alarms.py",
         "if self.count >= self.patience:",
         "if self.count > self.patience:",
         tests=(
@@ -314,7 +457,7 @@ DEFECTS = (
     Defect(
         "sick_checkpoint_called_good",
         "The last good step of an alarm that shows a step late is told one step too late.",
-        "runner/health.py",
+        "runner/health/alarms.py",
         "healthy=max(0, number - self.patience - self.lag)",
         "healthy=max(0, number - self.patience)",
         tests=("tests/test_health.py::test_each_alarm_says_what_to_type_and_which_checkpoints_are_good",),
@@ -322,7 +465,7 @@ DEFECTS = (
     Defect(
         "infinity_is_healthy",
         "Only NaN is an alarm, and infinity is none.",
-        "runner/health.py",
+        "runner/health/alarms.py",
         "for name, value in seen.items() if value is not None and not math.isfinite(value)]",
         "for name, value in seen.items() if value is not None and math.isnan(value)]",
         tests=(
@@ -346,6 +489,14 @@ DEFECTS = (
         "default_rng([how.seed, ask.row, ask.sample])",
         "default_rng([how.seed, ask.row])",
         tests=("tests/test_predict.py::test_other_seeds_and_samples_are_other_completions",),
+    ),
+    Defect(
+        "padding_takes_positions",
+        "Positions of a padded prompt begin at its padding.",
+        "runner/model/sample.py",
+        "positions = (mask.cumsum(1) - 1).clamp(min=0)",
+        "positions = torch.ones_like(mask).cumsum(1) - 1",
+        tests=("tests/test_predict.py::test_padding_takes_no_position",),
     ),
     Defect(
         "temperature_not_in_logprobs",
@@ -372,6 +523,14 @@ DEFECTS = (
         ),
     ),
     # --- PPO --------------------------------------------------------------------------------------
+    Defect(
+        "gae_without_mask",
+        "What stands behind the end of a response counts for the advantages of its tokens.",
+        "runner/trainer/ppo.py",
+        "following_B = torch.where(inside_B, surprise_B + gamma * lam * following_B, following_B)",
+        "following_B = surprise_B + gamma * lam * following_B",
+        tests=("tests/test_ppo.py::test_what_stands_behind_a_row_does_not_change_its_advantages",),
+    ),
     Defect(
         "kl_sign",
         "The first estimate of the KL has the wrong sign, and the policy is paid for leaving its reference.",
@@ -431,6 +590,14 @@ DEFECTS = (
         ),
     ),
     Defect(
+        "same_noise_each_update",
+        "Every rollout is drawn with the random numbers of the first one.",
+        "runner/trainer/ppo.py",
+        'self.state.global_step if at == "train" else 0)',
+        "0)",
+        tests=("tests/test_ppo.py::test_each_update_draws_with_random_numbers_of_its_own",),
+    ),
+    Defect(
         "memory_not_restored",
         "The adaptive KL coefficient and the statistics of scores begin anew on a resume.",
         "runner/ppo/algorithm.py",
@@ -440,6 +607,14 @@ DEFECTS = (
             "tests/test_ppo_training.py::test_the_newest_checkpoint_is_found",
             "tests/test_ppo_training.py::test_a_resumed_training_ends_with_the_same_bits",
         ),
+    ),
+    Defect(
+        "gradient_divided_by_processes",
+        "Each process adds its share of a mini-batch, and their average is taken for the sum.",
+        "runner/trainer/ppo.py",
+        "self.accelerator.backward(loss * self.args.world_size)",
+        "self.accelerator.backward(loss)",
+        slow=("tests/test_ppo_training.py::test_two_processes_train_as_one",),
     ),
     # --- Data -------------------------------------------------------------------------------------
     Defect(
@@ -470,6 +645,14 @@ DEFECTS = (
         tests=("tests/test_dataset.py::test_bad_rows_have_the_number_that_they_have_in_the_source",),
     ),
     Defect(
+        "csv_line_of_record",
+        "A bad record of a csv file is told by the number of records before it, although one may have several lines.",
+        "runner/dataset/disk.py",
+        'yield Fault(f"{path}:{records.line_num}", found,',
+        'yield Fault(f"{path}:{rows + 1}", found,',
+        tests=("tests/test_dataset.py::test_bytes_that_hold_no_rows",),
+    ),
+    Defect(
         "csv_na_is_null",
         "The text NA in a csv file is read as nothing.",
         "runner/dataset/disk.py",
@@ -497,6 +680,15 @@ DEFECTS = (
         ),
     ),
     Defect(
+        "packed_without_weights",
+        "The weights of packed rows stay in the order of the rows that were not packed.",
+        "runner/dataset/weigh.py",
+        'pack_dataset(rows.select_columns(["input_ids", "labels", WEIGHTS]), seq_length, strategy)',
+        'pack_dataset(rows.select_columns(["input_ids", "labels"]), seq_length, strategy)\n'
+        "    packed = packed.add_column(WEIGHTS, [[1.0] * len(ids) for ids in packed['input_ids']])",
+        tests=("tests/test_weigh.py::test_packed_rows_keep_the_weight_of_each_token",),
+    ),
+    Defect(
         "weightless_tokens_counted",
         "Tokens that weigh nothing stay in the mask, so that averages are too small.",
         "runner/dataset/weigh.py",
@@ -505,6 +697,30 @@ DEFECTS = (
         tests=("tests/test_weigh.py::test_tokens_that_weigh_nothing_leave_the_mask",),
     ),
     # --- Models, templates, rewards, metrics, trackers --------------------------------------------
+    Defect(
+        "template_unlimited",
+        "A template is rendered without a limit on the processor's time.",
+        "runner/model/jinja.py",
+        "limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: MAX_SECONDS}",
+        "limits = {resource.RLIMIT_CORE: 0}",
+        slow=("tests/test_bad_input.py::test_a_template_that_grows_is_refused_in_a_few_seconds_and_little_memory",),
+    ),
+    Defect(
+        "template_without_sandbox",
+        "A template is rendered by plain Jinja, in which it can reach any object of Python.",
+        "runner/model/jinja.py",
+        "from jinja2.sandbox import ImmutableSandboxedEnvironment\n",
+        "from jinja2 import Environment as ImmutableSandboxedEnvironment\n",
+        tests=("tests/test_template.py::test_a_template_reaches_nothing_of_python",),
+    ),
+    Defect(
+        "answer_without_end",
+        "A template that does not close an answer with the end token is taken.",
+        "runner/model/jinja.py",
+        "if chosen and end and end not in behind:",
+        'if chosen and end and end not in tried["rendered"]:',
+        tests=("tests/test_model.py::test_a_template_that_does_not_work_is_refused",),
+    ),
     Defect(
         "adapter_without_base",
         "An adapter is saved without the name of the base that it belongs on.",
@@ -520,6 +736,14 @@ DEFECTS = (
         '"selected_adapters": ["default"]',
         '"selected_adapters": None',
         tests=("tests/test_peft.py::test_the_copy_that_a_trainer_keeps_as_reference_is_not_written",),
+    ),
+    Defect(
+        "cut_weights_pass",
+        "A file of weights that is cut off is taken for whole.",
+        "runner/model/folder.py",
+        "    if whole != size:\n",
+        "    if whole < 0:\n",
+        tests=("tests/test_bad_input.py::test_weights_that_are_cut_off_raise_one",),
     ),
     Defect(
         "first_box_counts",
@@ -557,6 +781,14 @@ DEFECTS = (
         ),
     ),
     Defect(
+        "none_counts_as_zero",
+        "Rows that a metric does not apply to count as 0 in its mean.",
+        "runner/metric/ask.py",
+        'return {"": math.fsum(values) / len(values)}',
+        'return {"": math.fsum(values) / rows}',
+        tests=("tests/test_metric.py::test_what_a_metric_returns_becomes_numbers_by_name",),
+    ),
+    Defect(
         "ties_are_lost_pairs",
         "Equal scores share the lowest of their ranks, so that a tie counts as a lost pair.",
         "runner/metric/binary.py",
@@ -567,6 +799,14 @@ DEFECTS = (
             "tests/test_metric.py::test_the_area_by_ranks_is_that_over_all_pairs",
             "tests/test_metric.py::test_grouped_auc_leaves_out_and_counts_groups_of_one_kind",
         ),
+    ),
+    Defect(
+        "tracker_keeps_retaken_steps",
+        "Figures of steps that are taken again after a resume are in the event files of TensorBoard twice.",
+        "runner/tracker/callback.py",
+        "purge_step=state.global_step + 1)",
+        "purge_step=None)",
+        slow=("tests/test_tracker.py::test_tensorboard",),
     ),
     Defect(
         "tracker_id_of_each_start",
@@ -589,8 +829,8 @@ DEFECTS = (
         "worst_is_best",
         "Settings are ranked upside down.",
         "runner/report/sweep.py",
-        "(-mean if objective.maximise else mean)",
-        "(mean if objective.maximise else -mean)",
+        "(-mean if wanted.maximise else mean)",
+        "(mean if wanted.maximise else -mean)",
         tests=(
             "tests/test_sweep_report.py::test_ties_and_close_calls_are_told",
             "tests/test_sweep_report.py::test_one_lucky_seed_does_not_beat_several",
@@ -616,12 +856,39 @@ DEFECTS = (
     ),
     # --- Forecast, rehearsal ----------------------------------------------------------------------
     Defect(
+        "forecast_forgets_a_moment",
+        "The forecast counts one state of Adam and not two.",
+        "runner/forecast/memory.py",
+        '    if "adam" in name:\n        return 2 * policy.trained_bytes\n',
+        '    if "adam" in name:\n        return policy.trained_bytes\n',
+        slow=(
+            "tests/test_forecast.py::test_weights_gradients_and_the_state_of_adam_are_exact",
+            "tests/test_forecast.py::test_each_optimizer_keeps_its_own_state",
+        ),
+    ),
+    Defect(
+        "forecast_forgets_the_critic",
+        "The critic of PPO costs nothing in the forecast.",
+        "runner/forecast/memory.py",
+        'held |= {"critic": critic, "optimizer"',
+        'held |= {"critic": 0, "optimizer"',
+        slow=("tests/test_forecast.py::test_ppo_has_a_critic_and_samples",),
+    ),
+    Defect(
         "rehearsal_skips_batch_sizes",
         "Runs that differ in a batch size are rehearsed as one.",
         "runner/rehearsal/cast.py",
         r'isinstance(value, int) and re.search(rf"\.({LENGTHS})$", path)',
         r"isinstance(value, int)",
         tests=("tests/test_rehearse.py::test_a_batch_size_is_no_mere_number",),
+    ),
+    Defect(
+        "rehearsal_tells_the_tracker",
+        "A run in small is told to the tracker of the real one.",
+        "runner/rehearsal/reduce.py",
+        'small.cfg |= {"tracker": {"report_to": "none", "environment": None}, "resume": None}',
+        'small.cfg |= {"resume": None}',
+        slow=("tests/test_rehearse.py::test_a_run_in_small_tells_no_tracker",),
     ),
     # --- Importers --------------------------------------------------------------------------------
     Defect(
@@ -638,6 +905,14 @@ DEFECTS = (
         ),
     ),
     Defect(
+        "imported_alpha_lost",
+        "The scale of an adapter is taken over as its rank.",
+        "runner/dialect/trl.py",
+        'names = {"lora_r": "r", "lora_alpha": "lora_alpha"',
+        'names = {"lora_r": "r", "lora_alpha": "r"',
+        tests=("tests/test_import.py::test_trl_dpo_under_accelerate",),
+    ),
+    Defect(
         "imported_beta_misplaced",
         "The beta of Axolotl is written as the trainer's own field where the whole menu sweeps kl_coef.",
         "runner/dialect/axolotl.py",
@@ -647,6 +922,15 @@ DEFECTS = (
             "tests/test_import.py::test_axolotl_dpo",
             "tests/test_import.py::test_axolotl_grpo_leaves_code_of_the_users_own_to_the_command_line",
         ),
+    ),
+    Defect(
+        "imported_secret_written",
+        "A secret that is none by its form, and is called one by its key, is taken over.",
+        "runner/dialect/draft.py",
+        "looks_secret(value) or SECRET_KEY.search(key.lower()) or LOGIN_KEY.search(key.lower()):",
+        "looks_secret(value):",
+        tests=("tests/test_import.py::test_no_secret_comes_through_whatever_it_is_called",),
+        slow=("tests/test_import.py::test_what_is_told_fits_80_columns_and_holds_no_secret",),
     ),
     # --- Commands ---------------------------------------------------------------------------------
     Defect(
@@ -664,6 +948,30 @@ DEFECTS = (
         'private = is_yes(options, "private", default=True)',
         'private = is_yes(options, "private", default=False)',
         tests=("tests/test_export.py::test_pushing_is_asked_for_private_and_without_what_is_ours",),
+    ),
+    Defect(
+        "copy_not_compared",
+        "The copied files of an export are not compared with what they were copied from.",
+        "runner/command/export.py",
+        "    if files_of(new) != before:\n",
+        "    if len(files_of(new)) != len(before):\n",
+        tests=("tests/test_export.py::test_a_copy_of_other_bytes_is_no_export",),
+    ),
+    Defect(
+        "other_rows_pass",
+        "A resume trains on other rows under the same name.",
+        "runner/command/train.py",
+        "if source and (faults := find_other_facts(source.manifest(), facts)):",
+        "if source and (faults := []):",
+        slow=("tests/test_train.py::test_a_resume_with_another_tokenizer_is_refused",),
+    ),
+    Defect(
+        "scores_before_lost",
+        "The scores of the start model are not kept at the end.",
+        "runner/command/train.py",
+        'scores = (read_json(run.folder / "scores.json") or {}) | {"after"',
+        'scores = {"after"',
+        slow=("tests/test_train.py::test_a_run_leaves_what_the_design_promises",),
     ),
     Defect(
         "cut_rows_overlooked",
