@@ -352,6 +352,12 @@ def test_none_is_a_value(written):
         assert written(script.format(share), name="b.sh").kinds("warmup_ratio") == ["same by default"]
 
 
+def test_a_key_that_nobody_knows_is_told(written):
+    done = written({"base_model": "a/b", "datasets": [{"path": "a/b", "type": "alpaca"}], "lerning_rate": 1e-5})
+    assert done.kinds("lerning_rate") == ["no equivalent"] and "trainer.args.learning_rate" in done.why("lerning_rate")
+    assert "lerning_rate" in "\n".join(done.told)
+
+
 def test_gdpo_is_grpo_that_scales_each_reward_by_itself(written):
     keys = {"base_model": "a/b", "rl": "gdpo", "trl": {"reward_funcs": ["own.f"], "num_generations": 4}}
     done = written(keys | {"datasets": [{"path": "a/b"}], "micro_batch_size": 4})
