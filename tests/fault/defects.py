@@ -164,4 +164,5 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the copy and the tests go, too
     sys.exit(main(sys.argv[1:]))
