@@ -153,7 +153,7 @@ DEFECTS = (
     Defect(
         "did_you_mean_lost",
         "The unlikeliest word is offered first for a misspelt one.",
-        "runner/check/value.py",
+        "runner/signature/spelling.py",
         "key=lambda each: -scores[each])",
         "key=lambda each: scores[each])",
         tests=(
@@ -165,7 +165,7 @@ DEFECTS = (
     Defect(
         "open_range_closed",
         "An end of a range that is left out is let in: a learning rate of 0.",
-        "runner/check/value.py",
+        "runner/validate/values.py",
         "enough = value > self.low if self.above else value >= self.low",
         "enough = value >= self.low",
         tests=(
@@ -176,7 +176,7 @@ DEFECTS = (
     Defect(
         "secret_repeated",
         "A fault repeats the value that it refuses, also where that is a secret.",
-        "runner/check/value.py",
+        "runner/validate/values.py",
         '    if looks_secret(text):\n        return "..."\n',
         "",
         tests=("tests/test_check.py::test_a_secret_under_a_misspelt_key_is_not_repeated_either",),
@@ -184,7 +184,7 @@ DEFECTS = (
     Defect(
         "allow_by_letters",
         "A package that is allowed opens every other one whose name begins with the same letters.",
-        "runner/check/allow.py",
+        "runner/validate/targets.py",
         'target.startswith(f"{prefix}.")',
         "target.startswith(prefix)",
         tests=("tests/test_check.py::test_reexports_do_not_lead_out",),
@@ -192,9 +192,9 @@ DEFECTS = (
     Defect(
         "faults_one_at_a_time",
         "The check ends at its first fault.",
-        "runner/check/__init__.py",
-        "    return _in_order(faults, cfg)\n",
-        "    return _in_order(faults, cfg)[:1]\n",
+        "runner/validate/__init__.py",
+        "return sorted(_without_repeats(faults), key=place)",
+        "return sorted(_without_repeats(faults), key=place)[:1]",
         tests=(
             "tests/test_check.py::test_keys_and_values_inside_a_typed_mapping",
             "tests/test_check.py::test_all_faults_at_once_in_the_order_of_the_configuration",
@@ -475,28 +475,28 @@ DEFECTS = (
     ),
     # --- Sampling and held-out rows ---------------------------------------------------------------
     Defect(
-        "top_p_off_by_one",
-        "Top-p leaves out the token that reaches the share.",
-        "runner/model/sample.py",
-        "probs_BV.cumsum(-1) - probs_BV >= how.top_p",
-        "probs_BV.cumsum(-1) >= how.top_p",
-        tests=("tests/test_predict.py::test_top_k_and_top_p_leave_out_the_unlikely",),
+        "top_p_off",
+        "Top-p leaves every token in.",
+        "runner/generate/sampler.py",
+        "[TopPLogitsWarper(how.top_p)] if how.top_p < 1 else []",
+        "[TopPLogitsWarper(how.top_p)] if how.top_p < 0 else []",
+        tests=("tests/test_sampler.py::test_top_k_and_top_p_leave_out_the_unlikely",),
     ),
     Defect(
         "samples_alike",
         "All samples of a prompt are drawn with the same random numbers.",
-        "runner/model/sample.py",
-        "default_rng([how.seed, ask.row, ask.sample])",
-        "default_rng([how.seed, ask.row])",
-        tests=("tests/test_predict.py::test_other_seeds_and_samples_are_other_completions",),
+        "runner/generate/completion.py",
+        "self.seed, each.row, each.sample)",
+        "self.seed, each.row)",
+        tests=("tests/test_predict.py::test_other_seeds_rows_and_samples_are_other_completions",),
     ),
     Defect(
         "padding_takes_positions",
         "Positions of a padded prompt begin at its padding.",
-        "runner/model/sample.py",
-        "positions = (mask.cumsum(1) - 1).clamp(min=0)",
-        "positions = torch.ones_like(mask).cumsum(1) - 1",
-        tests=("tests/test_predict.py::test_padding_takes_no_position",),
+        "runner/generate/sampler.py",
+        "position_ids = (mask_BP.cumsum(1) - 1).clamp(min=0)",
+        "position_ids = torch.ones_like(mask_BP).cumsum(1) - 1",
+        tests=("tests/test_sampler.py::test_the_loop_gives_the_log_probabilities_of_unpadded_rows",),
     ),
     Defect(
         "temperature_not_in_logprobs",
@@ -526,9 +526,9 @@ DEFECTS = (
     Defect(
         "gae_without_mask",
         "What stands behind the end of a response counts for the advantages of its tokens.",
-        "runner/trainer/ppo.py",
-        "following_B = torch.where(inside_B, surprise_B + gamma * lam * following_B, following_B)",
-        "following_B = surprise_B + gamma * lam * following_B",
+        "runner/ppo/algorithm.py",
+        "    rewards_BR, values_BR = torch.where(mask_BR, rewards_BR, 0), torch.where(mask_BR, values_BR, 0)\n",
+        "",
         tests=("tests/test_ppo.py::test_what_stands_behind_a_row_does_not_change_its_advantages",),
     ),
     Defect(
@@ -592,7 +592,7 @@ DEFECTS = (
     Defect(
         "same_noise_each_update",
         "Every rollout is drawn with the random numbers of the first one.",
-        "runner/trainer/ppo.py",
+        "runner/ppo/algorithm.py",
         'self.state.global_step if at == "train" else 0)',
         "0)",
         tests=("tests/test_ppo.py::test_each_update_draws_with_random_numbers_of_its_own",),
@@ -611,9 +611,9 @@ DEFECTS = (
     Defect(
         "gradient_divided_by_processes",
         "Each process adds its share of a mini-batch, and their average is taken for the sum.",
-        "runner/trainer/ppo.py",
-        "self.accelerator.backward(loss * self.args.world_size)",
-        "self.accelerator.backward(loss)",
+        "runner/ppo/algorithm.py",
+        'self.accelerator.reduce(gradient, "sum")',
+        'self.accelerator.reduce(gradient, "mean")',
         slow=("tests/test_ppo_training.py::test_two_processes_train_as_one",),
     ),
     # --- Data -------------------------------------------------------------------------------------
@@ -858,26 +858,26 @@ DEFECTS = (
     Defect(
         "forecast_forgets_a_moment",
         "The forecast counts one state of Adam and not two.",
-        "runner/forecast/memory.py",
-        '    if "adam" in name:\n        return 2 * policy.trained_bytes\n',
-        '    if "adam" in name:\n        return policy.trained_bytes\n',
-        slow=(
-            "tests/test_forecast.py::test_weights_gradients_and_the_state_of_adam_are_exact",
-            "tests/test_forecast.py::test_each_optimizer_keeps_its_own_state",
+        "runner/estimate/memory.py",
+        'return (3 if "ademamix" in name else 2) * policy.trained_bytes',
+        'return (2 if "ademamix" in name else 1) * policy.trained_bytes',
+        tests=(
+            "tests/test_estimate.py::test_weights_gradients_and_the_state_of_adam_are_exact",
+            "tests/test_estimate.py::test_each_optimizer_keeps_its_own_state",
         ),
     ),
     Defect(
         "forecast_forgets_the_critic",
         "The critic of PPO costs nothing in the forecast.",
-        "runner/forecast/memory.py",
-        'held |= {"critic": critic, "optimizer"',
-        'held |= {"critic": 0, "optimizer"',
-        slow=("tests/test_forecast.py::test_ppo_has_a_critic_and_samples",),
+        "runner/estimate/memory.py",
+        '"critic": self.critic_bytes,',
+        '"critic": 0,',
+        tests=("tests/test_estimate.py::test_ppo_has_a_critic_and_samples",),
     ),
     Defect(
         "rehearsal_skips_batch_sizes",
         "Runs that differ in a batch size are rehearsed as one.",
-        "runner/rehearsal/cast.py",
+        "runner/estimate/group.py",
         r'isinstance(value, int) and re.search(rf"\.({LENGTHS})$", path)',
         r"isinstance(value, int)",
         tests=("tests/test_rehearse.py::test_a_batch_size_is_no_mere_number",),
@@ -885,7 +885,7 @@ DEFECTS = (
     Defect(
         "rehearsal_tells_the_tracker",
         "A run in small is told to the tracker of the real one.",
-        "runner/rehearsal/reduce.py",
+        "runner/estimate/reduce.py",
         'small.cfg |= {"tracker": {"report_to": "none", "environment": None}, "resume": None}',
         'small.cfg |= {"resume": None}',
         slow=("tests/test_rehearse.py::test_a_run_in_small_tells_no_tracker",),
@@ -921,7 +921,7 @@ DEFECTS = (
     Defect(
         "imported_secret_written",
         "A secret that is none by its form, and is called one by its key, is taken over.",
-        "runner/importers/read.py",
+        "runner/importers/draft.py",
         "is_token or is_named or looks_secret(value)",
         "is_token or looks_secret(value)",
         tests=("tests/test_import.py::test_no_secret_comes_through_whatever_it_is_called",),
