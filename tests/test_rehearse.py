@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -227,3 +229,24 @@ def test_the_words_of_a_rehearsal_are_told_apart_from_those_of_a_training():
     with pytest.raises(ConfigError) as caught:
         read_target(["memory=much", "speed=-1"])
     assert [fault.where for fault in caught.value.faults] == ["memory", "speed"]
+
+
+FORKED = """
+import os, torch
+from runner.command.rehearse import one_thread
+
+with one_thread():
+    torch.rand(1 << 20).exp().sum()
+    pid = os.fork()
+    if not pid:
+        torch.set_num_threads(2)
+        torch.rand(1 << 20).exp().sum()
+        os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_a_process_that_is_forked_for_a_smoke_run_may_use_several_threads():
+    """It would wait for ever for threads of its parent, which are not in it."""
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=100)
+    assert done.stdout == "0\n", done.stderr

@@ -14,11 +14,12 @@ left in outputs/. Where a part fails, the exit code is that of the error, and th
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,8 @@ def main(line: Any) -> int:
     code = 0
     try:
         with quiet():
-            results, code = SmokeRunner(place, line.debug).play(chains)
+            with one_thread():
+                results, code = SmokeRunner(place, line.debug).play(chains)
             print_forecasts([] if code else results, target, place / "measured")
         causes = [str(cause) for each in results if each.failed and (cause := each.run.status().get("cause"))]
         print("\n".join(causes), end="\n" if causes else "", file=sys.stderr)
@@ -103,15 +105,16 @@ def print_forecasts(results: Sequence[SmokeResult], target: Mapping[str, float],
     gpus = (True,) if torch.cuda.is_available() else (False, True)
     origins: dict[str, Source] = {}
     measured = []
-    for number, result in enumerate(results):
-        cfg = result.case.composed.cfg
-        source = source_of(cfg, origins)
-        if result.rows:
-            precisions = [Precision.of(cfg["trainer"]["args"], gpu) for gpu in gpus]
-            asked = [each.autocast for each in precisions] if number < MAX_WHOLE_FORECASTS else []
-            small = {autocast: measure_small(result.small.cfg, source, autocast, place) for autocast in {*asked}}
-            measured.append((result, dict(origins), [small.get(each.autocast, ([], "")) for each in precisions]))
-        origins |= dict.fromkeys(map(model_of, result.case.runs), source)
+    with one_thread():
+        for number, result in enumerate(results):
+            cfg = result.case.composed.cfg
+            source = source_of(cfg, origins)
+            if result.rows:
+                precisions = [Precision.of(cfg["trainer"]["args"], gpu) for gpu in gpus]
+                asked = [each.autocast for each in precisions] if number < MAX_WHOLE_FORECASTS else []
+                small = {autocast: measure_small(result.small.cfg, source, autocast, place) for autocast in {*asked}}
+                measured.append((result, dict(origins), [small.get(each.autocast, ([], "")) for each in precisions]))
+            origins |= dict.fromkeys(map(model_of, result.case.runs), source)
     # Only now: with threads in this process, which measuring its speed begins, no other could be forked from it.
     devices = devices_for(target) if measured else []
     for number, (result, known, small) in enumerate(measured):
@@ -123,6 +126,19 @@ def print_forecasts(results: Sequence[SmokeResult], target: Mapping[str, float],
         lines = to_lines(forecasts)
         shown = lines if number < MAX_WHOLE_FORECASTS else lines[:1]
         print(f"forecast  {result.name}", *shown, sep="\n", flush=True)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread inside: a process forked from one that has several of OpenMP would wait for ever."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def devices_for(target: Mapping[str, float]) -> list[Device]:
