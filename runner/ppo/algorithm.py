@@ -33,7 +33,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import hashlib
 import json
 import math
 import time
@@ -68,7 +67,7 @@ from runner.errors import ConfigError, Fault
 from runner.files import replace_rows, write_json
 from runner.generate.batch import TOKENS_PER_PASS
 from runner.generate.engines import build_engine
-from runner.generate.sampler import Sampling
+from runner.generate.sampler import Sampling, seeded_generator
 from runner.ppo.actor_critic import ActorCritic, TokenLogProbs, build_actor_critic, build_reference
 from runner.ppo.batching import MicroBatch, Rollout, Row, check_rows, find_stop_ids, to_prompt_ids, without_onednn
 from runner.ppo.scoring import Completions, Reward, Rewards, TokenRewards
@@ -531,7 +530,7 @@ class PPOTrainer(Trainer):
 
     def _noise(self, rows: int, *, at: str = "train") -> Tensor:
         """Uniform numbers for every token of this process's rows: those of all processes, cut out."""
-        generator = _generator(self.args.seed, at, self.state.global_step if at == "train" else 0)
+        generator = seeded_generator(self.args.seed, at, self.state.global_step if at == "train" else 0)
         everyone = torch.rand(rows * self.args.world_size, self.args.response_length, generator=generator)
         return everyone[self.args.process_index * rows :][:rows]
 
@@ -542,7 +541,8 @@ class PPOTrainer(Trainer):
         holds an equal share of each mini-batch, whose rows do not depend on how many processes there are.
         """
         parts, world = self.args.num_mini_batches, self.args.world_size
-        generator = _generator(self.args.seed, "deal", self.state.global_step)  # runs keep what they have drawn by it
+        # Runs keep what they have drawn by this word.
+        generator = seeded_generator(self.args.seed, "deal", self.state.global_step)
         first = self.args.process_index * rows // parts
         minibatches = []
         for _ in range(self.args.num_ppo_epochs):
@@ -788,12 +788,6 @@ def _adapt_to_loop(given: PPOConfig) -> PPOConfig:
     if given.ddp_find_unused_parameters is None:
         args.ddp_find_unused_parameters = False  # policy and critic use every weight
     return args
-
-
-def _generator(*of: Any) -> torch.Generator:
-    """Random numbers that depend on these alone, so that nothing hidden has to be saved for a resume."""
-    digest = hashlib.sha256(repr(of).encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:7]))
 
 
 def _as_list(value: Any) -> list[Any]:
