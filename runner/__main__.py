@@ -45,7 +45,7 @@ CLOSED = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, e
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What the user typed, sorted: the verb, run folders, overrides, our flags, and what only Hydra understands."""
+    """The user's words, sorted: the verb, run folders, overrides, our flags, and what only Hydra understands."""
 
     verb: str
     overrides: list[str]
@@ -98,7 +98,7 @@ def _leave_output() -> None:
 
 
 def _working_folder() -> str:
-    """Where we are; raises EnvironmentFault where that folder was deleted meanwhile."""
+    """The working folder; raises EnvironmentFault where it was deleted meanwhile."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -136,12 +136,12 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
 
 
 def compose(line: CommandLine, overrides: Sequence[str]) -> list[config.Composed]:
-    """What these overrides make, checked: one run, or the stages of one; raises ConfigError with all faults of all."""
+    """The runs that these overrides make, checked: one, or stages; raises ConfigError with all faults of all."""
     return stage.compose(overrides, line.folders)
 
 
 def compose_all(line: CommandLine) -> list[list[config.Composed]]:
-    """What each job of a sweep makes, in Hydra's order; raises ConfigError with the faults of all."""
+    """The runs of each job of a sweep, in Hydra's order; raises ConfigError with the faults of all."""
     return compose_jobs(line.overrides, line.folders)
 
 
@@ -201,7 +201,7 @@ def in_a_folder(composed: config.Composed) -> Iterator[None]:
 
 
 def is_sweep(line: CommandLine) -> bool:
-    """Whether several jobs are meant: by ``-m``, or by a checked-in sweep."""
+    """True where several jobs are meant: by ``-m``, or by a checked-in sweep."""
     return line.multirun or axis.chosen_sweep(line.overrides) is not None
 
 

@@ -1,4 +1,4 @@
-"""What watches a training from outside: the record, the bar, samples and the stop signal.
+"""Callbacks that watch a training from outside: the record, the bar, samples and the stop signal.
 
 Each is a small TrainerCallback that knows only what it is given. Checkpoints are in ``checkpoint``, alarms in
 ``health``.
@@ -127,7 +127,7 @@ class Progress(TrainerCallback):
 
 
 class Samples(TrainerCallback):
-    """What the model writes for a few fixed prompts: before the first step, every ``every`` steps, and at the last one.
+    """Completions of a few fixed prompts: before the first step, every ``every`` steps, and at the last one.
 
     Each prompt is a row of ``samples.jsonl`` with ``step``, ``callback`` (its name, because there may be several),
     ``prompt`` and ``completion``; the terminal gets a table of the first ``shown``. The random numbers are the same
@@ -296,7 +296,7 @@ def _modes_kept(model: nn.Module) -> Iterator[None]:
 
 
 def _of_the_end(name: str) -> bool:
-    """Whether a figure is one of those that the Trainer logs when it stops."""
+    """True for a figure that the Trainer logs when it stops."""
     return name == "total_flos" or name.startswith("train_")
 
 

@@ -166,7 +166,7 @@ def _bytes(weights: torch.Tensor) -> int:
 
 
 def _states(trainer: Trainer, weights: torch.Tensor) -> float:
-    """How many times its own size an optimizer keeps for a weight."""
+    """The size of what an optimizer keeps for a weight, in sizes of the weight."""
     own = trainer.hooks.make_optimizer
     name = "" if own else str(getattr(trainer.args.optim, "value", trainer.args.optim)).lower()
     if "8bit" in name:

@@ -1,4 +1,4 @@
-"""What a file really holds, told from its bytes: an archive, a pointer, a web page, or text in some encoding.
+"""The type of a file, read from its bytes: an archive, a pointer, a web page, or text in some encoding.
 
 Whoever reads a file asks here when it is not what its name promises, so that the message can say what it is and what
 to type. Standard library only.
@@ -16,7 +16,7 @@ HEAD = 512  # bytes that give a file away
 
 
 class Finding(NamedTuple):
-    """What a file is instead, and what to type about it."""
+    """The type that a file has instead, and what to type about it."""
 
     found: str
     cure: str
@@ -42,7 +42,7 @@ MARKS = (
 
 
 def foreign(head: bytes, name: str) -> Finding | None:
-    """What the first bytes of a file show where it is neither text in UTF-8 nor what its reader wants.
+    """The finding of a file's first bytes where it is neither text in UTF-8 nor what its reader wants.
 
     >>> foreign(b"PK\\x03\\x04", "rows.jsonl").found, foreign(b'{"a": 1}', "rows.jsonl")
     ('a zip archive', None)
@@ -75,7 +75,7 @@ def undecodable(line: bytes, name: str) -> Finding:
 
 
 def irregular(path: Path) -> Finding | None:
-    """What stands at a path where it is no file that can be read again and again; None for a file, or for nothing."""
+    """The kind of a path that is no file to be read again and again; None for a file, or for nothing."""
     shown = f"a file instead of {path.name}"
     if path.is_symlink() and not path.exists():
         target = path.readlink()

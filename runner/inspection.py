@@ -1,4 +1,4 @@
-"""What a trainer really trains on, read from its own batches, and the silent faults that no training may start with.
+"""The tokens that a trainer really trains on, read from its batches, and silent faults that no training may start with.
 
     inspect_training(trainer, rows, ...)    the tokens of its first rows: trained or not, their weights, what was cut
     find_faults(inspection, tolerate)       no token trained, no end trained, BOS doubled, rows cut, another template
@@ -286,7 +286,7 @@ def _sequences(batch: Mapping[str, Any], head: str) -> Iterator[TokenRow]:
 
 
 def _trained(batch: Mapping[str, Any], place: int, size: int, head: str) -> list[bool]:
-    """Which tokens of a row the loss counts; where nothing says so, all of them."""
+    """Mark the tokens of a row that the loss counts; all of them where nothing says so."""
     if "labels" in batch and head != "score":
         return [label != IGNORED for label in batch["labels"][place].tolist()]
     if "completion_mask" in batch:
@@ -376,7 +376,7 @@ def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
 
 
 def find_faults(inspection: Inspection, tolerate: Mapping[str, Any] | None = None) -> list[Fault]:
-    """What no training may start with; ``tolerate`` is the node of the configuration that allows it all the same."""
+    """Faults that no training may start with; ``tolerate`` is the node of the configuration that allows them."""
     tolerate = tolerate or {}
     allowed = tolerate.get("truncated")
     found = {
@@ -437,7 +437,7 @@ def _no_end(inspection: Inspection) -> Fault | None:
 
 
 def _end_cure(inspection: Inspection, row: TokenRow) -> str:
-    """What makes the end trained: a pad token of its own, the mark that the rows end with, or another template."""
+    """A way to have the end trained: a pad token of its own, the mark that the rows end with, or another template."""
     tokenizer = inspection.tokenizer
     allowed = "tolerate.no_end=true"
     if tokenizer.pad_token_id == tokenizer.eos_token_id and tokenizer.eos_token_id in row.ids:
@@ -476,7 +476,7 @@ def _other_template(inspection: Inspection) -> Fault | None:
 
 
 def _parting(prompt: list[int], rows: Iterable[list[int]]) -> tuple[int, list[int]]:
-    """How far the row goes along with a prompt that goes along farthest, and what it says then."""
+    """The first place where a row leaves the prompt that agrees with it longest, and what it says there."""
     best, after = -1, []
     for row in rows:
         pairs = zip(prompt, row, strict=False)

@@ -134,7 +134,7 @@ def _cause_of(run: Run, failures: Mapping[int, Any], debug: bool) -> tuple[str |
 
 
 def _recorded(failure: Any) -> Mapping[str, Any]:
-    """What a process has recorded of its end; nothing where it could not."""
+    """The record of a process of its end; empty where it could not write one."""
     message = failure.error_file_data["message"]
     return message["extraInfo"] if isinstance(message, Mapping) else {}
 

@@ -70,7 +70,7 @@ def margin(
     beta: float = 0.1,
     gap: float = 1.0,
 ) -> Tensor:
-    """What is missing of ``gap`` between the implicit rewards of a pair; without a reference too.
+    """The part of ``gap`` that is missing between the implicit rewards of a pair; without a reference too.
 
     Source: Zhao et al. 2023 (SLiC-HF), equation 1.
     """

@@ -39,7 +39,7 @@ def compose(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[conf
 
 
 def draft(overrides: Sequence[str], folders: Sequence[Path] = ()) -> config.Composed:
-    """What these overrides make, references followed and nothing checked, for whoever takes only some parts of it."""
+    """The configuration of these overrides, references followed and nothing checked, for use of some of its parts."""
     references = References()
     composed = config.compose(overrides, folders)
     if references.faults:
@@ -48,7 +48,7 @@ def draft(overrides: Sequence[str], folders: Sequence[Path] = ()) -> config.Comp
 
 
 def faults_of(composed: config.Composed, folders: Sequence[Path] = ()) -> list[Fault]:
-    """What is wrong with a configuration: key by key, and then part against part."""
+    """The faults of a configuration: key by key, and then part against part."""
     allow = tuple(composed.cfg.get("allow") or ()) if "allow" in composed.typed else ()
     menu = config.read_menu(folders)
     faults = find_all_faults(composed.cfg, menu=menu, allow=allow, typed=composed.typed)
@@ -119,7 +119,7 @@ class Experiment:
     faults: list[Fault] = field(default_factory=list)
 
     def typed_for(self, stage: str) -> list[Word]:
-        """What was typed that counts for a stage, in rising order of precedence.
+        """The typed words that count for a stage, in rising order of precedence.
 
         A word for every stage leaves references alone: ``model.path=org/name`` is where the first stage begins,
         and must not cut the later ones off from it.
@@ -142,7 +142,7 @@ class Experiment:
 
 
 class References:
-    """What ``${run:...}`` means while configurations are composed; what it finds nothing for becomes a fault."""
+    """The meaning of ``${run:...}`` while configurations are composed; what it finds nothing for becomes a fault."""
 
     def __init__(self) -> None:
         from omegaconf import OmegaConf

@@ -258,12 +258,12 @@ def set_parent_death_signal(parent: int) -> None:
 
 
 def finished(run: Run) -> str:
-    """What to say of a run that has nothing left to do."""
+    """The line on a run that has nothing left to do."""
     return f"finished  {run} already; nothing was changed"
 
 
 def is_finished(run: Run) -> bool:
-    """Whether a run has nothing left to do; where its model is damaged it has, if a checkpoint can make it whole.
+    """True where a run has nothing left to do; where its model is damaged it has, if a checkpoint can make it whole.
 
     Raises FolderError where that cannot be, or where the files that it was made with are others now.
     """
@@ -282,7 +282,7 @@ def is_finished(run: Run) -> bool:
 
 
 def _damage(run: Run) -> dict[str, str]:
-    """What is wrong with the model that a finished run has recorded."""
+    """The damage of the model that a finished run has recorded, by file."""
     if not run.manifest().get("files"):
         return {}
     return damage_of(run.model, touched_only=True) if run.model.is_dir() else {"model/": "missing"}

@@ -68,7 +68,7 @@ def main(line: Any) -> int:
 
 
 def complete(text: str, point: int, shell: str = "bash", breaks: str = "") -> list[str]:
-    """What may stand at a place in a command line, as the shell wants it.
+    """The words that may stand at a place in a command line, as the shell wants them.
 
     Bash replaces only what comes after the last of its ``breaks``, and is given the space that ends a finished word.
     """
@@ -181,7 +181,7 @@ class Layout:
         return node if isinstance(node, Mapping) else {}
 
     def parameters(self, path: str) -> Mapping[str, Any]:
-        """What the target of a node takes, by name; read from the installed source."""
+        """The arguments of a node's target, by name; read from the installed source."""
         target = self.node(path).get("_target_")
         if not isinstance(target, str):
             return {}
@@ -210,7 +210,7 @@ class Layout:
         return found
 
     def _laid(self, file: str) -> dict[str, Any]:
-        """What a file and those that it builds on set, at their places."""
+        """The keys that a file and those that it builds on set, at their places."""
         group, laid = file.partition("/")[0], {}
         own = self._read(file)
         for entry in own.pop("defaults", []):
@@ -253,7 +253,7 @@ def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> None:
 
 
 def _composes(verb: str) -> bool:
-    """Whether a verb takes what a training takes: then it imports what composes that."""
+    """True for a verb that takes what a training takes: then it imports what composes that."""
     found = [node for node in _source(verb).body if isinstance(node, ast.ImportFrom)]
     names = {node.module for node in found} | {alias.name for node in found for alias in node.names}
     return verb == "train" or bool({"stage", "runner.command._request"} & names)
@@ -277,7 +277,7 @@ def _run_folders(words: Sequence[str], current: str) -> Iterator[str]:
 
 
 def _paths(text: str, folders: bool = False) -> Iterator[str]:
-    """What the file system has that begins so; a folder ends with a slash, one with a run in it does not."""
+    """The paths that begin so; a folder ends with a slash, one with a run in it does not."""
     head, _, tail = text.rpartition("/")
     place = Path(head or ("/" if text.startswith("/") else ".")).expanduser()
     for path in sorted(place.iterdir()) if place.is_dir() else ():

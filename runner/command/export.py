@@ -160,7 +160,7 @@ def _is_adapter(run: RunRecord) -> bool:
 
 
 def license_of(base: str | None) -> str | None:
-    """What the hub says that a base model's licence is; None where it is not known or not reachable."""
+    """The licence of a base model, as the hub has it; None where it is not known or not reachable."""
     if base is None or os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
         return None
     from huggingface_hub import HfApi

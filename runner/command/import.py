@@ -124,7 +124,7 @@ def _describe_note(note: Note) -> list[str]:
 
 
 def _describe_next(draft: Draft, text: str, target: Path | None) -> list[str]:
-    """Where the experiment is, what to type, and what is missing before it runs."""
+    """Lines on the experiment: its file, the command to type, and what is missing before it runs."""
     folder = target.parent.parent if target else Path("<folder>")
     menu = [] if folder.resolve() == MENU else ["--config-dir", str(folder)]
     lines = ["next      python -m runner"]

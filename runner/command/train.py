@@ -240,7 +240,7 @@ def _save_adapter(run: Run, model: PeftModel, folder: Path, weights: Mapping[str
 
 
 def _portable(args: TrainingArguments) -> str:
-    """What the trainer was told, as JSON without places and names of this run; tokens are masked by transformers."""
+    """The trainer's arguments, as JSON without places and names of this run; tokens are masked by transformers."""
     own = ("output_dir", "logging_dir", "run_name")
     told = {name: value for name, value in args.to_dict().items() if name not in own}
     return json.dumps(strict(told), indent=2, ensure_ascii=False, default=str) + "\n"
@@ -272,7 +272,7 @@ def _push(run: Run, stop: StopRequest) -> None:
 
 
 def _facts(components: Components) -> dict[str, Any]:
-    """What the manifest says of the data, the model and the machine."""
+    """The entries of the manifest on the data, the model and the machine."""
     import platform
 
     import torch

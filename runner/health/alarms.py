@@ -23,7 +23,7 @@ UNKNOWN = ""  # of a step that shows nothing of what an alarm looks at; None is 
 
 @dataclass(frozen=True)
 class Step:
-    """What one optimizer step showed, alike in every process; None is what nobody could see."""
+    """Figures of one optimizer step, alike in every process; None is what nobody could see."""
 
     number: int
     loss: float | None = None

@@ -69,14 +69,14 @@ class Probe:
 
     @torch.no_grad()
     def are_finite(self) -> bool:
-        """Whether all weights are numbers."""
+        """True where all weights are numbers."""
         # A sum passes on what is no number, without a copy; only where it may have overflown are all entries asked.
         doubtful = (each for each in map(_local, self.all) if not each.sum(dtype=torch.float32).isfinite())
         return all(bool(each.isfinite().all()) for each in doubtful)
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor that may be spread over several."""
+    """The part of a tensor that this process holds, where it may be spread over several."""
     tensor = tensor.detach()
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 

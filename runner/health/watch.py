@@ -156,7 +156,7 @@ class Health(TrainerCallback):
             raise sickness
 
     def _look(self, device: torch.device, number: int) -> Step:
-        """What the step showed in this process, and then in all of them."""
+        """Gather the figures of the step in this process, and then of all of them."""
         weights = self.probe.weights()
         # A policy without a gradient waits for its critic, which then has to move.
         waits = self.gradient is None and self.probe is not self.trained

@@ -1,4 +1,4 @@
-"""What a model does with held-out rows, in numbers. A metric knows no trainer, no dataset and no model.
+"""Metrics: numbers on what a model does with held-out rows. A metric knows no trainer, no dataset and no model.
 
 What a metric is asked about is told by its signature; the columns of the rows come by name, ``**columns`` is all of
 them, as TRL passes them to rewards.
@@ -26,7 +26,7 @@ READ = ("scores", "log_probs", "labels", "logits")
 
 
 def kind_of(arguments: Collection[str]) -> str:
-    """What a metric with these arguments is asked about: ``sampled`` completions, or answers that were ``read``.
+    """The kind of a metric with these arguments: ``sampled`` completions, or answers that were ``read``.
 
     >>> kind_of(["completions", "columns"]), kind_of(["scores", "label"]), kind_of(["path"])
     ('sampled', 'read', 'sampled')

@@ -33,12 +33,12 @@ class Metric:
     better: Literal["higher", "lower"] = "higher"
 
     def measures(self, held_out: str) -> bool:
-        """Whether it is asked about the held-out set of this name."""
+        """True where it is asked about the held-out set of this name."""
         return self.on is None or held_out in self.on
 
 
 def to_numbers(name: str, answer: Any, rows: int) -> dict[str, float]:
-    """What a metric returned as numbers by name, "" for the one without: a list is averaged without its Nones.
+    """The result of a metric as numbers by name, "" for the one without: a list is averaged without its Nones.
 
     >>> to_numbers("size", [1.0, None, 2.0], rows=3), to_numbers("bleu", 31.5, rows=3)
     ({'': 1.5}, {'': 31.5})

@@ -43,7 +43,7 @@ def auc(scores: Sequence[float], column: str = "label", positive: str | None = N
 
 
 def pairs(scores: Sequence[float], label: Sequence[bool]) -> dict[str, float]:
-    """How often the right answer of a pair has the higher score, and as ``margin`` by how much on average.
+    """The share of pairs whose right answer has the higher score, and as ``margin`` by how much on average.
 
     Rows of preferences come as a right answer and then the wrong one.
 

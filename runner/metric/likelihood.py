@@ -1,4 +1,4 @@
-"""How likely a model holds the known answers. Whether what it says itself is right is not here."""
+"""Metrics of how likely a model holds the known answers. What it says itself is judged elsewhere."""
 
 from __future__ import annotations
 

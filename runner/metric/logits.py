@@ -1,4 +1,4 @@
-"""What is left of the logits of an answer for a metric: ``preprocess`` of a metric, called for each row.
+"""Reductions of the logits of an answer for a metric: ``preprocess`` of a metric, called for each row.
 
 The logits [T, V] and labels [T] are of the answer's tokens alone: ``logits[t]`` is what the model said where it should
 have said ``labels[t]``. What they are kept for is in ``binary`` and ``likelihood``.
@@ -19,7 +19,7 @@ def likeliest(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def log_odds(logits: Tensor, labels: Tensor, tokenizer: Any, positive: str = "Yes", negative: str = "No") -> float:
-    """How much likelier an answer begins with ``positive`` than with ``negative``, as log-odds: one score per row."""
+    """The log-odds that an answer begins with ``positive`` and not with ``negative``: one score per row."""
     first, second = (first_token(tokenizer, word) for word in (positive, negative))
     if first == second:
         found = f"{positive!r} and {negative!r} begin with the same token"

@@ -1,4 +1,4 @@
-"""What completions are like as texts: one number each. What needs a library of its own is in ``reference``."""
+"""Metrics of completions as texts: one number each. What needs a library of its own is in ``reference``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runner.errors import DataError, Fault
 
 
 def words(completions: Sequence[Any]) -> list[float]:
-    """How many words each completion has.
+    """The number of words of each completion.
 
     >>> words(["The bar was so-so.", ""])
     [5.0, 0.0]

@@ -1,4 +1,4 @@
-"""Whether a run may go on, from what, and as what: what it read, what may change, and what it changes of itself.
+"""Resume: what a run has read, what may change of it, and what it changes of itself.
 
 material        the files behind a configuration, and whether they are still the same
 continuation    going on from the checkpoint of another run, and the visible list of what may differ

@@ -1,4 +1,4 @@
-"""What a run changes of itself to go on from its last good checkpoint, in one paper: ``amendments.json``.
+"""Changes that a run makes of itself to go on from its last good checkpoint, in one file: ``amendments.json``.
 
     rollback    it was sick: every later step has half the learning rate
     halving     memory ran out: smaller micro-batches and as many more of them, so that a step sees the same rows
@@ -33,7 +33,7 @@ def write_amendments(folder: Path, amendments: Sequence[Mapping[str, Any]]) -> N
 
 
 def count_of(amendments: Sequence[Mapping[str, Any]], kind: str) -> int:
-    """How many there are of a kind."""
+    """The number of those of a kind."""
     return sum(each["kind"] == kind for each in amendments)
 
 
@@ -71,7 +71,7 @@ def in_words(amendment: Mapping[str, Any]) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that the device, or the machine, has no memory left.
+    """True for an exception that says that the device, or the machine, has no memory left.
 
     >>> is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 9 bytes"))
     True

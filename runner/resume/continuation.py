@@ -1,4 +1,4 @@
-"""What may change between a run and the one that goes on from its checkpoint: ``resume=outputs/<name>/<run>``.
+"""Changes that may lie between a run and the one that goes on from its checkpoint: ``resume=outputs/<name>/<run>``.
 
 A changed field is another run, in a folder of its own, from the first step. But where a run with the new value would
 have taken the very same steps so far, it may begin with those of the old one, and it ends as if it had taken them
@@ -52,7 +52,7 @@ PREFIX = "trainer.args."
 
 
 def find_resume_faults(cfg: Mapping[str, Any]) -> list[Fault]:
-    """What keeps a configuration from going on from the run that its ``resume`` names; empty where it names none."""
+    """Faults that keep a configuration from going on from the run that its ``resume`` names; none without it."""
     if not cfg.get("resume"):
         return []
     other = _named(cfg)
@@ -89,7 +89,7 @@ def begin_from(other: Run, cycle_steps: int) -> Path:
 
 
 def find_offer(cfg: Mapping[str, Any], folder: Path) -> str:
-    """What to say where a new run could begin with the steps of one beside it; empty where it could not."""
+    """A line where a new run could begin with the steps of one beside it; empty where it could not."""
     others = [path.parent for path in sorted(folder.parent.glob("*/status.json")) if path.parent != folder]
     for other in map(Run, others[:50]):
         step = other.status().get("sealed") if (other.folder / "config.yaml").exists() else 0

@@ -1,4 +1,4 @@
-"""What a run reads from this machine beside its configuration: files of rows, models, templates, and the user's code.
+"""Fingerprints of a run's inputs on this machine: files of rows, models, templates, and the user's code.
 
 Each file has a fingerprint that costs next to nothing to look at again: one with the size and the time that it had is
 the same file, and only another one is read. What the hub gives is known by its commit, and the rows that came out by
@@ -45,7 +45,7 @@ def read_material(cfg: Mapping[str, Any], known: Mapping[str, Mapping[str, Entry
 
 
 def find_changes(run: Run) -> dict[str, list[str]]:
-    """What is no longer as it was when the run last began: for each key of the configuration a line per file."""
+    """The inputs that have changed since the run last began: for each key of the configuration a line per file."""
     then = run.manifest().get("material")
     if not isinstance(then, dict):
         return {}

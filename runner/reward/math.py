@@ -1,4 +1,4 @@
-r"""Whether the answer of a mathematical solution is right: what stands in its last ``\boxed{}`` against the known one.
+r"""Answers of mathematical solutions, compared: what stands in its last ``\boxed{}`` against the known one.
 
 With math-verify (``pip install "runner[math]"``) the two are compared as mathematics; without it as numbers, fractions
 and text, which is enough for grade-school answers and misses forms such as ``2\sqrt{2}`` against ``\sqrt{8}``.
@@ -50,7 +50,7 @@ def boxed_answer(
 
 
 def find_answer(text: str, *, strict: bool = True) -> str | None:
-    r"""What the last ``\boxed{}`` holds, or when not ``strict`` a marked answer or the last number; None where none is.
+    r"""The content of the last ``\boxed{}``, or when not ``strict`` a marked answer or the last number; else None.
 
     >>> find_answer(r"\boxed{1}, no, \boxed{\frac{1}{2}}"), find_answer("Answer: 7"), find_answer("7", strict=False)
     ('\\frac{1}{2}', None, '7')
@@ -65,7 +65,7 @@ def find_answer(text: str, *, strict: bool = True) -> str | None:
 
 
 def same_answer(one: str, other: str) -> bool:
-    r"""Whether two answers are the same number, or the same text but for spaces, units in ``\text`` and signs of money.
+    r"""True for the same number, or the same text but for spaces, units in ``\text`` and signs of money.
 
     >>> same_answer("1,000", "$1000.0$"), same_answer(r"\dfrac{3}{4}", "0.75"), same_answer("x+1", "x + 1")
     (True, True, True)
@@ -83,7 +83,7 @@ def _verdict(given: str | None, known: str, judge: str) -> float:
 
 
 def _verified(given: str, known: str) -> bool:
-    """Whether math-verify holds the two for equal; its own time limits need signals, and the runner has one."""
+    """True where math-verify holds the two for equal; its own time limits need signals, and the runner has one."""
     if importlib.util.find_spec("math_verify") is None:
         raise EnvironmentFault(
             Fault(

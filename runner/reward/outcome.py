@@ -92,7 +92,7 @@ def _unfit(path: str, found: str, expected: str, cure: str = "", where: str = "r
 
 
 class Classifier:
-    """What a sequence classification model says of completions: one of its scores, as a logit or a probability.
+    """The answer of a sequence classification model to completions: one of its scores, as a logit or a probability.
 
     ``label`` is the name or number of a class; a model with one score needs none. ``reads`` is what the model is shown:
     the ``answer`` alone, or the ``conversation`` with the prompt, a chat through the model's own template if it has it.
@@ -156,7 +156,7 @@ def load_scoring_tokenizer(home: str, model: PreTrainedModel, revision: str | No
 
 
 def join_texts(tokenizer: Any, prompt: Any, completion: Any) -> str:
-    """What a model reads of a prompt and its completion: a chat by the template where there is one, else the texts."""
+    """The text of a prompt and its completion for a model: a chat by the template if there is one, else the texts."""
     if isinstance(prompt, str):
         return prompt + text_of(completion)
     answer = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion

@@ -62,7 +62,7 @@ def aggregate(scores: Sequence[float], by: Aggregate) -> float:
 
 
 class ProcessModel:
-    """What a model says of each step of a completion, or one number of that.
+    """The score of each step of a completion by a model, or one number of them.
 
     A token classification model, as TRL's PRMTrainer makes it, is read at the token that ends a step, all steps in one
     pass; a sequence classification model is shown the answer up to each step. ``label`` is the class that means right,

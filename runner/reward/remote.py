@@ -104,7 +104,7 @@ class Remote:
         raise EnvironmentFault(Fault("reward.remote", found, "a server that answers", "the same command continues"))
 
     def _post(self, body: bytes) -> bytes:
-        """What the server says, read before the time is over even if it says it slowly."""
+        """The server's answer, read before the time is over even if it comes slowly."""
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         request = Request(self.url, data=body, headers=headers, method="POST")
         if self.token_variable is not None:

@@ -26,7 +26,7 @@ FULL_PRAISE = 4
 
 
 def distinct_characters(completions: Sequence[Any]) -> list[float]:
-    """How many different characters each completion has.
+    """The number of different characters of each completion.
 
     >>> distinct_characters(["abca", ""])
     [3.0, 0.0]

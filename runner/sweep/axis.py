@@ -13,7 +13,7 @@ PLUGINS = ("hydra/launcher=", "hydra/sweeper=")
 
 
 def axes(overrides: Sequence[str]) -> dict[str, int]:
-    """How many values each swept key has.
+    """The number of values of each swept key.
 
     >>> axes(["trainer=dpo", "kl_coef=0.05,0.1"])
     {'kl_coef': 2}

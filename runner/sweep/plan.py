@@ -26,13 +26,13 @@ class Task:
     after: tuple[Path, ...] = ()
 
     def label(self, axes: Collection[str]) -> str:
-        """What tells this run from its neighbours: the values of what is swept, and the stage."""
+        """The label of this run among its neighbours: the values of what is swept, and the stage."""
         swept = [word for word in self.composed.overrides if word.lstrip("+").partition("=")[0] in axes]
         return f"{self.composed.stage} {label_of(swept or self.composed.overrides)}".strip()
 
 
 def compose_jobs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[list[Composed]]:
-    """What each job of a sweep makes, in Hydra's order; raises ConfigError with the faults of all."""
+    """The runs of each job of a sweep, in Hydra's order; raises ConfigError with the faults of all."""
     check_size(axis.axes(overrides))
     jobs, faults = [], []
     for words in axis.combinations(overrides):
@@ -92,7 +92,7 @@ def check_size(sizes: dict[str, int]) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a command means for the folders that are there: how many runs, and in which state."""
+    """The runs of a command and the states of their folders, before any starts."""
 
     tasks: Sequence[Task]
     sizes: dict[str, int] = field(default_factory=dict)

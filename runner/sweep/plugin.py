@@ -28,7 +28,7 @@ class JobFailed(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """What Hydra calls for each job, perhaps in another process: trains the run and gives back its objective."""
+    """The function that Hydra calls for each job, perhaps in another process: trains the run, returns its objective."""
 
     folders: Sequence[Path] = ()
     debug: bool = False

@@ -40,7 +40,7 @@ PIPE = 65536  # bytes that a pipe takes without a reader
 
 @dataclass(frozen=True)
 class Settings:
-    """How many processes, on what, for how long; the keys of ``launcher`` that are not the launcher's own."""
+    """The processes, their devices and their time; the keys of ``launcher`` that are not the launcher's own."""
 
     jobs: int = 1
     processes: int = 1  # of a run, at most
@@ -209,7 +209,7 @@ class Pool:
             self._judge(child, os.waitstatus_to_exitcode(status))
 
     def _judge(self, child: Child, ended: int) -> None:
-        """What became of a child, by what it wrote and how it ended."""
+        """Judge a child by what it wrote and how it ended."""
         run, task = Run(child.task.folder.absolute()), child.task
         status, code = run.status(), 128 - ended if ended < 0 else ended
         seconds = time.monotonic() - child.began

@@ -1,4 +1,4 @@
-"""Where trackers write and what they call a run: variables, with words for what a config cannot know.
+"""The places and names that trackers use for a run: variables, with words for what a config cannot know.
 
     {folder}  the run folder             {root}  output_root
     {name}    the name of the run        {key}   the last ten letters of its folder

@@ -92,7 +92,7 @@ class Tokens(Objective):
         return found
 
     def _answer(self, model: nn.Module, weights: Tensor | None, count: Count, inputs: dict[str, Any]) -> Any:
-        """What TRL's ``compute_loss`` takes for the model's output, with losses where it reads log-probabilities."""
+        """An output that TRL's ``compute_loss`` takes for the model's, with losses where it reads log-probabilities."""
         loss = self.hooks.loss
         names = (names_of(loss) or frozenset()) if loss is not None else frozenset()
         if names & (WHOLE_BATCH | FULL_LOGITS):

@@ -25,7 +25,7 @@ FREE = ("beta", "learning_rate")
 
 
 def is_shared(offered: Mapping[str, Any]) -> bool:
-    """Whether a trainer precomputes its reference in a way that other runs could use."""
+    """True where a trainer precomputes its reference in a way that other runs could use."""
     args, rows = offered["args"], [offered["train_dataset"], *_sets(offered["eval_dataset"])]
     return (
         getattr(args, "precompute_ref_log_probs", False)
@@ -79,7 +79,7 @@ def _sets(held_out: Any) -> list[Any]:
 
 
 def _stamp(args: Any) -> str:
-    """What the log-probabilities depend on beside rows and weights, as text."""
+    """All that the log-probabilities depend on beside rows and weights, as text."""
     common = {field.name for field in fields(TrainingArguments)} - set(KEPT)
     kept = {name: value for name, value in asdict(args).items() if name not in common and name not in FREE}
     return json.dumps(kept, sort_keys=True, default=str)

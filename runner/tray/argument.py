@@ -49,7 +49,7 @@ def build_args(run: Run) -> Any:
 
 
 def _for_this_machine(known: set[str], args: Mapping[str, Any]) -> dict[str, Any]:
-    """What TRL assumes of a GPU, taken back where there is none: on CPU it would refuse to start, or run slower."""
+    """Take back what TRL assumes of a GPU where there is none: on CPU it would refuse to start, or run slower."""
     import torch
 
     if not torch.accelerator.is_available():

@@ -80,7 +80,7 @@ def build_health(cfg: Mapping[str, Any], args: TrainingArguments, peft_config: P
 
 
 def for_callbacks(run: Run, tokenizer: Any, rows: Any, held_out: Any) -> dict[str, Any]:
-    """What the constructor of a callback gets when it names it.
+    """The arguments that a callback's constructor may name.
 
     ``generate(model, prompts, max_new_tokens=...)`` gives completions as texts, ``prompts()`` the held-out ones anew,
     and ``folder`` is that of the run; there where the model writes, and the rows have prompts.

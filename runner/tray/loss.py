@@ -1,4 +1,4 @@
-"""What becomes of a batch: how it is put together, what its tokens count, and what is minimised."""
+"""Batches: the collator that makes them, the weights of their tokens, and the loss that is minimised."""
 
 from __future__ import annotations
 

@@ -69,13 +69,13 @@ def check_merged(cfg: Mapping[str, Any], peft_config: Any, args: Any) -> None:
 
 
 def path_of(cfg: Mapping[str, Any]) -> dict[str, str]:
-    """Where the policy's weights are, if anywhere: PPO's own argument for it comes before ``model.path``."""
+    """The place of the policy's weights, if any: PPO's own argument for it comes before ``model.path``."""
     path = cfg["trainer"]["args"].get("sft_model_path") or cfg["model"].get("path")
     return {"path": path} if path else {}
 
 
 def has_base(cfg: Mapping[str, Any]) -> bool:
-    """Whether the weights that an adapter is put on are somewhere, so that it can be saved alone and loaded again."""
+    """True where the weights below an adapter lie somewhere, so that it can be saved alone and loaded again."""
     return bool(path_of(cfg)) and not cfg["model"].get("merge")
 
 

@@ -1,4 +1,4 @@
-"""What a run does that turned sick, or has no memory left: it amends itself and begins again from its last good
+"""Recovery of a run that turned sick, or has no memory left: it amends itself and begins again from its last good
 checkpoint, or it ends with cause and cure.
 
 How sickness is found is in ``health``, what an amendment is in ``amendment``.
