@@ -333,7 +333,7 @@ def to_table(sides: Sequence[Side], comparison: Mapping[str, Any]) -> Iterator[s
     side = sides[0]
     for name, figures in side.sets.items():
         keys, title = list(figures.scores), f"{side.request.data}, {name}, {figures.rows} rows"
-        values = [[_number(each.sets[name], key) for key in keys] for each in sides]
+        values = [[_number(each.sets[name].scores, each.sets[name].errors, key) for key in keys] for each in sides]
         heads = ("value", "against")[: len(sides)]
         columns = [Column(head, cells, True) for head, cells in zip(heads, values, strict=True)]
         yield from format_table([Column(title, keys, True, True), *columns], 100)
@@ -342,9 +342,9 @@ def to_table(sides: Sequence[Side], comparison: Mapping[str, Any]) -> Iterator[s
     yield from (f"note      {note}" for note in side.notes)
 
 
-def _number(figures: Figures, key: str) -> str:
-    error = figures.errors.get(key)
-    value = number(figures.scores.get(key))
+def _number(scores: Mapping[str, float], errors: Mapping[str, float], key: str) -> str:
+    error = errors.get(key)
+    value = number(scores.get(key))
     return value if error is None else f"{value} ± {number(error, 2)}"
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from glob import escape
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -40,8 +40,8 @@ from runner.errors import DataError, EnvironmentFault, Fault
 
 log = logging.getLogger(__name__)
 
-Rows = Dataset | IterableDataset
-HeldOut = Rows | dict[str, Rows] | None
+Rows: TypeAlias = Dataset | IterableDataset
+HeldOut: TypeAlias = Rows | dict[str, Rows] | None
 STREAM_BUFFER = 10_000  # rows of a stream that are shuffled among each other
 STREAM_HEAD = 1_000  # lines of a streamed file that are checked before it is read
 BATCH = 1_000

@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from peft import PeftModel
@@ -43,7 +43,7 @@ from runner.generate.cache import build_cache, can_join, join_caches
 # Layers whose cache keeps a key and a value per token, so that finished rows can leave it.
 CACHED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
-Model = PreTrainedModel | PeftModel
+Model: TypeAlias = PreTrainedModel | PeftModel
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,8 @@ KINDS = (MAPPED, SAME, NO_EQUIVALENT, IGNORED)
 HIDDEN = "..."  # in the place of a secret
 FIX = "mend it in their file, or leave the key out there"
 
-T, D = TypeVar("T"), TypeVar("D")
+T = TypeVar("T")
+D = TypeVar("D")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from peft import PeftModel
@@ -35,7 +35,7 @@ CRITIC = "critic"
 REFERENCE = "reference"
 NO_ADAPTER = ""
 
-Policy = PreTrainedModel | PeftModel
+Policy: TypeAlias = PreTrainedModel | PeftModel
 
 
 def last_hidden_states(
@@ -129,7 +129,7 @@ class ValueModel(nn.Module):
         _write_head(self.score, folder)
 
 
-Critic = PreTrainedModel | ValueModel
+Critic: TypeAlias = PreTrainedModel | ValueModel
 
 
 class ActorCritic(nn.Module):

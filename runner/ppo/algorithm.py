@@ -41,7 +41,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from accelerate.utils import gather_object
@@ -72,7 +72,7 @@ from runner.ppo.actor_critic import ActorCritic, TokenLogProbs, build_actor_crit
 from runner.ppo.batching import MicroBatch, Rollout, Row, check_rows, find_stop_ids, to_prompt_ids, without_onednn
 from runner.ppo.scoring import Completions, Reward, Rewards, TokenRewards
 
-Rows = Dataset | IterableDataset
+Rows: TypeAlias = Dataset | IterableDataset
 
 # --- Arithmetic ---------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from peft import PeftModel
@@ -25,7 +25,7 @@ from runner.ppo.actor_critic import last_hidden_states
 from runner.reward.panel import Prompt, check_answer, check_some_apply
 from runner.signature import to_text
 
-Reward = Callable[..., Any] | nn.Module
+Reward: TypeAlias = Callable[..., Any] | nn.Module
 
 
 @dataclass
