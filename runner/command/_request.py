@@ -102,8 +102,8 @@ class InferenceRequest:
     def read_sets(self, to: str, keep: Sequence[str] | None = None) -> dict[str, Rows]:
         """The rows of each set that is meant, in the form ``to``."""
         options = self.options
-        how = {"name": options.get("set"), "limit": options.get("limit"), "falls_back": "dataset" in self.chosen}
-        return read_sets(self.cfg, to, **how, keep=keep)
+        falls_back, limit = "dataset" in self.chosen, options.get("limit")
+        return read_sets(self.cfg, to, name=options.get("set"), limit=limit, falls_back=falls_back, keep=keep)
 
     def sampling(self, temperature: float) -> dict[str, Any]:
         """The settings of sampling as words and the run say them; this temperature where they do not."""

@@ -211,7 +211,8 @@ class Layout:
 
     def _laid(self, file: str) -> dict[str, Any]:
         """The keys that a file and those that it builds on set, at their places."""
-        group, laid = file.partition("/")[0], {}
+        laid: dict[str, Any] = {}
+        group = file.partition("/")[0]
         own = self._read(file)
         for entry in own.pop("defaults", []):
             if isinstance(entry, str) and entry != "_self_":

@@ -313,7 +313,8 @@ def _write(
     path: Path, sides: Sequence[Side], comparison: Mapping[str, Any], facts: Mapping[str, Any], seconds: float
 ) -> None:
     """Write the figures, and every completion beside them; numbers are named as a training logs them: eval_loss."""
-    lines, found = [], []
+    lines: list[str] = []
+    found: list[dict[str, Any]] = []
     for side in sides:
         found.append({"model": side.name, "rows": {}, "scores": {}, "errors": {}})
         for name, figures in side.sets.items():

@@ -125,10 +125,10 @@ def misnamed(where: str, name: str, names: Iterable[str], cure: str = "{}", othe
 def _read_as(form: str, columns: Sequence[str], given: Mapping[str, str]) -> RowLayout | None:
     """The layout if the rows can be read as this form with every given role in use, else None."""
     free = [name for name in columns if name not in given.values()]
-    named = {role: role for role in ROLES if role in free} | given
+    named = {role: role for role in ROLES if role in free} | dict(given)
     named |= _GUESSES[form](free, named) if form in _GUESSES else {}
     groups = (*NEEDS[form], *ALSO_READS.get(form, ()), ("system",))
-    played = {}
+    played: dict[str, str] = {}
     for group in groups:  # of roles that stand in for each other the given one is meant, else the first
         there = sorted((role for role in group if role in named), key=lambda role: role not in given)
         played |= {role: named[role] for role in there[:1]}

@@ -21,7 +21,7 @@ from glob import glob, has_magic
 from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from runner.content import HEAD, foreign, irregular, undecodable
 from runner.dataset.step import Row
@@ -235,7 +235,7 @@ def _head_of(path: Path) -> bytes:
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[io.BufferedReader]:
+def _open(path: Path) -> Iterator[BinaryIO]:
     with open(path, "rb") as file:
         if path.suffix.lower() == ".gz":
             with io.BufferedReader(gzip.GzipFile(fileobj=file)) as unpacked:

@@ -58,7 +58,7 @@ def mix_rows(
     mixed = _mixed(trains, weights, seed)
     if to == "unpaired" and isinstance(mixed, Dataset):
         mixed = mix_labels(mixed, seed, "mixture")
-    evals = {}
+    evals: dict[str, Any] = {}
     for part, (_, held_out) in loaded.items():
         named = held_out if isinstance(held_out, Mapping) else {} if held_out is None else {"": held_out}
         evals |= {"_".join(filter(None, (part, name))): _take(rows, limits["eval"]) for name, rows in named.items()}

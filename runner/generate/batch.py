@@ -30,7 +30,8 @@ def split_by_tokens(rows: Sequence[int], lengths: Sequence[int], budget: int) ->
         cost, first = min(found)
         costs.append(cost)
         firsts.append(first)
-    groups, end = [], len(ordered)
+    groups: list[list[int]] = []
+    end = len(ordered)
     while end:
         groups.insert(0, ordered[firsts[end] : end])
         end = firsts[end]

@@ -20,7 +20,7 @@ import yaml
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-OFF = (False, "", [], {}, "no", "none")
+OFF: tuple[object, ...] = (False, "", [], {}, "no", "none")
 CONDITIONS = ("value", "trainer", "peft", "optimizer", "form", "held_out", "command")
 KINDS = ("same", "ignored", "no_equivalent", "asked", "refused")
 

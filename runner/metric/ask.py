@@ -48,6 +48,7 @@ def to_numbers(name: str, answer: Any, rows: int) -> dict[str, float]:
         return {str(key): _number(name, value) for key, value in answer.items()}
     if not isinstance(answer, Iterable) or isinstance(answer, str):
         return {"": _number(name, answer)}
+    answer = list(answer)
     values = [
         _number(name, value, f" for row {row} of {rows}") for row, value in enumerate(answer) if value is not None
     ]

@@ -35,8 +35,10 @@ MODEL_CLASSES = {
 }
 OUTPUT_LAYERS = ("lm_head", "embed_out", "score")  # in no file where they share the embeddings' weights, or are new
 MAX_JSON_BYTES = 4 << 20  # of a larger tokenizer only both ends are looked at
-VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "spiece.model")
-VOCABULARIES += ("sentencepiece.bpe.model", "tekken.json", "vocab.bpe", "encoder.json")
+VOCABULARIES = (
+    *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "spiece.model"),
+    *("sentencepiece.bpe.model", "tekken.json", "vocab.bpe", "encoder.json"),
+)
 BYTE_TOKENIZERS = ("ByT5", "MyT5", "Canine", "Perceiver")  # they have no vocabulary
 ENDLESS_TOKENIZERS = ("", "TokenizersBackend", "PreTrainedTokenizerFast")  # classes without an end token of their own
 SECOND_ADAPTER = Fault(

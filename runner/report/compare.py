@@ -139,7 +139,7 @@ def _scored(title: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> S
     differ = [name for name in names if ours.get(name) != theirs.get(name)]
     rows = [(name, number(ours.get(name)), number(theirs.get(name))) for name in differ]
     both = [(ours.get(name), theirs.get(name)) for name in differ]
-    change = [f"{'+' if b > a else ''}{number(b - a, 3)}" if None not in (a, b) else "" for a, b in both]
+    change = ["" if a is None or b is None else f"{'+' if b > a else ''}{number(b - a, 3)}" for a, b in both]
     return Section(title, rows, change, unknown=not names)
 
 

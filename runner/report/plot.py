@@ -248,7 +248,7 @@ def _axis_picture(summary: Summary, axis: Axis) -> Picture:
     name, levels, colours, labels = summary.objective.name, axis.levels, colours_of(summary), _labels(summary)
     scored = [(place, setting) for place, setting in enumerate(summary.settings) if setting.mean(name) is not None]
     with _axes(name, axis.name) as (figure, axes):
-        means = {}
+        means: dict[int, float] = {}
         for spot, level in enumerate(levels):
             here = [(place, setting) for place, setting in scored if setting.values[axis.name] == level]
             means |= {spot: fmean(setting.mean(name) for _, setting in here)} if here else {}

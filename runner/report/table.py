@@ -168,8 +168,8 @@ def _unfinished(run: RunRecord, width: int) -> str:
 
 def _wrapped(title: str, text: str, width: int) -> str:
     """A title of ten characters and a text beside it, on as many lines as it takes."""
-    beside = {"initial_indent": f"{title:<10}", "subsequent_indent": " " * 10}
-    return textwrap.fill(text, max(width, 40), **beside, break_on_hyphens=False)
+    room, first = max(width, 40), f"{title:<10}"
+    return textwrap.fill(text, room, initial_indent=first, subsequent_indent=" " * 10, break_on_hyphens=False)
 
 
 def _best(summary: Summary) -> list[tuple[str, str]]:

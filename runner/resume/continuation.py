@@ -125,9 +125,9 @@ def _differences(other: Run, cfg: Mapping[str, Any]) -> Iterator[Fault]:
     defaults = read_signature(cfg["trainer"]["args"]["_target_"])
     known = {name: _default(each) for name, each in defaults.parameters.items()} if defaults else {}
     longer = False
-    if (old := processes_of(other.cfg)) != (new := processes_of(cfg)):
-        reason, cure = "as many processes, because each draws rows of its own", f"launcher.num_processes={old}"
-        yield Fault("launcher", f"{old} -> {new} processes", reason, f"{cure}, or leave resume out")
+    if (before := processes_of(other.cfg)) != (after := processes_of(cfg)):
+        reason, cure = "as many processes, because each draws rows of its own", f"launcher.num_processes={before}"
+        yield Fault("launcher", f"{before} -> {after} processes", reason, f"{cure}, or leave resume out")
     for path in {**then, **now}:
         name = path.removeprefix(PREFIX)
         old, new = (each.get(path, known.get(name) if path.startswith(PREFIX) else None) for each in (then, now))

@@ -36,7 +36,7 @@ class Limit:
     def start(self) -> None:
         _running.append(self)
         signal.setitimer(TIMER, self.seconds, AGAIN)
-        faulthandler.dump_traceback_later(2 * self.seconds + GRACE, exit=True, file=sys.__stderr__)
+        faulthandler.dump_traceback_later(2 * self.seconds + GRACE, exit=True, file=sys.__stderr__ or 2)
         self.thread.start()
 
     def stop(self) -> None:

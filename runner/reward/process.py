@@ -109,8 +109,8 @@ class ProcessModel:
             rows += read
             owners += [index] * len(read)
         scores: list[list[float]] = [[] for _ in answers]
-        for owner, read in zip(owners, self._read(rows), strict=True):
-            scores[owner] += read
+        for owner, found in zip(owners, self._read(rows), strict=True):
+            scores[owner] += found
         return scores if self.aggregate is None else [aggregate(each, self.aggregate) for each in scores]
 
     def _encode(self, prompt: Any, steps: Sequence[str]) -> tuple[list[int], list[int]]:

@@ -127,7 +127,7 @@ class Run:
     def status(self) -> dict[str, Any]:
         """The last state that was written; that of a run which was only created where none was, or none can be read."""
         found = read_json(self.folder / "status.json")
-        return {"state": "created", "step": 0, "max_steps": 0} | (found if _is_status(found) else {})
+        return {"state": "created", "step": 0, "max_steps": 0} | (found if found and _is_status(found) else {})
 
     def manifest(self) -> dict[str, Any]:
         """The manifest of the run; empty where nothing was, or nothing can be read."""
@@ -477,8 +477,8 @@ def installed_version(name: str) -> str | None:
 def run_git(*words: str, text: str | None = None, folder: Path | None = None) -> str | None:
     """The output of git in a folder, or in the working one; None where it refuses or is not there."""
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
-        how = {"capture_output": True, "text": True, "check": True, "input": text, "cwd": folder}
-        return subprocess.run(["git", *words], **how).stdout.strip()
+        words = ("git", *words)
+        return subprocess.run(words, capture_output=True, text=True, check=True, input=text, cwd=folder).stdout.strip()
     return None
 
 

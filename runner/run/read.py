@@ -91,7 +91,7 @@ class RunRecord:
         """A held-out score of a finished run, or else what it logged last under this name."""
         if self.state != "finished":
             return None
-        return self.after[name] if name in self.after else (curve(self.lines, name)[1] or [None])[-1]
+        return self.after[name] if name in self.after else next(reversed(curve(self.lines, name)[1]), None)
 
     @property
     def data(self) -> list[Path]:
