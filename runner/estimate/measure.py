@@ -20,13 +20,21 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile, record_function
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 from transformers import TrainerCallback
 
 from runner.estimate.weights import trunks_of
 from runner.run import open_run
 from runner.work import Stop
 
+aten = torch.ops.aten
+# By torch's own formulas, which it applies to the kernels of GPUs only.
+ATTENTION_ON_CPU = {
+    aten._scaled_dot_product_flash_attention_for_cpu: lambda *shapes, **_: sdpa_flop_count(*shapes[:3]),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda *shapes, **_: sdpa_backward_flop_count(
+        *shapes[:4]
+    ),
+}
 UPDATE = "runner.update"  # in a profile, where the first pass with gradients begins
 
 
@@ -42,7 +50,7 @@ class Measured:
     sampled: int = 0
     body: int = 0  # activations inside the layers that wait for the way back
     maps: int = 0  # those of them that grow with the square of a row's length
-    casts: int = 0  # copies of weights in another precision
+    casts: int = 0  # of weights in another precision, and others of their shape
     hidden: int = 0  # states between two layers
     peak: int = 0  # all that was alive at once
     peak_in_place: int = 0  # the same where fused functions need no room of their own
@@ -62,7 +70,6 @@ def measure_step(cfg: Mapping[str, Any], place: Path, steps: int = 1) -> Measure
     trainer = build_components(run, Stop()).trainer
     meter = Meter(place / "profile.json")
     trainer.add_callback(meter)
-    # By torch's own formula for the kernels that it counts for GPUs only.
     with FlopCounterMode(display=False, custom_mapping=ATTENTION_ON_CPU) as counter:
         trainer.train()
     counts = counter.get_flop_counts()["Global"]
@@ -72,21 +79,6 @@ def measure_step(cfg: Mapping[str, Any], place: Path, steps: int = 1) -> Measure
     seen.passed //= steps
     seen.reference = any(name.startswith("ref") and isinstance(part, nn.Module) for name, part in vars(trainer).items())
     return seen
-
-
-def _attention(query: Any, key: Any, *args: Any, **kwargs: Any) -> int:
-    rows, heads, width, size = query
-    return 4 * rows * heads * width * key[2] * size
-
-
-def _attention_back(gradient: Any, query: Any, key: Any, *args: Any, **kwargs: Any) -> int:
-    return 5 * _attention(query, key) // 2
-
-
-ATTENTION_ON_CPU = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_back,
-}
 
 
 class Saved:
@@ -105,8 +97,9 @@ class Meter(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module, **kwargs: Any) -> None:
         self.weights = {each.untyped_storage().data_ptr() for each in model.parameters()}
-        self.matrices = {shape for each in model.parameters() for shape in (each.shape, each.shape[::-1])}
-        self.precisions = {each.dtype for each in model.parameters()}
+        self.matrices = {
+            shape for each in model.parameters() if each.dim() > 1 for shape in (each.shape, each.shape[::-1])
+        }
         self.storages: dict[tuple[int, int], tuple[str, int]] = {}  # alive ones: of what kind, and how many keep it
         self.alive = {"body": 0, "maps": 0, "casts": 0, "rest": 0}
         self.inside = self.passes = self.most = 0
@@ -177,10 +170,10 @@ class Meter(TrainerCallback):
             self.alive[kind] -= key[1]
 
     def _kind(self, tensor: Tensor) -> str:
-        if tensor.shape in self.matrices and tensor.dtype not in self.precisions:
-            return "casts"
         if not self.inside:
             return "rest"
+        if tensor.shape in self.matrices and tensor.nbytes == tensor.untyped_storage().nbytes():
+            return "casts"
         square = tensor.dim() > 2 and tensor.shape[-1] == tensor.shape[-2]
         return "rest" if square and tensor.shape[-3] == 1 else "maps" if square else "body"  # a mask is there once
 

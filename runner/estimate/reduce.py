@@ -165,11 +165,17 @@ def _cut_args(small: Reduced) -> None:
 
 def _cut_rows(small: Reduced, place: Path) -> None:
     """The first rows of each source in place of it: the shortest of them to train on, all of them to be looked at."""
+    from runner.dataset.head import write_head
+
     args, total = small.cfg["trainer"]["args"], []
     least = max(2, round(1.25 * rows_per_step(args) * args["max_steps"]) + 1)
     few = SAMPLE if args.get("packing") else least
     for number, (node, seen) in enumerate(zip(rows_of(small.cfg), rows_of(small.unreduced), strict=True)):
-        total.append(_replace_rows(node, seen, place / f"rows{number}", few))
+        head = write_head(node, place / f"rows{number}", count=max(SAMPLE, few), train=few, held_out=HELD_OUT)
+        for one, folder in ((node, head.short), (seen, head.whole)):
+            one |= {"path": str(folder), "split": head.split, "limit": {"train": None, "eval": None}}
+            one |= {name: None for name in ("config", "revision") if name in one}
+        total.append(head.rows)
     top = small.cfg["dataset"].get("limit")
     if total and small.cfg["dataset"]["_target_"] != ROWS and isinstance(top, dict) and top.get("train"):
         total = [top["train"]]
@@ -181,16 +187,6 @@ def _cut_rows(small: Reduced, place: Path) -> None:
 def rows_of(cfg: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The nodes of a configuration that read rows."""
     return [node for _, node in nodes(cfg["dataset"]) if node["_target_"] == ROWS]
-
-
-def _replace_rows(node: dict[str, Any], seen: dict[str, Any], place: Path, few: int) -> int | None:
-    from runner.dataset.head import write_head
-
-    head = write_head(node, place, count=max(SAMPLE, few), train=few, held_out=HELD_OUT)
-    for one, folder in ((node, head.short), (seen, head.whole)):
-        one |= {"path": str(folder), "split": head.split, "limit": {"train": None, "eval": None}}
-        one |= {name: None for name in ("config", "revision") if name in one}
-    return head.rows
 
 
 def _replace_foreign(small: Reduced) -> None:

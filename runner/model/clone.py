@@ -135,24 +135,23 @@ def kind_of(config: PretrainedConfig) -> Any:
 
 
 def small_model(config: PretrainedConfig, trust: bool = False, head_size: int = HEAD_SIZE) -> PreTrainedModel | None:
-    """A random model that answers: made small in every way; else only with fewer layers, if that is small enough."""
+    """A random model that has read a few tokens: made small in every way, or else only with fewer layers.
+
+    None where neither answers, or fewer layers are still too many weights.
+    """
     for make_small in (partial(shrink, head_size=head_size), shorten):
         with contextlib.suppress(Exception):  # an architecture with a rule of its own, which only its code knows
             small = make_small(config)
-            if make_small is not shorten or count_weights(small, trust) <= MAX_SHORTENED_WEIGHTS:
-                return _answering(small, trust)
+            if make_small is shorten and count_weights(small, trust) > MAX_SHORTENED_WEIGHTS:
+                continue
+            dtype = getattr(small, "dtype", None) or torch.float32
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                model = kind_of(small).from_config(small, dtype=dtype, trust_remote_code=trust)
+            with torch.no_grad():
+                model.eval()(input_ids=torch.arange(1, 7).unsqueeze(0))
+            return model
     return None
-
-
-def _answering(config: PretrainedConfig, trust: bool) -> PreTrainedModel:
-    """A random model of this config that has read a few tokens; raises whatever keeps it from that."""
-    dtype = getattr(config, "dtype", None) or torch.float32
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = kind_of(config).from_config(config, dtype=dtype, trust_remote_code=trust)
-    with torch.no_grad():
-        model.eval()(input_ids=torch.arange(1, 7).unsqueeze(0))
-    return model
 
 
 def shrink(config: PretrainedConfig, head_size: int = HEAD_SIZE) -> PretrainedConfig:

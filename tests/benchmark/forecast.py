@@ -46,10 +46,13 @@ CASES = {
     "reward deep": ("deep", 256, "trainer=reward", *PAIRED),
     "orpo wordy": ("wordy", 128, "trainer=orpo", *PAIRED),
     "grpo deep": ("deep", 64, "trainer=grpo", *GRPO),
-    "grpo deep kl": ("deep", 64, "trainer=grpo", *GRPO, "kl_coef=0.1"),
     "grpo deep lora": ("deep", 64, "trainer=grpo", *GRPO, "peft=lora"),
     "ppo deep": ("deep", 64, "trainer=ppo", *PPO),
-    "ppo deep lora": ("deep", 64, "trainer=ppo", *PPO, "peft=lora"),
+    "rloo deep": ("deep", 64, "trainer=rloo", *GRPO, "kl_coef=0"),
+    "online_dpo deep": ("deep", 64, "trainer=online_dpo", *ONLINE, "trainer.args.max_new_tokens=48"),
+    "cpo wide": ("wide", 128, "trainer=cpo", *PAIRED),
+    "sft deep dora": ("deep", 256, "trainer=sft", FOUR, "peft=dora"),
+    "ppo deep lora": ("deep", 64, "trainer=ppo", *PPO, "peft=lora", "trainer.args.critic=model"),
     "ppo wide": ("wide", 64, "trainer=ppo", *PPO),
 }
 QUICK = ("sft deep", "dpo deep lora")
