@@ -109,7 +109,7 @@ def test_of_a_dataset_the_shortest_of_its_first_rows_are_kept(tmp_path, monkeypa
 
 @pytest.mark.slow
 def test_a_run_in_small_tells_no_tracker(tmp_path):
-    from runner.rehearsal.reduce import Clones, reduce
+    from runner.estimate.reduce import Clones, reduce
 
     (whole,) = compose(["trainer=sft", "metric=none", "tracker=wandb"])
     small = reduce(whole.cfg, tmp_path, Clones(tmp_path / "models")).cfg
