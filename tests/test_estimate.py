@@ -28,6 +28,7 @@ LAYER = 64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128 + 2 * 64
 WEIGHTS = 544 * 64 + 4 * LAYER + 64  # tied embeddings counted once
 LORA = {"_target_": "peft.LoraConfig", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
 QUANT = {"_target_": "transformers.BitsAndBytesConfig", "load_in_4bit": True}
+DOUBLE = QUANT | {"bnb_4bit_use_double_quant": True}
 
 
 def configured(target="trl.SFTTrainer", config="trl.SFTConfig", head="lm", peft=None, quant=None, **args):
@@ -242,6 +243,34 @@ def test_a_model_of_an_earlier_stage_has_the_architecture_that_the_stage_began_w
     cfg["model"] = {"_target_": "runner.model.load.load_model", "path": "outputs/run-sft/x/model", "dtype": "float32"}
     origins = {"outputs/run-sft/x/model": Source(architecture=ARCHITECTURE)}
     assert Training(cfg, Rows([8]), [], gpu=False, origins=origins).policy.count == WEIGHTS
+
+
+LARGE = {
+    **{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32},
+    **{"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": "false"},
+}
+
+
+@pytest.mark.slow
+def test_eight_billion_weights_on_a_card(composed, tmp_path):
+    """Gigabytes at 1,109 tokens, within a tenth of those that a count of every tensor has come to."""
+    own = [f"model.{name}={value}" for name, value in LARGE.items()]
+    cfg, adapted = (
+        composed("trainer=sft", "trainer.args.per_device_train_batch_size=1", *peft, model=own)
+        for peft in ((), ("peft=lora",))
+    )
+    bf16 = {"model": cfg["model"] | {"dtype": "bfloat16"}}
+    cases = ((cfg, 142), (cfg | bf16, 64.3), (adapted | bf16, 17.3), (adapted | bf16 | {"quant": DOUBLE}, 7.1))
+    small = {}
+    for case, expected in cases:
+        kind = case["peft"] is None, case["model"].get("dtype")
+        if kind not in small:
+            place = tmp_path / f"{len(small)}"
+            reduced = reduce(case, place / "small", Clones(place / "models")).cfg
+            small[kind], why = measure_small(reduced, source_of(case), True, place / "measured")
+            assert not why
+        training = Training(case, Rows([1109]), small[kind], gpu=True)
+        assert training.peak / 1e9 == pytest.approx(expected, rel=0.1)
 
 
 @pytest.mark.slow

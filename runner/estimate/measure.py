@@ -50,7 +50,7 @@ class Measured:
     sampled: int = 0
     body: int = 0  # activations inside the layers that wait for the way back
     maps: int = 0  # those of them that grow with the square of a row's length
-    casts: int = 0  # of weights in another precision, and others of their shape
+    casts: int = 0  # copies of weights in another precision
     hidden: int = 0  # states between two layers
     peak: int = 0  # all that was alive at once
     peak_in_place: int = 0  # the same where fused functions need no room of their own
@@ -100,6 +100,7 @@ class Meter(TrainerCallback):
         self.matrices = {
             shape for each in model.parameters() if each.dim() > 1 for shape in (each.shape, each.shape[::-1])
         }
+        self.precisions = {each.dtype for each in model.parameters()}
         self.storages: dict[tuple[int, int], tuple[str, int]] = {}  # alive ones: of what kind, and how many keep it
         self.alive = {"body": 0, "maps": 0, "casts": 0, "rest": 0}
         self.inside = self.passes = self.most = 0
@@ -172,7 +173,7 @@ class Meter(TrainerCallback):
     def _kind(self, tensor: Tensor) -> str:
         if not self.inside:
             return "rest"
-        if tensor.shape in self.matrices and tensor.nbytes == tensor.untyped_storage().nbytes():
+        if tensor.shape in self.matrices and tensor.dtype not in self.precisions:
             return "casts"
         square = tensor.dim() > 2 and tensor.shape[-1] == tensor.shape[-2]
         return "rest" if square and tensor.shape[-3] == 1 else "maps" if square else "body"  # a mask is there once
