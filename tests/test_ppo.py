@@ -462,9 +462,9 @@ def test_a_step_follows_the_gradient_of_the_loss_as_it_is_written(tmp_path, aver
     before = weights(trainer)
     kept = {}
 
-    def keep(model, rollout, update=trainer.update):
+    def keep(model, rollout, rewards, update=trainer.update):
         kept["rollout"] = rollout
-        return update(model, rollout)
+        return update(model, rollout, rewards)
 
     trainer.update = keep
     trainer.train()

@@ -370,9 +370,8 @@ class PPOTrainer(Trainer):
         self.compute_logprobs(rollout)
         rewards_BR = self.compute_rewards(rollout, completions)
         scored = time.perf_counter()
-        self.compute_advantages(rollout, rewards_BR)
         model.train(bool(self.args.activation_checkpointing))  # which only works in this mode; dropout is off
-        loss = self.update(model, rollout)
+        loss = self.update(model, rollout, rewards_BR)
         model.eval()
         ended = time.perf_counter()
         self._note("time/rollout", rolled_out - began)
@@ -452,31 +451,18 @@ class PPOTrainer(Trainer):
             rewards_BR = whiten(rewards_BR, mask_BR, shift_mean=False, total=self._total)
         return rewards_BR
 
-    @torch.no_grad()
-    def compute_advantages(self, rollout: Rollout, rewards_BR: Tensor) -> None:
-        """Fill in the critic's values of all states, the returns, and the advantages, whitened."""
-        args, mask_BR = self.args, rollout.mask_BR
-        with self.accelerator.autocast():
-            for batch in self._micro_batches(rollout):
-                rollout.values_BR.view(-1)[batch.places_N] = self.actor_critic.values(*batch.value_inputs)
-        advantages_BR, rollout.returns_BR = generalised_advantages(
-            rewards_BR, rollout.values_BR, mask_BR, args.gamma, args.lam
-        )
-        rollout.advantages_BR = whiten(advantages_BR, mask_BR, total=self._total)
-        self._note_values(rollout)
-
-    def update(self, model: torch.nn.Module, rollout: Rollout) -> Tensor:
-        """Epochs of mini-batches; the last gradient is left for the Trainer to clip and step."""
-        args, sums = self.args, defaultdict(float)
+    def update(self, model: torch.nn.Module, rollout: Rollout, rewards_BR: Tensor) -> Tensor:
+        """Advantages, then epochs of mini-batches; the last gradient is left for the Trainer to clip and step."""
+        args = self.args
         minibatches = self._permute(len(rollout.sequences))
         by_token = args.loss_average == "token"
         counts = [sum(rollout.responses[row] for row in rows) if by_token else len(rows) for rows in minibatches]
         sizes = self._total(torch.tensor(counts, dtype=torch.float32, device=args.device)).tolist()
+        sums = self.compute_advantages(rollout, rewards_BR, minibatches[0], sizes[0])
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         for number, (rows, size) in enumerate(zip(minibatches, sizes, strict=True), 1):
             for batch in self._micro_batches(rollout, rows):
-                for name, value in self._accumulate_gradients(rollout, batch, size).items():
-                    sums[name] += value
+                _add(sums, self._add_gradients(rollout, batch, size, critic_has_learned=number == 1))
             self.actor_critic.restore_policy_adapter()
             self._sum_over_processes(parameters)
             if self.state.global_step < args.value_warmup_steps:
@@ -488,43 +474,92 @@ class PPOTrainer(Trainer):
                 self.optimizer.zero_grad()
         return self._note_update(sums, steps=len(minibatches))
 
-    def _accumulate_gradients(self, rollout: Rollout, batch: MicroBatch, size: float) -> dict[str, Tensor]:
+    def compute_advantages(
+        self, rollout: Rollout, rewards_BR: Tensor, first: Sequence[int] = (), size: float = 1.0
+    ) -> dict[str, Tensor]:
+        """Fill in the critic's values of all states, the returns, and the advantages, whitened.
+
+        The values of the ``first`` mini-batch are those that its gradient begins with, and the returns of a row are
+        known as soon as its values are. So a critic that shares no states with the policy takes that gradient in the
+        same pass, one of thirteen less. Gives the sums that are logged of it.
+        """
+        args, sums = self.args, {}
+        rollout.advantages_BR, rollout.returns_BR = torch.zeros_like(rewards_BR), torch.zeros_like(rewards_BR)
+        others = [row for row in range(len(rollout.sequences)) if row not in first]
+        for rows in (first, others):
+            learns = rows is first and self.actor_critic.critic != "head"
+            for batch in self._micro_batches(rollout, rows):
+                with torch.set_grad_enabled(learns), self.accelerator.autocast():
+                    values_N = self.actor_critic.values(*batch.value_inputs)
+                rollout.values_BR.view(-1)[batch.places_N] = values_N.detach()
+                own = torch.tensor(batch.rows, device=args.device)
+                rollout.advantages_BR[own], rollout.returns_BR[own] = generalised_advantages(
+                    rewards_BR[own], rollout.values_BR[own], rollout.mask_BR[own], args.gamma, args.lam
+                )
+                if learns:
+                    loss, found = self._value_loss(rollout, batch, values_N, size)
+                    self.accelerator.backward(args.vf_coef * loss)
+                    _add(sums, found)
+        rollout.advantages_BR = whiten(rollout.advantages_BR, rollout.mask_BR, total=self._total)
+        self._note_values(rollout)
+        return sums
+
+    def _add_gradients(
+        self, rollout: Rollout, batch: MicroBatch, size: float, *, critic_has_learned: bool
+    ) -> dict[str, Tensor]:
         """Add the gradient of a micro-batch's share of a mini-batch's losses; gives the sums that are logged.
 
         Critic and policy go one after the other, so that the activations of one are held at a time; measured, that
         takes a tenth to a quarter off the memory. A head, which reads the policy's states, goes with the policy.
         """
-        args, actor_critic, backward = self.args, self.actor_critic, self.accelerator.backward
-        weights_N = self._token_weights(rollout, batch.rows) / size
-        old_values_N, returns_N = batch.select(rollout.values_BR), batch.select(rollout.returns_BR)
-        old_logprobs_N, advantages_N = batch.select(rollout.logprobs_BR), batch.select(rollout.advantages_BR)
-        together = actor_critic.critic == "head"
-        with self.accelerator.autocast():
-            if together:
-                logprobs_N, values_N = actor_critic(*batch.inputs(args.temperature))
-            else:
-                values_N = actor_critic.values(*batch.value_inputs)
-        value_loss = (value_losses(values_N, old_values_N, returns_N, args.cliprange_value) * weights_N).sum()
-        if not together:
-            backward(args.vf_coef * value_loss)
+        actor_critic, value_sums = self.actor_critic, {}
+        if actor_critic.critic == "head":
             with self.accelerator.autocast():
-                logprobs_N = actor_critic.logprobs(*batch.inputs(args.temperature))
-        log_ratios_N = logprobs_N - old_logprobs_N
-        policy_loss = (policy_losses(log_ratios_N, advantages_N, args.cliprange, args.dual_clip) * weights_N).sum()
-        backward(policy_loss + args.vf_coef * value_loss if together else policy_loss)
-        with torch.no_grad():
-            ratios_N = log_ratios_N.exp()
-            return {
-                "policy": policy_loss.detach(),
-                "value": value_loss.detach(),
-                "tokens": torch.ones_like(ratios_N).sum(),
-                "approxkl": log_ratios_N.square().sum() / 2,
-                "clipped": ((ratios_N - 1).abs() > args.cliprange).sum(),
-                "value_clipped": ((values_N - old_values_N).abs() > args.cliprange_value).sum(),
-                "ratio": ratios_N.sum(),
-                "ratio_squared": ratios_N.square().sum(),
-                "entropy": -logprobs_N.sum(),
-            }
+                logprobs_N, values_N = actor_critic(*batch.inputs(self.args.temperature))
+            value_loss, value_sums = self._value_loss(rollout, batch, values_N, size)
+            policy_loss, policy_sums = self._policy_loss(rollout, batch, logprobs_N, size)
+            self.accelerator.backward(policy_loss + self.args.vf_coef * value_loss)
+            return value_sums | policy_sums
+        if not critic_has_learned:
+            with self.accelerator.autocast():
+                values_N = actor_critic.values(*batch.value_inputs)
+            value_loss, value_sums = self._value_loss(rollout, batch, values_N, size)
+            self.accelerator.backward(self.args.vf_coef * value_loss)
+        with self.accelerator.autocast():
+            logprobs_N = actor_critic.logprobs(*batch.inputs(self.args.temperature))
+        policy_loss, policy_sums = self._policy_loss(rollout, batch, logprobs_N, size)
+        self.accelerator.backward(policy_loss)
+        return value_sums | policy_sums
+
+    def _value_loss(
+        self, rollout: Rollout, batch: MicroBatch, values_N: Tensor, size: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The critic's share of a mini-batch's loss, and the sums that are logged."""
+        old_values_N, returns_N = batch.select(rollout.values_BR), batch.select(rollout.returns_BR)
+        losses_N = value_losses(values_N, old_values_N, returns_N, self.args.cliprange_value)
+        loss = (losses_N * (self._token_weights(rollout, batch.rows) / size)).sum()
+        clipped_N = (values_N.detach() - old_values_N).abs() > self.args.cliprange_value
+        return loss, {"value": loss.detach(), "value_clipped": clipped_N.sum()}
+
+    def _policy_loss(
+        self, rollout: Rollout, batch: MicroBatch, logprobs_N: Tensor, size: float
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The policy's share of a mini-batch's loss, and the sums that are logged."""
+        log_ratios_N = logprobs_N - batch.select(rollout.logprobs_BR)
+        advantages_N = batch.select(rollout.advantages_BR)
+        losses_N = policy_losses(log_ratios_N, advantages_N, self.args.cliprange, self.args.dual_clip)
+        loss = (losses_N * (self._token_weights(rollout, batch.rows) / size)).sum()
+        log_ratios_N = log_ratios_N.detach()
+        ratios_N = log_ratios_N.exp()
+        return loss, {
+            "policy": loss.detach(),
+            "tokens": torch.ones_like(ratios_N).sum(),
+            "approxkl": log_ratios_N.square().sum() / 2,
+            "clipped": ((ratios_N - 1).abs() > self.args.cliprange).sum(),
+            "ratio": ratios_N.sum(),
+            "ratio_squared": ratios_N.square().sum(),
+            "entropy": -logprobs_N.detach().sum(),
+        }
 
     # --- Pieces of an update
 
@@ -788,6 +823,11 @@ def _adapt_to_loop(given: PPOConfig) -> PPOConfig:
     if given.ddp_find_unused_parameters is None:
         args.ddp_find_unused_parameters = False  # policy and critic use every weight
     return args
+
+
+def _add(sums: dict[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    for name, value in found.items():
+        sums[name] = sums[name] + value if name in sums else value
 
 
 def _as_list(value: Any) -> list[Any]:
