@@ -22,7 +22,8 @@ Differences from the PPOTrainer of TRL 1.12:
 
 Optimisations, each behind one function: ``generate.sampler.sample`` (finished rows leave the cache),
 ``Rollout.micro_batches`` (little padding), ``make_padding_free`` (none), ``TokenLogProbs`` (logits of sampled tokens
-alone, in chunks), ``without_onednn`` (no kernel for each shape).
+alone, in chunks), ``without_onednn`` (no kernel for each shape), ``compute_advantages`` (a critic of its own learns
+from the first mini-batch while it values it).
 
 Letters at the end of a tensor's name are its shape: B rows of this process, R response tokens, N response tokens of
 all rows of a micro-batch, F rewards. What stands behind the end of a response is 0 in every BR tensor.
