@@ -188,7 +188,7 @@ def made_up(way: str, when: int) -> Iterator[None]:
         patches.enter_context(mock.patch.object(train, "_facts", lambda components: {"data": {"train": {"rows": 1}}}))
         patches.enter_context(mock.patch("accelerate.utils.set_seed"))
         patches.enter_context(mock.patch("runner.model.saved.find_missing", lambda *args: []))
-        patches.enter_context(mock.patch("runner.run._versions", dict))
+        patches.enter_context(mock.patch("runner.run.installed_version", lambda name: None))
         patches.enter_context(mock.patch("runner.run._git", lambda: None))
         patches.enter_context(mock.patch("runner.report.plot.write_plots", lambda *args, **more: None))
         yield
