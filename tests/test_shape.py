@@ -1,8 +1,10 @@
 """The house holds its shape: who imports whom, what stays light, what stays small."""
 
 import ast
+import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,32 @@ def test_imports_point_down(path):
             assert LEVEL[other] <= 0, f"{path} imports {other}: a part knows errors and files only"
         else:
             assert LEVEL[other] < LEVEL[room] or (room, other) in SIDEWAYS, f"{path} imports {other}"
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    modules = {module_of(path) for path in FILES}
+    graph = {module: set() for module in modules}
+    for path in FILES:
+        named = graph[module_of(path)]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                inside = (f"{node.module}.{alias.name}" for alias in node.names)
+                named |= {name if name in modules else node.module for name in inside}
+            elif isinstance(node, ast.Import):
+                named |= {alias.name for alias in node.names}
+        named &= modules - {module_of(path)}
+    TopologicalSorter(graph).prepare()
+
+
+def test_docstrings_begin_with_what_comes_out():
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module) and (text := ast.get_docstring(node)):
+                assert not re.match(r"(What|Whether|Where|Who|How|Which|That)\b", text), f"{path}: {text[:60]}"
 
 
 def test_every_file_belongs_to_a_room():
