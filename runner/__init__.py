@@ -1,9 +1,6 @@
 """A declarative experiment runner for post-training language models.
 
-The house, from the door inwards: ``__main__`` reads the command line, ``config`` composes and
-checks it, ``run``
-lays the folder, ``launcher`` starts a process, ``work`` reads the folder, ``command`` holds the
-verbs, and the rooms
-``dataset``, ``model``, ``reward``, ``trainer`` and ``report`` hold the parts. Nothing is imported
-here.
+``__main__`` reads the command line, ``config`` composes it, ``validate`` checks it, ``run`` lays its folder, ``launch``
+starts its processes, ``command`` holds the verbs and ``training`` builds and trains from the parts: ``dataset``,
+``model``, ``reward``, ``metric`` and their like. Nothing is imported here.
 """

@@ -21,23 +21,23 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from runner import config, stage
+from runner import config
 from runner.command import VERBS
 from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, code_of
-from runner.files import MENU
-from runner.resume.continuation import find_offer
+from runner.io.files import MENU
+from runner.io.secrets import hidden
+from runner.io.terminal import tell_uncaught
+from runner.launch import axis, stages
+from runner.launch.plan import Plan, compose_jobs, tasks_of
+from runner.launch.plugin import Job, failed_since
+from runner.launch.pool import Settings, confine, idle_devices, settings_of, train_all
+from runner.launch.progress import LiveProgress, Stages
+from runner.launch.worker import Stop, finished, is_finished, launch, prepare_environment
 from runner.run import Run, folder_of, open_run, sealed_checkpoints
+from runner.run.continuation import find_offer
+from runner.run.disk import full, is_full
 from runner.run.read import one_line
-from runner.secret import hidden
-from runner.space import full, is_full
-from runner.sweep import axis
-from runner.sweep.plan import Plan, compose_jobs, tasks_of
-from runner.sweep.plugin import Job, failed_since
-from runner.sweep.pool import Settings, confine, idle_devices, settings_of, train_all
-from runner.sweep.progress import LiveProgress, Stages
-from runner.terminal import tell_uncaught
 from runner.validate.start import check_ahead
-from runner.work import Stop, finished, is_finished, launch, prepare_environment
 
 # What a system says of a place where no folder can be made, however much room there is.
 CLOSED = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
@@ -137,7 +137,7 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
 
 def compose(line: CommandLine, overrides: Sequence[str]) -> list[config.Composed]:
     """The runs that these overrides make, checked: one, or stages; raises ConfigError with all faults of all."""
-    return stage.compose(overrides, line.folders)
+    return stages.compose(overrides, line.folders)
 
 
 def compose_all(line: CommandLine) -> list[list[config.Composed]]:

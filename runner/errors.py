@@ -18,7 +18,7 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from runner.secret import hidden
+from runner.io.secrets import hidden
 
 
 @dataclass(frozen=True)

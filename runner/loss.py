@@ -11,7 +11,7 @@ A loss names as arguments what it wants to be given; the rest comes from its key
     reward model    one entry for each of the B pairs: chosen_rewards, rejected_rewards
 
 It gives back one loss for each entry, or, of the whole batch, one number. When it is called, and how batches are
-averaged, is in ``trainer.objective``.
+averaged, is in ``training.objective``.
 """
 
 from __future__ import annotations

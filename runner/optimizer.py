@@ -1,6 +1,6 @@
 """Optimizers and schedules of the ``optimizer`` group: weights by pattern, each with settings of its own.
 
-Which weights there are is for the trainer to say, after adapters were put on; when, for ``trainer.extension``.
+Which weights there are is for the trainer to say, after adapters were put on; when, for ``training.extension``.
 """
 
 from __future__ import annotations

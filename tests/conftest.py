@@ -21,7 +21,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from runner.__main__ import main
-from runner.files import read_json
+from runner.io.files import read_json
 from runner.report import plot
 from runner.run import Run
 from runner.run.read import read_metrics

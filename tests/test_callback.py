@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from runner.__main__ import main
-from runner.callback import Record
 from runner.config import compose
+from runner.training.callback import Record
 
 EXAMPLE = Path(__file__).parent / "example_project"
 
@@ -180,7 +180,12 @@ def test_callbacks_come_as_they_are_listed(train, mine):
 def test_early_stopping_and_samples_work_side_by_side(train):
     stop = ("callback=early_stopping", "callback.early_stopping.early_stopping_patience=1")
     words = (
-        *("trainer=sft", *stop, "callback.samples._target_=runner.callback.Samples", "callback.samples.every=2"),
+        *(
+            "trainer=sft",
+            *stop,
+            "callback.samples._target_=runner.training.callback.Samples",
+            "callback.samples.every=2",
+        ),
         *("trainer.args.eval_strategy=steps", "trainer.args.eval_steps=1", "trainer.args.save_steps=1"),
         *("trainer.args.metric_for_best_model=eval_loss", "trainer.args.greater_is_better=true"),
         *("metric=none", "dataset.limit.train=40", "dataset.limit.eval=4", "trainer.args.max_steps=8"),
@@ -202,7 +207,7 @@ def test_a_class_that_hears_nothing_is_no_callback(train, mine, capsys):
     [
         (["trainer=reward", "callback=samples"], "callback.samples"),
         (["callback=samples", "dataset.split.eval=null"], "callback.samples.prompts"),
-        (["callback._target_=runner.callback.Samples", "dataset.form=text"], "callback.prompts"),
+        (["callback._target_=runner.training.callback.Samples", "dataset.form=text"], "callback.prompts"),
         (["callback=early_stopping", "trainer.args.eval_strategy=steps"], "trainer.args.metric_for_best_model"),
         (["callback=early_stopping", "trainer.args.metric_for_best_model=eval_loss"], "trainer.args.eval_strategy"),
         (["callback=samples", "callback.samples.every=0"], "callback.samples.every"),
@@ -217,7 +222,7 @@ def test_a_callback_that_cannot_work_is_told_before_anything_loads(capsys, words
 def test_options_of_callbacks_combine():
     stop = ("trainer.args.eval_strategy=steps", "trainer.args.metric_for_best_model=eval_loss", "metric=none")
     both = compose(["callback=[early_stopping,samples]", *stop]).cfg["callback"]
-    one = compose(["callback=early_stopping", "callback.samples._target_=runner.callback.Samples", *stop])
+    one = compose(["callback=early_stopping", "callback.samples._target_=runner.training.callback.Samples", *stop])
     assert list(both) == list(one.cfg["callback"]) == ["early_stopping", "samples"]
     assert list(compose(["callback=[samples,early_stopping]", *stop]).cfg["callback"]) == ["samples", "early_stopping"]
 

@@ -11,7 +11,7 @@ from textwrap import dedent
 import pytest
 import yaml
 
-from runner.signature import likeness, nearest, nodes, read_signature
+from runner.schema import likeness, nearest, nodes, read_signature
 from runner.validate import find_all_faults
 from runner.validate.context import FROM_GROUP, ValidationContext
 from runner.validate.dangers import find_dangers
@@ -74,7 +74,7 @@ def good(name: str = "DPO", **changes):
         "metric": None,
         "callback": None,
         "tracker": {"report_to": "none"},
-        "launcher": {"_target_": "runner.launcher.local", "num_processes": 1},
+        "launcher": {"_target_": "runner.launch.local.local", "num_processes": 1},
     }
     cfg = copy.deepcopy(cfg)
     for path, value in changes.items():
@@ -522,7 +522,7 @@ def test_what_is_known_of_fields_is_of_fields_that_there_are():
     assert {*SET_BY_RUNNER, *FROM_GROUP} - shipped["trainer"] == set()
     others = {f"{name}Config": signature for name, signature in ValidationContext({}).others.items()}
     others |= {target.rpartition(".")[2]: read_signature(target) for target in (
-        "runner.callback.Samples", "transformers.EarlyStoppingCallback", "peft.OFTConfig",
+        "runner.training.callback.Samples", "transformers.EarlyStoppingCallback", "peft.OFTConfig",
     )}  # fmt: skip
     others |= {name: read_signature(name) for name in ("runner.loss.focal", "runner.loss.label_smoothed")}
     assert [row for row in BY_CLASS if row[1] not in others[row[0]].parameters] == []
@@ -683,11 +683,11 @@ DANGEROUS = [
     "accelerate.launchers.notebook_launcher",
     "accelerate.utils.write_basic_config",
     "peft.PeftModel.from_pretrained",
-    "runner.files.write_text",
-    "runner.files.os.remove",
+    "runner.io.files.write_text",
+    "runner.io.files.os.remove",
     "runner.run.open_run",
     "runner.__main__.main",
-    "runner.launcher.local",
+    "runner.launch.local.local",
     "runner.config.build",
     "runner.model.load._load_whole",
     "runner.model.adapter.write_adapter",

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from runner.checkpoint import Seal, cycle_steps
-from runner.files import seal, verify
+from runner.io.files import seal, verify
+from runner.training.checkpoint import Seal, cycle_steps
 
 
 def control(save):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from runner import __main__ as door
-from runner.files import MENU
-from runner.sweep.axis import combinations
+from runner.io.files import MENU
+from runner.launch.axis import combinations
 
 FILES = sorted(MENU.rglob("*.yaml"))
 

@@ -4,7 +4,7 @@ import pytest
 
 from runner import config
 from runner.errors import ConfigError
-from runner.sweep.axis import combinations
+from runner.launch.axis import combinations
 
 
 def test_any_field_can_be_set_without_a_plus():

@@ -23,9 +23,9 @@ from resume import (
     told_differently,
 )
 
-from runner.resume.continuation import EXTENDABLE, OVERRULED, find_resume_faults
 from runner.run import Run
-from runner.tray.argument import build_args
+from runner.run.continuation import EXTENDABLE, OVERRULED, find_resume_faults
+from runner.training.build.args import build_args
 from runner.validate.keys import SET_BY_RUNNER
 
 

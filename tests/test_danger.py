@@ -21,7 +21,7 @@ from danger import (
 )
 from danger_cases import FILES, REFERENCES, WORDS
 
-from runner.bound import check_growth, read_yaml
+from runner.config.limits import check_growth, read_yaml
 from runner.errors import ConfigError
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from runner import stage
 from runner.estimate.device import Device
 from runner.estimate.memory import Training, source_of
 from runner.estimate.reduce import Clones, reduce
 from runner.estimate.smoke import measure_small
 from runner.estimate.steps import Rows, cycle_of, rows_per_step, steps_of
 from runner.estimate.table import Forecast, to_lines
+from runner.launch import stages
 from runner.model.clone import Source
 
 ARCHITECTURE = {
@@ -62,7 +62,7 @@ def composed(tmp_path, monkeypatch):
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
 
     def compose(*words, model=MODEL):
-        (run,) = stage.compose(["model=new", *model, "metric=none", "dataset.limit.train=64", *words])
+        (run,) = stages.compose(["model=new", *model, "metric=none", "dataset.limit.train=64", *words])
         return run.cfg
 
     return compose

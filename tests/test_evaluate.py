@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from runner.__main__ import main
 from runner.errors import EnvironmentFault
-from runner.files import PACKAGE, read_json
+from runner.io.files import PACKAGE, read_json
+from runner.launch.stages import compose
 from runner.metric.paired import compare, interval, resampled_means
 from runner.run import open_run
-from runner.stage import compose
 
 TINY = PACKAGE / "model" / "tiny"
 TOY = ("model=tiny", "dataset=toy_sort", "limit=10", "batch_size=4")

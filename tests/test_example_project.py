@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from runner.__main__ import main
-from runner.files import read_json, shipped
+from runner.io.files import read_json, shipped
 from runner.run import Run
 from runner.run.read import read_metrics
 

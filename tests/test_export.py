@@ -13,7 +13,7 @@ from runner.__main__ import main
 from runner.command.export import push
 from runner.config import compose
 from runner.errors import ConfigError, EnvironmentFault, FolderError
-from runner.files import files_of, seal, verify
+from runner.io.files import files_of, seal, verify
 from runner.report.card import Export, base_of, to_card
 from runner.run.read import read_run
 
@@ -87,7 +87,7 @@ def test_a_copy_of_other_bytes_is_no_export(laid, monkeypatch, capsys):
 
 
 def test_nothing_half_made_is_left(laid, monkeypatch):
-    monkeypatch.setattr("runner.command.export.to_card", lambda *_: 1 / 0)
+    monkeypatch.setattr("runner.training.export.to_card", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["export", "x"])
     assert not (laid / "export").exists() and not list(laid.glob(".export*"))
@@ -113,7 +113,7 @@ def test_a_run_that_is_not_finished_has_no_export(tmp_path, monkeypatch, capsys)
     lay_run(tmp_path / "outputs" / "x" / "run", state="interrupted")
     assert main(["export", "x"]) == 4
     error = capsys.readouterr().err
-    assert "interrupted 4/8" in error and "python -m runner.work outputs/x/run" in error
+    assert "interrupted 4/8" in error and "python -m runner.launch outputs/x/run" in error
 
 
 def test_a_pickle_is_never_copied(laid, capsys):
@@ -198,7 +198,7 @@ def test_an_adapter_on_tied_embeddings_is_merged_into_one_of_the_two(tmp_path):
     import torch
     from peft import LoraConfig, get_peft_model
 
-    from runner.files import shipped
+    from runner.io.files import shipped
     from runner.model.load import load_model, load_tokenizer
     from runner.model.merge import write_plain
 

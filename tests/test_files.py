@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from runner import files
+from runner.io import files
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):

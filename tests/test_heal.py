@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from runner.__main__ import main
-from runner.callback import Slower
-from runner.files import files_of, read_json
 from runner.generate.batch import TOKENS_PER_PASS
-from runner.resume.amendment import amended_share, halve_evaluation, halve_training, is_out_of_memory, read_amendments
+from runner.io.files import files_of, read_json
 from runner.run import Run, sealed_checkpoints
+from runner.run.adjustments import amended_share, is_out_of_memory, read_amendments
+from runner.training.callback import Slower
+from runner.training.recovery import halve_evaluation, halve_training
 
 FAULT = str(Path(__file__).parent / "fault")
 WORDS = (

@@ -9,7 +9,8 @@ import torch
 
 from runner.config import compose
 from runner.errors import SickRun
-from runner.health.alarms import (
+from runner.run import key_of
+from runner.training.health.alarms import (
     KL,
     Alarm,
     ConstantReward,
@@ -24,9 +25,8 @@ from runner.health.alarms import (
     ZeroGradient,
     build_alarms,
 )
-from runner.health.probe import Probe
-from runner.health.watch import Health, gathered
-from runner.run import key_of
+from runner.training.health.probe import Probe
+from runner.training.health.watch import Health, gathered
 from runner.validate.context import ALARMS
 
 NAN = math.nan

@@ -16,8 +16,8 @@ from runner.importers.follow import FUNCTIONS
 from runner.importers.read import plain, read_file
 from runner.importers.table import read_section, read_table
 from runner.importers.translate import translate
-from runner.signature import read_signature
-from runner.stage import faults_of
+from runner.launch.stages import faults_of
+from runner.schema import read_signature
 
 verb = import_module("runner.command.import")
 

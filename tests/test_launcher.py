@@ -37,7 +37,7 @@ def test_processes_that_torchrun_starts_are_the_same_run_as_our_own(runner):
     assert sorted(ways) == [1, 2]
     assert f"{ways[2].folder.name} already" in runner(*words, "launcher.num_processes=2").stdout
     folder = str(ways[1].folder)
-    text = started(runner, "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "runner.work", folder)
+    text = started(runner, "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "runner.launch", folder)
     assert "the 1 that the run is trained by" in text.stderr
 
 
@@ -54,7 +54,7 @@ def started(runner, *words):
 
 
 def read(runner, name):
-    from runner.files import read_json
+    from runner.io.files import read_json
     from runner.run.read import read_metrics
 
     run = Run(runner.runs(name)[0])

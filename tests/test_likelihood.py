@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from runner.files import shipped
 from runner.generate.likelihood import read_answers, score_answers, to_ids
+from runner.io.files import shipped
 
 TINY = shipped("runner://model/tiny")
 CHAT = [{"role": "user", "content": "Sort these digits: 3 1"}]

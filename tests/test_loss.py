@@ -12,16 +12,16 @@ from runner import loss
 from runner.__main__ import main
 from runner.config import compose
 from runner.errors import ConfigError, SickRun
-from runner.files import MENU
+from runner.io.files import MENU
+from runner.launch.worker import Stop
 from runner.run import open_run
-from runner.signature import choices_compared, find_definition, read_signature
-from runner.signature.upstream import LOSS_INTERFACES, OWN_LOSS, UNWEIGHABLE, loss_interface
-from runner.trainer import objective
-from runner.trainer.extension import Hooks
-from runner.trainer.objective import aligned, call, watched
-from runner.tray import build_components
+from runner.schema import choices_compared, find_definition, read_signature
+from runner.schema.upstream import LOSS_INTERFACES, OWN_LOSS, UNWEIGHABLE, loss_interface
+from runner.training import objective
+from runner.training.build import build_components
+from runner.training.extension import Hooks
+from runner.training.objective import aligned, call, watched
 from runner.validate.objective import ALSO_GIVES, GIVES
-from runner.work import Stop
 
 # --- By hand ------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runner.files import files_of
+from runner.io.files import files_of
 from runner.run import Run
 
 pytestmark = pytest.mark.slow
@@ -52,8 +52,8 @@ def test_precomputing_with_lengths_gives_what_trl_alone_gives(tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import DPOConfig, DPOTrainer
 
-    from runner.files import shipped
-    from runner.trainer.precompute import drop_filled, is_shared, shared
+    from runner.io.files import shipped
+    from runner.training.precompute import drop_filled, is_shared, shared
 
     def build(ours):
         # A cache of its own: another run's may hold the numbers of other kernels.

@@ -15,15 +15,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from runner.__main__ import main
 from runner.errors import EnvironmentFault, FolderError
-from runner.files import PACKAGE, read_json, seal, write_json
 from runner.generate import sampler
 from runner.generate.completion import Completion, TextGenerator, generate
 from runner.generate.prediction import PredictionFile
 from runner.generate.sampler import Sampling
 from runner.generate.weights import find_weights
+from runner.io.files import PACKAGE, read_json, seal, write_json
+from runner.launch.stages import compose
 from runner.model.restore import load_adapter_weights
 from runner.run import Run, open_run
-from runner.stage import compose
 
 TINY = PACKAGE / "model" / "tiny"
 SORT = "Sort these digits: "

@@ -21,11 +21,12 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling as Tokens
 from runner import __main__ as door
 from runner.command.preview import Wishes, read_wishes
 from runner.errors import ConfigError
-from runner.inspection import TokenRow, find_faults, inspect_training, read_batches, to_texts
+from runner.io.terminal import sample_lines, to_visible
 from runner.model.chat import read_template
-from runner.report.tokens import Sheet, format_sheet, to_page
+from runner.model.spelling import to_texts
+from runner.report.tokens import Sheet, TokenRow, format_sheet, to_page
 from runner.run import key_of
-from runner.terminal import sample_lines, to_visible
+from runner.training.inspection import find_faults, inspect_training, read_batches
 
 GOLDEN = Path(__file__).parent / "golden"
 ASKED = {"role": "user", "content": "What did Anna see?"}

@@ -10,7 +10,7 @@ from runner import __main__ as door
 from runner.command.preview import read_wishes
 from runner.dataset.convert import FORMS_FOR
 from runner.errors import RunnerError
-from runner.sweep.axis import combinations
+from runner.launch.axis import combinations
 
 ROOT = Path(__file__).parent.parent
 FIRST, *OTHERS = (

@@ -16,9 +16,9 @@ from runner.config import Composed
 from runner.errors import ConfigError
 from runner.estimate.group import group_by_structure, model_of, structure_of
 from runner.estimate.parts import phase_of
-from runner.files import write_json
+from runner.io.files import write_json
+from runner.launch.stages import compose
 from runner.run import Run
-from runner.stage import compose
 
 FAULTY = """
 from transformers import TrainerCallback

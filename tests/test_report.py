@@ -55,7 +55,7 @@ def test_a_run_differs_from_the_options_that_it_chose_in_what_was_typed(tmp_path
 def test_a_run_that_does_not_say_how_it_was_made_is_continued(tmp_path):
     folder = lay_run(tmp_path / "x" / "run", words=["-m", "seed=0,1"])
     run = read_run(folder)
-    assert differing(run) is None and command_of(run) == f"python -m runner.work {folder}"
+    assert differing(run) is None and command_of(run) == f"python -m runner.launch {folder}"
 
 
 def test_a_run_page_shows_what_was_said_at_the_first_and_the_last_step(tmp_path):

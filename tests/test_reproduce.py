@@ -9,7 +9,7 @@ from laid import lay_run, write
 from runner.__main__ import main
 from runner.command.reproduce import checkout_of, judge_reproduction, obstacles
 from runner.errors import EnvironmentFault, SickRun
-from runner.files import files_of, read_json
+from runner.io.files import files_of, read_json
 from runner.run.read import read_run
 
 WEIGHTS = {"files": {"model.safetensors": "a" * 64, "README.md": "x"}}

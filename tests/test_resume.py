@@ -8,7 +8,7 @@ import time
 import pytest
 
 from runner.__main__ import main
-from runner.files import files_of, read_json
+from runner.io.files import files_of, read_json
 from runner.run import Run
 from runner.run.read import read_metrics
 

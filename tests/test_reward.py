@@ -10,7 +10,7 @@ from transformers import (
 )
 
 from runner.errors import ConfigError, DataError
-from runner.files import shipped
+from runner.io.files import shipped
 from runner.reward import math, rule
 from runner.reward.outcome import Classifier, join_texts, load_reward_model
 from runner.reward.process import ProcessModel, aggregate

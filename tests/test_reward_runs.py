@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
-from runner.files import shipped
+from runner.io.files import shipped
 from runner.run import Run
 from runner.run.read import read_metrics
 

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from runner import work
 from runner.command.report import report
 from runner.errors import FolderError
-from runner.files import seal
+from runner.io.files import seal
+from runner.launch import worker
 from runner.run import Run, check_lines, key_of, label_of, last_checkpoint, locked, open_run, write_manifest
 from runner.run.find import find_runs
 
@@ -69,7 +69,7 @@ def test_a_link_inside_a_run_folder_is_refused_before_anything_is_written_or_del
     for door in doors:
         with pytest.raises(FolderError, match=f"rm {run.folder / name}"):
             door()
-    assert work.main([str(run.folder), "--trust"]) == 4
+    assert worker.main([str(run.folder), "--trust"]) == 4
     assert [file.read_text() for file in elsewhere.iterdir()] == ["kept"]
 
 
@@ -187,11 +187,11 @@ def test_a_folder_of_a_stranger_runs_nothing_that_is_not_on_the_list(tmp_path, c
         "allow: [os]\n"
     )
     monkeypatch.chdir(tmp_path)
-    assert work.main([str(tmp_path)]) == 2
+    assert worker.main([str(tmp_path)]) == 2
     text = capsys.readouterr().err
     assert "metric.x._target_" in text and "trust_remote_code" in text and "--trust" in text
     assert not (tmp_path / "status.json").exists() and not (tmp_path / "harm").exists()
-    assert work.main([str(tmp_path / "nowhere")]) == 2
+    assert worker.main([str(tmp_path / "nowhere")]) == 2
 
 
 def test_a_signal_that_a_library_retells_as_its_own_error_is_still_a_stop(tmp_path, monkeypatch):
@@ -204,5 +204,5 @@ def test_a_signal_that_a_library_retells_as_its_own_error_is_still_a_stop(tmp_pa
             raise ValueError("a fault of the data") from error
 
     monkeypatch.setattr("runner.command.train.train", command)
-    assert work.work(tmp_path) == 143
+    assert worker.work(tmp_path) == 143
     assert Run(tmp_path).status()["state"] == "interrupted"

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from runner.callback import Samples
-from runner.files import files_of, read_json
+from runner.io.files import files_of, read_json
+from runner.training.callback import Samples
 
 PROMPTS = ["Why is\nthe sky blue? " * 9, [{"role": "user", "content": "And the sea?"}], "third"]
 
@@ -133,7 +133,7 @@ def test_a_stopped_run_goes_on_with_its_samples(runner):
     words = (
         *("trainer=sft", *WORDS[:3], "trainer.args.max_steps=8", "trainer.args.save_steps=3"),
         *("trainer.args.logging_steps=1", *WATCHED, "callback.samples.every=2", "allow=[callbacks]"),
-        *("callback.slow._target_=callbacks.Slow", "callback.greedy._target_=runner.callback.Samples"),
+        *("callback.slow._target_=callbacks.Slow", "callback.greedy._target_=runner.training.callback.Samples"),
         *("callback.greedy.every=4", "callback.greedy.count=2", "callback.greedy.temperature=0"),
     )
     assert runner.stopped(*words, "name=stopped", name="stopped", number=signal.SIGTERM) == 143

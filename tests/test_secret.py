@@ -19,8 +19,8 @@ from secret import (
 )
 from secret_cases import ENVIRONMENT, REFUSED, SECRETS
 
-from runner.files import replace_rows, write_json
-from runner.secret import HIDDEN, hidden, holder_of, without_values
+from runner.io.files import replace_rows, write_json
+from runner.io.secrets import HIDDEN, hidden, holder_of, without_values
 
 
 def test_a_secret_is_hidden_by_its_value_however_it_is_spelt(monkeypatch):

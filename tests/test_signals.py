@@ -15,13 +15,12 @@ sys.path.append(str(Path(__file__).parent / "fault"))
 
 from signals import disturb
 
-from runner import work
 from runner.errors import Interrupted
+from runner.launch import pool, worker
+from runner.launch.plan import tasks_of
+from runner.launch.progress import Stages
+from runner.launch.stages import compose
 from runner.run import Run
-from runner.stage import compose
-from runner.sweep import pool
-from runner.sweep.plan import tasks_of
-from runner.sweep.progress import Stages
 
 
 @pytest.mark.slow
@@ -33,7 +32,7 @@ def test_a_signal_in_any_phase_stops_a_run_that_then_goes_on_to_the_same_bits(tm
 
 
 def test_the_second_signal_is_not_waited_with():
-    stop = work.Stop()
+    stop = worker.Stop()
     stop.listening = True
     stop(signal.SIGTERM)
     with pytest.raises(Interrupted) as caught:
@@ -75,7 +74,7 @@ def test_a_time_limit_saves_the_step_and_is_left_to_who_answers_it(tmp_path, mon
 
 
 def test_a_closed_terminal_stops_a_run_but_not_one_under_nohup():
-    script = "from runner.work import stop_signals; import signal; print(signal.SIGHUP in stop_signals())"
+    script = "from runner.launch.worker import stop_signals; import signal; print(signal.SIGHUP in stop_signals())"
     for words, told in (([], "True\n"), (["nohup"], "False\n")):
         command = [*words, sys.executable, "-c", script]
         heard = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # whatever these tests run under

@@ -13,7 +13,7 @@ from textwrap import dedent
 import pytest
 
 from runner.config import parse, quote_text
-from runner.signature import (
+from runner.schema import (
     Definition,
     choices_compared,
     find_definition,
@@ -22,8 +22,8 @@ from runner.signature import (
     to_override,
     to_text,
 )
-from runner.signature.read import UNKNOWN
-from runner.signature.type import shortened
+from runner.schema.read import UNKNOWN
+from runner.schema.type import shortened
 
 ROOT = Path(__file__).parent.parent
 TRAINERS = {
@@ -58,7 +58,7 @@ def kinds(target: str) -> dict[str, str]:
 def test_nothing_heavy_is_imported():
     code = """
         import sys
-        from runner.signature import choices_compared, public_names, read_signature
+        from runner.schema import choices_compared, public_names, read_signature
         assert len(read_signature("trl.DPOConfig").parameters) > 100
         assert read_signature("transformers.AutoModelForCausalLM.from_pretrained")
         assert read_signature("peft.LoraConfig") and read_signature("torch.optim.AdamW")
@@ -85,7 +85,7 @@ def test_nothing_heavy_is_imported():
         ("torch.optim.AdamW", "torch.optim.adamw.AdamW"),
         ("trl.rewards.accuracy_reward", "trl.rewards.accuracy_rewards.accuracy_reward"),
         ("logging.os.system", "os.system"),
-        ("runner.files.write_text", "runner.files.write_text"),
+        ("runner.io.files.write_text", "runner.io.files.write_text"),
     ],
 )
 def test_names_are_followed_home(target, home):

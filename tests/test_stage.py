@@ -9,9 +9,9 @@ import yaml
 
 from runner import __main__ as door
 from runner.errors import ConfigError
-from runner.files import files_of, read_json, write_json
+from runner.io.files import files_of, read_json, write_json
+from runner.launch import pool
 from runner.run import Run, folder_of, open_run, uses_of
-from runner.sweep import pool
 
 CHAIN = {
     "sft": ["trainer=sft", "learning_rate=1e-3"],
@@ -259,7 +259,7 @@ def test_elsewhere_a_reference_is_the_newest_finished_run_of_that_name(tmp_path,
     (fault,) = faults("model.path=${run:my-sft/new}")
     assert fault.cure == "model.path='${run:my-sft/new-01}'"
     (fault,) = faults("model.path=${run:my-sft/x-01}")
-    assert "interrupted" in fault.found and "runner.work outputs/my-sft/x-01" in fault.cure
+    assert "interrupted" in fault.found and "runner.launch outputs/my-sft/x-01" in fault.cure
     (fault,) = faults("model.path=${run:../outputs/my-sft}")
     assert fault.where == "model.path"
 

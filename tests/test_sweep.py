@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 from runner import __main__ as door
-from runner import config, work
+from runner import config
 from runner.errors import ConfigError
-from runner.files import MENU, read_json
+from runner.io.files import MENU, read_json
+from runner.launch import pool, worker
+from runner.launch.plan import MOST_JOBS, Plan, check_size, state_of, tasks_of
+from runner.launch.pool import Settings, confine, settings_of
+from runner.launch.progress import LiveProgress
+from runner.launch.worker import visible_devices
 from runner.run import Run, held, locked, open_run
 from runner.run.read import one_line
-from runner.sweep import pool
-from runner.sweep.plan import MOST_JOBS, Plan, check_size, state_of, tasks_of
-from runner.sweep.pool import Settings, confine, settings_of
-from runner.sweep.progress import LiveProgress
-from runner.work import visible_devices
 
 QUICK = ("dataset.limit.train=16", "dataset.limit.eval=2", "metric=none", "trainer.args.max_steps=1")
 
@@ -293,7 +293,7 @@ def test_a_signal_is_handed_on_and_nothing_more_starts(train_all):
 
 def test_a_child_of_a_dead_driver_is_told_to_save_its_step(tmp_path):
     script = (
-        "import os, signal, sys, time\nfrom runner.work import set_parent_death_signal\n"
+        "import os, signal, sys, time\nfrom runner.launch.worker import set_parent_death_signal\n"
         "def told(*_):\n    open(sys.argv[1], 'w').write('told')\n    os._exit(0)\n"
         "parent, child = os.getpid(), os.fork()\n"
         "if child == 0:\n"
@@ -354,7 +354,7 @@ def test_a_single_process_sees_one_device_and_says_so_where_there_are_more(monke
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
         for name, value in rank.items():
             monkeypatch.setenv(name, value)
-        assert work.work(run) == 0 and seen.pop() == shown
+        assert worker.work(run) == 0 and seen.pop() == shown
 
 
 def test_each_job_has_a_device_for_each_of_its_processes(monkeypatch, capsys):

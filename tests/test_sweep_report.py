@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from runner.command.report import listing, main, report
 from runner.errors import ConfigError, FolderError
-from runner.files import files_of
+from runner.io.files import files_of
 from runner.report.axis import axes_of
 from runner.report.importance import importance_of
 from runner.report.page import write_report

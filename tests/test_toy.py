@@ -9,8 +9,8 @@ from toy import files, held_out, write_files
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from vocabulary import build_tokenizer
 
-from runner.files import PACKAGE, shipped
 from runner.generate.completion import generate
+from runner.io.files import PACKAGE, shipped
 from runner.model.load import load_model, load_tokenizer
 from runner.reward.rule import exact_match, sentiment, sorted_digits
 

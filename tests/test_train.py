@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.files import MENU, files_of, read_json, write_json
+from runner.io.files import MENU, files_of, read_json, write_json
 from runner.run.read import read_metrics
 
 GOLDEN = Path(__file__).parent / "golden"

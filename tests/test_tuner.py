@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from runner.__main__ import main
 from runner.errors import ConfigError
-from runner.files import shipped
+from runner.io.files import shipped
 from runner.model.adapter import train_beside
 from runner.model.freeze import train_weights
 from runner.model.load import load_model, load_tokenizer
-from runner.tray.model import build_tuner
+from runner.training.build.model import build_tuner
 
 TINY = "runner://model/tiny"
 LORA = {"_target_": "peft.LoraConfig", "r": 4, "target_modules": "all-linear"}
@@ -368,7 +368,7 @@ def test_an_adapter_with_whole_layers_is_the_start_of_a_next_stage(train, probe,
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["adapter and embeddings", "adapter on merged", "pattern"])
 def test_a_run_goes_on_from_its_checkpoint_with_the_same_bits(train, adapter, tmp_path, name):
-    from runner.files import files_of, read_json, write_json
+    from runner.io.files import files_of, read_json, write_json
 
     words = [word.format(adapter=adapter) for word in KINDS[name][0]]
     whole_run = train(*words, *FEW, "trainer.args.save_steps=2", name="whole")

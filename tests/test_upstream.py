@@ -2,8 +2,8 @@
 
 import pytest
 
-from runner.signature import read_signature
-from runner.signature.upstream import COMPLETION_LENGTHS
+from runner.schema import read_signature
+from runner.schema.upstream import COMPLETION_LENGTHS
 
 CONFIGS = {
     "max_completion_length": ("trl.GRPOConfig", "trl.RLOOConfig"),
@@ -22,7 +22,7 @@ def test_no_trainer_of_the_menu_that_samples_has_another_name_for_it():
     """A new name would leave the length unknown, and an alarm and a table without a word of it."""
     import yaml
 
-    from runner.files import MENU
+    from runner.io.files import MENU
 
     for path in sorted((MENU / "trainer").glob("*.yaml")):
         node = yaml.safe_load(path.read_text(encoding="utf-8"))["trainer"]

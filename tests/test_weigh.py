@@ -24,7 +24,7 @@ from runner.dataset.weigh import (
     pattern,
 )
 from runner.errors import DataError
-from runner.files import shipped
+from runner.io.files import shipped
 from runner.run import open_run
 
 TALK = [
@@ -294,8 +294,8 @@ DIGITS = ("weight=pattern", "weight.pattern='[0-9]+'", "weight.weight=3", "weigh
 @pytest.fixture
 def laid_out(tmp_path, monkeypatch):
     """The parts of a run that nobody trains, and its first batch, with a policy that is not its reference."""
-    from runner.tray import build_components
-    from runner.work import Stop
+    from runner.launch.worker import Stop
+    from runner.training.build import build_components
 
     monkeypatch.chdir(tmp_path)
 

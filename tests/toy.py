@@ -16,7 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from random import Random
 
-from runner.files import PACKAGE, write_text
+from runner.io.files import PACKAGE, write_text
 
 Row = dict[str, object]
 

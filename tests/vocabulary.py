@@ -12,7 +12,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from runner.files import shipped
+from runner.io.files import shipped
 
 SIZE = 640  # more than it needs: every word of the rows is one token before that
 LONGEST = 1024  # tokens; what the tiny model was given positions for

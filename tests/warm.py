@@ -113,12 +113,15 @@ class Started:
 def serve() -> None:
     """Fork for each line of stdin that names a command, and tell what became of the others that it names."""
     sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent / "fault")]
-    from runner import __main__, config, work  # noqa: F401  the door comes with its imports
+    from runner import __main__, config  # noqa: F401  the door comes with its imports
+    from runner.launch import (
+        pool,
+        worker,
+    )
     from runner.report import plot
-    from runner.sweep import pool
 
-    work.prepare_environment()
-    import_module("runner.tray")
+    worker.prepare_environment()
+    import_module("runner.training.build")
     for trainer in ("SFTTrainer", "DPOTrainer", "GRPOTrainer"):
         config.locate(f"trl.{trainer}")
     config.compose(["trainer=sft"])  # the sources of configurations are read

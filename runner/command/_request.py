@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from runner import config
 from runner.errors import ConfigError, Fault, FolderError
 from runner.generate.rows import Rows, read_sets
+from runner.launch.stages import draft
 from runner.run import Run
 from runner.run.find import find_runs
-from runner.signature import Type, nearest
-from runner.signature.upstream import completion_length
-from runner.stage import draft
+from runner.schema import Type, nearest
+from runner.schema.upstream import completion_length
 from runner.validate import find_all_faults
 from runner.validate.values import COUNT, NOT_NEGATIVE, SEED, SHARE, Range, misfit_number, misfit_type
 

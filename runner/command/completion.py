@@ -27,10 +27,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from runner.bound import read_yaml
 from runner.command import VERBS
+from runner.config.limits import read_yaml
 from runner.errors import ConfigError, Fault
-from runner.files import MENU, PACKAGE
+from runner.io.files import MENU, PACKAGE
 
 ALONE = ("train", "doctor", "completion", "import", "rehearse")  # verbs that take no run
 SHELLS = ("bash", "zsh", "fish")
@@ -185,7 +185,7 @@ class Layout:
         target = self.node(path).get("_target_")
         if not isinstance(target, str):
             return {}
-        from runner.signature import read_signature
+        from runner.schema import read_signature
         from runner.validate.context import keys_of
 
         signature = read_signature(target)
@@ -196,7 +196,7 @@ class Layout:
         target = self.node("trainer").get("_target_")
         if path != "trainer.args" or not isinstance(target, str):
             return ()
-        from runner.signature import choices_compared
+        from runner.schema import choices_compared
 
         return choices_compared(target, name)
 
@@ -257,7 +257,7 @@ def _composes(verb: str) -> bool:
     """True for a verb that takes what a training takes: then it imports what composes that."""
     found = [node for node in _source(verb).body if isinstance(node, ast.ImportFrom)]
     names = {node.module for node in found} | {alias.name for node in found for alias in node.names}
-    return verb == "train" or bool({"stage", "runner.command._request"} & names)
+    return verb == "train" or bool({"stages", "runner.command._request"} & names)
 
 
 def _source(verb: str) -> ast.Module:

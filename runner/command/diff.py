@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from runner.command import read_options
+from runner.io.terminal import print_visible
 from runner.report.compare import sections_of
 from runner.report.number import short
 from runner.report.table import section_table
 from runner.run.find import find_runs
 from runner.run.read import RunRecord
-from runner.terminal import print_visible
 
 
 def main(line: Any) -> int:

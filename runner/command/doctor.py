@@ -27,12 +27,12 @@ from typing import Any
 from runner.command import read_options
 from runner.errors import EnvironmentFault
 from runner.estimate.device import read_memory
-from runner.files import PACKAGE, display_path, hub_home
+from runner.io.files import PACKAGE, display_path, hub_home
+from runner.io.secrets import hidden
 from runner.report.number import number, short
 from runner.report.table import Column, format_table
 from runner.run import installed_version
-from runner.secret import hidden
-from runner.space import sized
+from runner.run.disk import sized
 from runner.validate.environment import is_within, read_project, read_requirements
 
 WIDTH = 80

@@ -41,16 +41,17 @@ from typing import TYPE_CHECKING, Any
 from runner.command._request import OPTIONS, InferenceRequest, Option, read_request
 from runner.dataset.convert import fits
 from runner.errors import ConfigError, DataError, Fault
-from runner.files import display_path, write_json, write_text
 from runner.generate.prediction import file_states, prediction_key, to_line
 from runner.generate.rows import find_form_fault
 from runner.generate.weights import Weights, find_weights
-from runner.held_out import find_metric_faults
+from runner.io.files import display_path, write_json, write_text
+from runner.io.terminal import progress_bar, quiet
 from runner.report.number import number
 from runner.report.table import Column, format_table
-from runner.terminal import progress_bar, quiet
-from runner.tray.judge import build_metrics, build_rewards, named
-from runner.tray.trained import load_trained
+from runner.schema.text import named
+from runner.training.build.rewards import build_metrics, build_rewards
+from runner.training.trained import load_trained
+from runner.validate.parts import find_metric_faults
 from runner.validate.values import NOT_NEGATIVE
 
 if TYPE_CHECKING:

@@ -24,13 +24,14 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from runner import config, stage
+from runner import config
 from runner.command import is_yes, read_options
 from runner.errors import ConfigError, Fault
-from runner.files import MENU, write_text
 from runner.importers.draft import KINDS, NO_EQUIVALENT, Draft, Note, to_single_line
 from runner.importers.read import read_file
 from runner.importers.translate import describe_batch, to_yaml, translate
+from runner.io.files import MENU, write_text
+from runner.launch import stages
 from runner.validate.keys import is_folder_name
 
 WIDTH = 80
@@ -96,7 +97,7 @@ def faults_of(name: str, text: str, words: list[str]) -> list[Fault]:
     with tempfile.TemporaryDirectory() as folder:
         write_text(Path(folder) / "experiment" / f"{name}.yaml", text)
         try:
-            return stage.faults_of(config.compose([f"experiment={name}", *words], [Path(folder)]), [Path(folder)])
+            return stages.faults_of(config.compose([f"experiment={name}", *words], [Path(folder)]), [Path(folder)])
         except ConfigError as error:
             return error.faults
 

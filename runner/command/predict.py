@@ -40,14 +40,14 @@ from typing import TYPE_CHECKING, Any
 
 from runner.command._request import OPTIONS, InferenceRequest, Option, in_a_name, read_request
 from runner.errors import ConfigError, Fault
-from runner.files import display_path, read_last_row
 from runner.generate.prediction import PredictionFile, file_states, prediction_key
 from runner.generate.rows import find_form_fault
 from runner.generate.weights import Weights, find_weights
+from runner.io.files import display_path, read_last_row
+from runner.io.terminal import progress_bar, quiet, sample_lines
 from runner.report.number import number
 from runner.run.read import SAMPLE_FILES
-from runner.terminal import progress_bar, quiet, sample_lines
-from runner.tray.trained import load_trained
+from runner.training.trained import load_trained
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -266,7 +266,7 @@ def _lines() -> Iterator[str]:
 
 def _forget(generator: TextGenerator, turns: list[dict[str, str]]) -> list[dict[str, str]]:
     """The turns without the oldest ones, where the model cannot hold them all and an answer."""
-    from runner.inspection import spell_prompt
+    from runner.model.spelling import spell_prompt
 
     room, count = generator.how.max_length, generator.how.max_new_tokens
     while room and len(turns) > 1 and len(spell_prompt(generator.tokenizer, turns, {})) + count > room:

@@ -16,7 +16,6 @@ made. Where a training would be refused, the reasons follow, and the exit code i
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
 import shutil
@@ -29,28 +28,31 @@ from typing import Any
 
 import yaml
 
-from runner import stage
-from runner.config import Composed, asked_for, build
+from runner.config import Composed
 from runner.errors import ConfigError, Fault
-from runner.files import shipped, write_text
-from runner.inspection import SAMPLE, Inspection, find_faults, inspect_evaluation, inspect_training, stop_ids
+from runner.io.files import write_text
+from runner.io.terminal import quiet
+from runner.launch import stages
+from runner.launch.worker import take_devices, visible_devices
+from runner.model.spelling import to_texts
 from runner.report.tokens import MAX_WIDTH, Sheet, format_sheet, to_page
 from runner.run import Run, folder_of, key_of
 from runner.run.find import find_runs
-from runner.terminal import quiet
-from runner.tray import build_components
-from runner.tray.model import policy_of
+from runner.training.build import build_components
+from runner.training.build.model import policy_of
+from runner.training.inspection import (
+    SAMPLE,
+    Inspection,
+    ends_of,
+    find_faults,
+    inspect_evaluation,
+    inspect_training,
+    summary_of,
+)
+from runner.training.stand_in import lighten, write_stand_in
 from runner.validate.dangers import find_dangers
-from runner.work import take_devices, visible_devices
 
 SETS = ("train", "eval", "all")
-LOADER = "runner.model.load.load_model"
-# What would load, start or send something that no row depends on.
-LEFT_OUT = {
-    **dict.fromkeys(("precompute_ref_log_probs", "use_vllm", "torch_compile", "push_to_hub", "bf16", "fp16"), False),
-    **dict.fromkeys(("sft_model_path", "reward_model_path", "deepspeed", "fsdp", "parallelism_config"), None),
-    "rollout_engine": "auto",
-}
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def main(line: Any) -> int:
     if line.multirun:
         raise ConfigError(Fault("command line", "-m", "one configuration to look at", "one value of each key, no -m"))
     wishes, words = read_wishes(line.overrides)
-    runs = _runs(line.runs, words, wishes.trust) if line.runs else stage.compose(words, line.folders)
+    runs = _runs(line.runs, words, wishes.trust) if line.runs else stages.compose(words, line.folders)
     sheets, origins = [], {}
     with quiet():
         for composed in runs:
@@ -142,39 +144,6 @@ def _origin(composed: Composed, origins: dict[str, Mapping[str, Any]]) -> dict[s
     return cfg
 
 
-def lighten(cfg: Mapping[str, Any], rows: int, stand_in: Path) -> dict[str, Any]:
-    """The same run on its first rows, with a small model for large ones, and without what only training needs."""
-    cfg = copy.deepcopy(dict(cfg))
-    trainer, args = cfg["trainer"], cfg["trainer"]["args"]
-    known = asked_for(args["_target_"])
-    args |= {name: value for name, value in LEFT_OUT.items() if name in args}
-    if "train_sampling_strategy" in known:
-        args["train_sampling_strategy"] = "sequential"
-    small = {"_target_": LOADER, "path": str(stand_in)}
-    if cfg["model"]["_target_"] == LOADER:
-        cfg["model"] = small | {"tokenizer": cfg["model"]["tokenizer"]}
-    others = [name for name, part in trainer.items() if isinstance(part, Mapping) and part.get("_target_") == LOADER]
-    trainer |= dict.fromkeys(others, small)
-    if "reward_funcs" in asked_for(trainer["_target_"]):
-        count = len(args.get("reward_weights") or [1])
-        cfg["reward"] = {f"reward{place}": {"_target_": "runner.reward.rule.length"} for place in range(count)}
-    limit = cfg["dataset"].get("limit")
-    if isinstance(limit, Mapping):
-        least = {name: min(rows, limit.get(name) or rows) for name in ("train", "eval")}
-        cfg["dataset"]["limit"] = dict(limit) | least
-    parts = dict.fromkeys(("peft", "quant", "optimizer", "callback", "metric"))
-    return cfg | parts | {"tracker": {"report_to": "none", "environment": None}}
-
-
-def write_stand_in(cfg: Mapping[str, Any], folder: Path) -> Path:
-    """A folder with a model of a few weights that has the run's vocabulary."""
-    from runner.model import clone
-
-    node = cfg["model"]["tokenizer"]
-    clone.write_stand_in(build({name: value for name, value in node.items() if name != "chat_template"}), folder)
-    return folder
-
-
 def build_sheets(cfg: Mapping[str, Any], wishes: Wishes, of: str = "") -> list[Sheet]:
     """The sheets of one run: its training rows, its held-out sets, or both."""
     with tempfile.TemporaryDirectory(prefix="preview-") as place:
@@ -204,46 +173,9 @@ def _held_out(rows: Any) -> list[tuple[str | None, Any]]:
     return list(rows.items()) if isinstance(rows, Mapping) else [(None, rows)]
 
 
-def ends_of(cfg: Mapping[str, Any], model: Any) -> list[int]:
-    """The tokens that stop the generation of the real model, whose settings are a small file beside its weights."""
-    from transformers import GenerationConfig
-
-    from runner.model.load import read_adapter
-
-    path, revision = cfg["model"].get("path"), cfg["model"].get("revision")
-    if not path:
-        return stop_ids(model)
-    if adapter := read_adapter(path, revision):
-        path, revision = adapter.base_model_name_or_path, adapter.revision
-    with contextlib.suppress(OSError):  # a model without such a file stops at the tokenizer's end
-        ends = GenerationConfig.from_pretrained(shipped(path), revision=revision or "main").eos_token_id
-        return ends if isinstance(ends, list) else [] if ends is None else [ends]
-    return []
-
-
 # --- What is said of it -------------------------------------------------------------------------
 
 
 def _sheet(title: str, seen: Inspection, rows: int, faults: Sequence[Fault] = ()) -> Sheet:
-    shown = [row.spelt(seen.tokenizer) for row in seen.rows if row.number < rows]
+    shown = [replace(row, texts=to_texts(seen.tokenizer, row.ids)) for row in seen.rows if row.number < rows]
     return Sheet(title, summary_of(seen), shown, seen.goal == "score", faults)
-
-
-def summary_of(seen: Inspection) -> list[str]:
-    """The figures of all rows that were looked at, not only of those that are shown."""
-    count = len({row.number for row in seen.rows})
-    longest = max((len(row.ids) for row in seen.rows), default=0)
-    lines = [f"{count} rows looked at, the longest of {longest} tokens"]
-    if seen.limit:
-        lines.append(f"{len(seen.cut)} of {len(seen.spelt)} rows are longer than max_length={seen.limit}")
-    if seen.goal == "prompt":
-        return [*lines, "completions are sampled after these prompts, and only they are trained"]
-    if seen.goal == "score":
-        return [*lines, "one score for each text"]
-    share = seen.trained / max(1, seen.counted)
-    lines.append(f"{seen.trained} of {seen.counted} tokens are trained ({share:.1%})")
-    lines.append(f"an end token is trained in {len(seen.ended)} of {len(seen.rows)} texts")
-    asked = sum(len(row.prompts) for row in seen.spelt)
-    if asked and seen.comparable:
-        lines.append(f"{asked - len(seen.astray)} of {asked} answers follow the prompt that generation spells")
-    return lines

@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from runner import config, stage
+from runner import config
 from runner.errors import ConfigError, Fault, Interrupted
 from runner.estimate.device import Device, this_device
 from runner.estimate.group import group_by_structure, model_of
@@ -32,12 +32,12 @@ from runner.estimate.memory import Precision, Training, source_of
 from runner.estimate.smoke import SmokeResult, SmokeRunner, measure_small
 from runner.estimate.steps import Rows
 from runner.estimate.table import Forecast, to_lines
+from runner.io.terminal import quiet
+from runner.launch import axis, stages
+from runner.launch.plan import compose_jobs
+from runner.launch.worker import Stop, prepare_environment
 from runner.model.clone import Source
 from runner.run import Run
-from runner.sweep import axis
-from runner.sweep.plan import compose_jobs
-from runner.terminal import quiet
-from runner.work import Stop, prepare_environment
 
 OWN = ("memory", "speed")
 MAX_WHOLE_FORECASTS = 3  # of which all lines are printed
@@ -75,10 +75,10 @@ def main(line: Any) -> int:
 def jobs_of(words: Sequence[str], folders: Sequence[Path], multirun: bool) -> list[list[config.Composed]]:
     """The runs of each job; of a search only the first, because it chooses the others by what comes out."""
     if not multirun and axis.chosen_sweep(words) is None:
-        return [stage.compose(words, folders)]
+        return [stages.compose(words, folders)]
     axes, plugin = axis.read_sweep(words, folders)
     whole = config.latest([*axes, *config.latest(words)])
-    return [stage.compose(axis.first_of(whole), folders)] if plugin else compose_jobs(whole, folders)
+    return [stages.compose(axis.first_of(whole), folders)] if plugin else compose_jobs(whole, folders)
 
 
 def read_target(overrides: Sequence[str]) -> tuple[dict[str, float], list[str]]:

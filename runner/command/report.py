@@ -15,7 +15,8 @@ from typing import Any
 
 from runner.command import read_options
 from runner.errors import Fault, FolderError
-from runner.files import display_path, find_links
+from runner.io.files import display_path, find_links
+from runner.io.terminal import print_visible
 from runner.report.number import short
 from runner.report.objective import check_objective
 from runner.report.page import write_report, write_run_report
@@ -24,7 +25,6 @@ from runner.report.sweep import list_states, summarise
 from runner.report.table import Column, format_table, run_table, table
 from runner.run import link_faults
 from runner.run.read import find_folders, is_run, read_group
-from runner.terminal import print_visible
 
 KEYS = ("objective", "direction", "output_root")
 

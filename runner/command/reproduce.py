@@ -30,17 +30,17 @@ from typing import Any
 from runner import config
 from runner.command import is_yes, read_options
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, SickRun
-from runner.files import write_json
+from runner.io.files import write_json
+from runner.io.secrets import HIDDEN, hidden_source
+from runner.launch.worker import launch
 from runner.report.compare import deviations
 from runner.report.number import number
 from runner.report.repeat import folders_in, words_of
 from runner.run import CHANGES, Run, installed_version, open_run, run_git
 from runner.run.find import check_finished, find_runs
 from runner.run.read import RunRecord, read_run
-from runner.secret import HIDDEN, hidden_source
 from runner.validate.dangers import find_dangers
 from runner.validate.keys import is_folder_name
-from runner.work import launch
 
 OPTIONS = ("tolerance", "code", "name", "trust", "output_root")
 
@@ -136,7 +136,7 @@ def _code_obstacles(then: Any) -> Iterator[str]:
 
 def compare_data(run: RunRecord, cfg: Mapping[str, Any]) -> None:
     """Load the rows as a training would, and raise DataError with every set that is no longer the same."""
-    from runner.tray.loss import build_rules, columns_asked_for
+    from runner.training.build.loss import build_rules, columns_asked_for
 
     then = run.manifest.get("data")
     if not isinstance(then, Mapping):
@@ -175,7 +175,7 @@ def train_again(again: Run, run: RunRecord, worktree: bool, debug: bool = False)
             # Without this folder's own modules, and with those of the worktree before whatever is installed.
             known = os.environ.get("PYTHONPATH")
             environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join([str(code), *([known] if known else [])])}
-            command = [sys.executable, "-P", "-m", "runner.work", str(again.folder), "--trust"]
+            command = [sys.executable, "-P", "-m", "runner.launch", str(again.folder), "--trust"]
             return subprocess.run([*command, *(["--debug"] if debug else [])], env=environment).returncode
     return launch(again, debug)
 

@@ -1,6 +1,7 @@
 """Run folder -> trained model: train or go on training, measure, save, and say what came out.
 
-What is not here: how the parts are built (``tray``), what is measured (``held_out``), how the loop runs (the Trainer).
+Not here: how the parts are built (``training.build``), what is measured (``training.evaluation``), how the loop runs
+(the Trainer).
 """
 
 from __future__ import annotations
@@ -17,24 +18,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, FolderError, RunnerError
-from runner.files import files_of, read_json, seal, shipped, strict, write_json, write_text
-from runner.held_out import build_measure, held_out_scores
-from runner.inspection import find_faults, inspect_training, stop_ids
+from runner.io.files import files_of, read_json, seal, shipped, strict, write_json, write_text
+from runner.io.secrets import hidden
+from runner.model.spelling import stop_ids
 from runner.report.objective import telling
-from runner.resume.continuation import begin_from, copy_papers, other_run
-from runner.resume.material import check_material, find_other_facts, read_material
 from runner.run import Run, last_checkpoint, write_manifest
-from runner.secret import hidden
-from runner.space import check_space
-from runner.tray import Components, build_components
-from runner.tray.model import has_base, path_of, policy_of
-from runner.tray.recovery import amend, record_amendments
+from runner.run.continuation import begin_from, copy_papers, other_run
+from runner.run.disk import check_space
+from runner.run.inputs import check_material, find_other_facts, read_material
+from runner.training.build import Components, build_components
+from runner.training.build.model import has_base, path_of, policy_of
+from runner.training.evaluation import build_measure, held_out_scores
+from runner.training.inspection import find_faults, inspect_training
+from runner.training.recovery import amend, record_amendments
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import Trainer, TrainingArguments
 
-    from runner.callback import StopRequest
+    from runner.training.callback import StopRequest
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +62,8 @@ def train(run: Run, stop: StopRequest) -> None:
 
 
 def _train(run: Run, components: Components, stop: StopRequest) -> None:
-    from runner.checkpoint import cycle_steps, resume
     from runner.tracker.callback import trackers_closed
+    from runner.training.checkpoint import cycle_steps, resume
 
     began = time.monotonic()
     trainer = components.trainer
@@ -96,7 +98,7 @@ def _start(run: Run, components: Components, source: Run | None) -> None:
 
     ``source`` is the run whose checkpoint it begins with, which must have been made of the same.
     """
-    from runner.callback import AtStart
+    from runner.training.callback import AtStart
 
     args, trainer, rows = components.args, components.trainer, components.train_rows
     if hasattr(rows, "__len__") and len(rows) < _rows_per_step(args):
@@ -215,7 +217,7 @@ def save_model(run: Run, trainer: Trainer) -> None:
 
 def _not_saved(run: Run, missing: list[str]) -> Fault:
     found = f"{len(missing)} weights were not saved: {', '.join(missing[:3])}"
-    cure = f"python -m runner.work {run}  (which saves again what the newest checkpoint holds)"
+    cure = f"python -m runner.launch {run}  (which saves again what the newest checkpoint holds)"
     return Fault(str(run.model), found, "every weight of the model", cure)
 
 
@@ -277,8 +279,8 @@ def _facts(components: Components) -> dict[str, Any]:
 
     import torch
 
-    from runner.checkpoint import disk_needed
     from runner.model.chat import tokenizer_hash
+    from runner.training.checkpoint import disk_needed
 
     model, trainer = components.model, components.trainer
     counts = [(parameter.numel(), parameter.requires_grad) for parameter in trainer.model.parameters()]

@@ -17,19 +17,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner import config, stage
+from runner import config
 from runner.config import Composed
+from runner.config.provenance import Origins, Setting, read_origins, select
 from runner.errors import ConfigError, Fault
-from runner.origin import Origins, Setting, read_origins, select
+from runner.io.secrets import hidden
+from runner.io.terminal import print_visible
+from runner.launch import stages
 from runner.report.number import short
 from runner.report.repeat import command_of, folders_in, words_of
 from runner.report.table import Column, format_table
 from runner.run import key_of
 from runner.run.find import find_runs
 from runner.run.read import RunRecord
-from runner.secret import hidden
-from runner.signature import flatten, nearest, nodes, read_signature, to_text
-from runner.terminal import print_visible
+from runner.schema import flatten, nearest, nodes, read_signature, to_text
 from runner.validate.context import keys_of
 
 MAX_VALUE_WIDTH = 36  # characters of a value
@@ -54,8 +55,8 @@ def _composed(overrides: Sequence[str], folders: Sequence[Path]) -> list[Compose
     try:
         composed = config.compose(overrides, folders)
     except ConfigError:  # such as a reference to another run
-        return stage.compose(overrides, folders)
-    return stage.compose(overrides, folders) if "stages" in composed.cfg else [composed]
+        return stages.compose(overrides, folders)
+    return stages.compose(overrides, folders) if "stages" in composed.cfg else [composed]
 
 
 def _of_all(key: str, runs: Sequence[Composed], folders: Sequence[Path]) -> Iterator[str]:

@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.bound import check_growth
 from runner.config.composition import composition_fault
+from runner.config.limits import check_growth
 from runner.config.user_folder import refused, use_folders
 from runner.errors import ConfigError, Fault
-from runner.files import MENU
-from runner.secret import form_of
-from runner.signature import Node, read_signature
+from runner.io.files import MENU
+from runner.io.secrets import form_of
+from runner.schema import Node, read_signature
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override

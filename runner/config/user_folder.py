@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from runner.bound import check_yaml, parse_yaml
-from runner.content import undecodable
+from runner.config.limits import check_yaml, parse_yaml
 from runner.errors import ConfigError, Fault
+from runner.io.filetype import undecodable
 
 if TYPE_CHECKING:
     from hydra.core.config_search_path import ConfigSearchPath

@@ -30,7 +30,7 @@ from runner.dataset.request import (
     split_of,
 )
 from runner.errors import DataError, Fault
-from runner.files import SHIPPED
+from runner.io.files import SHIPPED
 
 LOADER = "runner.dataset.load.load_rows"
 MIXER = "runner.dataset.mix.mix_rows"

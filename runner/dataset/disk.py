@@ -23,10 +23,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from runner.content import HEAD, foreign, irregular, undecodable
 from runner.dataset.step import Row
 from runner.errors import DataError, EnvironmentFault, Fault
-from runner.files import shipped
+from runner.io.files import shipped
+from runner.io.filetype import HEAD, foreign, irregular, undecodable
 
 READERS = {
     ".jsonl": "json",

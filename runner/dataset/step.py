@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import DataError, Fault
-from runner.files import source_hash
+from runner.io.files import source_hash
 
 Row = dict[str, Any]
 Cells = Mapping[str, Any]  # a row that is only read

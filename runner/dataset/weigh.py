@@ -9,7 +9,7 @@ What the template writes around the messages weighs as little as the lightest of
 takes the weight of that span, also where it goes on outside of it; blanks count only in a token of blanks alone, so
 that the blank before a word never decides. A token that two spans or messages share takes the larger weight. Tokens
 that the trainer does not train on, such as a prompt, stay out whatever they weigh, and tokens that weigh nothing are no
-longer counted. What is done with the weights is in ``trainer.objective``.
+longer counted. What is done with the weights is in ``training.objective``.
 """
 
 from __future__ import annotations

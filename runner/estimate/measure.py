@@ -24,8 +24,8 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from transformers import TrainerCallback
 
 from runner.estimate.weights import trunks_of
+from runner.launch.worker import Stop
 from runner.run import open_run
-from runner.work import Stop
 
 aten = torch.ops.aten
 # By torch's own formulas, which it applies to the kernels of GPUs only.
@@ -64,7 +64,7 @@ class Measured:
 
 def measure_step(cfg: Mapping[str, Any], place: Path, steps: int = 1) -> Measured:
     """Train so many steps, a cycle of generation, in a folder of its own, and measure them."""
-    from runner.tray import build_components
+    from runner.training.build import build_components
 
     run = open_run({**cfg, "output_root": str(place)}, [])
     trainer = build_components(run, Stop()).trainer

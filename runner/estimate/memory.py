@@ -38,7 +38,7 @@ class Precision:
 
     @staticmethod
     def of(args: Mapping[str, Any], gpu: bool) -> Precision:
-        """The precision of a config on a GPU; on a CPU only what was asked for, as ``tray.argument`` has it."""
+        """The precision of a config on a GPU; on a CPU only what was asked for, as ``training.build.args`` has it."""
         asked = [value for name in RECOMPUTE if (value := args.get(name)) is not None]
         if not gpu:
             return Precision(bool(args.get("bf16")), any(asked[:1]))

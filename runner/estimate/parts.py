@@ -15,12 +15,12 @@ from pathlib import Path
 
 import yaml
 
-from runner import work
 from runner.errors import ConfigError, Fault, RunnerError
 from runner.estimate.reduce import rows_of
-from runner.files import write_json, write_text
+from runner.io.files import write_json, write_text
+from runner.io.terminal import quiet
+from runner.launch import worker
 from runner.run import Run, sealed_checkpoints
-from runner.terminal import quiet
 
 PARTS = ("look", "begin", "go on", "export")
 
@@ -36,8 +36,8 @@ def play(folder: str | Path, *, unreduced: str, debug: bool = False) -> int:
     datasets.config.HF_DATASETS_CACHE = Path(unreduced).with_name("cache")
     parts: dict[str, Callable[[], int]] = {
         "look": lambda: _record(run, lambda: look(run, Path(unreduced))),
-        "begin": lambda: work.work(folder, command="rehearse", debug=debug),
-        "go on": lambda: work.work(folder, debug=debug),
+        "begin": lambda: worker.work(folder, command="rehearse", debug=debug),
+        "go on": lambda: worker.work(folder, debug=debug),
         "export": lambda: _record(run, lambda: export(run)),
     }
     done = []
@@ -53,7 +53,7 @@ def play(folder: str | Path, *, unreduced: str, debug: bool = False) -> int:
 
 def wait_for(call: Callable[[], int]) -> int:
     """The exit code of a call in a process of its own, which ends with this one."""
-    ended = os.waitstatus_to_exitcode(os.waitpid(work.fork(call), 0)[1])
+    ended = os.waitstatus_to_exitcode(os.waitpid(worker.fork(call), 0)[1])
     return ended if ended >= 0 else 128 - ended
 
 
@@ -80,10 +80,10 @@ def look(run: Run, unreduced: Path) -> None:
     """
     from pyarrow import parquet
 
-    from runner.command.preview import ends_of, lighten, summary_of, write_stand_in
-    from runner.inspection import SAMPLE, find_faults, inspect_training
-    from runner.tray import build_components
-    from runner.tray.model import policy_of
+    from runner.training.build import build_components
+    from runner.training.build.model import policy_of
+    from runner.training.inspection import SAMPLE, ends_of, find_faults, inspect_training, summary_of
+    from runner.training.stand_in import lighten, write_stand_in
 
     cfg = yaml.safe_load(unreduced.read_text(encoding="utf-8"))
     node = cfg["trainer"]
@@ -107,8 +107,8 @@ def look(run: Run, unreduced: Path) -> None:
 
 def export(run: Run) -> None:
     """Export the model as the verb does; what can be shared only as it is, is left as it is."""
-    from runner.command.export import export as write_export
     from runner.run.read import read_run
+    from runner.training.export import export as write_export
 
     trust = bool(run.cfg["model"].get("trust_remote_code"))
     try:

@@ -16,10 +16,10 @@ from typing import Any
 from runner.errors import ConfigError, Fault
 from runner.estimate.memory import LOADERS, architecture_of
 from runner.estimate.steps import COMPLETION_LENGTHS, cycle_of, fields_of, rows_per_step, setting
-from runner.inspection import SAMPLE
 from runner.model.clone import Source, count_weights, shrink, write_clone
 from runner.run import processes_of
-from runner.signature.text import nodes
+from runner.schema.text import nodes
+from runner.training.inspection import SAMPLE
 
 NEW = "runner.model.load.new_model"
 ROWS = "runner.dataset.load.load_rows"

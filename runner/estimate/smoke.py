@@ -21,13 +21,13 @@ from runner.estimate.parts import PARTS, phase_of, wait_for
 from runner.estimate.reduce import Clones, Reduced, is_small, reduce
 from runner.estimate.steps import cycle_of, fields_of
 from runner.estimate.weights import Shape
-from runner.files import read_json, write_json, write_text
+from runner.io.files import read_json, write_json, write_text
+from runner.launch.plan import Task, tasks_of
+from runner.launch.pool import settings_of, train_all
 from runner.model.clone import Source, write_clone
 from runner.report.number import number
 from runner.run import Run, folder_of, label_of, sealed_checkpoints
-from runner.space import sized
-from runner.sweep.plan import Task, tasks_of
-from runner.sweep.pool import settings_of, train_all
+from runner.run.disk import sized
 
 PLAY = "runner.estimate.parts.play"
 TITLES = {"look": "rows read", "begin": "a step, saved", "go on": "resumed, scored", "export": "exported"}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runner.run import processes_of
-from runner.signature import read_signature
+from runner.schema import read_signature
 
 COMPLETION_LENGTHS = ("max_completion_length", "response_length", "max_new_tokens")
 WHOLE_BATCHES = {"num_generations", "num_ppo_epochs"}  # fields of trainers that leave out a last batch not full

@@ -10,7 +10,7 @@ from runner.estimate.device import Device
 from runner.estimate.memory import Training
 from runner.estimate.steps import batch_size, setting, steps_of
 from runner.run import processes_of
-from runner.space import free, sized
+from runner.run.disk import free, sized
 
 TIGHT = 0.9  # of what is there, from which on a forecast warns: allocators keep some more than what is alive
 ASSUMED = 100e12  # operations a second, as a scale where nothing was measured

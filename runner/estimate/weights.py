@@ -111,7 +111,7 @@ def _adapted(model: Any, peft: Mapping[str, Any] | None, adapter: Any, head: str
     """The model with the adapter on it that is configured, or that it came with; or with a part of it frozen."""
     from peft import get_peft_model
 
-    from runner.tray.model import build_tuner
+    from runner.training.build.model import build_tuner
 
     changed, config = build_tuner(peft, model, head)
     config = config or copy.deepcopy(adapter)

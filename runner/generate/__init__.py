@@ -12,5 +12,5 @@ rows         dataset -> the held-out rows that are meant
 weights      run folder -> the weights that are meant
 harness      the tasks of lm-evaluation-harness
 
-Not here: what words ask for it (``command._request``), how a model is loaded (``tray``, ``model``).
+Not here: what words ask for it (``command._request``), how a model is loaded (``training``, ``model``).
 """

@@ -18,7 +18,7 @@ from runner.generate.batch import split_by_rows
 from runner.generate.likelihood import evaluating
 from runner.generate.rows import Row
 from runner.generate.sampler import Model, Sampling, draw_noise, sample
-from runner.inspection import spell_prompt, stop_ids
+from runner.model.spelling import spell_prompt, stop_ids
 
 
 @dataclass(frozen=True)

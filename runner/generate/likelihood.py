@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runner.generate.batch import pad_right, split_by_tokens
 from runner.generate.rows import Row
-from runner.inspection import spell_prompt, spell_row
+from runner.model.spelling import spell_prompt, spell_row
 
 TOKENS_PER_BATCH = 4096  # padding too
 

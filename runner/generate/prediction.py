@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.errors import Fault, FolderError
-from runner.files import SHIPPED, display_path, read_json, shipped, strict, write_json, write_text
+from runner.io.files import SHIPPED, display_path, read_json, shipped, strict, write_json, write_text
 from runner.run import link_faults
 
 FORMAT = 2  # of rows and random numbers; what was begun with another is not continued

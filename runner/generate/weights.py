@@ -1,7 +1,7 @@
 """Run folder -> the weights that are meant, whole and sealed.
 
 Finding them needs nothing heavy, so that a wrong word is told before torch is imported. How they are loaded is in
-``tray.trained``.
+``training.trained``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.errors import ConfigError, Fault, FolderError
-from runner.files import SEAL, damage_of, describe_damage, display_path, read_json, sha256
+from runner.io.files import SEAL, damage_of, describe_damage, display_path, read_json, sha256
 from runner.run import Run, last_checkpoint, sealed_checkpoints
 
 WISHES = "model, best, last, start, or the step of a checkpoint"
@@ -60,7 +60,7 @@ def find_weights(run: Run | None, wish: str | None) -> Weights:
         "best": "no whole checkpoint is known to be the best",
         "last": "no sealed checkpoint that is whole",
     }[wish]
-    cure = f"python -m runner.work {run}  (to train on), or checkpoint=start for the model it begins with"
+    cure = f"python -m runner.launch {run}  (to train on), or checkpoint=start for the model it begins with"
     cure = "checkpoint=last" if newest else "checkpoint=model" if is_finished else cure
     progress = f"it is {state['state']}, step {state['step']} of {state['max_steps']}"
     raise FolderError(Fault(str(run), f"{found}; {progress}", "weights", cure))

@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 import yaml
 
 from runner.errors import Fault
-from runner.files import MENU
 from runner.importers.convert import to_mapping
 from runner.importers.read import ForeignConfig
 from runner.importers.table import Case, Table, is_wanted
-from runner.secret import LOGIN_KEY, SECRET_KEY, looks_secret
-from runner.signature import Signature, read_signature
+from runner.io.files import MENU
+from runner.io.secrets import LOGIN_KEY, SECRET_KEY, looks_secret
+from runner.schema import Signature, read_signature
 
 MAPPED, SAME, NO_EQUIVALENT = "mapped", "same by default", "no equivalent"
 IGNORED = "ignored (machine, not experiment)"

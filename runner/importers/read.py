@@ -14,7 +14,7 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
-from runner.bound import DIGITS, check_size, parse_yaml
+from runner.config.limits import DIGITS, check_size, parse_yaml
 from runner.errors import ConfigError, Fault
 from runner.importers.table import read_section
 

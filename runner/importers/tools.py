@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from runner.bound import check_size
+from runner.config.limits import check_size
 from runner.errors import ConfigError, Fault
 from runner.importers.convert import to_entries, to_mapping, to_number, to_plain_text, to_whole_number, to_words
 from runner.importers.draft import FIX, MAPPED, SAME, Draft, is_unset, to_single_line

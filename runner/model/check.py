@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from runner.errors import ConfigError, Fault
 from runner.model import jinja
 from runner.model.folder import ADAPTER, DOWNLOAD_AGAIN, INDEX, LOCATION, WEIGHTS, Place, check_json_ends, find_place
-from runner.signature import find_definition, read_signature
+from runner.schema import find_definition, read_signature
 
 Node = Mapping[str, Any]  # of the composed configuration, or an object of a JSON file
 

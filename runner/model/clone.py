@@ -29,7 +29,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from runner.files import shipped
+from runner.io.files import shipped
 from runner.model.load import new_model, read_adapter, read_config
 
 HEAD_SIZE = 8  # units of an attention head

@@ -14,9 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from runner.content import HEAD, foreign, irregular
 from runner.errors import ConfigError, Fault
-from runner.files import shipped
+from runner.io.files import shipped
+from runner.io.filetype import HEAD, foreign, irregular
 
 JsonObject = dict[str, Any]
 

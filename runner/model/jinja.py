@@ -17,9 +17,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from runner.content import undecodable
 from runner.errors import ConfigError, Fault
-from runner.files import shipped
+from runner.io.files import shipped
+from runner.io.filetype import undecodable
 
 SHELF = Path(__file__).parent / "template"
 KEY = "model.tokenizer.chat_template"

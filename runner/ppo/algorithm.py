@@ -65,10 +65,10 @@ from transformers import (
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_checkpoint
 
 from runner.errors import ConfigError, Fault
-from runner.files import replace_rows, write_json
 from runner.generate.batch import TOKENS_PER_PASS
 from runner.generate.engines import build_engine
 from runner.generate.sampler import Sampling, seeded_generator
+from runner.io.files import replace_rows, write_json
 from runner.ppo.actor_critic import ActorCritic, TokenLogProbs, build_actor_critic, build_reference
 from runner.ppo.batching import MicroBatch, Rollout, Row, check_rows, find_stop_ids, to_prompt_ids, without_onednn
 from runner.ppo.scoring import Completions, Reward, Rewards, TokenRewards

@@ -23,7 +23,7 @@ from runner.errors import ConfigError, Fault
 from runner.generate.batch import pad_right, split_by_tokens
 from runner.ppo.actor_critic import last_hidden_states
 from runner.reward.panel import Prompt, check_answer, check_some_apply
-from runner.signature import to_text
+from runner.schema import to_text
 
 Reward: TypeAlias = Callable[..., Any] | nn.Module
 

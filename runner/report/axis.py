@@ -13,7 +13,7 @@ from typing import Any
 
 from runner.run import VOLATILE
 from runner.run.read import is_finite
-from runner.signature import flatten
+from runner.schema import flatten
 
 TOP = ("learning_rate", "kl_coef", "seed")
 SKIPPED = (VOLATILE - {*TOP, "launcher"}) | {"stages", "objective"}

@@ -13,14 +13,14 @@ from typing import Any
 
 import yaml
 
-from runner.files import read_json
+from runner.io.files import read_json
+from runner.io.secrets import looks_secret
 from runner.report.axis import short_target
 from runner.report.number import number
 from runner.report.repeat import words_of
 from runner.report.single import differing, score_rows
 from runner.run.read import RunRecord, read_run
-from runner.secret import looks_secret
-from runner.signature import walk
+from runner.schema import walk
 
 # A path from the root or from a home; a URL, runner://..., org/name and </tag> are none.
 ROOTED = re.compile(r"""(?<![\w.:/<\\$}])(~?(?:/[\w.+@=-]+)+)/?""")

@@ -14,7 +14,7 @@ from runner.report.number import number, value
 from runner.report.objective import CLOCK, telling
 from runner.report.repeat import command_of
 from runner.run.read import RunRecord, is_finite
-from runner.signature import flatten
+from runner.schema import flatten
 
 # What depends on the machine's mood and not on the run.
 TIMED = re.compile(r"(^|_)(runtime|seconds|step_time)$|_per_second$|^(eval_)?(eps|time/|profiling/|memory/)")

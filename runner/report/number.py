@@ -6,7 +6,7 @@ import math
 import re
 from typing import Any
 
-from runner.signature import to_text
+from runner.schema import to_text
 
 
 def number(value: float | None, digits: int = 4) -> str:

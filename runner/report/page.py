@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.files import write_text
+from runner.io.files import write_text
 from runner.report.importance import METHOD
 from runner.report.number import number, percent, short, spread, value
 from runner.report.plot import (

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from runner.files import write_bytes
+from runner.io.files import write_bytes
 from runner.report.axis import Axis
 from runner.report.number import short, spread, value
 from runner.report.sweep import Summary

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runner.io.secrets import hidden
 from runner.run.read import RunRecord
-from runner.secret import hidden
 
 FOLDER_FLAGS = ("--config-dir", "-cd")
 
@@ -20,7 +20,7 @@ def command_of(run: RunRecord, seeds: Sequence[Any] = ()) -> str:
     """
     words = words_of(run)
     if words is None:
-        return shlex.join(["python", "-m", "runner.work", str(run)])
+        return shlex.join(["python", "-m", "runner.launch", str(run)])
     if len(seeds) > 1:
         words = [word for word in words if not word.lstrip("+").startswith("seed=")]
         words = ["-m", *words, f"seed={','.join(map(str, seeds))}"]

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from runner.errors import RunnerError
-from runner.files import read_rows, shipped
+from runner.io.files import read_rows, shipped
 from runner.report.axis import MISSING, TOP, lasting_keys
 from runner.report.number import number, value
 from runner.report.objective import telling

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner.files import display_path, strict
+from runner.io.files import display_path, strict
 from runner.report.axis import MISSING, UNREAD
 from runner.report.compare import Section
 from runner.report.number import percent, plural, short, spread, value

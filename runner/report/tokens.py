@@ -1,23 +1,45 @@
 """Rows of tokens as a person reads them: marked text for a terminal, and one page without any other file.
 
-What is shown comes from ``inspection``; nothing here knows a tokenizer. The texts are other people's, so that no
-character of theirs steers the terminal or becomes part of the page.
+What is shown comes from ``training.inspection``; nothing here knows a tokenizer. The texts are other people's, so that
+no character of theirs steers the terminal or becomes part of the page.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rich.cells import cell_len
 
 from runner.errors import Fault
-from runner.inspection import TokenRow
-from runner.terminal import to_visible
+from runner.io.terminal import to_visible
 
 MAX_WIDTH = 80
 MAX_STRETCH = 800  # characters of a stretch of equal tokens in the terminal; of a longer one the middle is left out
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """One sequence as the model sees it, without padding.
+
+    ``number`` is its row, which a pair's ``chosen`` and ``rejected`` share; ``role`` is also ``good`` or ``bad`` of a
+    labelled answer, ``prompt`` of what is sampled from, and else empty. ``trained`` says which tokens the loss counts,
+    of a scored text the one where the score is read. ``whole`` is the length before it was cut, 0 where it is whole.
+    """
+
+    number: int
+    role: str
+    ids: list[int]
+    trained: list[bool]
+    weights: list[float] | None = None
+    whole: int = 0
+    texts: list[str] = field(default_factory=list)  # of each token, where they are to be shown
+
+    @property
+    def share(self) -> float:
+        """The share of its tokens that is trained."""
+        return sum(self.trained) / max(1, len(self.trained))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 from transformers.utils import find_adapter_config_file
 
 from runner.errors import ConfigError, Fault
-from runner.files import shipped
+from runner.io.files import shipped
 from runner.reward.rule import text_of
 
 

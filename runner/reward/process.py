@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-from runner.files import shipped
+from runner.io.files import shipped
 from runner.reward.outcome import (
     best_device,
     column_of,

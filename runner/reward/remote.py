@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, OpenerDirector, ProxyHandler, Request, build_opener
 
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault
-from runner.secret import keep
+from runner.io.secrets import keep
 
 BUSY = (408, 425, 429, 500, 502, 503, 504)  # worth another try
 LARGEST = 64 << 20  # bytes of an answer

@@ -33,9 +33,9 @@ from typing import Any
 
 import yaml
 
-from runner.bound import check_yaml
+from runner.config.limits import check_yaml
 from runner.errors import ConfigError, Fault, FolderError
-from runner.files import (
+from runner.io.files import (
     SEAL,
     damage_of,
     describe_damage,
@@ -46,8 +46,8 @@ from runner.files import (
     write_json,
     write_text,
 )
-from runner.secret import hidden, hidden_source
-from runner.signature import walk
+from runner.io.secrets import hidden, hidden_source
+from runner.schema import walk
 
 log = logging.getLogger(__name__)
 
@@ -424,7 +424,7 @@ def write_manifest(run: Run, **facts: Any) -> None:
     """Record what is needed to repeat this run, keeping what earlier starts recorded."""
     known = {
         "key": key_of(run.cfg),
-        "command": ["python", "-m", "runner.work", str(run)],
+        "command": ["python", "-m", "runner.launch", str(run)],
         "created": _now(),
         "python": platform.python_version(),
         "versions": {name: installed_version(name) for name in LIBRARIES},

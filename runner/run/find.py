@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from runner.errors import ConfigError, Fault, FolderError
-from runner.files import find_links
+from runner.io.files import find_links
 from runner.run import Run, link_faults
 from runner.run.read import RunRecord, find_folders, is_run, read_run
 
@@ -50,7 +50,7 @@ def check_finished(run: RunRecord, verb: str) -> None:
         raise FolderError(Fault(str(run), "config.yaml is missing or torn", "the folder of a whole run"))
     if run.state != "finished":
         found = run.standing + (f": {run.cause}" if run.cause else "")
-        cure = f"python -m runner.work {run}  (to finish it)"
+        cure = f"python -m runner.launch {run}  (to finish it)"
         raise FolderError(Fault(str(run), found, f"a finished run to {verb}", cure))
 
 

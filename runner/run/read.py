@@ -16,9 +16,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from runner.bound import read_yaml
+from runner.config.limits import read_yaml
 from runner.errors import ConfigError
-from runner.files import read_json, read_rows
+from runner.io.files import read_json, read_rows
 from runner.run import Run
 
 METADATA = ("config.yaml", "status.json", "manifest.json", "scores.json", "metrics.jsonl")

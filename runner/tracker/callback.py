@@ -25,8 +25,8 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import MLflowCallback, TensorBoardCallback, TrackioCallback, WandbCallback
 
-from runner.files import read_rows
-from runner.signature import flatten
+from runner.io.files import read_rows
+from runner.schema import flatten
 from runner.tracker.variable import id_of
 
 log = logging.getLogger(__name__)

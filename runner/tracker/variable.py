@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import EnvironmentFault, Fault, FolderError
-from runner.files import read_json, write_json
+from runner.io.files import read_json, write_json
 
+# Any other variable could change what other programs do: git, the loader, the hub client.
+TRACKER_VARIABLES = ("WANDB_", "TRACKIO_", "MLFLOW_", "TENSORBOARD_")
 # The package of each tracker that the runner has an extra for.
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio", "mlflow": "mlflow"}
 
@@ -67,3 +69,13 @@ def check_installed(report_to: str | list[str]) -> None:
             Fault("tracker", f"{name} is not installed", "its package", f"pip install 'runner[{name}]'")
             for name in missing
         )
+
+
+def find_foreign_variables(node: Mapping[str, Any]) -> list[Fault]:
+    """A fault for each configured variable that no tracker reads."""
+    expected = f"one that begins with {', '.join(TRACKER_VARIABLES)}"
+    foreign = [name for name in node.get("environment") or {} if not name.startswith(TRACKER_VARIABLES)]
+    return [
+        Fault(f"tracker.environment.{name}", "not a variable of a tracker", expected, "leave it out")
+        for name in foreign
+    ]

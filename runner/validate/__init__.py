@@ -21,7 +21,7 @@ is only what a signature cannot say. What all of them know of a configuration is
 from collections.abc import Collection, Mapping
 
 from runner.errors import Fault
-from runner.signature import Config, nodes, walk
+from runner.schema import Config, nodes, walk
 from runner.validate.context import ValidationContext
 from runner.validate.dangers import find_risks, find_secrets
 from runner.validate.keys import find_node_faults, find_top_faults

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runner.config import GROUPS
-from runner.signature import Config, Node, Parameter, Signature, nodes, public_names, read_signature
-from runner.signature.type import expression
+from runner.schema import Config, Node, Parameter, Signature, nodes, public_names, read_signature
+from runner.schema.type import expression
 
 ARGS = "trainer.args."
 TOP = {
@@ -24,7 +24,7 @@ TOP = {
     "on_memory": "Literal['halve', 'stop']",
     "attempts": "int",
 }
-# The names of the alarms in ``health``, which would import torch.
+# The names of the alarms in ``training.health``, which would import torch.
 ALARMS = (
     *("not_finite", "zero_gradient", "frozen", "exploded", "diverged", "kl", "preferences_inverted"),
     *("constant_reward", "first_margin", "gradient_ascent"),

@@ -7,8 +7,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from runner.errors import Fault
-from runner.secret import LOGIN_KEY, MIXED_TEXT, SECRET_KEY, form_of, hidden, holder_of, names_secret
-from runner.signature import Config, last_key, nodes, scalars, to_override
+from runner.io.secrets import LOGIN_KEY, MIXED_TEXT, SECRET_KEY, form_of, hidden, holder_of, names_secret
+from runner.schema import Config, last_key, nodes, scalars, to_override
 from runner.validate.targets import find_target_fault
 from runner.validate.values import by_name, short_text
 

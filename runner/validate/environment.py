@@ -16,9 +16,9 @@ from typing import Any
 from runner.config import NUM_PROCESSES, Composed, world_size
 from runner.config.sharding import find_unshardable, has_devices
 from runner.errors import Fault
-from runner.files import PACKAGE, hub_home
+from runner.io.files import PACKAGE, hub_home
 from runner.run import processes_of
-from runner.signature import Config
+from runner.schema import Config
 from runner.validate.context import ARGS
 
 # Where in a configuration a library is asked for, by which values, and what installs it.

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 
 from runner.errors import Fault
-from runner.signature import Node, Parameter, Signature, choices_compared, likeness, nearest, to_override, to_text
-from runner.signature.type import expression, shortened, to_type
+from runner.schema import Node, Parameter, Signature, choices_compared, likeness, nearest, to_override, to_text
+from runner.schema.type import expression, shortened, to_type
 from runner.validate.context import (
     ALARMS,
     ARGS,

@@ -1,7 +1,7 @@
 """Losses and token weights of the user's own: which trainers take them, and what does not go with them.
 
 What each kind of trainer gives a loss is written down in ``GIVES``, because no signature says it; a test holds it
-against ``trainer.objective``. Which kind a trainer is, its names say (``signature.upstream``).
+against ``training.objective``. Which kind a trainer is, its names say (``schema.upstream``).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 import yaml
 
 from runner.errors import Fault
-from runner.files import MENU
-from runner.signature import Node, Signature, nearest, read_signature
-from runner.signature.type import shortened
-from runner.signature.upstream import OWN_LOSS, PLAIN_LOSS_TYPES, REWARDS, TEACHER, UNWEIGHABLE, loss_interface
+from runner.io.files import MENU
+from runner.schema import Node, Signature, nearest, read_signature
+from runner.schema.type import shortened
+from runner.schema.upstream import OWN_LOSS, PLAIN_LOSS_TYPES, REWARDS, TEACHER, UNWEIGHABLE, loss_interface
 from runner.validate.context import ARGS, ValidationContext
 from runner.validate.values import short_text
 

@@ -12,10 +12,13 @@ import yaml
 
 from runner.dataset.convert import ARROWS, FORMS_FOR, TRAINER_FORMS, fits
 from runner.errors import Fault
-from runner.files import MENU
-from runner.signature import Config, Signature, last_key, nearest, scalars
-from runner.signature.type import shortened
-from runner.signature.upstream import REWARDS, TEACHER
+from runner.io.files import MENU
+from runner.metric import kind_of
+from runner.schema import Config, Signature, last_key, nearest, read_signature, scalars
+from runner.schema.text import named
+from runner.schema.type import shortened
+from runner.schema.upstream import REWARDS, TEACHER
+from runner.tracker.variable import find_foreign_variables
 from runner.validate.context import ARGS, FROM_GROUP, ValidationContext
 from runner.validate.objective import find_objective_faults
 from runner.validate.values import is_plain_number, short_text
@@ -273,11 +276,6 @@ def _mini_batches(context: ValidationContext) -> Iterator[Fault]:
 
 def find_mismatches(cfg: Config, menu: Mapping[str, Sequence[str]]) -> list[Fault]:
     """A fault for each two parts of a configuration without other faults that do not go together."""
-    # These know how parts are built, which only a command that starts something needs to import.
-    from runner.held_out import find_metric_faults
-    from runner.tray.argument import TRACKER_VARIABLES, foreign_variable
-    from runner.tray.callback import find_callback_faults
-
     rows, args, form = cfg["dataset"], cfg["trainer"]["args"], cfg["trainer"].get("form")
     faults = []
     if form not in TRAINER_FORMS:
@@ -289,8 +287,7 @@ def find_mismatches(cfg: Config, menu: Mapping[str, Sequence[str]]) -> list[Faul
         faults.append(Fault("dataset", found, expected, f"dataset=<{' | '.join(_datasets_for(form, menu))}>"))
     faults += find_metric_faults(cfg)
     faults += find_callback_faults(cfg)
-    variables = cfg["tracker"].get("environment") or {}
-    faults += [foreign_variable(name) for name in variables if not name.startswith(TRACKER_VARIABLES)]
+    faults += find_foreign_variables(cfg["tracker"])
     holds_out = "split" not in rows or (rows["split"] or {}).get("eval")
     if args.get("eval_strategy", "no") not in ("no", False) and not holds_out:
         where = f"{ARGS}eval_strategy"
@@ -311,3 +308,56 @@ def _datasets_for(form: str, menu: Mapping[str, Sequence[str]]) -> list[str]:
         if own and fits(own, form):
             names.append(name)
     return names
+
+
+def find_metric_faults(cfg: Config) -> Iterator[Fault]:
+    """A fault for each metric that this trainer, or these rows, cannot answer; read from the configuration alone."""
+    head, rows, metrics = cfg["trainer"]["head"], cfg["dataset"], named(cfg["metric"] or {}, "metric")
+    is_known = "split" in rows  # a dataset of one's own holds out what it will
+    evals = (rows["split"] or {}).get("eval") if is_known else None
+    if metrics and is_known and not evals:
+        found = f"{', '.join(metrics)}, and there are no held-out rows to measure"
+        yield Fault("metric", found, "held-out rows, or no metric", "dataset.split.eval=<split>, or metric=none")
+    known = evals if isinstance(evals, Mapping) else ()
+    for name, node in metrics.items():
+        signature = read_signature(node["_target_"])
+        if signature is None:
+            continue
+        where, off = f"metric.{name}", f"metric.{name}=null, or metric=none"
+        arguments = set(signature.parameters)
+        kind = kind_of(arguments)
+        if head == "score" and (kind == "sampled" or arguments & {"log_probs", "logits", "labels"}):
+            wants = "completions" if kind == "sampled" else "what a model says of tokens"
+            found = f"it judges {wants}, and a reward model gives one score per text"
+            yield Fault(where, found, "a metric of scores, such as metric=auc", off)
+        elif not fits(rows.get("form"), "prompt" if kind == "sampled" else "answer"):
+            wanted = "prompts" if kind == "sampled" else "known answers"
+            found = f"{rows['form']} rows ({rows.get('path')}), and it needs {wanted}"
+            yield Fault(where, found, f"rows with {wanted}, or no such metric", off)
+        elif evals and (unknown := [on for on in node.get("on") or () if on not in known]):
+            names = ", ".join(evals) if isinstance(evals, Mapping) else "one set without a name; leave it out"
+            yield Fault(
+                f"{where}.on", f"no held-out set {', '.join(unknown)}", names, "dataset.split.eval={<name>: <split>}"
+            )
+        if node.get("preprocess") and (kind == "sampled" or head == "score"):
+            found = "set, and there are no logits of tokens to make something of"
+            yield Fault(f"{where}.preprocess", found, "none", f"{where}.preprocess=null")
+
+
+def find_callback_faults(cfg: Config) -> Iterator[Fault]:
+    """A fault for each callback that needs what this run does not have; read from the configuration alone."""
+    node, rows = cfg["callback"] or {}, cfg["dataset"]
+    for name, entry in named(node, "callback").items():
+        signature = read_signature(entry["_target_"])
+        needed = set(signature.required) - set(entry) if signature else set()
+        where = "callback" if entry is node else f"callback.{name}"
+        off = f"{where}=null, or callback=none"
+        if "generate" in needed and cfg["trainer"]["head"] == "score":
+            found = "it samples completions, and a reward model writes none"
+            yield Fault(where, found, "a trainer of a language model", off)
+        elif "prompts" in needed and not fits(rows.get("form"), "prompt"):
+            found = f"{rows['form']} rows ({rows.get('path')}), which have no prompts"
+            yield Fault(f"{where}.prompts", found, "prompts", f"{where}.prompts=[<text>, ...], or {off}")
+        elif "prompts" in needed and "split" in rows and not (rows["split"] or {}).get("eval"):
+            cure = f"dataset.split.eval=<split>, or {where}.prompts=[<text>, ...]"
+            yield Fault(f"{where}.prompts", "none, and there are no held-out rows", "prompts", cure)

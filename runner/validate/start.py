@@ -19,7 +19,7 @@ from runner.errors import ConfigError, DataError, EnvironmentFault, Fault
 from runner.model.check import find_model_faults, find_scorer_faults, find_tokenizer_faults, read_vocab_size
 from runner.model.folder import find_place
 from runner.run import Run, folder_of
-from runner.signature import Config, nodes, read_signature
+from runner.schema import Config, nodes, read_signature
 from runner.validate.context import JUDGED
 from runner.validate.environment import find_environment_faults, find_other_worlds
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Collection
 
 from runner.errors import Fault
-from runner.signature import Definition, find_definition, find_module, nearest, public_names
-from runner.signature.source import LIBRARY_PACKAGES, NOT_OF_THE_USER
+from runner.schema import Definition, find_definition, find_module, nearest, public_names
+from runner.schema.source import LIBRARY_PACKAGES, NOT_OF_THE_USER
 from runner.validate.context import experimental_names
 from runner.validate.values import short_text
 
@@ -39,10 +39,10 @@ ALLOWED = [
         rf"bitsandbytes\.optim{IN}\.[A-Z]\w*",
         rf"accelerate{IN}\.ParallelismConfig",
         rf"runner\.(?:{ROOMS}){IN}\.(?!(?:write|save|copy|remove|push)_|main$)\w+",
-        r"runner\.callback\.Samples",  # the others are the runner's own, and write where they are told
+        r"runner\.training\.callback\.Samples",  # the others are the runner's own, and write where they are told
     )
 ]
-LAUNCHER = re.compile(rf"runner\.launcher{IN}\.\w+")
+LAUNCHER = re.compile(rf"runner\.launch\.local{IN}\.\w+")
 
 
 def find_target_fault(path: str, target: object, allow: Collection[str] = ()) -> Fault | None:

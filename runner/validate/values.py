@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TypeGuard, TypeVar
 
 from runner.errors import Fault
-from runner.secret import looks_secret
-from runner.signature import Parameter, Signature, Type, nearest, scalars, to_override, to_text
-from runner.signature.type import shortened
+from runner.io.secrets import looks_secret
+from runner.schema import Parameter, Signature, Type, nearest, scalars, to_override, to_text
+from runner.schema.type import shortened
 from runner.validate.context import ALARMS, ValidationContext
 
 T = TypeVar("T")

@@ -83,12 +83,12 @@ def resident(field: str) -> int:
 
 
 def train(words: list[str], place: Path) -> None:
-    from runner import stage
+    from runner.launch import stages
+    from runner.launch.worker import Stop
     from runner.run import open_run
-    from runner.tray import build_components
-    from runner.work import Stop
+    from runner.training.build import build_components
 
-    (composed,) = stage.compose([*words, f"output_root={place}"])
+    (composed,) = stages.compose([*words, f"output_root={place}"])
     build_components(open_run(composed.cfg, []), Stop()).trainer.train()
 
 
@@ -96,7 +96,7 @@ def measured(name: str) -> int:
     """The most bytes that training this case holds, above what is there once everything was imported."""
     import gc
 
-    from runner.work import prepare_environment
+    from runner.launch.worker import prepare_environment
 
     prepare_environment()
     with tempfile.TemporaryDirectory() as place:
@@ -119,19 +119,19 @@ def forecast(name: str) -> int:
     """The forecast of a case, told how long its rows are, after steps of small models on short ones."""
     from transformers import AutoTokenizer
 
-    from runner import stage
     from runner.estimate.memory import Training, source_of
     from runner.estimate.reduce import Clones, reduce
     from runner.estimate.smoke import measure_small
     from runner.estimate.steps import Rows
-    from runner.files import shipped
+    from runner.io.files import shipped
+    from runner.launch import stages
 
     with tempfile.TemporaryDirectory() as folder:
         place, rows = Path(folder), Path(folder) / "rows.jsonl"
         write_rows(rows, CASES[name][1])
         row = json.loads(rows.read_text().splitlines()[-1])
         write_rows(rows, 20)
-        (composed,) = stage.compose(words_of(name, rows))
+        (composed,) = stages.compose(words_of(name, rows))
         cfg = composed.cfg
         small = reduce(cfg, place / "small", Clones(place / "models")).cfg
         seen, why = measure_small(small, source_of(cfg), bool(cfg["trainer"]["args"].get("bf16")), place / "measured")

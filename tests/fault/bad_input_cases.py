@@ -280,7 +280,7 @@ SYNTAX = [
     bad("sweep without -m", "seed=1,2", "several values", "-m"),
     bad("same run twice in a sweep", "-m seed=1,1", "twice", "once"),
     bad("target that may not run", "callback.x._target_=os.system", "os.system", "", faults=False),
-    bad("parts in a list", "'++callback=[{_target_: runner.callback.Samples}]'", "[{_target_", "callback="),
+    bad("parts in a list", "'++callback=[{_target_: runner.training.callback.Samples}]'", "[{_target_", "callback="),
     bad("target that does not exist", "callback.x._target_=trl.Nope", "trl.Nope", "callback.x._target_="),
     bad("field that is misspelt", "trainer.args.lerning_rate=1", "lerning_rate", "trainer.args.learning_rate=1"),
     bad("field of another trainer", "trainer.args.beta=0.1", "exists for", "leave beta out"),

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kill import TRAINERS, WORDS, Place, papers, unbroken
 from warm import Warm
 
-from runner.files import SEAL, sha256
+from runner.io.files import SEAL, sha256
 from runner.run import sealed_checkpoints
 
 SFT = (*WORDS, *TRAINERS["sft"])

@@ -273,7 +273,7 @@ LINKS = (
 
 def misses_of_links(folder: Path, names: Sequence[str] = LINKS) -> Iterator[str]:
     """Each paper of a run folder that may be a link to a file elsewhere, which is then changed."""
-    from runner import work as worker
+    from runner.launch import worker as worker
 
     precious = folder / "precious"
     for name in names:
@@ -331,7 +331,7 @@ TRAINED = [*QUICK, "name=x", "trainer.args.save_total_limit=4"]
 
 def misses_of_pickles(folder: Path, trained: Path, run: Run, verbs: Sequence[str] = tuple(VERBS)) -> Iterator[str]:
     """Each verb that runs a pickle planted in a trained run's folder; sealed, as if its owner had written it."""
-    from runner.files import SEAL, seal
+    from runner.io.files import SEAL, seal
 
     for verb in verbs:
         work = folder / verb.replace(" ", "-")

@@ -42,14 +42,16 @@ datasets.config.os.system datasets.utils.file_utils.requests.get accelerate.laun
 accelerate.utils.os.system accelerate.commands.launch.main peft.PeftModel.from_pretrained peft.os.system
 peft.LoraConfig.save_pretrained peft.LoraConfig.push_to_hub peft.utils.save_and_load.torch.load
 setuptools._distutils.spawn.spawn pip.main ensurepip.bootstrap site.addsitedir sysconfig.os.system
-runner.config.locate runner.config.build runner.config.importlib.import_module runner.files.write_text
-runner.files.os.remove runner.files.remove runner.files.shutil.rmtree runner.run.open_run runner.run.subprocess.run
-runner.work.work runner.launcher.os.kill runner.__main__.main runner.command.train.train
-runner.command.import.main runner.sweep.pool.os.fork runner.model.load._load_whole runner.model.load.importlib.util
+runner.config.locate runner.config.build runner.config.importlib.import_module runner.io.files.write_text
+runner.io.files.os.remove runner.io.files.remove runner.io.files.shutil.rmtree runner.run.open_run
+runner.run.subprocess.run runner.launch.worker.work
+runner.launch.local.os.kill runner.__main__.main runner.command.train.train
+runner.command.import.main runner.launch.pool.os.fork runner.model.load._load_whole runner.model.load.importlib.util
 runner.model.load.torch.load runner.model.adapter.write_adapter runner.dataset.head.write_head
 runner.dataset.load.json.loads runner.dataset.load.os.system runner.reward.remote.build_opener
-runner.tracker.variable.set_variables runner.tracker.variable.os.environ.update runner.callback.Record
-runner.callback.Record.on_log runner.callback.shutil.rmtree runner.callback.os.system runner.callback.write_text
+runner.tracker.variable.set_variables runner.tracker.variable.os.environ.update runner.training.callback.Record
+runner.training.callback.Record.on_log runner.training.callback.shutil.rmtree
+runner.training.callback.os.system runner.training.callback.write_text
 runner.ppo.PPOTrainer.push_to_hub runner.ppo.PPOTrainer.save_model runner.ppo.algorithm.json.loads
 runner.model.load.load_model.__globals__ runner.model.load.__builtins__.eval runner.model.load.__dict__
 runner.reward.rule.__loader__.load_module trl.DPOTrainer.__init__.__globals__ trl.__spec__.loader.exec_module
@@ -81,11 +83,11 @@ WORDS = {
         "callback.x.command=touch {mark}",
     ],
     "with _args_": ["callback.x._target_=os.system", "callback.x._args_=['touch {mark}']"],
-    "_args_ alone": ["callback.x._target_=runner.callback.Samples", "callback.x._args_=[1]"],
-    "with _convert_": ["callback.x._target_=runner.callback.Samples", "callback.x._convert_=all"],
-    "with _recursive_": ["callback.x._target_=runner.callback.Samples", "callback.x._recursive_=false"],
+    "_args_ alone": ["callback.x._target_=runner.training.callback.Samples", "callback.x._args_=[1]"],
+    "with _convert_": ["callback.x._target_=runner.training.callback.Samples", "callback.x._convert_=all"],
+    "with _recursive_": ["callback.x._target_=runner.training.callback.Samples", "callback.x._recursive_=false"],
     "a file is written": [
-        "callback.x._target_=runner.callback.Record",
+        "callback.x._target_=runner.training.callback.Record",
         "callback.x.path={mark}",
         "callback.x.tell=null",
     ],
@@ -284,11 +286,11 @@ FILES = {
         ["experiment=x"],
     ),
     "a folder outside": (
-        {"callback/x.yaml": "samples: {_target_: runner.callback.Samples, folder: /tmp/elsewhere}\n"},
+        {"callback/x.yaml": "samples: {_target_: runner.training.callback.Samples, folder: /tmp/elsewhere}\n"},
         ["callback=x", "trainer=grpo", "reward=sorted_digits"],
     ),
     "a folder that leads up": (
-        {"callback/x.yaml": "samples: {_target_: runner.callback.Samples, folder: a/../../..}\n"},
+        {"callback/x.yaml": "samples: {_target_: runner.training.callback.Samples, folder: a/../../..}\n"},
         ["callback=x", "trainer=grpo", "reward=sorted_digits"],
     ),
     "a cache outside": (

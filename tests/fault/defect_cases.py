@@ -28,7 +28,7 @@ DEFECTS = (
     Defect(
         "write_in_place",
         "A file is written in its place, so that whoever reads, or a kill, meets half of it.",
-        "runner/files.py",
+        "runner/io/files.py",
         "        os.replace(temporary, path)\n",
         "        path.write_bytes(content)\n        os.unlink(temporary)\n",
         tests=("tests/test_files.py::test_who_reads_the_old_file_reads_all_of_it",),
@@ -36,7 +36,7 @@ DEFECTS = (
     Defect(
         "seal_trusts_sizes",
         "A sealed file counts as whole when its size is right; its bytes are not hashed again.",
-        "runner/files.py",
+        "runner/io/files.py",
         'return "other bytes than were sealed" if now.st_mtime_ns >= since and sha256(path) != digest else ""',
         'return ""',
         tests=("tests/test_files.py::test_every_damage_to_every_file_is_noticed",),
@@ -44,7 +44,7 @@ DEFECTS = (
     Defect(
         "rows_doubled_on_resume",
         "A row of a step that is logged again is added to the old one of the same step, not put in its place.",
-        "runner/files.py",
+        "runner/io/files.py",
         "_seek_behind(file, step - 1) if row",
         "_seek_behind(file, step) if row",
         tests=(
@@ -57,7 +57,7 @@ DEFECTS = (
     Defect(
         "secret_in_files",
         "Texts are written without masking what the environment holds as a secret.",
-        "runner/files.py",
+        "runner/io/files.py",
         "write_bytes(path, without_values(text).encode())",
         "write_bytes(path, text.encode())",
         tests=("tests/test_secret.py::test_no_file_of_ours_holds_a_secret_of_the_environment",),
@@ -65,7 +65,7 @@ DEFECTS = (
     Defect(
         "secret_in_base64",
         "A secret that was encoded in base64 is no longer recognised.",
-        "runner/secret.py",
+        "runner/io/secrets.py",
         "    for shift in range(3):\n        spelt = base64",
         "    for shift in range(0):\n        spelt = base64",
         tests=("tests/test_secret.py::test_a_secret_is_hidden_by_its_value_however_it_is_spelt",),
@@ -108,7 +108,7 @@ DEFECTS = (
     Defect(
         "link_in_folder_followed",
         "Only links to files are found in a run folder, and one to a folder is written and deleted through.",
-        "runner/files.py",
+        "runner/io/files.py",
         "for name in (*folders, *names) if",
         "for name in names if",
         tests=("tests/test_run.py::test_a_link_inside_a_run_folder_is_refused_before_anything_is_written_or_deleted",),
@@ -116,7 +116,7 @@ DEFECTS = (
     Defect(
         "lock_not_held",
         "The lock of a run folder is made and never taken.",
-        "runner/work.py",
+        "runner/launch/worker.py",
         "held.enter_context(locked(run, PATIENCE))",
         "locked(run, PATIENCE)",
         slow=("tests/test_resume.py::test_two_processes_never_train_in_one_folder",),
@@ -125,7 +125,7 @@ DEFECTS = (
     Defect(
         "keyword_only_forgotten",
         "Arguments behind a bare * are not read, so that right keys are unknown.",
-        "runner/signature/read.py",
+        "runner/schema/read.py",
         "    pairs += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)\n",
         "",
         tests=("tests/test_signature.py::test_constructors_are_inherited",),
@@ -133,7 +133,7 @@ DEFECTS = (
     Defect(
         "base_fields_win",
         "Of a dataclass and its base, the default of the base counts.",
-        "runner/signature/read.py",
+        "runner/schema/read.py",
         "for base in reversed(list(bases(found))):",
         "for base in []:",
         tests=(
@@ -145,7 +145,7 @@ DEFECTS = (
     Defect(
         "refused_choices_offered",
         "A text that the source compares only to raise counts among those that it takes.",
-        "runner/signature/read.py",
+        "runner/schema/read.py",
         "isinstance(node, ast.Compare) and id(node) not in refused:",
         "isinstance(node, ast.Compare):",
         tests=("tests/test_signature.py::test_loss_types_that_the_source_knows",),
@@ -153,7 +153,7 @@ DEFECTS = (
     Defect(
         "did_you_mean_lost",
         "The unlikeliest word is offered first for a misspelt one.",
-        "runner/signature/spelling.py",
+        "runner/schema/spelling.py",
         "key=lambda each: -scores[each])",
         "key=lambda each: scores[each])",
         tests=(
@@ -228,7 +228,7 @@ DEFECTS = (
     Defect(
         "stop_in_a_step",
         "A signal stops a training at once and not at the end of its step.",
-        "runner/work.py",
+        "runner/launch/worker.py",
         "if again or not self.listening:",
         "if again or self.listening:",
         tests=(
@@ -239,7 +239,7 @@ DEFECTS = (
     Defect(
         "last_failure_told",
         "Of several processes the one that failed last is told as the cause.",
-        "runner/launcher.py",
+        "runner/launch/local.py",
         "rank = min(failures, key=order)",
         "rank = max(failures, key=order)",
         slow=("tests/test_launcher.py::test_of_several_processes_the_one_that_failed_first_says_why",),
@@ -247,7 +247,7 @@ DEFECTS = (
     Defect(
         "failure_ends_sweep",
         "A job that fails keeps those that wait from being started.",
-        "runner/sweep/pool.py",
+        "runner/launch/pool.py",
         "while self.live or (self.waiting and not self.signals):",
         "while self.live or (self.waiting and not self.signals and not any(self.codes.values())):",
         slow=("tests/test_launcher.py::test_one_failing_job_does_not_stop_the_others",),
@@ -255,7 +255,7 @@ DEFECTS = (
     Defect(
         "failed_stage_built_on",
         "A run is started although one that it builds on has failed.",
-        "runner/sweep/pool.py",
+        "runner/launch/pool.py",
         "failed = [folder for folder in task.after if self.codes.get(folder, 0)]",
         "failed = []",
         slow=("tests/test_sweep.py::test_what_builds_on_a_failed_run_is_not_begun",),
@@ -272,7 +272,7 @@ DEFECTS = (
     Defect(
         "devices_overlap",
         "Jobs side by side begin at neighbouring devices although each takes several.",
-        "runner/sweep/pool.py",
+        "runner/launch/pool.py",
         "first, last = slot * settings.processes, (slot + 1) * settings.processes",
         "first, last = slot, slot + settings.processes",
         tests=("tests/test_sweep.py::test_each_job_has_a_device_for_each_of_its_processes",),
@@ -280,7 +280,7 @@ DEFECTS = (
     Defect(
         "doubled_jobs_pass",
         "Two jobs of a sweep that are the same run are not told.",
-        "runner/sweep/plan.py",
+        "runner/launch/plan.py",
         "        if run in ends:\n",
         "        if run in ():\n",
         slow=("tests/test_sweep.py::test_a_sweep_that_cannot_work_starts_nothing",),
@@ -297,7 +297,7 @@ DEFECTS = (
     Defect(
         "reward_weight_unread",
         "The weights of rewards in the YAML do not reach the trainer.",
-        "runner/tray/judge.py",
+        "runner/training/build/rewards.py",
         'weights = [float(entry.get("weight", 1.0)) for entry in entries.values()]',
         "weights = [1.0 for entry in entries.values()]",
         slow=("tests/test_reward_runs.py::test_a_reward_model_by_its_name_counts_beside_those_of_the_group",),
@@ -305,7 +305,7 @@ DEFECTS = (
     Defect(
         "retaken_steps_logged_twice",
         "What was logged behind the checkpoint of a resume stays in the record.",
-        "runner/callback.py",
+        "runner/training/callback.py",
         "forget_rows(path, state.global_step)",
         "forget_rows(path, state.max_steps)",
         tests=("tests/test_callback.py::test_what_was_written_behind_the_step_of_a_resume_goes_at_once",),
@@ -313,7 +313,7 @@ DEFECTS = (
     Defect(
         "last_sample_missing",
         "No samples are drawn at the last step unless it is one of every so many.",
-        "runner/callback.py",
+        "runner/training/callback.py",
         "state.global_step % self.every == 0 or state.global_step >= state.max_steps",
         "state.global_step % self.every == 0",
         tests=(
@@ -324,7 +324,7 @@ DEFECTS = (
     Defect(
         "slower_for_good",
         "The lower learning rate of a rollback is not taken back behind the step, and falls with each one.",
-        "runner/callback.py",
+        "runner/training/callback.py",
         "        for group, rate in zip(optimizer.param_groups, self.rates, strict=True):\n"
         '            group["lr"] = rate\n',
         "        pass\n",
@@ -358,7 +358,7 @@ DEFECTS = (
     Defect(
         "rotated_before_sealed",
         "Old checkpoints are deleted before the new one is sealed, so that a kill between them leaves none.",
-        "runner/checkpoint.py",
+        "runner/training/checkpoint.py",
         '            seal(root / f"checkpoint-{state.global_step}")\n'
         "            if self.tell:\n"
         "                self.tell(sealed=state.global_step)\n"
@@ -372,7 +372,7 @@ DEFECTS = (
     Defect(
         "best_rotated_away",
         "The best checkpoint is deleted with the old ones.",
-        "runner/checkpoint.py",
+        "runner/training/checkpoint.py",
         "safe = [path for path in sealed if best and path.name == Path(best).name]",
         "safe = []",
         tests=(
@@ -382,7 +382,7 @@ DEFECTS = (
     Defect(
         "saved_inside_a_cycle",
         "A checkpoint is taken between two generations, whose rollouts it does not hold.",
-        "runner/checkpoint.py",
+        "runner/training/checkpoint.py",
         "at_boundary = state.global_step % self.cycle_steps == 0 or state.global_step >= state.max_steps",
         "at_boundary = True",
         tests=("tests/test_checkpoint.py::test_a_save_inside_a_generation_cycle_waits_for_its_end",),
@@ -390,7 +390,7 @@ DEFECTS = (
     Defect(
         "finished_trained_further",
         "A training whose steps are all done takes one more when it is resumed.",
-        "runner/checkpoint.py",
+        "runner/training/checkpoint.py",
         'if not state or state["global_step"] < state["max_steps"]:',
         'if not state or state["global_step"] <= state["max_steps"]:',
         slow=(
@@ -401,7 +401,7 @@ DEFECTS = (
     Defect(
         "resume_without_optimizer",
         "Checkpoints hold the weights alone, so that a resume begins with a new optimizer and other random numbers.",
-        "runner/tray/argument.py",
+        "runner/training/build/args.py",
         '        "save_total_limit": None,',
         '        "save_only_model": True,\n        "save_total_limit": None,',
         slow=("tests/test_resume.py::test_the_same_command_continues_to_the_same_bits",),
@@ -409,7 +409,7 @@ DEFECTS = (
     Defect(
         "resume_sees_rows_again",
         "A resume does not skip the rows that were trained on before.",
-        "runner/tray/argument.py",
+        "runner/training/build/args.py",
         '        "logging_nan_inf_filter": False,',
         '        "ignore_data_skip": True,\n        "logging_nan_inf_filter": False,',
         slow=("tests/test_resume.py::test_the_same_command_continues_to_the_same_bits",),
@@ -417,7 +417,7 @@ DEFECTS = (
     Defect(
         "resume_takes_another_value",
         "A field that every step reads is on the list of those that may change between a run and one that goes on.",
-        "runner/resume/continuation.py",
+        "runner/run/continuation.py",
         '*("hub_revision", "dataloader_pin_memory"',
         '*("hub_revision", "weight_decay", "dataloader_pin_memory"',
         tests=(
@@ -428,7 +428,7 @@ DEFECTS = (
     Defect(
         "changed_rows_pass",
         "A file of the same size with other bytes counts as the one that a run began with.",
-        "runner/resume/material.py",
+        "runner/run/inputs.py",
         "        elif old[2] != new[2]:\n",
         "        elif old[2] is None:\n",
         slow=("tests/test_continuation.py::test_a_changed_file_is_refused",),
@@ -436,7 +436,7 @@ DEFECTS = (
     Defect(
         "whole_step_lost",
         "Micro-batches are halved without as many more of them, so that a step sees fewer rows.",
-        "runner/resume/amendment.py",
+        "runner/training/recovery.py",
         '"gradient_accumulation_steps": args.gradient_accumulation_steps * parts,',
         '"gradient_accumulation_steps": args.gradient_accumulation_steps,',
         tests=("tests/test_heal.py::test_a_step_sees_the_same_rows_in_smaller_micro_batches",),
@@ -444,7 +444,7 @@ DEFECTS = (
     Defect(
         "alarm_one_step_late",
         "An alarm waits for one step more than its patience.",
-        "runner/health/alarms.py",
+        "runner/training/health/alarms.py",
         "if self.count >= self.patience:",
         "if self.count > self.patience:",
         tests=(
@@ -457,7 +457,7 @@ DEFECTS = (
     Defect(
         "sick_checkpoint_called_good",
         "The last good step of an alarm that shows a step late is told one step too late.",
-        "runner/health/alarms.py",
+        "runner/training/health/alarms.py",
         "healthy=max(0, number - self.patience - self.lag)",
         "healthy=max(0, number - self.patience)",
         tests=("tests/test_health.py::test_each_alarm_says_what_to_type_and_which_checkpoints_are_good",),
@@ -465,7 +465,7 @@ DEFECTS = (
     Defect(
         "infinity_is_healthy",
         "Only NaN is an alarm, and infinity is none.",
-        "runner/health/alarms.py",
+        "runner/training/health/alarms.py",
         "for name, value in seen.items() if value is not None and not math.isfinite(value)]",
         "for name, value in seen.items() if value is not None and math.isnan(value)]",
         tests=(
@@ -931,7 +931,7 @@ DEFECTS = (
     Defect(
         "export_through_a_link",
         "An export is written through a link that stands in its place.",
-        "runner/command/export.py",
+        "runner/training/export.py",
         "if folder.is_symlink() or (folder.exists() and not _is_replaceable(folder)):",
         "if folder.exists() and not _is_replaceable(folder):",
         tests=("tests/test_export.py::test_a_link_in_the_place_of_an_export_is_left",),
@@ -947,7 +947,7 @@ DEFECTS = (
     Defect(
         "copy_not_compared",
         "The copied files of an export are not compared with what they were copied from.",
-        "runner/command/export.py",
+        "runner/training/export.py",
         "    if files_of(new) != before:\n",
         "    if len(files_of(new)) != len(before):\n",
         tests=("tests/test_export.py::test_a_copy_of_other_bytes_is_no_export",),
@@ -971,7 +971,7 @@ DEFECTS = (
     Defect(
         "cut_rows_overlooked",
         "A row that is as long as the limit lets it be counts as cut.",
-        "runner/inspection.py",
+        "runner/training/inspection.py",
         "if self.limit and row.length > self.limit]",
         "if self.limit and row.length >= self.limit]",
         tests=("tests/test_preview.py::test_a_row_as_long_as_the_limit_is_whole",),

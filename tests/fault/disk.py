@@ -39,7 +39,7 @@ from instant import TOUCHES, _path
 from kill import TRAINERS, WORDS, Place, papers, unbroken
 from warm import Warm
 
-from runner.files import damage_of, read_json
+from runner.io.files import damage_of, read_json
 from runner.run import Run, sealed_checkpoints
 
 TESTS = Path(__file__).resolve().parents[1]

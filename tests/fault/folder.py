@@ -39,8 +39,8 @@ import psutil
 from kill import TRAINERS, WORDS, Place
 from warm import Started, Warm
 
+from runner.launch.plan import state_of
 from runner.run import Run, key_of
-from runner.sweep.plan import state_of
 
 COUNTS = {"pairs": 50, "starts": 50, "again": 10, "driver": 50}
 QUICK = (*WORDS[:4], "trainer=sft", "metric=none", "trainer.args.max_steps=1", "dataset.limit={train: 16, eval: 1}")
@@ -208,7 +208,7 @@ def misses_of_driver(root: Path, warm: Warm, count: int, chance: random.Random) 
     if done.returncode:
         yield f"undisturbed it left with {done.returncode}: {done.stderr[-300:]}"
     told = root / "stranger"
-    command = [sys.executable, "-c", STRANGER, str(told), "-m", "runner.work", "outputs/run/default-0123456789"]
+    command = [sys.executable, "-c", STRANGER, str(told), "-m", "runner.launch", "outputs/run/default-0123456789"]
     stranger = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert stranger.stdout.readline() == b"ready\n"
     for number in range(count):

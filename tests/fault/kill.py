@@ -32,7 +32,7 @@ sys.path[:0] = [str(TESTS), str(TESTS.parent), str(Path(__file__).parent)]
 from instant import Instant
 from warm import DOOR, Started, Warm
 
-from runner.files import SEAL, read_json, sha256
+from runner.io.files import SEAL, read_json, sha256
 from runner.run import Run, sealed_checkpoints
 from runner.run.read import read_metrics
 

@@ -37,11 +37,11 @@ from warm import Warm
 
 from runner.config import compose, parse, quote_text
 from runner.errors import Fault
-from runner.files import files_of, read_json, seal
-from runner.resume.continuation import find_resume_faults
+from runner.io.files import files_of, read_json, seal
 from runner.run import Run, open_run
-from runner.signature import flatten, read_signature, to_text
-from runner.signature.read import UNKNOWN
+from runner.run.continuation import find_resume_faults
+from runner.schema import flatten, read_signature, to_text
+from runner.schema.read import UNKNOWN
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "trainer"
 NAMES = sorted(path.stem for path in CONF.glob("*.yaml"))

@@ -110,7 +110,7 @@ def misses_of_harmless() -> Iterator[str]:
 
 def misses_of_lines() -> Iterator[str]:
     """Each line of a diff that keeps its secret, or loses what is none."""
-    from runner.secret import hidden_source
+    from runner.io.secrets import hidden_source
 
     for line, kept in LINES:
         told = hidden_source(line)

@@ -29,7 +29,7 @@ TESTS = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(TESTS), str(TESTS.parent), str(Path(__file__).parent)]
 
 from runner.__main__ import main
-from runner.files import verify
+from runner.io.files import verify
 from runner.run import Run, sealed_checkpoints
 
 WITHIN = 5
@@ -361,9 +361,9 @@ MODELS = {
 def overhead(folder: Path) -> int:
     """Print the share of a training's CPU seconds that goes into looking; 1 where it is 2 % or more."""
     from runner.config import compose
+    from runner.launch.worker import Stop
     from runner.run import open_run
-    from runner.tray import build_components
-    from runner.work import Stop
+    from runner.training.build import build_components
 
     dear = 0
     for name, words in MODELS.items():

@@ -47,16 +47,16 @@ from hypothesis.stateful import (
 )
 from instant import TOUCHES, Instant, _path, watch
 
-from runner import work
-from runner.callback import Record, StopAtStep
-from runner.checkpoint import Seal
 from runner.command import train
 from runner.errors import code_of
-from runner.files import damage_of, read_json
+from runner.io.files import damage_of, read_json
+from runner.launch import worker
+from runner.launch.plan import state_of
 from runner.run import Run, open_run, sealed_checkpoints
 from runner.run.read import read_metrics, read_run
-from runner.sweep.plan import state_of
-from runner.tray import Components
+from runner.training.build import Components
+from runner.training.callback import Record, StopAtStep
+from runner.training.checkpoint import Seal
 
 STEPS, SAVE = 7, 2
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -80,7 +80,7 @@ def weights_after(step: int) -> str:
 class Trainer:
     """Takes steps that cost nothing, with the callbacks that watch every training."""
 
-    def __init__(self, run: Run, stop: work.Stop, way: str, when: int):
+    def __init__(self, run: Run, stop: worker.Stop, way: str, when: int):
         self.way, self.when, self.begun = way, when, run.folder.parent / "begun"
         self.callbacks = [StopAtStep(stop), Record(run.metrics, run.set_status), Seal(2, 1, run.set_status)]
         self.callback_handler = SimpleNamespace(callbacks=self.callbacks)
@@ -172,7 +172,7 @@ def misbehave(way: str) -> None:
 def made_up(way: str, when: int) -> Iterator[None]:
     """Train with this trainer, and without what only real models need."""
 
-    def components(run: Run, stop: work.Stop, build_measure: object) -> Components:
+    def components(run: Run, stop: worker.Stop, build_measure: object) -> Components:
         trainer = Trainer(run, stop, way, when)
         seal = trainer.callbacks[-1]
         health = SimpleNamespace(sickness_behind=lambda step: None)
@@ -233,7 +233,7 @@ def start(run: Run, way: str = "finish", when: int = 0) -> int:
         if way.endswith("full"):
             full_from(when, run.folder, way.startswith("stays"))
         with made_up(way, when):
-            code = work.work(run.folder)
+            code = worker.work(run.folder)
     except BaseException as error:
         print(f"Traceback {error!r}", flush=True)
     finally:
@@ -246,7 +246,7 @@ def start_here(run: Run, way: str, when: int) -> tuple[int, str]:
     """The exit code and the words of a start in this process, where what happens allows it."""
     said = io.StringIO()
     with made_up(way, when), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        return work.work(run.folder), said.getvalue()
+        return worker.work(run.folder), said.getvalue()
 
 
 def ended(pid: int) -> bool:

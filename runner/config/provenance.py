@@ -1,0 +1,193 @@
+"""The origin of each value of a configuration: a file and line, the word that was typed, or the default of the target.
+
+Files are read here as text, for their lines; what they compose to is Hydra's word (``config``).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from runner import config
+from runner.io.files import MENU, PACKAGE, display_path
+from runner.schema import Config, Definition, Parameter, Signature, find_definition, flatten, read_signature, to_text
+from runner.schema.read import UNKNOWN
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
+TYPED = "command line"
+REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")
+INSIDE = re.compile(r"""^cfg((?:\[['"]\w+['"]\])+)$""")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One place that gives a key a value, as it is written there; ``note`` says when it counts, if not always."""
+
+    key: str
+    text: str
+    place: str
+    note: str = ""
+
+    @property
+    def follows(self) -> list[str]:
+        """The keys that this value is taken from."""
+        inside = INSIDE.match(self.text)
+        return [".".join(re.findall(r"\w+", inside[1]))] if inside else REFERENCE.findall(self.text)
+
+
+@dataclass(frozen=True)
+class Origins:
+    """Every setting of one configuration, in rising order of precedence, with the configuration itself."""
+
+    cfg: Config
+    settings: Sequence[Setting]
+
+    def of(self, key: str) -> list[Setting]:
+        """Whatever gave this key a value, the one that counts first.
+
+        A key above it that was set to something plain took it away, and is told too.
+        """
+        own = [entry for entry in self.settings if key == entry.key or key.startswith(f"{entry.key}.")]
+        machine = list(of_machine(key.removeprefix("trainer.args."))) if key.startswith("trainer.args.") else []
+        above = [entry for kind, entry in machine if kind == "kept_back"]
+        below = [entry for kind, entry in machine if kind != "kept_back"]
+        return [*above, *reversed(own), *reversed(below), *self._default(key)]
+
+    def _default(self, key: str) -> Iterator[Setting]:
+        node, _, name = key.rpartition(".")
+        target = select(self.cfg, node).get("_target_") if isinstance(select(self.cfg, node), Mapping) else None
+        signature = read_signature(target) if isinstance(target, str) else None
+        if signature and name in signature.parameters:
+            yield default_of(signature, signature.parameters[name])
+
+
+def default_of(signature: Signature, parameter: Parameter) -> Setting:
+    """The default of an argument, and the line of the installed source that says so."""
+    text = "required" if parameter.required else "not written down" if parameter.default is UNKNOWN else None
+    text = text or to_text(parameter.default)
+    return Setting(parameter.name, text, _place(signature, parameter), f"default of {signature.name}")
+
+
+def _place(signature: Signature, parameter: Parameter) -> str:
+    found = find_definition(signature.target)
+    module = parameter.module or (found.module if isinstance(found, Definition) else None)
+    if module is None or module.file is None:
+        return signature.home
+    node = parameter.annotation or (found.node if isinstance(found, Definition) else None)
+    parts = module.file.parts
+    start = len(parts) - len(module.name.split(".")) - (module.file.name == "__init__.py")
+    return f"{Path(*parts[max(start, 0) :]).as_posix()}:{getattr(node, 'lineno', 1)}"
+
+
+def of_machine(name: str) -> Iterator[tuple[str, Setting]]:
+    """The values that the runner itself gives a field of the trainer's config, read from its own source.
+
+    ``ours`` counts where no YAML says otherwise, ``kept_back`` always, ``ON_CPU`` on a machine without a GPU.
+    """
+    notes = {
+        "ours": "the runner, unless it is set",
+        "kept_back": "the runner, always",
+        "ON_CPU": "the runner, on a machine without a GPU",
+    }
+    file = PACKAGE / "training" / "build" / "args.py"
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=kind)], value=ast.Dict() as table) if kind in notes:
+                for key, entry in zip(table.keys, table.values, strict=True):
+                    if isinstance(key, ast.Constant) and key.value == name:
+                        text = to_text(entry.value) if isinstance(entry, ast.Constant) else ast.unparse(entry)
+                        place = f"runner/training/build/args.py:{key.lineno}"
+                        yield kind, Setting(f"trainer.args.{name}", text, place, notes[kind])
+
+
+def read_origins(
+    cfg: Config,
+    words: Sequence[str],
+    folders: Sequence[Path] = (),
+    typed: Sequence[str] | None = None,
+    stage: str = "",
+) -> Origins:
+    """The origins of a configuration that these words compose.
+
+    ``typed`` are those among them that came from the command line, where an experiment's file lists the others for a
+    ``stage``.
+    """
+    layers = config.read_layers(words, folders)
+    settings = [entry for file, place in layers for entry in read_settings(file, place)]
+    menu = config.read_menu(folders)
+    listed = {word: line for file, _ in layers for word, line in read_stage(file, stage)} if stage else {}
+    for word, override in zip(words, config.parse(config.force(words, menu)), strict=True):
+        if override.key_or_group in menu or override.is_hydra_override():
+            continue
+        place = TYPED if typed is None or word in typed else listed.get(word, f"the stage {stage}")
+        settings += _of_word(override, place)
+    return Origins(cfg, settings)
+
+
+def _of_word(override: Override, place: str) -> Iterator[Setting]:
+    """The settings of one override: one, or one for each key of a mapping."""
+    key, given = override.key_or_group, override.value()
+    if override.is_delete():
+        yield Setting(key, "(deleted)", place)
+    elif isinstance(given, Mapping) and given:
+        yield from (Setting(f"{key}.{inner}", to_text(entry), place) for inner, entry in flatten(given).items())
+    else:
+        yield Setting(key, override.input_line.partition("=")[2], place)
+
+
+def read_stage(file: Path, stage: str) -> Iterator[tuple[str, str]]:
+    """Each word that an experiment's file lists for a stage, with its line."""
+    tree = _tree(file.read_text(encoding="utf-8"))
+    for path in ("stages", stage):
+        entries = tree.value if isinstance(tree, yaml.MappingNode) else []
+        tree = next((entry for name, entry in entries if name.value == path), None)
+    for word in tree.value if isinstance(tree, yaml.SequenceNode) else []:
+        yield str(word.value), f"{_shown(file)}:{word.start_mark.line + 1}"
+
+
+def read_settings(file: Path, place: str) -> list[Setting]:
+    """Every value that a YAML file sets, with its line; ``place`` is the key at which the file is laid."""
+    text = file.read_text(encoding="utf-8")
+    tree = _tree(text)
+    if not isinstance(tree, yaml.MappingNode):
+        return []
+    tree.value = [entry for entry in tree.value if entry[0].value not in ("defaults", "hydra")]
+    return list(_settings(tree, place, text, _shown(file)))
+
+
+def _tree(text: str) -> yaml.Node | None:
+    """A YAML text as nodes that know their lines, by the fast reader where there is one."""
+    return yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+def _settings(node: yaml.MappingNode, path: str, text: str, file: str) -> Iterator[Setting]:
+    for name, entry in node.value:
+        key = f"{path}.{name.value}".lstrip(".")
+        if isinstance(entry, yaml.MappingNode) and entry.value:
+            yield from _settings(entry, key, text, file)
+        else:
+            said = text[entry.start_mark.index : entry.end_mark.index].strip()
+            said = to_text(yaml.safe_load(said)) if isinstance(entry, yaml.SequenceNode) else said
+            yield Setting(key, said or "null", f"{file}:{name.start_mark.line + 1}")
+
+
+def _shown(file: Path) -> str:
+    """A file of the menu as ``conf/...``, any other as one would type it from here."""
+    if file.is_relative_to(MENU):
+        return f"conf/{file.relative_to(MENU).as_posix()}"
+    return display_path(file)
+
+
+def select(node: object, key: str) -> Any:
+    """The value of a dotted key, None where there is none."""
+    for part in key.split(".") if key else ():
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return node

@@ -1,0 +1,1 @@
+"""Files, secrets, the terminal and file types; needs the standard library alone."""

@@ -1,0 +1,291 @@
+"""Files that are either whole or absent: atomic writes, hashes, sealed folders, and what ships with
+the package.
+
+No text that is written here holds a secret of the environment. Standard library only. Locks live in ``run``, because
+only runs are locked.
+"""
+
+import contextlib
+import hashlib
+import inspect
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, TypeGuard
+
+from runner.io.secrets import without_values
+
+PACKAGE = Path(__file__).resolve().parent.parent
+SHIPPED = "runner://"
+SEAL = "seal.json"
+# The files of a run that hold the rows of its steps.
+ROWS = ("metrics.jsonl", "samples.jsonl", "completions.jsonl", "checkpoints/completions.jsonl")
+# A checkout keeps the menu of configs beside the package; a wheel carries it inside.
+MENU = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
+
+
+def shipped(path: str) -> str:
+    """The place on this machine of ``runner://dataset/toy``; any other path comes back as it is.
+
+    Configs name shipped files by this scheme, so that a frozen config and its key hold no path of
+    one machine.
+    """
+    return str(PACKAGE / path.removeprefix(SHIPPED)) if path.startswith(SHIPPED) else path
+
+
+def display_path(path: Path) -> str:
+    """A path as one would type it from here."""
+    return os.path.relpath(path) if path.absolute().is_relative_to(Path.cwd()) else str(path)
+
+
+def hub_home() -> Path:
+    """The folder in which the hub's libraries keep what they fetched, and the token."""
+    default = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    return Path(os.environ.get("HF_HOME") or default).expanduser()
+
+
+def sync(path: Path) -> None:
+    """Have the system put a file's bytes, or a folder's names, on the disk before we go on."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text whole; see :func:`write_bytes`."""
+    write_bytes(path, without_values(text).encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file that readers see either as it was or whole: temporary name, sync, rename, sync.
+
+    The temporary name is a new one each time, and a link in its place or in that of the file is not followed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files that a team could not read
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    sync(path.parent)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write strict JSON atomically; see :func:`strict` for what happens to NaN."""
+    write_text(path, json.dumps(strict(value), indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> dict | None:
+    """The content of a JSON file, or None where it is missing or torn."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def read_rows(path: Path, most: int | None = None) -> list[dict[str, Any]]:
+    """Read the objects in the lines of a JSON lines file, or in so many of them; what is none, or cut off, is left out.
+
+    Empty where there is no such file.
+    """
+    found = []
+    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8", errors="replace") as file:
+        for line in islice(file, most):
+            with contextlib.suppress(ValueError, RecursionError):
+                found.append(json.loads(line))
+    return [row for row in found if isinstance(row, dict)]
+
+
+def read_last_row(path: Path) -> dict:
+    """The last whole line of a file of JSON lines, without reading the others; empty where there is none."""
+    if not path.exists():
+        return {}
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - 65536))
+        lines = file.read().split(b"\n")
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError):
+            return json.loads(line)
+    return {}
+
+
+def replace_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, same: Sequence[str] = ()) -> None:
+    """Add rows of one step to a file of JSON lines that is in the order of steps.
+
+    They take the place of rows of this step with equal values of the keys ``same``, of rows of later steps, and of one
+    that was cut off. What stands before the step is neither read nor written.
+    """
+    if not rows:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    step, there = rows[0]["step"], {tuple(row[key] for key in same) for row in rows}
+    with open(path, "r+b" if path.exists() else "w+b") as file:
+        found = [row for row in _seek_behind(file, step - 1) if row["step"] == step]
+        kept = [row for row in found if tuple(row.get(key) for key in same) not in there]
+        text = "".join(json.dumps(strict(row), ensure_ascii=False) + "\n" for row in [*kept, *rows])
+        file.write(without_values(text).encode())
+        file.truncate()
+
+
+def forget_rows(path: Path, after: int) -> None:
+    """Cut off a file of JSON lines that is in the order of steps behind the rows of a step."""
+    if path.exists():
+        with open(path, "r+b") as file:
+            _seek_behind(file, after)
+            file.truncate()
+
+
+def _seek_behind(file: BinaryIO, step: int) -> list[dict[str, Any]]:
+    """Go to the place behind the rows of a step, and give those that follow, without what is no whole row."""
+    size, block = file.seek(0, os.SEEK_END), 8192
+    while True:
+        start = file.seek(max(0, size - block))
+        lines = file.read().splitlines(keepends=True)[bool(start) :]  # the first may be the end of one
+        rows = list(map(_read_row, lines))
+        before = max((place for place, row in enumerate(rows, 1) if row and row["step"] <= step), default=0)
+        if before or not start:
+            file.seek(size - sum(map(len, lines[before:])))
+            return [row for row in rows[before:] if row]
+        block *= 2
+
+
+def _read_row(line: bytes) -> dict[str, Any] | None:
+    with contextlib.suppress(ValueError):
+        row = json.loads(line) if line.endswith(b"\n") else None
+        return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+    return None
+
+
+def strict(value: object) -> object:
+    """The same value with every NaN and infinity as None, because JSON has no word for them.
+
+    >>> strict({"loss": float("nan"), "steps": [1, 2.5]})
+    {'loss': None, 'steps': [1, 2.5]}
+    """
+    if isinstance(value, dict):
+        return {str(key): strict(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def sha256(path: Path) -> str:
+    """The hex digest of a file's bytes, read in pieces."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def seal(folder: Path) -> None:
+    """Put every byte of a folder on the disk, then its sizes and hashes, so that damage can be told from health."""
+    files = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SEAL):
+        path.chmod(0o644 if path.stat().st_mode & 0o077 == 0 else path.stat().st_mode)
+        sync(path)
+        files[path.relative_to(folder).as_posix()] = [path.stat().st_size, sha256(path)]
+    write_json(folder / SEAL, files | {SEAL: _own_entry(files)})
+    sync(folder.parent)
+
+
+def verify(folder: Path) -> bool:
+    """True where every file is there with the size and the hash of its seal."""
+    return not damage_of(folder)
+
+
+def damage_of(folder: Path, *, touched_only: bool = False) -> dict[str, str]:
+    """The damage of each file of a sealed folder, by its name; empty where all is as it was sealed.
+
+    ``touched_only`` reads only files that were written to after the seal, which costs no time where none was.
+    """
+    files = read_json(folder / SEAL)
+    if not _is_seal(files):
+        return {SEAL: "cannot be read" if (folder / SEAL).is_file() else "missing"}
+    if files.pop(SEAL) != _own_entry(files):
+        return {SEAL: "other bytes than were sealed"}
+    since = (folder / SEAL).stat().st_mtime_ns if touched_only else 0
+    found = {name: _damage(folder / name, size, digest, since) for name, (size, digest) in files.items()}
+    return {name: wrong for name, wrong in found.items() if wrong}
+
+
+def _damage(path: Path, size: int, digest: str, since: int) -> str:
+    if not path.is_file():
+        return "missing"
+    now = path.stat()
+    if now.st_size != size:
+        return f"{now.st_size} of {size} bytes"
+    return "other bytes than were sealed" if now.st_mtime_ns >= since and sha256(path) != digest else ""
+
+
+def _is_seal(files: object) -> TypeGuard[dict[str, list[Any]]]:
+    entries = list(files.values()) if isinstance(files, dict) and SEAL in files else []
+    return bool(entries) and all(isinstance(each, list) and [*map(type, each)] == [int, str] for each in entries)
+
+
+def _own_entry(files: Mapping[str, Sequence[object]]) -> list[object]:
+    """The entry of a seal about itself: how many files it seals, and the hash of what it says of them."""
+    return [len(files), hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()]
+
+
+def describe_damage(damage: Mapping[str, str]) -> str:
+    """Damage in one line.
+
+    >>> describe_damage({"optimizer.pt": "missing", "config.json": "3 of 9 bytes"})
+    'optimizer.pt: missing; config.json: 3 of 9 bytes'
+    """
+    return "; ".join(f"{name}: {wrong}" for name, wrong in damage.items())
+
+
+def find_links(folder: Path) -> list[Path]:
+    """Every symbolic link inside a folder that only we write to.
+
+    The folder itself and whatever is above it may be reached through links that the user made. A link inside it would
+    have files elsewhere overwritten or deleted. wandb makes some in its own folder, where we neither write nor delete.
+    """
+    found = []
+    for place, folders, names in os.walk(folder):
+        found += [path for name in (*folders, *names) if (path := Path(place, name)).is_symlink()]
+        folders[:] = [name for name in folders if name != "wandb"]
+    return sorted(found)
+
+
+def remove(folder: Path) -> None:
+    """Delete a folder so that no reader meets half of it: rename first."""
+    doomed = folder.with_name(f".{folder.name}.removed")
+    shutil.rmtree(doomed, ignore_errors=True)
+    folder.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    """The hash of every file below a folder, by its relative name."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): sha256(path) for path in paths}
+
+
+def source_hash(part: object) -> str:
+    """The hash of the file in which a function or a class is defined, so that an edited one is another one."""
+    part = getattr(part, "func", part)
+    part = part if inspect.isroutine(part) or inspect.isclass(part) else type(part)
+    file = inspect.getsourcefile(part) if part.__module__ != "builtins" else None
+    return f"{part.__module__}.{part.__qualname__} {sha256(Path(file)) if file else ''}"
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,151 @@
+"""Run folder -> process. Each function here is an option of ``conf/launcher/`` and returns the
+worker's exit code.
+
+What a launcher does not do: read a config, know a trainer, or decide whether a run should start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+from runner.config import world_size
+from runner.errors import EnvironmentFault, Fault, RunnerError
+from runner.io.files import write_json
+from runner.io.secrets import hidden
+from runner.launch import worker
+from runner.run import PATIENCE, Run, held, locked
+from runner.run.adjustments import read_amendments
+
+GRACE = 120  # most seconds that processes have for the end of their step and its save
+# A process that fails because another is gone says so within this many seconds of the time, in whole seconds, at which
+# torchrun notices the other.
+DELAY = 2
+KINDS = {kind.__name__: kind for kind in RunnerError.__subclasses__()}
+
+
+def local(folder: str | Path, *, num_processes: int = 1, debug: bool = False) -> int:
+    """Train on this machine: in this process, or in one process per device.
+
+    Several processes are started as torchrun does, because ``accelerate launch --cpu`` silently runs one.
+    """
+    starts = num_processes > 1 and world_size() == 1  # else they are there, and this is one of them
+    return _torchrun(folder, num_processes, debug) if starts else worker.work(folder, debug=debug)
+
+
+def _torchrun(folder: str | Path, num_processes: int, debug: bool) -> int:
+    run = Run(Path(folder))
+    amended = len(read_amendments(run.folder))
+    with locked(run, PATIENCE):
+        pass  # refused here, before anything is started
+    worker.prepare_environment()
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
+    failures = _start(run, num_processes, debug)
+    if not failures or run.status()["state"] == "finished":
+        return 0
+    state: str | None = "interrupted"
+    error: RunnerError
+    if isinstance(failures, signal.Signals):
+        stop = worker.Stop()
+        stop.number = failures
+        error = stop.error()
+    elif len(read_amendments(run.folder)) > amended:
+        return _torchrun(folder, num_processes, debug)  # torch.distributed cannot re-form a group after a rank has died
+    else:
+        state, error = _cause_of(run, failures, debug)
+    if state and not held(run):
+        with contextlib.suppress(OSError), open(run.log, "a", encoding="utf-8") as log:
+            log.write(f"{error}\n")
+        worker.conclude(run, state, error)
+    else:
+        worker.conclude(run, None, error)
+    return error.code
+
+
+def _start(run: Run, num_processes: int, debug: bool) -> Mapping[int, Any] | signal.Signals | None:
+    """Train in several processes until all have ended; gives what failed, by rank, or the signal that came."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    elastic = logging.getLogger("torch.distributed.elastic")  # it would tell on the terminal what we tell
+    elastic.addHandler(logging.NullHandler())
+    elastic.propagate = False
+    before = {number: signal.getsignal(number) for number in worker.stop_signals()}
+    with tempfile.TemporaryDirectory(prefix="processes-") as place:
+        config = LaunchConfig(
+            *(1, 1, num_processes),
+            run_id=run.folder.name,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            max_restarts=0,
+            logs_specs=DefaultLogsSpecs(log_dir=place),
+            signals_to_handle=",".join(signal.Signals(number).name for number in before),
+            shutdown_timeout=GRACE,
+        )
+        words = ("-u", "-m", "runner.launch.local", run.folder, os.getpid(), *(["--debug"] if debug else []))
+        try:
+            elastic_launch(config, sys.executable)(*words)
+        except SignalException as asked:
+            if asked.sigval == signal.SIGHUP:
+                worker.detach_terminal()
+            return asked.sigval
+        except ChildFailedError as failed:
+            return failed.failures
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    return None
+
+
+def _cause_of(run: Run, failures: Mapping[int, Any], debug: bool) -> tuple[str | None, RunnerError]:
+    """The state and the error of the process that failed first, which ended the others."""
+    recorded = {rank: _recorded(failure) for rank, failure in failures.items()}
+
+    def order(rank: int) -> tuple[bool, bool, float]:
+        kind = recorded[rank].get("kind")
+        was_told_to = kind == "Interrupted" or (not kind and failures[rank].exitcode == -signal.SIGTERM)
+        return was_told_to, kind not in KINDS, recorded[rank].get("timestamp", failures[rank].timestamp - DELAY)
+
+    rank = min(failures, key=order)
+    code, own = failures[rank].exitcode, recorded[rank]
+    if own:
+        error = KINDS.get(own["kind"], RunnerError)(Fault(*beats) for beats in own["faults"])
+        error.heading += f" (rank {rank})"
+        if debug:
+            print(own["py_callstack"], file=sys.stderr)
+        return own["state"], error
+    if code < 0:
+        hint = " (by a person, or by the system for want of memory)" if code == -signal.SIGKILL else ""
+        found = f"rank {rank} was killed by {signal.Signals(-code).name}{hint}"
+        return "failed", EnvironmentFault(Fault("processes", found, cure="run the same command again to continue"))
+    found = f"rank {rank} left with exit code {code} before the run was finished"
+    return "failed", RunnerError(Fault(str(run.log), found, cure="read the end of it"))
+
+
+def _recorded(failure: Any) -> Mapping[str, Any]:
+    """The record of a process of its end; empty where it could not write one."""
+    message = failure.error_file_data["message"]
+    return message["extraInfo"] if isinstance(message, Mapping) else {}
+
+
+def _record(run: Run, state: str | None, error: RunnerError, debug: bool) -> None:
+    """Write how this process ended into torchrun's file for it, for the process that has started all of them."""
+    more = {"py_callstack": hidden(traceback.format_exc()), "timestamp": time.time(), "state": state}
+    more |= {"kind": type(error).__name__, "faults": [list(map(str, astuple(fault))) for fault in error.faults]}
+    write_json(Path(os.environ["TORCHELASTIC_ERROR_FILE"]), {"message": {"message": str(error), "extraInfo": more}})
+
+
+if __name__ == "__main__":
+    worker.set_parent_death_signal(int(sys.argv[2]))
+    sys.exit(worker.work(sys.argv[1], debug="--debug" in sys.argv, record_end=_record))

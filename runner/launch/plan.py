@@ -1,0 +1,136 @@
+"""Jobs -> the runs that they need, each once, in an order that works; and what is in their folders today."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runner.config import Composed
+from runner.errors import ConfigError, Fault
+from runner.launch import axis, stages
+from runner.run import Run, folder_of, held, key_of, label_of
+
+MOST_JOBS = 5000  # composing takes about 20 ms a job, and nobody reads a table of more
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run to be trained, once those in ``after`` are finished."""
+
+    composed: Composed
+    folder: Path
+    after: tuple[Path, ...] = ()
+
+    def label(self, axes: Collection[str]) -> str:
+        """The label of this run among its neighbours: the values of what is swept, and the stage."""
+        swept = [word for word in self.composed.overrides if word.lstrip("+").partition("=")[0] in axes]
+        return f"{self.composed.stage} {label_of(swept or self.composed.overrides)}".strip()
+
+
+def compose_jobs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[list[Composed]]:
+    """The runs of each job of a sweep, in Hydra's order; raises ConfigError with the faults of all."""
+    check_size(axis.axes(overrides))
+    jobs, faults = [], []
+    for words in axis.combinations(overrides):
+        try:
+            jobs.append(stages.compose(words, folders))
+        except ConfigError as error:
+            faults += error.faults
+    if faults:
+        raise ConfigError(dict.fromkeys(faults))
+    return jobs
+
+
+def tasks_of(jobs: Sequence[Sequence[Composed]]) -> list[Task]:
+    """Each run of each job once: jobs that differ in their last stage only share those before it.
+
+    Raises ConfigError where two jobs are the same run.
+    """
+    tasks: dict[Path, Task] = {}
+    ends: dict[Path, Composed] = {}
+    faults = []
+    for runs in jobs:
+        before: tuple[Path, ...] = ()
+        for composed in runs:
+            folder = folder_of(composed.cfg, composed.overrides)
+            run = folder.parent / key_of(composed.cfg)  # whatever the words that lead there
+            tasks.setdefault(run, Task(composed, folder, before))
+            before = (tasks[run].folder,)
+        if run in ends:
+            faults.append(_same(ends[run], runs[-1]))
+        ends[run] = runs[-1]
+    if faults:
+        raise ConfigError(dict.fromkeys(faults))
+    return list(tasks.values())
+
+
+def _same(first: Composed, second: Composed) -> Fault:
+    one, other = (" ".join(composed.overrides) for composed in (first, second))
+    found = f"{other}: the same run" + (f" as {one}" if one != other else " twice")
+    cure = shlex.join(word for word in first.overrides if word not in second.overrides) or "each value once"
+    return Fault("sweep", found, "jobs that differ in something that is trained", cure)
+
+
+def check_size(sizes: dict[str, int]) -> None:
+    """Raise ConfigError where an axis has no value, or all of them together make too many jobs.
+
+    >>> check_size({"kl_coef": 3, "seed": 2})
+    """
+    total = 1
+    for size in sizes.values():
+        total *= size
+    if empty := [axis for axis, size in sizes.items() if size == 0]:
+        raise ConfigError([Fault(axis, "no values", "one or more", f"{axis}=1,2") for axis in empty])
+    if total > MOST_JOBS:
+        shape = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
+        raise ConfigError(Fault("sweep", f"{total:,} jobs ({shape})", f"at most {MOST_JOBS:,}", "fewer values of each"))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs of a command and the states of their folders, before any starts."""
+
+    tasks: Sequence[Task]
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        counts = Counter(state_of(task.folder) for task in self.tasks)
+        names = {**TODO, **dict.fromkeys(counts, "")}
+        parts = [f"{counts[state]} {TODO[state]}" for state in names if counts[state]]
+        groups = sorted({str(task.folder.parent) for task in self.tasks})
+        shape = " x ".join(f"{axis} {size}" for axis, size in self.sizes.items() if size > 1)
+        where = groups[0] if len(groups) == 1 else f"{len(groups)} folders"
+        many = "run" if len(self.tasks) == 1 else "runs"
+        head = f"{len(self.tasks)} {many} in {where}{f': {shape}' if shape else ''}"
+        return f"sweep     {head}\n          {', '.join(parts)}"
+
+    def lines(self) -> Iterator[str]:
+        """One line for each run: its state, and its folder."""
+        for task in self.tasks:
+            state = state_of(task.folder)
+            yield f"{state:<9} {Run(task.folder.absolute()) if state != 'new' else task.folder}"
+
+
+# What a state means for the command that is about to start.
+TODO = {
+    "new": "new",
+    "created": "not begun",
+    "interrupted": "to continue",
+    "failed": "failed, to try again",
+    "running": "running elsewhere",
+    "finished": "finished",
+}
+
+
+def state_of(folder: Path) -> str:
+    """The state of a run folder as it is: a run is running where a process holds it, whatever its last paper says."""
+    if not (folder / "config.yaml").exists():
+        return "new"
+    run = Run(folder)
+    state = run.status()["state"]
+    if state in ("running", "created") and held(run):
+        return "running"
+    return "interrupted" if state == "running" else state

@@ -1,0 +1,77 @@
+"""A sweep by one of Hydra's own sweepers or launchers: joblib, submitit, ray, optuna.
+
+Each job that they start is the same idempotent run as ours, in a process of its own; what is finished is skipped, so
+that the same command again does what is left, and a search that draws the same values finds their results there.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.errors import ConfigError, Fault, RunnerError
+from runner.io.files import read_json
+from runner.launch.plan import tasks_of
+from runner.launch.pool import settings_of, train_all
+from runner.launch.progress import Stages
+from runner.launch.stages import compose
+from runner.run import Run
+
+
+class JobFailed(Exception):
+    """Tells a sweeper that a job has no result."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The function that Hydra calls for each job, perhaps in another process: trains the run, returns its objective."""
+
+    folders: Sequence[Path] = ()
+    debug: bool = False
+
+    def __call__(self, cfg: Any) -> float | None:
+        from hydra.core.hydra_config import HydraConfig
+
+        try:
+            return self.train(list(HydraConfig.get().overrides.task))
+        except RunnerError as error:
+            print(error, file=sys.stderr)  # Hydra tells it late, or not at all
+            raise
+
+    def train(self, words: Sequence[str]) -> float | None:
+        """Train what the words make, or find it finished."""
+        runs = compose(words, self.folders)
+        tasks = tasks_of([runs])
+        settings = settings_of(runs[0].cfg["launcher"] | {"jobs": 1}, runs, attached=True, debug=self.debug)
+        codes, signals = train_all(tasks, settings, Stages(tasks))
+        if signals:
+            raise KeyboardInterrupt
+        if any(codes.values()):
+            raise JobFailed(f"{tasks[-1].folder} has failed")
+        return objective_of(tasks[-1].folder, runs[-1].cfg.get("objective"))
+
+
+def objective_of(folder: Path, name: str | None) -> float | None:
+    """The score of a finished run that a search looks at; None where none is named.
+
+    Raises ConfigError where the run has no such score, or none that is a number.
+    """
+    if name is None:
+        return None
+    after = (read_json(folder / "scores.json") or {}).get("after") or {}
+    value = after.get(name)
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        known = ", ".join(sorted(after)) or "nothing"
+        raise ConfigError(Fault("objective", f"{folder} has no {name}", f"one of {known}", "objective=<one of them>"))
+    return float(value)
+
+
+def failed_since(group: Path, began: float) -> list[tuple[Run, str]]:
+    """The runs of a group that have failed since a time, each with its cause."""
+    papers = [paper for paper in sorted(group.glob("*/status.json")) if paper.stat().st_mtime >= began]
+    runs = [Run(paper.parent.absolute()) for paper in papers]
+    return [(run, str(run.status()["cause"])) for run in runs if run.status()["state"] == "failed"]

@@ -1,0 +1,346 @@
+"""Tasks -> processes: each run in one of its own, several at a time, and what becomes of one touches no other.
+
+The heavy libraries are imported once, here, and every process inherits them. A process that raises, exits, is killed,
+crashes or hangs is a failed run with its cause; the others go on. When this process dies, by whatever, its children
+save their step and end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from runner import config
+from runner.config import Composed
+from runner.errors import ConfigError, Fault, FolderError
+from runner.io.terminal import HidingFile
+from runner.launch import worker
+from runner.launch.plan import Task
+from runner.launch.progress import Show
+from runner.launch.worker import launch
+from runner.run import Run, held, locked, open_run, processes_of
+from runner.tracker.variable import set_variables
+
+LOOK = 0.05  # seconds between two looks at the children
+LOOK_ELSEWHERE = 0.5  # and at runs that another process holds
+MOST_GRACE = 60.0  # seconds that a run has for saving its step when its time is over
+WARM = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib", "pyarrow", "runner")
+PIPE = 65536  # bytes that a pipe takes without a reader
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The processes, their devices and their time; the keys of ``launcher`` that are not the launcher's own."""
+
+    jobs: int = 1
+    processes: int = 1  # of a run, at most
+    timeout_seconds: float | None = None
+    devices: Sequence[str] = ()
+    attached: bool = False
+    debug: bool = False
+
+    def threads(self) -> int | None:
+        """CPU threads of each of several processes; None where the user or a single process decides."""
+        if self.jobs == 1 or "OMP_NUM_THREADS" in os.environ:
+            return None
+        return max(1, len(os.sched_getaffinity(0)) // self.jobs)
+
+
+@dataclass
+class Child:
+    """A process that trains a task, the place it holds, since when, and whether it was told to end."""
+
+    task: Task
+    slot: int
+    pid: int
+    news: int
+    began: float = field(default_factory=time.monotonic)
+    deadline: float = float("inf")
+    timed_out: bool = False
+
+
+class Pool:
+    """Trains tasks until each is finished, has failed, or waits in vain for one that has."""
+
+    def __init__(self, tasks: Sequence[Task], settings: Settings, show: Show):
+        self.settings, self.show = settings, show
+        self.waiting = list(tasks)
+        self.elsewhere: dict[Path, float] = {}  # held by another process, and when to look again
+        self.live: dict[int, Child] = {}
+        self.codes: dict[Path, int] = {}
+        self.signals: list[int] = []
+        self.warm = False
+
+    def run(self) -> dict[Path, int]:
+        """The exit code of each task, by its folder; what was not started because of a signal has none."""
+        with self._listening():
+            try:
+                while self.live or (self.waiting and not self.signals):
+                    if not self.signals:
+                        self._start()
+                    self._reap()
+                    self._end_late_ones()
+                    now = time.monotonic()
+                    live = [(child.task, now - child.began) for child in self.live.values()]
+                    self.show.tick(live, len(self.waiting))
+                    time.sleep(LOOK if self.live or self.waiting else 0)
+            finally:
+                self._let_end()
+                self._kill()
+                self.show.close()
+        return self.codes
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Hand a signal on to the children, which save their step; kill them at the second."""
+
+        def answer(number: int, frame: object) -> None:
+            self.signals.append(number)
+            if number == signal.SIGHUP:
+                worker.detach_terminal()
+            for pid in list(self.live):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number if len(self.signals) == 1 else signal.SIGKILL)
+
+        before = {number: signal.signal(number, answer) for number in worker.stop_signals()}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _start(self) -> None:
+        """Start what can start now, as far as there is room."""
+        for task in list(self.waiting):
+            failed = [folder for folder in task.after if self.codes.get(folder, 0)]
+            if failed:
+                self.waiting.remove(task)
+                self._end(task, self.codes[failed[0]], "not begun", f"it builds on {failed[0]}, which has failed")
+            elif all(folder in self.codes for folder in task.after) and len(self.live) < self.settings.jobs:
+                self._open(task)
+
+    def _open(self, task: Task) -> None:
+        """Start a task, or note that it is finished, or that another process has it."""
+        if self.elsewhere.get(task.folder, 0) > time.monotonic():
+            return
+        try:
+            run = open_run(task.composed.cfg, task.composed.overrides, command=task.composed.command)
+            done = worker.is_finished(run)
+        except FolderError as error:  # such as a paper that is garbage, or rows that have changed since
+            self.waiting.remove(task)
+            self._end(task, error.code, "failed", str(error))
+            return
+        status, was_elsewhere = run.status(), task.folder in self.elsewhere
+        if status["state"] != "finished" and held(run):
+            self.elsewhere[task.folder] = time.monotonic() + LOOK_ELSEWHERE
+            return
+        self.waiting.remove(task)
+        if done:
+            self._end(task, 0, "finished", "elsewhere" if was_elsewhere else "already")
+        elif status["state"] == "failed" and was_elsewhere:
+            self._end(task, 1, "failed", str(status["cause"]))
+        else:
+            self._fork(task, run)
+
+    def _fork(self, task: Task, run: Run) -> None:
+        self._warm_up(task)
+        taken = {child.slot for child in self.live.values()}
+        slot = next(number for number in range(self.settings.jobs) if number not in taken)
+        self.show.started(task)
+        news, tell = os.pipe()
+        pid = worker.fork(lambda: self._be_child(run, slot, news, tell))
+        os.close(tell)
+        child = Child(task, slot, pid, news)
+        if self.settings.timeout_seconds:
+            child.deadline = child.began + self.settings.timeout_seconds
+        self.live[pid] = child
+
+    def _warm_up(self, task: Task) -> None:
+        """Import what every run needs, so that each child inherits it: 4 s of CPU once and not for each."""
+        target = str(task.composed.cfg["trainer"]["_target_"])
+        if not self.warm:
+            worker.prepare_environment()
+            # Asked without the driver, which a process that is about to fork must not wake.
+            os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+            import_module("runner.training.build")
+        # Before trainers bring their trackers along, some of which read where to write as they are imported.
+        set_variables(task.composed.cfg["tracker"], task.folder.absolute(), str(task.composed.cfg["name"]))
+        if target.split(".")[0] in WARM:  # a user's own module may hold a state, which no two runs share
+            config.locate(target)
+        self.warm = True
+        # What is here by now lives as long as the process: no child needs to look through it for garbage (0.4 s each).
+        gc.freeze()
+
+    def _be_child(self, run: Run, slot: int, news: int, tell: int) -> int:
+        """Train, tell what had to be imported for that, and return the exit code."""
+        os.close(news)
+        os.setpgid(0, 0)
+        log = None if self.settings.attached else _write_into(run.log)
+        faulthandler.enable(log or sys.stderr)
+        known = set(sys.modules)
+        confine(slot, self.settings, run.cfg)
+        code = launch(run, debug=self.settings.debug)
+        os.write(tell, loaded_since(known))
+        return code
+
+    def _reap(self) -> None:
+        """Take note of every child that has ended."""
+        for pid, child in list(self.live.items()):
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                continue
+            del self.live[pid]
+            # What it may have left running; before its number is given back, and may be that of somebody else.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+            _, status = os.waitpid(pid, 0)
+            os.set_blocking(child.news, False)  # something that it left may still hold the other end
+            with os.fdopen(child.news, "rb", buffering=0) as news:
+                learn(news.read(PIPE))
+            self._judge(child, os.waitstatus_to_exitcode(status))
+
+    def _judge(self, child: Child, ended: int) -> None:
+        """Judge a child by what it wrote and how it ended."""
+        run, task = Run(child.task.folder.absolute()), child.task
+        status, code = run.status(), 128 - ended if ended < 0 else ended
+        seconds = time.monotonic() - child.began
+        if status["state"] == "finished":
+            self._end(task, 0, "finished", seconds=seconds)
+        elif code == FolderError.code and status["state"] != "failed":
+            self.waiting.append(task)  # another process was quicker
+            self.elsewhere[task.folder] = 0.0
+        elif child.timed_out:
+            cause = f"no end after {self.settings.timeout_seconds:g} s (launcher.timeout_seconds)"
+            self._fail(task, run, code or 1, cause, seconds)
+        elif status["state"] in ("created", "running"):
+            state = "interrupted" if self.signals else "failed"
+            self._fail(task, run, code or 1, _cause(ended), seconds, state)
+        else:
+            self._end(task, code or 1, status["state"], str(status["cause"]), seconds)
+
+    def _fail(self, task: Task, run: Run, code: int, cause: str, seconds: float, state: str = "failed") -> None:
+        """Write down why a run ended that could not do so itself, unless another process has it by now."""
+        with contextlib.suppress(FolderError), locked(run):
+            run.set_status(state, cause=cause)
+        self._end(task, code, state, cause, seconds)
+
+    def _end(self, task: Task, code: int, state: str, cause: str = "", seconds: float | None = None) -> None:
+        self.codes[task.folder] = code
+        self.show.ended(task, state, cause, seconds)
+
+    def _end_late_ones(self) -> None:
+        """Ask a run whose time is over to save its step, and kill it when it does not."""
+        now = time.monotonic()
+        for child in self.live.values():
+            if now < child.deadline:
+                continue
+            os.kill(child.pid, signal.SIGKILL if child.timed_out else signal.SIGTERM)
+            child.timed_out = True
+            child.deadline = now + min(MOST_GRACE, float(self.settings.timeout_seconds or MOST_GRACE))
+
+    def _let_end(self) -> None:
+        """Have what still trains save its step, where the handler of somebody else has this process leave."""
+        deadline = time.monotonic() + MOST_GRACE
+        for pid in self.live:
+            os.kill(pid, signal.SIGUSR2)
+        while self.live and time.monotonic() < deadline:
+            time.sleep(LOOK)
+            self._reap()
+
+    def _kill(self) -> None:
+        for pid in self.live:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+
+
+def train_all(tasks: Sequence[Task], settings: Settings, show: Show) -> tuple[dict[Path, int], list[int]]:
+    """The exit code of each task by its folder, and the signals that came meanwhile."""
+    pool = Pool(tasks, settings, show)
+    return pool.run(), pool.signals
+
+
+def settings_of(launcher: dict[str, Any], runs: Sequence[Composed] = (), **others: Any) -> Settings:
+    """The pool's part of a launcher's keys; devices are those of this machine where none are named.
+
+    Raises ConfigError where the processes of these ``runs`` are more than the devices, one for each.
+    """
+    jobs, processes = launcher.get("jobs") or 1, max((processes_of(run.cfg) for run in runs), default=1)
+    devices = launcher.get("devices")
+    devices = [str(device) for device in (worker.visible_devices() if devices is None else devices)]
+    if config.world_size() > 1:  # whoever has started these processes has given them theirs
+        devices = []
+    if devices and jobs * processes > len(devices):
+        key, cure = "jobs", f"launcher.jobs={len(devices) // processes}"
+        if processes > len(devices):
+            key, cure = "num_processes", f"launcher.num_processes={len(devices)} launcher.jobs=1"
+        if processes == 1:
+            cure += f", or launcher.devices=[{','.join((devices * jobs)[:jobs])}] to share them"
+        found = f"{jobs} x {processes} processes (launcher.jobs x num_processes) for {len(devices)} devices"
+        raise ConfigError(Fault(f"launcher.{key}", found, "a device for each process", cure))
+    return Settings(jobs, processes, launcher.get("timeout_seconds"), devices, **others)
+
+
+def idle_devices(settings: Settings, cfg: Mapping[str, Any]) -> str:
+    """A line about devices that no process uses; empty where each has one."""
+    count, used = len(settings.devices), settings.jobs * settings.processes
+    if count <= used or cfg["model"].get("device_map"):
+        return ""
+    shown = ", ".join(f"cuda:{number}" for number in range(used))
+    more = f"launcher.num_processes={count}" if settings.jobs == 1 else f"launcher.jobs={count // settings.processes}"
+    return f"note      {count} GPUs here, {used} used ({shown}); {more} uses {'both' if count == 2 else 'all'}\n"
+
+
+def confine(slot: int, settings: Settings, cfg: Mapping[str, Any]) -> None:
+    """Give one of several runs its own devices and its share of the CPU."""
+    first, last = slot * settings.processes, (slot + 1) * settings.processes
+    devices = settings.devices[first:last] if settings.jobs > 1 else settings.devices
+    worker.take_devices(cfg, devices, processes_of(cfg))
+    if threads := settings.threads():
+        import torch
+
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        torch.set_num_threads(threads)
+
+
+def _write_into(path: Path) -> Any:
+    """Send all that this process says to a file, and give that."""
+    binary = open(path, "ab")  # noqa: SIM115  open as long as the process lives
+    file = HidingFile(binary, encoding="utf-8", line_buffering=True)
+    os.dup2(file.fileno(), 1)
+    os.dup2(file.fileno(), 2)
+    sys.stdout = sys.stderr = file
+    return file
+
+
+def _cause(ended: int) -> str:
+    """Why a process ended without a word."""
+    if ended >= 0:
+        return f"the process left with exit code {ended} before the run was finished"
+    hint = " (by a person, or by the system for want of memory)" if ended == -signal.SIGKILL else ""
+    return f"killed by {signal.Signals(-ended).name}{hint}"
+
+
+def loaded_since(known: Container[str]) -> bytes:
+    """The library modules that a child had to import beyond those it inherited, in as much as a pipe takes."""
+    loaded = [name for name in sys.modules if name not in known and name.split(".")[0] in WARM]
+    while len(text := json.dumps(loaded).encode()) > PIPE:
+        del loaded[len(loaded) // 2 :]
+    return text
+
+
+def learn(text: bytes | None) -> None:
+    """Import what a child told by :func:`loaded_since`, for those that come after it."""
+    for name in json.loads(text or b"[]"):
+        # Not every module can be imported by itself; such a one is imported by each child again.
+        with contextlib.suppress(Exception):
+            import_module(name)

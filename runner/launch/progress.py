@@ -1,0 +1,142 @@
+"""The progress of a sweep, for people: a line for each run that is on, and a total; in a log file, a line an event."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from runner.io.files import read_last_row
+from runner.launch.plan import Plan, Task
+from runner.launch.worker import finished
+from runner.run import Run
+from runner.run.read import one_line
+
+REFRESH = 0.5  # seconds between two pictures on a terminal
+PULSE = 60.0  # seconds between two totals in a log file
+
+
+class Show(Protocol):
+    """The events that the pool reports as it goes."""
+
+    def started(self, task: Task) -> None: ...
+
+    def ended(self, task: Task, state: str, cause: str = "", seconds: float | None = None) -> None: ...
+
+    def tick(self, live: Sequence[tuple[Task, float]], waiting: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Stages(Show):
+    """One run after the other, each with the terminal to itself: only its beginning is told."""
+
+    def __init__(self, tasks: Sequence[Task]):
+        self.numbers = {task.folder: number for number, task in enumerate(tasks, 1)}
+
+    def started(self, task: Task) -> None:
+        if task.composed.stage:
+            print(f"stage     {task.composed.stage}, {self.numbers[task.folder]} of {len(self.numbers)}")
+        print(f"run       {Run(task.folder.absolute())}", flush=True)
+
+    def ended(self, task: Task, state: str, cause: str = "", seconds: float | None = None) -> None:
+        run = Run(task.folder.absolute())
+        if state == "finished" and seconds is None:
+            print(finished(run), flush=True)
+        elif seconds is None:
+            print(f"{state:<9} {run}: {one_line(cause, heading=False)}", flush=True)
+
+
+class LiveProgress(Show):
+    """Many runs at a time, drawn over and over on a terminal, or told one event a line."""
+
+    def __init__(self, plan: Plan, jobs: int, out: TextIO | None = None):
+        from rich import console, live
+
+        self.total, self.jobs = len(plan.tasks), jobs
+        self.labels = {task.folder: task.label(plan.sizes) for task in plan.tasks}
+        self.counts = {"finished": 0, "failed": 0}
+        self.seconds: list[float] = []
+        out = out or sys.stdout
+        plain = {"markup": False, "emoji": False, "highlight": False, "soft_wrap": True}
+        self.console = console.Console(file=out, force_terminal=out.isatty(), **plain)
+        # Not in the way of what others print, such as warnings.
+        quietly = {"auto_refresh": False, "transient": True, "redirect_stdout": False, "redirect_stderr": False}
+        self.picture = live.Live(console=self.console, **quietly)
+        self.next = time.monotonic() + (0 if self.console.is_terminal else PULSE)
+
+    def started(self, task: Task) -> None:
+        if not self.console.is_terminal:
+            self.console.print(f"start     {self.labels[task.folder]}")
+
+    def ended(self, task: Task, state: str, cause: str = "", seconds: float | None = None) -> None:
+        kind = "finished" if state == "finished" else "failed"
+        self.counts[kind] += 1
+        if state == "finished" and seconds is None and cause == "already":
+            return  # the plan has counted it
+        if state == "finished" and seconds is not None:
+            self.seconds.append(seconds)
+        took = format_duration(seconds) if seconds is not None else cause
+        outcome = took if state == "finished" else one_line(cause, heading=False)
+        self.console.print(f"{state:<9} {self.labels[task.folder]}  {outcome}")
+
+    def tick(self, live: Sequence[tuple[Task, float]], waiting: int) -> None:
+        from rich.text import Text
+
+        now = time.monotonic()
+        if now < self.next:
+            return
+        self.next = now + (REFRESH if self.console.is_terminal else PULSE)
+        total = self._total(live, waiting)
+        if not self.console.is_terminal:
+            return self.console.print(total)
+        runs = [
+            f"  {_figures(task.folder):<34} {format_duration(s):>7}  {self.labels[task.folder]}" for task, s in live
+        ]
+        self.picture.update(Text("\n".join([*runs, total]), no_wrap=True, overflow="ellipsis"))
+        self.picture.start()
+        self.picture.refresh()
+
+    def close(self) -> None:
+        self.picture.stop()
+
+    def _total(self, live: Sequence[tuple[Task, float]], waiting: int) -> str:
+        done = sum(self.counts.values())
+        parts = [f"{self.counts['finished']} of {self.total} finished", f"{len(live)} running"]
+        parts += [f"{self.counts['failed']} failed"] if self.counts["failed"] else []
+        if self.seconds and done < self.total:
+            parts.append(f"about {format_duration(self._remaining(live, waiting))} left")
+        return f"progress  {', '.join(parts)}"
+
+    def _remaining(self, live: Sequence[tuple[Task, float]], waiting: int) -> float:
+        """Seconds until all are done, if the others take as long as those that have finished."""
+        each = sum(self.seconds) / len(self.seconds)
+        on = sum(max(0.0, each - seconds) for _, seconds in live)
+        return (each * waiting + on) / max(1, self.jobs)
+
+
+def format_duration(seconds: float) -> str:
+    """A time as people read it.
+
+    >>> format_duration(7.2), format_duration(75), format_duration(7500)
+    ('7 s', '1:15', '2:05 h')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60}:{whole % 60:02}" if whole < 3600 else f"{whole // 3600}:{whole % 3600 // 60:02} h"
+
+
+def _figures(folder: Path) -> str:
+    """The step of a run and what it logged last."""
+    status = Run(folder).status()
+    line = read_last_row(folder / "metrics.jsonl")
+    shown = [f"step {status['step']}/{status['max_steps']}"] if status["max_steps"] else ["starting"]
+    for name in ("objective/scores", "reward", "rewards/margins", "loss"):
+        value: Any = line.get(name)
+        if isinstance(value, int | float):
+            shown.append(f"{name.rpartition('/')[2]} {value:.4g}")
+            break
+    return "  ".join(shown)

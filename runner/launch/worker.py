@@ -1,0 +1,357 @@
+"""The worker: run folder -> command, with its lock, its log, its state and its exit code.
+
+    python -m runner.launch outputs/<name>/<label>-<key> [--trust] [--debug]
+
+Hydra is not met here: the folder holds all there is to know. Relaunching a run is this same command. A folder can come
+from anybody, so what it may run is looked at again, unless the command line has done so or the user trusts it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import stat
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from runner import config
+from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, Interrupted, RunnerError
+from runner.io.files import damage_of, describe_damage
+from runner.io.secrets import hidden
+from runner.io.terminal import Hiding, to_terminal
+from runner.run import (
+    PATIENCE,
+    Run,
+    check_lines,
+    check_metadata,
+    locked,
+    processes_of,
+    remove_leftovers,
+    remove_unfinished,
+    sealed_checkpoints,
+    write_manifest,
+)
+from runner.run.adjustments import is_out_of_memory
+from runner.run.disk import full, is_full
+from runner.run.inputs import check_material
+from runner.validate.context import OWN
+from runner.validate.dangers import find_dangers
+
+log = logging.getLogger("runner.launch.worker")
+
+# Before torch is imported. Measured beside one other busy process on two cores: OpenMP's default spinning makes two
+# threads 15 to 50 times slower, a short spin about 2 times, and it costs an idle machine about a fifth.
+# Nothing is sent anywhere unasked, and tokenizers must not keep threads across a fork.
+ENVIRONMENT = {
+    "GOMP_SPINCOUNT": "1000",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_UPDATE_DOWNLOAD_COUNTS": "0",  # or datasets tells a server each time that rows of a local file are read
+    "DO_NOT_TRACK": "1",
+    "TRL_EXPERIMENTAL_SILENCE": "1",  # each such trainer says so in its YAML
+}
+RANK = int(os.environ.get("RANK", "0"))
+RecordEnd = Callable[[Run, str | None, RunnerError, bool], None]  # of a run, its last state, the error, --debug
+
+
+class Stop:
+    """A signal handler that waits for the end of the step while a loop is listening, and else stops at once."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self.announced = False
+        self.listening = False
+
+    def __call__(self, number: int, frame: object = None) -> None:
+        # A scheduler announces its SIGTERM by SIGUSR2, sends both to every process, and we hand them on: one request.
+        self.announced |= number == signal.SIGUSR2
+        again = self.number is not None and (not self.announced or number == signal.SIGINT)
+        self.number = number
+        if number == signal.SIGHUP:
+            detach_terminal()
+        if again or not self.listening:
+            raise self.error()
+
+    def error(self) -> Interrupted:
+        """The exception that ends the process once the step is saved."""
+        number = self.number or signal.SIGTERM
+        name = signal.Signals(number).name
+        return Interrupted(Fault(name, "asked to stop", cure="run the same command again to continue"), number)
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[Stop]:
+        """Answer the signals that ask to stop here, and give the old answers back afterwards."""
+        before = {number: signal.signal(number, self) for number in stop_signals()}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def detach_terminal() -> None:
+    """Send what is written to a terminal from here on nowhere: it is closed, and to write to it would be an error."""
+    for descriptor in (1, 2):
+        if stat.S_ISCHR(os.fstat(descriptor).st_mode):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+
+
+def stop_signals() -> list[int]:
+    """The signals that ask a process to stop; a closed terminal does not where it was started with nohup.
+
+    SIGUSR2 is a scheduler's word of a time limit, and does where nobody else answers it: submitit requeues the job.
+    """
+    deaf = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    answer = signal.getsignal(signal.SIGUSR2)
+    limit = [signal.SIGUSR2] if answer is signal.SIG_DFL or isinstance(answer, Stop) else []
+    return [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *limit, *([] if deaf else [signal.SIGHUP])]
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the folder that the words name and return the exit code."""
+    folders = [word for word in words if not word.startswith("-")]
+    if len(folders) != 1 or not (Path(folders[0]) / "config.yaml").exists():
+        print(
+            ConfigError(Fault("command line", " ".join(words), "one run folder", "python -m runner.launch <folder>")),
+            file=sys.stderr,
+        )
+        return ConfigError.code
+    try:
+        run, world = Run(Path(folders[0])), config.world_size()
+        _check_trust(run, "--trust" in words)
+        own = processes_of(run.cfg)
+        if world not in (1, own):
+            found, cure = f"a world of {world} processes", f"python -m runner.launch {run}  (which starts them itself)"
+            raise ConfigError(Fault(str(run), found, f"the {own} that the run is trained by", cure))
+    except RunnerError as error:
+        print(error, file=sys.stderr)
+        return error.code
+    return launch(run, "--debug" in words) if own > world else work(folders[0], debug="--debug" in words)
+
+
+def launch(run: Run, debug: bool = False) -> int:
+    """Train in this process, or in those that the run's launcher starts, and return the exit code."""
+    node = run.cfg["launcher"]
+    own = {key: config.build(value) for key, value in node.items() if key not in ("_target_", *OWN["launcher"])}
+    return config.locate(node["_target_"])(run.folder, debug=debug, **own)
+
+
+def _check_trust(run: Run, trusted: bool) -> None:
+    """Raise where a folder would run or change what nobody has allowed; it can come from anybody."""
+    check_metadata(run)
+    if not trusted and (dangers := find_dangers(run.cfg)):
+        cure = f"python -m runner.launch {run} --trust  (if you trust who wrote its config.yaml)"
+        raise ConfigError([replace(danger, cure=cure) for danger in dangers])
+
+
+def conclude(run: Run, state: str | None, error: RunnerError, debug: bool = False) -> None:
+    """Write down how a run ended, unless that is not ours to say, and tell it; of several processes, the first does."""
+    if RANK == 0 and state:
+        if isinstance(error, EnvironmentFault):
+            remove_unfinished(run)  # what a full disk has cut off would only keep it full
+        with contextlib.suppress(OSError):  # then it is running without a process, which everyone reads as interrupted
+            run.set_status(state, cause=str(error))
+    if RANK == 0 or not state:
+        print(hidden(traceback.format_exc()) if debug else error, file=sys.stderr)
+
+
+def work(folder: str | Path, command: str = "train", debug: bool = False, record_end: RecordEnd = conclude) -> int:
+    """Run a command on a run folder and return the exit code that ``errors`` lists; never raises.
+
+    However the command ends becomes a state, a message and an exit code. Where a signal has come, whatever ended the
+    command is that: libraries turn an exception that passes through them into a fault of the data.
+    """
+    prepare_environment()
+    run, stop = Run(Path(folder)), Stop()
+    try:
+        take_devices(run.cfg, visible_devices())
+        with stop.installed(), contextlib.ExitStack() as held:
+            if RANK == 0:
+                held.enter_context(locked(run, PATIENCE))
+                check_metadata(run)
+                if is_finished(run):
+                    print(finished(run))
+                    return 0
+                remove_leftovers(run)
+                run.set_status("running", cause=None)
+            held.enter_context(_logging(run.log))
+            try:
+                if RANK == 0:
+                    _check_inputs(run)
+                getattr(import_module(f"runner.command.{command}"), command)(run, stop)
+                return 0
+            except (Exception, SystemExit) as ended:
+                error = _explained(run, ended) if stop.number is None else stop.error()
+                logging.getLogger("runner").info("%s", traceback.format_exc())
+                record_end(run, "failed" if stop.number is None else "interrupted", error, debug)
+    except (RunnerError, OSError) as ended:  # before the folder was ours
+        error = _explained(run, ended)
+        record_end(run, None, error, debug)
+    return error.code
+
+
+def prepare_environment() -> None:
+    """Set what the heavy libraries read as they are imported; too late once torch is."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    # Said at every import on a machine without a GPU, about a kernel that nobody asked for.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+
+
+def visible_devices() -> list[str]:
+    """The GPUs that this process may use, found without waking them."""
+    if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name for name in named.split(",") if name.strip()]
+    return [str(number) for number, _ in enumerate(Path("/proc/driver/nvidia/gpus").glob("*"))]
+
+
+def take_devices(cfg: Mapping[str, Any], devices: Sequence[str], count: int = 1) -> None:
+    """Let this process see as many devices as it has processes; transformers would share each batch among all.
+
+    A model with a ``device_map`` is spread over all of them. Where torchrun has started us, each process knows its own.
+    """
+    mine = list(devices if (cfg.get("model") or {}).get("device_map") else devices[:count])
+    if "LOCAL_RANK" not in os.environ and mine != visible_devices():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
+
+
+def fork(call: Callable[[], int]) -> int:
+    """The number of a new process that makes a call and leaves with its exit code; it ends when this process does.
+
+    It never returns into the caller's code.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent, pid = os.getpid(), os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):  # of this process, or of who has called it, such as submitit
+                signal.signal(number, signal.SIG_DFL)
+        set_parent_death_signal(parent)
+        code = call()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def set_parent_death_signal(parent: int) -> None:
+    """Have this process asked to save its step and end when the parent is gone, however that went."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # it was quicker
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def finished(run: Run) -> str:
+    """The line on a run that has nothing left to do."""
+    return f"finished  {run} already; nothing was changed"
+
+
+def is_finished(run: Run) -> bool:
+    """True where a run has nothing left to do; where its model is damaged it has, if a checkpoint can make it whole.
+
+    Raises FolderError where that cannot be, or where the files that it was made with are others now.
+    """
+    if run.status()["state"] != "finished":
+        return False
+    if damage := _damage(run):
+        found = f"the run is finished, and its model is damaged: {describe_damage(damage)}"
+        if not sealed_checkpoints(run):
+            cure = "a whole copy of it put back, or name=<another name> to train it again"
+            raise FolderError(Fault(str(run.model), found, "the files that were sealed", cure))
+        log.warning("%s: %s; it is written again from the newest checkpoint", run, found)
+        return False
+    for line in check_material(run):
+        print(f"note      {line}")
+    return True
+
+
+def _damage(run: Run) -> dict[str, str]:
+    """The damage of the model that a finished run has recorded, by file."""
+    if not run.manifest().get("files"):
+        return {}
+    return damage_of(run.model, touched_only=True) if run.model.is_dir() else {"model/": "missing"}
+
+
+def _check_inputs(run: Run) -> None:
+    """Raise where the folder does not hold together, and note which of the run's inputs have changed."""
+    check_lines(run)
+    for line in check_material(run):
+        log.warning(line)
+        write_manifest(run, notes=[*run.manifest().get("notes", []), f"at step {run.status()['step']}: {line}"])
+
+
+def _explained(run: Run, error: BaseException) -> RunnerError:
+    """The error of ours that an exception is: what the environment lacks, or else our own fault."""
+    if isinstance(error, SystemExit):
+        found = f"something called sys.exit({error.code!r}) before the run was finished"
+        return RunnerError(Fault(str(run.log), found, cure="read the traceback there"))
+    text = f"{type(error).__name__}: {error}"
+    if is_full(error, run.folder):
+        return full(run, error)
+    if isinstance(error, RunnerError):
+        return error
+    if isinstance(error, ConnectionError):
+        return EnvironmentFault(Fault("network", text, "a connection", "run the same command again when there is one"))
+    if is_out_of_memory(error):
+        return EnvironmentFault(
+            Fault(
+                "memory",
+                text.splitlines()[0],
+                "a smaller step",
+                "trainer.args.per_device_train_batch_size=<half>",
+            )
+        )
+    if isinstance(error, ImportError):
+        return EnvironmentFault(Fault("library", text, "an installed package", "pip install <the package named above>"))
+    return RunnerError(Fault(str(run.log), text, cure="read the traceback there, or run again with --debug"))
+
+
+class Log(logging.FileHandler):
+    """The log of a run without what a full disk does not take; the record of the steps fails there, and tells."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            super().close()
+
+
+@contextlib.contextmanager
+def _logging(path: Path) -> Iterator[None]:
+    """Everything that is said goes to the log of the run; the terminal gets our own warnings and all errors."""
+    root = logging.getLogger()
+    before = root.level
+    file = Log(path, encoding="utf-8")
+    terminal = to_terminal(logging.WARNING if RANK == 0 else logging.ERROR)
+    file.setFormatter(Hiding("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.captureWarnings(True)
+    root.setLevel(logging.INFO)
+    handlers = [file, terminal]
+    for handler in handlers:
+        root.addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        root.setLevel(before)
+        for handler in handlers:
+            root.removeHandler(handler)
+            handler.close()

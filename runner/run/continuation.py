@@ -1,0 +1,212 @@
+"""Changes that may lie between a run and the one that goes on from its checkpoint: ``resume=outputs/<name>/<run>``.
+
+A changed field is another run, in a folder of its own, from the first step. But where a run with the new value would
+have taken the very same steps so far, it may begin with those of the old one, and it ends as if it had taken them
+itself, bit for bit. Which fields these are is listed here and nowhere else; any other one is refused, old -> new.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from runner.errors import ConfigError, Fault, FolderError
+from runner.io.files import damage_of, describe_damage, find_links, read_json, write_json
+from runner.run import VOLATILE, Run, folder_of, held, link_faults, processes_of, sealed_checkpoints
+from runner.run.find import find_run
+from runner.schema import Parameter, flatten, last_key, nodes, read_signature, to_override, to_text, walk
+from runner.schema.read import UNKNOWN
+
+# Fields of a trainer's config that no step of the training reads.
+FREE = frozenset(
+    {
+        *("log_on_each_node", "log_level", "log_level_replica", "log_unique_prompts", "skip_memory_metrics"),
+        *("report_to", "run_name", "project"),
+        *("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),
+        *("push_to_hub", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push"),
+        *("hub_revision", "dataloader_pin_memory", "dataloader_prefetch_factor", "dataset_num_proc", "ddp_timeout"),
+    }
+)
+# Those of when something is logged, at which a sample of completions may be drawn to be printed.
+LOGGED = frozenset({"logging_strategy", "logging_steps", "logging_first_step", "log_completions"})
+# Those that a step could only hear of through a callback, or through the choice of a best checkpoint.
+UNHEARD = frozenset(
+    {
+        *("save_strategy", "save_steps", "save_total_limit", "eval_strategy", "eval_steps", "eval_delay"),
+        *("eval_on_start", "per_device_eval_batch_size", "eval_accumulation_steps"),
+    }
+)
+# Those that do not change the order of rows which are all there.
+UNSTREAMED = frozenset({"dataloader_num_workers"})
+# Those that may grow, under a schedule that does not look at how many steps there will be.
+LONGER = ("max_steps", "num_train_epochs")
+EXTENDABLE = FREE | LOGGED | UNHEARD | UNSTREAMED | frozenset(LONGER)
+# Those whose default is not the library's but ours or this machine's (``training.build.args``), so that to name the
+# library's is a change.
+OVERRULED = frozenset({"logging_nan_inf_filter", "restore_callback_states_from_checkpoint", "use_cpu", "bf16"})
+OVERRULED |= {"activation_checkpointing", "gradient_checkpointing"}
+STEADY = ("constant", "constant_with_warmup", "inverse_sqrt")
+PREFIX = "trainer.args."
+
+
+def find_resume_faults(cfg: Mapping[str, Any]) -> list[Fault]:
+    """Faults that keep a configuration from going on from the run that its ``resume`` names; none without it."""
+    if not cfg.get("resume"):
+        return []
+    other = _named(cfg)
+    if isinstance(other, Fault):
+        return [other]
+    if other.folder.resolve() == folder_of(cfg, []).resolve():  # its own folder, in which it goes on anyway
+        return []
+    return [*_unfit(other), *_differences(other, cfg)]
+
+
+def other_run(cfg: Mapping[str, Any]) -> Run | None:
+    """The run to go on from; raises FolderError or ConfigError where that has become impossible."""
+    other = _named(cfg) if cfg.get("resume") else None
+    if isinstance(other, Fault):
+        raise FolderError(other)
+    if faults := find_resume_faults(cfg):
+        raise ConfigError(faults)
+    return other
+
+
+def begin_from(other: Run, cycle_steps: int) -> Path:
+    """The newest checkpoint of another run from which a resume is exact; FolderError where there is none."""
+    told_of = []
+    for path in reversed(sealed_checkpoints(other)):
+        step = int(path.name.rpartition("-")[2])
+        if wrong := damage_of(path):
+            told_of.append(f"{path.name}: {describe_damage(wrong)}")
+        elif step % cycle_steps:
+            told_of.append(f"{path.name}: inside a generation cycle of {cycle_steps} steps")
+        else:
+            return path
+    cure = "leave resume out, to start from the first step"
+    raise FolderError(Fault("resume", "; ".join(told_of) or "no checkpoint", f"a whole checkpoint of {other}", cure))
+
+
+def find_offer(cfg: Mapping[str, Any], folder: Path) -> str:
+    """A line where a new run could begin with the steps of one beside it; empty where it could not."""
+    others = [path.parent for path in sorted(folder.parent.glob("*/status.json")) if path.parent != folder]
+    for other in map(Run, others[:50]):
+        step = other.status().get("sealed") if (other.folder / "config.yaml").exists() else 0
+        word = f"{other.folder.parent.name}/{other.folder.name}"
+        if step and not find_resume_faults({**cfg, "resume": str(other.folder)}):
+            return f"{word} has taken {step} of the same steps; to go on from them, add resume={other}"
+    return ""
+
+
+def _named(cfg: Mapping[str, Any]) -> Run | Fault:
+    found = find_run(str(cfg["resume"]), "report", Path(str(cfg["output_root"])))
+    if isinstance(found, Fault):
+        return Fault("resume", f"{cfg['resume']}: {found.found}", found.expected, found.cure)
+    return Run(found.absolute())
+
+
+def _unfit(other: Run) -> Iterator[Fault]:
+    """A fault where there is nothing to go on from."""
+    status = other.status()
+    if faults := link_faults(find_links(other.folder)):
+        yield from faults
+    elif held(other):
+        found = f"{other} is being trained by pid {status.get('pid')}"
+        yield Fault("resume", found, "a run that stands still", "wait for it")
+    elif not sealed_checkpoints(other):
+        cure = "leave resume out, to start from the first step"
+        yield Fault("resume", f"{other} has no checkpoint", "a run that was saved", cure)
+
+
+def _differences(other: Run, cfg: Mapping[str, Any]) -> Iterator[Fault]:
+    """A fault for each value that is another one and not on the list, or that does not fit its condition there."""
+    then, now = (flatten({k: v for k, v in each.items() if k not in VOLATILE}) for each in (other.cfg, cfg))
+    defaults = read_signature(cfg["trainer"]["args"]["_target_"])
+    known = {name: _default(each) for name, each in defaults.parameters.items()} if defaults else {}
+    longer = False
+    if (before := processes_of(other.cfg)) != (after := processes_of(cfg)):
+        reason, cure = "as many processes, because each draws rows of its own", f"launcher.num_processes={before}"
+        yield Fault("launcher", f"{before} -> {after} processes", reason, f"{cure}, or leave resume out")
+    for path in {**then, **now}:
+        name = path.removeprefix(PREFIX)
+        old, new = (each.get(path, known.get(name) if path.startswith(PREFIX) else None) for each in (then, now))
+        if old == new:
+            continue
+        longer = longer or name in LONGER
+        if reason := _objection(path, old, new, cfg, known):
+            unknown = path not in then and name not in known
+            theirs = path not in then and name in OVERRULED
+            was = "its default" if theirs else to_text(old)
+            cure = f"leave {path} out" if theirs or unknown else to_override(path, old)
+            cure += ", or leave resume out, to start from the first step"
+            yield Fault(path, f"{was} -> {to_text(new)}", reason, cure)
+    status = other.status()
+    if status["state"] == "finished" and not (longer and status["step"] == status["max_steps"]):
+        found = f"{other} is finished" + (", and stopped before its last step" if longer else "")
+        yield Fault("resume", found, "steps that are left", "a larger trainer.args.max_steps, or leave resume out")
+
+
+def _default(parameter: Parameter) -> Any:
+    return None if parameter.default is UNKNOWN or parameter.name in OVERRULED else parameter.default
+
+
+def _objection(path: str, old: Any, new: Any, cfg: Mapping[str, Any], known: Mapping[str, Any]) -> str:
+    """Why a run from the start would not have taken the same steps with the new value; empty where it would."""
+    name = path.removeprefix(PREFIX) if path.startswith(PREFIX) else ""
+    args = {**known, **cfg["trainer"]["args"]}
+    if name in UNHEARD and (heard := _listener(cfg, args)):
+        return f"the same, because {heard} may act on it"
+    if name in LOGGED | UNHEARD and args.get("num_completions_to_print"):
+        return "the same, because trainer.args.num_completions_to_print draws some each time"
+    if name in UNSTREAMED and any(last_key(key) == "streaming" and each for key, each in walk(cfg["dataset"])):
+        return "the same, because streamed rows come in another order"
+    if name in LONGER:
+        return _no_longer(old, new, cfg, args)
+    return "" if name in EXTENDABLE else "the same, because the steps so far were taken with it"
+
+
+def _listener(cfg: Mapping[str, Any], args: Mapping[str, Any]) -> str:
+    if args.get("load_best_model_at_end"):
+        return "trainer.args.load_best_model_at_end"
+    return next((path for path, target in _callbacks(cfg) if not target.startswith(OURS)), "")
+
+
+def _callbacks(cfg: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(path, node["_target_"]) for path, node in nodes(cfg.get("callback"), "callback")]
+
+
+OURS = "runner."  # of which a user can choose samples alone, which listens to no log
+OFFERED = (OURS, "transformers.")  # none of whose callbacks looks at how many steps there will be
+
+
+def _no_longer(old: Any, new: Any, cfg: Mapping[str, Any], args: Mapping[str, Any]) -> str:
+    """Why a training cannot be made longer; empty where it can."""
+    if not all(isinstance(each, int | float) and each > 0 for each in (old, new)):
+        return "the same, because its length was given otherwise"
+    if new < old:
+        return f"more than {to_text(old)}"
+    if args.get("load_best_model_at_end"):
+        return "the same, because the best checkpoint so far stays behind (trainer.args.load_best_model_at_end)"
+    if theirs := [path for path, target in _callbacks(cfg) if not target.startswith(OFFERED)]:
+        return f"the same, because {theirs[0]} may look at how many steps there will be"
+    own = (cfg.get("optimizer") or {}).get("scheduler")
+    if own:
+        signature = read_signature(own["_target_"])
+        ahead, schedule = not signature or "num_training_steps" in signature.parameters, own["_target_"]
+    else:
+        schedule = str(args.get("lr_scheduler_type"))
+        warmup = args.get("warmup_steps") or 0
+        ahead = schedule not in STEADY or 0 < warmup < 1
+    told = f"the same, because the schedule ({schedule}) was drawn for {to_text(old)} from the first step"
+    return told if ahead else ""
+
+
+def copy_papers(run: Run, other: Run) -> None:
+    """Begin with the log and the samples of another run, and the scores of its start model, which is the same one."""
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        if (other.folder / name).exists() and not (run.folder / name).exists():
+            shutil.copyfile(other.folder / name, run.folder / name)
+    before = (read_json(other.folder / "scores.json") or {}).get("before")
+    if before is not None and not (run.folder / "scores.json").exists():
+        write_json(run.folder / "scores.json", {"before": before})

@@ -1,0 +1,96 @@
+"""Disk space: what a run still needs, how much is free, and whether an error means that there is none.
+
+What a checkpoint takes is counted in ``training.checkpoint``, where the weights are known; here the manifest tells it.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from runner.errors import EnvironmentFault, Fault, RunnerError
+from runner.run import Run, sealed_checkpoints
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# How writers that are not Python's own tell of a write that failed: torch's archives, safetensors, arrow.
+SIGNS = (
+    *("unexpected pos", "PytorchStreamWriter", "iostream", "No space left", "Disk quota"),
+    *(f"os error {number}" for number in FULL),
+)
+MIN_FREE_BYTES = 1 << 20  # bytes; with less than that left, what failed did so for want of space
+
+
+def check_space(run: Run) -> None:
+    """Raise EnvironmentFault where what the run will keep at the same time cannot fit on its disk."""
+    need, room = needed(run), free(run.folder)
+    if need > room:
+        cure = "free some, trainer.args.save_total_limit=1, or output_root=<a folder on a larger disk>"
+        raise EnvironmentFault(Fault(str(run), f"{sized(room)} free", f"{sized(need)}: {_told(run)}", cure))
+
+
+def needed(run: Run) -> int:
+    """Bytes that the run has yet to write: its checkpoints, one more than it keeps, and ``model/``.
+
+    0 where nothing is known of them yet.
+    """
+    disk = run.manifest().get("disk") or {}
+    missing = disk.get("checkpoints", 0) - len(sealed_checkpoints(run))
+    return max(0, missing) * disk.get("checkpoint", 0) + disk.get("model", 0)
+
+
+def free(path: Path) -> int:
+    """Bytes that may still be written where a path is or will be."""
+    return shutil.disk_usage(next(place for place in (path, *path.absolute().parents) if place.exists())).free
+
+
+def is_full(error: BaseException, folder: Path) -> bool:
+    """True for an error that is, or came from, a disk that took no more bytes."""
+    chain = list(_chain(error))
+    if any(isinstance(one, OSError) and one.errno in FULL for one in chain):
+        return True
+    if any(word in str(one) for one in chain for word in SIGNS):
+        return True
+    return not isinstance(error, RunnerError) and free(folder) < MIN_FREE_BYTES
+
+
+def full(run: Run, error: BaseException) -> EnvironmentFault:
+    """A full disk as a fault: where, how much is free there and how much is needed."""
+    named = [one.filename for one in _chain(error) if isinstance(one, OSError) and isinstance(one.filename, str)]
+    place = Path(named[0]) if named else run.folder
+    text = next(iter(str(error).splitlines()), "") or type(error).__name__
+    if any(isinstance(one, OSError) and one.errno == errno.EFBIG for one in _chain(error)) or "os error 27" in text:
+        cure = "ulimit -f unlimited, and the same command again"
+        return EnvironmentFault(Fault(str(place), text, "a file as large as it needs to be", cure))
+    found = f"the disk is full: {sized(free(place))} free ({text})"
+    expected = f"{sized(needed(run))}: {_told(run)}" if needed(run) else "free space"
+    return EnvironmentFault(Fault(str(place), found, expected, "free some and run the same command again"))
+
+
+def sized(count: int) -> str:
+    """Bytes for people.
+
+    >>> sized(0), sized(512), sized(41_500), sized(16_540_000_000)
+    ('0 bytes', '512 bytes', '41.5 kB', '16.5 GB')
+    """
+    for name, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:.3g} {name}"
+    return f"{count} bytes"
+
+
+def _told(run: Run) -> str:
+    disk = run.manifest().get("disk") or {}
+    more = max(0, disk["checkpoints"] - len(sealed_checkpoints(run)))
+    return f"{more} more checkpoints of {sized(disk['checkpoint'])}, and {sized(disk['model'])} for model/"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and what it was raised from or amid."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        yield cause
+        cause = cause.__cause__ or cause.__context__

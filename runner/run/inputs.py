@@ -1,0 +1,137 @@
+"""Fingerprints of a run's inputs on this machine: files of rows, models, templates, and the user's code.
+
+Each file has a fingerprint that costs next to nothing to look at again: one with the size and the time that it had is
+the same file, and only another one is read. What the hub gives is known by its commit, and the rows that came out by
+their hash (``command.train``); what ships with the package by its version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from glob import glob, has_magic
+from pathlib import Path
+from typing import Any
+
+from runner.errors import Fault, FolderError
+from runner.io.files import SHIPPED
+from runner.run import VOLATILE, Run, sealed_checkpoints
+from runner.schema import find_module, flatten, last_key, nodes, walk
+from runner.schema.source import NOT_OF_THE_USER
+
+NAMES = ("path", "file", "files", "template", "deepspeed", "fsdp_config")  # how a key ends whose value is read
+READ = {".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".gz", ".safetensors", ".bin", ".model", ".txt"}
+READ |= {".jinja", ".tiktoken", ".py", ".yaml", ".yml"}
+NOT_READ = {"training_args.json", "trainer_state.json", "seal.json"}
+CODE = "code"
+FACTS = ("data", "tokenizer", "model")  # of a manifest
+ANEW = "name=<another name>, to train anew with what is there now"
+WHOLE = 64 << 20  # bytes; of a larger file as many are read, in pieces from all over it
+
+Entry = list[Any]  # size in bytes, time of the last change in ns, digest
+Material = dict[str, dict[str, Entry]]
+
+
+def read_material(cfg: Mapping[str, Any], known: Mapping[str, Mapping[str, Entry]] | None = None) -> Material:
+    """The files behind each key of a configuration, with fingerprints; ``known`` ones spare reading files again."""
+    known = known or {}
+    places = {key: sorted(set(files)) for key, files in (*_paths(cfg), *_code(cfg))}
+    return {
+        key: {str(file): _entry(file, known.get(key, {}).get(str(file))) for file in files}
+        for key, files in places.items()
+        if files
+    }
+
+
+def find_changes(run: Run) -> dict[str, list[str]]:
+    """The inputs that have changed since the run last began: for each key of the configuration a line per file."""
+    then = run.manifest().get("material")
+    if not isinstance(then, dict):
+        return {}
+    now = read_material(run.cfg, then)
+    lines = {key: list(_differences(then.get(key, {}), now.get(key, {}))) for key in {**then, **now}}
+    return {key: each for key, each in lines.items() if each}
+
+
+def check_material(run: Run) -> list[str]:
+    """Raise FolderError where a run's files have changed and its checkpoints or its model came from the old ones.
+
+    Returns what there is to say of the user's code: a fault that is mended there must not cost the steps so far.
+    """
+    changes = find_changes(run)
+    if not changes or not (run.status()["state"] == "finished" or sealed_checkpoints(run)):
+        return []
+    faults = [Fault(key, "; ".join(lines), "as the run began with", ANEW) for key, lines in changes.items()]
+    if refused := [fault for fault in faults if not fault.where.startswith(CODE)]:
+        raise FolderError(refused)
+    return [f"{fault.where} has changed since the run began: {fault.found}" for fault in faults]
+
+
+def find_other_facts(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Fault]:
+    """A fault for each fact of the rows, the tokenizer and the base model that two manifests tell differently."""
+    old, new = (flatten({key: facts.get(key) or {} for key in FACTS}) for facts in (then, now))
+    differing = [key for key in old if None not in (old[key], new.get(key)) and old[key] != new[key]]
+    return [
+        Fault(key, f"{str(old[key])[:12]} -> {str(new[key])[:12]}", "as the checkpoints were trained on", ANEW)
+        for key in differing
+        if key != "model.path"  # where it was found; what was found there is told by the others
+    ]
+
+
+def _differences(then: Mapping[str, Entry], now: Mapping[str, Entry]) -> Iterator[str]:
+    for file in {**then, **now}:
+        old, new = then.get(file), now.get(file)
+        if old is None or new is None:
+            yield f"{file} is {'new' if old is None else 'gone'}"
+        elif old[0] != new[0]:
+            yield f"{file}: {old[0]} -> {new[0]} bytes"
+        elif old[2] != new[2]:
+            yield f"{file}: {old[2][:10]} -> {new[2][:10]}"
+
+
+def _paths(cfg: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
+    """Each key whose value is a file, a folder or a pattern here, with the files."""
+    for path, value in walk({name: node for name, node in cfg.items() if name not in VOLATILE}):
+        is_path = isinstance(value, str) and len(value) < 256 and "\n" not in value
+        is_read = is_path and last_key(path).endswith(NAMES) and not value.startswith(SHIPPED)
+        if is_read and not path.startswith("callback."):
+            yield path, [file for file in _files(value) if file.is_file()]
+
+
+def _files(value: str) -> Iterable[Path]:
+    place = Path(value).expanduser()
+    if has_magic(value) and not place.exists():
+        return map(Path, glob(str(place), recursive=True))
+    if place.is_dir():
+        inner = (file for folder in (place, place / "data", place / "policy") for file in folder.glob("[!.]*"))
+        return [file for file in inner if file.suffix in READ and file.name not in NOT_READ]
+    return [place]
+
+
+def _code(cfg: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
+    """Each package of the user's that a ``_target_`` names, with its files."""
+    for top in sorted({str(node["_target_"]).partition(".")[0] for _, node in nodes(cfg)} - NOT_OF_THE_USER):
+        module = find_module(top)
+        files = [Path(module.file)] if module and module.file else []
+        folders = module.folders if module else ()
+        yield f"{CODE} {top}", [*files, *(file for folder in folders for file in Path(folder).rglob("*.py"))]
+
+
+def _entry(file: Path, known: Entry | None) -> Entry:
+    now = file.stat()
+    if known and known[:2] == [now.st_size, now.st_mtime_ns]:
+        return list(known)
+    return [now.st_size, now.st_mtime_ns, _digest(file, now.st_size)]
+
+
+def _digest(file: Path, size: int) -> str:
+    """The sha256 of a file; of one beyond ``WHOLE``, of 64 pieces of it."""
+    sha = hashlib.sha256()
+    with open(file, "rb") as bytes_:
+        if size <= WHOLE:
+            return hashlib.file_digest(bytes_, "sha256").hexdigest()
+        for piece in range(64):
+            bytes_.seek(piece * (size - (WHOLE >> 6)) // 63, os.SEEK_SET)
+            sha.update(bytes_.read(WHOLE >> 6))
+    return sha.hexdigest()

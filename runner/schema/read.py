@@ -1,0 +1,431 @@
+"""The parameters of a definition: their names, types and defaults, and what becomes of the rest."""
+
+import ast
+import contextlib
+import functools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from runner.schema.source import (
+    Definition,
+    Function,
+    Module,
+    bases,
+    find_definition,
+    last_name,
+    member,
+)
+from runner.schema.type import (
+    ANY,
+    NONE,
+    PLAIN,
+    TEXT,
+    Type,
+    documented_types,
+    to_choice,
+    to_type,
+    to_union,
+)
+
+UNKNOWN = object()  # the default of a parameter where the source holds no plain value
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One argument of a target.
+
+    ``documented`` is its type in the docstring, ``choices`` what a field's metadata lists, and
+    ``also`` what ``__post_init__`` accepts besides.
+    """
+
+    name: str
+    required: bool = False
+    default: object = UNKNOWN
+    annotation: ast.expr | None = None
+    module: Module | None = None
+    documented: str = ""
+    choices: tuple[object, ...] = ()
+    also: tuple[Type, ...] = ()
+
+    @functools.cached_property
+    def type(self) -> Type:
+        """The values that it accepts; read only now, because following an annotation may open more files."""
+        documented = documented_types(self.documented) if self.documented else []
+        if self.annotation is None:
+            known = to_union(*documented) if documented and ANY not in documented else ANY
+        else:
+            known = to_type(self.annotation, self.module)
+        if self.choices:
+            known = to_choice(known, self.choices)
+        wider = [part for part in (*documented, *self.also) if _widens(known, part)]
+        return to_union(known, *wider, *([NONE] if self.default is None else []))
+
+    @property
+    def names(self) -> set[str]:
+        """Every name that its annotation mentions."""
+        nodes = ast.walk(self.annotation) if self.annotation else ()
+        return {node.id for node in nodes if isinstance(node, ast.Name)}
+
+
+def _widens(known: Type, part: Type) -> bool:
+    if part == ANY or (part == TEXT and known.choices):
+        return False
+    return part.kind not in {each.kind for each in known.alternatives}
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The arguments of a target. ``is_open`` says that it takes other keyword arguments too.
+
+    ``home`` is where it is defined; ``lineage`` names its class and those that this one builds on.
+    """
+
+    target: str
+    home: str
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    is_open: bool = False
+    lineage: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name that people use: the last word, or the class of a classmethod."""
+        *_, owner, last = ["", *self.target.split(".")]
+        return owner if owner[:1].isupper() and not last[:1].isupper() else last
+
+    @property
+    def required(self) -> list[str]:
+        return [name for name, parameter in self.parameters.items() if parameter.required]
+
+
+def read_signature(target: str) -> Signature | None:
+    """The arguments of a call of a dotted target; None where it does not exist or is a module."""
+    found = find_definition(target)
+    if not isinstance(found, Definition):
+        return None
+    parameters, is_open = _takes(found)
+    return Signature(target, found.home, parameters, is_open, tuple(_lineage(found)))
+
+
+def choices_compared(target: str, name: str, least: int = 2) -> tuple[str, ...]:
+    """The texts that a class compares ``name`` with, or else those of its nearest base.
+
+    Texts that it refuses (``if x == "old": raise``) are left out. Fewer than ``least`` are no
+    choice, and then the answer is empty.
+    """
+    found = find_definition(target)
+    package = target.partition(".")[0]
+    while isinstance(found, Definition) and found.home.split(".")[0] == package:
+        texts = _comparisons(found.module, found.module.changed).get(name, ())
+        if len(texts) >= least:
+            return texts
+        found = next(bases(found), None)
+    return ()
+
+
+# --- what a definition takes ---
+
+Taken = tuple[dict[str, Parameter], bool]
+
+
+def _takes(found: Definition) -> Taken:
+    """The parameters of a class, function or method, and whether it takes others too."""
+    if isinstance(found.node, ast.ClassDef):
+        # A decorator or a metaclass may write the constructor, as attrs does.
+        return _constructor(found) or ({}, bool(found.node.decorator_list or found.node.keywords))
+    if isinstance(found.node, Function):
+        marks = {last_name(mark) for mark in found.node.decorator_list}
+        return _function(found, bound=found.owner is not None and "staticmethod" not in marks)
+    return {}, True
+
+
+def _constructor(found: Definition) -> Taken | None:
+    """The arguments of a class's constructor; None where neither it nor its bases define one."""
+    own = {node.name: node for node in found.class_node.body if isinstance(node, Function)}
+    made = _is_dataclass(found)
+    name = "__init__" if "__init__" in own else "__new__" if "__new__" in own and not made else None
+    if name:
+        init = Definition(found.module, f"{found.name}.{name}", own[name], found)
+        return _function(init, bound=True)
+    if made:
+        return _fields(found)
+    for base in bases(found):
+        if base is None:
+            return {}, True
+        if (taken := _constructor(base)) is not None:
+            return taken
+    return None
+
+
+def _function(found: Definition, bound: bool) -> Taken:
+    arguments = found.function_node.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
+    pairs = list(zip(positional, defaults, strict=True))[bound:]
+    pairs = [pair for pair in pairs if pair[0] not in arguments.posonlyargs]
+    pairs += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    notes = _notes(found)
+    parameters = {
+        argument.arg: Parameter(
+            argument.arg,
+            required=default is None,
+            default=_literal(default),
+            annotation=argument.annotation,
+            module=found.module,
+            documented=notes.get(argument.arg, ""),
+        )
+        for argument, default in pairs
+    }
+    if arguments.kwarg is None:
+        return parameters, False
+    others, is_open = _others(found, arguments.kwarg.arg, notes)
+    return others | parameters, is_open
+
+
+def _others(found: Definition, name: str, notes: Mapping[str, str]) -> Taken:
+    """The arguments that ``**kwargs`` adds: names taken out of it, what super takes, whether more is used.
+
+    A body that only looks into it, or only logs it, drops a misspelt key: that is not open.
+    """
+    uses = _Uses(name)
+    for statement in found.function_node.body:
+        uses.visit(statement)
+    is_open = uses.escapes
+    inherited: dict[str, Parameter] = {}
+    for call in uses.supers:
+        parameters, above_open = _above(found)
+        placed = [value for value in call.args if not isinstance(value, ast.Starred)]
+        given = {word.arg for word in call.keywords} | set(list(parameters)[: len(placed)])
+        inherited |= {key: value for key, value in parameters.items() if key not in given}
+        is_open = is_open or above_open
+    named = {key: Parameter(key, documented=notes.get(key, "")) for key in uses.names}
+    return inherited | named, is_open
+
+
+def _above(found: Definition) -> Taken:
+    """The arguments of the method of the same name in the nearest base that has it."""
+    method = found.name.rpartition(".")[2]
+    for base in bases(found.owner) if found.owner else ():
+        if base is None:
+            break
+        if method == "__init__":
+            taken = _constructor(base)
+        else:
+            above = member(method, base)
+            taken = _takes(above) if above else None
+        if taken is not None:
+            return taken
+    return {}, True
+
+
+class _Uses(ast.NodeVisitor):
+    """The uses that a body makes of the mapping of its other arguments: by name, for super, or in other ways."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.names: dict[str, None] = {}
+        self.supers: list[ast.Call] = []
+        self.escapes = False
+
+    def visit_Call(self, node: ast.Call) -> None:
+        match node:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id=self.name), attr="pop" | "get" | "setdefault"),
+                args=[ast.Constant(value=str() as key), *rest],
+            ):
+                self._take(key, rest)
+            case ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Name(id="super")))) if any(
+                word.arg is None and self._is_it(word.value) for word in node.keywords
+            ):
+                self.supers.append(node)
+                self._visit([*node.args, *(word.value for word in node.keywords if word.arg)])
+            case _:
+                self.generic_visit(node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        if self._is_it(node.value) and isinstance(node.slice, ast.Constant):
+            self._take(node.slice.value)
+        else:
+            self.generic_visit(node)
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        if isinstance(node.left, ast.Constant) and self._is_it(node.comparators[0]):
+            self._take(node.left.value)
+        else:
+            self.generic_visit(node)
+
+    def visit_If(self, node: ast.If) -> None:
+        test = [] if self._is_it(node.test) else [node.test]
+        self._visit([*test, *node.body, *node.orelse])
+
+    def visit_FormattedValue(self, node: ast.FormattedValue) -> None:
+        """A text for people: what is only shown is not used."""
+
+    def visit_Name(self, node: ast.Name) -> None:
+        self.escapes = self.escapes or node.id == self.name
+
+    def _is_it(self, node: ast.expr) -> bool:
+        return isinstance(node, ast.Name) and node.id == self.name
+
+    def _take(self, key: object, rest: list[ast.expr] | None = None) -> None:
+        if isinstance(key, str) and not key.startswith("_"):
+            self.names[key] = None
+        self._visit(rest or [])
+
+    def _visit(self, nodes: Iterable[ast.AST]) -> None:
+        for node in nodes:
+            self.visit(node)
+
+
+# --- dataclasses ---
+
+
+def _is_dataclass(found: Definition) -> bool:
+    for mark in found.class_node.decorator_list:
+        if last_name(mark) == "dataclass":
+            words = mark.keywords if isinstance(mark, ast.Call) else []
+            return not any(word.arg == "init" and _literal(word.value) is False for word in words)
+    return "NamedTuple" in map(last_name, found.class_node.bases) or _is_transformed(found)
+
+
+def _is_transformed(found: Definition) -> bool:
+    """True where a base makes dataclasses of its children (PEP 681), as transformers' configs do."""
+    marks = map(last_name, found.class_node.decorator_list)
+    return "dataclass_transform" in marks or any(map(_is_transformed, filter(None, bases(found))))
+
+
+def _fields(found: Definition) -> Taken:
+    """The fields of a dataclass and of those it builds on, in the constructor's order."""
+    parameters: dict[str, Parameter] = {}
+    is_open = _is_transformed(found)
+    for base in reversed(list(bases(found))):
+        inherited, inherited_open = _fields(base) if base else ({}, True)
+        parameters, is_open = parameters | inherited, is_open or inherited_open
+    if _is_dataclass(found):
+        notes = _notes(found)
+        for name, node in _annotated(found.class_node):
+            if _is_no_parameter(node):
+                parameters.pop(name, None)
+            else:
+                parameters[name] = _field(name, node, found.module, notes)
+    return _widened(parameters, found), is_open
+
+
+def _field(name: str, node: ast.AnnAssign, module: Module, notes: Mapping[str, str]) -> Parameter:
+    words = _field_words(node)
+    default = node.value if words is None else words.get("default")
+    choices = _literal(_entry(words.get("metadata"), "choices")) if words else None
+    return Parameter(
+        name,
+        required=default is None and "default_factory" not in (words or {}),
+        default=_literal(default),
+        annotation=node.annotation,
+        module=module,
+        documented=notes.get(name, ""),
+        choices=tuple(choices) if isinstance(choices, list | tuple) else (),
+    )
+
+
+def _is_no_parameter(node: ast.AnnAssign) -> bool:
+    words = _field_words(node) or {}
+    return last_name(node.annotation) in ("ClassVar", "KW_ONLY") or (_literal(words.get("init")) is False)
+
+
+def _field_words(node: ast.AnnAssign) -> dict[str, ast.expr] | None:
+    """The keywords of ``= field(...)``; None where the value is no such call."""
+    if isinstance(node.value, ast.Call) and last_name(node.value) == "field":
+        return {word.arg: word.value for word in node.value.keywords if word.arg}
+    return None
+
+
+def _widened(parameters: dict[str, Parameter], found: Definition) -> dict[str, Parameter]:
+    """The fields with what ``__post_init__`` takes too: ``if isinstance(self.loss_type, str)``."""
+    after = next((n for n in found.class_node.body if getattr(n, "name", "") == "__post_init__"), None)
+    for node in ast.walk(after) if after else ():
+        match node:
+            case ast.Call(
+                func=ast.Name(id="isinstance"),
+                args=[ast.Attribute(value=ast.Name(id="self"), attr=name), kind],
+            ) if name in parameters and (accepted := PLAIN.get(last_name(kind))):
+                also = (*parameters[name].also, accepted)
+                parameters[name] = replace(parameters[name], also=also)
+    return parameters
+
+
+def _annotated(node: ast.ClassDef) -> Iterator[tuple[str, ast.AnnAssign]]:
+    for entry in node.body:
+        if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name):
+            yield entry.target.id, entry
+
+
+# --- reading source ---
+
+
+@functools.lru_cache(maxsize=64)
+def _comparisons(module: Module, changed: int) -> dict[str, tuple[str, ...]]:
+    """Every name that a module compares with texts, and these texts in order."""
+    nodes = list(ast.walk(module.tree))
+    refused = {id(node.test) for node in nodes if isinstance(node, ast.If) and _is_refusal(node)}
+    items = dict(filter(None, map(_loop, nodes)))
+    texts: dict[str, dict[str, None]] = {}
+    for node in nodes:
+        if isinstance(node, ast.Compare) and id(node) not in refused:
+            left = last_name(node.left)
+            for name in {left, items.get(left, left)}:
+                for value in node.comparators:
+                    texts.setdefault(name, {}).update(dict.fromkeys(_texts(value)))
+    return {name: tuple(found) for name, found in texts.items()}
+
+
+def _is_refusal(node: ast.If) -> bool:
+    """True for ``if x == "no longer supported": raise``."""
+    match node:
+        case ast.If(test=ast.Compare(ops=[ast.Eq() | ast.In()]), body=[ast.Raise()]):
+            return True
+    return False
+
+
+def _loop(node: ast.AST) -> tuple[str, str] | None:
+    """The name of a loop's items, and the name of what it loops over, in the singular."""
+    if isinstance(node, ast.For | ast.comprehension) and isinstance(node.target, ast.Name):
+        return node.target.id, last_name(node.iter).removesuffix("s")
+    return None
+
+
+def _texts(value: ast.expr) -> list[str]:
+    items = value.elts if isinstance(value, ast.List | ast.Tuple | ast.Set) else [value]
+    found = [item.value for item in items if isinstance(item, ast.Constant)]
+    return [text for text in found if isinstance(text, str)]
+
+
+def _lineage(found: Definition) -> Iterator[str]:
+    if isinstance(found.node, ast.ClassDef):
+        yield found.name.rpartition(".")[2]
+        for base in filter(None, bases(found)):
+            yield from _lineage(base)
+
+
+NOTE = re.compile(r"^ *(\w+) \(([^()\n]*`[^\n]*?)\) ?:", re.MULTILINE)
+
+
+def _notes(found: Definition) -> dict[str, str]:
+    """Types of parameters in the docstring: what stands in ``name (`int`, *optional*):``."""
+    nodes = [found.node, found.owner.node if found.owner else None]
+    known = (node for node in nodes if isinstance(node, ast.ClassDef | Function))
+    texts = [ast.get_docstring(node, clean=False) or "" for node in known]
+    return dict(NOTE.findall("\n".join(texts)))
+
+
+def _literal(node: ast.expr | None) -> object:
+    """The plain value that an expression writes down, or UNKNOWN."""
+    if node is not None:
+        with contextlib.suppress(ValueError, TypeError, SyntaxError):
+            return ast.literal_eval(node)
+    return UNKNOWN
+
+
+def _entry(node: ast.expr | None, name: str) -> ast.expr | None:
+    if isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values, strict=True)
+        return next((value for key, value in pairs if _literal(key) == name), None)
+    return None

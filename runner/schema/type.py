@@ -1,0 +1,243 @@
+"""Annotations as small trees that can accept a YAML value, and that print in plain words.
+
+Reading one may follow a name to an enum, a TypedDict or an alias in another module; nothing runs.
+"""
+
+import ast
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from runner.schema.source import Definition, Function, Module, last_name, resolve
+from runner.schema.text import to_text
+
+WIDTH = 68  # of a printed list of choices, so that a fault fits on a line
+
+
+@dataclass(frozen=True)
+class Type:
+    """The values that a parameter accepts.
+
+    ``kind`` is any, none, bool, int, float, str, list, tuple, dict, record, choice, enum or union.
+    ``parts`` are the types inside (a dict has two, of keys and of values), ``values`` the constants
+    of a choice, ``keys`` the names of a record's parts.
+    """
+
+    kind: str
+    parts: tuple["Type", ...] = ()
+    values: tuple[object, ...] = ()
+    keys: tuple[str, ...] = ()
+
+    def accepts(self, value: object) -> bool:
+        """True for a value that YAML can hold and that fits; a node with a ``_target_`` fits everywhere."""
+        if self.kind == "any" or (isinstance(value, dict) and "_target_" in value):
+            return True
+        match self.kind:
+            case "union":
+                return any(part.accepts(value) for part in self.parts)
+            case "none":
+                return value is None
+            case "int":
+                return isinstance(value, int) and not isinstance(value, bool)
+            case "float":
+                return isinstance(value, int | float) and not isinstance(value, bool)
+            case "choice" | "enum":
+                return any(_is_same(value, known) for known in self.values)
+            case "list" | "tuple":
+                return isinstance(value, list) and self._accepts_items(value)
+            case "dict" | "record":
+                return isinstance(value, dict) and self._accepts_entries(value)
+        return isinstance(value, bool if self.kind == "bool" else str)
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "union":
+                last = sorted(self.parts, key=lambda part: part.kind == "none")
+                return " or ".join(dict.fromkeys(map(str, last)))
+            case "choice" | "enum":
+                return f"one of {shortened(list(map(to_text, self.values)))}"
+            case "list" | "tuple" if self.parts:
+                count = f"{len(self.parts)} " if self.kind == "tuple" else ""
+                part = self.parts[0]
+                return f"a list of {count}{PLURALS.get(part.kind) or f'items, each {part}'}"
+            case "record":
+                return f"a mapping with {shortened(list(self.keys))}"
+        return WORDS[self.kind]
+
+    @property
+    def alternatives(self) -> tuple["Type", ...]:
+        """The parts of a union, or the type itself."""
+        return self.parts if self.kind == "union" else (self,)
+
+    @property
+    def choices(self) -> tuple[object, ...]:
+        """The constants that it accepts, where it is a choice or has one in it."""
+        return tuple(value for part in self.alternatives for value in part.values)
+
+    def _accepts_items(self, values: list[object]) -> bool:
+        if self.kind == "tuple" and self.parts:
+            pairs = zip(self.parts, values, strict=False)
+            return len(self.parts) == len(values) and all(part.accepts(v) for part, v in pairs)
+        return all(part.accepts(value) for part in self.parts for value in values)
+
+    def _accepts_entries(self, values: dict[object, object]) -> bool:
+        if self.kind == "record":
+            inner = dict(zip(self.keys, self.parts, strict=True))
+            return all(key in inner and inner[key].accepts(entry) for key, entry in values.items())
+        if not self.parts:
+            return True
+        key, value = self.parts
+        return all(key.accepts(name) and value.accepts(entry) for name, entry in values.items())
+
+
+WORDS = {
+    "any": "anything",
+    "none": "null",
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "a mapping",
+}
+PLURALS = {"float": "numbers", "int": "whole numbers", "str": "texts", "any": "anything"}
+
+ANY, NONE, TEXT, LIST, DICT = map(Type, ("any", "none", "str", "list", "dict"))
+
+# An instance of some class. YAML writes one as a node, so beside plain types it adds nothing.
+INSTANCE = Type("any", keys=("instance",))
+
+PLAIN = {
+    "int": Type("int"),
+    "float": Type("float"),
+    "bool": Type("bool"),
+    "None": NONE,
+    **dict.fromkeys(("str", "Path", "PathLike"), TEXT),
+    **dict.fromkeys(("Any", "object", "Callable"), ANY),
+    **dict.fromkeys(("list", "List", "set", "Set", "frozenset"), LIST),
+    **dict.fromkeys(("Sequence", "Collection", "Iterable"), LIST),
+    **dict.fromkeys(("tuple", "Tuple"), Type("tuple")),
+    **dict.fromkeys(("dict", "Dict", "Mapping", "MutableMapping"), DICT),
+}
+
+
+def to_type(annotation: ast.expr | None, module: Module | None, depth: int = 0) -> Type:
+    """The type that an annotation means where it is written; what cannot be read is ``any``."""
+    if annotation is None or depth > 20:
+        return ANY
+    inner = functools.partial(to_type, module=module, depth=depth + 1)
+    match annotation:
+        case ast.Constant(value=None):
+            return NONE
+        case ast.Constant(value=str() as text):
+            return inner(expression(text))
+        case ast.BinOp(op=ast.BitOr(), left=left, right=right):
+            return to_union(inner(left), inner(right))
+        case ast.Subscript(value=head, slice=ast.Tuple(elts=items)):
+            return _to_generic(last_name(head), items, inner)
+        case ast.Subscript(value=head, slice=item):
+            return _to_generic(last_name(head), [item], inner)
+        case ast.Name() | ast.Attribute():
+            return PLAIN.get(last_name(annotation)) or _to_named(annotation, module, depth)
+    return ANY
+
+
+def to_union(*types: Type) -> Type:
+    """One type that accepts what any of these accepts, flat and without repeats."""
+    flat = [part for each in types for part in each.alternatives]
+    parts = [part for part in dict.fromkeys(flat) if part != INSTANCE]
+    if ANY in parts or (INSTANCE in flat and all(part == NONE for part in parts)):
+        return ANY
+    kinds = {part.kind for part in parts}
+    if "enum" in kinds:  # "an enum or text" means the enum: its values are how YAML writes it
+        parts = [part for part in parts if part != TEXT]
+    if "float" in kinds:
+        parts = [part for part in parts if part.kind != "int"]
+    return parts[0] if len(parts) == 1 else Type("union", tuple(parts))
+
+
+def to_choice(known: Type, choices: tuple[object, ...]) -> Type:
+    """The same type with its text narrowed to these."""
+    choice = Type("choice", values=choices)
+    return to_union(*(choice if part == TEXT else part for part in known.alternatives))
+
+
+def documented_types(text: str) -> list[Type]:
+    """The types that a docstring gives a parameter: ``(`str` or `list[str]`, *optional*)``."""
+    words = re.split(r",\s*\*?optional|,\s*default|\.\s", text)[0]
+    found = [expression(word.strip("` ")) for word in re.split(r" or |, | \| ", words) if word]
+    return [to_type(each, None) for each in found]
+
+
+def expression(text: str) -> ast.expr | None:
+    """A text as Python source, or None where it is none."""
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:
+        return None
+
+
+def shortened(words: list[str], width: int = WIDTH) -> str:
+    """Words with commas, as many as fit.
+
+    >>> shortened(["sigmoid", "hinge", "ipo"], 18)
+    'sigmoid, ... (3)'
+    """
+    text = ", ".join(words)
+    kept = len(words)
+    while len(text) > width and kept > 1:
+        kept -= 1
+        text = f"{', '.join(words[:kept])}, ... ({len(words)})"
+    return text
+
+
+def _is_same(value: object, known: object) -> bool:
+    if type(value) is not type(known):
+        return False
+    # "pissa_niter_[number of iters]" is a pattern, not a value.
+    if isinstance(value, str) and isinstance(known, str) and "[" in known:
+        return value.startswith(known.partition("[")[0])
+    return value == known
+
+
+def _to_generic(head: str, items: list[ast.expr], inner: Callable[[ast.expr], Type]) -> Type:
+    match head:
+        case "Optional":
+            return to_union(inner(items[0]), NONE)
+        case "Union":
+            return to_union(*map(inner, items))
+        case "Literal":
+            values = tuple(item.value for item in items if isinstance(item, ast.Constant))
+            return Type("choice", values=values)
+        case "Annotated" | "Final" | "Required" | "NotRequired" | "InitVar":
+            return inner(items[0])
+    plain = PLAIN.get(head, ANY)
+    if plain.kind == "tuple" and isinstance(items[-1], ast.Constant) and items[-1].value is ...:
+        return Type("list", (inner(items[0]),))
+    if plain.kind in ("list", "tuple") or (plain.kind == "dict" and len(items) == 2):
+        return Type(plain.kind, tuple(map(inner, items)))
+    return plain
+
+
+def _to_named(annotation: ast.expr, module: Module | None, depth: int) -> Type:
+    """The type behind a name of one's own: an enum, a TypedDict, an alias, or just some class."""
+    found = resolve(annotation, module) if module else None
+    if not isinstance(found, Definition) or isinstance(found.node, ast.Call | Function):
+        return ANY
+    if not isinstance(found.node, ast.ClassDef):
+        return to_type(found.node, found.module, depth + 1)
+    names = {last_name(base) for base in found.node.bases}
+    if any(name.endswith("Enum") for name in names):
+        return Type("enum", values=_members(found.node))
+    if "TypedDict" in names:
+        entries = [node for node in found.node.body if isinstance(node, ast.AnnAssign)]
+        parts = tuple(to_type(entry.annotation, found.module, depth + 1) for entry in entries)
+        return Type("record", parts, keys=tuple(last_name(entry.target) for entry in entries))
+    return INSTANCE
+
+
+def _members(node: ast.ClassDef) -> tuple[object, ...]:
+    values = [entry.value for entry in node.body if isinstance(entry, ast.Assign)]
+    return tuple(value.value for value in values if isinstance(value, ast.Constant))

@@ -1,1 +1,0 @@
-"""Extensions of TRL's trainers, which ``_target_`` in ``conf/trainer/`` names; PPO is in ``runner.ppo``."""

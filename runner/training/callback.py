@@ -1,0 +1,304 @@
+"""Callbacks that watch a training from outside: the record, the bar, samples and the stop signal.
+
+Each is a small TrainerCallback that knows only what it is given. Checkpoints are in ``checkpoint``, alarms in
+``health``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import nn
+from torch.optim import Optimizer
+from tqdm import tqdm
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from runner.io.files import ROWS, forget_rows, read_last_row, replace_rows, sync
+from runner.io.terminal import progress_bar, sample_lines
+
+
+class Record(TrainerCallback):
+    """One line of strict JSON per logged step in ``metrics.jsonl``, each step once, whatever was interrupted.
+
+    Of every file beside it that holds rows of steps, those that will be taken again are dropped. Everything logged at
+    one step, training and evaluation, is one line. Beside the trainer's own names it holds ``step``, ``max_steps``,
+    ``percentage``, ``epoch``, ``elapsed_seconds`` and ``remaining_seconds``.
+    """
+
+    def __init__(self, path: Path, tell: Callable[..., None]):
+        self.path = path
+        self.tell = tell
+        self.line: dict[str, Any] = {}
+        self.started = time.monotonic()
+        self.spent = 0.0
+        self.ended = True
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self.ended = True
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self.ended = False
+        if state.is_world_process_zero:
+            for path in self._rows_files():
+                forget_rows(path, state.global_step)
+            self.line = read_last_row(self.path)
+            if state.global_step < state.max_steps and any(map(_of_the_end, self.line)):
+                self.line = {name: value for name, value in self.line.items() if not _of_the_end(name)}
+                replace_rows(self.path, [self.line])
+            self.spent = self.line.get("elapsed_seconds", 0.0)
+            self.started = time.monotonic()
+            self.first_step = state.global_step
+            self.tell(step=state.global_step, max_steps=state.max_steps)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any],
+        **kwargs: object,
+    ) -> None:
+        if not state.is_world_process_zero or (self.ended and args.load_best_model_at_end):
+            return  # what is measured then is of the best model, not of this step
+        if self.line.get("step") != state.global_step:
+            self.line = {"step": state.global_step}
+        self.line |= {"max_steps": state.max_steps, "percentage": _percentage(state)} | logs | self._times(state)
+        replace_rows(self.path, [self.line])
+        self.tell(step=state.global_step, max_steps=state.max_steps)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        for path in self._rows_files() if state.is_world_process_zero else ():
+            sync(path)
+
+    def _rows_files(self) -> list[Path]:
+        return [path for path in map(self.path.parent.joinpath, ROWS) if path.exists()]
+
+    def _times(self, state: TrainerState) -> dict[str, float | None]:
+        here = time.monotonic() - self.started
+        steps = state.global_step - getattr(self, "first_step", 0)
+        remaining = here / steps * (state.max_steps - state.global_step) if steps > 0 else None
+        return {
+            "elapsed_seconds": round(self.spent + here, 2),
+            "remaining_seconds": None if remaining is None else round(remaining, 2),
+        }
+
+
+class Progress(TrainerCallback):
+    """A bar on the terminal with the figures that were logged last."""
+
+    SHOWN = ("loss", "reward", "rewards/margins", "objective/scores", "objective/kl", "kl", "learning_rate")
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        how = {"initial": state.global_step, "disable": not state.is_world_process_zero}
+        self.bar = progress_bar("training", state.max_steps, "step", **how)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self.bar.update(state.global_step - self.bar.n)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any],
+        **kwargs: object,
+    ) -> None:
+        if "bar" in vars(self):
+            shown = {name: f"{logs[name]:.4g}" for name in self.SHOWN if logs.get(name) is not None}
+            self.bar.set_postfix(shown, refresh=False)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self.bar.close()
+
+
+class Samples(TrainerCallback):
+    """Completions of a few fixed prompts: before the first step, every ``every`` steps, and at the last one.
+
+    Each prompt is a row of ``samples.jsonl`` with ``step``, ``callback`` (its name, because there may be several),
+    ``prompt`` and ``completion``; the terminal gets a table of the first ``shown``. The random numbers are the same
+    each time, so that only the model differs, and the training keeps its own. ``prompts`` are texts or chats, in a run
+    the held-out ones unless the config lists others.
+    """
+
+    def __init__(
+        self,
+        generate: Callable[..., list[str]],
+        prompts: Iterable[Any],
+        folder: Path,
+        *,
+        every: int = 50,
+        count: int = 4,
+        shown: int = 4,
+        max_new_tokens: int = 64,
+        temperature: float = 1.0,
+        callback_name: str = "samples",
+    ):
+        self.name = callback_name
+        self.prompts = list(islice(prompts, count))
+        self.path = Path(folder) / "samples.jsonl"
+        self.every, self.shown = every, shown
+        self.write = lambda model: generate(model, self.prompts, max_new_tokens=max_new_tokens, temperature=temperature)
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        model: nn.Module,
+        **kwargs: object,
+    ) -> None:
+        if state.global_step == 0:
+            self._sample(state, model)
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        model: nn.Module,
+        **kwargs: object,
+    ) -> None:
+        if state.global_step % self.every == 0 or state.global_step >= state.max_steps:
+            self._sample(state, model)
+
+    def _sample(self, state: TrainerState, model: nn.Module) -> None:
+        # Every process takes part, because the weights may be spread over them.
+        with _modes_kept(model):
+            completions = self.write(model)
+        if state.is_world_process_zero:
+            pairs = list(zip(self.prompts, completions, strict=True))
+            keys = {"step": state.global_step, "callback": self.name}
+            rows = [keys | {"prompt": prompt, "completion": text} for prompt, text in pairs]
+            replace_rows(self.path, rows, same=list(keys))
+            if self.shown:
+                titles = (f"sample of step {state.global_step}", "completion")
+                tqdm.write("\n".join(sample_lines([titles, *pairs[: self.shown]])))
+
+
+class AtStart(TrainerCallback):
+    """Calls a function once, when the model is wrapped for training and no step was taken.
+
+    Not earlier: an evaluation before ``trainer.train`` leaves a model of several processes without the wrapper that
+    averages their gradients, and each process would silently train on its own rows.
+    """
+
+    def __init__(self, call: Callable[[], None]):
+        self.call = call
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self.call()
+
+
+class StopRequest(Protocol):
+    """A signal that asked to stop, if its ``number`` is set; while ``listening`` it waits for the end of a step."""
+
+    number: int | None
+    listening: bool
+
+    def error(self) -> Exception: ...
+
+
+class StopAtStep(TrainerCallback):
+    """Turns a signal into a save at the end of the step, where a resume is exact."""
+
+    def __init__(self, stop: StopRequest, cycle_steps: int = 1):
+        self.stop = stop
+        self.cycle_steps = cycle_steps
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self.stop.listening = True
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        if self.stop.number is not None and state.global_step % self.cycle_steps == 0:
+            control.should_save = control.should_training_stop = True
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Leave out what belongs to the end of an epoch where a stop comes within one; it would be done twice."""
+        if self.stop.number is not None and control.should_training_stop and (state.epoch or 0) % 1:
+            control.should_log = control.should_save = control.should_evaluate = False
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self.stop.listening = False
+
+
+class Slower(TrainerCallback):
+    """Takes each step with the share of its learning rate that ``share`` gives for the steps taken so far.
+
+    The schedule and what is saved of it stay as they are, so that a resume comes to the same numbers. The rate is
+    changed for the whole of a step, because PPO takes several within one.
+    """
+
+    def __init__(self, share: Callable[[int], float]):
+        self.share = share
+
+    def on_step_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        optimizer: Optimizer,
+        **kwargs: object,
+    ) -> None:
+        self.rates = [group["lr"] for group in optimizer.param_groups]
+        for group, rate in zip(optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate and rate * self.share(state.global_step)  # Adafactor may have none
+
+    def on_optimizer_step(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        optimizer: Optimizer,
+        **kwargs: object,
+    ) -> None:
+        for group, rate in zip(optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate
+
+
+@contextmanager
+def _modes_kept(model: nn.Module) -> Iterator[None]:
+    """Every part of a model in the mode it was in, training or not, whatever happens inside."""
+    modes = [(part, part.training) for part in model.modules()]
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+def _of_the_end(name: str) -> bool:
+    """True for a figure that the Trainer logs when it stops."""
+    return name == "total_flos" or name.startswith("train_")
+
+
+def _percentage(state: TrainerState) -> float:
+    return round(100 * state.global_step / state.max_steps, 2) if state.max_steps else 0.0

@@ -1,0 +1,121 @@
+"""Figures of a model on held-out rows: the trainer's own evaluation with the configured metrics as a part of it.
+
+How a metric is computed is not here (``metric``, ``reward``), nor how a model is asked (``generate``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from runner.errors import ConfigError, Fault
+from runner.generate.rows import held_out_sets
+from runner.io.files import replace_rows
+from runner.metric.ask import Metric
+from runner.run import Run
+from runner.schema import nearest
+from runner.schema.type import shortened
+from runner.schema.upstream import completion_length
+from runner.training.build.model import policy_of
+from runner.training.build.rewards import build_metrics
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
+
+    from runner.training.build import Components
+
+BATCH_SIZE = 64  # prompts side by side, until memory runs out
+CLOCK = ("_runtime", "_per_second", "_time", "epoch", "num_tokens")
+
+
+def held_out_scores(components: Components) -> dict[str, float]:
+    """The figures of the trainer's own evaluation on held-out rows, and those of the configured metrics."""
+    scores = {} if components.held_out is None else components.trainer.evaluate()
+    _check_best(components.args, list(scores))
+    return {name: value for name, value in scores.items() if not name.endswith(CLOCK) and isinstance(value, float)}
+
+
+def _check_best(args: Any, given: Sequence[str]) -> None:
+    """Raise ConfigError where the best checkpoint is to be chosen by a figure that no evaluation gives."""
+    wanted = args.metric_for_best_model
+    named = f"eval_{str(wanted).removeprefix('eval_')}"
+    if not given or wanted is None or args.eval_strategy == "no" or named in given:
+        return
+    told, where = [name for name in given if not name.endswith(CLOCK)], "trainer.args.metric_for_best_model"
+    near = nearest(named, told) or [name for name in told if name.endswith("_loss")] or told
+    found = f"{wanted}, which the evaluation of the start model does not give"
+    raise ConfigError(Fault(where, found, shortened(told), f"{where}={near[0] if near else '<one of them>'}"))
+
+
+def build_measure(
+    run: Run, args: TrainingArguments, tokenizer: PreTrainedTokenizerBase, amendments: Sequence[Mapping[str, Any]]
+) -> HeldOut | None:
+    """The configured metrics, for a trainer to call with the prefix of each evaluation; None without any."""
+    metrics = build_metrics(run.cfg["metric"], tokenizer)
+    return HeldOut(run, args, tokenizer, metrics, amendments) if metrics else None
+
+
+class HeldOut:
+    """The metrics of a run; called with the prefix of an evaluation, it measures the held-out set of that name."""
+
+    def __init__(
+        self,
+        run: Run,
+        args: TrainingArguments,
+        tokenizer: PreTrainedTokenizerBase,
+        metrics: Sequence[Metric],
+        amendments: Sequence[Mapping[str, Any]],
+    ):
+        self.run, self.args, self.tokenizer, self.metrics = run, args, tokenizer, metrics
+        self.is_scorer = run.cfg["trainer"]["head"] == "score"
+        self.halvings = sum("per_device_eval_batch_size" in each.get("args", {}) for each in amendments)
+        self.sets: dict[str, dict[str, Any]] = {}  # by form
+
+    def __call__(self, trainer: Trainer, prefix: str) -> dict[str, float]:
+        """Every number of every metric that measures this set, each under the prefix."""
+        name = prefix.removeprefix("eval").removeprefix("_")
+        asked = [metric for metric in self.metrics if metric.measures(name)]
+        sampled, read = ([metric for metric in asked if metric.kind == kind] for kind in ("sampled", "read"))
+        found = self._sampled(trainer, sampled, name) if sampled else {}
+        found |= self._read(policy_of(trainer), read, name) if read else {}
+        # In the order of the configuration, whatever the kind.
+        ordered = (key for metric in asked for key in found if f"{key}_".startswith(f"{metric.name}_"))
+        return {f"{prefix}_{key}": found[key] for key in ordered}
+
+    def _rows(self, form: str, name: str) -> Any:
+        """The held-out rows of a set, in the form that a kind of metric needs; converted once in a run."""
+        if form not in self.sets:
+            self.sets[form] = held_out_sets(self.run.cfg, form, None if form == "prompt" else ["*"])
+        if name not in self.sets[form]:
+            found, expected = f"an evaluation of {name!r}", f"one of {', '.join(self.sets[form])}"
+            raise ConfigError(Fault("metric", found, expected, "dataset.split.eval=<sets>"))
+        return self.sets[form][name]
+
+    def _sampled(self, trainer: Trainer, metrics: Sequence[Metric], name: str) -> dict[str, float]:
+        """The numbers of metrics on completions that are sampled for the first prompts of a set."""
+        from runner.generate.completion import TextGenerator
+        from runner.generate.judge import judge_completions
+        from runner.generate.likelihood import evaluating
+        from runner.generate.sampler import Sampling
+
+        rows, limits, model = self._rows("prompt", name), [metric.limit for metric in metrics], policy_of(trainer)
+        rows = list(rows if None in limits else rows.take(max(limits)))
+        how = Sampling(completion_length(vars(self.args)) or 64, rows=max(1, BATCH_SIZE >> self.halvings))
+        with evaluating(model):
+            figures = judge_completions(TextGenerator(model, self.tokenizer, how), rows, metrics)
+        if trainer.is_world_process_zero():
+            # In place of those of an earlier try at the same step.
+            keys = {"step": trainer.state.global_step} | ({"set": name} if name else {})
+            made = [keys | {key: each[key] for key in ("prompt", "completion")} for each in figures.completions]
+            replace_rows(self.run.folder / "completions.jsonl", made, same=list(keys))
+        return figures.scores
+
+    def _read(self, model: PreTrainedModel, metrics: Sequence[Metric], name: str) -> dict[str, float]:
+        """The numbers of metrics on how a model takes the known answers of a set."""
+        from runner.generate.completion import context_length
+        from runner.generate.judge import judge_answers
+
+        rows = list(self._rows("answer", name))
+        limits = filter(None, (getattr(self.args, "max_length", None), context_length(model)))
+        how = {"is_scorer": self.is_scorer, "max_length": min(limits, default=None)}
+        return judge_answers(model, self.tokenizer, rows, metrics, **how).scores

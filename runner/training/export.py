@@ -1,0 +1,116 @@
+"""Model of a finished run -> a folder that transformers and vLLM load by itself, whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from runner.errors import EnvironmentFault, Fault, FolderError
+from runner.io.files import SEAL, display_path, files_of, read_json, remove, seal, verify, write_text
+from runner.io.terminal import quiet
+from runner.report.card import Export, base_of, to_card
+from runner.report.number import number
+from runner.run.read import RunRecord
+
+DTYPES = ("float32", "bfloat16", "float16")
+LEFT = (SEAL, "training_args.bin", "README.md")  # of model/, what is the run's own
+
+
+def export(
+    run: RunRecord, folder: Path, dtype: str | None = None, license: str | None = None, trust: bool = False
+) -> list[str]:
+    """Write the model of a run into a folder, whole or not at all, and return what there is to say of it."""
+    _check_place(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as place:
+        new = Path(place) / folder.name
+        new.mkdir()
+        written, notes = _write(run, new, dtype, trust)
+        pictures = _copy_pictures(run, new)
+        card = Export(written, _is_adapter(run), notes, license or license_of(base_of(run)))
+        write_text(new / "README.md", to_card(run, card, pictures))
+        seal(new)
+        if folder.exists():
+            remove(folder)
+        new.rename(folder)
+    return [f"weights   {note}" for note in notes]
+
+
+def _check_place(folder: Path) -> None:
+    """Raise FolderError where something is in the way that is not an export as it was written."""
+    if folder.is_symlink() or (folder.exists() and not _is_replaceable(folder)):
+        found = "a link" if folder.is_symlink() else "holds something else than an export as it was written"
+        raise FolderError(
+            Fault(display_path(folder), found, "no folder yet, or an earlier export", "to=<another folder>")
+        )
+
+
+def _is_replaceable(folder: Path) -> bool:
+    return folder.is_dir() and (not any(folder.iterdir()) or verify(folder))
+
+
+def _write(run: RunRecord, new: Path, dtype: str | None, trust: bool) -> tuple[str, list[str]]:
+    """Copy the weights or write them anew; gives their precision, and what was done."""
+    source = run.folder / "model"
+    trained = str((run.cfg.get("model") or {}).get("dtype") or "auto")
+    kept = str((read_json(source / "config.json") or {}).get("dtype") or "float32")
+    if not _is_adapter(run) and dtype in (None, kept):
+        return kept, _copy(source, new)
+    from runner.model.merge import write_plain
+
+    with quiet():
+        head = str(run.cfg["trainer"].get("head", "lm"))
+        asked = dtype or (trained if trained in DTYPES else None)
+        written = write_plain(source, new, head=head, dtype=asked, trust=trust)
+    largest = f"the largest logit is {number(written.largest, 3)}"
+    notes = []
+    if written.merged is not None:
+        notes.append(f"merged into the base: no logit differs by more than {number(written.merged, 2)}; {largest}")
+    if written.merged is None or written.dtype != "float32":
+        notes.append(f"as {written.dtype}, read back: no logit differs by more than {number(written.rounded, 2)}")
+    if run.cfg.get("quant"):
+        notes.append("trained on a base of 4 or 8 bits and merged into the base as it was before that rounding")
+    return written.dtype, notes
+
+
+def _copy(source: Path, new: Path) -> list[str]:
+    """Copy the files of a whole model, and see that the copies are the same; a critic beside it stays."""
+    files = [path for path in sorted(source.iterdir()) if path.is_file() and path.name not in LEFT]
+    unsafe = [path.name for path in files if path.suffix in (".bin", ".pt", ".pth", ".pkl")]
+    if unsafe:
+        raise FolderError(Fault(display_path(source), f"{unsafe[0]}, a pickle", "safetensors only", "train it again"))
+    for path in files:
+        shutil.copyfile(path, new / path.name)
+    before = {name: digest for name, digest in files_of(source).items() if name in {path.name for path in files}}
+    if files_of(new) != before:
+        raise EnvironmentFault(
+            Fault(display_path(new), "the copied files differ", "the same bytes", "try another disk")
+        )
+    size = sum(path.stat().st_size for path in files if path.suffix == ".safetensors")
+    return [f"copied to the byte, {number(size / 1e6, 3)} MB"]
+
+
+def _copy_pictures(run: RunRecord, new: Path) -> list[str]:
+    pictures = sorted((run.folder / "plots").glob("*.png"))
+    for path in pictures:
+        (new / "plots").mkdir(exist_ok=True)
+        shutil.copyfile(path, new / "plots" / path.name)
+    return [f"plots/{path.name}" for path in pictures]
+
+
+def _is_adapter(run: RunRecord) -> bool:
+    return (run.folder / "model" / "adapter_config.json").is_file()
+
+
+def license_of(base: str | None) -> str | None:
+    """The licence of a base model, as the hub has it; None where it is not known or not reachable."""
+    if base is None or os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
+        return None
+    from huggingface_hub import HfApi
+
+    with contextlib.suppress(Exception):  # whatever its HTTP library of the day raises
+        return getattr(HfApi().model_info(base, timeout=5).card_data, "license", None)
+    return None

@@ -1,0 +1,186 @@
+"""TRL's trainers with our additions: one subclass, made for each of them, that calls one :class:`Hooks` object.
+
+Gaps of TRL 1.16 are closed here with public methods only. With several eval sets its metrics lose the set's name and
+overwrite each other, so that no best checkpoint can be chosen by them. Online trainers generate while they evaluate, so
+that a run with evaluations is another run than one without. Metrics of its own are a second pass with all logits, where
+it has any; here they are what ``Hooks.measure`` gives. And online DPO does not log its rewards one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+from transformers import Trainer
+from transformers.trainer_utils import EvalLoopOutput
+
+from runner.errors import ConfigError, Fault
+from runner.io.files import read_json
+
+Notes = Mapping[str, Sequence[float | Tensor]]
+Measure = Callable[[Trainer, str], dict[str, float]]
+
+
+@dataclass
+class Hooks:
+    """Functions that a trainer calls in the course of a training; without any it is TRL's.
+
+    ``measure(trainer, prefix)`` gives figures that join those of an evaluation. ``on_loss(loss, notes)`` gets each
+    loss of a micro-batch, and what the trainer has noted for its log, by name. ``on_log(logs, step)`` may change what
+    is logged; ``reward_means()`` gives the mean of each reward since it was called last. ``loss`` is one of the user's
+    own (:mod:`runner.training.objective`). ``evaluates`` is false for a trainer whose own evaluation does not work.
+    """
+
+    evaluates: bool = True
+    measure: Measure | None = None
+    on_loss: Callable[[Tensor, Notes | None], None] | None = None
+    on_log: Callable[[dict[str, float], int], None] | None = None
+    reward_means: Callable[[], dict[str, float]] | None = None
+    make_optimizer: Callable[[Trainer], Optimizer] | None = None
+    make_schedule: Callable[[Optimizer, int], LRScheduler] | None = None
+    loss: Callable[..., Tensor] | None = None
+
+
+def extend(trainer: type[Trainer], objective: type[Trainer] | None = None) -> type[Trainer]:
+    """Make the subclass of a trainer that takes ``hooks=`` beside its own arguments.
+
+    An ``objective`` comes before the trainer in the method order, where its public ``compute_loss`` is called.
+    """
+    bases: tuple[type, ...] = (BeforeTrainer, *([objective] if objective else []), trainer, AfterTrainer)
+    return type(f"Extended{trainer.__name__}", bases, {"__doc__": trainer.__doc__})
+
+
+class BeforeTrainer(Trainer):
+    """Comes before TRL's class in the method order, so that metrics join the figures of its evaluation before callbacks
+    and the choice of the best checkpoint read them.
+    """
+
+    hooks: Hooks
+    is_measuring = False  # also after an evaluation that raised
+
+    def __init__(self, *args: Any, hooks: Hooks, **kwargs: Any):
+        self.hooks = hooks
+        super().__init__(*args, **kwargs)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Take the trainer's own step, and report its loss, however seldom it is logged."""
+        loss = super().training_step(*args, **kwargs)
+        if self.hooks.on_loss is not None:
+            self.hooks.on_loss(loss, notes_of(self))
+        return loss
+
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Run the trainer's own loop where it has one that works, and add the metrics of the set that is evaluated."""
+        self.is_measuring = True
+        if self.hooks.evaluates:
+            output = super().evaluation_loop(
+                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+            )
+        else:
+            output = EvalLoopOutput(predictions=None, label_ids=None, metrics={}, num_samples=0)
+        if self.hooks.measure is not None and metric_key_prefix.startswith("eval"):
+            found = self.hooks.measure(self, metric_key_prefix)
+            if taken := sorted(set(found) & set(output.metrics)):
+                expected = "another name; the trainer has a figure of this one"
+                raise ConfigError(Fault("metric", f"it would be logged as {', '.join(taken)}", expected))
+            output.metrics.update(found)
+        self.is_measuring = False
+        return output
+
+
+class AfterTrainer(Trainer):
+    """Comes after TRL's class in the method order, where the logs are complete and not yet written.
+
+    What the libraries count from the last start only goes on here from what was logged before it.
+    """
+
+    hooks: Hooks
+    optimizer: Optimizer | None
+    lr_scheduler: LRScheduler | None
+    _prefix = "eval"
+    tokens_before = 0.0
+
+    def train(self, resume_from_checkpoint: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        if resume_from_checkpoint:
+            history = (read_json(Path(resume_from_checkpoint) / "trainer_state.json") or {}).get("log_history", [])
+            self.tokens_before = next((line["num_tokens"] for line in reversed(history) if "num_tokens" in line), 0.0)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        before, self._prefix = self._prefix, metric_key_prefix
+        try:
+            with torch.random.fork_rng():
+                return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        finally:
+            self._prefix = before
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        if self.hooks.reward_means is not None and "loss" in logs:
+            for name, mean in self.hooks.reward_means().items():
+                logs.setdefault(f"rewards/{name}/mean", mean)
+        if self.hooks.on_log is not None:
+            self.hooks.on_log(logs, self.state.global_step)
+        for name in logs.keys() & {"num_tokens", "eval_num_tokens"}:
+            # Online trainers count in the state, which is saved.
+            if not logs[name] == self.state.num_input_tokens_seen > 0:
+                logs[name] += self.tokens_before
+        if "train_loss" in logs:
+            logs["train_loss"] = mean_loss(self.state.log_history) or logs["train_loss"]
+        if self._prefix != "eval":
+            for key in [key for key in logs if key.startswith("eval_") and not key.startswith(f"{self._prefix}_")]:
+                logs[f"{self._prefix}_{key.removeprefix('eval_')}"] = logs.pop(key)
+        super().log(logs, *args, **kwargs)
+
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> Optimizer:
+        if self.optimizer is None and self.hooks.make_optimizer is not None:
+            self.optimizer = self.hooks.make_optimizer(self)
+        return super().create_optimizer(model)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
+        if self.lr_scheduler is None and self.hooks.make_schedule is not None:
+            self.lr_scheduler = self.hooks.make_schedule(optimizer or self.optimizer, num_training_steps)
+        return super().create_scheduler(num_training_steps, optimizer)
+
+
+# Where trainers keep what they will log: ours and online DPO openly, the others of TRL not. It is only read, so that
+# every step can be judged, however seldom it is logged; of a trainer without it what it logs is judged. The runs of
+# ``tests/test_sick_runs`` log every 100 steps, and miss their alarms where upstream renames them.
+NOTES = ("metrics", "stats", "_stored_metrics", "_metrics")
+
+
+def notes_of(trainer: Trainer) -> Notes | None:
+    """The figures of a training that a trainer has noted since it logged last; None where it keeps no such notes."""
+    notes = next((getattr(trainer, name) for name in NOTES if hasattr(trainer, name)), None)
+    if notes is None:
+        return None
+    return notes.get("train", {}) if isinstance(next(iter(notes.values()), None), Mapping) else notes
+
+
+def mean_loss(history: Sequence[Mapping[str, Any]]) -> float:
+    """The mean over all steps, of which each logged loss is the mean since the one before; 0 where none was logged.
+
+    >>> mean_loss([{"step": 2, "loss": 3.0}, {"step": 2, "eval_loss": 9.0}, {"step": 3, "loss": 6.0}])
+    4.0
+    """
+    total = done = 0
+    for line in history:
+        if "loss" in line:
+            total += line["loss"] * (line["step"] - done)
+            done = line["step"]
+    return total / max(done, 1)

@@ -1,0 +1,426 @@
+"""The tokens that a trainer really trains on, read from its batches, and silent faults that no training may start with.
+
+    inspect_training(trainer, rows, ...)    the tokens of its first rows: trained or not, their weights, what was cut
+    find_faults(inspection, tolerate)       no token trained, no end trained, BOS doubled, rows cut, another template
+
+Nothing is prepared here a second time: the batches are those of the trainer's own data loader, after its own
+preparation and collator. Only the lengths before cutting and the prompts of generation, which no batch holds, are
+spelt from the rows. How it is shown is in ``report.tokens``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from runner.errors import Fault
+from runner.io.files import shipped
+from runner.model.spelling import Spelling, decode, spell_prompt, spell_row, stop_ids
+from runner.report.tokens import TokenRow
+
+SAMPLE = 256  # rows that are looked at before a training starts
+TRUNCATED = 0.1  # the share of rows that may be cut or left out, unless ``tolerate.truncated`` says otherwise
+SHOWN = 60  # characters of a text in a fault
+IGNORED = -100  # the label of a token that no loss counts
+
+
+@dataclass
+class Inspection:
+    """The first rows of a training as its trainer sees them.
+
+    ``goal`` is what is learnt from them: ``tokens``, a ``score`` of the text, or answers to a ``prompt``. ``spelt``
+    holds the rows of the dataset that they came from, and ``comparable`` whether each of them must be among ``rows``.
+    """
+
+    goal: str
+    rows: list[TokenRow]
+    spelt: list[Spelling]
+    tokenizer: Any
+    ends: frozenset[int] = frozenset()
+    limit: int | None = None
+    comparable: bool = True
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def counted(self) -> int:
+        return sum(len(row.ids) for row in self.rows)
+
+    @property
+    def trained(self) -> int:
+        return sum(map(sum, (row.trained for row in self.rows)))
+
+    @property
+    def cut(self) -> list[Spelling]:
+        """The rows that are longer than the trainer lets them be; it cuts them or leaves them out."""
+        return [row for row in self.spelt if self.limit and row.length > self.limit]
+
+    @property
+    def ended(self) -> list[TokenRow]:
+        """The rows in which an end token is trained."""
+        return [
+            row for row in self.rows if any(t and i in self.ends for i, t in zip(row.ids, row.trained, strict=True))
+        ]
+
+    @property
+    def doubled(self) -> list[TokenRow]:
+        """The rows that begin with two begin tokens."""
+        bos = self.tokenizer.bos_token_id
+        return [row for row in self.rows if bos is not None and row.ids[:2] == [bos, bos]]
+
+    @cached_property
+    def astray(self) -> list[list[int]]:
+        """The prompts of generation, as token ids, that no trained row begins with."""
+        if not self.comparable or self.goal != "tokens":
+            return []
+        whole = [row for row in self.spelt if not self.limit or row.length <= self.limit]
+        prompts = [self._bare(prompt) for row in whole for prompt in row.prompts]
+        sizes = {len(prompt) for prompt in prompts}
+        begun = {tuple(self._bare(row.ids)[:size]) for row in self.rows for size in sizes}
+        return [prompt for prompt in prompts if tuple(prompt) not in begun]
+
+    def _bare(self, ids: list[int]) -> list[int]:
+        """The ids without a begin token, which some trainers set in front of every text."""
+        return ids[1:] if ids[:1] == [self.tokenizer.bos_token_id] else ids
+
+
+# --- From the trainer ---------------------------------------------------------------------------
+
+
+def inspect_training(
+    trainer: Any, rows: Any, *, form: str, head: str, ends: Collection[int] = (), count: int = SAMPLE
+) -> Inspection:
+    """The first ``count`` rows of a training, as its own data loader hands them to the loss.
+
+    ``rows`` are those that the trainer was given, ``form`` and ``head`` what it eats and trains, ``ends`` the tokens
+    that stop generation. No random number is drawn from the training.
+    """
+    with _whole_afterwards(trainer), _random_state_kept():
+        trainer.train_dataset = head_of(trainer.train_dataset, count)
+        found = _read(trainer, trainer.train_dataset, trainer.get_train_dataloader, form, head)
+    if getattr(trainer.args, "world_size", 1) > 1 and form != "prompt":
+        from accelerate.utils import gather_object
+
+        found = gather_object(found)  # each process has its part of every batch
+    return _inspection(trainer, found, rows, form=form, head=head, ends=ends, count=count)
+
+
+def inspect_evaluation(
+    trainer: Any, name: str | None, rows: Any, *, form: str, head: str, ends: Collection[int] = (), count: int = SAMPLE
+) -> Inspection:
+    """The first rows of a held-out set in the same way; ``name`` None is the only one."""
+    prepared = trainer.eval_dataset if name is None else trainer.eval_dataset[name]
+    prepared = head_of(prepared, count)
+    with _random_state_kept():
+        found = _read(trainer, prepared, lambda: trainer.get_eval_dataloader(prepared), form, head)
+    return _inspection(trainer, found, rows, form=form, head=head, ends=ends, count=count)
+
+
+def _read(trainer: Any, prepared: Any, loader: Callable[[], Any], form: str, head: str) -> list[TokenRow]:
+    """The sequences of prepared rows; none where the trainer has left out all of them."""
+    if form == "prompt":
+        return list(_sampled_prompts(trainer, prepared))
+    if hasattr(prepared, "__len__") and not len(prepared):
+        return []
+    return read_batches(loader(), form, head)
+
+
+def _inspection(
+    trainer: Any, found: list[TokenRow], rows: Any, *, form: str, head: str, ends: Collection[int], count: int
+) -> Inspection:
+    args, tokenizer = trainer.args, trainer.processing_class
+    packs = bool(getattr(args, "packing", False))
+    splits = packs and getattr(args, "packing_strategy", "") != "bfd"  # then what is too long goes on in the next one
+    goal = "prompt" if form == "prompt" else "score" if head == "score" else "tokens"
+    limit = None if goal == "prompt" or splits else getattr(args, "max_length", None)
+    spelt = [] if goal == "prompt" else [spell_row(tokenizer, row) for row in head_of(rows, count)]
+    names = ("max_length", "assistant_only_loss", "completion_only_loss")
+    return Inspection(
+        goal=goal,
+        rows=[_measured(row, spelt, limit) for row in found],
+        spelt=spelt,
+        tokenizer=tokenizer,
+        ends=frozenset(ends) | {tokenizer.eos_token_id},
+        limit=limit,
+        comparable=not packs and not getattr(args, "shuffle_dataset", False),
+        settings={name: getattr(args, name) for name in names if hasattr(args, name)},
+    )
+
+
+def _measured(row: TokenRow, spelt: Sequence[Spelling], limit: int | None) -> TokenRow:
+    """The row with its length before it was cut; what is as long as the limit may be whole."""
+    if not limit or len(row.ids) < limit:
+        return row
+    size = len(row.ids)
+    longer = (text for one in spelt for text in one.texts if len(text) > size)
+    return replace(row, whole=next((len(text) for text in longer if row.ids in (text[:size], text[-size:])), 0))
+
+
+def head_of(rows: Any, count: int) -> Any:
+    """The first rows of a dataset or of a stream, as the same kind of thing."""
+    if hasattr(rows, "select") and hasattr(rows, "__len__"):
+        return rows.select(range(min(count, len(rows))))
+    return rows.take(count) if hasattr(rows, "take") else list(itertools.islice(rows, count))
+
+
+@contextmanager
+def _whole_afterwards(trainer: Any) -> Iterator[None]:
+    """Give the trainer all of its rows back."""
+    whole = trainer.train_dataset
+    try:
+        yield
+    finally:
+        trainer.train_dataset = whole
+
+
+@contextmanager
+def _random_state_kept() -> Iterator[None]:
+    """Leave every source of random numbers as it was, so that a run is the same whether it was looked at or not."""
+    import random
+
+    import numpy as np
+    import torch
+
+    before, array = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(before)
+        np.random.set_state(array)
+
+
+# --- Batches ------------------------------------------------------------------------------------
+
+
+def read_batches(batches: Iterable[Mapping[str, Any]], form: str, head: str) -> list[TokenRow]:
+    """The sequences of all batches in their order, the two of a pair side by side."""
+    rows: list[TokenRow] = []
+    for batch in batches:
+        first = rows[-1].number + 1 if rows else 0
+        rows += sorted(read_batch(batch, form, head, first), key=lambda row: row.number)
+    return rows
+
+
+def read_batch(batch: Mapping[str, Any], form: str, head: str, first: int = 0) -> Iterator[TokenRow]:
+    """The sequences of one batch, numbered from ``first``, whatever its collator calls their parts."""
+    if "chosen_input_ids" in batch:
+        for role in ("chosen", "rejected"):
+            part = {name: batch[f"{role}_{name}"] for name in ("input_ids", "attention_mask", "labels")}
+            for number, row in enumerate(_sequences(part, head)):
+                yield replace(row, number=first + number, role=role)
+        return
+    rows = list(_sequences(batch, head))
+    pairs = len(rows) // 2 if form == "preference" else len(rows)
+    for place, row in enumerate(rows):
+        role = ("chosen", "rejected")[place // pairs] if form == "preference" else ""
+        if form == "unpaired" and "label" in batch:
+            role = "good" if batch["label"][place] else "bad"
+        yield replace(row, number=first + place % pairs, role=role)
+
+
+def _sequences(batch: Mapping[str, Any], head: str) -> Iterator[TokenRow]:
+    """Each row of a batch without its padding; a row of packed texts as one sequence for each of them."""
+    ids = batch["input_ids"]
+    weights = next((part for name, part in batch.items() if name.endswith("weights") and part.ndim == 2), None)
+    for place in range(len(ids)):
+        row = ids[place].tolist()
+        trained = _trained(batch, place, len(row), head)
+        weighed = None if weights is None else weights[place].float().tolist()
+        for kept in _pieces(batch, place, len(row)):
+            if head == "score":  # of a causal model it is read at the last token
+                trained = [index == kept[-1] for index in range(len(row))]
+            yield TokenRow(
+                number=place,
+                role="",
+                ids=[row[index] for index in kept],
+                trained=[trained[index] for index in kept],
+                weights=None if weighed is None else [weighed[index] for index in kept],
+            )
+
+
+def _trained(batch: Mapping[str, Any], place: int, size: int, head: str) -> list[bool]:
+    """Mark the tokens of a row that the loss counts; all of them where nothing says so."""
+    if "labels" in batch and head != "score":
+        return [label != IGNORED for label in batch["labels"][place].tolist()]
+    if "completion_mask" in batch:
+        return [bool(bit) for bit in batch["completion_mask"][place].tolist()]
+    return [True] * size
+
+
+def _pieces(batch: Mapping[str, Any], place: int, size: int) -> list[list[int]]:
+    """The places of a row's tokens, without padding, cut where the positions of packed texts begin anew."""
+    mask = batch.get("attention_mask")
+    kept = [index for index in range(size) if mask is None or mask[place][index]]
+    positions = batch["position_ids"][place].tolist() if "position_ids" in batch else None
+    if positions is None:
+        return [kept] if kept else []
+    starts = [index for index in kept if positions[index] == 0]
+    ends = [*starts[1:], size]
+    pieces = [[i for i in kept if start <= i < end] for start, end in zip(starts, ends, strict=True)]
+    return [piece for piece in pieces if piece]
+
+
+def _sampled_prompts(trainer: Any, rows: Iterable[Mapping[str, Any]]) -> Iterator[TokenRow]:
+    """The prompts of rows as the trainer samples from them."""
+    rows = list(rows)
+    own = getattr(trainer, "_tokenize_prompts", None)  # TRL's own, which knows tools, template and its arguments
+    prompts = own([row["prompt"] for row in rows])[0] if own and rows else None
+    for number, row in enumerate(rows):
+        ids = list(prompts[number] if prompts else spell_prompt(trainer.processing_class, row["prompt"], row))
+        yield TokenRow(number, "prompt", ids, [False] * len(ids))
+
+
+# --- Faults -------------------------------------------------------------------------------------
+
+
+def find_faults(inspection: Inspection, tolerate: Mapping[str, Any] | None = None) -> list[Fault]:
+    """Faults that no training may start with; ``tolerate`` is the node of the configuration that allows them."""
+    tolerate = tolerate or {}
+    allowed = tolerate.get("truncated")
+    found = {
+        "rows": _no_row(inspection),
+        "truncated": _truncated(inspection, TRUNCATED if allowed is None else allowed),
+        "nothing_trained": _nothing_trained(inspection),
+        "no_end": _no_end(inspection),
+        "doubled_bos": _doubled_bos(inspection),
+        "other_template": _other_template(inspection),
+    }
+    return [
+        fault for name, fault in found.items() if fault and (name in ("rows", "truncated") or not tolerate.get(name))
+    ]
+
+
+def _no_row(inspection: Inspection) -> Fault | None:
+    if inspection.rows:
+        return None
+    longest = max((row.length for row in inspection.cut), default=0)
+    cure = f"trainer.args.max_length={longest}" if longest else "another dataset"
+    found = f"no row is left of {len(inspection.spelt)}: the trainer leaves out all of them"
+    return Fault("dataset", found, "rows that fit", cure)
+
+
+def _truncated(inspection: Inspection, allowed: float) -> Fault | None:
+    cut, count = inspection.cut, len(inspection.spelt)
+    if len(cut) <= allowed * count:
+        return None
+    share, longest = len(cut) / count, max(row.length for row in cut)
+    found = f"{share:.0%} of {count} rows are longer, and would be cut or left out; the longest has {longest} tokens"
+    cure = f"trainer.args.max_length={longest}, or tolerate.truncated={min(1.0, -(-share * 100 // 5) * 0.05):.2g}"
+    return Fault("trainer.args.max_length", f"{inspection.limit}: {found}", f"at most {allowed:.0%} of the rows", cure)
+
+
+def _nothing_trained(inspection: Inspection) -> Fault | None:
+    if inspection.goal == "prompt" or inspection.trained or not inspection.rows:
+        return None
+    longest = max((row.length for row in inspection.cut), default=0)
+    cure = f"trainer.args.max_length={longest}" if longest else "collator=none"
+    if inspection.settings.get("assistant_only_loss"):
+        cure = "trainer.args.assistant_only_loss=false"
+    found = f"no token of {len(inspection.rows)} texts is trained: the loss would be 0"
+    expected = "labels on what the model is to learn"
+    return Fault("trainer", found, expected, f"{cure}, or tolerate.nothing_trained=true")
+
+
+def _no_end(inspection: Inspection) -> Fault | None:
+    ends_there = [row for row in inspection.rows if any(row.trained) and not row.whole and row.role != "rejected"]
+    if inspection.goal != "tokens" or not ends_there or inspection.ended:
+        return None
+    tokenizer, last = inspection.tokenizer, ends_there[0]
+    marks = ", ".join(sorted(decode(tokenizer, [end]) for end in inspection.ends))
+    tail = decode(tokenizer, [token for token, bit in zip(last.ids, last.trained, strict=True) if bit][-4:])
+    found = f"no row trains it; what is trained ends with {tail!r}, so the model would not learn to stop"
+    return Fault(
+        "model.tokenizer.eos_token", f"{marks}: {found}", "an end in every answer", _end_cure(inspection, last)
+    )
+
+
+def _end_cure(inspection: Inspection, row: TokenRow) -> str:
+    """A way to have the end trained: a pad token of its own, the mark that the rows end with, or another template."""
+    tokenizer = inspection.tokenizer
+    allowed = "tolerate.no_end=true"
+    if tokenizer.pad_token_id == tokenizer.eos_token_id and tokenizer.eos_token_id in row.ids:
+        return f"model.tokenizer.pad_token=<another token>, because the collator hides padding; or {allowed}"
+    special = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
+    trained = [token for token, bit in zip(row.ids, row.trained, strict=True) if bit]
+    if marks := [token for token in trained[-3:] if token in special]:
+        return f"model.tokenizer.eos_token='{decode(tokenizer, marks[-1:])}', or {allowed}"
+    return f"model.tokenizer.chat_template=chatml, or {allowed}"
+
+
+def _doubled_bos(inspection: Inspection) -> Fault | None:
+    rows = inspection.doubled
+    if not rows:
+        return None
+    found = f"{len(rows)} of {len(inspection.rows)} rows begin with {decode(inspection.tokenizer, rows[0].ids[:2])!r}"
+    cure = "a template or rows without it, because the tokenizer sets one itself; or tolerate.doubled_bos=true"
+    return Fault("model.tokenizer", found, "one begin token", cure)
+
+
+def _other_template(inspection: Inspection) -> Fault | None:
+    prompts = inspection.astray
+    if not prompts:
+        return None
+    tokenizer = inspection.tokenizer
+    wanted, seen = _parting(prompts[0], [inspection._bare(row.ids) for row in inspection.rows])
+    count = sum(len(row.prompts) for row in inspection.spelt)
+    found = f"{len(prompts)} of {count} answers are trained after another prompt than the one that asks for them"
+    return Fault(
+        "model.tokenizer.chat_template",
+        f"{found}: after {decode(tokenizer, prompts[0][:wanted])[-SHOWN:]!r} the rows go on with "
+        f"{decode(tokenizer, seen)[:SHOWN]!r}, generation with {decode(tokenizer, prompts[0][wanted:])[:SHOWN]!r}",
+        "one template for both",
+        "model.tokenizer.chat_template=<one that spells both alike, such as chatml>, or tolerate.other_template=true",
+    )
+
+
+def _parting(prompt: list[int], rows: Iterable[list[int]]) -> tuple[int, list[int]]:
+    """The first place where a row leaves the prompt that agrees with it longest, and what it says there."""
+    best, after = -1, []
+    for row in rows:
+        pairs = zip(prompt, row, strict=False)
+        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        if shared > best:
+            best, after = shared, row[shared : shared + 20]
+    return best, after
+
+
+def ends_of(cfg: Mapping[str, Any], model: Any) -> list[int]:
+    """The tokens that stop the generation of the real model, whose settings are a small file beside its weights."""
+    from transformers import GenerationConfig
+
+    from runner.model.load import read_adapter
+
+    path, revision = cfg["model"].get("path"), cfg["model"].get("revision")
+    if not path:
+        return stop_ids(model)
+    if adapter := read_adapter(path, revision):
+        path, revision = adapter.base_model_name_or_path, adapter.revision
+    with contextlib.suppress(OSError):  # a model without such a file stops at the tokenizer's end
+        ends = GenerationConfig.from_pretrained(shipped(path), revision=revision or "main").eos_token_id
+        return ends if isinstance(ends, list) else [] if ends is None else [ends]
+    return []
+
+
+def summary_of(seen: Inspection) -> list[str]:
+    """The figures of all rows that were looked at, not only of those that are shown."""
+    count = len({row.number for row in seen.rows})
+    longest = max((len(row.ids) for row in seen.rows), default=0)
+    lines = [f"{count} rows looked at, the longest of {longest} tokens"]
+    if seen.limit:
+        lines.append(f"{len(seen.cut)} of {len(seen.spelt)} rows are longer than max_length={seen.limit}")
+    if seen.goal == "prompt":
+        return [*lines, "completions are sampled after these prompts, and only they are trained"]
+    if seen.goal == "score":
+        return [*lines, "one score for each text"]
+    share = seen.trained / max(1, seen.counted)
+    lines.append(f"{seen.trained} of {seen.counted} tokens are trained ({share:.1%})")
+    lines.append(f"an end token is trained in {len(seen.ended)} of {len(seen.rows)} texts")
+    asked = sum(len(row.prompts) for row in seen.spelt)
+    if asked and seen.comparable:
+        lines.append(f"{asked - len(seen.astray)} of {asked} answers follow the prompt that generation spells")
+    return lines

@@ -1,0 +1,338 @@
+"""Losses of the user's own, and token weights, in the forward passes that TRL makes anyway.
+
+Each class here comes before TRL's in the method order and calls TRL's public ``compute_loss``, which makes the forward
+passes, averages, and logs. What it asks the model for is answered with other log-probabilities, or watched on the way.
+Which losses ship is in ``runner.loss``, how rows get weights in ``runner.dataset.weigh``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import Trainer
+
+from runner.errors import ConfigError, Fault, SickRun
+from runner.schema import read_signature
+from runner.schema.upstream import loss_interface
+from runner.training.extension import Hooks
+
+WEIGHTS = "token_weights"
+WHOLE_BATCH = {"outputs", "labels", "num_items_in_batch"}
+FULL_LOGITS = {"logits", "input"}
+Count: TypeAlias = "Tensor | int | None"  # of the trained tokens of all micro-batches of a step
+
+
+class Objective(Trainer):
+    """A trainer whose ``hooks.loss`` is one of the user's own, or None for TRL's."""
+
+    hooks: Hooks
+
+    @property
+    def own_loss(self) -> Callable[..., Any]:
+        """The user's loss, for those who know that there is one."""
+        if self.hooks.loss is None:
+            raise TypeError("no loss of the user's own")
+        return self.hooks.loss
+
+    def entrywise(self, count: int, **given: Any) -> Tensor:
+        """One loss for each of ``count`` entries, from what is given."""
+        losses = call(self.own_loss, given)
+        if not isinstance(losses, Tensor) or losses.shape != (count,):
+            found = f"a result of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
+            raise ConfigError(Fault("loss", found, f"a tensor of shape ({count},): one loss for each entry"))
+        return losses
+
+    def with_router_loss(self, loss: Tensor, outputs: Any) -> Tensor:
+        """The loss with the load balancing that a mixture of experts adds."""
+        return loss + self.router_aux_loss_coef * outputs.aux_loss if self.aux_loss_enabled else loss
+
+
+def call(loss: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+    """The result of a loss called with those given arguments that its signature names."""
+    names = names_of(loss)
+    return loss(**given) if names is None else loss(**{name: part for name, part in given.items() if name in names})
+
+
+def names_of(loss: Callable[..., Any]) -> frozenset[str] | None:
+    """The arguments of a loss; None where it takes whatever it is given."""
+    parameters = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return None
+    return frozenset(parameters)
+
+
+# --- Supervised ---------------------------------------------------------------------------------
+
+
+class Tokens(Objective):
+    """For SFT: a loss of each trained token, or of the whole batch, and weights of tokens."""
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Count = None
+    ) -> Any:
+        weights, asked = inputs.pop(WEIGHTS, None), []
+
+        def answering(**given: Any) -> Any:
+            if not given.pop("fused_lm_head", False):
+                return model(**given)
+            asked.append(True)
+            return self._answer(model, weights, num_items_in_batch, given)
+
+        found = super().compute_loss(answering, inputs, return_outputs, num_items_in_batch)
+        if not asked:
+            text, expected = "TRL has asked for no log-probabilities", "a TRL that computes its loss from them"
+            raise SickRun(Fault("loss", text, expected, "loss=none weight=none"))
+        return found
+
+    def _answer(self, model: nn.Module, weights: Tensor | None, count: Count, inputs: dict[str, Any]) -> Any:
+        """An output that TRL's ``compute_loss`` takes for the model's, with losses where it reads log-probabilities."""
+        loss = self.hooks.loss
+        names = (names_of(loss) or frozenset()) if loss is not None else frozenset()
+        if names & (WHOLE_BATCH | FULL_LOGITS):
+            outputs = measured(model, inputs.pop("labels"), inputs)
+        else:
+            outputs = model(**inputs, fused_lm_head=True)
+        if names & WHOLE_BATCH:
+            outputs.log_probs = -self._of_batch(outputs, count)
+        elif loss is not None:
+            outputs.log_probs = -self._of_tokens(outputs, inputs.get("labels"))
+        if weights is not None:
+            outputs.log_probs = outputs.log_probs * aligned(weights, outputs.log_probs)
+        return outputs
+
+    def _of_tokens(self, outputs: Any, labels: Tensor | None) -> Tensor:
+        """The losses of trained tokens at their places, and 0 elsewhere."""
+        mask = outputs.label_mask
+        targets = labels[:, -mask.size(1) :] if labels is not None else outputs.targets
+        picked = targets[mask[:, -targets.size(1) :]]
+        given = {"log_probs": outputs.log_probs[mask], "entropy": outputs.entropy[mask], "targets": picked}
+        full = getattr(outputs, "logits", None)
+        given |= {"target": picked} | ({} if full is None else {"logits": full, "input": full})
+        losses = self.entrywise(len(given["log_probs"]), **given)
+        return losses.new_zeros(mask.shape).masked_scatter(mask, losses)
+
+    def _of_batch(self, outputs: Any, count: Count) -> Tensor:
+        """A single number that comes out of TRL's division by the number of tokens as the loss that was given."""
+        given = {"outputs": outputs.model_outputs, "labels": outputs.labels, "num_items_in_batch": count}
+        loss = call(self.own_loss, given)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise ConfigError(Fault("loss", "no single number", "the loss of the batch, as a tensor of one number"))
+        return loss.reshape(1) * torch.as_tensor(outputs.label_mask.sum() if count is None else count).clamp(min=1)
+
+
+@dataclass
+class Measured:
+    """The fields that TRL reads of a fused output, from the full logits of one forward pass.
+
+    ``logits`` (N, vocabulary) are those of the N trained tokens.
+    """
+
+    log_probs: Tensor
+    entropy: Tensor
+    is_top1: Tensor
+    label_mask: Tensor
+    aux_loss: Any
+    logits: Tensor
+    labels: Tensor
+    targets: Tensor
+    model_outputs: Any
+
+
+def measured(model: nn.Module, labels: Tensor, inputs: Mapping[str, Any]) -> Measured:
+    """One forward pass with logits, and what the labels are worth under them."""
+    outputs = model(**inputs)
+    # Prompt learning puts virtual tokens before the real ones.
+    logits = outputs.logits[:, -labels.size(1) :][:, :-1]
+    targets = labels[:, 1:]
+    mask = targets != -100
+    picked, wanted = logits[mask].float(), targets[mask]
+    with torch.no_grad():
+        shares = picked.log_softmax(-1)
+        entropy, top = -(shares.exp() * shares).sum(-1), picked.argmax(-1) == wanted
+    log_probs = -cross_entropy(picked, wanted, reduction="none")
+
+    def placed(values: Tensor) -> Tensor:
+        return values.new_zeros(mask.shape).masked_scatter(mask, values)
+
+    aux_loss = getattr(outputs, "aux_loss", None)
+    return Measured(placed(log_probs), placed(entropy), placed(top), mask, aux_loss, picked, labels, targets, outputs)
+
+
+def aligned(weights: Tensor, log_probs: Tensor) -> Tensor:
+    """Weights of tokens (B, T) as weights of predictions, of the shape of ``log_probs``.
+
+    That is one less than tokens, or more where prompt learning puts virtual tokens before them.
+    """
+    width = log_probs.size(1)
+    virtual = weights.new_ones(weights.size(0), max(0, width - weights.size(1)))
+    return torch.cat([virtual, weights], dim=1)[:, -width:].to(log_probs)
+
+
+# --- Preference ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Watch:
+    """The outputs of policy and reference in one step, by the sequences that they were asked for.
+
+    ``sequences`` maps a name to token ids and, where there are any, their weights, which the log-probabilities are
+    multiplied with before anybody sums them.
+    """
+
+    sequences: Mapping[str, tuple[Tensor, Tensor | None]]
+    seen: dict[str, list[Any]] = field(default_factory=dict)
+
+    def hook(self, module: nn.Module, args: tuple[object, ...], asked: Mapping[str, Any], output: Any) -> Any:
+        if not asked.get("fused_lm_head"):
+            return None
+        ids = asked["input_ids"]
+        name = next(name for name, (known, _) in self.sequences.items() if _same(known, ids))
+        weights = self.sequences[name][1]
+        if weights is not None:
+            output.log_probs = output.log_probs * aligned(weights, output.log_probs)
+        self.seen.setdefault(name, []).append(output)
+        return output
+
+    def logps(self, name: str, which: int) -> Tensor:
+        """Summed log-probabilities of the sequences, by the policy (0) or the reference (1)."""
+        width = self.sequences[name][0].size(1) - 1
+        return self.seen[name][which].log_probs[:, -width:].sum(1)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one is other or (one.shape == other.shape and torch.equal(one.to(other.device), other))
+
+
+@contextmanager
+def watched(trainer: Trainer, sequences: Mapping[str, tuple[Tensor, Tensor | None]], times: int) -> Iterator[Watch]:
+    """Watch the forward passes of policy and reference; each of the sequences must come ``times`` times.
+
+    Raises SickRun where they do not, because then something else was trained than what was asked for.
+    """
+    unwrap = trainer.accelerator.unwrap_model
+    models = [unwrap(model) for model in (trainer.model, trainer.ref_model) if model is not None]
+    watch = Watch(sequences)
+    with ExitStack() as hooks:
+        for model in {id(model): model for model in models}.values():
+            hooks.enter_context(model.register_forward_hook(watch.hook, with_kwargs=True))
+        yield watch
+    for name in sequences:
+        if (count := len(watch.seen.get(name, ()))) != times:
+            found = f"{count} forward passes of {name} seen in a step"
+            cure = "trainer.args.torch_compile=false, or no loss and no weight"
+            raise SickRun(Fault("loss", found, f"{times}: another TRL computes its loss otherwise", cure))
+
+
+class Pairs(Objective):
+    """For DPO: a loss of the log-probabilities of each pair, and weights of tokens for policy and reference alike."""
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Count = None
+    ) -> Any:
+        weights = inputs.pop(WEIGHTS, None)
+        times = 1 if self.precompute_ref_logps else 2
+        with watched(self, {"input_ids": (inputs["input_ids"], weights)}, times) as watch:
+            found = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if self.hooks.loss is None:
+            return found
+        losses = self.entrywise(len(inputs["input_ids"]) // 2, **self._measures(inputs, watch))
+        loss = self.with_router_loss(losses.mean(), watch.seen["input_ids"][0])
+        return (loss, found[1]) if return_outputs else loss
+
+    def _measures(self, inputs: Mapping[str, Tensor], watch: Watch) -> dict[str, Any]:
+        chosen, rejected = watch.logps("input_ids", 0).chunk(2)
+        if self.precompute_ref_logps:
+            references = inputs["ref_chosen_logps"], inputs["ref_rejected_logps"]
+        else:
+            references = watch.logps("input_ids", 1).chunk(2)
+        lengths = inputs["completion_mask"][:, 1:].sum(1).chunk(2)
+        return {
+            **{"chosen_logps": chosen, "rejected_logps": rejected, "beta": self.beta},
+            **dict(zip(("ref_chosen_logps", "ref_rejected_logps"), references, strict=True)),
+            **dict(zip(("chosen_lengths", "rejected_lengths"), lengths, strict=True)),
+        }
+
+
+class Labelled(Objective):
+    """For KTO: a loss of the log-probabilities of each labelled answer, and weights of tokens, those of the KL too."""
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Count = None
+    ) -> Any:
+        names = ["input_ids", "KL_input_ids"] if self.calculate_KL else ["input_ids"]
+        weights = {name: inputs.pop(name.replace("input_ids", WEIGHTS), None) for name in names}
+        times = 1 if self.precompute_ref_logps else 2
+        with watched(self, {name: (inputs[name], weights[name]) for name in names}, times) as watch:
+            found = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if self.hooks.loss is None:
+            return found
+        losses = self.entrywise(len(inputs["label"]), **self._measures(inputs, watch))
+        shares = torch.where(inputs["label"].bool(), self.desirable_weight, self.undesirable_weight)
+        loss = self.with_router_loss((shares.to(losses) * losses).mean(), watch.seen["input_ids"][0])
+        return (loss, found[1]) if return_outputs else loss
+
+    def _measures(self, inputs: Mapping[str, Tensor], watch: Watch) -> dict[str, Any]:
+        def reference(name: str, column: str) -> Tensor:
+            return inputs[column] if self.precompute_ref_logps else watch.logps(name, 1)
+
+        logps = watch.logps("input_ids", 0)
+        kl = logps.new_zeros(())
+        if self.calculate_KL:
+            ratios = watch.logps("KL_input_ids", 0) - reference("KL_input_ids", "ref_KL_logps")
+            kl = self.accelerator.gather_for_metrics(ratios.mean().detach()).mean().clamp(min=0)
+        lengths = inputs["completion_mask"][:, 1:].sum(1)
+        known = {"desirable": inputs["label"].bool(), "lengths": lengths, "kl": kl, "beta": self.beta}
+        return known | {"logps": logps, "ref_logps": reference("input_ids", "ref_logps")}
+
+
+class Odds(Objective):
+    """For ORPO: the part of the loss that compares; that of the chosen answers stays."""
+
+    def odds_ratio_loss(self, policy_chosen_logps: Tensor, policy_rejected_logps: Tensor) -> tuple[Tensor, ...]:
+        losses, *rest = super().odds_ratio_loss(policy_chosen_logps, policy_rejected_logps)
+        given = {"chosen_logps": policy_chosen_logps, "rejected_logps": policy_rejected_logps, "beta": self.beta}
+        # TRL subtracts what this method gives.
+        return -self.entrywise(len(losses), **given), *rest
+
+
+class Contrasts(Objective):
+    """For CPO: the part of the loss that compares; that of the chosen answers stays, weighted by ``cpo_alpha``."""
+
+    def cpo_loss(self, policy_chosen_logps: Tensor, policy_rejected_logps: Tensor) -> tuple[Tensor, ...]:
+        losses, *rest = super().cpo_loss(policy_chosen_logps, policy_rejected_logps)
+        given = {"chosen_logps": policy_chosen_logps, "rejected_logps": policy_rejected_logps, "beta": self.beta}
+        return self.entrywise(len(losses), **given), *rest
+
+
+class Scores(Objective):
+    """For reward models: a loss of the scores of each pair."""
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Count = None
+    ) -> Any:
+        _, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
+        loss = self.entrywise(len(chosen), chosen_rewards=chosen, rejected_rewards=rejected).mean()
+        return (loss, outputs) if return_outputs else loss
+
+
+OBJECTIVES: dict[str | None, type[Objective]] = {
+    "tokens": Tokens,
+    "pairs": Pairs,
+    "labels": Labelled,
+    "odds": Odds,
+    "contrasts": Contrasts,
+    "scores": Scores,
+}
+
+
+def objective_class(trainer: str, config: str) -> type[Objective] | None:
+    """The class that gives the named trainer a loss of the user's own; None for one that has to take it by itself."""
+    return OBJECTIVES.get(loss_interface(read_signature(trainer), read_signature(config)))

@@ -1,0 +1,51 @@
+"""The same training without what costs: few rows, and a model of a few weights in the place of large ones."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from runner.config import asked_for, build
+
+LOADER = "runner.model.load.load_model"
+# What would load, start or send something that no row depends on.
+LEFT_OUT = {
+    **dict.fromkeys(("precompute_ref_log_probs", "use_vllm", "torch_compile", "push_to_hub", "bf16", "fp16"), False),
+    **dict.fromkeys(("sft_model_path", "reward_model_path", "deepspeed", "fsdp", "parallelism_config"), None),
+    "rollout_engine": "auto",
+}
+
+
+def lighten(cfg: Mapping[str, Any], rows: int, stand_in: Path) -> dict[str, Any]:
+    """The same run on its first rows, with a small model for large ones, and without what only training needs."""
+    cfg = copy.deepcopy(dict(cfg))
+    trainer, args = cfg["trainer"], cfg["trainer"]["args"]
+    known = asked_for(args["_target_"])
+    args |= {name: value for name, value in LEFT_OUT.items() if name in args}
+    if "train_sampling_strategy" in known:
+        args["train_sampling_strategy"] = "sequential"
+    small = {"_target_": LOADER, "path": str(stand_in)}
+    if cfg["model"]["_target_"] == LOADER:
+        cfg["model"] = small | {"tokenizer": cfg["model"]["tokenizer"]}
+    others = [name for name, part in trainer.items() if isinstance(part, Mapping) and part.get("_target_") == LOADER]
+    trainer |= dict.fromkeys(others, small)
+    if "reward_funcs" in asked_for(trainer["_target_"]):
+        count = len(args.get("reward_weights") or [1])
+        cfg["reward"] = {f"reward{place}": {"_target_": "runner.reward.rule.length"} for place in range(count)}
+    limit = cfg["dataset"].get("limit")
+    if isinstance(limit, Mapping):
+        least = {name: min(rows, limit.get(name) or rows) for name in ("train", "eval")}
+        cfg["dataset"]["limit"] = dict(limit) | least
+    parts = dict.fromkeys(("peft", "quant", "optimizer", "callback", "metric"))
+    return cfg | parts | {"tracker": {"report_to": "none", "environment": None}}
+
+
+def write_stand_in(cfg: Mapping[str, Any], folder: Path) -> Path:
+    """A folder with a model of a few weights that has the run's vocabulary."""
+    from runner.model import clone
+
+    node = cfg["model"]["tokenizer"]
+    clone.write_stand_in(build({name: value for name, value in node.items() if name != "chat_template"}), folder)
+    return folder

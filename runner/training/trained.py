@@ -1,0 +1,73 @@
+"""Weights of a run -> the model that they make, with its tokenizer, at rest and ready to be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner.config import asked_for, build, serve
+from runner.errors import Fault, FolderError
+from runner.generate.weights import Weights
+from runner.io.files import display_path
+from runner.training.build.args import refuse_absent_devices
+from runner.training.build.model import path_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+LOADER = "runner.model.load.load_model"
+OUR_LOADERS = (LOADER, "runner.model.load.new_model")
+
+
+def load_trained(
+    cfg: Mapping[str, Any], weights: Weights, head: str
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model with these weights and its tokenizer, on the accelerator if there is one, not to be trained."""
+    from runner.model.restore import load_adapter_weights
+    from runner.reward.outcome import best_device
+
+    refuse_absent_devices(cfg)
+    folder = _find_loadable(weights.folder) if weights.folder else None
+    tokenizer = _build_tokenizer(cfg, folder)
+    node = {key: value for key, value in cfg["model"].items() if key != "tokenizer"}
+    served = {"tokenizer": tokenizer, "head": head, "quantization_config": build(cfg.get("quant"))}
+    if folder is None or (folder / "adapter_config.json").is_file():
+        model = serve(node | path_of(cfg), **served, seed=cfg.get("seed", 0))  # which the training began with
+        model = load_adapter_weights(model, folder) if folder else model
+    else:
+        model = serve(_node_for(node, folder), **served)
+    model = model.eval().requires_grad_(False)
+    is_placed = cfg["model"].get("device_map") or getattr(model, "is_quantized", False)
+    return model if is_placed else model.to(best_device()), tokenizer
+
+
+def _find_loadable(folder: Path) -> Path:
+    """The folder in which weights are as others load them: PPO keeps them in one of its own, beside its critic."""
+    if (folder / "policy").is_dir():
+        return folder / "policy"
+    plain = [name for name in ("config.json", "adapter_config.json") if (folder / name).is_file()]
+    files = list(folder.glob("*.safetensors"))
+    if plain and files and not (folder / "ppo_state.json").is_file():
+        return folder
+    found = "weights only as the trainer itself reads them, such as those of PPO with its critic, or in shards"
+    raise FolderError(Fault(display_path(folder), found, "a model or an adapter as safetensors", "checkpoint=model"))
+
+
+def _build_tokenizer(cfg: Mapping[str, Any], folder: Path | None) -> PreTrainedTokenizerBase:
+    """The run's own tokenizer and template, from beside the weights where it was saved there."""
+    node = dict(cfg["model"]["tokenizer"])
+    if folder and (folder / "tokenizer_config.json").is_file() and "path" in asked_for(node["_target_"]):
+        node["path"] = str(folder)
+        if "revision" in node:
+            node["revision"] = None
+    return build(node)
+
+
+def _node_for(node: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The node that loads a whole model from a folder like the trained one; by a user's own loader if it can."""
+    target = node["_target_"]
+    if target not in OUR_LOADERS and "path" in asked_for(target):
+        return dict(node) | {"path": str(folder)} | ({"revision": None} if "revision" in node else {})
+    known = asked_for(LOADER) - {"path", "revision", "merge", "seed"}
+    return {key: value for key, value in node.items() if key in known} | {"_target_": LOADER, "path": str(folder)}
