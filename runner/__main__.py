@@ -102,8 +102,8 @@ def _working_folder() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError:
-        found, cure = "the folder that this shell is in was deleted", "cd <a folder that is there>"
-        raise EnvironmentFault(Fault("working folder", found, "a folder", cure)) from None
+        found, fix = "the folder that this shell is in was deleted", "cd <a folder that is there>"
+        raise EnvironmentFault(Fault("working folder", found, "a folder", fix)) from None
 
 
 def read_command_line(words: Sequence[str]) -> CommandLine:
@@ -170,8 +170,8 @@ def _refuse_in_a_world(what: str) -> None:
     """Raise ConfigError where somebody else has started several of us, and each would start all of the same runs."""
     if (world := config.world_size()) > 1:
         found = f"in each of {world} processes that torchrun or its like has started"
-        cure = f"python -m runner <the same words> {config.NUM_PROCESSES}={world}"
-        raise ConfigError(Fault(what, found, "one process, which starts those of each run", cure))
+        fix = f"python -m runner <the same words> {config.NUM_PROCESSES}={world}"
+        raise ConfigError(Fault(what, found, "one process, which starts those of each run", fix))
 
 
 def start(composed: config.Composed, settings: Settings) -> int:
@@ -196,8 +196,8 @@ def in_a_folder(composed: config.Composed) -> Iterator[None]:
         where = f"{composed.cfg['output_root']}/{composed.cfg['name']}"
         if error.errno not in CLOSED and is_full(error, Path(where)):
             raise full(Run(Path(where)), error) from error
-        cure = "output_root=<a folder that you may write>"
-        raise EnvironmentFault(Fault(where, str(error), "a folder", cure)) from error
+        fix = "output_root=<a folder that you may write>"
+        raise EnvironmentFault(Fault(where, str(error), "a folder", fix)) from error
 
 
 def is_sweep(line: CommandLine) -> bool:
@@ -315,8 +315,8 @@ def _unknown(word: str) -> Fault:
 
 def _no_folder(folders: list[Path]) -> list[Fault]:
     missing = [folder for folder in folders if not folder.is_dir()]
-    expected, cure = "a folder of config groups", "--config-dir <folder>"
-    return [Fault("--config-dir", f"{folder} is not a folder", expected, cure) for folder in missing]
+    expected, fix = "a folder of config groups", "--config-dir <folder>"
+    return [Fault("--config-dir", f"{folder} is not a folder", expected, fix) for folder in missing]
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ class Buckets:
     def __init__(self, inner: Collator, pad_token_id: int, lengths: Sequence[int] = (64, 128, 256, 512, 1024)):
         if getattr(inner, "padding_free", False):
             found = "padding to buckets, and sequences without padding"
-            cure = "trainer.args.padding_free=false, or collator=none"
-            raise ConfigError(Fault("collator", found, "one of the two", cure))
+            fix = "trainer.args.padding_free=false, or collator=none"
+            raise ConfigError(Fault("collator", found, "one of the two", fix))
         self.inner, self.lengths = inner, sorted(lengths)
         self.padding = {"input_ids": pad_token_id, "labels": IGNORED, "mask": 0}
 

@@ -28,10 +28,10 @@ class Fault:
     where: str
     found: str
     expected: str = ""
-    cure: str = ""
+    fix: str = ""
 
     def __str__(self) -> str:
-        beats = [("found", self.found), ("expected", self.expected), ("type", self.cure)]
+        beats = [("found", self.found), ("expected", self.expected), ("type", self.fix)]
         return "\n".join([f"  {self.where}"] + [f"    {name:<9} {text}" for name, text in beats if text])
 
 

@@ -99,7 +99,7 @@ def test_a_template_that_fails_is_a_fault_however_it_fails(text):
 def test_a_template_that_grows_is_refused_in_a_few_seconds_and_little_memory(text):
     before = getrusage(RUSAGE_CHILDREN).ru_utime
     (fault,) = find_template_faults(text + "{{ messages[1].content }}", "my.jinja", None, {}, chosen=True)
-    assert "my.jinja" in fault.found and fault.cure.endswith("=chatml")
+    assert "my.jinja" in fault.found and fault.fix.endswith("=chatml")
     assert getrusage(RUSAGE_CHILDREN).ru_utime - before < 10
 
 

@@ -219,7 +219,7 @@ def test_every_misspelt_field_is_found_and_nearly_every_one_is_corrected(kind):
     fields = read_signature("trl.DPOConfig").parameters
     pairs = {MISSPELLINGS[kind](name, len(name) // 2): name for name in fields}
     wrong = {key: name for key, name in pairs.items() if key not in fields}
-    found = {fault.where: fault.cure for fault in faults(with_args(**dict.fromkeys(wrong)))}
+    found = {fault.where: fault.fix for fault in faults(with_args(**dict.fromkeys(wrong)))}
     assert set(found) == {f"trainer.args.{key}" for key in wrong} and len(wrong) > 120
     right = [found[f"trainer.args.{key}"] == f"trainer.args.{wrong[key]}=null" for key in wrong]
     assert sum(right) / len(right) >= 0.97
@@ -235,7 +235,7 @@ def test_all_faults_at_once_in_the_order_of_the_configuration():
 
 
 @pytest.mark.parametrize(
-    ("path", "expected", "cure"),
+    ("path", "expected", "fix"),
     [
         (
             "trainer__learning_rate",
@@ -262,11 +262,11 @@ def test_all_faults_at_once_in_the_order_of_the_configuration():
         ("learnin_rate", "learning_rate", "learning_rate=3"),
     ],
 )
-def test_a_key_is_sent_where_it_belongs(path, expected, cure):
+def test_a_key_is_sent_where_it_belongs(path, expected, fix):
     fault = only(good(**{path: 3}))
     assert fault.where == path.replace("__", ".")
     assert expected is None or fault.expected == expected
-    assert cure is None or fault.cure == cure
+    assert fix is None or fault.fix == fix
 
 
 def test_a_field_of_other_trainers():
@@ -278,7 +278,7 @@ def test_a_field_of_other_trainers():
 
 def test_a_key_without_any_likeness_lists_what_there_is():
     fault = only(good(model__xyzzy=1))
-    assert fault.expected.startswith("one of ") and fault.cure == "leave xyzzy out"
+    assert fault.expected.startswith("one of ") and fault.fix == "leave xyzzy out"
 
 
 def test_an_open_target_refuses_only_what_looks_misspelt():
@@ -315,7 +315,7 @@ def test_a_partial_may_wait_for_the_rest():
 @pytest.mark.parametrize("group", ["trainer", "model", "dataset", "tracker", "launcher"])
 def test_a_group_that_every_run_needs(group):
     fault = only(good(**{group: None}))
-    assert fault.where == group and fault.cure.startswith(f"{group}=")
+    assert fault.where == group and fault.fix.startswith(f"{group}=")
 
 
 @pytest.mark.parametrize("path", ["trainer.args", "model.tokenizer", "trainer.teacher_model"])
@@ -329,7 +329,7 @@ def test_a_part_that_must_be_a_node(path, value):
 def test_a_group_of_the_wrong_shape():
     assert only(good(callback=[])).where == "callback"
     assert only(good(collator="")).where == "collator"
-    assert only(good(peft="lora")).cure == "peft=lora"
+    assert only(good(peft="lora")).fix == "peft=lora"
     assert only(good(peft={"r": 3})).found == "no _target_ beside r"
     assert only(good(callback={"x": 3})).where == "callback.x"
 
@@ -349,7 +349,7 @@ def test_without_a_menu_nothing_is_offered_and_all_is_checked():
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "expected", "cure"),
+    ("field", "value", "expected", "fix"),
     [
         ("learning_rate", "1e-4", "a number", "=0.0001"),
         ("learning_rate", "abc", "a number", "=1e-06  (the default)"),
@@ -399,11 +399,11 @@ def test_without_a_menu_nothing_is_offered_and_all_is_checked():
         ("report_to", 3, "text or a list of texts or null", "=none  (the default)"),
     ],
 )
-def test_a_value_that_does_not_fit(field, value, expected, cure):
+def test_a_value_that_does_not_fit(field, value, expected, fix):
     fault = only(with_args(**{field: value}))
     assert fault.where == f"trainer.args.{field}"
     assert expected is None or fault.expected == expected
-    assert cure is None or fault.cure == f"trainer.args.{field}{cure}"
+    assert fix is None or fault.fix == f"trainer.args.{field}{fix}"
 
 
 @pytest.mark.parametrize(
@@ -486,7 +486,7 @@ def test_settings_of_the_top_level(key, value):
 
 def test_a_mandatory_value_that_nobody_gave():
     fault = only(good(model__path="???"))
-    assert fault.where == "model.path" and fault.cure == "model.path=<value>"
+    assert fault.where == "model.path" and fault.fix == "model.path=<value>"
 
 
 def test_numbers_that_are_not_finite_are_refused_in_free_mappings_too():
@@ -501,7 +501,7 @@ def test_keys_and_values_inside_a_typed_mapping(tmp_path, monkeypatch):
     )
     cfg = good(dataset={"_target_": "my_rows.load", "columns": {"promt": "x"}})
     fault = only(cfg, allow=("my_rows",))
-    assert fault.where == "dataset.columns.promt" and fault.cure == "dataset.columns.prompt=x"
+    assert fault.where == "dataset.columns.promt" and fault.fix == "dataset.columns.prompt=x"
     cfg["dataset"]["columns"] = {"prompt": 3, "chosn": "x"}
     where = [fault.where for fault in faults(cfg, allow=("my_rows",))]
     assert where == ["dataset.columns.prompt", "dataset.columns.chosn"]
@@ -534,13 +534,13 @@ def test_what_is_known_of_fields_is_of_fields_that_there_are():
 def test_several_machines_are_refused_in_words():
     fault = only(good(launcher__num_machines=2))
     assert (fault.where, fault.found) == ("launcher.num_machines", "2 machines")
-    assert "not supported yet" in fault.expected and "launcher.num_processes=" in fault.cure
+    assert "not supported yet" in fault.expected and "launcher.num_processes=" in fault.fix
 
 
 def test_a_trainer_of_rewards_needs_one():
     fault = only(good("GRPO", reward=None))
     assert (fault.where, fault.expected) == ("reward", "one of accuracy, brevity")
-    assert fault.cure == "reward=accuracy"
+    assert fault.fix == "reward=accuracy"
     assert only(good("GRPO", reward={"off": None})).where == "reward"
 
 
@@ -553,7 +553,7 @@ def test_a_trainer_of_rewards_needs_one():
 )
 def test_a_part_that_the_trainer_does_not_take(name, group, node):
     fault = only(good(name, **{group: node}))
-    assert fault.where == group and fault.cure == f"{group}=none"
+    assert fault.where == group and fault.fix == f"{group}=none"
 
 
 @pytest.mark.parametrize("name", ["GKD", "Distillation"])
@@ -567,17 +567,17 @@ def test_a_trainer_with_a_teacher_needs_one(name):
 
 def test_a_part_among_the_trainers_keys_is_sent_to_its_group():
     fault = only(good(trainer__peft_config={"_target_": "peft.LoraConfig"}))
-    assert fault.expected == "the group peft" and fault.cure == "peft=lora"
+    assert fault.expected == "the group peft" and fault.fix == "peft=lora"
 
 
 def test_the_config_of_another_trainer():
     cfg = good("SFT", trainer__args={"_target_": "trl.KTOConfig"})
-    assert only(cfg).cure == "trainer.args._target_=trl.SFTConfig"
+    assert only(cfg).fix == "trainer.args._target_=trl.SFTConfig"
 
 
 def test_quantised_weights_need_an_adapter():
     quant = {"_target_": "transformers.BitsAndBytesConfig", "load_in_4bit": True}
-    assert only(good(quant=quant)).cure == "peft=lora"
+    assert only(good(quant=quant)).fix == "peft=lora"
     freeze = {"_target_": "runner.model.freeze.train_last_layers", "layers": 1}
     assert only(good(quant=quant, peft=freeze)).where == "quant"
     lora = {"_target_": "peft.LoraConfig"}
@@ -710,7 +710,7 @@ def test_a_dangerous_target_is_refused(target):
         "hydra",
         "transformers",
     }
-    assert is_offered or "allow=" not in fault.cure
+    assert is_offered or "allow=" not in fault.fix
 
 
 @pytest.mark.parametrize("target", ["", ".", "os", "os.", ".os", "os..system", 3, None, ["os"]])
@@ -731,16 +731,16 @@ def test_reexports_do_not_lead_out(tmp_path, monkeypatch):
     for name in ("harmless", "run", "os.system"):
         cfg = good(callback={"x": {"_target_": f"my_parts.{name}"}})
         fault = only(cfg, allow=("my_parts",))
-        assert "os" in fault.found and fault.cure == ""
+        assert "os" in fault.found and fault.fix == ""
     cfg = good(callback={"x": {"_target_": "my_parts.fine"}})
-    assert only(cfg).cure == "allow=[my_parts]  (if you trust that package)"
+    assert only(cfg).fix == "allow=[my_parts]  (if you trust that package)"
     assert faults(cfg, allow=("my_parts",)) == []
     assert only(cfg, allow=("my_part",)).where == "callback.x._target_"
 
 
 def test_a_package_that_only_the_file_allows():
     fault = only(good(allow=["my_parts"]))
-    assert fault.where == "allow" and fault.cure == "allow=[my_parts]"
+    assert fault.where == "allow" and fault.fix == "allow=[my_parts]"
     assert faults(good(allow=["my_parts"]), allow=("my_parts",)) == []
 
 
@@ -767,7 +767,7 @@ def test_targets_that_may_run(target):
 
 
 @pytest.mark.parametrize(
-    ("target", "cure"),
+    ("target", "fix"),
     [
         ("trl.DPOTraner", "trl.DPOTrainer"),
         ("trl.ORPOTrainer", "trl.experimental.orpo.ORPOTrainer"),
@@ -783,10 +783,10 @@ def test_targets_that_may_run(target):
         ("not_installed_anywhere.thing", None),
     ],
 )
-def test_a_target_that_does_not_exist(target, cure):
+def test_a_target_that_does_not_exist(target, fix):
     fault = only(good(callback={"x": {"_target_": target}}))
     assert fault.found.startswith("there is no ")
-    assert cure is None or fault.cure == f"callback.x._target_={cure}"
+    assert fix is None or fault.fix == f"callback.x._target_={fix}"
 
 
 @pytest.mark.parametrize(
@@ -805,7 +805,7 @@ def test_what_runs_or_publishes_must_be_typed(path, value):
     if isinstance(value, dict):
         dotted += ".trust_remote_code"
     fault = only(cfg)
-    assert fault.where == dotted and fault.cure.startswith(f"{dotted}=")
+    assert fault.where == dotted and fault.fix.startswith(f"{dotted}=")
     assert faults(cfg, typed={dotted}) == []
 
 
@@ -856,7 +856,7 @@ def test_a_secret_is_refused_and_not_repeated(path, value):
     fault = only(good(**{path: value}))
     assert fault.where.startswith(path.replace("__", "."))
     secret = next(iter(value.values())) if isinstance(value, dict) else value
-    assert secret not in str(fault) and "export " in fault.cure
+    assert secret not in str(fault) and "export " in fault.fix
 
 
 def test_a_secret_under_a_misspelt_key_is_not_repeated_either():

@@ -35,8 +35,8 @@ def test_missing_options_are_told_together_with_the_nearest():
     with pytest.raises(ConfigError) as error:
         config.compose(["trainer=dop", "dataset=toy_reveiws", "peft=lora"])
     assert [fault.where for fault in error.value.faults] == ["trainer", "dataset"]
-    assert error.value.faults[0].cure == "trainer=dpo"
-    assert error.value.faults[1].cure == "dataset=toy_reviews"
+    assert error.value.faults[0].fix == "trainer=dpo"
+    assert error.value.faults[1].fix == "dataset=toy_reviews"
 
 
 def test_several_options_of_a_group_that_takes_one_are_all_refused(tmp_path):
@@ -47,9 +47,9 @@ def test_several_options_of_a_group_that_takes_one_are_all_refused(tmp_path):
         )
     faults = {fault.where: fault for fault in caught.value.faults}
     assert set(faults) == {"trainer", "dataset", "tracker", "model", "quant"}
-    assert faults["trainer"].found.startswith("[sft, dpo]") and "-m trainer=sft,dpo" in faults["trainer"].cure
-    assert "dataset=mixture" in faults["dataset"].cure
-    assert "tracker=wandb 'tracker.report_to=[wandb,mlflow]'" in faults["tracker"].cure
+    assert faults["trainer"].found.startswith("[sft, dpo]") and "-m trainer=sft,dpo" in faults["trainer"].fix
+    assert "dataset=mixture" in faults["dataset"].fix
+    assert "tracker=wandb 'tracker.report_to=[wandb,mlflow]'" in faults["tracker"].fix
     assert config.compose(["tracker=wandb", "tracker.report_to=[wandb,mlflow]"]).cfg["tracker"]["environment"]
 
     (tmp_path / "experiment").mkdir()
@@ -64,7 +64,7 @@ def test_several_options_of_a_group_that_takes_one_are_all_refused(tmp_path):
     assert config.compose(["experiment=two", "trainer=dpo", "peft=lora"], [tmp_path]).choices["trainer"] == "dpo"
     with pytest.raises(ConfigError) as caught:
         config.compose(["trainer=sft,dpo", "reward=length,format"])
-    assert [fault.cure for fault in caught.value.faults] == [
+    assert [fault.fix for fault in caught.value.faults] == [
         *(
             "python -m runner -m trainer=sft,dpo",
             "python -m runner -m reward=length,format, or 'reward=[length,format]'",

@@ -227,7 +227,7 @@ def test_every_raw_form_in_every_trainer_form(name, to):
         assert fault.where in ("dataset.form", "dataset.columns")
         for other in FORMS_FOR[to]:
             assert other in fault.expected
-        assert "dataset.columns." in fault.cure and "=<column>" in fault.cure
+        assert "dataset.columns." in fault.fix and "=<column>" in fault.fix
 
 
 def test_the_table_of_arrows():
@@ -239,14 +239,14 @@ def test_the_table_of_arrows():
 
 @pytest.mark.parametrize("form", [*ARROWS, "promt", "stepwise"])
 def test_a_trainer_eats_one_of_its_forms(form):
-    found = [fault.cure for fault in find_mismatches(compose([f"trainer.form={form}"]).cfg, {})]
-    cures = {
+    found = [fault.fix for fault in find_mismatches(compose([f"trainer.form={form}"]).cfg, {})]
+    fixes = {
         "text": "demonstration",
         "prompt_completion": "demonstration",
         "promt": "prompt",
         "stepwise": "<one of them>",
     }
-    assert found == ([f"trainer.form={cures[form]}"] if form in cures else [])
+    assert found == ([f"trainer.form={fixes[form]}"] if form in fixes else [])
 
 
 @pytest.mark.parametrize(
@@ -305,22 +305,22 @@ def test_given_columns_go_before_what_would_be_guessed():
 def test_misspelt_roles_and_columns_all_at_once():
     row = {"question": "2+2?", "answer": "4"}
     where = {fault.where: fault for fault in faults(row, "demonstration", promt="x", input="questn")}
-    assert where["dataset.columns"].cure == "dataset.columns.prompt=x"
-    assert where["dataset.columns.input"].cure == "dataset.columns.input=question"
+    assert where["dataset.columns"].fix == "dataset.columns.prompt=x"
+    assert where["dataset.columns.input"].fix == "dataset.columns.input=question"
     (fault,) = faults(row, "demonstration", form="mesages")
-    assert fault.cure == "messages"
+    assert fault.fix == "messages"
 
 
 def test_a_form_that_the_columns_do_not_have():
     (fault,) = faults({"prompt": "2+2="}, None, form="preference")
     assert "prompt" in fault.found and "chosen with rejected" in fault.expected
-    assert fault.cure.startswith("dataset.columns.chosen=<column> dataset.columns.rejected=<column>")
+    assert fault.fix.startswith("dataset.columns.chosen=<column> dataset.columns.rejected=<column>")
 
 
 def test_columns_that_say_nothing():
     (fault,) = faults({"a": 1, "b": 2}, "demonstration")
     assert "a, b" in fault.found
-    assert "dataset.columns.prompt=<column> dataset.columns.completion=<column>" in fault.cure
+    assert "dataset.columns.prompt=<column> dataset.columns.completion=<column>" in fault.fix
 
 
 # --- System prompts -------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ def test_a_system_column_goes_before_the_system_prompt():
 def test_plain_text_has_no_place_for_a_system_prompt(caplog):
     row = {"prompt": "2+2=", "completion": " 4"}
     (fault,) = faults(row, "demonstration", system="Be brief.")
-    assert "plain text" in fault.found and "dataset.columns.input=<column>" in fault.cure
+    assert "plain text" in fault.found and "dataset.columns.input=<column>" in fault.fix
     made = converted(row, "demonstration", "Be brief.", input="prompt", target="completion")
     assert made[0]["prompt"] == [system("Be brief."), user("2+2=")]
     assert converted(row | {"system": "Count."}, "demonstration")[0]["prompt"] == "2+2="
@@ -419,7 +419,7 @@ def test_a_pair_of_equals_is_left_out(row, to):
 
 def test_texts_without_a_shared_beginning_need_a_prompt():
     (fault,) = faults({"chosen": "four", "rejected": "five"}, "preference")
-    assert fault.cure == "dataset.columns.prompt=<column>"
+    assert fault.fix == "dataset.columns.prompt=<column>"
     (fault,) = faults({"chosen": A, "rejected": B}, "preference")
     assert "no prompt" in fault.found
 
@@ -452,7 +452,7 @@ def test_columns_that_change_what_trl_does_stay_behind(name, caplog):
     assert f"`{name}` is left out" in caplog.text
     with pytest.raises(DataError) as caught:
         kept(row, "prompt", [name])
-    assert caught.value.faults[0].cure == "give the column another name in the data"
+    assert caught.value.faults[0].fix == "give the column another name in the data"
 
 
 def test_columns_of_the_form_stay_behind_without_a_word(caplog):
@@ -468,7 +468,7 @@ def test_columns_of_the_form_stay_behind_without_a_word(caplog):
 def test_pictures_and_sounds_are_not_dropped(name, to):
     with pytest.raises(DataError) as caught:
         kept({"messages": Q + A, name: [b""]}, to)
-    assert caught.value.faults[0].cure.startswith(f"dataset.without=[{name}]")
+    assert caught.value.faults[0].fix.startswith(f"dataset.without=[{name}]")
     assert kept({"messages": Q + A, "video": "a.mp4"}, "prompt") == ("video",)
 
 
@@ -486,7 +486,7 @@ def test_the_margin_of_a_pair_is_a_number(margin, is_good, caplog):
 def test_a_reward_that_asks_for_what_is_not_there():
     with pytest.raises(DataError) as caught:
         kept({"question": "2+2?", "answer": "4"}, "prompt", ["anwser"])
-    assert caught.value.faults[0].cure == "a reward that asks for answer"
+    assert caught.value.faults[0].fix == "a reward that asks for answer"
     with pytest.raises(DataError):
         kept({"prompt": "2+2="}, "prompt", ["reference"])
 
@@ -590,7 +590,7 @@ def test_bad_rows_are_raised_together_and_the_first_five_are_shown():
         batched(rows, "demonstration")
     summary, *shown = caught.value.faults
     assert summary.found == "7 of 20 rows are bad, the first 5 are below"
-    assert "dataset.bad_rows=drop" in summary.cure
+    assert "dataset.bad_rows=drop" in summary.fix
     assert [fault.where for fault in shown] == [f"data train row {place}, target" for place in (0, 3, 6, 9, 12)]
 
 

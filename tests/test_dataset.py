@@ -139,7 +139,7 @@ def test_shipped_rows_are_found_from_anywhere(tmp_path, monkeypatch):
 def test_a_missing_file_names_the_nearest(tmp_path):
     path = write(tmp_path / "rows.jsonl", [exchange(0)])
     (fault,) = faults(tmp_path / "row.jsonl")
-    assert "there is no row.jsonl" in fault.found and fault.cure == f"dataset.path={path}"
+    assert "there is no row.jsonl" in fault.found and fault.fix == f"dataset.path={path}"
     (fault,) = faults(tmp_path / "nowhere" / "rows.jsonl")
     assert fault.found == f"there is no folder {tmp_path / 'nowhere'}"
     (fault,) = faults(tmp_path / "*.csv")
@@ -150,7 +150,7 @@ def test_folders_that_hold_no_rows(tmp_path):
     assert "nothing in it" in faults(tmp_path)[0].found
     write(tmp_path / "a.jsonl", [exchange(0)])
     (tmp_path / "b.csv").write_text("prompt,completion\n1,2\n")
-    assert "/*.csv" in faults(tmp_path)[0].cure
+    assert "/*.csv" in faults(tmp_path)[0].fix
     Dataset.from_list([exchange(0)]).save_to_disk(tmp_path / "saved")
     assert "save_to_disk" in faults(tmp_path / "saved")[0].found
     (tmp_path / "rows.xlsx").write_text("x")
@@ -288,7 +288,7 @@ def test_a_slice_without_rows_is_refused(file, cut, use):
     for to in (None, "demonstration"):
         (fault,) = faults(file, split=split, to=to)
         assert fault.where == f"dataset.split.{use}" and fault.found.startswith("no row: ")
-        assert load_rows(file, split=split | {use: fault.cure.partition("'")[2].partition("'")[0]}, to=to)
+        assert load_rows(file, split=split | {use: fault.fix.partition("'")[2].partition("'")[0]}, to=to)
 
 
 def test_a_stream_without_rows_is_refused():
@@ -310,10 +310,10 @@ def test_splits_that_are_not_there_are_listed(tmp_path):
         write(tmp_path / f"{name}.jsonl", [exchange(0)])
     (fault,) = faults(tmp_path, split={"train": "train", "eval": "validaton[:5]"})
     assert fault.where == "dataset.split.eval" and "train" in fault.expected
-    assert fault.cure == "dataset.split.eval=validation"
+    assert fault.fix == "dataset.split.eval=validation"
     path = write(tmp_path / "one" / "rows.jsonl", [exchange(0)])
     (fault,) = faults(path, split={"train": "train", "eval": "test"})
-    assert fault.cure == "dataset.split.eval='train[90%:]'"
+    assert fault.fix == "dataset.split.eval='train[90%:]'"
     (fault,) = faults(path, split={"train": "train", "valid": "train"})
     assert fault.where == "dataset.split"
     for cut in ("train[1:]", "train[1:x]", "train[:"):
@@ -411,17 +411,17 @@ def test_pictures_and_sounds_are_refused_by_name_and_by_type(tmp_path, name):
     Dataset.from_dict({"text": ["1"], name: [None]}, features=features).to_parquet(tmp_path / "rows.parquet")
     for streaming in (False, True):
         (fault,) = faults(tmp_path / "rows.parquet", to="demonstration", streaming=streaming)
-        assert fault.cure.startswith(f"dataset.without=[{name}]")
+        assert fault.fix.startswith(f"dataset.without=[{name}]")
         rows, _ = load_rows(str(tmp_path / "rows.parquet"), to="demonstration", streaming=streaming, without=[name])
         assert list(rows) == [{"text": "1"}]
-    assert faults(tmp_path / "rows.parquet", without=["txt"])[0].cure == "dataset.without=[text]"
+    assert faults(tmp_path / "rows.parquet", without=["txt"])[0].fix == "dataset.without=[text]"
 
 
 @pytest.mark.parametrize("count", [1, 200_000])  # a file that is looked at whole, and one that is not
 def test_pictures_are_refused_at_the_look(tmp_path, count):
     path = write(tmp_path / "rows.jsonl", [exchange(1) | {"images": ["a.png"]}] * count)
     (fault,) = glanced(path)
-    assert fault.cure.startswith("dataset.without=[images]")
+    assert fault.fix.startswith("dataset.without=[images]")
     assert glanced(path, without=["images"]) == []
 
 
@@ -495,7 +495,7 @@ def test_a_stream_is_converted_as_it_flows(tmp_path):
     assert shown == list(train) and numbers(shown) != sorted(numbers(shown))
     assert fingerprint(train) == "stream"
     (fault,) = faults(path, split={"train": "train[:5]"}, streaming=True)
-    assert "dataset.limit.train" in fault.cure
+    assert "dataset.limit.train" in fault.fix
 
 
 def test_a_stream_tells_its_bad_rows(tmp_path):
@@ -684,7 +684,7 @@ def test_margins_are_in_all_parts_or_in_none(tmp_path):
     assert mix_rows({"far": far}, to="preference")[0]["margin"][:] == [2.0]
     with pytest.raises(DataError) as caught:
         mix_rows({"plain": plain, "far": far}, to="preference")
-    assert caught.value.faults[0].cure == "dataset.parts.far.without=[margin]"
+    assert caught.value.faults[0].fix == "dataset.parts.far.without=[margin]"
 
 
 def test_streams_mix(tmp_path, file):
@@ -702,7 +702,7 @@ def test_streams_mix(tmp_path, file):
 def test_a_name_that_neither_the_cache_nor_the_folder_has():
     (fault,) = faults("nobody/nothing", EnvironmentFault)
     assert "neither a file or folder here nor in the cache" in fault.found
-    assert "nobody/nothing" in fault.found and "HF_HUB_OFFLINE" in fault.cure
+    assert "nobody/nothing" in fault.found and "HF_HUB_OFFLINE" in fault.fix
     (fault,) = faults("rows/of/nobody")
     assert fault.where == "dataset.path" and "a name on the hub" in fault.expected
     assert faults(" ")[0].found == "no path"

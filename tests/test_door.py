@@ -191,7 +191,7 @@ def test_the_key_knows_the_processes_that_torchrun_has_started(monkeypatch, caps
 
 
 @pytest.mark.parametrize(
-    ("variables", "words", "found", "cure"),
+    ("variables", "words", "found", "fix"),
     [
         (WORLD, ["launcher.num_processes=2"], "one of 2 processes", "without launcher.num_processes=2"),
         (WORLD, ["launcher.num_processes=1"], "1, in one of 2", "without launcher.num_processes=1"),
@@ -201,10 +201,10 @@ def test_the_key_knows_the_processes_that_torchrun_has_started(monkeypatch, caps
     ],
 )
 def test_processes_that_another_launcher_starts_are_refused_where_they_are_not_one_world(
-    variables, words, found, cure, tmp_path, monkeypatch, capsys
+    variables, words, found, fix, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     text = faults(capsys, *words)
-    assert found in text and cure in text and not list(tmp_path.iterdir())
+    assert found in text and fix in text and not list(tmp_path.iterdir())

@@ -13,7 +13,7 @@ from runner.__main__ import main
 from runner.generate.batch import TOKENS_PER_PASS
 from runner.io.files import files_of, read_json
 from runner.run import Run, sealed_checkpoints
-from runner.run.adjustments import amended_share, is_out_of_memory, read_amendments
+from runner.run.adjustments import adjusted_share, is_out_of_memory, read_adjustments
 from runner.training.callback import Slower
 from runner.training.recovery import halve_evaluation, halve_training
 
@@ -84,7 +84,7 @@ def test_each_rollback_halves_the_rate_of_the_steps_after_it():
         {"kind": "halving", "from_step": 4},
         {"kind": "rollback", "from_step": 8},
     ]
-    assert [amended_share(back, done) for done in (3, 4, 7, 8)] == [1.0, 0.5, 0.5, 0.25]
+    assert [adjusted_share(back, done) for done in (3, 4, 7, 8)] == [1.0, 0.5, 0.5, 0.25]
 
 
 def test_the_schedule_does_not_notice_that_its_steps_are_slower():
@@ -134,14 +134,14 @@ def test_memory_that_runs_out_in_a_step_is_found_by_smaller_micro_batches(train,
 
     healed = train(*WORDS, *SHORT, name="healed")
     assert (healed.code, healed.state()) == (0, "finished")
-    [amendment] = read_amendments(healed.run.folder)
-    assert (amendment["kind"], amendment["step"], amendment["from_step"]) == ("halving", 3, 2)
-    assert amendment["args"] == {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
-    assert read_json(healed.run.folder / "manifest.json")["amendments"] == [amendment]
-    assert "per_device_train_batch_size=4" in healed.run.status()["amendments"][0]
+    [adjustment] = read_adjustments(healed.run.folder)
+    assert (adjustment["kind"], adjustment["step"], adjustment["from_step"]) == ("halving", 3, 2)
+    assert adjustment["args"] == {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    assert read_json(healed.run.folder / "manifest.json")["adjustments"] == [adjustment]
+    assert "per_device_train_batch_size=4" in healed.run.status()["adjustments"][0]
     assert logged(healed.run, "halvings") == [None, None, 1, 1, 1, 1]
     assert parts.Short.left == [0, 0]  # nothing of a model is left in memory
-    halved = train(*WORDS, *SHORT, *(f"trainer.args.{name}={value}" for name, value in amendment["args"].items()))
+    halved = train(*WORDS, *SHORT, *(f"trainer.args.{name}={value}" for name, value in adjustment["args"].items()))
     assert losses(healed.run) == pytest.approx(losses(halved.run), rel=1e-5)
 
 
@@ -151,25 +151,25 @@ def test_memory_that_runs_out_in_an_evaluation_leaves_the_steps_as_they_are(trai
         *WORDS, "collator._target_=sabotage.Measuring", "collator.rows=2", "trainer.args.per_device_eval_batch_size=4"
     )
     assert done.code == 0
-    [amendment] = read_amendments(done.run.folder)
-    assert amendment["args"] == {"per_device_eval_batch_size": 2} and "evaluation" in amendment["cause"]
+    [adjustment] = read_adjustments(done.run.folder)
+    assert adjustment["args"] == {"per_device_eval_batch_size": 2} and "evaluation" in adjustment["cause"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "count", "cure"),
+    ("words", "count", "fix"),
     [
         (["callback.x.rows=0", "trainer.args.per_device_train_batch_size=2"], 1, "peft=lora"),
         (["on_memory=stop"], 0, "on_memory=halve"),
         (["callback.x.rows=1", "attempts=1"], 1, "attempts=5"),
     ],
 )
-def test_where_nothing_is_left_to_halve_the_run_ends_with_cause_and_cure(train, sabotage, capsys, words, count, cure):
+def test_where_nothing_is_left_to_halve_the_run_ends_with_cause_and_cure(train, sabotage, capsys, words, count, fix):
     done = train(*WORDS, *SHORT, *words)
     assert (done.code, done.state()) == (5, "failed")
-    assert len(read_amendments(done.run.folder)) == count
+    assert len(read_adjustments(done.run.folder)) == count
     told = capsys.readouterr().err
-    assert "out of memory" in told and cure in told
+    assert "out of memory" in told and fix in told
 
 
 @pytest.mark.slow
@@ -179,12 +179,12 @@ def test_a_sick_run_goes_back_and_on_with_half_the_rate_once_it_is_told_to(train
     done = train(*WORDS, *FRAGILE)
     assert done.run.folder == sick.run.folder and done.run.cfg["on_sick"] == "rollback"
     assert (done.code, done.state(), done.run.status()["step"]) == (0, "finished", 6)
-    [amendment] = read_amendments(done.run.folder)
-    assert (amendment["kind"], amendment["step"], amendment["from_step"]) == ("rollback", 4, 2)
-    assert "not_finite at step 4" in amendment["cause"]
+    [adjustment] = read_adjustments(done.run.folder)
+    assert (adjustment["kind"], adjustment["step"], adjustment["from_step"]) == ("rollback", 4, 2)
+    assert "not_finite at step 4" in adjustment["cause"]
     assert logged(done.run, "learning_rate") == [1e-4, 1e-4, 5e-5, 5e-5, 5e-5, 5e-5]
     assert logged(done.run, "rollbacks") == [None, None, 1, 1, 1, 1]
-    assert "half the learning rate" in done.run.status()["amendments"][0]
+    assert "half the learning rate" in done.run.status()["adjustments"][0]
     assert "again from step 2" in done.run.log.read_text()
 
 
@@ -192,7 +192,7 @@ def test_a_sick_run_goes_back_and_on_with_half_the_rate_once_it_is_told_to(train
 def test_a_run_that_stays_sick_ends_after_so_many_attempts(train, sabotage, capsys):
     done = train(*WORDS, *FRAGILE, "callback.x.rate=1e-6", "attempts=2")
     assert (done.code, done.state()) == (3, "failed")
-    assert len(read_amendments(done.run.folder)) == 2
+    assert len(read_adjustments(done.run.folder)) == 2
     assert [path.name for path in sealed_checkpoints(done.run)] == ["checkpoint-2"]
     assert "checkpoint-2" in capsys.readouterr().err and not done.run.model.exists()
 
@@ -200,21 +200,21 @@ def test_a_run_that_stays_sick_ends_after_so_many_attempts(train, sabotage, caps
 @pytest.mark.slow
 def test_what_no_rate_heals_is_not_tried_again(train, sabotage):
     done = train(*WORDS, "optimizer._target_=sabotage.Idle", "on_sick=rollback")
-    assert (done.code, read_amendments(done.run.folder)) == (3, [])
+    assert (done.code, read_adjustments(done.run.folder)) == (3, [])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [SHORT, FRAGILE])
 def test_a_killed_run_goes_on_as_amended_to_the_same_bits(runner, sabotage, tmp_path, words):
-    """The amendment is a paper in the folder; the second process knows nothing else of it."""
+    """The adjustment is a paper in the folder; the second process knows nothing else of it."""
     runner.environment["PYTHONPATH"] += f":{FAULT}"
     words = (*WORDS, *words, *CRASH)
     runner(*words, "name=killed", code=-9)
     [folder] = runner.runs("killed")
-    before = (folder / "amendments.json").read_text()
+    before = (folder / "adjustments.json").read_text()
     runner(*words, "name=killed")
     run = Run(folder)
-    assert run.status()["state"] == "finished" and (folder / "amendments.json").read_text() == before
+    assert run.status()["state"] == "finished" and (folder / "adjustments.json").read_text() == before
     assert [line["step"] for line in map(json.loads, run.metrics.read_text().splitlines())] == list(range(7))
     main([*words, "callback.y.at=99", "name=whole", f"output_root={tmp_path / 'outputs'}"])
     whole = Run(runner.runs("whole")[0])

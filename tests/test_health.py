@@ -184,7 +184,7 @@ def test_first_margin():
 
 def test_each_alarm_says_what_to_type_and_which_checkpoints_are_good():
     for kind in Alarm.__subclasses__():
-        assert kind.name and kind.expected and kind.cure and 1 <= kind.patience + kind.lag <= 6
+        assert kind.name and kind.expected and kind.fix and 1 <= kind.patience + kind.lag <= 6
     sick = Diverged().sickness(30, "a loss of 99")
     assert (sick.code, sick.healthy, sick.curable) == (3, 24, True)
     assert "diverged at step 30" in str(sick) and "tolerate.diverged=true" in str(sick)

@@ -383,7 +383,7 @@ def test_gdpo_is_grpo_that_scales_each_reward_by_itself(written):
 def test_what_is_no_training_that_there_is_here_becomes_none(written, keys, where):
     with pytest.raises(ConfigError) as caught:
         written(keys)
-    assert any(fault.where.endswith(where) and fault.cure for fault in caught.value.faults)
+    assert any(fault.where.endswith(where) and fault.fix for fault in caught.value.faults)
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ class Ends(TrainerCallback):
         if args.process_index == 1 and state.global_step == 2:
             if self.how == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
-            raise getattr(errors, self.how)(errors.Fault("mine", "an end of its own", cure="nothing"))
+            raise getattr(errors, self.how)(errors.Fault("mine", "an end of its own", fix="nothing"))
 """
 
 

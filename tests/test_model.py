@@ -55,8 +55,8 @@ def edit_json(path: Path, **changes) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def cure_of(caught) -> str:
-    return caught.value.faults[0].cure
+def fix_of(caught) -> str:
+    return caught.value.faults[0].fix
 
 
 # --- Tokenizer ----------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_a_tokenizer_without_an_end_token_is_refused(tmp_path):
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="ends a text") as caught:
         load_tokenizer(str(tmp_path))
-    assert cure_of(caught).startswith("model.tokenizer.eos_token=")
+    assert fix_of(caught).startswith("model.tokenizer.eos_token=")
 
 
 def test_a_folder_without_a_vocabulary_is_refused(qwen):
@@ -152,7 +152,7 @@ def test_chats_need_a_template_and_the_cure_is_named(tmp_path):
     check_template(tokenizer, chats=False)
     with pytest.raises(ConfigError) as caught:
         check_template(tokenizer, chats=True)
-    assert cure_of(caught) == "model.tokenizer.chat_template=plain"
+    assert fix_of(caught) == "model.tokenizer.chat_template=plain"
     check_template(load_tokenizer(str(tmp_path), chat_template="plain"), chats=True)
 
 
@@ -280,7 +280,7 @@ CONFIG_DAMAGES = (damage_json, remove_config, damage_architecture, bring_code)
 
 
 @pytest.mark.parametrize(
-    ("damage", "where", "told", "cure"),
+    ("damage", "where", "told", "fix"),
     [
         (damage_json, "config.json", "no JSON", "download it again"),
         (remove_config, "model.path", "no config.json", "model.path="),
@@ -292,12 +292,12 @@ CONFIG_DAMAGES = (damage_json, remove_config, damage_architecture, bring_code)
         (pickle_weights, "model.path", "no weights in safetensors", "model.safetensors_only=false"),
     ],
 )
-def test_a_damaged_folder_is_refused_with_its_cause_and_cure(qwen, damage, where, told, cure):
+def test_a_damaged_folder_is_refused_with_its_cause_and_cure(qwen, damage, where, told, fix):
     tokenizer = load_tokenizer(str(qwen))
     damage(qwen)
     with pytest.raises(ConfigError, match=told) as caught:
         load_model(str(qwen), tokenizer=tokenizer)
-    assert caught.value.faults[0].where in (where, str(qwen / where)) and cure in cure_of(caught)
+    assert caught.value.faults[0].where in (where, str(qwen / where)) and fix in fix_of(caught)
     seen = find_model_faults({"_target_": LOADER, "path": str(qwen)}, "lm")
     # Of what the config tells there is one check, before anything loads and for the loader; weights only loading reads.
     assert seen == caught.value.faults if damage in CONFIG_DAMAGES else len(seen) == 1
@@ -336,7 +336,7 @@ def test_choices_are_checked_all_at_once(folder):
     assert [fault.where for fault in caught.value.faults] == ["trainer.head", "model.dtype"]
     with pytest.raises(ConfigError, match="attn_implementation") as caught:
         load(folder, attention="fastest")
-    assert cure_of(caught) == "model.attention=sdpa"
+    assert fix_of(caught) == "model.attention=sdpa"
 
 
 def test_a_missing_library_is_the_environments_fault(folder, monkeypatch):
@@ -348,7 +348,7 @@ def test_a_missing_library_is_the_environments_fault(folder, monkeypatch):
     check_quantization(None)
     with pytest.raises(EnvironmentFault) as caught:
         check_quantization({"load_in_4bit": True})
-    assert cure_of(caught) == "pip install 'runner[quant]'"
+    assert fix_of(caught) == "pip install 'runner[quant]'"
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(qwen):
@@ -441,7 +441,7 @@ def test_keys_that_an_architecture_lacks_are_named_all_at_once():
     with pytest.raises(ConfigError) as caught:
         new_model(tiny_tokenizer(), model_type="qwen2", hiden_size=32, num_layer=2)
     assert [fault.where for fault in caught.value.faults] == ["model.hiden_size", "model.num_layer"]
-    assert cure_of(caught) == "model.hidden_size=32"
+    assert fix_of(caught) == "model.hidden_size=32"
     with pytest.raises(ConfigError, match="an architecture of transformers"):
         new_model(tiny_tokenizer(), model_type="qwen99")
 
@@ -459,7 +459,7 @@ def answer(words: list[str]) -> None:
             first = model.get_input_embeddings().weight[0, 0].item()
             answers.append(["loaded", fetch(path, revision=revision).commit, first])
         except RunnerError as error:
-            answers.append([type(error).__name__, error.faults[0].where, error.faults[0].cure])
+            answers.append([type(error).__name__, error.faults[0].where, error.faults[0].fix])
     print(json.dumps(answers))
 
 

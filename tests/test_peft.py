@@ -305,7 +305,7 @@ def test_the_reference_is_the_start_model(kind, start, folder, tmp_path):
     if how and kind not in TAKES_REFERENCE:
         with pytest.raises(ConfigError, match="start model") as caught:
             take_step(kind, model, folder, config)
-        assert caught.value.faults[0].cure == "peft=lora, or kl_coef=0"
+        assert caught.value.faults[0].fix == "peft=lora, or kl_coef=0"
         return
     wanted = kind in TAKES_REFERENCE and needs_reference(model, config)
     reference = copy_reference(model) if wanted else None
@@ -400,7 +400,7 @@ def test_activation_checkpointing_changes_no_gradient_of_an_adapter(kind, folder
 def faults_of(model, config) -> list[tuple[str, str]]:
     with pytest.raises(ConfigError) as caught:
         check_adapter(model, config)
-    return [(fault.where, fault.cure) for fault in caught.value.faults]
+    return [(fault.where, fault.fix) for fault in caught.value.faults]
 
 
 def test_adapters_that_cannot_work_are_refused_before_a_trainer_is_built(folder, tmp_path):

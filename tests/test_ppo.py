@@ -699,7 +699,7 @@ def test_arguments_that_cannot_work_are_refused_with_a_cure(tmp_path, asked, wor
     with pytest.raises(ConfigError, match=words) as error:
         letter_trainer(tmp_path, **asked)
     for fault in error.value.faults:
-        assert fault.where and fault.found and fault.expected and fault.cure
+        assert fault.where and fault.found and fault.expected and fault.fix
 
 
 def test_all_arguments_that_cannot_work_are_named_at_once(tmp_path):
@@ -713,7 +713,7 @@ def test_a_tokenizer_and_model_without_an_end_are_refused(tmp_path):
     tokenizer.eos_token = model.generation_config.eos_token_id = None
     with pytest.raises(ConfigError, match="no end token") as error:
         letter_trainer(tmp_path, model=model, processing_class=tokenizer)
-    assert "stop_token_id" in error.value.faults[0].cure
+    assert "stop_token_id" in error.value.faults[0].fix
     letter_trainer(tmp_path, model=model, processing_class=tokenizer, stop_token_id=3, max_steps=1).train()
 
 

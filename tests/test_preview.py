@@ -77,7 +77,7 @@ def fault_of(seen, allowed):
     """The one fault, which names what allows it, and is gone where that is allowed."""
     [fault] = find_faults(seen)
     name, value = allowed
-    assert f"tolerate.{name}=" in fault.cure
+    assert f"tolerate.{name}=" in fault.fix
     assert find_faults(seen, {name: value}) == []
     return fault
 
@@ -108,14 +108,14 @@ def test_an_end_that_the_collator_hides_with_the_padding_is_refused(tokenizer):
     tokenizer.pad_token = tokenizer.eos_token
     made = [{"input_ids": row["input_ids"]} for row in prepared(tokenizer, CHATS)]
     fault = fault_of(see(tokenizer, CHATS, made, Masking(tokenizer, mlm=False)), ("no_end", True))
-    assert fault.cure.startswith("model.tokenizer.pad_token=")
+    assert fault.fix.startswith("model.tokenizer.pad_token=")
 
 
 def test_a_mark_that_ends_answers_and_stops_nothing_is_refused(tokenizer):
     made = prepared(tokenizer, CHATS)
     tokenizer.eos_token = "<|endoftext|>"
     fault = fault_of(see(tokenizer, CHATS, made), ("no_end", True))
-    assert fault.cure.startswith("model.tokenizer.eos_token='<|im_end|>'")
+    assert fault.fix.startswith("model.tokenizer.eos_token='<|im_end|>'")
     assert find_faults(see(tokenizer, CHATS, made, ends=[tokenizer.convert_tokens_to_ids("<|im_end|>")])) == []
 
 
@@ -178,7 +178,7 @@ def test_more_cut_rows_than_a_tenth_are_refused(tokenizer, cut, refused):
         seen = see(tokenizer, rows, prepared(tokenizer, rows, 100), limit=100)
         fault = fault_of(seen, ("truncated", 0.15))
         assert fault.found.startswith("100: 14% of 21 rows") and fault.expected == "at most 10% of the rows"
-        assert fault.cure == f"trainer.args.max_length={seen.cut[0].length}, or tolerate.truncated=0.15"
+        assert fault.fix == f"trainer.args.max_length={seen.cut[0].length}, or tolerate.truncated=0.15"
     else:
         assert find_faults(seen) == []
 

@@ -36,7 +36,7 @@ def test_the_first_step_that_differs_is_told_and_by_how_much(tmp_path):
         judge_reproduction(ours, theirs, ["trl 1.15 (here 1.16)"])
     (fault,) = told.value.faults
     assert "2 differences, by up to 20 %; the first in metrics.jsonl, step 2: loss 0.5 -> 0.4" in fault.found
-    assert "trl 1.15" in fault.expected and "tolerance=0.2" in fault.cure
+    assert "trl 1.15" in fault.expected and "tolerance=0.2" in fault.fix
     paper = read_json(theirs.folder / "reproduction.json")
     assert (paper["equal"], paper["differences"], paper["unmatched"]) == (False, 2, ["trl 1.15 (here 1.16)"])
     assert judge_reproduction(ours, theirs, [], tolerance=0.21).startswith("close     nothing is more than 20 % apart")
@@ -67,7 +67,7 @@ def test_what_is_not_as_it_was_is_told_with_how_to_get_it(tmp_path, monkeypatch)
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """A git repository with two commits of one file, the first with an uncommitted change; gives the first's papers."""
+    """A git repository with two commits of one file, the first with an uncommitted change; gives the first's record."""
     monkeypatch.chdir(tmp_path)
     for variable in ("GIT_AUTHOR", "GIT_COMMITTER"):
         monkeypatch.setenv(f"{variable}_NAME", "x")
@@ -81,31 +81,31 @@ def repository(tmp_path, monkeypatch):
     git("add", "code.py")
     git("commit", "-qm", "first")
     (tmp_path / "code.py").write_text("changed\n")
-    papers = {"commit": git("rev-parse", "HEAD"), "diff": git("diff", "HEAD")}
+    record = {"commit": git("rev-parse", "HEAD"), "diff": git("diff", "HEAD")}
     git("commit", "-qam", "second")
-    return papers, git
+    return record, git
 
 
 def test_the_code_of_a_commit_comes_and_goes_without_a_trace(repository, tmp_path):
-    papers, git = repository
+    record, git = repository
     (tmp_path / "code.py").write_text("now\n")
-    with checkout_of(papers) as code:
+    with checkout_of(record) as code:
         assert (code / "code.py").read_text() == "changed\n" and git("worktree", "list").count("\n") == 1
     assert git("worktree", "list").count("\n") == 0 and not code.exists()
     assert (tmp_path / "code.py").read_text() == "now\n" and git("branch", "--show-current")
     with pytest.raises(EnvironmentFault, match="is not in the repository"), checkout_of({"commit": "f" * 40}):
         pass
-    with pytest.raises(EnvironmentFault, match="do not apply"), checkout_of(papers | {"diff": "nonsense"}):
+    with pytest.raises(EnvironmentFault, match="do not apply"), checkout_of(record | {"diff": "nonsense"}):
         pass
     assert git("worktree", "list").count("\n") == 0
 
 
 def test_other_code_is_told_with_the_command_that_brings_it(repository, tmp_path):
-    papers, git = repository
+    record, git = repository
     run = lay(tmp_path, "a").folder
-    write(run / "manifest.json", {"git": papers})
+    write(run / "manifest.json", {"git": record})
     (code,) = obstacles(read_run(run))
-    assert f"git worktree add ../at-{papers['commit'][:8]}" in code and "code=worktree" in code
+    assert f"git worktree add ../at-{record['commit'][:8]}" in code and "code=worktree" in code
     write(run / "manifest.json", {"git": {"commit": git("rev-parse", "HEAD"), "diff": "x"}})
     (code,) = obstacles(read_run(run))
     assert "other uncommitted changes" in code

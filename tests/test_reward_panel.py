@@ -30,7 +30,7 @@ def refused(call, kind, **how) -> str:
         ask(call, **how)
     (fault,) = error.value.faults
     assert fault.where == "reward.mine"
-    return f"{fault.found} | {fault.expected} | {fault.cure}"
+    return f"{fault.found} | {fault.expected} | {fault.fix}"
 
 
 def gives(*values):

@@ -137,13 +137,13 @@ def test_steps_end_with_the_token_that_completes_their_text():
 def test_no_reward_is_refused():
     with pytest.raises(ConfigError, match="no reward") as error:
         build()
-    assert error.value.faults[0].cure
+    assert error.value.faults[0].fix
 
 
 def test_weights_of_another_number_are_refused():
     with pytest.raises(ConfigError, match="1 weights for 2 rewards") as error:
         build(lambda **_: [], lambda **_: [], weights=[1.0])
-    assert error.value.faults[0].cure
+    assert error.value.faults[0].fix
 
 
 @pytest.mark.parametrize(

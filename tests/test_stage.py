@@ -145,7 +145,7 @@ def test_a_word_that_no_stage_would_take_is_a_fault(write, tmp_path):
     make_run(tmp_path / "outputs", "base", "default-0123456789")
     words = write({"one": ["model.path=${run:base}"], "two": ["model.path=${run:one}"]}, name="two")
     (fault,) = faults(*words, "model.path=org/name")
-    assert (fault.where, fault.cure) == ("model.path", "two.model.path=org/name")
+    assert (fault.where, fault.fix) == ("model.path", "two.model.path=org/name")
 
 
 def test_the_faults_of_all_stages_are_told_at_once_and_nothing_starts(chain, tmp_path, capsys):
@@ -160,15 +160,15 @@ def test_the_faults_of_all_stages_are_told_at_once_and_nothing_starts(chain, tmp
 @pytest.mark.slow
 def test_a_fault_of_every_stage_is_told_once_and_one_of_some_says_who_can_take_it(chain):
     (fault,) = faults(*chain, "trainer.args.lerning_rate=1")
-    assert (fault.where, fault.cure) == ("trainer.args.lerning_rate", "trainer.args.learning_rate=1")
+    assert (fault.where, fault.fix) == ("trainer.args.lerning_rate", "trainer.args.learning_rate=1")
     told = faults(*chain, "kl_coef=0.1")
     assert [fault.where for fault in told] == ["sft.kl_coef", "judge.kl_coef"]
-    assert all(fault.cure.startswith("rl.kl_coef=0.1") for fault in told)
+    assert all(fault.fix.startswith("rl.kl_coef=0.1") for fault in told)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("word", "found", "cure"),
+    ("word", "found", "fix"),
     [
         ("judge.model.path='${run:rl}'", "a later stage", "judge.model.path='${run:sft}'"),
         ("judge.model.path='${run:judge}'", "this stage itself", "judge.model.path='${run:sft}'"),
@@ -181,9 +181,9 @@ def test_a_fault_of_every_stage_is_told_once_and_one_of_some_says_who_can_take_i
         ("sft.experiment=toy_sf", "no option", "sft.experiment=toy_sft"),
     ],
 )
-def test_a_word_that_cannot_be_meant_says_what_to_type(chain, word, found, cure):
+def test_a_word_that_cannot_be_meant_says_what_to_type(chain, word, found, fix):
     (fault,) = faults(*chain, word)
-    assert found in fault.found and fault.cure == cure and fault.expected
+    assert found in fault.found and fault.fix == fix and fault.expected
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_word_that_cannot_be_meant_says_what_to_type(chain, word, found, cure)
 )
 def test_stages_that_cannot_work_are_told(write, stages, where, said):
     (fault,) = faults(*write(stages))
-    assert fault.where == where and said in f"{fault.expected} {fault.cure}"
+    assert fault.where == where and said in f"{fault.expected} {fault.fix}"
 
 
 def test_stages_outside_of_an_experiment_are_not_overlooked(tmp_path):
@@ -255,11 +255,11 @@ def test_elsewhere_a_reference_is_the_newest_finished_run_of_that_name(tmp_path,
     assert path("my-sft/old-01") == "outputs/my-sft/old-01/model"
     assert path("my-sft", "output_root=elsewhere") == "elsewhere/my-sft/there-01/model"
     (fault,) = faults("model.path=${run:my-stf}")
-    assert "my-sft" in fault.expected and fault.cure == "model.path='${run:my-sft}'"
+    assert "my-sft" in fault.expected and fault.fix == "model.path='${run:my-sft}'"
     (fault,) = faults("model.path=${run:my-sft/new}")
-    assert fault.cure == "model.path='${run:my-sft/new-01}'"
+    assert fault.fix == "model.path='${run:my-sft/new-01}'"
     (fault,) = faults("model.path=${run:my-sft/x-01}")
-    assert "interrupted" in fault.found and "runner.launch outputs/my-sft/x-01" in fault.cure
+    assert "interrupted" in fault.found and "runner.launch outputs/my-sft/x-01" in fault.fix
     (fault,) = faults("model.path=${run:../outputs/my-sft}")
     assert fault.where == "model.path"
 

@@ -117,7 +117,7 @@ def test_rows_that_call_tools_need_a_template_that_spells_them(bare):
             continue
         with pytest.raises(ConfigError, match="leaves out the calls") as caught:
             check_template(tokenizer, chats=True, calls=True)
-        assert "hermes" in caught.value.faults[0].cure
+        assert "hermes" in caught.value.faults[0].fix
 
 
 def test_answers_alone_are_trained_only_where_the_template_marks_them(bare):
@@ -126,7 +126,7 @@ def test_answers_alone_are_trained_only_where_the_template_marks_them(bare):
     check_template(bare, chats=True)
     with pytest.raises(ConfigError, match="does not mark") as caught:
         check_template(bare, chats=True, answers_only=True)
-    assert "chatml" in caught.value.faults[0].cure
+    assert "chatml" in caught.value.faults[0].fix
 
 
 @pytest.mark.parametrize(

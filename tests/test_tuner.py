@@ -170,21 +170,21 @@ def test_a_merged_adapter_is_a_whole_model_that_answers_like_it(adapter):
 def test_what_cannot_be_merged_is_told():
     with pytest.raises(ConfigError) as caught:
         load(merge=True, quantization_config={"load_in_8bit": True})
-    assert [fault.cure for fault in caught.value.faults] == ["model.merge=false", "quant=none"]
+    assert [fault.fix for fault in caught.value.faults] == ["model.merge=false", "quant=none"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "cure"),
+    ("words", "fix"),
     [
         (["peft=prompt"], "peft=lora"),
         (["peft=lora", "trainer=ppo"], "trainer.args.critic=model"),
     ],
 )
-def test_an_adapter_that_could_not_be_saved_is_refused(train, adapter, capsys, words, cure):
+def test_an_adapter_that_could_not_be_saved_is_refused(train, adapter, capsys, words, fix):
     for base in ((f"model.path={adapter}", "model.merge=true"), ("model=new",)):
         done = train("trainer=sft", *words, *base, *FEW)
-        assert done.code == 2 and cure in capsys.readouterr().err
+        assert done.code == 2 and fix in capsys.readouterr().err
 
 
 # --- Saved, loaded elsewhere, and put back ------------------------------------------------------

@@ -19,8 +19,8 @@ def read_options(overrides: Sequence[str], known: Sequence[str], verb: str) -> d
     for key, _, _ in pairs:
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
-            cure = f"{near[0]}=<value>" if near else f"python -m runner {verb} --help"
-            faults.append(Fault(key, f"{verb} has no such key", ", ".join(known) or "no key at all", cure))
+            fix = f"{near[0]}=<value>" if near else f"python -m runner {verb} --help"
+            faults.append(Fault(key, f"{verb} has no such key", ", ".join(known) or "no key at all", fix))
     if faults:
         raise ConfigError(faults)
     return {key: text for key, _, text in pairs}

@@ -148,12 +148,12 @@ def read_request(line: Any, verb: str, own: Mapping[str, Option], parts: Sequenc
         path = str(options["file"]).replace("\\", "\\\\").replace("'", "\\'")
         words += ["dataset=local", f"dataset.path='{path}'"]
     if not line.runs and not any(_key(word) == "model" for word in words):
-        cure = f"python -m runner {verb} outputs/<name>/<run>, or {verb} model=hub model.path=<org/name>"
-        faults.append(Fault("RUN", "none, and no model", "a run, or a model", cure))
+        fix = f"python -m runner {verb} outputs/<name>/<run>, or {verb} model=hub model.path=<org/name>"
+        faults.append(Fault("RUN", "none, and no model", "a run, or a model", fix))
     if line.runs and (strange := [word for word in words if _key(word) in ("model", "template")]):
         expected = f"either a run, whose model and template are known, or {strange[0]}"
-        cure = "leave it out; model.tokenizer.chat_template=<name> changes the template of a run"
-        faults.append(Fault(_key(strange[0]), f"{strange[0]} beside {line.runs[0]}", expected, cure))
+        fix = "leave it out; model.tokenizer.chat_template=<name> changes the template of a run"
+        faults.append(Fault(_key(strange[0]), f"{strange[0]} beside {line.runs[0]}", expected, fix))
     if faults:
         raise ConfigError(faults)
     root = Path(next((word.partition("=")[2] for word in words if word.startswith("output_root=")), "outputs"))
@@ -187,9 +187,9 @@ def _partition_overrides(
         else:
             known = [*own, *groups, *SETTINGS]
             near = nearest(key, known)
-            cure = f"{near[0]}=<value>" if near else f"python -m runner {verb} --help"
+            fix = f"{near[0]}=<value>" if near else f"python -m runner {verb} --help"
             found = "a key of a training, which is over" if key.partition(".")[0] in config.GROUPS else "no such key"
-            faults.append(Fault(key, f"{verb}: {found}", ", ".join(known), cure))
+            faults.append(Fault(key, f"{verb}: {found}", ", ".join(known), fix))
     return options, words, faults
 
 

@@ -56,8 +56,8 @@ def _check(run: RunRecord, options: Mapping[str, str]) -> None:
     if name.count("/") != 1 or not all(name.split("/")):
         faults.append(Fault("push", name, "a repository", "push=org/name"))
     if (run.cfg.get("model") or {}).get("trust_remote_code") and options.get("trust_remote_code") is None:
-        found, cure = "the base model brings code of its own", "trust_remote_code=true  (if you trust it), or =false"
-        faults.append(Fault("trust_remote_code", found, "the same word as for the run", cure))
+        found, fix = "the base model brings code of its own", "trust_remote_code=true  (if you trust it), or =false"
+        faults.append(Fault("trust_remote_code", found, "the same word as for the run", fix))
     if faults:
         raise ConfigError(faults)
     if not (run.folder / "model").is_dir():
@@ -75,6 +75,6 @@ def push(folder: Path, name: str, private: bool = True) -> str:
         hub.upload_folder(repo_id=repository.repo_id, folder_path=folder, ignore_patterns=[SEAL])
     except Exception as error:  # whatever its HTTP library of the day raises
         text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        cure = f"hf auth login, then the same words again; {display_path(folder)} is whole"
-        raise EnvironmentFault(Fault(f"push={name}", text, "a hub that takes it", cure)) from error
+        fix = f"hf auth login, then the same words again; {display_path(folder)} is whole"
+        raise EnvironmentFault(Fault(f"push={name}", text, "a hub that takes it", fix)) from error
     return str(repository)

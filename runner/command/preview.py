@@ -111,10 +111,10 @@ def _runs(folders: Sequence[str], words: Sequence[str], trust: bool) -> list[Com
         expected = "either a run, which is frozen, or overrides"
         raise ConfigError(Fault("command line", " ".join(words), expected, f"python -m runner preview {folders[0]}"))
     runs = [record.run for record in find_runs(folders, "preview", len(folders))]
-    cure = f"python -m runner preview {folders[0]} trust=true  (if you trust who wrote its config.yaml)"
+    fix = f"python -m runner preview {folders[0]} trust=true  (if you trust who wrote its config.yaml)"
     dangers = [danger for run in runs if not trust for danger in find_dangers(run.cfg)]
     if dangers:
-        raise ConfigError(replace(danger, cure=cure) for danger in dangers)
+        raise ConfigError(replace(danger, fix=fix) for danger in dangers)
     return [Composed(dict(run.cfg), []) for run in runs]
 
 

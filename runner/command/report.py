@@ -85,5 +85,5 @@ def _folder(word: str, root: Path) -> Path:
     names = [path.name for path in root.iterdir()] if root.is_dir() else []
     near = difflib.get_close_matches(Path(word).name, names, 1)
     what = f"there is no folder {word}" if found is None else "no run is in it"
-    cure = f"python -m runner report {root / near[0]}" if near else "python -m runner report, which lists what there is"
-    raise FolderError(Fault(word, what, f"a run folder, or {root}/<name>", cure))
+    fix = f"python -m runner report {root / near[0]}" if near else "python -m runner report, which lists what there is"
+    raise FolderError(Fault(word, what, f"a run folder, or {root}/<name>", fix))

@@ -82,12 +82,12 @@ def _check(run: RunRecord, options: Mapping[str, str]) -> float:
     if options.get("code", "worktree") != "worktree":
         faults.append(Fault("code", options["code"], "worktree", "code=worktree"))
     if not is_yes(options, "trust"):
-        cure = f"python -m runner reproduce {run} trust=true  (if you trust who wrote its config.yaml)"
-        faults += [replace(danger, cure=cure) for danger in find_dangers(dict(run.cfg))]
+        fix = f"python -m runner reproduce {run} trust=true  (if you trust who wrote its config.yaml)"
+        faults += [replace(danger, fix=fix) for danger in find_dangers(dict(run.cfg))]
         git = run.manifest.get("git")
         if options.get("code") and isinstance(git, Mapping) and git.get("diff"):
             found = f"{run}/manifest.json holds changes of the code, which would run"
-            faults.append(Fault("code", found, "a commit of this repository alone", cure))
+            faults.append(Fault("code", found, "a commit of this repository alone", fix))
     if faults:
         raise ConfigError(faults)
     return tolerance
@@ -125,8 +125,8 @@ def _code_obstacles(then: Any) -> Iterator[str]:
         yield f"code: commit {commit[:12]}, and there is no git repository here"
     elif now != commit:
         there = run_git("cat-file", "-e", f"{commit}^{{commit}}") is not None
-        cure = f"code=worktree, or git worktree add ../at-{commit[:8]} {commit[:12]}" if there else "git fetch"
-        yield f"code: commit {commit[:12]}, here {now[:12]}; {cure}"
+        fix = f"code=worktree, or git worktree add ../at-{commit[:8]} {commit[:12]}" if there else "git fetch"
+        yield f"code: commit {commit[:12]}, here {now[:12]}; {fix}"
     elif hidden_source(run_git(*CHANGES) or "") != (then.get("diff") or ""):
         yield "code: the same commit with other uncommitted changes; code=worktree applies those of then"
 
@@ -237,5 +237,5 @@ def judge_reproduction(run: RunRecord, again: RunRecord, unmatched: Sequence[str
         return f"close     nothing is more than {number(100 * largest, 2)} % apart; the first: {found[0]}"
     count = "1 difference" if len(found) == 1 else f"{len(found)} differences, by up to {number(100 * largest, 2)} %"
     reason = f", but not alike are: {'; '.join(unmatched)}" if unmatched else ""
-    cure = f"tolerance={number(largest * 1.01, 2)}, if so much may differ" if largest else "python -m runner diff"
-    raise SickRun(Fault(str(again), f"{count}; the first in {found[0]}", f"the same to the bit{reason}", cure))
+    fix = f"tolerance={number(largest * 1.01, 2)}, if so much may differ" if largest else "python -m runner diff"
+    raise SickRun(Fault(str(again), f"{count}; the first in {found[0]}", f"the same to the bit{reason}", fix))

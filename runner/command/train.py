@@ -23,14 +23,14 @@ from runner.io.secrets import hidden
 from runner.model.spelling import stop_ids
 from runner.report.objective import telling
 from runner.run import Run, last_checkpoint, write_manifest
-from runner.run.continuation import begin_from, copy_papers, other_run
+from runner.run.continuation import begin_from, copy_history, other_run
 from runner.run.disk import check_space
 from runner.run.inputs import check_material, find_other_facts, read_material
 from runner.training.build import Components, build_components
 from runner.training.build.model import has_base, path_of, policy_of
 from runner.training.evaluation import build_measure, held_out_scores
 from runner.training.inspection import find_faults, inspect_training
-from runner.training.recovery import amend, record_amendments
+from runner.training.recovery import adjust, record_adjustments
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 def train(run: Run, stop: StopRequest) -> None:
     """Train, or go on training, until the run is finished; raises Interrupted when a signal came first.
 
-    A run that is sick, or out of memory, may amend itself and begin again from its last good checkpoint.
+    A run that is sick, or out of memory, may adjust itself and begin again from its last good checkpoint.
     """
     from accelerate.utils import release_memory
 
@@ -56,7 +56,7 @@ def train(run: Run, stop: StopRequest) -> None:
         except Exception as error:
             if stop.number is not None:
                 raise
-            amend(run, components, error)
+            adjust(run, components, error)
         del components  # so that its memory is there for the next attempt
         release_memory()
 
@@ -87,7 +87,7 @@ def _train(run: Run, components: Components, stop: StopRequest) -> None:
 def _go_on_from(run: Run, other: Run, trainer: Trainer, checkpoint: Path) -> None:
     """Train from the checkpoint of another run, whatever was the last step there."""
     if trainer.is_world_process_zero():
-        copy_papers(run, other)
+        copy_history(run, other)
         print(f"begins    with {checkpoint.name} of {other}", flush=True)
     trainer.accelerator.wait_for_everyone()
     trainer.train(resume_from_checkpoint=str(checkpoint))
@@ -111,7 +111,7 @@ def _start(run: Run, components: Components, source: Run | None) -> None:
             facts["notes"] = [*before.get("notes", []), *_notes_on(source)]
         material = read_material(run.cfg, before.get("material"))
         write_manifest(run, **facts, material=material, starts=before.get("starts", 0) + 1)
-        record_amendments(run)
+        record_adjustments(run)
         check_space(run)
     trainer.add_callback(AtStart(lambda: _measure_before(run, components)))
 
@@ -217,8 +217,8 @@ def save_model(run: Run, trainer: Trainer) -> None:
 
 def _not_saved(run: Run, missing: list[str]) -> Fault:
     found = f"{len(missing)} weights were not saved: {', '.join(missing[:3])}"
-    cure = f"python -m runner.launch {run}  (which saves again what the newest checkpoint holds)"
-    return Fault(str(run.model), found, "every weight of the model", cure)
+    fix = f"python -m runner.launch {run}  (which saves again what the newest checkpoint holds)"
+    return Fault(str(run.model), found, "every weight of the model", fix)
 
 
 def _save_adapter(run: Run, model: PeftModel, folder: Path, weights: Mapping[str, Any] | None) -> None:
@@ -267,8 +267,8 @@ def _push(run: Run, stop: StopRequest) -> None:
         named = name if "/" in name else f"<your account>/{name}"
         words = "" if private else " private=false"
         words += " trust_remote_code=true" if run.cfg["model"].get("trust_remote_code") else ""
-        cure = f"python -m runner export {shlex.quote(str(run))} push={named}{words}"
-        fault = replace(error.faults[0], where="trainer.args.push_to_hub", cure=cure)
+        fix = f"python -m runner export {shlex.quote(str(run))} push={named}{words}"
+        fault = replace(error.faults[0], where="trainer.args.push_to_hub", fix=fix)
         log.warning("the run is finished, and its model was not pushed\n%s", fault)
         write_manifest(run, notes=[*run.manifest().get("notes", []), hidden(f"not pushed: {fault.found}")])
 

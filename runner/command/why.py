@@ -40,8 +40,8 @@ def main(line: Any) -> int:
     """Print where the value of the key comes from, for each configuration that the command line means."""
     if line.multirun or not line.runs:
         found = "-m" if line.multirun else "no key"
-        cure = "python -m runner why learning_rate trainer=dpo"
-        raise ConfigError(Fault("KEY", found, "one key of one configuration", cure))
+        fix = "python -m runner why learning_rate trainer=dpo"
+        raise ConfigError(Fault("KEY", found, "one key of one configuration", fix))
     key, *words = line.runs
     if words:
         print_visible(hidden("\n".join(_of_run(line, key, *find_runs(words, f"why {key}", 1)))))

@@ -382,9 +382,9 @@ def _list(group: str, names: Sequence[object]) -> Fault:
         "dataset": "dataset=mixture, with each under dataset.parts; ",
         "tracker": f"tracker={first} 'tracker.report_to=[{several}]'; ",
     }
-    cure = f"{others.get(group, '') if names[1:] else ''}{group}={first}"
-    cure += f"; or a sweep: python -m runner -m {group}={several}" if names[1:] else ""
-    return Fault(group, f"[{', '.join(map(str, names))}], of which only the last would count", "one option", cure)
+    fix = f"{others.get(group, '') if names[1:] else ''}{group}={first}"
+    fix += f"; or a sweep: python -m runner -m {group}={several}" if names[1:] else ""
+    return Fault(group, f"[{', '.join(map(str, names))}], of which only the last would count", "one option", fix)
 
 
 def _missing_options(overrides: Sequence[str], menu: Options) -> list[Fault]:

@@ -25,10 +25,10 @@ def find_unshardable(args: Mapping[str, object]) -> Iterator[Fault]:
     fields = {f"trainer.args.{name}": args.get(name) for name in FIELDS}
     asked = {where: (value, f"{where}=null") for where, value in fields.items()}
     asked |= {name: (os.environ.get(name, "").lower() in ("1", "true"), f"unset {name}") for name in VARIABLES}
-    for where, (value, cure) in asked.items():
+    for where, (value, fix) in asked.items():
         if value:
             found = f"{'set' if isinstance(value, Mapping) else str(value).lower()}, and there is no GPU here"
-            yield Fault(where, found, "GPUs: on a CPU each process would train a whole copy", cure)
+            yield Fault(where, found, "GPUs: on a CPU each process would train a whole copy", fix)
 
 
 def has_devices() -> bool:

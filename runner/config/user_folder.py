@@ -80,7 +80,7 @@ def _check_keys(file: Path) -> None:
         text.decode("utf-8-sig")
     except UnicodeDecodeError:
         odd = undecodable(text, file.name)
-        raise ConfigError(Fault(str(file), odd.found, "YAML in UTF-8", odd.cure)) from None
+        raise ConfigError(Fault(str(file), odd.found, "YAML in UTF-8", odd.fix)) from None
     whole = parse_yaml(text, str(file))
     if whole is not None and not isinstance(whole, Mapping):
         found = "a list" if isinstance(whole, list) else f"the text {str(whole)[:40]!r}"

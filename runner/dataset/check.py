@@ -75,7 +75,7 @@ def check_dataset(node: Node, to: str | None, where: str = "dataset") -> Dataset
 
 def _with_keys_of(fault: Fault, where: str) -> Fault:
     """A fault with the keys of this node, which may be a part of another one."""
-    beats = {name: getattr(fault, name) for name in ("where", "found", "cure")}
+    beats = {name: getattr(fault, name) for name in ("where", "found", "fix")}
     return replace(fault, **{name: re.sub(r"\bdataset\.(?=\w)", f"{where}.", text) for name, text in beats.items()})
 
 

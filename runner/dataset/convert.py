@@ -85,8 +85,8 @@ def to_canonical(row: Cells, layout: RowLayout, system: str | None = None) -> Ro
     return _with_system(canonical, system) if system else canonical
 
 
-def _bad(where: str, found: str, expected: str = "", cure: str = "") -> DataError:
-    return DataError(Fault(where, found, expected, cure))
+def _bad(where: str, found: str, expected: str = "", fix: str = "") -> DataError:
+    return DataError(Fault(where, found, expected, fix))
 
 
 def _text(value: Any, where: str, *, empty: bool = False) -> str:
@@ -280,8 +280,8 @@ def _with_system(row: Row, system: str) -> Row:
     key = next(key for key in ("messages", "prompt", "text") if key in row)
     turns = row[key]
     if isinstance(turns, str):
-        cure = "dataset.columns.input=<column> (and .target) make conversations of prompts"
-        raise _bad(key, "a system prompt for rows of plain text", "conversations", cure)
+        fix = "dataset.columns.input=<column> (and .target) make conversations of prompts"
+        raise _bad(key, "a system prompt for rows of plain text", "conversations", fix)
     if turns[0]["role"] in ("system", "developer"):
         return row
     return row | {key: _one_turn(_text(system, "system"), "system") + turns}
@@ -423,8 +423,8 @@ class Conversion:
     def nothing_left(self, count: int) -> Fault:
         """The fault of rows of which none comes out, with the reasons."""
         why = "".join(f", {number} because {reason}" for reason, number in self.reasons.items())
-        cure = "another dataset, or other rows: dataset.path=<file, or org/name>"
-        return Fault(self.label, f"none of {count} rows is left{why}", "at least one", cure)
+        fix = "another dataset, or other rows: dataset.path=<file, or org/name>"
+        return Fault(self.label, f"none of {count} rows is left{why}", "at least one", fix)
 
     def batch(self, columns: Mapping[str, list], places: Sequence[int]) -> dict[str, list]:
         """The converted batch; ``places`` are the numbers of its rows in messages."""
@@ -472,8 +472,8 @@ class Conversion:
             return
         of = f" of {self.total}" if self.total is not None else ""
         more = f", the first {SHOWN} are below" if len(faults) > SHOWN else ""
-        cure = "mend them, or leave them out with dataset.bad_rows=drop"
-        summary = Fault(self.label, f"{len(faults)}{of} rows are bad{more}", f"{self.layout.form} rows", cure)
+        fix = "mend them, or leave them out with dataset.bad_rows=drop"
+        summary = Fault(self.label, f"{len(faults)}{of} rows are bad{more}", f"{self.layout.form} rows", fix)
         error = DataError([summary, *faults[:SHOWN]])
         if self.bad_rows != "drop":
             raise error

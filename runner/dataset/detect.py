@@ -114,12 +114,12 @@ def _check_given(columns: Sequence[str], given: Mapping[str, str], form: str | N
         raise DataError(faults)
 
 
-def misnamed(where: str, name: str, names: Iterable[str], cure: str = "{}", otherwise: str = "") -> Fault:
-    """The fault of a name that is not among the names, with the nearest one as the cure, or else ``otherwise``."""
+def misnamed(where: str, name: str, names: Iterable[str], fix: str = "{}", otherwise: str = "") -> Fault:
+    """The fault of a name that is not among the names, with the nearest one as the fix, or else ``otherwise``."""
     names = list(names)
     close = get_close_matches(str(name), names, n=1)
-    otherwise = otherwise or cure.format("<one of them>")
-    return Fault(where, repr(name), "one of " + ", ".join(names), cure.format(*close) if close else otherwise)
+    otherwise = otherwise or fix.format("<one of them>")
+    return Fault(where, repr(name), "one of " + ", ".join(names), fix.format(*close) if close else otherwise)
 
 
 def _read_as(form: str, columns: Sequence[str], given: Mapping[str, str]) -> RowLayout | None:
@@ -224,9 +224,9 @@ def refuse_media(names: Iterable[str]) -> None:
     """Raise DataError where columns hold what no trainer here learns from, and what is left would be text alone."""
     if names := list(names):
         listed = ", ".join(names)
-        cure = f"dataset.without=[{','.join(names)}]  (to train on the text alone)"
+        fix = f"dataset.without=[{','.join(names)}]  (to train on the text alone)"
         raise DataError(
-            Fault("dataset", f"the columns {listed}", "text: images, audio and video are not trained yet", cure)
+            Fault("dataset", f"the columns {listed}", "text: images, audio and video are not trained yet", fix)
         )
 
 
@@ -241,7 +241,7 @@ def check_without(names: Sequence[str], columns: Iterable[str]) -> None:
 
 def _unkept(name: str, columns: Sequence[str], usable: Sequence[str], group: str = "reward") -> Fault:
     if name in columns:
-        cure = "give the column another name in the data"
+        fix = "give the column another name in the data"
         why = CLASHES.get(name, "the trainer would take the rows for another form")
-        return Fault(group, f"a {group} asks for the column {name!r}", why, cure)
+        return Fault(group, f"a {group} asks for the column {name!r}", why, fix)
     return misnamed(group, name, usable, f"a {group} that asks for {{}}")

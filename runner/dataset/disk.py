@@ -85,7 +85,7 @@ def find_files(path: str) -> Files | None:
         raise DataError(Fault("dataset.path", "no path", READABLE + ", or a name on the hub", CHOOSE))
     place = Path(shipped(path)).expanduser()
     if odd := irregular(place):
-        raise DataError(Fault(path, odd.found, READABLE, f"{odd.cure}, or {CHOOSE}"))
+        raise DataError(Fault(path, odd.found, READABLE, f"{odd.fix}, or {CHOOSE}"))
     if has_magic(str(place)) and not place.exists():
         found = sorted(file for file in map(Path, glob(str(place), recursive=True)) if file.is_file())
         if not found:
@@ -104,8 +104,8 @@ def _splits_in(path: str, folder: Path) -> dict[str, list[Path]]:
     """The files of rows by the name of their split, from the folder itself or from its data/."""
     names = sorted(file.name for file in folder.iterdir())
     if SAVED_TO_DISK & set(names):
-        cure = "load_from_disk(folder).to_parquet(file) in Python, then dataset.path=<file>"
-        raise DataError(Fault(path, "a folder that save_to_disk wrote", READABLE, cure))
+        fix = "load_from_disk(folder).to_parquet(file) in Python, then dataset.path=<file>"
+        raise DataError(Fault(path, "a folder that save_to_disk wrote", READABLE, fix))
     for place in (folder, folder / "data"):
         files = sorted(file for file in place.glob("*") if _suffix(file) in READERS)
         if files:
@@ -124,8 +124,8 @@ def _one_kind(path: str, splits: Mapping[str, list[Path]]) -> Files:
         raise DataError(_unreadable(path, next(file for files in splits.values() for file in files)))
     kinds = {(READERS[suffix], suffix == ".tsv") for suffix in suffixes}
     if len(kinds) > 1:
-        cure = f"dataset.path='{path.rstrip('/')}/*{suffixes[0]}'"
-        raise DataError(Fault(path, " and ".join(suffixes) + " files", "files of one kind", cure))
+        fix = f"dataset.path='{path.rstrip('/')}/*{suffixes[0]}'"
+        raise DataError(Fault(path, " and ".join(suffixes) + " files", "files of one kind", fix))
     reader, tabs = kinds.pop()
     options = OPTIONS[reader] | ({"sep": "\t"} if tabs else {})
     return Files(reader, {name: list(map(str, files)) for name, files in splits.items()}, options)
@@ -145,8 +145,8 @@ def _missing(path: str, place: Path) -> Fault:
             return Fault(path, f"there is no folder {folder}", READABLE, CHOOSE)
     names = sorted(file.name for file in place.parent.iterdir())
     close = get_close_matches(place.name, names, n=1)
-    cure = f"dataset.path={path.removesuffix(place.name)}{close[0]}" if close else CHOOSE
-    return Fault(path, f"there is no {place.name}", f"one of {_listed(names)}", cure)
+    fix = f"dataset.path={path.removesuffix(place.name)}{close[0]}" if close else CHOOSE
+    return Fault(path, f"there is no {place.name}", f"one of {_listed(names)}", fix)
 
 
 def _listed(names: list[str]) -> str:
@@ -177,8 +177,8 @@ def read_columns(files: Files, max_bytes: int) -> list[str]:
 def check_files(files: Files, limit: int | None = None, max_bytes: int | None = None) -> None:
     """Raise DataError with file and line for what cannot be read; of each file ``limit`` lines or ``max_bytes``."""
     if locked := [path for path in files.paths if path.suffix == ".zst" and find_spec("zstandard") is None]:
-        found, cure = "zstandard data, and that package is missing", "pip install zstandard"
-        raise EnvironmentFault(Fault(str(locked[0]), found, "the package zstandard", cure))
+        found, fix = "zstandard data, and that package is missing", "pip install zstandard"
+        raise EnvironmentFault(Fault(str(locked[0]), found, "the package zstandard", fix))
     entries = (entry for path in files.paths for entry in _scan(path, files.reader, limit, max_bytes))
     if faults := list(islice((entry for entry in entries if isinstance(entry, Fault)), SHOWN)):
         raise DataError(faults)
@@ -215,7 +215,7 @@ def _scan(path: Path, reader: str, limit: int | None = None, max_bytes: int | No
         odd = foreign(_head_of(path), path.name)
         meant = kind or ("parquet" if reader == "parquet" else "?")
         if odd and not odd.found.startswith(meant):
-            yield Fault(str(path), odd.found, _EXPECTED[reader], odd.cure)
+            yield Fault(str(path), odd.found, _EXPECTED[reader], odd.fix)
             return
         with _open(path) as file:
             yield from _READERS[reader](file, path, limit, max_bytes)
@@ -223,7 +223,7 @@ def _scan(path: Path, reader: str, limit: int | None = None, max_bytes: int | No
         yield Fault(str(path), f"broken {kind} data: {error}", f"a whole {path.suffix} file", again)
     except UnicodeDecodeError as error:
         odd = undecodable(error.object, path.name)
-        yield Fault(str(path), odd.found, "UTF-8", odd.cure)
+        yield Fault(str(path), odd.found, "UTF-8", odd.fix)
     except PermissionError:
         found, expected = "you have no permission to read it", "a file that this process may read"
         yield Fault(str(path), found, expected, f"chmod +r {path}")
@@ -285,8 +285,8 @@ def _read_json(file: io.BufferedReader, path: Path, limit: int | None, max_bytes
             yield from _read_document(text, path)
         return
     if _suffix(path) != ".json" and is_list:
-        cure = f"mv {path.name} {path.stem}.json  (if it is one list of rows)"
-        yield Fault(f"{path}:1", f"a list: {_quoted(start.splitlines()[0])}", _EXPECTED["json"], cure)
+        fix = f"mv {path.name} {path.stem}.json  (if it is one list of rows)"
+        yield Fault(f"{path}:1", f"a list: {_quoted(start.splitlines()[0])}", _EXPECTED["json"], fix)
         return
     rows = 0
     for place, line in islice(chain([(number, first)], lines), limit):
@@ -317,7 +317,7 @@ def _read_line(line: bytes, path: Path, number: int) -> Row | Fault:
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError:
         odd = undecodable(line, path.name)
-        return Fault(where, odd.found, "UTF-8", odd.cure)
+        return Fault(where, odd.found, "UTF-8", odd.fix)
     except UnicodeEncodeError:
         return Fault(where, "half a surrogate pair, which is no character", "whole characters", mend)
     except (ValueError, RecursionError) as error:
@@ -332,8 +332,8 @@ def _quoted(line: bytes) -> str:
 def _wrapped(value: Row, path: Path) -> Fault:
     keys = ", ".join(list(value)[:5])
     name = next((name for name, entry in value.items() if isinstance(entry, list)), "data")
-    cure = f"save the list of rows by itself: jq -c '.{name}[]' {path.name} > rows.jsonl"
-    return Fault(str(path), f"one object with the keys {keys}", "a list of objects, or one object in each line", cure)
+    fix = f"save the list of rows by itself: jq -c '.{name}[]' {path.name} > rows.jsonl"
+    return Fault(str(path), f"one object with the keys {keys}", "a list of objects, or one object in each line", fix)
 
 
 def _read_document(text: bytes, path: Path) -> Iterator[Row | Fault]:
@@ -359,8 +359,8 @@ def _read_document(text: bytes, path: Path) -> Iterator[Row | Fault]:
 def _read_csv(file: io.BufferedReader, path: Path, limit: int | None, max_bytes: int | None) -> Iterator[Row | Fault]:
     """Rows of text, and faults of records that have another number of fields than the header."""
     if file.peek(1)[:1] in (b"{", b"["):
-        found, cure = f"json in a {_suffix(path)} file", f"mv {path.name} {path.stem}.jsonl"
-        yield Fault(str(path), found, _EXPECTED["csv"], cure)
+        found, fix = f"json in a {_suffix(path)} file", f"mv {path.name} {path.stem}.jsonl"
+        yield Fault(str(path), found, _EXPECTED["csv"], fix)
         return
     lines = _Lines(file, max_bytes)
     records = _records((line for _, line in lines), path)
@@ -369,8 +369,8 @@ def _read_csv(file: io.BufferedReader, path: Path, limit: int | None, max_bytes:
         header = next(records, [])
         if len(header) == 1 and (other := re.fullmatch(r"\w+(?:([;|\t])\w+)+", header[0])):
             expected = f"{_EXPECTED['csv']}, or tabs in a .tsv file"
-            cure = f"save it with commas, or with tabs as {path.stem}.tsv"
-            yield Fault(f"{path}:1", f"one column {header[0]!r}, cut by {other[1]!r}", expected, cure)
+            fix = f"save it with commas, or with tabs as {path.stem}.tsv"
+            yield Fault(f"{path}:1", f"one column {header[0]!r}, cut by {other[1]!r}", expected, fix)
             return
         for name in sorted({name for name in header if header.count(name) > 1}):
             yield Fault(f"{path}:1", f"the column {name!r} twice", "each name once", "rename one of the two")
@@ -379,11 +379,11 @@ def _read_csv(file: io.BufferedReader, path: Path, limit: int | None, max_bytes:
             if len(record) == len(header):
                 yield dict(zip(header, record, strict=True))
             elif not lines.cut:  # the last one may be half a record
-                found, cure = f"{len(record)} fields", 'quote fields that hold commas or lines: "a, b"'
-                yield Fault(f"{path}:{records.line_num}", found, f"{len(header)}, as in the header", cure)
+                found, fix = f"{len(record)} fields", 'quote fields that hold commas or lines: "a, b"'
+                yield Fault(f"{path}:{records.line_num}", found, f"{len(header)}, as in the header", fix)
     except csv.Error as error:
-        cure = f"sed -n {records.line_num}p {path.name}  (to see it, and mend it)"
-        yield Fault(f"{path}:{records.line_num}", str(error), _EXPECTED["csv"], cure)
+        fix = f"sed -n {records.line_num}p {path.name}  (to see it, and mend it)"
+        yield Fault(f"{path}:{records.line_num}", str(error), _EXPECTED["csv"], fix)
     finally:
         csv.field_size_limit(previous)
     if not rows and not lines.cut:

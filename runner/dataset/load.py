@@ -196,13 +196,13 @@ def translate_dataset_errors(path: str, where: str = "dataset.path") -> Iterator
     except DatasetGenerationError as error:
         raise DataError(Fault(path, _first_line(error.__cause__ or error), "rows")) from error
     except ConnectionError as error:
-        cure = "a local copy with dataset.path=<folder>, or unset HF_HUB_OFFLINE"
+        fix = "a local copy with dataset.path=<folder>, or unset HF_HUB_OFFLINE"
         found = f"neither a file or folder here nor in the cache; {_first_line(error)}"
-        raise EnvironmentFault(Fault("dataset.path", found, "a connection to the hub", cure)) from error
+        raise EnvironmentFault(Fault("dataset.path", found, "a connection to the hub", fix)) from error
     except (ValueError, RuntimeError) as error:
         text = " ".join(str(error).split())
-        cure = "dataset.config=<name>" if "Config name" in text else ""
-        raise DataError(Fault(where, text, cure=cure)) from error
+        fix = "dataset.config=<name>" if "Config name" in text else ""
+        raise DataError(Fault(where, text, fix=fix)) from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -93,8 +93,8 @@ def _check_alike(trains: Mapping[str, Rows]) -> None:
             first, other = seen.setdefault(column, (part, kind))
             if other != kind:
                 found = f"{column} is {kind} here and {other} in {first}"
-                cure = f"dataset.parts.{part}.columns.<role>=<column>, or form, to read both alike"
-                raise DataError(Fault(f"dataset.parts.{part}", found, "one type in all parts", cure))
+                fix = f"dataset.parts.{part}.columns.<role>=<column>, or form, to read both alike"
+                raise DataError(Fault(f"dataset.parts.{part}", found, "one type in all parts", fix))
 
 
 def _check_margins(trains: Mapping[str, Rows]) -> None:

@@ -91,8 +91,8 @@ def check_cut(where: str, cut: str, splits: Iterable[str], path: str, *, streami
         if not SLICE.fullmatch(part.strip()):
             raise DataError(Fault(where, f"{cut!r}, which is no slice", EXAMPLE, f"{where}='{name}[:90%]'"))
         if streaming and (bracket or part != cut):
-            cure = f"{where.replace('.split.', '.limit.')}=<rows>, or dataset.streaming=false"
-            raise DataError(Fault(where, cut, "a whole split of a stream", cure))
+            fix = f"{where.replace('.split.', '.limit.')}=<rows>, or dataset.streaming=false"
+            raise DataError(Fault(where, cut, "a whole split of a stream", fix))
 
 
 def slice_length(cut: str, rows: int) -> int | None:
@@ -115,8 +115,8 @@ def split_of(cut: str) -> str:
 
 def no_row(use: str, cut: str, label: str) -> Fault:
     """The fault of a slice that takes no row."""
-    cure = f"dataset.split.{use}='{split_of(cut)}[:90%]', or another dataset"
-    return Fault(f"dataset.split.{use}", f"no row: {label}", "at least one row", cure)
+    fix = f"dataset.split.{use}='{split_of(cut)}[:90%]', or another dataset"
+    return Fault(f"dataset.split.{use}", f"no row: {label}", "at least one row", fix)
 
 
 def check_weights(parts: Mapping[str, object], weights: Mapping[str, float] | None) -> None:

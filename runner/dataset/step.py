@@ -42,8 +42,8 @@ def apply_steps(row: Row, steps: Sequence[Step]) -> Row | None:
                 raise
             frame = traceback.extract_tb(error.__traceback__)[-1]
             found = f"{type(error).__name__}: {error}, at {frame.filename}:{frame.lineno}"
-            cure = f"mend {Path(frame.filename).name}, or dataset.map=null"
-            raise DataError(Fault("map", found, "a row, or None to leave it out", cure)) from error
+            fix = f"mend {Path(frame.filename).name}, or dataset.map=null"
+            raise DataError(Fault("map", found, "a row, or None to leave it out", fix)) from error
         if made is None:
             return None
         if not isinstance(made, Mapping):
@@ -56,8 +56,8 @@ def apply_steps(row: Row, steps: Sequence[Step]) -> Row | None:
 
 def first_made(rows: Iterable[Row], steps: Sequence[Step]) -> Row:
     """The first row that comes out of the steps; raises DataError where none does, with the first error if any."""
-    cure = "dataset.map=null, or a step that keeps some"
-    failed = DataError(Fault("dataset.map", "every row is left out", "at least one row", cure))
+    fix = "dataset.map=null, or a step that keeps some"
+    failed = DataError(Fault("dataset.map", "every row is left out", "at least one row", fix))
     for place, row in enumerate(rows):
         try:
             made = apply_steps(row, steps)

@@ -64,7 +64,7 @@ def _record(run: Run, call: Callable[[], None]) -> int:
         return 0
     except Exception as error:
         traceback.print_exc()
-        fault = Fault(str(run.log), f"{type(error).__name__}: {error}", cure="read it")
+        fault = Fault(str(run.log), f"{type(error).__name__}: {error}", fix="read it")
         known = error if isinstance(error, RunnerError) else RunnerError(fault)
         run.set_status("failed", cause=str(known))
         return known.code

@@ -74,8 +74,8 @@ class Clones:
             described = write_clone(source, folder)
             if described is None:
                 found = f"{source.path}: a {source.config().model_type}, which cannot be made small"
-                cure = "model=tiny, to rehearse everything but the architecture"
-                raise ConfigError(Fault("model.path", found, "an architecture of transformers", cure))
+                fix = "model=tiny, to rehearse everything but the architecture"
+                raise ConfigError(Fault("model.path", found, "an architecture of transformers", fix))
             self.made[source] = str(folder), f"{source.path}: {described}"
         return self.made[source]
 

@@ -17,8 +17,8 @@ from runner.errors import ConfigError, EnvironmentFault, Fault
 def check_harness() -> None:
     """Raise EnvironmentFault where the library is not installed; it is not imported."""
     if importlib.util.find_spec("lm_eval") is None:
-        found, cure = "lm-evaluation-harness is not installed", 'pip install "runner[eval]"'
-        raise EnvironmentFault(Fault("evaluate=lm_eval", found, "the package lm-eval", cure))
+        found, fix = "lm-evaluation-harness is not installed", 'pip install "runner[eval]"'
+        raise EnvironmentFault(Fault("evaluate=lm_eval", found, "the package lm-eval", fix))
 
 
 def find_code(folder: Path) -> list[Path]:
@@ -30,8 +30,8 @@ def find_code(folder: Path) -> list[Path]:
 def check_tasks(folder: Path, trusted: bool) -> None:
     """Raise ConfigError where a folder of tasks brings code of its own that nobody has allowed."""
     for file in () if trusted else find_code(folder):
-        found, cure = f"{file} names Python functions", "trust_remote_code=true  (if you trust who wrote them)"
-        raise ConfigError(Fault("include", f"{found}, which would run", "tasks in YAML alone", cure))
+        found, fix = f"{file} names Python functions", "trust_remote_code=true  (if you trust who wrote them)"
+        raise ConfigError(Fault("include", f"{found}, which would run", "tasks in YAML alone", fix))
 
 
 def run_tasks(
@@ -47,8 +47,8 @@ def run_tasks(
 
     known = TaskManager(include_path=include)
     if missing := [name for name in tasks if not known.match_tasks([name])]:
-        cure = "tasks=hellaswag,arc_easy, or include=<folder of yours>"
-        raise ConfigError(Fault("tasks", f"no task {', '.join(missing)}", "tasks of lm-evaluation-harness", cure))
+        fix = "tasks=hellaswag,arc_easy, or include=<folder of yours>"
+        raise ConfigError(Fault("tasks", f"no task {', '.join(missing)}", "tasks of lm-evaluation-harness", fix))
     asked = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
     found = simple_evaluate(model=asked, tasks=list(tasks), task_manager=known, log_samples=False, **how)
     return to_figures((found or {}).get("results") or {})

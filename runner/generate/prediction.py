@@ -52,8 +52,8 @@ class PredictionFile:
             return False
         if (read_json(self.facts) or {}).get("key") == self.key:
             return True
-        found, cure = "holds something else than these predictions", "to=<another file>"
-        raise FolderError(Fault(display_path(self.path), found, "no file yet, or the same predictions", cure))
+        found, fix = "holds something else than these predictions", "to=<another file>"
+        raise FolderError(Fault(display_path(self.path), found, "no file yet, or the same predictions", fix))
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -70,8 +70,8 @@ class PredictionFile:
                 with contextlib.suppress(FileNotFoundError):
                     lock.unlink()
         except Timeout:
-            found, cure = "another process writes these predictions", "wait for it, or to=<another file>"
-            raise FolderError(Fault(display_path(self.path), found, "one at a time", cure)) from None
+            found, fix = "another process writes these predictions", "wait for it, or to=<another file>"
+            raise FolderError(Fault(display_path(self.path), found, "one at a time", fix)) from None
 
     def read_rows(self) -> list[dict[str, Any]]:
         """The rows that an interrupted command has written; a last line that was cut off is dropped from the file."""

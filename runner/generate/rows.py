@@ -70,8 +70,8 @@ def _train_or_eval(node: Mapping[str, Any], name: str | None, falls_back: bool) 
     held_out = (node.get("split") or {}).get("eval") if node["_target_"] == LOADER else True
     if held_out or falls_back:
         return "eval" if held_out else "train"
-    cure = "set=train, or dataset.split.eval=<split>, or file=<rows>"
-    raise ConfigError(Fault("set", "the run holds out no rows", "which rows to take", cure))
+    fix = "set=train, or dataset.split.eval=<split>, or file=<rows>"
+    raise ConfigError(Fault("set", "the run holds out no rows", "which rows to take", fix))
 
 
 def find_form_fault(node: Mapping[str, Any], to: str, where: str) -> Fault | None:

@@ -112,8 +112,8 @@ def sample(
                 raise
             if len(rows) == 1:
                 longest = f"a prompt of {len(prompts[rows[0]])} tokens alone does not fit"
-                cure = "model.dtype=bfloat16, or shorter completions"
-                raise EnvironmentFault(Fault("memory", longest, "more of it", cure)) from error
+                fix = "model.dtype=bfloat16, or shorter completions"
+                raise EnvironmentFault(Fault("memory", longest, "more of it", fix)) from error
         # Behind the handler, because the traceback keeps the tensors.
         if torch.accelerator.is_available():
             torch.accelerator.empty_cache()

@@ -60,18 +60,18 @@ def find_weights(run: Run | None, wish: str | None) -> Weights:
         "best": "no whole checkpoint is known to be the best",
         "last": "no sealed checkpoint that is whole",
     }[wish]
-    cure = f"python -m runner.launch {run}  (to train on), or checkpoint=start for the model it begins with"
-    cure = "checkpoint=last" if newest else "checkpoint=model" if is_finished else cure
+    fix = f"python -m runner.launch {run}  (to train on), or checkpoint=start for the model it begins with"
+    fix = "checkpoint=last" if newest else "checkpoint=model" if is_finished else fix
     progress = f"it is {state['state']}, step {state['step']} of {state['max_steps']}"
-    raise FolderError(Fault(str(run), f"{found}; {progress}", "weights", cure))
+    raise FolderError(Fault(str(run), f"{found}; {progress}", "weights", fix))
 
 
 def check_sealed(folder: Path) -> Path:
     """The same sealed folder; FolderError with every file that is not as it was sealed."""
     if damage := damage_of(folder):
-        cure = "the command that made the run, which mends it from a checkpoint, or checkpoint=last"
+        fix = "the command that made the run, which mends it from a checkpoint, or checkpoint=last"
         raise FolderError(
-            Fault(display_path(folder), f"damaged: {describe_damage(damage)}", "the files that were sealed", cure)
+            Fault(display_path(folder), f"damaged: {describe_damage(damage)}", "the files that were sealed", fix)
         )
     return folder
 
@@ -90,5 +90,5 @@ def _of_step(run: Run, step: int) -> Weights:
         return Weights(folder.name, folder)
     there = [path.name.rpartition("-")[2] for path in sealed_checkpoints(run)]
     found = f"checkpoint {step} is {f'damaged: {describe_damage(damage)}' if folder.is_dir() else 'not there'}"
-    cure = f"checkpoint={there[-1]}" if there else "checkpoint=model"
-    raise FolderError(Fault(display_path(run.checkpoints), found, f"one of {', '.join(there) or 'none'}", cure))
+    fix = f"checkpoint={there[-1]}" if there else "checkpoint=model"
+    raise FolderError(Fault(display_path(run.checkpoints), found, f"one of {', '.join(there) or 'none'}", fix))

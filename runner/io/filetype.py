@@ -19,7 +19,7 @@ class Finding(NamedTuple):
     """The type that a file has instead, and what to type about it."""
 
     found: str
-    cure: str
+    fix: str
 
 
 # The first bytes, what they mean, and what to do; ``{name}`` and ``{stem}`` are those of the file.
@@ -47,9 +47,9 @@ def foreign(head: bytes, name: str) -> Finding | None:
     >>> foreign(b"PK\\x03\\x04", "rows.jsonl").found, foreign(b'{"a": 1}', "rows.jsonl")
     ('a zip archive', None)
     """
-    for magic, found, cure in MAGIC:
+    for magic, found, fix in MAGIC:
         if re.match(magic, head):
-            return Finding(found, cure.format(name=name, stem=name.partition(".")[0]))
+            return Finding(found, fix.format(name=name, stem=name.partition(".")[0]))
     encoding = wide_encoding(head)
     return other_encoding(encoding, name) if encoding else None
 
@@ -71,7 +71,7 @@ def other_encoding(encoding: str, name: str) -> Finding:
 def undecodable(line: bytes, name: str) -> Finding:
     """The finding of bytes that are not UTF-8, with the encoding that they probably are."""
     encoding = wide_encoding(line) or ("cp1252" if re.search(rb"[\x80-\x9f]", line) else "latin1")
-    return Finding(f"bytes that are not UTF-8, probably {encoding}", other_encoding(encoding, name).cure)
+    return Finding(f"bytes that are not UTF-8, probably {encoding}", other_encoding(encoding, name).fix)
 
 
 def irregular(path: Path) -> Finding | None:

@@ -22,8 +22,8 @@ def axes(overrides: Sequence[str]) -> dict[str, int]:
     if endless := [
         override for override in swept if not override.is_discrete_sweep() and not override.is_range_sweep()
     ]:
-        found, cure = "an interval has no list of values", "hydra/sweeper=optuna, or values with commas"
-        raise ConfigError([Fault(override.get_key_element(), found, "values", cure) for override in endless])
+        found, fix = "an interval has no list of values", "hydra/sweeper=optuna, or values with commas"
+        raise ConfigError([Fault(override.get_key_element(), found, "values", fix) for override in endless])
     return {override.get_key_element(): len(list(override.sweep_string_iterator())) for override in swept}
 
 

@@ -25,7 +25,7 @@ from runner.io.files import write_json
 from runner.io.secrets import hidden
 from runner.launch import worker
 from runner.run import PATIENCE, Run, held, locked
-from runner.run.adjustments import read_amendments
+from runner.run.adjustments import read_adjustments
 
 GRACE = 120  # most seconds that processes have for the end of their step and its save
 # A process that fails because another is gone says so within this many seconds of the time, in whole seconds, at which
@@ -45,7 +45,7 @@ def local(folder: str | Path, *, num_processes: int = 1, debug: bool = False) ->
 
 def _torchrun(folder: str | Path, num_processes: int, debug: bool) -> int:
     run = Run(Path(folder))
-    amended = len(read_amendments(run.folder))
+    adjusted = len(read_adjustments(run.folder))
     with locked(run, PATIENCE):
         pass  # refused here, before anything is started
     worker.prepare_environment()
@@ -59,7 +59,7 @@ def _torchrun(folder: str | Path, num_processes: int, debug: bool) -> int:
         stop = worker.Stop()
         stop.number = failures
         error = stop.error()
-    elif len(read_amendments(run.folder)) > amended:
+    elif len(read_adjustments(run.folder)) > adjusted:
         return _torchrun(folder, num_processes, debug)  # torch.distributed cannot re-form a group after a rank has died
     else:
         state, error = _cause_of(run, failures, debug)
@@ -128,9 +128,9 @@ def _cause_of(run: Run, failures: Mapping[int, Any], debug: bool) -> tuple[str |
     if code < 0:
         hint = " (by a person, or by the system for want of memory)" if code == -signal.SIGKILL else ""
         found = f"rank {rank} was killed by {signal.Signals(-code).name}{hint}"
-        return "failed", EnvironmentFault(Fault("processes", found, cure="run the same command again to continue"))
+        return "failed", EnvironmentFault(Fault("processes", found, fix="run the same command again to continue"))
     found = f"rank {rank} left with exit code {code} before the run was finished"
-    return "failed", RunnerError(Fault(str(run.log), found, cure="read the end of it"))
+    return "failed", RunnerError(Fault(str(run.log), found, fix="read the end of it"))
 
 
 def _recorded(failure: Any) -> Mapping[str, Any]:

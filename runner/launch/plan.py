@@ -70,8 +70,8 @@ def tasks_of(jobs: Sequence[Sequence[Composed]]) -> list[Task]:
 def _same(first: Composed, second: Composed) -> Fault:
     one, other = (" ".join(composed.overrides) for composed in (first, second))
     found = f"{other}: the same run" + (f" as {one}" if one != other else " twice")
-    cure = shlex.join(word for word in first.overrides if word not in second.overrides) or "each value once"
-    return Fault("sweep", found, "jobs that differ in something that is trained", cure)
+    fix = shlex.join(word for word in first.overrides if word not in second.overrides) or "each value once"
+    return Fault("sweep", found, "jobs that differ in something that is trained", fix)
 
 
 def check_size(sizes: dict[str, int]) -> None:

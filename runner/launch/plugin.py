@@ -72,6 +72,6 @@ def objective_of(folder: Path, name: str | None) -> float | None:
 
 def failed_since(group: Path, began: float) -> list[tuple[Run, str]]:
     """The runs of a group that have failed since a time, each with its cause."""
-    papers = [paper for paper in sorted(group.glob("*/status.json")) if paper.stat().st_mtime >= began]
-    runs = [Run(paper.parent.absolute()) for paper in papers]
+    files = [path for path in sorted(group.glob("*/status.json")) if path.stat().st_mtime >= began]
+    runs = [Run(path.parent.absolute()) for path in files]
     return [(run, str(run.status()["cause"])) for run in runs if run.status()["state"] == "failed"]

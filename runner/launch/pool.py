@@ -280,13 +280,13 @@ def settings_of(launcher: dict[str, Any], runs: Sequence[Composed] = (), **other
     if config.world_size() > 1:  # whoever has started these processes has given them theirs
         devices = []
     if devices and jobs * processes > len(devices):
-        key, cure = "jobs", f"launcher.jobs={len(devices) // processes}"
+        key, fix = "jobs", f"launcher.jobs={len(devices) // processes}"
         if processes > len(devices):
-            key, cure = "num_processes", f"launcher.num_processes={len(devices)} launcher.jobs=1"
+            key, fix = "num_processes", f"launcher.num_processes={len(devices)} launcher.jobs=1"
         if processes == 1:
-            cure += f", or launcher.devices=[{','.join((devices * jobs)[:jobs])}] to share them"
+            fix += f", or launcher.devices=[{','.join((devices * jobs)[:jobs])}] to share them"
         found = f"{jobs} x {processes} processes (launcher.jobs x num_processes) for {len(devices)} devices"
-        raise ConfigError(Fault(f"launcher.{key}", found, "a device for each process", cure))
+        raise ConfigError(Fault(f"launcher.{key}", found, "a device for each process", fix))
     return Settings(jobs, processes, launcher.get("timeout_seconds"), devices, **others)
 
 

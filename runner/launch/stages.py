@@ -158,7 +158,7 @@ class References:
         if name in self.models:
             return self.models[name]
         if name in self.ahead:
-            found = Fault(key, f"${{run:{name}}} is {self._place(name)}", self._earlier(), self._cure(key, name, []))
+            found = Fault(key, f"${{run:{name}}} is {self._place(name)}", self._earlier(), self._fix(key, name, []))
         elif runs := _finished(root, name):
             return str(runs[-1] / "model")
         else:
@@ -176,17 +176,17 @@ class References:
         """The fault of a name that no finished run has: what state it is in, or what was probably meant."""
         if begun := [Run(folder) for folder in _folders(root, name)]:
             states = ", ".join(f"{run} is {run.status()['state']}" for run in begun)
-            cure = f"python -m runner.launch {begun[-1]}  (to finish it)"
-            return Fault(key, f"${{run:{name}}} has no finished model: {states}", "a finished run", cure)
+            fix = f"python -m runner.launch {begun[-1]}  (to finish it)"
+            return Fault(key, f"${{run:{name}}} has no finished model: {states}", "a finished run", fix)
         group = name.partition("/")[0]
         known = [f"{group}/{folder.name}" for folder in _finished(root, group)] if "/" in name else []
         known = known or [folder.name for folder in sorted(root.glob("[!.]*")) if _finished(root, folder.name)]
         stage = f"an earlier stage ({', '.join(self.models)}), or " if self.models else ""
         listed = f" ({shortened(known)})" if known else ""
         found = f"no {'stage and no ' if self.ahead else ''}run is called {name}"
-        return Fault(key, found, f"{stage}a finished run under {root}/{listed}", self._cure(key, name, known))
+        return Fault(key, found, f"{stage}a finished run under {root}/{listed}", self._fix(key, name, known))
 
-    def _cure(self, key: str, name: str, known: list[str]) -> str:
+    def _fix(self, key: str, name: str, known: list[str]) -> str:
         near = [*nearest(name, [*self.models, *known]), *list(self.models)[-1:]]
         if near:
             return f"{key}='${{run:{near[0]}}}'"
@@ -304,9 +304,9 @@ def _typed_stages(word: Word) -> Fault:
 
 def _unknown_stage(word: Word, stages: Iterable[str], top: set[str]) -> Fault:
     near = [*nearest(word.head, stages), *nearest(word.head, top)]
-    cure = str(replace(word, key=word.key.replace(word.head, near[0], 1))) if near else f"leave {word.key} out"
+    fix = str(replace(word, key=word.key.replace(word.head, near[0], 1))) if near else f"leave {word.key} out"
     expected = f"a stage ({', '.join(stages)}), or a key of every run"
-    return Fault(word.key, f"no stage and no key is called {word.head}", expected, cure)
+    return Fault(word.key, f"no stage and no key is called {word.head}", expected, fix)
 
 
 def _no_key(word: Word) -> Fault:
@@ -337,11 +337,9 @@ def _gather(found: Mapping[str, list[Fault]], shared: Sequence[Word]) -> list[Fa
     gathered: dict[tuple[str, str], Fault] = {}
     for stage, faults in found.items():
         for fault in faults:
-            same = [
-                any((one.where, one.cure) == (fault.where, fault.cure) for one in other) for other in found.values()
-            ]
+            same = [any((one.where, one.fix) == (fault.where, fault.fix) for one in other) for other in found.values()]
             shown = fault if len(found) > 1 and all(same) else _placed(fault, stage, found, shared)
-            gathered.setdefault((shown.where, shown.cure), shown)
+            gathered.setdefault((shown.where, shown.fix), shown)
     return list(gathered.values())
 
 
@@ -349,10 +347,10 @@ def _placed(fault: Fault, stage: str, found: Mapping[str, list[Fault]], shared: 
     """A fault of one stage; where its key was typed for every stage, with the stages that could take it."""
     able = [name for name, faults in found.items() if all(other.where != fault.where for other in faults)]
     typed = [word for word in shared if word.key == fault.where]
-    cure = re.sub(r"^(?=[A-Za-z_][\w.]*=)", f"{stage}.", fault.cure)
+    fix = re.sub(r"^(?=[A-Za-z_][\w.]*=)", f"{stage}.", fault.fix)
     if typed and able:
-        cure = f"{' or '.join(f'{name}.{typed[-1]}' for name in able)}  (for that stage alone)"
-    return replace(fault, where=f"{stage}.{fault.where}", cure=cure)
+        fix = f"{' or '.join(f'{name}.{typed[-1]}' for name in able)}  (for that stage alone)"
+    return replace(fault, where=f"{stage}.{fault.where}", fix=fix)
 
 
 def _folders(root: Path, name: str) -> list[Path]:
@@ -360,8 +358,8 @@ def _folders(root: Path, name: str) -> list[Path]:
     group, _, folder = name.partition("/")
     if not group or group.startswith(".") or "/" in folder or folder in (".", ".."):
         return []
-    papers = sorted((root / group).glob("*/config.yaml"))
-    return [paper.parent for paper in papers if folder in ("", paper.parent.name)]
+    configs = sorted((root / group).glob("*/config.yaml"))
+    return [path.parent for path in configs if folder in ("", path.parent.name)]
 
 
 def _finished(root: Path, name: str) -> list[Path]:

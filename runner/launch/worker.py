@@ -84,7 +84,7 @@ class Stop:
         """The exception that ends the process once the step is saved."""
         number = self.number or signal.SIGTERM
         name = signal.Signals(number).name
-        return Interrupted(Fault(name, "asked to stop", cure="run the same command again to continue"), number)
+        return Interrupted(Fault(name, "asked to stop", fix="run the same command again to continue"), number)
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[Stop]:
@@ -129,8 +129,8 @@ def main(words: Sequence[str]) -> int:
         _check_trust(run, "--trust" in words)
         own = processes_of(run.cfg)
         if world not in (1, own):
-            found, cure = f"a world of {world} processes", f"python -m runner.launch {run}  (which starts them itself)"
-            raise ConfigError(Fault(str(run), found, f"the {own} that the run is trained by", cure))
+            found, fix = f"a world of {world} processes", f"python -m runner.launch {run}  (which starts them itself)"
+            raise ConfigError(Fault(str(run), found, f"the {own} that the run is trained by", fix))
     except RunnerError as error:
         print(error, file=sys.stderr)
         return error.code
@@ -148,8 +148,8 @@ def _check_trust(run: Run, trusted: bool) -> None:
     """Raise where a folder would run or change what nobody has allowed; it can come from anybody."""
     check_metadata(run)
     if not trusted and (dangers := find_dangers(run.cfg)):
-        cure = f"python -m runner.launch {run} --trust  (if you trust who wrote its config.yaml)"
-        raise ConfigError([replace(danger, cure=cure) for danger in dangers])
+        fix = f"python -m runner.launch {run} --trust  (if you trust who wrote its config.yaml)"
+        raise ConfigError([replace(danger, fix=fix) for danger in dangers])
 
 
 def conclude(run: Run, state: str | None, error: RunnerError, debug: bool = False) -> None:
@@ -272,8 +272,8 @@ def is_finished(run: Run) -> bool:
     if damage := _damage(run):
         found = f"the run is finished, and its model is damaged: {describe_damage(damage)}"
         if not sealed_checkpoints(run):
-            cure = "a whole copy of it put back, or name=<another name> to train it again"
-            raise FolderError(Fault(str(run.model), found, "the files that were sealed", cure))
+            fix = "a whole copy of it put back, or name=<another name> to train it again"
+            raise FolderError(Fault(str(run.model), found, "the files that were sealed", fix))
         log.warning("%s: %s; it is written again from the newest checkpoint", run, found)
         return False
     for line in check_material(run):
@@ -300,7 +300,7 @@ def _explained(run: Run, error: BaseException) -> RunnerError:
     """The error of ours that an exception is: what the environment lacks, or else our own fault."""
     if isinstance(error, SystemExit):
         found = f"something called sys.exit({error.code!r}) before the run was finished"
-        return RunnerError(Fault(str(run.log), found, cure="read the traceback there"))
+        return RunnerError(Fault(str(run.log), found, fix="read the traceback there"))
     text = f"{type(error).__name__}: {error}"
     if is_full(error, run.folder):
         return full(run, error)
@@ -319,7 +319,7 @@ def _explained(run: Run, error: BaseException) -> RunnerError:
         )
     if isinstance(error, ImportError):
         return EnvironmentFault(Fault("library", text, "an installed package", "pip install <the package named above>"))
-    return RunnerError(Fault(str(run.log), text, cure="read the traceback there, or run again with --debug"))
+    return RunnerError(Fault(str(run.log), text, fix="read the traceback there, or run again with --debug"))
 
 
 class Log(logging.FileHandler):

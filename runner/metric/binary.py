@@ -109,8 +109,8 @@ def read_labels(columns: dict[str, Any], column: str, positive: str | None) -> l
     if positive is not None:
         return [text_of(label).strip() == positive.strip() for label in labels]
     if odd := [label for label in labels if label not in (0, 1)]:
-        cure = "metric.<name>.positive=<the right text>"
-        raise DataError(Fault("metric", f"the label {str(odd[0])[:40]!r} in {column}", "true or false, 1 or 0", cure))
+        fix = "metric.<name>.positive=<the right text>"
+        raise DataError(Fault("metric", f"the label {str(odd[0])[:40]!r} in {column}", "true or false, 1 or 0", fix))
     return [bool(label) for label in labels]
 
 

@@ -72,8 +72,8 @@ def _pairs(name: str, completions: Sequence[Any], column: str, columns: dict[str
 
 def _references(name: str, column: str, columns: dict[str, Any]) -> Sequence[Any]:
     if column not in columns:
-        found, cure = f"the rows have no column {column}", f"metric.{name}.column=<column>"
-        raise DataError(Fault("dataset", found, f"one of {', '.join(sorted(columns))}", cure))
+        found, fix = f"the rows have no column {column}", f"metric.{name}.column=<column>"
+        raise DataError(Fault("dataset", found, f"one of {', '.join(sorted(columns))}", fix))
     return columns[column]
 
 

@@ -65,8 +65,8 @@ def check_template(
         faults.append(Fault(KEY, found, "a template that spells them", f"{KEY}=hermes, or react"))
     if chats and answers_only and not _marks_answers(tokenizer):
         found = "trainer.args.assistant_only_loss, and the template does not mark what the assistant says"
-        cure = f"{KEY}=chatml, or trainer.args.assistant_only_loss=false"
-        faults.append(Fault(KEY, found, "{% generation %} around each answer", cure))
+        fix = f"{KEY}=chatml, or trainer.args.assistant_only_loss=false"
+        faults.append(Fault(KEY, found, "{% generation %} around each answer", fix))
     if faults:
         raise ConfigError(faults)
 

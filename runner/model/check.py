@@ -103,8 +103,8 @@ def find_scorer_faults(path: str, where: str) -> list[Fault]:
             return []
     except ConfigError as error:
         return error.faults
-    cure = f"python -m runner trainer=reward, then {where}=<its model folder>; or tolerate.random_head=true"
-    return [place.fault(f"{path}: it has no weights for score.weight", "a trained reward model", cure)]
+    fix = f"python -m runner trainer=reward, then {where}=<its model folder>; or tolerate.random_head=true"
+    return [place.fault(f"{path}: it has no weights for score.weight", "a trained reward model", fix)]
 
 
 # --- Architectures ------------------------------------------------------------------------------
@@ -119,9 +119,9 @@ def find_config_faults(place: Place, head: str | None = None, *, trust: bool = F
         return [place.fault(f"{place.source} has no config.json, but {names or 'nothing'}", LOCATION)]
     kind = place.whole_config.get("model_type")
     if place.whole_config.get("auto_map") and not _is_known(kind):
-        found, cure = f"{place.source} brings Python code of its own", "model.trust_remote_code=true"
+        found, fix = f"{place.source} brings Python code of its own", "model.trust_remote_code=true"
         expected = "leave to run it, from you"
-        return [] if trust else [Fault("model.trust_remote_code", found, expected, f"{cure}  (if you trust it)")]
+        return [] if trust else [Fault("model.trust_remote_code", found, expected, f"{fix}  (if you trust it)")]
     if not isinstance(kind, str):
         return [place.fault(f"config.json of {place.source} has no model_type", "the config.json of a model")]
     if not _is_known(kind):
@@ -157,7 +157,7 @@ def _find_design_faults(node: Node) -> list[Fault]:
     given = {key: value for key, value in node.items() if key not in own}
     # Some keys stand in no signature, and only loading knows them.
     faults = find_unknown_keys(kind, given, set(signature.parameters) if signature else set(), 0.9)
-    return [fault for fault in faults if fault.cure]
+    return [fault for fault in faults if fault.fix]
 
 
 def unknown_architecture(kind: str) -> Fault:
@@ -169,8 +169,8 @@ def find_unknown_keys(kind: str, given: Node, known: Collection[str], cutoff: fl
     faults = []
     for key in sorted(set(given) - set(known)):
         close = get_close_matches(key, known, 1, cutoff)
-        cure = f"model.{close[0]}={given[key]}" if close else ""
-        faults.append(Fault(f"model.{key}", f"{kind} has no {key}", "a key of its config", cure))
+        fix = f"model.{close[0]}={given[key]}" if close else ""
+        faults.append(Fault(f"model.{key}", f"{kind} has no {key}", "a key of its config", fix))
     return faults
 
 
@@ -187,8 +187,8 @@ def _find_folder_faults(place: Place, head: str, *, safetensors_only: bool, trus
     pickles = [name for name in PICKLES if place.has(name)]
     if pickles and safetensors_only:
         expected = "safetensors; a .bin file is a pickle, which can run code when it is read"
-        cure = "model.safetensors_only=false"
-        return [place.fault(f"{place.source} has its weights as {pickles[0]}", expected, cure)]
+        fix = "model.safetensors_only=false"
+        return [place.fault(f"{place.source} has its weights as {pickles[0]}", expected, fix)]
     return [] if pickles else [place.fault(f"{place.source} has no weights", f"{WEIGHTS}, or {INDEX} and its files")]
 
 
@@ -235,8 +235,8 @@ def _find_length_faults(place: Place, length: object) -> Iterator[Fault]:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     is_scaled = rope.get("rope_type") not in (None, "default")
     if isinstance(length, int) and isinstance(positions, int) and length > positions and not is_scaled:
-        cure = f"{where}={positions}, or tolerate.beyond_positions=true"
-        yield Fault(where, f"{length}, and the model has {positions} positions", f"at most {positions}", cure)
+        fix = f"{where}={positions}, or tolerate.beyond_positions=true"
+        yield Fault(where, f"{length}, and the model has {positions} positions", f"at most {positions}", fix)
 
 
 # --- What is trained of it, and adapters ----------------------------------------------------------
@@ -303,8 +303,8 @@ def find_adapter_faults(place: Place, head: str, *, is_safe: bool) -> list[Fault
     """Faults of an adapter; ``is_safe`` says that its weights are in safetensors, or need not be."""
     faults, adapter = [], place.adapter or {}
     if not is_safe:
-        found, cure = f"{place.source} has no {ADAPTER}", "model.safetensors_only=false"
-        faults.append(Fault(place.where, found, "an adapter in a safetensors file", cure))
+        found, fix = f"{place.source} has no {ADAPTER}", "model.safetensors_only=false"
+        faults.append(Fault(place.where, found, "an adapter in a safetensors file", fix))
     task = adapter.get("task_type")
     if task != TASKS.get(head, task):
         trainers = {"SEQ_CLS": "trainer=reward, or ", "CAUSAL_LM": "a trainer of language models, or "}
@@ -312,8 +312,8 @@ def find_adapter_faults(place: Place, head: str, *, is_safe: bool) -> list[Fault
         faults.append(Fault(place.where, found, expected, f"{trainers.get(task, '')}another model.path"))
     if not adapter.get("base_model_name_or_path"):
         found = f"adapter_config.json of {place.source} names no base_model_name_or_path"
-        cure = f"{DOWNLOAD_AGAIN}: {place.source}"
-        faults.append(Fault(place.where, found, "the model that it belongs on", cure))
+        fix = f"{DOWNLOAD_AGAIN}: {place.source}"
+        faults.append(Fault(place.where, found, "the model that it belongs on", fix))
     return faults
 
 
@@ -380,8 +380,8 @@ def find_size_faults(vocabulary: Vocabulary, rows: int) -> list[Fault]:
     if not written and len(vocabulary.tokens) - len(beyond) <= rows:
         return []
     found = f"the tokenizer has {len(vocabulary.tokens)} tokens, the model {rows}"
-    expected, cure = "the tokenizer that the model was trained with", "model.tokenizer.path=${model.path}"
-    return [Fault("model.tokenizer.path", found, expected, cure)]
+    expected, fix = "the tokenizer that the model was trained with", "model.tokenizer.path=${model.path}"
+    return [Fault("model.tokenizer.path", found, expected, fix)]
 
 
 def find_tokenizer_faults(node: object, rows: int | None) -> list[Fault]:

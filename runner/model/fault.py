@@ -26,7 +26,7 @@ class Known(NamedTuple):
     kind: type[BaseException] | tuple[type[BaseException], ...]
     found: str
     expected: str
-    cure: str
+    fix: str
     blame: type[RunnerError] = ConfigError
     words: str = ""
     key: str = "path"
@@ -139,7 +139,7 @@ def translate_model_errors(path: str, revision: str | None = None, part: str = "
             raise
         said = str(_find_cause(error, known)).strip().split("\n")[0]
         beats = [
-            text.format(path=path, revision=revision, said=said) for text in (known.found, known.expected, known.cure)
+            text.format(path=path, revision=revision, said=said) for text in (known.found, known.expected, known.fix)
         ]
         raise known.blame(Fault(f"{part}.{known.key}", *beats)) from error
 

@@ -49,15 +49,15 @@ class Place:
         """The commit of the snapshot, so that what is loaded later comes from the same; None for a folder."""
         return self.folder.name if self.repo else None
 
-    def fault(self, found: str, expected: str, cure: str = "") -> Fault:
-        return Fault(self.where, found, expected, cure or f"{self.where}=<folder or org/name>")
+    def fault(self, found: str, expected: str, fix: str = "") -> Fault:
+        return Fault(self.where, found, expected, fix or f"{self.where}=<folder or org/name>")
 
     def read(self, name: str) -> JsonObject:
         """The object in a JSON file of the folder; raises ConfigError where it holds none."""
         path = self.folder / name
         head = path.read_bytes()
         if odd := foreign(head[:HEAD], str(path)):
-            raise ConfigError(Fault(str(path), odd.found, "a JSON file", odd.cure))
+            raise ConfigError(Fault(str(path), odd.found, "a JSON file", odd.fix))
         try:
             value = json.loads(head)
         except (ValueError, RecursionError) as error:
@@ -113,18 +113,18 @@ class Place:
 
 def find_place(path: object, where: str) -> Place | None:
     """The folder behind a path, None for a name on the hub; raises ConfigError for what is neither."""
-    path, cure = str(path), f"{where}=<folder or org/name>"
+    path, fix = str(path), f"{where}=<folder or org/name>"
     home = Path(shipped(path)).expanduser()
     if odd := irregular(home):
-        raise ConfigError(Fault(where, f"{path} is {odd.found}", LOCATION, cure))
+        raise ConfigError(Fault(where, f"{path} is {odd.found}", LOCATION, fix))
     if home.is_file():
         raise ConfigError(Fault(where, f"{path} is a file", "the folder that it is in", f"{where}={home.parent}"))
     if home.is_dir():
         return Place(home, where)
     if path.startswith(("/", ".", "~", "runner://")) or path.count("/") > 1:
-        raise ConfigError(Fault(where, f"there is no folder {home}", LOCATION, cure))
+        raise ConfigError(Fault(where, f"there is no folder {home}", LOCATION, fix))
     if not HUB_NAME.fullmatch(path):
-        raise ConfigError(Fault(where, f"{path!r} is neither a folder nor a name on the hub", LOCATION, cure))
+        raise ConfigError(Fault(where, f"{path!r} is neither a folder nor a name on the hub", LOCATION, fix))
     return None
 
 
@@ -134,7 +134,7 @@ def read_header(path: Path) -> dict[str, JsonObject]:
     with open(path, "rb") as file:
         first = file.read(HEAD)
         if odd := foreign(first, str(path)) if not first[8:9] == b"{" else None:
-            raise ConfigError(Fault(str(path), odd.found, "weights in safetensors", odd.cure))
+            raise ConfigError(Fault(str(path), odd.found, "weights in safetensors", odd.fix))
         length = struct.unpack("<Q", first[:8])[0] if len(first) >= 8 else 0
         if length > MAX_HEADER_BYTES or (first[8:9] not in (b"{", b"")):
             found = "a file that is no safetensors"

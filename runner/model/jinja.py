@@ -48,7 +48,7 @@ def read_template(name: str) -> str:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         odd = undecodable(error.object, file.name)
-        raise ConfigError(Fault(str(file), odd.found, "UTF-8", odd.cure)) from error
+        raise ConfigError(Fault(str(file), odd.found, "UTF-8", odd.fix)) from error
     if not text.strip():
         raise ConfigError(Fault(KEY, f"{name} is empty", choices, f"{KEY}=plain"))
     return text
@@ -69,16 +69,16 @@ def find_template_faults(
         return [Fault(KEY, found, "a Jinja template that renders", f"{KEY}=chatml")]
     if "error" in tried:
         line = f", line {tried['line']}" if tried["line"] else ""
-        cure = f"mend that line, or {KEY}=chatml" if line else f"{KEY}=chatml"
-        return [Fault(KEY, f"{name}{line}: {tried['error']}", "a Jinja template that renders", cure)]
+        fix = f"mend that line, or {KEY}=chatml" if line else f"{KEY}=chatml"
+        return [Fault(KEY, f"{name}{line}: {tried['error']}", "a Jinja template that renders", fix)]
     _, answer, behind = tried["rendered"].rpartition(ANSWER)
     if not answer:
         found = f"{name} leaves out what the assistant says"
         return [Fault(KEY, found, "a chat template", f"{KEY}=chatml, or another one")]
     if chosen and end and end not in behind:
         found = f"{name} does not end an answer with {end}, so the model would never learn to stop"
-        cure = f"model.tokenizer.eos_token=<the mark it ends with>, or {KEY}=plain"
-        return [Fault(KEY, found, "the end token behind each answer", cure)]
+        fix = f"model.tokenizer.eos_token=<the mark it ends with>, or {KEY}=plain"
+        return [Fault(KEY, found, "the end token behind each answer", fix)]
     return []
 
 

@@ -89,8 +89,8 @@ def load_tokenizer(
         tokenizer = AutoTokenizer.from_pretrained(place.source, **how)
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         # Where the files are missing, some classes come back with an empty vocabulary.
-        found, cure = f"{path} holds no vocabulary", "model.tokenizer.path=<folder or org/name>"
-        raise ConfigError(Fault("model.tokenizer.path", found, "tokenizer.json", cure))
+        found, fix = f"{path} holds no vocabulary", "model.tokenizer.path=<folder or org/name>"
+        raise ConfigError(Fault("model.tokenizer.path", found, "tokenizer.json", fix))
     vocabulary = _vocabulary_of(tokenizer)
     _refuse(find_token_faults({"eos_token": eos_token, "pad_token": pad_token}, vocabulary))
     if eos_token is not None:

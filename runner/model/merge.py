@@ -71,8 +71,8 @@ def check_mergeable(source: Path) -> None:
     adapter = read_adapter(str(source))
     if adapter is not None and adapter.is_prompt_learning:
         found = f"a learnt prompt ({adapter.peft_type.value}), which is no change of weights and cannot be merged"
-        cure = f"PeftModel.from_pretrained(base, {str(source)!r}), which loads it as it is"
-        raise ConfigError(Fault(str(source), found, "an adapter of the weights, or a whole model", cure))
+        fix = f"PeftModel.from_pretrained(base, {str(source)!r}), which loads it as it is"
+        raise ConfigError(Fault(str(source), found, "an adapter of the weights, or a whole model", fix))
 
 
 def read_dtype(source: Path, trust: bool = False) -> str:

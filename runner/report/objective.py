@@ -73,8 +73,8 @@ def check_objective(runs: Sequence[RunRecord], name: str) -> None:
     known = [*score_names(runs), *sorted(found for found in logged if not found.endswith(CLOCK))]
     near = difflib.get_close_matches(name, known, 1)
     expected = f"one of {', '.join(dict.fromkeys(telling(known)))}"
-    cure = f"objective={near[0]}" if near else "objective=<one of them>"
-    raise ConfigError(Fault("objective", f"no finished run has {name!r}", expected, cure))
+    fix = f"objective={near[0]}" if near else "objective=<one of them>"
+    raise ConfigError(Fault("objective", f"no finished run has {name!r}", expected, fix))
 
 
 def _found(runs: Sequence[RunRecord], known: Sequence[str]) -> tuple[str | None, str, bool | None]:

@@ -37,9 +37,9 @@ def boxed_answer(
     [1.0, 0.0, 0.0]
     """
     if column not in columns:
-        cure = "reward.boxed_answer.column=<column>"
+        fix = "reward.boxed_answer.column=<column>"
         raise DataError(
-            Fault("dataset", f"the rows have no column {column}", f"one of {', '.join(sorted(columns))}", cure)
+            Fault("dataset", f"the rows have no column {column}", f"one of {', '.join(sorted(columns))}", fix)
         )
     judge = judge or ("math_verify" if importlib.util.find_spec("math_verify") else "own")
     pairs = zip(completions, columns[column], strict=True)

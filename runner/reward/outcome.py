@@ -44,8 +44,8 @@ def load_reward_model(
         model = _load_adapter(home, how) if adapted else load_whole(home, how, where=where, random_head=random_head)
     if model.config.num_labels != 1:
         classes = ", ".join(map(str, model.config.id2label.values()))
-        cure = f"reward=classifier reward.classifier.path={path} reward.classifier.label=<one of {classes}>"
-        raise _unfit(path, f"it gives {model.config.num_labels} scores", "a model with one score per text", cure, where)
+        fix = f"reward=classifier reward.classifier.path={path} reward.classifier.label=<one of {classes}>"
+        raise _unfit(path, f"it gives {model.config.num_labels} scores", "a model with one score per text", fix, where)
     return model.eval().requires_grad_(False)
 
 
@@ -73,8 +73,8 @@ def load_whole(
         torch.manual_seed(0)
         model, report = kind.from_pretrained(home, use_safetensors=True, output_loading_info=True, **how)
     if (missing := sorted(report["missing_keys"])) and not random_head:
-        cure = f"python -m runner trainer=reward, then {where}=<its model folder>; or tolerate.random_head=true"
-        raise _unfit(home, f"it has no weights for {', '.join(missing)}", "a trained reward model", cure, where)
+        fix = f"python -m runner trainer=reward, then {where}=<its model folder>; or tolerate.random_head=true"
+        raise _unfit(home, f"it has no weights for {', '.join(missing)}", "a trained reward model", fix, where)
     return model
 
 
@@ -86,9 +86,9 @@ def _load_adapter(home: str, how: dict[str, Any]) -> PreTrainedModel:
     return model
 
 
-def _unfit(path: str, found: str, expected: str, cure: str = "", where: str = "reward.model.path") -> ConfigError:
-    cure = cure or f"python -m runner trainer=reward, then {where}=<its model folder>"
-    return ConfigError(Fault(where, f"{path}: {found}", expected, cure))
+def _unfit(path: str, found: str, expected: str, fix: str = "", where: str = "reward.model.path") -> ConfigError:
+    fix = fix or f"python -m runner trainer=reward, then {where}=<its model folder>"
+    return ConfigError(Fault(where, f"{path}: {found}", expected, fix))
 
 
 class Classifier:
@@ -196,5 +196,5 @@ def column_of(path: str, config: Any, label: str | int | None, where: str) -> in
     if isinstance(label, int) and 0 <= label < config.num_labels:
         return label
     found = f"{path}: {'no label' if label is None else repr(label)}"
-    cure = f"{where}.label={next(iter(names))}"
-    raise ConfigError(Fault(f"{where}.label", found, f"one of {', '.join(names)}", cure))
+    fix = f"{where}.label={next(iter(names))}"
+    raise ConfigError(Fault(f"{where}.label", found, f"one of {', '.join(names)}", fix))

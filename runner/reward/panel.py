@@ -122,8 +122,8 @@ class Scorer:
     def _late(self, given: Mapping[str, Any]) -> SickRun:
         prompts = _prompts(given)
         found = f"no answer after {self.timeout:g} s for {len(prompts)} completions"
-        cure = f"{self.where}.timeout=<seconds>, or null"
-        return SickRun(Fault(self.where, found, f"an answer; {_asked(prompts, 0)}", cure))
+        fix = f"{self.where}.timeout=<seconds>, or null"
+        return SickRun(Fault(self.where, found, f"an answer; {_asked(prompts, 0)}", fix))
 
     def _raised(self, error: Exception, arguments: Mapping[str, Any], given: Mapping[str, Any]) -> RunnerError:
         """The error for what a function raised, with the row that it raised for if it does so for one row alone."""
@@ -135,8 +135,8 @@ class Scorer:
         found += f", for {len(prompts)} completions" if row is None else f", for completion {row} of {len(prompts)}"
         expected = f"a number for each completion; {_asked(prompts, row or 0)}"
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        cure = f"mend {frame.filename}:{frame.lineno}; the same command with --debug shows the traceback"
-        return DataError(Fault(self.where, found, expected, cure))
+        fix = f"mend {frame.filename}:{frame.lineno}; the same command with --debug shows the traceback"
+        return DataError(Fault(self.where, found, expected, fix))
 
     def _row_of(self, error: Exception, arguments: Mapping[str, Any], count: int) -> int | None:
         """The first row for which the same is raised when a function is asked for that row alone."""

@@ -152,5 +152,5 @@ class _NoRedirect(HTTPRedirectHandler):
         return None
 
 
-def _fault(key: str, found: str, expected: str, cure: str = "") -> ConfigError:
-    return ConfigError(Fault(f"reward.remote.{key}", found, expected, cure or f"reward.remote.{key}=<value>"))
+def _fault(key: str, found: str, expected: str, fix: str = "") -> ConfigError:
+    return ConfigError(Fault(f"reward.remote.{key}", found, expected, fix or f"reward.remote.{key}=<value>"))

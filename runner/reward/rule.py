@@ -52,8 +52,8 @@ def exact_match(completions: Sequence[Any], column: str = "reference", **columns
     """
     if column not in columns:
         known = ", ".join(sorted(columns))
-        cure = "reward.exact_match.column=<column>, or metric.exact.column=<column>"
-        raise DataError(Fault("dataset", f"the rows have no column {column}", f"one of {known}", cure))
+        fix = "reward.exact_match.column=<column>, or metric.exact.column=<column>"
+        raise DataError(Fault("dataset", f"the rows have no column {column}", f"one of {known}", fix))
     return [
         None if answer is None else float(_normal(text_of(completion)) == _normal(text_of(answer)))
         for completion, answer in zip(completions, columns[column], strict=True)
@@ -108,8 +108,8 @@ def keywords(
     [1.0, -1.0, 0.0]
     """
     if not required and not forbidden:
-        cure = "reward.keywords.required=[<word>]"
-        raise ConfigError(Fault("reward.keywords", "no words", "required or forbidden ones", cure))
+        fix = "reward.keywords.required=[<word>]"
+        raise ConfigError(Fault("reward.keywords", "no words", "required or forbidden ones", fix))
     texts = [text_of(completion) for completion in completions]
     return [_share(required, text) - _share(forbidden, text) for text in texts]
 

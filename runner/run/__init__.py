@@ -100,8 +100,8 @@ class Run:
         except (yaml.YAMLError, ValueError):
             found = None
         if not isinstance(found, dict):
-            cure = f"rm {path}  (and the command that made the run, which writes it again)"
-            raise FolderError(Fault(str(path), "it cannot be read", "the configuration of the run", cure))
+            fix = f"rm {path}  (and the command that made the run, which writes it again)"
+            raise FolderError(Fault(str(path), "it cannot be read", "the configuration of the run", fix))
         return found
 
     def __str__(self) -> str:
@@ -156,7 +156,7 @@ def key_of(cfg: Mapping[str, Any]) -> str:
     """Ten hex digits that name a configuration: equal where the result must be equal, if there is one.
 
     Runs that differ only in ``tolerate`` and ``on_sick`` are one: either ends a training or lets it go on, and the
-    folder says by its amendments where a rollback has changed it.
+    folder says by its adjustments where a rollback has changed it.
 
     >>> key_of({"seed": 1, "name": "a"}) == key_of({"name": "b", "seed": 1.0})
     True
@@ -276,10 +276,10 @@ def check_metadata(run: Run) -> None:
     if (run.folder / "config.yaml").exists():
         key, known = key_of(run.cfg), run.manifest().get("key")
         if known not in (None, key):
-            cure = "name=<another name>, and the command with the new values"
-            faults.append(Fault(str(run.folder / "config.yaml"), f"changed since the run began: {key}", known, cure))
+            fix = "name=<another name>, and the command with the new values"
+            faults.append(Fault(str(run.folder / "config.yaml"), f"changed since the run began: {key}", known, fix))
     after = {"status.json": "goes on from its newest whole checkpoint", "manifest.json": "is recorded anew"}
-    after |= {"scores.json": "is measured at its end only", "amendments.json": "goes on as its config says"}
+    after |= {"scores.json": "is measured at its end only", "adjustments.json": "goes on as its config says"}
     for name in after:
         path = run.folder / name
         is_right = _is_status if name == "status.json" else _is_mapping
@@ -304,8 +304,8 @@ def check_lines(run: Run) -> None:
         bad.append(len(lines) + 1)  # after whole lines, zeros are a last write that never reached the disk
     if bad:
         found = f"line {', '.join(map(str, bad[:5]))} cannot be read"
-        cure = f"rm {run.metrics}  (the run goes on without the lines so far), or mend them"
-        raise FolderError(Fault(str(run.metrics), found, "JSON with a step in each line", cure))
+        fix = f"rm {run.metrics}  (the run goes on without the lines so far), or mend them"
+        raise FolderError(Fault(str(run.metrics), found, "JSON with a step in each line", fix))
 
 
 def _is_line(text: bytes) -> bool:
@@ -380,9 +380,9 @@ def last_checkpoint(run: Run, clean: bool = True) -> Path | None:
     for path, wrong in damaged.items():
         log.warning("%s is damaged: %s", path, describe_damage(wrong))
     if clean and damaged and good is None:
-        cure = "a whole copy of it put back, or name=<another name> to start over"
+        fix = "a whole copy of it put back, or name=<another name> to start over"
         raise FolderError(
-            [Fault(str(path), describe_damage(each), "a whole checkpoint", cure) for path, each in damaged.items()]
+            [Fault(str(path), describe_damage(each), "a whole checkpoint", fix) for path, each in damaged.items()]
         )
     step = int(good.name.rpartition("-")[2]) if good else -1
     for path in run.checkpoints.glob("checkpoint-*") if clean else ():

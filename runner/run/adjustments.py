@@ -1,11 +1,11 @@
-"""Changes that a run makes of itself to go on from its last good checkpoint, in one file: ``amendments.json``.
+"""Changes that a run makes of itself to go on from its last good checkpoint, in one file: ``adjustments.json``.
 
     rollback    it was sick: every later step has half the learning rate
     halving     memory ran out: smaller micro-batches and as many more of them, so that a step sees the same rows
 
-The paper is written before the run begins again and is read at each start, so that a killed run goes on as amended. The
-frozen config and what checkpoints hold stay as they are, and nothing is amended twice. When a run may amend itself is
-in ``recovery``.
+The file is written before the run begins again and is read at each start, so that a killed run goes on as adjusted. The
+frozen config and what checkpoints hold stay as they are, and nothing is adjusted twice. When a run may adjust itself is
+in ``training.recovery``.
 """
 
 from __future__ import annotations
@@ -17,57 +17,57 @@ from typing import Any
 from runner.io.files import read_json, write_json
 
 ROLLBACK, HALVING = "rollback", "halving"
-PAPER = "amendments.json"
+PAPER = "adjustments.json"
 # What torch and its devices say when there is no memory left, beside errors of their own kind.
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "bad allocation")
 
 
-def read_amendments(folder: Path) -> list[dict[str, Any]]:
-    """The amendments of a run folder, oldest first."""
-    return (read_json(folder / PAPER) or {}).get("amendments", [])
+def read_adjustments(folder: Path) -> list[dict[str, Any]]:
+    """The adjustments of a run folder, oldest first."""
+    return (read_json(folder / PAPER) or {}).get("adjustments", [])
 
 
-def write_amendments(folder: Path, amendments: Sequence[Mapping[str, Any]]) -> None:
+def write_adjustments(folder: Path, adjustments: Sequence[Mapping[str, Any]]) -> None:
     """Put them all in place of those that are there; atomically."""
-    write_json(folder / PAPER, {"amendments": list(amendments)})
+    write_json(folder / PAPER, {"adjustments": list(adjustments)})
 
 
-def count_of(amendments: Sequence[Mapping[str, Any]], kind: str) -> int:
+def count_of(adjustments: Sequence[Mapping[str, Any]], kind: str) -> int:
     """The number of those of a kind."""
-    return sum(each["kind"] == kind for each in amendments)
+    return sum(each["kind"] == kind for each in adjustments)
 
 
-def amended_args(amendments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def adjusted_args(adjustments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The trainer's arguments that are no longer those of the config."""
-    return {name: value for each in amendments for name, value in each.get("args", {}).items()}
+    return {name: value for each in adjustments for name, value in each.get("args", {}).items()}
 
 
-def amended_share(amendments: Sequence[Mapping[str, Any]], done: int) -> float:
+def adjusted_share(adjustments: Sequence[Mapping[str, Any]], done: int) -> float:
     """The share of its learning rate that the step after ``done`` steps has.
 
-    >>> amended_share([{"kind": "rollback", "from_step": 30}, {"kind": "halving", "from_step": 40}], 30)
+    >>> adjusted_share([{"kind": "rollback", "from_step": 30}, {"kind": "halving", "from_step": 40}], 30)
     0.5
     """
-    return 0.5 ** sum(each["kind"] == ROLLBACK and each["from_step"] <= done for each in amendments)
+    return 0.5 ** sum(each["kind"] == ROLLBACK and each["from_step"] <= done for each in adjustments)
 
 
-def amend_logs(amendments: Sequence[Mapping[str, Any]], logs: dict[str, float], step: int) -> None:
-    """Put into what is logged of a step the learning rate that it had, and how often the run has amended itself."""
+def adjust_logs(adjustments: Sequence[Mapping[str, Any]], logs: dict[str, float], step: int) -> None:
+    """Put into what is logged of a step the learning rate that it had, and how often the run has adjusted itself."""
     rates = [name for name in ("learning_rate", "lr") if name in logs]
-    logs |= {name: logs[name] * amended_share(amendments, step - 1) for name in rates}
-    counts = {f"{kind}s": count_of(amendments, kind) for kind in (ROLLBACK, HALVING)}
+    logs |= {name: logs[name] * adjusted_share(adjustments, step - 1) for name in rates}
+    counts = {f"{kind}s": count_of(adjustments, kind) for kind in (ROLLBACK, HALVING)}
     logs |= {name: count for name, count in counts.items() if rates and count}
 
 
-def in_words(amendment: Mapping[str, Any]) -> str:
-    """One amendment as a line.
+def in_words(adjustment: Mapping[str, Any]) -> str:
+    """One adjustment as a line.
 
     >>> in_words({"kind": "rollback", "step": 37, "from_step": 30, "cause": "the loss is nan"})
     'step 37: the loss is nan; again from step 30 with half the learning rate'
     """
-    args = ", ".join(f"{name}={value}" for name, value in amendment.get("args", {}).items())
+    args = ", ".join(f"{name}={value}" for name, value in adjustment.get("args", {}).items())
     change = args or "half the learning rate"
-    return f"step {amendment['step']}: {amendment['cause']}; again from step {amendment['from_step']} with {change}"
+    return f"step {adjustment['step']}: {adjustment['cause']}; again from step {adjustment['from_step']} with {change}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -84,8 +84,8 @@ def begin_from(other: Run, cycle_steps: int) -> Path:
             told_of.append(f"{path.name}: inside a generation cycle of {cycle_steps} steps")
         else:
             return path
-    cure = "leave resume out, to start from the first step"
-    raise FolderError(Fault("resume", "; ".join(told_of) or "no checkpoint", f"a whole checkpoint of {other}", cure))
+    fix = "leave resume out, to start from the first step"
+    raise FolderError(Fault("resume", "; ".join(told_of) or "no checkpoint", f"a whole checkpoint of {other}", fix))
 
 
 def find_offer(cfg: Mapping[str, Any], folder: Path) -> str:
@@ -102,7 +102,7 @@ def find_offer(cfg: Mapping[str, Any], folder: Path) -> str:
 def _named(cfg: Mapping[str, Any]) -> Run | Fault:
     found = find_run(str(cfg["resume"]), "report", Path(str(cfg["output_root"])))
     if isinstance(found, Fault):
-        return Fault("resume", f"{cfg['resume']}: {found.found}", found.expected, found.cure)
+        return Fault("resume", f"{cfg['resume']}: {found.found}", found.expected, found.fix)
     return Run(found.absolute())
 
 
@@ -115,8 +115,8 @@ def _unfit(other: Run) -> Iterator[Fault]:
         found = f"{other} is being trained by pid {status.get('pid')}"
         yield Fault("resume", found, "a run that stands still", "wait for it")
     elif not sealed_checkpoints(other):
-        cure = "leave resume out, to start from the first step"
-        yield Fault("resume", f"{other} has no checkpoint", "a run that was saved", cure)
+        fix = "leave resume out, to start from the first step"
+        yield Fault("resume", f"{other} has no checkpoint", "a run that was saved", fix)
 
 
 def _differences(other: Run, cfg: Mapping[str, Any]) -> Iterator[Fault]:
@@ -126,8 +126,8 @@ def _differences(other: Run, cfg: Mapping[str, Any]) -> Iterator[Fault]:
     known = {name: _default(each) for name, each in defaults.parameters.items()} if defaults else {}
     longer = False
     if (before := processes_of(other.cfg)) != (after := processes_of(cfg)):
-        reason, cure = "as many processes, because each draws rows of its own", f"launcher.num_processes={before}"
-        yield Fault("launcher", f"{before} -> {after} processes", reason, f"{cure}, or leave resume out")
+        reason, fix = "as many processes, because each draws rows of its own", f"launcher.num_processes={before}"
+        yield Fault("launcher", f"{before} -> {after} processes", reason, f"{fix}, or leave resume out")
     for path in {**then, **now}:
         name = path.removeprefix(PREFIX)
         old, new = (each.get(path, known.get(name) if path.startswith(PREFIX) else None) for each in (then, now))
@@ -138,9 +138,9 @@ def _differences(other: Run, cfg: Mapping[str, Any]) -> Iterator[Fault]:
             unknown = path not in then and name not in known
             theirs = path not in then and name in OVERRULED
             was = "its default" if theirs else to_text(old)
-            cure = f"leave {path} out" if theirs or unknown else to_override(path, old)
-            cure += ", or leave resume out, to start from the first step"
-            yield Fault(path, f"{was} -> {to_text(new)}", reason, cure)
+            fix = f"leave {path} out" if theirs or unknown else to_override(path, old)
+            fix += ", or leave resume out, to start from the first step"
+            yield Fault(path, f"{was} -> {to_text(new)}", reason, fix)
     status = other.status()
     if status["state"] == "finished" and not (longer and status["step"] == status["max_steps"]):
         found = f"{other} is finished" + (", and stopped before its last step" if longer else "")
@@ -202,7 +202,7 @@ def _no_longer(old: Any, new: Any, cfg: Mapping[str, Any], args: Mapping[str, An
     return told if ahead else ""
 
 
-def copy_papers(run: Run, other: Run) -> None:
+def copy_history(run: Run, other: Run) -> None:
     """Begin with the log and the samples of another run, and the scores of its start model, which is the same one."""
     for name in ("metrics.jsonl", "samples.jsonl"):
         if (other.folder / name).exists() and not (run.folder / name).exists():

@@ -26,8 +26,8 @@ def check_space(run: Run) -> None:
     """Raise EnvironmentFault where what the run will keep at the same time cannot fit on its disk."""
     need, room = needed(run), free(run.folder)
     if need > room:
-        cure = "free some, trainer.args.save_total_limit=1, or output_root=<a folder on a larger disk>"
-        raise EnvironmentFault(Fault(str(run), f"{sized(room)} free", f"{sized(need)}: {_told(run)}", cure))
+        fix = "free some, trainer.args.save_total_limit=1, or output_root=<a folder on a larger disk>"
+        raise EnvironmentFault(Fault(str(run), f"{sized(room)} free", f"{sized(need)}: {_told(run)}", fix))
 
 
 def needed(run: Run) -> int:
@@ -61,8 +61,8 @@ def full(run: Run, error: BaseException) -> EnvironmentFault:
     place = Path(named[0]) if named else run.folder
     text = next(iter(str(error).splitlines()), "") or type(error).__name__
     if any(isinstance(one, OSError) and one.errno == errno.EFBIG for one in _chain(error)) or "os error 27" in text:
-        cure = "ulimit -f unlimited, and the same command again"
-        return EnvironmentFault(Fault(str(place), text, "a file as large as it needs to be", cure))
+        fix = "ulimit -f unlimited, and the same command again"
+        return EnvironmentFault(Fault(str(place), text, "a file as large as it needs to be", fix))
     found = f"the disk is full: {sized(free(place))} free ({text})"
     expected = f"{sized(needed(run))}: {_told(run)}" if needed(run) else "free space"
     return EnvironmentFault(Fault(str(place), found, expected, "free some and run the same command again"))

@@ -17,8 +17,8 @@ def find_runs(words: Sequence[str], verb: str, count: int, root: Path = Path("ou
     if len(words) != count:
         found = f"{len(words)} of them: {' '.join(words)}" if words else "none"
         expected = "one run" if count == 1 else f"{count} runs"
-        cure = f"python -m runner {verb} {' '.join([str(root / '<name>/<run>')] * count)}"
-        raise ConfigError(Fault("RUN", found, expected, cure))
+        fix = f"python -m runner {verb} {' '.join([str(root / '<name>/<run>')] * count)}"
+        raise ConfigError(Fault("RUN", found, expected, fix))
     runs = [find_run(word, verb, root) for word in words]
     faults = [run for run in runs if isinstance(run, Fault)]
     faults += link_faults(path for run in runs if isinstance(run, Path) for path in find_links(run))
@@ -50,8 +50,8 @@ def check_finished(run: RunRecord, verb: str) -> None:
         raise FolderError(Fault(str(run), "config.yaml is missing or torn", "the folder of a whole run"))
     if run.state != "finished":
         found = run.standing + (f": {run.cause}" if run.cause else "")
-        cure = f"python -m runner.launch {run}  (to finish it)"
-        raise FolderError(Fault(str(run), found, f"a finished run to {verb}", cure))
+        fix = f"python -m runner.launch {run}  (to finish it)"
+        raise FolderError(Fault(str(run), found, f"a finished run to {verb}", fix))
 
 
 def _no_run(word: str, verb: str, root: Path, there: bool) -> Fault:
@@ -61,5 +61,5 @@ def _no_run(word: str, verb: str, root: Path, there: bool) -> Fault:
     tail = "/".join(Path(word).parts[-2:])
     near = difflib.get_close_matches(tail, named, 1) or difflib.get_close_matches(Path(word).name, named, 1)
     found = "no run is in it" if there else "no such folder"
-    cure = f"python -m runner {verb} {Run(named[near[0]])}" if near else "python -m runner report  (lists the runs)"
-    return Fault(word, found, f"the folder of a run, such as {root}/<name>/<run>", cure)
+    fix = f"python -m runner {verb} {Run(named[near[0]])}" if near else "python -m runner report  (lists the runs)"
+    return Fault(word, found, f"the folder of a run, such as {root}/<name>/<run>", fix)

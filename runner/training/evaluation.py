@@ -48,11 +48,11 @@ def _check_best(args: Any, given: Sequence[str]) -> None:
 
 
 def build_measure(
-    run: Run, args: TrainingArguments, tokenizer: PreTrainedTokenizerBase, amendments: Sequence[Mapping[str, Any]]
+    run: Run, args: TrainingArguments, tokenizer: PreTrainedTokenizerBase, adjustments: Sequence[Mapping[str, Any]]
 ) -> HeldOut | None:
     """The configured metrics, for a trainer to call with the prefix of each evaluation; None without any."""
     metrics = build_metrics(run.cfg["metric"], tokenizer)
-    return HeldOut(run, args, tokenizer, metrics, amendments) if metrics else None
+    return HeldOut(run, args, tokenizer, metrics, adjustments) if metrics else None
 
 
 class HeldOut:
@@ -64,11 +64,11 @@ class HeldOut:
         args: TrainingArguments,
         tokenizer: PreTrainedTokenizerBase,
         metrics: Sequence[Metric],
-        amendments: Sequence[Mapping[str, Any]],
+        adjustments: Sequence[Mapping[str, Any]],
     ):
         self.run, self.args, self.tokenizer, self.metrics = run, args, tokenizer, metrics
         self.is_scorer = run.cfg["trainer"]["head"] == "score"
-        self.halvings = sum("per_device_eval_batch_size" in each.get("args", {}) for each in amendments)
+        self.halvings = sum("per_device_eval_batch_size" in each.get("args", {}) for each in adjustments)
         self.sets: dict[str, dict[str, Any]] = {}  # by form
 
     def __call__(self, trainer: Trainer, prefix: str) -> dict[str, float]:

@@ -299,9 +299,9 @@ def _no_row(inspection: Inspection) -> Fault | None:
     if inspection.rows:
         return None
     longest = max((row.length for row in inspection.cut), default=0)
-    cure = f"trainer.args.max_length={longest}" if longest else "another dataset"
+    fix = f"trainer.args.max_length={longest}" if longest else "another dataset"
     found = f"no row is left of {len(inspection.spelt)}: the trainer leaves out all of them"
-    return Fault("dataset", found, "rows that fit", cure)
+    return Fault("dataset", found, "rows that fit", fix)
 
 
 def _truncated(inspection: Inspection, allowed: float) -> Fault | None:
@@ -310,20 +310,20 @@ def _truncated(inspection: Inspection, allowed: float) -> Fault | None:
         return None
     share, longest = len(cut) / count, max(row.length for row in cut)
     found = f"{share:.0%} of {count} rows are longer, and would be cut or left out; the longest has {longest} tokens"
-    cure = f"trainer.args.max_length={longest}, or tolerate.truncated={min(1.0, -(-share * 100 // 5) * 0.05):.2g}"
-    return Fault("trainer.args.max_length", f"{inspection.limit}: {found}", f"at most {allowed:.0%} of the rows", cure)
+    fix = f"trainer.args.max_length={longest}, or tolerate.truncated={min(1.0, -(-share * 100 // 5) * 0.05):.2g}"
+    return Fault("trainer.args.max_length", f"{inspection.limit}: {found}", f"at most {allowed:.0%} of the rows", fix)
 
 
 def _nothing_trained(inspection: Inspection) -> Fault | None:
     if inspection.goal == "prompt" or inspection.trained or not inspection.rows:
         return None
     longest = max((row.length for row in inspection.cut), default=0)
-    cure = f"trainer.args.max_length={longest}" if longest else "collator=none"
+    fix = f"trainer.args.max_length={longest}" if longest else "collator=none"
     if inspection.settings.get("assistant_only_loss"):
-        cure = "trainer.args.assistant_only_loss=false"
+        fix = "trainer.args.assistant_only_loss=false"
     found = f"no token of {len(inspection.rows)} texts is trained: the loss would be 0"
     expected = "labels on what the model is to learn"
-    return Fault("trainer", found, expected, f"{cure}, or tolerate.nothing_trained=true")
+    return Fault("trainer", found, expected, f"{fix}, or tolerate.nothing_trained=true")
 
 
 def _no_end(inspection: Inspection) -> Fault | None:
@@ -334,12 +334,10 @@ def _no_end(inspection: Inspection) -> Fault | None:
     marks = ", ".join(sorted(decode(tokenizer, [end]) for end in inspection.ends))
     tail = decode(tokenizer, [token for token, bit in zip(last.ids, last.trained, strict=True) if bit][-4:])
     found = f"no row trains it; what is trained ends with {tail!r}, so the model would not learn to stop"
-    return Fault(
-        "model.tokenizer.eos_token", f"{marks}: {found}", "an end in every answer", _end_cure(inspection, last)
-    )
+    return Fault("model.tokenizer.eos_token", f"{marks}: {found}", "an end in every answer", _end_fix(inspection, last))
 
 
-def _end_cure(inspection: Inspection, row: TokenRow) -> str:
+def _end_fix(inspection: Inspection, row: TokenRow) -> str:
     """A way to have the end trained: a pad token of its own, the mark that the rows end with, or another template."""
     tokenizer = inspection.tokenizer
     allowed = "tolerate.no_end=true"
@@ -357,8 +355,8 @@ def _doubled_bos(inspection: Inspection) -> Fault | None:
     if not rows:
         return None
     found = f"{len(rows)} of {len(inspection.rows)} rows begin with {decode(inspection.tokenizer, rows[0].ids[:2])!r}"
-    cure = "a template or rows without it, because the tokenizer sets one itself; or tolerate.doubled_bos=true"
-    return Fault("model.tokenizer", found, "one begin token", cure)
+    fix = "a template or rows without it, because the tokenizer sets one itself; or tolerate.doubled_bos=true"
+    return Fault("model.tokenizer", found, "one begin token", fix)
 
 
 def _other_template(inspection: Inspection) -> Fault | None:

@@ -226,8 +226,8 @@ def watched(trainer: Trainer, sequences: Mapping[str, tuple[Tensor, Tensor | Non
     for name in sequences:
         if (count := len(watch.seen.get(name, ()))) != times:
             found = f"{count} forward passes of {name} seen in a step"
-            cure = "trainer.args.torch_compile=false, or no loss and no weight"
-            raise SickRun(Fault("loss", found, f"{times}: another TRL computes its loss otherwise", cure))
+            fix = "trainer.args.torch_compile=false, or no loss and no weight"
+            raise SickRun(Fault("loss", found, f"{times}: another TRL computes its loss otherwise", fix))
 
 
 class Pairs(Objective):

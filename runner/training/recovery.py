@@ -1,7 +1,7 @@
-"""Recovery of a run that turned sick, or has no memory left: it amends itself and begins again from its last good
-checkpoint, or it ends with cause and cure.
+"""Recovery of a run that turned sick, or has no memory left: it adjusts itself and begins again from its last good
+checkpoint, or it ends with cause and fix.
 
-How sickness is found is in ``health``, what an amendment is in ``run.adjustments``.
+How sickness is found is in ``health``, what an adjustment is in ``run.adjustments``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from runner.run.adjustments import (
     count_of,
     in_words,
     is_out_of_memory,
-    read_amendments,
-    write_amendments,
+    read_adjustments,
+    write_adjustments,
 )
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 ATTEMPTS = 4  # of either kind, unless the config says otherwise
 
 
-def amend(run: Run, components: Components, error: Exception) -> None:
+def adjust(run: Run, components: Components, error: Exception) -> None:
     """Write down what the next attempt does otherwise; raises the error, with all there is to say, if there is none.
 
     Of several processes the one that failed writes it, and all of them end: only new ones can meet again, and whoever
@@ -43,18 +43,18 @@ def amend(run: Run, components: Components, error: Exception) -> None:
     trainer = components.trainer
     error = _behind(error, components.health, trainer.state.global_step + 1)
     if isinstance(error, SickRun):
-        error, amendment = _of_sickness(run, error, trainer)
+        error, adjustment = _of_sickness(run, error, trainer)
     elif is_out_of_memory(error):
-        amendment = _of_memory(run, error, components)
+        adjustment = _of_memory(run, error, components)
     else:
         raise error
-    if amendment is None:
+    if adjustment is None:
         raise error
-    if trainer.is_world_process_zero() or amendment["kind"] == HALVING:
+    if trainer.is_world_process_zero() or adjustment["kind"] == HALVING:
         # What this process knew when it began: another one may have written the same meanwhile.
-        write_amendments(run.folder, [*components.amendments, amendment])
-        record_amendments(run)
-    log.warning("%s", in_words(amendment))
+        write_adjustments(run.folder, [*components.adjustments, adjustment])
+        record_adjustments(run)
+    log.warning("%s", in_words(adjustment))
     if trainer.args.world_size > 1:
         raise error
 
@@ -65,16 +65,16 @@ def _behind(error: Exception, health: Health, step: int) -> Exception:
     return error if known else health.sickness_behind(step) or error
 
 
-def record_amendments(run: Run) -> None:
+def record_adjustments(run: Run) -> None:
     """Tell them in the manifest and, in a line each, in the status."""
-    amendments = read_amendments(run.folder)
-    if amendments:
-        run.set_status(amendments=list(map(in_words, amendments)))
-        write_manifest(run, amendments=amendments)
+    adjustments = read_adjustments(run.folder)
+    if adjustments:
+        run.set_status(adjustments=list(map(in_words, adjustments)))
+        write_manifest(run, adjustments=adjustments)
 
 
 def _of_sickness(run: Run, error: SickRun, trainer: Trainer) -> tuple[SickRun, dict[str, Any] | None]:
-    """The sickness with what of the run is still good, and the amendment, if it may have one."""
+    """The sickness with what of the run is still good, and the adjustment, if it may have one."""
     if error.healthy is None:
         return error, None
     if trainer.is_world_process_zero():
@@ -82,13 +82,13 @@ def _of_sickness(run: Run, error: SickRun, trainer: Trainer) -> tuple[SickRun, d
     good = last_checkpoint(run, clean=False)
     error = _with_checkpoint(error, f"{run}/checkpoints/{good.name}" if good else "the start")
     asked, times = run.cfg.get("on_sick") == ROLLBACK, run.cfg.get("attempts", ATTEMPTS)
-    if not asked or not error.curable or count_of(read_amendments(run.folder), ROLLBACK) >= times:
+    if not asked or not error.curable or count_of(read_adjustments(run.folder), ROLLBACK) >= times:
         return error, None
     step = trainer.state.global_step
     fault = error.faults[0]
     from_step = int(good.name.rpartition("-")[2]) if good else 0
-    amendment = {"kind": ROLLBACK, "step": step, "from_step": from_step, "cause": f"{fault.where}: {fault.found}"}
-    return error, amendment
+    adjustment = {"kind": ROLLBACK, "step": step, "from_step": from_step, "cause": f"{fault.where}: {fault.found}"}
+    return error, adjustment
 
 
 def _remove_sick(run: Run, healthy: int) -> None:
@@ -106,12 +106,12 @@ def _with_checkpoint(error: SickRun, good: str) -> SickRun:
 
 
 def _of_memory(run: Run, error: Exception, components: Components) -> dict[str, Any]:
-    """The amendment that needs less memory; raises EnvironmentFault where there is none."""
+    """The adjustment that needs less memory; raises EnvironmentFault where there is none."""
     args, trainer = components.args, components.trainer
     measuring = trainer.is_measuring
     size = f"per_device_{'eval' if measuring else 'train'}_batch_size"
     smaller = halve_evaluation(args) if measuring else halve_training(run.cfg["trainer"]["args"], args)
-    times = sum(size in each.get("args", {}) for each in components.amendments)
+    times = sum(size in each.get("args", {}) for each in components.adjustments)
     if smaller is None or times >= run.cfg.get("attempts", ATTEMPTS) or run.cfg.get("on_memory") == "stop":
         raise EnvironmentFault(_no_memory(error, size, getattr(args, size), times)) from error
     good = last_checkpoint(run, clean=False)
@@ -123,10 +123,10 @@ def _of_memory(run: Run, error: Exception, components: Components) -> dict[str, 
 def _no_memory(error: Exception, size: str, rows: int, times: int) -> Fault:
     """The end of a run that needs more memory than there is."""
     found = f"{str(error).splitlines()[0] if str(error) else type(error).__name__}, with trainer.args.{size}={rows}"
-    cure = "trainer.args.max_length=<less>, peft=lora, model.dtype=bfloat16, or a smaller model="
+    fix = "trainer.args.max_length=<less>, peft=lora, model.dtype=bfloat16, or a smaller model="
     if rows > 1:
-        cure = f"on_memory=halve attempts={times + ATTEMPTS}, or {cure}"
-    return Fault("memory", f"{found}, {times} times halved" if times else found, "a smaller step", cure)
+        fix = f"on_memory=halve attempts={times + ATTEMPTS}, or {fix}"
+    return Fault("memory", f"{found}, {times} times halved" if times else found, "a smaller step", fix)
 
 
 def halve_training(given: Mapping[str, Any], args: Any) -> dict[str, int] | None:

@@ -59,14 +59,14 @@ def find_environment_faults(to_do: Sequence[Composed], elsewhere: bool) -> Itera
 def find_other_worlds(composed: Composed) -> Iterator[Fault]:
     """A fault where another launcher has started other processes than the configuration says, or none in silence."""
     world, own = world_size(), processes_of(composed.cfg)
-    expected, cure = "one program that starts the processes", "python -m runner <the same words>"
+    expected, fix = "one program that starts the processes", "python -m runner <the same words>"
     if world > 1 and (own != world or NUM_PROCESSES in composed.typed):
         found = f"{own}, in one of {world} processes that torchrun or its like has started"
-        yield Fault(NUM_PROCESSES, found, expected, f"{cure}, or the same line without {NUM_PROCESSES}={own}")
+        yield Fault(NUM_PROCESSES, found, expected, f"{fix}, or the same line without {NUM_PROCESSES}={own}")
     # The launcher that accelerate has for a CPU starts one process, whatever --num_processes says.
     if "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
         found = "one process, though its --num_processes is more than 1"
-        yield Fault("accelerate launch", found, expected, f"{cure} {NUM_PROCESSES}={own if own > 1 else 2}")
+        yield Fault("accelerate launch", found, expected, f"{fix} {NUM_PROCESSES}={own if own > 1 else 2}")
 
 
 def _missing_libraries(cfg: Config) -> Iterator[Fault]:
@@ -79,9 +79,9 @@ def _missing_libraries(cfg: Config) -> Iterator[Fault]:
         asked = [one for one in values if one not in (None, False) and re.fullmatch(pattern, str(one))]
         if asked and not any(map(find_spec, (library, *INSTEAD.get(library, ())))):
             other = OTHER_VALUES.get(path.rpartition(".")[2])
-            cure = f"pip install {package}" + (f", or {path}={other}" if other else "")
+            fix = f"pip install {package}" + (f", or {path}={other}" if other else "")
             found = f"{asked[0]} needs {library}, which is not installed"
-            yield Fault(path.removesuffix("._target_"), found, f"the package {library}", cure)
+            yield Fault(path.removesuffix("._target_"), found, f"the package {library}", fix)
 
 
 def find_other_versions() -> Iterator[Fault]:
@@ -91,14 +91,14 @@ def find_other_versions() -> Iterator[Fault]:
     for asked in map(Requirement, read_requirements()):
         if asked.marker and not asked.marker.evaluate({"extra": ""}):
             continue
-        name, cure = asked.name, f"pip install '{asked}', or tolerate.versions=true"
+        name, fix = asked.name, f"pip install '{asked}', or tolerate.versions=true"
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
-            yield Fault(name, "not installed", str(asked), cure)
+            yield Fault(name, "not installed", str(asked), fix)
             continue
         if not is_within(version, str(asked.specifier)):
-            yield Fault(name, f"{name} {version}, which was not tried", str(asked), cure)
+            yield Fault(name, f"{name} {version}, which was not tried", str(asked), fix)
 
 
 def read_project() -> dict[str, Any]:
@@ -148,5 +148,5 @@ def _closed_caches() -> Iterator[Fault]:
     except OSError as error:
         closed = str(error)
     if closed:
-        cure = f"export {variable}=<a folder that you may write>"
-        yield Fault(variable, f"{folder}: {closed}", "a folder for rows and models", cure)
+        fix = f"export {variable}=<a folder that you may write>"
+        yield Fault(variable, f"{folder}: {closed}", "a folder for rows and models", fix)

@@ -189,8 +189,8 @@ def _in_vain(context: ValidationContext, path: str, value: object, default: obje
     group = FROM_GROUP.get(key) if node == "trainer" and value is not None else None
     if group is not None and group in context.groups:
         options = context.options(group)
-        cure = f"{group}={options[0]}" if options else f"{group}._target_=<module.name>"
-        yield Fault(path, "a part that the runner serves", f"the group {group}", cure)
+        fix = f"{group}={options[0]}" if options else f"{group}._target_=<module.name>"
+        yield Fault(path, "a part that the runner serves", f"the group {group}", fix)
 
 
 def _choices(
@@ -232,9 +232,9 @@ def _args_of_another(context: ValidationContext, node: Node, trainer: Signature)
     signature, parameter = context.signature(node.get("args")), trainer.parameters.get("args")
     wanted = sorted(name for name in parameter.names if name.endswith("Config")) if parameter else []
     if signature and wanted and not set(wanted) & set(signature.lineage):
-        cure = f"trainer.args._target_={trainer.target.rpartition('.')[0]}.{wanted[0]}"
+        fix = f"trainer.args._target_={trainer.target.rpartition('.')[0]}.{wanted[0]}"
         expected = f"{' or '.join(wanted)}, which {trainer.name} takes"
-        yield Fault("trainer.args._target_", signature.name, expected, cure)
+        yield Fault("trainer.args._target_", signature.name, expected, fix)
 
 
 # --- Stray keys -------------------------------------------------------------------------------------
@@ -269,8 +269,8 @@ def _unknown(context: ValidationContext, path: str, node: Node, key: str, signat
     """
     own, value = f"{path}.{key}", node.get(key)
     if own == "launcher.num_machines":
-        cure = f"leave {own} out, and launcher.num_processes=<processes here>"
-        yield Fault(own, f"{short_text(value)} machines", "one machine: several are not supported yet", cure)
+        fix = f"leave {own} out, and launcher.num_processes=<processes here>"
+        yield Fault(own, f"{short_text(value)} machines", "one machine: several are not supported yet", fix)
         return
     is_open = signature.is_open and not is_called_later(path, signature)
     keys = keys_of(path, signature)

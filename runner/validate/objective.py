@@ -86,8 +86,8 @@ def _not_given(loss: Node, signature: Signature | None, kind: str, trainer: str)
         if name not in given and name not in loss:
             near = nearest(name, given)
             found = f"{signature.name} asks for {name}, which {trainer} does not give"
-            cure = f"call the argument {near[0]}, or give it: loss.{name}=<value>" if near else "loss=none"
-            yield Fault("loss", found, f"some of {', '.join(GIVES[kind])}", cure)
+            fix = f"call the argument {near[0]}, or give it: loss.{name}=<value>" if near else "loss=none"
+            yield Fault("loss", found, f"some of {', '.join(GIVES[kind])}", fix)
 
 
 def _in_vain(args: Node) -> Iterator[Fault]:
@@ -96,16 +96,16 @@ def _in_vain(args: Node) -> Iterator[Fault]:
     if "loss_type" in args and args["loss_type"] not in PLAIN_LOSS_TYPES:
         names.append("loss_type")
     for name in names:
-        found, cure = f"{short_text(args[name])}, in vain beside a loss", f"leave {name} out, or loss=none"
-        yield Fault(f"{ARGS}{name}", found, "one of the two", cure)
+        found, fix = f"{short_text(args[name])}, in vain beside a loss", f"leave {name} out, or loss=none"
+        yield Fault(f"{ARGS}{name}", found, "one of the two", fix)
 
 
 def _not_weighable(args: Node) -> Iterator[Fault]:
     """A fault for each setting under which weights would be wrong or without effect."""
     for name, (right, why) in UNWEIGHABLE.items():
         if name in args and args[name] != right:
-            found, cure = f"{short_text(args[name])} beside weights of tokens", f"leave {name} out, or weight=none"
-            yield Fault(f"{ARGS}{name}", found, f"{short_text(right)}: {why}", cure)
+            found, fix = f"{short_text(args[name])} beside weights of tokens", f"leave {name} out, or weight=none"
+            yield Fault(f"{ARGS}{name}", found, f"{short_text(right)}: {why}", fix)
     if args.get("loss_type") == "dft":
-        cure = "trainer.args.loss_type=nll loss=rescaled"
-        yield Fault(f"{ARGS}loss_type", "dft, which weighs tokens itself", "the same as a loss", cure)
+        fix = "trainer.args.loss_type=nll loss=rescaled"
+        yield Fault(f"{ARGS}loss_type", "dft, which weighs tokens itself", "the same as a loss", fix)

@@ -78,11 +78,11 @@ def _not_given(context: ValidationContext, trainer: Signature) -> Iterator[Fault
     given = _is_given(context.cfg.get("reward")) or node.get("environment_factory")
     if REWARDS in trainer.parameters and not given and not context.mapping("trainer.args").get("reward_model_path"):
         expected = f"one of {shortened(options)}" if options else "entries with a _target_"
-        cure = f"reward={options[0]}" if options else "reward.<name>._target_=<module.name>"
-        yield Fault("reward", f"none, and {trainer.name} learns from rewards", expected, cure)
+        fix = f"reward={options[0]}" if options else "reward.<name>._target_=<module.name>"
+        yield Fault("reward", f"none, and {trainer.name} learns from rewards", expected, fix)
     if TEACHER in trainer.parameters and not node.get(TEACHER):
-        found, cure = f"none, and {trainer.name} learns from a teacher", f"trainer.{TEACHER}.path=<org/name>"
-        yield Fault(f"trainer.{TEACHER}", found, "a model that shares the tokenizer", cure)
+        found, fix = f"none, and {trainer.name} learns from a teacher", f"trainer.{TEACHER}.path=<org/name>"
+        yield Fault(f"trainer.{TEACHER}", found, "a model that shares the tokenizer", fix)
 
 
 def _adapter(context: ValidationContext) -> Iterator[Fault]:
@@ -91,8 +91,8 @@ def _adapter(context: ValidationContext) -> Iterator[Fault]:
     signature = context.signature(peft)
     if quant:
         if not _is_given(context.cfg.get("peft")) or _changes_model(context, peft):
-            cure = "peft=lora" if "lora" in context.options("peft") else "peft=<an adapter>"
-            yield Fault("quant", "set, but quantised weights cannot be trained", "an adapter", cure)
+            fix = "peft=lora" if "lora" in context.options("peft") else "peft=<an adapter>"
+            yield Fault("quant", "set, but quantised weights cannot be trained", "an adapter", fix)
         bits = [name for name in ("load_in_4bit", "load_in_8bit") if quant.get(name)]
         if str(quant.get("_target_")).endswith("BitsAndBytesConfig") and len(bits) != 1:
             found = " and ".join(bits) or "neither load_in_4bit nor load_in_8bit"
@@ -122,12 +122,12 @@ def _parameter_groups(context: ValidationContext) -> Iterator[Fault]:
         except re.error as error:
             yield Fault(where, str(error), "a regular expression", "optimizer.groups={<pattern>: {lr_ratio: 0.1}}")
         if not isinstance(settings, dict):
-            cure = f"optimizer.groups={{{pattern}: {{lr_ratio: 0.1}}}}"
-            yield Fault(where, short_text(settings), "settings of the optimizer, or lr_ratio", cure)
+            fix = f"optimizer.groups={{{pattern}: {{lr_ratio: 0.1}}}}"
+            yield Fault(where, short_text(settings), "settings of the optimizer, or lr_ratio", fix)
             continue
         for key in (key for key in settings if key not in known):
-            cure = f"optimizer.groups={{{pattern}: {{{[*nearest(key, known), 'lr_ratio'][0]}: <value>}}}}"
-            yield Fault(f"{where}.{key}", f"{signature.name} has no such setting", shortened(known), cure)
+            fix = f"optimizer.groups={{{pattern}: {{{[*nearest(key, known), 'lr_ratio'][0]}: <value>}}}}"
+            yield Fault(f"{where}.{key}", f"{signature.name} has no such setting", shortened(known), fix)
 
 
 def _patterns(context: ValidationContext) -> Iterator[Fault]:
@@ -162,8 +162,8 @@ def _early_stopping(context: ValidationContext) -> Iterator[Fault]:
     if not any(signature and "EarlyStoppingCallback" in signature.lineage for signature in signatures):
         return
     if args.get("eval_strategy", "no") in ("no", False):
-        where, cure = f"{ARGS}eval_strategy", f"{ARGS}eval_strategy=steps {ARGS}eval_steps=20"
-        yield Fault(where, "no, and a training is to stop early", "evaluations", cure)
+        where, fix = f"{ARGS}eval_strategy", f"{ARGS}eval_strategy=steps {ARGS}eval_steps=20"
+        yield Fault(where, "no, and a training is to stop early", "evaluations", fix)
     if not args.get("metric_for_best_model") and not args.get("load_best_model_at_end"):
         where = f"{ARGS}metric_for_best_model"
         yield Fault(where, "none, and a training is to stop early", "a held-out figure", f"{where}=eval_loss")
@@ -190,8 +190,8 @@ def _steps(context: ValidationContext) -> Iterator[Fault]:
     steps, warmup, epochs = args.get("max_steps"), args.get("warmup_steps"), f"{ARGS}num_train_epochs"
     if is_plain_number(steps) and is_plain_number(warmup) and 1 <= steps <= warmup:
         found = f"{warmup} of {steps} steps, so the learning rate would never be reached"
-        cure = f"{ARGS}warmup_steps=0.1"
-        yield Fault(f"{ARGS}warmup_steps", found, "fewer than max_steps, or a share below 1", cure)
+        fix = f"{ARGS}warmup_steps=0.1"
+        yield Fault(f"{ARGS}warmup_steps", found, "fewer than max_steps, or a share below 1", fix)
     # Steps that nobody typed may have come with the model.
     if epochs in context.typed and is_plain_number(steps) and steps > 0 and f"{ARGS}max_steps" not in context.typed:
         found = f"{args['num_train_epochs']}, overruled by max_steps={steps}"
@@ -199,8 +199,8 @@ def _steps(context: ValidationContext) -> Iterator[Fault]:
     for name in ("logging_steps", "save_steps", "eval_steps"):
         value = context.field(name)
         if is_plain_number(value) and value > 1 and value != int(value):
-            expected, cure = "a whole number, or a share below 1", f"{ARGS}{name}={round(value)}"
-            yield Fault(f"{ARGS}{name}", short_text(value), expected, cure)
+            expected, fix = "a whole number, or a share below 1", f"{ARGS}{name}={round(value)}"
+            yield Fault(f"{ARGS}{name}", short_text(value), expected, fix)
 
 
 def _best_model(context: ValidationContext) -> Iterator[Fault]:
@@ -218,8 +218,8 @@ def _best_model(context: ValidationContext) -> Iterator[Fault]:
     each, step = context.field("save_steps"), context.field("eval_steps")
     if saves == evaluates == "steps" and all(is_plain_number(one) and one >= 1 for one in (each, step)) and each % step:
         found = f"{each}, and evaluations every {step} steps, so that the best may not be saved"
-        cure = f"{ARGS}save_steps={max(1, round(each / step)) * step}"
-        yield Fault(f"{ARGS}save_steps", found, f"a multiple of eval_steps ({step})", cure)
+        fix = f"{ARGS}save_steps={max(1, round(each / step)) * step}"
+        yield Fault(f"{ARGS}save_steps", found, f"a multiple of eval_steps ({step})", fix)
 
 
 def _without(context: ValidationContext) -> Iterator[Fault]:
@@ -229,8 +229,8 @@ def _without(context: ValidationContext) -> Iterator[Fault]:
     if args.get("fp16") is True and args.get("bf16") is True:
         yield Fault(f"{ARGS}fp16", "true beside bf16: true", "one of the two", f"{ARGS}fp16=false")
     if fetched and context.field("dataloader_num_workers") == 0:
-        where, cure = f"{ARGS}dataloader_prefetch_factor", f"{ARGS}dataloader_num_workers=2"
-        yield Fault(where, f"{fetched}, and no worker fetches", "workers", cure)
+        where, fix = f"{ARGS}dataloader_prefetch_factor", f"{ARGS}dataloader_num_workers=2"
+        yield Fault(where, f"{fetched}, and no worker fetches", "workers", fix)
     if schedule in SCHEDULES_BY_SCORE and not _evaluates(context):
         where, found = f"{ARGS}lr_scheduler_type", f"{schedule}, and nothing is evaluated"
         yield Fault(where, found, "an eval_strategy", f"{ARGS}eval_strategy=steps")
@@ -238,8 +238,8 @@ def _without(context: ValidationContext) -> Iterator[Fault]:
         where, kind = f"{ARGS}parallelism_config", "accelerate.ParallelismConfig"
         yield Fault(where, "a mapping", f"{kind}, built from it", f"{where}._target_={kind}")
     if context.field("packing") is True and "max_length" in args and args["max_length"] is None:
-        found, cure = "null, and rows are to be packed up to it", f"{ARGS}max_length=1024"
-        yield Fault(f"{ARGS}max_length", found, "a length", cure)
+        found, fix = "null, and rows are to be packed up to it", f"{ARGS}max_length=1024"
+        yield Fault(f"{ARGS}max_length", found, "a length", fix)
 
 
 def _generation(context: ValidationContext) -> Iterator[Fault]:
@@ -293,8 +293,8 @@ def find_mismatches(cfg: Config, menu: Mapping[str, Sequence[str]]) -> list[Faul
         where = f"{ARGS}eval_strategy"
         faults.append(Fault(where, str(args["eval_strategy"]), "held-out rows", "dataset.split.eval=<split>"))
     if rows.get("streaming") and int(args.get("max_steps") or -1) < 1:
-        found, cure = "a stream, whose length nobody knows", f"{ARGS}max_steps=<steps>"
-        faults.append(Fault("dataset.streaming", found, "a number of steps", cure))
+        found, fix = "a stream, whose length nobody knows", f"{ARGS}max_steps=<steps>"
+        faults.append(Fault("dataset.streaming", found, "a number of steps", fix))
     return faults
 
 
@@ -359,5 +359,5 @@ def find_callback_faults(cfg: Config) -> Iterator[Fault]:
             found = f"{rows['form']} rows ({rows.get('path')}), which have no prompts"
             yield Fault(f"{where}.prompts", found, "prompts", f"{where}.prompts=[<text>, ...], or {off}")
         elif "prompts" in needed and "split" in rows and not (rows["split"] or {}).get("eval"):
-            cure = f"dataset.split.eval=<split>, or {where}.prompts=[<text>, ...]"
-            yield Fault(f"{where}.prompts", "none, and there are no held-out rows", "prompts", cure)
+            fix = f"dataset.split.eval=<split>, or {where}.prompts=[<text>, ...]"
+            yield Fault(f"{where}.prompts", "none, and there are no held-out rows", "prompts", fix)

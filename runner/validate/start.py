@@ -115,5 +115,5 @@ def _lacking_columns(cfg: Config) -> Iterator[Fault]:
             continue
         for name in sorted(set(signature.required) - set(node) - HANDED - columns):
             found = f"it takes {name}, and the rows have no such column"
-            cure = f"a column {name} in the data, or {path}.{name}=<value>"
-            yield Fault(path, found, f"some of {', '.join(sorted(columns))}", cure)
+            fix = f"a column {name} in the data, or {path}.{name}=<value>"
+            yield Fault(path, found, f"some of {', '.join(sorted(columns))}", fix)

@@ -56,12 +56,12 @@ def find_target_fault(path: str, target: object, allow: Collection[str] = ()) ->
     if isinstance(found, Definition):
         return _refusal(own, target, found.home, allow, is_launcher)
     near = _near_targets(target, allow, is_launcher)
-    cure = f"{own}={near[0] if near else '<module.name>'}"
+    fix = f"{own}={near[0] if near else '<module.name>'}"
     if found:
-        return Fault(own, f"{target} is a module", near[0] if near else "a name in it", cure)
+        return Fault(own, f"{target} is a module", near[0] if near else "a name in it", fix)
     if find_module(package := target.partition(".")[0]) is None:
-        return Fault(own, f"there is no module {package}", "an installed package, or a module in this folder", cure)
-    return Fault(own, f"there is no {target}", near[0] if near else "a name that exists", cure)
+        return Fault(own, f"there is no module {package}", "an installed package, or a module in this folder", fix)
+    return Fault(own, f"there is no {target}", near[0] if near else "a name that exists", fix)
 
 
 def _find_unreadable(own: str, target: str) -> Fault | None:
@@ -75,8 +75,8 @@ def _find_unreadable(own: str, target: str) -> Fault | None:
     try:
         ast.parse(module.text)
     except SyntaxError as error:
-        cure = f"mend line {error.lineno} of {module.file.name}"
-        return Fault(own, f"{module.file}:{error.lineno}: {error.msg}", "a module that Python can read", cure)
+        fix = f"mend line {error.lineno} of {module.file.name}"
+        return Fault(own, f"{module.file}:{error.lineno}: {error.msg}", "a module that Python can read", fix)
     node = getattr(find_definition(target), "node", None)
     if isinstance(node, ast.Constant | ast.List | ast.Dict | ast.Set | ast.Tuple):
         found = f"{target} is {ast.unparse(node)[:40]}"

@@ -168,7 +168,7 @@ def misfit_number(path: str, value: object, numbers: Range | None, default: obje
     values = value if isinstance(value, list) else [value]
     if numbers is None or all(each in numbers for each in values if is_plain_number(each) and math.isfinite(each)):
         return None
-    return Fault(path, short_text(value), str(numbers), _cure(path, default, Type("float"), numbers))
+    return Fault(path, short_text(value), str(numbers), _fix(path, default, Type("float"), numbers))
 
 
 def misfit_choice(path: str, value: object, choices: Collection[str]) -> Fault | None:
@@ -179,20 +179,20 @@ def misfit_choice(path: str, value: object, choices: Collection[str]) -> Fault |
         return None
     likely = [(nearest(each, choices) or [""])[0] if each in strange else each for each in values]
     meant = list(filter(None, likely)) or [next(iter(choices))]
-    cure = to_override(path, meant if isinstance(value, list) else meant[0])
-    return Fault(path, ", ".join(map(short_text, strange)), str(Type("choice", values=tuple(choices))), cure)
+    fix = to_override(path, meant if isinstance(value, list) else meant[0])
+    return Fault(path, ", ".join(map(short_text, strange)), str(Type("choice", values=tuple(choices))), fix)
 
 
 def misfit_type(path: str, value: object, known: Type, default: object = None) -> Fault:
     """The fault of a value that its type does not accept, with what was probably meant."""
     meant = _meant(value, known)
     is_guess = not meant or (meant[0] == str(value) and isinstance(default, str))
-    cure = _cure(path, default, known) if is_guess else to_override(path, meant[0])
+    fix = _fix(path, default, known) if is_guess else to_override(path, meant[0])
     kinds: dict[type, str] = {str: "the text ", list: "a list: ", dict: "a mapping: "}
     found = kinds.get(type(value), "") + short_text(value)
     if isinstance(value, bool) and meant and isinstance(meant[0], str):
         found += f", which is how YAML reads {meant[0]} without quotes"
-    return Fault(path, found, str(known), cure)
+    return Fault(path, found, str(known), fix)
 
 
 def find_empty(context: ValidationContext) -> Iterator[Fault]:
@@ -248,7 +248,7 @@ def _from_text(text: str) -> list[object]:
     return [int(number), number] if number.is_integer() else [number]
 
 
-def _cure(path: str, default: object, known: Type, numbers: Range | None = None) -> str:
+def _fix(path: str, default: object, known: Type, numbers: Range | None = None) -> str:
     """The default as what to type, where it is written down and good; else what kind of value."""
     good = known.accepts(default) and default is not None and not isinstance(default, dict)
     if good and (numbers is None or (is_plain_number(default) and default in numbers)):

@@ -113,7 +113,7 @@ def kill_drivers(kills: int, chance: random.Random) -> None:
     text, code, _ = sweep(*words, "name=killed")
     print(f"{killed} of {kills} drivers killed; alive after 10 s: {left}; longest goodbye {longest:.1f} s")
     print(f"then: {text.splitlines()[-1]}, exit code {code}")
-    calm, disturbed = papers("calm"), papers("killed")
+    calm, disturbed = run_files("calm"), run_files("killed")
     print(f"same weights and each step once: {sum(disturbed[key] == calm[key] for key in calm)} of {len(calm)}")
 
 
@@ -121,7 +121,7 @@ def any_held(name: str) -> bool:
     return any(held(Run(paper.parent)) for paper in Path("outputs", name).glob("*/config.yaml"))
 
 
-def papers(name: str) -> dict[str, tuple[list[int], bytes]]:
+def run_files(name: str) -> dict[str, tuple[list[int], bytes]]:
     """The logged steps and the weights of each run, by its key."""
     return {
         folder.name[-10:]: (

@@ -1,4 +1,4 @@
-"""Bad input ends at the door: one line of cause and one of cure, nothing half-made; what is odd but good passes.
+"""Bad input ends at the door: one line of cause and one of fix, nothing half-made; what is odd but good passes.
 
     python tests/fault/bad_input.py                 every case
     python tests/fault/bad_input.py number null     those whose kind or name holds one of the words
@@ -183,13 +183,13 @@ def missing_beats(text: str) -> list[str]:
     if not told:
         return ["a fault"]
     halves = [fault for fault in told if "found" not in fault or not fault & {"expected", "type"}]
-    return ["cause or cure"] * bool(halves) + sorted({"found", "expected", "type"} - set().union(*told))
+    return ["cause or fix"] * bool(halves) + sorted({"found", "expected", "type"} - set().union(*told))
 
 
 def torn_papers(left: list[str]) -> str:
     """What is wrong with the run folder of a command that failed behind the door; empty where nothing is."""
-    papers = [path for path in left if path.endswith("status.json")]
-    if any(json.loads(Path(path).read_text())["state"] != "failed" for path in papers):
+    run_files = [path for path in left if path.endswith("status.json")]
+    if any(json.loads(Path(path).read_text())["state"] != "failed" for path in run_files):
         return "a run that is not called failed"
     halves = [path for path in left if "/checkpoint-" in path or path.endswith("/model") or "/.model" in path]
     return f"left {halves[0]}" if halves else ""

@@ -23,7 +23,7 @@ Content = bytes | str | list | dict | Callable[[Path], None]
 
 @dataclass(frozen=True)
 class Case:
-    """One command line with the files around it, its exit code, and words of the cause and of the cure.
+    """One command line with the files around it, its exit code, and words of the cause and of the fix.
 
     ``late`` is what can only be found behind the door, where torch and a failed run folder are in order; ``why`` says
     why a value can never be meant. Of good input, ``looks`` is only to be looked at, with no training behind.
@@ -34,7 +34,7 @@ class Case:
     words: tuple[str, ...]
     code: int
     cause: str = ""
-    cure: str = ""
+    fix: str = ""
     files: Mapping[str, Content] = field(default_factory=dict)
     why: str = ""
     late: bool = False
@@ -47,7 +47,7 @@ class Case:
 
     @property
     def told(self) -> list[tuple[str, str]]:
-        return [("cause", self.cause), ("cure", self.cure)]
+        return [("cause", self.cause), ("fix", self.fix)]
 
     def prepare(self, folder: Path) -> None:
         """Make the files of the case."""
@@ -77,8 +77,8 @@ def write(path: Path, content: Content) -> None:
         path.write_text("".join(json.dumps(row) + "\n" for row in content), encoding="utf-8")
 
 
-def bad(name: str, words: str, cause: str, cure: str, files: Mapping[str, Content] | None = None, **more) -> Case:
-    return Case("", name, tuple(shlex.split(words)), more.pop("code", 2), cause, cure, files or {}, **more)
+def bad(name: str, words: str, cause: str, fix: str, files: Mapping[str, Content] | None = None, **more) -> Case:
+    return Case("", name, tuple(shlex.split(words)), more.pop("code", 2), cause, fix, files or {}, **more)
 
 
 def good(name: str, words: str, files: Mapping[str, Content] | None = None, **more) -> Case:

@@ -6,7 +6,7 @@
 A run is killed when it has two sealed checkpoints. Each time one file of the newest is deleted, cut, zeroed or has one
 bit turned, the same command must
 name it, go on from the older one, and end with the bits of a run that nothing disturbed. A finished model is mended
-from its checkpoint; what cannot be mended is refused with exit code 4 and a cure. The control is TRL's own trainer with
+from its checkpoint; what cannot be mended is refused with exit code 4 and a fix. The control is TRL's own trainer with
 the same damage, resumed as its documentation says. Prints a line for each kind; the exit code is 1 where one of ours
 misses, or where the control notices everything.
 """
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from kill import TRAINERS, WORDS, Place, papers, unbroken
+from kill import TRAINERS, WORDS, Place, run_files, unbroken
 from warm import Warm
 
 from runner.io.files import SEAL, sha256
@@ -62,7 +62,7 @@ class Sick:
         self.root, self.warm, self.count = root, warm, 0
         self.whole = Place(root / "whole", root, warm)
         unbroken(self.whole, SFT)
-        self.wanted = papers(self.whole.run)
+        self.wanted = run_files(self.whole.run)
         self.killed = Place(root / "killed", root, warm)
         assert self.killed.start(SFT, pattern=LAST_SAVE, count=1).wait().returncode == -9
         assert [path.name for path in sealed_checkpoints(self.killed.run)][-2:] == ["checkpoint-4", "checkpoint-6"]
@@ -99,7 +99,7 @@ def _verdict(place: Place, done, sick: Sick, name: str) -> str:
         return f"exit code {done.returncode}: {done.stderr[-300:]}"
     if name not in done.stderr:
         return f"{name} is not named: {done.stderr[-300:]}"
-    found = papers(place.run)
+    found = run_files(place.run)
     differing = sorted(key for key in sick.wanted | found if sick.wanted.get(key) != found.get(key))
     shutil.rmtree(place.folder)
     return f"differs in {', '.join(differing)}" if differing else ""
@@ -127,7 +127,7 @@ def _refused_without_any(sick: Sick, damage: Callable[[Path], object]) -> str:
 
 
 def refused(done, *words: str) -> str:
-    """Empty where a command ended with exit code 4, these words and a cure, and no traceback."""
+    """Empty where a command ended with exit code 4, these words and a fix, and no traceback."""
     missing = [word for word in (*words, "type ") if word not in done.stderr]
     if done.returncode != 4 or missing or "Traceback" in done.stderr:
         return f"exit code {done.returncode}, not said: {missing}: {done.stderr[-300:]}"
@@ -165,7 +165,7 @@ def _unmended(sick: Sick) -> str:
 
 
 def damaged_papers(sick: Sick) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Garbage in a paper: refused by name, readable to a report, and after the cure the run finishes."""
+    """Garbage in a paper: refused by name, readable to a report, and after the fix the run finishes."""
     for name in PAPERS:
         for kind, text in GARBAGE.items():
             yield f"{name} {kind}", lambda name=name, text=text: _paper(sick, name, text)
@@ -182,8 +182,8 @@ def _paper(sick: Sick, name: str, text: bytes) -> str:
     path.unlink()
     done = place.start(SFT).wait()
     if done.returncode:
-        return f"after the cure: exit code {done.returncode}: {done.stderr[-300:]}"
-    found = papers(place.run)
+        return f"after the fix: exit code {done.returncode}: {done.stderr[-300:]}"
+    found = run_files(place.run)
     differing = [key for key in found if key.endswith((".safetensors", ".pt")) and found[key] != sick.wanted.get(key)]
     shutil.rmtree(place.folder)
     return f"differs in {', '.join(differing)}" if differing else ""

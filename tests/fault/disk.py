@@ -4,7 +4,7 @@
     python tests/fault/disk.py --count 4            a few of each, and of the controls
 
 sizes      after the start a file leaves as much of a small disk as 1.0 to 3.2 checkpoints take
-instants   the disk is full from the moment on at which a run opens its log, its record, its papers, its model ...
+instants   the disk is full from the moment on at which a run opens its log, its record, its files, its model ...
 writes     the k-th write of a save fails, for every k and each of the system's calls that write (needs strace)
 control    TRL's own trainer on the same small disk, resumed by the same command once there is space
 
@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from instant import TOUCHES, _path
-from kill import TRAINERS, WORDS, Place, papers, unbroken
+from kill import TRAINERS, WORDS, Place, run_files, unbroken
 from warm import Warm
 
 from runner.io.files import damage_of, read_json
@@ -203,7 +203,7 @@ class Whole:
         self.root, self.warm, self.count = root, warm, 0
         place = Place(root / "whole", root, warm)
         unbroken(place, SFT)
-        self.wanted = papers(place.run)
+        self.wanted = run_files(place.run)
         files = sealed_checkpoints(place.run)[-1].iterdir()
         self.checkpoint = sum(-(-path.stat().st_size // BLOCK) * BLOCK for path in files)
 
@@ -245,7 +245,7 @@ class Whole:
     def differs(self, place: Place, second: dict, left_out: set[str] = frozenset()) -> str:
         if second["code"]:
             return f"the second time: exit code {second['code']}: {second['text'][-400:]}"
-        found = papers(place.run)
+        found = run_files(place.run)
         names = sorted(key for key in self.wanted | found if self.wanted.get(key) != found.get(key))
         names = [name for name in names if name not in left_out]
         shutil.rmtree(place.folder)

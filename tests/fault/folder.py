@@ -6,7 +6,7 @@
 pairs    the same command twice at once: one starts, the other leaves with 4 and names pid, host and since when; the
          first is killed with SIGKILL, or not, and the next start goes on without an unlock
 starts   many commands at the same instant, each with a seed of its own, and each twice: one folder for each seed, with
-         its own papers
+         its own files
 again    finished runs, each started ten times more: no byte and no time of a file changes
 driver   the driver of a sweep is killed with SIGKILL at a random moment: of what it has started nothing lives after
          10 s, and a stranger beside it that looks like a run gets no signal
@@ -142,7 +142,7 @@ def control(root: Path, warm: Warm) -> int:
 
 
 def misses_of_starts(root: Path, warm: Warm, count: int, chance: random.Random) -> Iterator[str]:
-    """Each seed that did not get one folder with its own papers, in which one of its two commands started."""
+    """Each seed that did not get one folder with its own files, in which one of its two commands started."""
     place = make_place(root, "starts", warm, "folder:when_all_may")
     words = (*QUICK, "launcher._target_=mine.note", "allow=[mine]")
     started = [(seed, place.start((*words, f"seed={seed}"))) for seed in range(count) for _ in range(2)]

@@ -63,7 +63,7 @@ PLACES = {
     "save": (r"/checkpoint", 8),
     "step": (r"open .*metrics\.jsonl", 3),
     "anywhere": (r"", 3),
-    "papers": (r"status\.json|manifest\.json|scores\.json|config\.yaml|\.lock", 2),
+    "files": (r"status\.json|manifest\.json|scores\.json|config\.yaml|\.lock", 2),
     "model": (r"/\.?model(\.new)?(/|$)|plots", 2),
     "rows": (r"hf/datasets", 2),
 }
@@ -158,7 +158,7 @@ def storm(place: Place, words: tuple[str, ...], touches: list[str], kills: int, 
     return tally
 
 
-def papers(run: Run) -> dict[str, object]:
+def run_files(run: Run) -> dict[str, object]:
     """All that a run leaves, by a name: hashes of weights and of the last checkpoint, the record, the names of files.
 
     Left out is what holds the clock or the place of the run.
@@ -199,12 +199,12 @@ def punish(trainer: str, kills: int, root: Path, warm: Warm, chance: random.Rand
     dropout = 0.1 if trainer in DROPOUT else 0.0
     whole = Place(root / trainer, root, warm, dropout=dropout)
     touches, total = unbroken(whole, words), Tally()
-    wanted = papers(whole.run)
+    wanted = run_files(whole.run)
     while total.kills < kills:
         place = Place(root / f"{trainer}-{total.runs}", root, warm, dropout=dropout)
         tally = storm(place, words, touches, min(most, kills - total.kills), chance)
         if tally.finished:
-            found = papers(place.run)
+            found = run_files(place.run)
             differing = sorted(name for name in wanted | found if wanted.get(name) != found.get(name))
             tally.equal = not differing
             tally.missed += [f"{place.folder.name} differs in {', '.join(differing)}"] if differing else []

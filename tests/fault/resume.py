@@ -180,15 +180,15 @@ def judged(now: Mapping[str, Any], path: str, old: Any, new: Any, allowed: bool)
 def is_whole(fault: Fault, old: Any, new: Any) -> bool:
     """Whether a fault names what was and what is, and what to type to go on."""
     named = fault.found.startswith((f"{to_text(old)} -> ", "its default -> "))
-    whole = named and fault.found.endswith(f"-> {to_text(new)}") and "resume" in fault.cure and bool(fault.expected)
-    return whole and is_typeable(fault.cure.partition(", or leave resume out")[0], old)
+    whole = named and fault.found.endswith(f"-> {to_text(new)}") and "resume" in fault.fix and bool(fault.expected)
+    return whole and is_typeable(fault.fix.partition(", or leave resume out")[0], old)
 
 
-def is_typeable(cure: str, old: Any) -> bool:
+def is_typeable(fix: str, old: Any) -> bool:
     """Whether a shell and Hydra read what is to be typed as the value that was; not every value was there."""
-    if cure.startswith("leave "):
+    if fix.startswith("leave "):
         return True
-    [override] = parse(map(quote_text, shlex.split(cure)))
+    [override] = parse(map(quote_text, shlex.split(fix)))
     text = override.value()
     return to_text(getattr(text, "text", text)) == to_text(old)
 

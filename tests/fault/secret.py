@@ -119,7 +119,7 @@ def misses_of_lines() -> Iterator[str]:
 
 
 def misses_of_refused(folder: Path, run: Run, ways: Sequence[str] = tuple(REFUSED)) -> Iterator[str]:
-    """Each way that is not refused with a cure, or after which a secret is found; one folder for each."""
+    """Each way that is not refused with a fix, or after which a secret is found; one folder for each."""
     for number, way in enumerate(ways):
         words, text = REFUSED[way]
         work = folder / f"{number}"

@@ -1,4 +1,4 @@
-"""Sick runs stop within five steps with cause and cure and keep their last good checkpoint; healthy ones are let be.
+"""Sick runs stop within five steps with cause and fix and keep their last good checkpoint; healthy ones are let be.
 
     python tests/fault/sick.py                 every case, and the control
     python tests/fault/sick.py kl nan          those whose name holds one of the words

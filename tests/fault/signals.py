@@ -33,7 +33,7 @@ TESTS = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(TESTS), str(TESTS.parent), str(Path(__file__).parent)]
 
 import plain
-from kill import DROPOUT, TRAINERS, WORDS, Place, papers
+from kill import DROPOUT, TRAINERS, WORDS, Place, run_files
 from warm import Warm
 
 from runner.__main__ import main as door
@@ -203,7 +203,7 @@ def misses_of_end(place: Place, words: Sequence[str], wanted: dict[str, object])
     code, said = start(place, words)
     if code:
         return [f"{place.folder.name}: exit code {code} at the end: {said[-300:]}"]
-    found = papers(place.run)
+    found = run_files(place.run)
     differing = sorted(name for name in wanted | found if name != "names" and wanted.get(name) != found.get(name))
     return [f"{place.folder.name} differs in {', '.join(differing)}"] if differing else []
 
@@ -216,7 +216,7 @@ def disturb(
     dropout = 0.1 if trainer in DROPOUT else 0.0
     whole = Place(root / trainer, root, warm, "signals:main", dropout)
     calls = calls_of(whole, words)
-    wanted = papers(whole.run)
+    wanted = run_files(whole.run)
     entered = [phase for phase in PHASES if calls.get(phase)]
     queue = [phase for _ in range(signals) for phase in chance.sample(entered, len(entered))]
     done, runs = 0, 0

@@ -3,7 +3,7 @@
     python tests/fault/states.py                    1000 lives of up to eight events, some minutes of one processor
     python tests/fault/states.py --count 100
 
-The worker, its lock, its papers, its callbacks, the seals and the end of a training are the real ones; only what costs
+The worker, its lock, its files, its callbacks, the seals and the end of a training are the real ones; only what costs
 time is made up: the steps of this trainer are hashes of the ones before, so that its weights tell whether each was done
 once and in order. What is killed, or meets a full disk, is a process of its own. The exit code is 1 where a life breaks
 a promise.
@@ -176,7 +176,7 @@ def made_up(way: str, when: int) -> Iterator[None]:
         trainer = Trainer(run, stop, way, when)
         seal = trainer.callbacks[-1]
         health = SimpleNamespace(sickness_behind=lambda step: None)
-        return Components(trainer.args, None, None, [0], None, trainer, health, seal, trackers=[], amendments=[])
+        return Components(trainer.args, None, None, [0], None, trainer, health, seal, trackers=[], adjustments=[])
 
     nothing = {"_refuse_silent_faults", "_check_sharded"}
     with contextlib.ExitStack() as patches:
@@ -414,9 +414,9 @@ class Life(RuleBasedStateMachine):
                 assert (path / "model.safetensors").read_text() == weights_after(step)
 
     def files(self) -> dict[str, bytes]:
-        papers = (path for path in self.run.folder.rglob("*") if path.is_file())
+        run_files = (path for path in self.run.folder.rglob("*") if path.is_file())
         own = ("log.txt", ".lock", "status.json", "manifest.json")
-        return {str(path): path.read_bytes() for path in papers if path.name not in own}
+        return {str(path): path.read_bytes() for path in run_files if path.name not in own}
 
     def begun(self) -> str:
         path = self.run.folder.parent / "begun"

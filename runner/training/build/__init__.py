@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.config import build, serve
 from runner.errors import ConfigError, Fault
-from runner.run.adjustments import amend_logs, read_amendments
+from runner.run.adjustments import adjust_logs, read_adjustments
 from runner.run import Run
 from runner.io.terminal import mute_libraries
 from runner.training.build.args import build_args
@@ -67,7 +67,7 @@ class Components:
     health: Health
     seal: Seal
     trackers: list[Tracker]
-    amendments: list[dict[str, Any]]
+    adjustments: list[dict[str, Any]]
 
 
 def build_components(run: Run, stop: StopRequest | None, build_measure: BuildMeasure | None = None) -> Components:
@@ -108,13 +108,13 @@ def build_components(run: Run, stop: StopRequest | None, build_measure: BuildMea
         "callbacks": build_callbacks(cfg, served),
         "peft_config": peft_config,
     }
-    amendments = read_amendments(run.folder)
+    adjustments = read_adjustments(run.folder)
     health = build_health(cfg, args, peft_config, panel)
     hooks = Hooks(
         evaluates=cfg["trainer"].get("evaluates", True),
-        measure=build_measure(run, args, tokenizer, amendments) if build_measure and held_out is not None else None,
+        measure=build_measure(run, args, tokenizer, adjustments) if build_measure and held_out is not None else None,
         on_loss=health.observe_loss,
-        on_log=functools.partial(amend_logs, amendments) if amendments else None,
+        on_log=functools.partial(adjust_logs, adjustments) if adjustments else None,
         reward_means=panel.pop_means if panel else None,
         make_optimizer=optimizer_maker(cfg.get("optimizer")),
         make_schedule=schedule_maker(cfg.get("optimizer")),
@@ -127,8 +127,8 @@ def build_components(run: Run, stop: StopRequest | None, build_measure: BuildMea
         set_weights(trainer, rules, pack)
     trackers = replace_trackers(trainer, cfg, run.folder)
     seal = Seal(cfg["trainer"]["args"].get("save_total_limit") or 2, cycle_steps(args), run.set_status)
-    add_callbacks(trainer, run, served, stop, health, seal, amendments)
-    return Components(args, model, tokenizer, rows, held_out, trainer, health, seal, trackers, amendments)
+    add_callbacks(trainer, run, served, stop, health, seal, adjustments)
+    return Components(args, model, tokenizer, rows, held_out, trainer, health, seal, trackers, adjustments)
 
 
 @contextlib.contextmanager

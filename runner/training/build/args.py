@@ -8,7 +8,7 @@ from typing import Any
 from runner.config import asked_for, build
 from runner.config.sharding import find_unshardable, shards_on_cpu
 from runner.errors import ConfigError, EnvironmentFault, Fault
-from runner.run.adjustments import amended_args, read_amendments
+from runner.run.adjustments import adjusted_args, read_adjustments
 from runner.run import Run
 from runner.schema import nodes
 from runner.tracker.variable import check_installed, find_foreign_variables, set_variables
@@ -16,10 +16,10 @@ from runner.tracker.variable import check_installed, find_foreign_variables, set
 
 def build_args(run: Run) -> Any:
     """The trainer's config object: its own defaults, ours where the machine or the run folder
-    decides, then the YAML, and last what the run has amended.
+    decides, then the YAML, and last what the run has adjusted.
     """
     cfg = run.cfg
-    node = cfg["trainer"]["args"] | amended_args(read_amendments(run.folder))
+    node = cfg["trainer"]["args"] | adjusted_args(read_adjustments(run.folder))
     if faults := find_foreign_variables(cfg["tracker"]):
         raise ConfigError(faults)
     check_installed(cfg["tracker"]["report_to"])

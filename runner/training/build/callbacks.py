@@ -10,7 +10,7 @@ from runner.config import asked_for, serve
 from runner.dataset.convert import fits
 from runner.errors import ConfigError, Fault
 from runner.generate.rows import held_out_sets
-from runner.run.adjustments import ROLLBACK, amended_share, count_of
+from runner.run.adjustments import ROLLBACK, adjusted_share, count_of
 from runner.run import Run
 from runner.schema import read_signature
 from runner.schema.upstream import completion_length
@@ -38,9 +38,9 @@ def add_callbacks(
     stop: StopRequest | None,
     health: Health,
     seal: Seal,
-    amendments: Sequence[Mapping[str, Any]],
+    adjustments: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Add the user's callbacks that ask for the trainer, and then ours; a step is taken as the run has amended itself.
+    """Add the user's callbacks that ask for the trainer, and then ours; a step is taken as the run has adjusted itself.
 
     The seal comes after all that decide what a step will save.
     """
@@ -53,8 +53,8 @@ def add_callbacks(
             callback.on_init_end(trainer.args, trainer.state, trainer.control)
     ours: list[TrainerCallback] = [StopAtStep(stop, seal.cycle_steps)] if stop else []
     ours += [Record(run.metrics, run.set_status), health, Progress(), seal]
-    if count_of(amendments, ROLLBACK):
-        ours.append(Slower(functools.partial(amended_share, amendments)))
+    if count_of(adjustments, ROLLBACK):
+        ours.append(Slower(functools.partial(adjusted_share, adjustments)))
     for callback in ours:
         trainer.add_callback(callback)
 

@@ -91,8 +91,8 @@ def build_metrics(node: Mapping[str, Any] | None, tokenizer: Any) -> list[Any]:
     for name, entry in named(node or {}, "metric").items():
         call = build_scorer(entry, own=OWN)
         if isinstance(call, nn.Module):
-            cure = f"metric.{name}._target_=runner.reward.outcome.Classifier"
-            raise ConfigError(Fault(f"metric.{name}", "a model, which cannot be asked as it is", "a function", cure))
+            fix = f"metric.{name}._target_=runner.reward.outcome.Classifier"
+            raise ConfigError(Fault(f"metric.{name}", "a model, which cannot be asked as it is", "a function", fix))
         own = {key: entry[key] for key in OWN if key in entry and key != "preprocess"}
         arguments = inspect.signature(call).parameters
         own.setdefault("limit", SAMPLES if kind_of(arguments) == "sampled" else None)

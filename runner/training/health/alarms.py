@@ -50,7 +50,7 @@ class Alarm:
     name = ""
     patience = 1
     expected = ""
-    cure = ""
+    fix = ""
     curable = False
     lag = 0
 
@@ -75,8 +75,8 @@ class Alarm:
 
     def sickness(self, number: int, found: str) -> SickRun:
         """The end of a run; its checkpoints are good up to the step before the first that looked sick."""
-        cure = f"{self.cure}; or tolerate.{self.name}=true"
-        fault = Fault(f"{self.name} at step {number}", found, self.expected, cure.removeprefix("; or "))
+        fix = f"{self.fix}; or tolerate.{self.name}=true"
+        fault = Fault(f"{self.name} at step {number}", found, self.expected, fix.removeprefix("; or "))
         return SickRun(fault, healthy=max(0, number - self.patience - self.lag), curable=self.curable)
 
 
@@ -85,7 +85,7 @@ class NotFinite(Alarm):
 
     name = "not_finite"
     expected = "finite numbers"
-    cure = LOWER
+    fix = LOWER
     curable = True
 
     def suspect(self, step: Step) -> str | None:
@@ -108,7 +108,7 @@ class ZeroGradient(Alarm):
     name = "zero_gradient"
     patience = 3
     expected = "a loss that depends on the weights"
-    cure = "look at what is trained: python -m runner preview <the same words>"
+    fix = "look at what is trained: python -m runner preview <the same words>"
     LEFT = 0.1
 
     def __init__(self, patience: int | None = None, *, online: bool = False, resumed: bool = False):
@@ -137,7 +137,7 @@ class Frozen(Alarm):
     name = "frozen"
     patience = 3
     expected = "trained weights that change"
-    cure = "another optimizer= or peft=, or model.dtype=float32, where small steps are not rounded away"
+    fix = "another optimizer= or peft=, or model.dtype=float32, where small steps are not rounded away"
     PACE = 0.1
 
     def suspect(self, step: Step) -> str | None:
@@ -156,7 +156,7 @@ class GradientAscent(Alarm):
     name = "gradient_ascent"
     patience = 3
     expected = "weights that move down the gradient of the loss"
-    cure = "the sign in optimizer= (maximize), or a callback that changes gradients"
+    fix = "the sign in optimizer= (maximize), or a callback that changes gradients"
     LEAST = 0.05  # weight decay alone moves them at right angles to it
 
     def __init__(self, patience: int | None = None, *, resumed: bool = False):
@@ -175,7 +175,7 @@ class Exploded(Alarm):
 
     name = "exploded"
     expected = "weights of about their first size"
-    cure = LOWER
+    fix = LOWER
     curable = True
     TIMES = 100
 
@@ -203,7 +203,7 @@ class Diverged(Alarm):
     name = "diverged"
     patience = 5
     expected = "a loss that falls"
-    cure = LOWER
+    fix = LOWER
     curable = True
     lag = 1
     TIMES, MORE, STEPS = 3.0, 6.0, 5
@@ -237,7 +237,7 @@ class KL(Alarm):
     name = "kl"
     patience = 2
     expected = "a policy that the reference still knows"
-    cure = f"a larger kl_coef=, {LOWER}"
+    fix = f"a larger kl_coef=, {LOWER}"
     curable = True
     lag = 1
     PER_TOKEN, PER_COMPLETION = 5.0, 50.0
@@ -269,7 +269,7 @@ class PreferencesInverted(Alarm):
 
     name = "preferences_inverted"
     expected = "chosen answers that become likelier than rejected ones"
-    cure = "the sign of the loss, or which column is dataset.columns.chosen"
+    fix = "the sign of the loss, or which column is dataset.columns.chosen"
     STEPS, PAIRS, RIGHT, LEAST = 5, 32, 1 / 3, 1e-3
     ERRORS_OF_RANKS, ERRORS_OF_MARGINS = 3.0, 4.0
 
@@ -318,7 +318,7 @@ class ConstantReward(Alarm):
     name = "constant_reward"
     patience = 5
     expected = "rewards that tell completions apart"
-    cure = "another reward=, or easier prompts; where it is the best reward, there is nothing left to learn"
+    fix = "another reward=, or easier prompts; where it is the best reward, there is nothing left to learn"
     COMPLETIONS = 128
 
     def suspect(self, step: Step) -> str | None:
@@ -342,7 +342,7 @@ class FirstMargin(Alarm):
 
     name = "first_margin"
     expected = "a margin of 0, because nothing was learned yet: the reference is not the start model"
-    cure = "trainer.args.disable_dropout=true, or another peft="
+    fix = "trainer.args.disable_dropout=true, or another peft="
 
     def __init__(self, patience: int | None = None, *, tolerance: float):
         super().__init__(patience)
