@@ -167,10 +167,7 @@ def test_every_field_of_a_real_config_is_good(name):
         },
         {
             "callback": {
-                "early": {
-                    "_target_": "transformers.EarlyStoppingCallback",
-                    "early_stopping_patience": 3,
-                },
+                "early": {"_target_": "transformers.EarlyStoppingCallback", "early_stopping_patience": 3},
                 "off": None,
             },
             "trainer__args__eval_strategy": "steps",
@@ -295,9 +292,7 @@ def test_missing_arguments():
     cfg = good()
     del cfg["model"]["path"], cfg["model"]["tokenizer"], cfg["trainer"]["form"]
     found = faults(cfg)
-    assert [fault.where for fault in found] == [
-        *("trainer.form", "model.path", "model.tokenizer"),
-    ]
+    assert [fault.where for fault in found] == [*("trainer.form", "model.path", "model.tokenizer")]
     assert all(fault.found.startswith("missing, and ") for fault in found)
 
 
@@ -546,10 +541,7 @@ def test_a_trainer_of_rewards_needs_one():
 
 @pytest.mark.parametrize(
     ("name", "group", "node"),
-    [
-        ("SFT", "reward", REWARD),
-        ("GRPO", "collator", {"_target_": "transformers.DataCollatorWithFlattening"}),
-    ],
+    [("SFT", "reward", REWARD), ("GRPO", "collator", {"_target_": "transformers.DataCollatorWithFlattening"})],
 )
 def test_a_part_that_the_trainer_does_not_take(name, group, node):
     fault = only(good(name, **{group: node}))
@@ -703,13 +695,7 @@ def test_a_dangerous_target_is_refused(target):
     fault = only(cfg)
     assert fault.where == "callback.x._target_"
     package = target.split(".")[0]
-    is_offered = package not in {
-        *sys.stdlib_module_names,
-        "torch",
-        "numpy",
-        "hydra",
-        "transformers",
-    }
+    is_offered = package not in {*sys.stdlib_module_names, "torch", "numpy", "hydra", "transformers"}
     assert is_offered or "allow=" not in fault.fix
 
 
@@ -774,10 +760,7 @@ def test_targets_that_may_run(target):
         ("trl.trainer.dpo_traner.DPOTrainer", None),
         ("peft.LoRAConfg", "peft.LoraConfig"),
         ("torch.optim.AdamX", "torch.optim.Adamax"),
-        (
-            "transformers.AutoModelForCasualLM.from_pretrained",
-            "transformers.AutoModelForCausalLM.from_pretrained",
-        ),
+        ("transformers.AutoModelForCasualLM.from_pretrained", "transformers.AutoModelForCausalLM.from_pretrained"),
         ("transformers.EarlyStopingCallback", "transformers.EarlyStoppingCallback"),
         ("runner.model.load.laod_model", "runner.model.load.load_model"),
         ("not_installed_anywhere.thing", None),

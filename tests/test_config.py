@@ -59,7 +59,7 @@ def test_several_options_of_a_group_that_takes_one_are_all_refused(tmp_path):
     with pytest.raises(ConfigError) as caught:
         config.compose(["experiment=two", "~quant"], [tmp_path])
     assert [(fault.where, fault.found.partition("]")[0]) for fault in caught.value.faults] == [
-        *(("peft", "[lora"), ("trainer", "[sft, dpo")),
+        *(("peft", "[lora"), ("trainer", "[sft, dpo"))
     ]
     assert config.compose(["experiment=two", "trainer=dpo", "peft=lora"], [tmp_path]).choices["trainer"] == "dpo"
     with pytest.raises(ConfigError) as caught:
@@ -68,7 +68,7 @@ def test_several_options_of_a_group_that_takes_one_are_all_refused(tmp_path):
         *(
             "python -m runner -m trainer=sft,dpo",
             "python -m runner -m reward=length,format, or 'reward=[length,format]'",
-        ),
+        )
     ]
 
 

@@ -8,15 +8,7 @@ import pytest
 sys.path.append(str(Path(__file__).parent / "fault"))
 
 from danger import warmly
-from secret import (
-    controls,
-    hits,
-    light,
-    misses_of_harmless,
-    misses_of_lines,
-    misses_of_lived,
-    misses_of_refused,
-)
+from secret import controls, hits, light, misses_of_harmless, misses_of_lines, misses_of_lived, misses_of_refused
 from secret_cases import ENVIRONMENT, REFUSED, SECRETS
 
 from runner.io.files import replace_rows, write_json

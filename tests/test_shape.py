@@ -122,12 +122,4 @@ def test_top_level_is_fixed():
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     names = {name.split("/")[0] for name in tracked}
     visible = {name for name in names if not name.startswith(".")}
-    assert visible <= {
-        "pyproject.toml",
-        "conf",
-        "runner",
-        "tests",
-        "outputs",
-        "README.md",
-        "LICENSE",
-    }
+    assert visible <= {"pyproject.toml", "conf", "runner", "tests", "outputs", "README.md", "LICENSE"}

@@ -76,10 +76,7 @@ def test_nothing_heavy_is_imported():
         ("trl.DPOConfig", "trl.trainer.dpo_config.DPOConfig"),
         ("trl.experimental.orpo.ORPOTrainer", "trl.experimental.orpo.orpo_trainer.ORPOTrainer"),
         ("transformers.TrainingArguments", "transformers.training_args.TrainingArguments"),
-        (
-            "transformers.AutoModelForCausalLM",
-            "transformers.models.auto.modeling_auto.AutoModelForCausalLM",
-        ),
+        ("transformers.AutoModelForCausalLM", "transformers.models.auto.modeling_auto.AutoModelForCausalLM"),
         ("transformers.Qwen2Config", "transformers.models.qwen2.configuration_qwen2.Qwen2Config"),
         ("peft.LoraConfig", "peft.tuners.lora.config.LoraConfig"),
         ("torch.optim.AdamW", "torch.optim.adamw.AdamW"),

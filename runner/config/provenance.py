@@ -109,11 +109,7 @@ def of_machine(name: str) -> Iterator[tuple[str, Setting]]:
 
 
 def read_origins(
-    cfg: Config,
-    words: Sequence[str],
-    folders: Sequence[Path] = (),
-    typed: Sequence[str] | None = None,
-    stage: str = "",
+    cfg: Config, words: Sequence[str], folders: Sequence[Path] = (), typed: Sequence[str] | None = None, stage: str = ""
 ) -> Origins:
     """The origins of a configuration that these words compose.
 

@@ -7,26 +7,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from runner.schema.source import (
-    Definition,
-    Function,
-    Module,
-    bases,
-    find_definition,
-    last_name,
-    member,
-)
-from runner.schema.type import (
-    ANY,
-    NONE,
-    PLAIN,
-    TEXT,
-    Type,
-    documented_types,
-    to_choice,
-    to_type,
-    to_union,
-)
+from runner.schema.source import Definition, Function, Module, bases, find_definition, last_name, member
+from runner.schema.type import ANY, NONE, PLAIN, TEXT, Type, documented_types, to_choice, to_type, to_union
 
 UNKNOWN = object()  # the default of a parameter where the source holds no plain value
 
@@ -344,8 +326,7 @@ def _widened(parameters: dict[str, Parameter], found: Definition) -> dict[str, P
     for node in ast.walk(after) if after else ():
         match node:
             case ast.Call(
-                func=ast.Name(id="isinstance"),
-                args=[ast.Attribute(value=ast.Name(id="self"), attr=name), kind],
+                func=ast.Name(id="isinstance"), args=[ast.Attribute(value=ast.Name(id="self"), attr=name), kind]
             ) if name in parameters and (accepted := PLAIN.get(last_name(kind))):
                 also = (*parameters[name].also, accepted)
                 parameters[name] = replace(parameters[name], also=also)

@@ -320,10 +320,7 @@ def _collect(body: list[ast.stmt], module: Module) -> tuple[dict[str, Binding], 
                 _import_from(node, module, names, stars)
             case ast.Assign(targets=[ast.Name(id="_import_structure")], value=ast.Dict() as table):
                 names.update(_lazy_names(table.keys, table.values, module))
-            case ast.Assign(
-                targets=[ast.Subscript(value=ast.Name(id="_import_structure"), slice=key)],
-                value=value,
-            ):
+            case ast.Assign(targets=[ast.Subscript(value=ast.Name(id="_import_structure"), slice=key)], value=value):
                 names.update(_lazy_names([key], [value], module))
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 _assign(name, value, names)
