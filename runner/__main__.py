@@ -122,7 +122,7 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
     verb = plain.pop(0) if plain and plain[0] in VERBS else "train"
     if faults := [_unknown(word) for word in plain if verb == "train"] + _no_folder(known.config_dir):
         raise ConfigError(faults)
-    overrides = [config.quote_text(word) for word in rest if "=" in word or word.startswith("~")]
+    overrides = [config.override.quote_text(word) for word in rest if "=" in word or word.startswith("~")]
     return CommandLine(
         verb,
         overrides,
@@ -209,10 +209,10 @@ def sweep(line: CommandLine) -> int:
     """Check every job before the first one starts, say what there is to do, and do it; 0 when all finished."""
     _refuse_in_a_world("a sweep")
     axes, plugin = axis.read_sweep(line.overrides, line.folders)
-    line = replace(line, overrides=config.latest(line.overrides))
+    line = replace(line, overrides=config.override.latest(line.overrides))
     if plugin:
         return sweep_by_plugin(line, axes)
-    line = replace(line, overrides=config.latest([*axes, *line.overrides]))
+    line = replace(line, overrides=config.override.latest([*axes, *line.overrides]))
     jobs = compose_all(line)
     tasks = tasks_of(jobs)
     check_ahead(jobs, starts=not line.dry_run)

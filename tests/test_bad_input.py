@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parent / "fault"))
 
 from bad_input_cases import BAD, GOOD, KINDS
 
-from runner.config import quote_text
+from runner.config.override import quote_text
 from runner.io.files import hub_home
 from runner.model.check import find_model_faults
 from runner.model.jinja import find_template_faults

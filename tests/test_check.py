@@ -12,9 +12,8 @@ import pytest
 import yaml
 
 from runner.schema import likeness, nearest, nodes, read_signature
-from runner.validate import find_all_faults
+from runner.validate import find_all_faults, find_dangers
 from runner.validate.context import FROM_GROUP, ValidationContext
-from runner.validate.dangers import find_dangers
 from runner.validate.keys import SET_BY_RUNNER
 from runner.validate.targets import is_allowed
 from runner.validate.values import BY_CLASS, BY_GROUP
@@ -680,7 +679,7 @@ DANGEROUS = [
     "runner.run.open_run",
     "runner.__main__.main",
     "runner.launch.local.local",
-    "runner.config.build",
+    "runner.config.build.build",
     "runner.model.load._load_whole",
     "runner.model.adapter.write_adapter",
     "runner.command.train.train",

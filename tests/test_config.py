@@ -3,6 +3,7 @@
 import pytest
 
 from runner import config
+from runner.config import build
 from runner.errors import ConfigError
 from runner.launch.axis import combinations
 
@@ -122,18 +123,18 @@ HERE = f"{__name__}.concatenate"
 
 def test_build_calls_inner_nodes_first():
     node = {"_target_": HERE, "first": {"_target_": HERE, "first": "a"}, "third": "d"}
-    assert config.build(node) == "abcbd"
-    assert config.build(node, third="e") == "abcbe"
-    assert config.build({"x": [node]}) == {"x": ["abcbd"]}
-    assert config.build(None) is None
+    assert build.build(node) == "abcbd"
+    assert build.build(node, third="e") == "abcbe"
+    assert build.build({"x": [node]}) == {"x": ["abcbd"]}
+    assert build.build(None) is None
 
 
 def test_build_binds_arguments():
-    assert config.build({"_target_": HERE, "_partial_": True, "second": "x"})("a") == "axc"
+    assert build.build({"_target_": HERE, "_partial_": True, "second": "x"})("a") == "axc"
 
 
 def test_serve_gives_only_what_is_asked_for():
-    assert config.serve({"_target_": HERE, "first": "a"}, third="t", unknown="u") == "abt"
+    assert build.serve({"_target_": HERE, "first": "a"}, third="t", unknown="u") == "abt"
 
 
 def test_differences():

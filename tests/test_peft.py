@@ -30,7 +30,7 @@ from trl import (
 )
 from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
 
-from runner.config import serve
+from runner.config.build import serve
 from runner.errors import ConfigError
 from runner.io.files import MENU
 from runner.model.adapter import changes_base, check_adapter, moves_start, write_adapter

@@ -12,7 +12,7 @@ from textwrap import dedent
 
 import pytest
 
-from runner.config import parse, quote_text
+from runner.config.override import parse, quote_text
 from runner.schema import (
     Definition,
     choices_compared,

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from runner.__main__ import main
-from runner.config import build
+from runner.config.build import build
 from runner.dataset.load import load_rows
 from runner.dataset.mix import mix_rows
 from runner.dataset.step import apply_steps, key_of_steps, list_steps

@@ -114,6 +114,7 @@ def serve() -> None:
     """Fork for each line of stdin that names a command, and tell what became of the others that it names."""
     sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent / "fault")]
     from runner import __main__, config  # noqa: F401  the door comes with its imports
+    from runner.config import build
     from runner.launch import (
         pool,
         worker,
@@ -123,7 +124,7 @@ def serve() -> None:
     worker.prepare_environment()
     import_module("runner.training.build")
     for trainer in ("SFTTrainer", "DPOTrainer", "GRPOTrainer"):
-        config.locate(f"trl.{trainer}")
+        build.locate(f"trl.{trainer}")
     config.compose(["trainer=sft"])  # the sources of configurations are read
     draw_one_picture(plot)
     if sys.platform == "linux":  # what a dead command leaves becomes ours, where a test can see it

@@ -50,7 +50,7 @@ from runner.training.inspection import (
     summary_of,
 )
 from runner.training.stand_in import lighten, write_stand_in
-from runner.validate.dangers import find_dangers
+from runner.validate import find_dangers
 
 SETS = ("train", "eval", "all")
 

@@ -77,7 +77,7 @@ def jobs_of(words: Sequence[str], folders: Sequence[Path], multirun: bool) -> li
     if not multirun and axis.chosen_sweep(words) is None:
         return [stages.compose(words, folders)]
     axes, plugin = axis.read_sweep(words, folders)
-    whole = config.latest([*axes, *config.latest(words)])
+    whole = config.override.latest([*axes, *config.override.latest(words)])
     return [stages.compose(axis.first_of(whole), folders)] if plugin else compose_jobs(whole, folders)
 
 

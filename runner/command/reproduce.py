@@ -27,8 +27,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from runner import config
 from runner.command import is_yes, read_options
+from runner.config.build import serve
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, SickRun
 from runner.io.files import write_json
 from runner.io.secrets import HIDDEN, hidden_source
@@ -39,7 +39,7 @@ from runner.report.repeat import folders_in, words_of
 from runner.run import CHANGES, Run, installed_version, open_run, run_git
 from runner.run.find import check_finished, find_runs
 from runner.run.read import RunRecord, read_run
-from runner.validate.dangers import find_dangers
+from runner.validate import find_dangers
 from runner.validate.keys import is_folder_name
 
 OPTIONS = ("tolerance", "code", "name", "trust", "output_root")
@@ -142,7 +142,7 @@ def compare_data(run: RunRecord, cfg: Mapping[str, Any]) -> None:
     if not isinstance(then, Mapping):
         return
     keep = columns_asked_for(build_rules(cfg.get("weight")))
-    rows, held_out = config.serve(cfg["dataset"], to=cfg["trainer"]["form"], seed=cfg["seed"], keep=keep)
+    rows, held_out = serve(cfg["dataset"], to=cfg["trainer"]["form"], seed=cfg["seed"], keep=keep)
     faults = [*_changed("train", then.get("train"), rows), *_changed("eval", then.get("eval"), held_out)]
     if faults:
         raise DataError(faults)

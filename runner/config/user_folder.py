@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from hydra.plugins.config_source import ConfigResult
 
 OFFERED = "hydra.sweeper and hydra.mode"
-# What may be typed of Hydra's own settings, and what a file may choose.
-TYPED = re.compile(r"hydra/(launcher|sweeper)(/\w+)*|hydra\.(launcher|sweeper)(\.\w+)*|hydra\.(mode|verbose)")
+# What a file may choose of Hydra's own settings.
 CHOSEN = re.compile(r"(override )?/?hydra/sweeper(/\w+)*")
 
 
@@ -85,17 +84,6 @@ def _check_keys(file: Path) -> None:
     if whole is not None and not isinstance(whole, Mapping):
         found = "a list" if isinstance(whole, list) else f"the text {str(whole)[:40]!r}"
         raise ConfigError(Fault(str(file), found, "keys with values", "key: value, one in each line"))
-
-
-def refused(key: str) -> str:
-    """Why a typed setting of Hydra's own is refused; empty where it may be typed.
-
-    >>> refused("hydra.launcher.n_jobs"), refused("hydra.callbacks.x")
-    ('', 'hydra.callbacks.x is not for typing: the runner reads hydra/launcher, hydra/sweeper and what is below them')
-    """
-    if not re.match(r"hydra[./]|hydra$", key) or (TYPED.fullmatch(key) and "_target_" not in key):
-        return ""
-    return f"{key} is not for typing: the runner reads hydra/launcher, hydra/sweeper and what is below them"
 
 
 def _changes_hydra(name: str, file: Path, loaded: ConfigResult) -> Iterator[Fault]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from runner.config import build
+from runner.config.build import build
 from runner.estimate.measure import Measured
 from runner.estimate.steps import Rows, batch_size, completion_of, fields_of, setting
 from runner.estimate.weights import Shape, Weights

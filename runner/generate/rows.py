@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runner.config import asked_for, serve
+from runner.config.build import asked_for, serve
 from runner.dataset.convert import fits
 from runner.errors import ConfigError, DataError, Fault
 

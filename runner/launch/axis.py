@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from runner.config import compose_unresolved, latest, parse
+from runner.config import compose_unresolved, parse
+from runner.config.override import latest
 from runner.errors import ConfigError, Fault
 
 PLUGINS = ("hydra/launcher=", "hydra/sweeper=")

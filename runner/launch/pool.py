@@ -23,6 +23,7 @@ from typing import Any
 
 from runner import config
 from runner.config import Composed
+from runner.config.build import locate
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.terminal import HidingFile
 from runner.launch import worker
@@ -177,7 +178,7 @@ class Pool:
         # Before trainers bring their trackers along, some of which read where to write as they are imported.
         set_variables(task.composed.cfg["tracker"], task.folder.absolute(), str(task.composed.cfg["name"]))
         if target.split(".")[0] in WARM:  # a user's own module may hold a state, which no two runs share
-            config.locate(target)
+            locate(target)
         self.warm = True
         # What is here by now lives as long as the process: no child needs to look through it for garbage (0.4 s each).
         gc.freeze()

@@ -135,7 +135,7 @@ class Experiment:
         ``${run:<name>-<stage>}`` a plain reference from anywhere else.
         """
         quoted = f"{self.name}-{stage}".replace("'", "\\'")
-        words = config.latest([f"name='{quoted}'", *map(str, [*self.stages[stage], *self.typed_for(stage)])])
+        words = config.override.latest([f"name='{quoted}'", *map(str, [*self.stages[stage], *self.typed_for(stage)])])
         # A stage that is an experiment of its own is laid over the one that lists it.
         words = [re.sub(r"^[+]*experiment=", "+experiment@_global_=", word) for word in words]
         return [*map(str, self.chosen), "~stages", *words]

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from runner import config
+from runner.config.build import build, locate
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, Interrupted, RunnerError
 from runner.io.files import damage_of, describe_damage
 from runner.io.secrets import hidden
@@ -42,8 +43,8 @@ from runner.run import (
 from runner.run.adjustments import is_out_of_memory
 from runner.run.disk import full, is_full
 from runner.run.inputs import check_material
+from runner.validate import find_dangers
 from runner.validate.context import OWN
-from runner.validate.dangers import find_dangers
 
 log = logging.getLogger("runner.launch.worker")
 
@@ -140,8 +141,8 @@ def main(words: Sequence[str]) -> int:
 def launch(run: Run, debug: bool = False) -> int:
     """Train in this process, or in those that the run's launcher starts, and return the exit code."""
     node = run.cfg["launcher"]
-    own = {key: config.build(value) for key, value in node.items() if key not in ("_target_", *OWN["launcher"])}
-    return config.locate(node["_target_"])(run.folder, debug=debug, **own)
+    own = {key: build(value) for key, value in node.items() if key not in ("_target_", *OWN["launcher"])}
+    return locate(node["_target_"])(run.folder, debug=debug, **own)
 
 
 def _check_trust(run: Run, trusted: bool) -> None:

@@ -12,8 +12,8 @@ Whether a value is sensible, and whether a target may run at all, is for ``valid
 
 from runner.schema.read import Parameter, Signature, choices_compared, read_signature
 from runner.schema.source import Definition, Module, find_definition, find_module, public_names
-from runner.schema.spelling import likeness, nearest
-from runner.schema.text import Config, Node, flatten, last_key, nodes, scalars, to_override, to_text, walk
+from runner.schema.spelling import likeness, nearest, to_text
+from runner.schema.text import Config, Node, flatten, last_key, named, nodes, scalars, short_text, to_override, walk
 from runner.schema.type import Type
 
 __all__ = [
@@ -30,11 +30,13 @@ __all__ = [
     "flatten",
     "last_key",
     "likeness",
+    "named",
     "nearest",
     "nodes",
     "public_names",
     "read_signature",
     "scalars",
+    "short_text",
     "to_override",
     "to_text",
     "walk",

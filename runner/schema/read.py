@@ -17,8 +17,8 @@ UNKNOWN = object()  # the default of a parameter where the source holds no plain
 class Parameter:
     """One argument of a target.
 
-    ``documented`` is its type in the docstring, ``choices`` what a field's metadata lists, and
-    ``also`` what ``__post_init__`` accepts besides.
+    ``documented`` is its type in the docstring, ``choices`` what a field's metadata lists, and ``also`` what
+    ``__post_init__`` accepts besides.
     """
 
     name: str

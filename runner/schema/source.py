@@ -1,8 +1,7 @@
 """The place where a dotted name is defined, found in the installed source without importing any of it.
 
-Names are followed the way Python would: through re-exports, ``if TYPE_CHECKING`` blocks, star
-imports, aliases and the tables of lazy packages. Only the top-level package is asked of the import
-system, because that imports nothing.
+Names are followed the way Python would: through re-exports, ``if TYPE_CHECKING`` blocks, star imports, aliases and the
+tables of lazy packages. Only the top-level package is asked of the import system, because that imports nothing.
 """
 
 import ast
@@ -57,12 +56,12 @@ class Module:
 
     @property
     def bindings(self) -> dict[str, Binding]:
-        return self._contents[0]
+        return _bindings(self, self.changed)[0]
 
     @property
     def stars(self) -> list[str]:
         """The modules that this one imports with a star."""
-        return self._contents[1]
+        return _bindings(self, self.changed)[1]
 
     @property
     def package(self) -> str:
@@ -72,10 +71,6 @@ class Module:
     @property
     def tree(self) -> ast.Module:
         return _parse(self.file, self.changed) if self.file else ast.Module([], [])
-
-    @property
-    def _contents(self) -> tuple[dict[str, Binding], list[str]]:
-        return _bindings(self, self.changed) if self.file else ({}, [])
 
 
 @dataclass(frozen=True)
@@ -145,20 +140,17 @@ def look_up(
         return _follow(binding, name, module, seen)
     if submodules and (submodule := _submodule(module, name)):
         return submodule
-    for star in sorted(module.stars, key=functools.partial(_unlikely, name)):
+    # The stars that are named like the name come first, the longest of them before the others.
+    for star in sorted(module.stars, key=lambda star: -len(star.rpartition(".")[2]) if _likely(name, star) else 0):
         source = find_module(star)
-        if source and _may_bind(name, source) and (found := look_up(name, source, False, seen)):
+        may_bind = source and (name in source.text or "import *" in source.text)
+        if source and may_bind and (found := look_up(name, source, False, seen)):
             return found
     return Definition(module, name) if DYNAMIC.search(module.text) else None
 
 
 # A module that makes names while it runs: what it has cannot be read.
 DYNAMIC = re.compile(r"^def __getattr__|^ *globals\(\)(\.update\(|\[[^]]+\] = )", re.MULTILINE)
-
-
-def _may_bind(name: str, module: Module) -> bool:
-    """True for a module that is worth parsing for a name."""
-    return name in module.text or "import *" in module.text
 
 
 def member(name: str, owner: Definition) -> Definition | None:
@@ -183,22 +175,22 @@ def bases(owner: Definition) -> Iterator[Definition | None]:
     for expression in owner.node.bases if isinstance(owner.node, ast.ClassDef) else ():
         if last_name(expression) in ("object", "Generic", "Protocol", "ABC"):
             continue
-        found = resolve(expression, owner.module)
+        found = resolve_expression(expression, owner.module)
         yield (found if isinstance(found, Definition) and isinstance(found.node, ast.ClassDef) else None)
 
 
-def resolve(expression: ast.expr, module: Module) -> Definition | Module | None:
+def resolve_expression(expression: ast.expr, module: Module) -> Definition | Module | None:
     """The definition that a name, dotted or subscripted expression in a module refers to."""
     match expression:
         case ast.Name(id=name):
             return look_up(name, module)
         case ast.Attribute(value=value, attr=name):
-            found = resolve(value, module)
+            found = resolve_expression(value, module)
             if found is None:
                 return None
             return look_up(name, found) if isinstance(found, Module) else member(name, found)
         case ast.Subscript(value=value):
-            return resolve(value, module)
+            return resolve_expression(value, module)
     return None
 
 
@@ -215,7 +207,8 @@ def public_names(target: str, like: str = "") -> list[str]:
     elif found:
         stars = [star for star in found.stars if _likely(like, star) or len(found.stars) < 20]
         names = [*found.bindings, *(name for star in stars for name in public_names(star, like))]
-        names += _submodule_names(found)
+        entries = [entry for folder in found.folders for entry in Path(folder).iterdir()]
+        names += [entry.stem for entry in entries if entry.suffix == ".py" or (entry / "__init__.py").is_file()]
     else:
         names = []
     return sorted({name for name in names if not name.startswith("_")})
@@ -240,7 +233,7 @@ def _follow(binding: Binding, name: str, module: Module, seen: frozenset[str]) -
     if isinstance(binding, ast.Name) and binding.id != name:
         return look_up(binding.id, module, True, seen) or Definition(module, name, binding)
     if isinstance(binding, ast.Attribute):
-        return resolve(binding, module) or Definition(module, name, binding)
+        return resolve_expression(binding, module) or Definition(module, name, binding)
     return Definition(module, name, binding)
 
 
@@ -281,12 +274,6 @@ def _submodule(module: Module, name: str) -> Module | None:
     return None
 
 
-def _submodule_names(module: Module) -> list[str]:
-    entries = [entry for folder in module.folders for entry in Path(folder).iterdir()]
-    files = [entry.stem for entry in entries if entry.suffix == ".py"]
-    return files + [entry.name for entry in entries if (entry / "__init__.py").is_file()]
-
-
 @functools.lru_cache(maxsize=4096)
 def _read(file: Path, changed: int) -> str:
     return file.read_text(encoding="utf-8", errors="replace")
@@ -296,7 +283,7 @@ def _read(file: Path, changed: int) -> str:
 def _parse(file: Path, changed: int) -> ast.Module:
     try:
         return ast.parse(_read(file, changed))
-    except (SyntaxError, ValueError):  # the import will say this better, with its line
+    except (SyntaxError, ValueError):  # the import reports this better, with its line
         return ast.Module([], [])
 
 
@@ -315,7 +302,9 @@ def _collect(body: list[ast.stmt], module: Module) -> tuple[dict[str, Binding], 
                 if not any(last_name(mark) == "overload" for mark in node.decorator_list):
                     names[node.name] = node
             case ast.Import():
-                names.update(_imports(node))
+                for alias in node.names:  # ``import a.b`` binds a, ``import a.b as c`` binds a.b
+                    bound = alias.name if alias.asname else alias.name.partition(".")[0]
+                    names[alias.asname or bound] = Import(bound)
             case ast.ImportFrom():
                 _import_from(node, module, names, stars)
             case ast.Assign(targets=[ast.Name(id="_import_structure")], value=ast.Dict() as table):
@@ -327,33 +316,19 @@ def _collect(body: list[ast.stmt], module: Module) -> tuple[dict[str, Binding], 
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
                 _assign(name, value, names)
             case ast.If() | ast.Try() | ast.With():
-                first, *others = _branches(node)
-                names.update(_collect(first, module)[0])
-                for block in (first, *others):
+                handlers = [handler.body for handler in getattr(node, "handlers", [])]
+                names.update(_collect(node.body, module)[0])
+                for block in (node.body, getattr(node, "orelse", []), *handlers, getattr(node, "finalbody", [])):
                     inner, more = _collect(block, module)
                     names = inner | names
                     stars += more
     return names, stars
 
 
-def _branches(node: ast.If | ast.Try | ast.With) -> list[list[ast.stmt]]:
-    handlers = [handler.body for handler in getattr(node, "handlers", [])]
-    return [node.body, getattr(node, "orelse", []), *handlers, getattr(node, "finalbody", [])]
-
-
 def _assign(name: str, value: ast.expr, names: dict[str, Binding]) -> None:
     # ``Model = decorate(Model)`` is still that class for our purposes.
     if not (isinstance(value, ast.Call) and isinstance(names.get(name), ast.ClassDef | Function)):
         names[name] = value
-
-
-def _imports(node: ast.Import) -> dict[str, Binding]:
-    return {
-        alias.asname or alias.name.partition(".")[0]: Import(
-            alias.name if alias.asname else alias.name.partition(".")[0]
-        )
-        for alias in node.names
-    }
 
 
 def _import_from(node: ast.ImportFrom, module: Module, names: dict[str, Binding], stars: list[str]) -> None:
@@ -384,8 +359,3 @@ def _likely(name: str, star: str) -> bool:
     """True where ``Qwen2Config`` may well come from ``...models.qwen2``."""
     stem = re.sub(r"\W|_", "", star.rpartition(".")[2]).lower()
     return bool(stem) and name.lower().startswith(stem)
-
-
-def _unlikely(name: str, star: str) -> int:
-    """Sorts the stars that are named like the name first, the longest of them before the others."""
-    return -len(star.rpartition(".")[2]) if _likely(name, star) else 0

@@ -1,11 +1,11 @@
-"""A configuration as dotted keys, and its values as text: each the one way in which the runner writes them."""
+"""A configuration as dotted keys, and what to type for one of them: each the one way in which the runner does it."""
 
-import re
 import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from runner.io.secrets import looks_secret
+from runner.schema.spelling import to_text
 
 Config = Mapping[str, Any]  # a composed configuration, resolved: plain mappings, lists and scalars
 Node = Mapping[str, Any]  # a part of one, often with a ``_target_``
@@ -49,7 +49,7 @@ def flatten(node: Node) -> dict[str, Any]:
 
 
 def last_key(path: str) -> str:
-    """The last name of a dotted key, without the places in lists behind it.
+    """The last name of a dotted key, without the indices of lists behind it.
 
     >>> last_key("dataset.files.0")
     'files'
@@ -57,19 +57,9 @@ def last_key(path: str) -> str:
     return next((word for word in reversed(path.split(".")) if not word.isdigit()), "")
 
 
-def to_text(value: object) -> str:
-    """A value as the command line takes it.
-
-    >>> to_text([0.1, None, "a, b", True])
-    "[0.1,null,'a, b',true]"
-    """
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(to_text, value))}]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{to_text(entry)}" for key, entry in value.items()) + "}"
-    return _quoted(value) if isinstance(value, str) and _needs_quotes(value) else str(value)
+def named(node: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The entries of a group whose parts have names; a single part has the given one."""
+    return {name: node} if "_target_" in node else node
 
 
 def to_override(path: str, value: object) -> str:
@@ -84,20 +74,9 @@ def to_override(path: str, value: object) -> str:
     return f'{path}="{text}"' if set(text) & set("' []()*?;&|<>#~") else f"{path}={text}"
 
 
-def _quoted(text: str) -> str:
-    """A text in quotes, in which Hydra takes a backslash as such unless a quote comes after it."""
-    quote = '"' if "'" in text and '"' not in text else "'"
-    ends = re.sub(rf"(\\*)({quote}|\Z)", lambda found: found[1] * 2 + ("\\" + quote if found[2] else ""), text)
-    return f"{quote}{ends}{quote}"
-
-
-def _needs_quotes(text: str) -> bool:
-    """True for a text that would be read as something else, or end early, on the command line."""
-    if not re.fullmatch(r"[\w./:@%+-]+( [\w./:@%+-]+)*", text):
-        return True
-    return bool(re.fullmatch(r"(?i)null|true|false|[+-]?((\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?|inf|nan)", text))
-
-
-def named(node: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The entries of a group whose parts have names; a single part has the given one."""
-    return {name: node} if "_target_" in node else node
+def short_text(value: object) -> str:
+    """A value as it stands in a fault: as typed, not too long, and never a secret."""
+    text = to_text(value)
+    if looks_secret(text):
+        return "..."
+    return text if len(text) <= 64 else f"{text[:61]}..."

@@ -9,10 +9,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from runner.schema.source import Definition, Function, Module, last_name, resolve
-from runner.schema.text import to_text
+from runner.schema.source import Definition, Function, Module, last_name, resolve_expression
+from runner.schema.spelling import to_text
 
-WIDTH = 68  # of a printed list of choices, so that a fault fits on a line
+MAX_LETTERS = 68  # of a printed list of choices, so that a fault fits on a line
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,18 @@ class Type:
                 return isinstance(value, int | float) and not isinstance(value, bool)
             case "choice" | "enum":
                 return any(_is_same(value, known) for known in self.values)
+            case "tuple" if self.parts:
+                if not isinstance(value, list) or len(value) != len(self.parts):
+                    return False
+                return all(part.accepts(each) for part, each in zip(self.parts, value, strict=True))
             case "list" | "tuple":
-                return isinstance(value, list) and self._accepts_items(value)
-            case "dict" | "record":
-                return isinstance(value, dict) and self._accepts_entries(value)
+                return isinstance(value, list) and all(part.accepts(each) for part in self.parts for each in value)
+            case "record":
+                inner = dict(zip(self.keys, self.parts, strict=True))
+                return isinstance(value, dict) and all(key in inner and inner[key].accepts(value[key]) for key in value)
+            case "dict":
+                name, entry = self.parts or (ANY, ANY)
+                return isinstance(value, dict) and all(name.accepts(k) and entry.accepts(v) for k, v in value.items())
         return isinstance(value, bool if self.kind == "bool" else str)
 
     def __str__(self) -> str:
@@ -74,21 +82,6 @@ class Type:
     def choices(self) -> tuple[object, ...]:
         """The constants that it accepts, where it is a choice or has one in it."""
         return tuple(value for part in self.alternatives for value in part.values)
-
-    def _accepts_items(self, values: list[object]) -> bool:
-        if self.kind == "tuple" and self.parts:
-            pairs = zip(self.parts, values, strict=False)
-            return len(self.parts) == len(values) and all(part.accepts(v) for part, v in pairs)
-        return all(part.accepts(value) for part in self.parts for value in values)
-
-    def _accepts_entries(self, values: dict[object, object]) -> bool:
-        if self.kind == "record":
-            inner = dict(zip(self.keys, self.parts, strict=True))
-            return all(key in inner and inner[key].accepts(entry) for key, entry in values.items())
-        if not self.parts:
-            return True
-        key, value = self.parts
-        return all(key.accepts(name) and value.accepts(entry) for name, entry in values.items())
 
 
 WORDS = {
@@ -179,17 +172,16 @@ def expression(text: str) -> ast.expr | None:
         return None
 
 
-def shortened(words: list[str], width: int = WIDTH) -> str:
+def shortened(words: list[str], width: int = MAX_LETTERS) -> str:
     """Words with commas, as many as fit.
 
     >>> shortened(["sigmoid", "hinge", "ipo"], 18)
     'sigmoid, ... (3)'
     """
-    text = ", ".join(words)
-    kept = len(words)
-    while len(text) > width and kept > 1:
-        kept -= 1
-        text = f"{', '.join(words[:kept])}, ... ({len(words)})"
+    text, count = ", ".join(words), len(words)
+    while len(text) > width and count > 1:
+        count -= 1
+        text = f"{', '.join(words[:count])}, ... ({len(words)})"
     return text
 
 
@@ -223,21 +215,17 @@ def _to_generic(head: str, items: list[ast.expr], inner: Callable[[ast.expr], Ty
 
 def _to_named(annotation: ast.expr, module: Module | None, depth: int) -> Type:
     """The type behind a name of one's own: an enum, a TypedDict, an alias, or just some class."""
-    found = resolve(annotation, module) if module else None
+    found = resolve_expression(annotation, module) if module else None
     if not isinstance(found, Definition) or isinstance(found.node, ast.Call | Function):
         return ANY
     if not isinstance(found.node, ast.ClassDef):
         return to_type(found.node, found.module, depth + 1)
     names = {last_name(base) for base in found.node.bases}
     if any(name.endswith("Enum") for name in names):
-        return Type("enum", values=_members(found.node))
+        members = [entry.value for entry in found.node.body if isinstance(entry, ast.Assign)]
+        return Type("enum", values=tuple(member.value for member in members if isinstance(member, ast.Constant)))
     if "TypedDict" in names:
         entries = [node for node in found.node.body if isinstance(node, ast.AnnAssign)]
         parts = tuple(to_type(entry.annotation, found.module, depth + 1) for entry in entries)
         return Type("record", parts, keys=tuple(last_name(entry.target) for entry in entries))
     return INSTANCE
-
-
-def _members(node: ast.ClassDef) -> tuple[object, ...]:
-    values = [entry.value for entry in node.body if isinstance(entry, ast.Assign)]
-    return tuple(value.value for value in values if isinstance(value, ast.Constant))

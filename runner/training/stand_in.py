@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from runner.config import asked_for, build
+from runner.config.build import asked_for, build
 
 LOADER = "runner.model.load.load_model"
 # What would load, start or send something that no row depends on.

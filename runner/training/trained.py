@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.config import asked_for, build, serve
+from runner.config.build import asked_for, build, serve
 from runner.errors import Fault, FolderError
 from runner.generate.weights import Weights
 from runner.io.files import display_path

@@ -21,14 +21,14 @@ is only what a signature cannot say. What all of them know of a configuration is
 from collections.abc import Collection, Mapping
 
 from runner.errors import Fault
-from runner.schema import Config, nodes, walk
+from runner.schema.text import Config, nodes, walk
 from runner.validate.context import ValidationContext
 from runner.validate.dangers import find_risks, find_secrets
 from runner.validate.keys import find_node_faults, find_top_faults
+from runner.validate.objective import find_objective_faults
 from runner.validate.parts import find_part_faults
+from runner.validate.targets import find_target_fault
 from runner.validate.values import find_empty
-
-__all__ = ["find_all_faults"]
 
 
 def find_all_faults(
@@ -44,13 +44,18 @@ def find_all_faults(
     that it opened.
     """
     context = ValidationContext(cfg, menu or {}, tuple(allow), frozenset(typed or ()))
+    node_faults: list[Fault] = []
+    for path, node in nodes(cfg):
+        target = find_target_fault(path, node["_target_"], context.allow)
+        node_faults += [target] if target else find_node_faults(context, path, node)
     faults = [
         *find_top_faults(context),
-        *(fault for path, node in nodes(cfg) for fault in find_node_faults(context, path, node)),
+        *node_faults,
         *find_empty(context),
         *find_risks(cfg, context.typed),
         *find_secrets(cfg),
         *find_part_faults(context),
+        *find_objective_faults(context),
     ]
     # In the configuration's order, a missing key by its neighbours.
     order = {path: index for index, (path, _) in enumerate(walk(cfg))}
@@ -74,3 +79,9 @@ def _without_repeats(faults: list[Fault]) -> list[Fault]:
         return any((fault.found, fault.expected, where) in known for where in outer)
 
     return [fault for fault in dict.fromkeys(faults) if not is_taken_over(fault)]
+
+
+def find_dangers(cfg: Config) -> list[Fault]:
+    """A fault for each thing that a configuration would run or publish, as if nothing had been typed or allowed."""
+    targets = (find_target_fault(path, node["_target_"]) for path, node in nodes(cfg))
+    return [*filter(None, targets), *find_risks(cfg)]

@@ -5,8 +5,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from runner.config import GROUPS
-from runner.schema import Config, Node, Parameter, Signature, nodes, public_names, read_signature
+from runner.config.menu import GROUPS
+from runner.schema.read import Parameter, Signature, read_signature
+from runner.schema.source import public_names
+from runner.schema.text import Config, Node, nodes
 from runner.schema.type import expression
 
 ARGS = "trainer.args."

@@ -8,9 +8,8 @@ from urllib.parse import urlsplit
 
 from runner.errors import Fault
 from runner.io.secrets import LOGIN_KEY, MIXED_TEXT, SECRET_KEY, form_of, hidden, holder_of, names_secret
-from runner.schema import Config, last_key, nodes, scalars, to_override
-from runner.validate.targets import find_target_fault
-from runner.validate.values import by_name, short_text
+from runner.schema.text import Config, last_key, scalars, short_text, to_override
+from runner.validate.values import by_name
 
 
 def _is_elsewhere(address: object) -> bool:
@@ -88,12 +87,6 @@ VARIABLES: dict[str, Risk] = by_name(
         ],
     }
 )
-
-
-def find_dangers(cfg: Config) -> list[Fault]:
-    """A fault for each thing that a configuration would run or publish, as if nothing had been typed or allowed."""
-    targets = (find_target_fault(path, node["_target_"]) for path, node in nodes(cfg))
-    return [*filter(None, targets), *find_risks(cfg)]
 
 
 def find_risks(cfg: Config, typed: Collection[str] = ()) -> Iterator[Fault]:

@@ -7,7 +7,9 @@ import re
 from collections.abc import Iterator
 
 from runner.errors import Fault
-from runner.schema import Node, Parameter, Signature, choices_compared, likeness, nearest, to_override, to_text
+from runner.schema.read import Parameter, Signature, choices_compared
+from runner.schema.spelling import likeness, nearest, to_text
+from runner.schema.text import Node, short_text, to_override
 from runner.schema.type import expression, shortened, to_type
 from runner.validate.context import (
     ALARMS,
@@ -20,8 +22,7 @@ from runner.validate.context import (
     keys_of,
     special_keys,
 )
-from runner.validate.targets import find_target_fault
-from runner.validate.values import SETTINGS, find_misfits, misfit_choice, misfit_number, misfit_type, short_text
+from runner.validate.values import SETTINGS, find_misfits, misfit_choice, misfit_number, misfit_type
 
 # --- The top level ----------------------------------------------------------------------------------
 
@@ -160,10 +161,8 @@ SET_BY_RUNNER = {
 
 
 def find_node_faults(context: ValidationContext, path: str, node: Node) -> Iterator[Fault]:
-    """A fault for the target, or for each key that is unknown, in vain, missing or does not fit."""
-    fault, signature = find_target_fault(path, node["_target_"], context.allow), context.signature(node)
-    if fault or signature is None:
-        yield from filter(None, [fault])
+    """A fault for each key that is unknown, in vain, missing or does not fit the target, which is a good one."""
+    if (signature := context.signature(node)) is None:
         return
     known = keys_of(path, signature) | special_keys()
     for key, value in node.items():

@@ -12,11 +12,12 @@ import yaml
 
 from runner.errors import Fault
 from runner.io.files import MENU
-from runner.schema import Node, Signature, nearest, read_signature
+from runner.schema.read import Signature, read_signature
+from runner.schema.spelling import nearest
+from runner.schema.text import Node, short_text
 from runner.schema.type import shortened
 from runner.schema.upstream import OWN_LOSS, PLAIN_LOSS_TYPES, REWARDS, TEACHER, UNWEIGHABLE, loss_interface
 from runner.validate.context import ARGS, ValidationContext
-from runner.validate.values import short_text
 
 WHOLE_BATCH = ("outputs", "labels", "num_items_in_batch")
 PAIR = ("chosen_logps", "rejected_logps", "beta")
@@ -36,10 +37,11 @@ NOT_WEIGHED = {
 }
 
 
-def find_objective_faults(context: ValidationContext, trainer: Signature) -> Iterator[Fault]:
+def find_objective_faults(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each loss or weight that this trainer cannot use, or that something else makes vain."""
+    trainer = context.signature(context.cfg.get("trainer"))
     loss, weight, args = context.mapping("loss"), context.mapping("weight"), context.mapping("trainer.args")
-    if not loss and not weight:
+    if not trainer or not trainer.parameters or not (loss or weight):
         return
     kind, signature = loss_interface(trainer, context.signature(args)), context.signature(loss)
     why = "it computes its loss in a way of its own"

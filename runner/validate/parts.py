@@ -14,14 +14,14 @@ from runner.dataset.convert import ARROWS, FORMS_FOR, TRAINER_FORMS, fits
 from runner.errors import Fault
 from runner.io.files import MENU
 from runner.metric import kind_of
-from runner.schema import Config, Signature, last_key, nearest, read_signature, scalars
-from runner.schema.text import named
+from runner.schema.read import Signature, read_signature
+from runner.schema.spelling import nearest
+from runner.schema.text import Config, last_key, named, scalars, short_text
 from runner.schema.type import shortened
 from runner.schema.upstream import REWARDS, TEACHER
 from runner.tracker.variable import find_foreign_variables
 from runner.validate.context import ARGS, FROM_GROUP, ValidationContext
-from runner.validate.objective import find_objective_faults
-from runner.validate.values import is_plain_number, short_text
+from runner.validate.values import is_plain_number
 
 # Groups that only some trainers can use; the others every run needs.
 OPTIONAL_GROUPS = ("reward", "peft", "collator", "callback", "optimizer")
@@ -35,7 +35,6 @@ def find_part_faults(context: ValidationContext) -> Iterator[Fault]:
         return
     yield from _not_asked_for(context, trainer)
     yield from _not_given(context, trainer)
-    yield from find_objective_faults(context, trainer)
     yield from _adapter(context)
     yield from _parameter_groups(context)
     yield from _patterns(context)

@@ -10,10 +10,17 @@ import re
 from collections.abc import Collection
 
 from runner.errors import Fault
-from runner.schema import Definition, find_definition, find_module, nearest, public_names
-from runner.schema.source import LIBRARY_PACKAGES, NOT_OF_THE_USER
+from runner.schema.source import (
+    LIBRARY_PACKAGES,
+    NOT_OF_THE_USER,
+    Definition,
+    find_definition,
+    find_module,
+    public_names,
+)
+from runner.schema.spelling import nearest
+from runner.schema.text import short_text
 from runner.validate.context import experimental_names
-from runner.validate.values import short_text
 
 # The rooms whose public functions are parts of a run. A launcher is one only as the launcher.
 ROOMS = "collator|dataset|loss|metric|model|optimizer|ppo|reward"

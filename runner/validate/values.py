@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import TypeGuard, TypeVar
 
 from runner.errors import Fault
-from runner.io.secrets import looks_secret
-from runner.schema import Parameter, Signature, Type, nearest, scalars, to_override, to_text
-from runner.schema.type import shortened
+from runner.schema.read import Parameter, Signature
+from runner.schema.spelling import nearest, to_text
+from runner.schema.text import scalars, short_text, to_override
+from runner.schema.type import Type, shortened
 from runner.validate.context import ALARMS, ValidationContext
 
 T = TypeVar("T")
@@ -208,14 +209,6 @@ def find_empty(context: ValidationContext) -> Iterator[Fault]:
 def is_plain_number(value: object) -> TypeGuard[int | float]:
     """True for a number; true and false are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def short_text(value: object) -> str:
-    """A value as it stands in a fault: as typed, not too long, and never a secret."""
-    text = to_text(value)
-    if looks_secret(text):
-        return "..."
-    return text if len(text) <= 64 else f"{text[:61]}..."
 
 
 def _meant(value: object, known: Type) -> list[object]:

@@ -96,8 +96,7 @@ def be_command(
 
 def misses_of_targets(targets: Sequence[str] = TARGETS, places: Sequence[str] = PLACES) -> Iterator[str]:
     """Each target that the check lets pass, alone, and each place where it does not look."""
-    from runner.validate import find_all_faults
-    from runner.validate.dangers import find_dangers
+    from runner.validate import find_all_faults, find_dangers
 
     good = compose(["trainer=grpo", "reward=sorted_digits", "optimizer=adamw"]).cfg
     for target in targets:

@@ -42,9 +42,9 @@ datasets.config.os.system datasets.utils.file_utils.requests.get accelerate.laun
 accelerate.utils.os.system accelerate.commands.launch.main peft.PeftModel.from_pretrained peft.os.system
 peft.LoraConfig.save_pretrained peft.LoraConfig.push_to_hub peft.utils.save_and_load.torch.load
 setuptools._distutils.spawn.spawn pip.main ensurepip.bootstrap site.addsitedir sysconfig.os.system
-runner.config.locate runner.config.build runner.config.importlib.import_module runner.io.files.write_text
-runner.io.files.os.remove runner.io.files.remove runner.io.files.shutil.rmtree runner.run.open_run
-runner.run.subprocess.run runner.launch.worker.work
+runner.config.build.locate runner.config.build.build runner.config.build.importlib.import_module
+runner.io.files.write_text runner.io.files.os.remove runner.io.files.remove runner.io.files.shutil.rmtree
+runner.run.open_run runner.run.subprocess.run runner.launch.worker.work
 runner.launch.local.os.kill runner.__main__.main runner.command.train.train
 runner.command.import.main runner.launch.pool.os.fork runner.model.load._load_whole runner.model.load.importlib.util
 runner.model.load.torch.load runner.model.adapter.write_adapter runner.dataset.head.write_head

@@ -176,7 +176,7 @@ DEFECTS = (
     Defect(
         "secret_repeated",
         "A fault repeats the value that it refuses, also where that is a secret.",
-        "runner/validate/values.py",
+        "runner/schema/text.py",
         '    if looks_secret(text):\n        return "..."\n',
         "",
         tests=("tests/test_check.py::test_a_secret_under_a_misspelt_key_is_not_repeated_either",),
@@ -203,7 +203,7 @@ DEFECTS = (
     Defect(
         "first_word_counts",
         "Of a key that is typed twice the first value counts.",
-        "runner/config/__init__.py",
+        "runner/config/override.py",
         "        last.pop(key, None)\n        last[key] = override\n",
         "        last.setdefault(key, override)\n",
         slow=("tests/test_sweep.py::test_a_checked_in_sweep_needs_no_flag_and_its_axes_can_be_replaced",),
@@ -289,7 +289,7 @@ DEFECTS = (
     Defect(
         "built_key_wins",
         "A part that is served is passed over for what the YAML says of the same argument.",
-        "runner/config/__init__.py",
+        "runner/config/build.py",
         "return target(**arguments | given)",
         "return target(**given | arguments)",
         tests=("tests/test_config.py::test_build_calls_inner_nodes_first",),

@@ -35,7 +35,8 @@ from damage import LAST_SAVE, flip
 from kill import GROUPS, TRAINERS, WORDS, Place, unbroken
 from warm import Warm
 
-from runner.config import compose, parse, quote_text
+from runner.config import compose, parse
+from runner.config.override import quote_text
 from runner.errors import Fault
 from runner.io.files import files_of, read_json, seal
 from runner.run import Run, open_run

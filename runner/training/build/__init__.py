@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runner.config import build, serve
+from runner.config.build import build, serve
 from runner.errors import ConfigError, Fault
 from runner.run.adjustments import adjust_logs, read_adjustments
 from runner.run import Run

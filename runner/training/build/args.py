@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runner.config import asked_for, build
+from runner.config.build import asked_for, build
 from runner.config.sharding import find_unshardable, shards_on_cpu
 from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.run.adjustments import adjusted_args, read_adjustments

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from runner.config import asked_for, build, locate, serve
+from runner.config.build import asked_for, build, locate, serve
 from runner.schema.text import named
 
 

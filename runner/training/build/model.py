@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runner.config import asked_for, build, serve
+from runner.config.build import asked_for, build, serve
 from runner.errors import ConfigError, Fault
 
 

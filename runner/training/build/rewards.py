@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from runner.config import asked_for, build, locate, serve
+from runner.config.build import asked_for, build, locate, serve
 from runner.errors import ConfigError, Fault
 from runner.schema.text import named
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from runner.config import asked_for, build, locate, serve
+from runner.config.build import asked_for, build, locate, serve
 from runner.schema.text import named
 
 if TYPE_CHECKING:

@@ -1,0 +1,29 @@
+"""The menu of configs: the groups of a configuration, and the options that each of them offers."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from runner.io.files import MENU
+
+GROUPS = (
+    *("trainer", "model", "dataset", "peft", "quant", "collator", "reward", "loss", "weight", "metric"),
+    *("optimizer", "callback", "tracker", "launcher"),
+)
+OPTIONAL = ("loss", "weight", "optimizer")  # which a configuration without them does not name, nor its key
+# Groups whose options are parts with names of their own, so that several go together: reward=[length,format].
+SEVERAL = ("reward", "metric", "callback")
+Options = dict[str, list[str]]  # each group with the names of its options
+
+
+def read_menu(folders: Sequence[Path] = ()) -> Options:
+    """Every group with the names of its options, the user's own folders included."""
+    options: dict[str, set[str]] = {}
+    for root in (*folders, MENU):
+        for file in filter(Path.is_file, root.glob("*/*.yaml")):
+            options.setdefault(file.parent.name, set()).add(file.stem)
+    return {group: sorted(names) for group, names in sorted(options.items())}
+
+
+def takes_one(group: str) -> bool:
+    """True for a group of the menu of which one option can be chosen."""
+    return group not in SEVERAL and (MENU / group).is_dir()

@@ -1,0 +1,147 @@
+"""Overrides of a command line: parsed, quoted and forced as Hydra needs them, and the faults of what they choose."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from runner.config.menu import Options, takes_one
+from runner.errors import ConfigError, Fault
+from runner.io.secrets import form_of
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
+# Hydra's own settings that may be typed.
+OF_HYDRA = re.compile(r"hydra/(launcher|sweeper)(/\w+)*|hydra\.(launcher|sweeper)(\.\w+)*|hydra\.(mode|verbose)")
+MAX_LETTERS = 300  # of a word that a fault repeats
+
+
+def key_of(override: str) -> str:
+    """The dotted key, or group, of an override."""
+    return re.split(r"[=@]", override.lstrip("+~"), maxsplit=1)[0]
+
+
+def is_choice(override: str, menu: Options) -> bool:
+    """True for an override that chooses an option of a group, or sets something of Hydra's own."""
+    key = key_of(override)
+    return key in menu or key.startswith(("hydra/", "hydra."))
+
+
+def force(overrides: Sequence[str], menu: Options) -> list[str]:
+    """The same overrides, each ``key=value`` as ``++key=value``, so that Hydra accepts every key.
+
+    Hydra stops at the first key that no YAML names, and would also refuse the many TRL fields that ours leave at their
+    defaults. The check that follows knows the real names and reports all faults together.
+    """
+    return [
+        f"++{override.lstrip('+')}"
+        if "=" in override and not override.startswith("~") and not is_choice(override, menu)
+        else override
+        for override in overrides
+    ]
+
+
+def quote_text(word: str) -> str:
+    """A word as Hydra takes it: a slice of rows or a file's name may need quotes, which the shell has taken away.
+
+    A value that looks like a list, a mapping, a function or several values is left as it is.
+
+    >>> quote_text("dataset.split.train=train[:500]"), quote_text("dataset.path=rows (1).csv"), quote_text("allow=[a]")
+    ("dataset.split.train='train[:500]'", "dataset.path='rows (1).csv'", 'allow=[a]')
+    """
+    key, _, value = word.partition("=")
+    plain = re.fullmatch(r"""[^\[{("',=$][^{}"',=$]*""", value) and not re.fullmatch(r"\w+\(.*\)", value)
+    paired = all(value.count(first) == value.count(last) for first, last in ("()", "[]"))
+    odd = re.search(r"[()\[\]]|[^\x00-\x7f]", value)
+    return f"{key}='{value}'" if plain and paired and odd and value.isprintable() else word
+
+
+def latest(overrides: Sequence[str]) -> list[str]:
+    """The overrides with each key once, as it was given last.
+
+    >>> latest(["seed=1", "kl_coef=0.1", "++seed=2"])
+    ['kl_coef=0.1', '++seed=2']
+    """
+    last: dict[str, str] = {}
+    for override in overrides:
+        key = override.lstrip("+~").partition("=")[0]
+        last.pop(key, None)
+        last[key] = override
+    return list(last.values())
+
+
+def parse(overrides: Iterable[str]) -> list[Override]:
+    """Each override as Hydra reads it; ConfigError with a fault for each that it cannot read."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser, parsed, faults = OverridesParser.create(), [], []
+    for override in overrides:
+        try:
+            (read,) = parser.parse_overrides([override])
+            parsed.append(read)
+            trouble = "" if read.key_or_group else "no key before the equals sign"
+            trouble = trouble or refused(read.key_or_group) or refused(read.package or "")
+            if not trouble and read.is_hydra_override() and (form := form_of(override)):
+                trouble = f"looks like {form}, which Hydra would write down"
+        except (HydraException, ValueError, RecursionError) as error:  # such as a number of 5000 digits
+            trouble = str(error).splitlines()[0]
+        if trouble:
+            found = f"{_short(override)!r}: {_short(trouble)}"
+            faults.append(Fault("command line", found, "key=value", f"'{key_of(override) or 'key'}=\"<text>\"'"))
+    if faults:
+        raise ConfigError(faults)
+    return parsed
+
+
+def refused(key: str) -> str:
+    """Why a typed setting of Hydra's own is refused; empty where it may be typed.
+
+    >>> refused("hydra.launcher.n_jobs"), refused("hydra.callbacks.x")
+    ('', 'hydra.callbacks.x is not for typing: the runner reads hydra/launcher, hydra/sweeper and what is below them')
+    """
+    if not re.match(r"hydra[./]|hydra$", key) or (OF_HYDRA.fullmatch(key) and "_target_" not in key):
+        return ""
+    return f"{key} is not for typing: the runner reads hydra/launcher, hydra/sweeper and what is below them"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_LETTERS else f"{text[: MAX_LETTERS - 3]}..."
+
+
+def find_choice_faults(overrides: Iterable[Override], menu: Options) -> Iterator[Fault]:
+    """A fault for each override with several values where one is composed, and each choice that is not on the menu."""
+    for override in overrides:
+        group, options = override.key_or_group, menu.get(override.key_or_group)
+        sweeps = override.is_sweep_override()
+        names = list(override.sweep_string_iterator()) if sweeps else []
+        if sweeps:
+            fix = f"python -m runner -m {override.input_line}"
+            fix += "" if takes_one(group) else f", or '{group}=[{','.join(names)}]'"
+            yield Fault(group, f"several values in {override.input_line}", "one value, or a sweep", fix)
+        if override.is_delete():
+            continue
+        if isinstance(several := override.value(), list) and takes_one(group):
+            yield list_fault(group, several)
+        if options is None:
+            continue
+        for name in names if sweeps else [override.get_value_element_as_str()]:
+            is_known = name.removesuffix(".yaml") in options or name.startswith("[")
+            if not is_known and (group, name) != ("experiment", "null"):
+                near = [*difflib.get_close_matches(name, options, 1), "<one of them>"][0]
+                yield Fault(group, f"no option {name!r} in conf/{group}/", ", ".join(options), f"{group}={near}")
+
+
+def list_fault(group: str, names: Sequence[object]) -> Fault:
+    """The fault of a list of options of a group that takes one, of which the last would win in silence."""
+    first, several = [*names, "<one of them>"][0], ",".join(map(str, names))
+    others = {
+        "dataset": "dataset=mixture, with each under dataset.parts; ",
+        "tracker": f"tracker={first} 'tracker.report_to=[{several}]'; ",
+    }
+    fix = f"{others.get(group, '') if names[1:] else ''}{group}={first}"
+    fix += f"; or a sweep: python -m runner -m {group}={several}" if names[1:] else ""
+    return Fault(group, f"[{', '.join(map(str, names))}], of which only the last would count", "one option", fix)
