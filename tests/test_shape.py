@@ -1,9 +1,13 @@
 """The house holds its shape: who imports whom, what stays light, what stays small."""
 
 import ast
+import collections
+import io
 import re
 import subprocess
 import sys
+import tokenize
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -29,16 +33,33 @@ ORDER = [
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms.split()}
 VERBS = ("launch", "command")  # the worker starts a verb by its name
 HEAVY = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib")
+OLD_WORDS = r"\b(tray|papers?|vouched|uphill|amendments?|theatre|told|cures?|cured|curable|door|hear_loss)\b"
+
+FILES = sorted((ROOT / "runner").rglob("*.py"))
+TEXTS = {path: path.read_text(encoding="utf-8") for path in FILES}
+TREES = {path: ast.parse(text) for path, text in TEXTS.items()}
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 def room_of(path: Path) -> str:
     return path.relative_to(ROOT / "runner").parts[0].removesuffix(".py")
 
 
+def where(path: Path, node: ast.AST) -> str:
+    return f"{path.relative_to(ROOT)}:{node.lineno} {getattr(node, 'name', '')}"
+
+
+# --- Who imports whom -------------------------------------------------------------------------------
+
+
 def imports(path: Path) -> set[str]:
     """The rooms of the package that a file imports anywhere in it, by a statement or by a name in a text."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(TREES[path]):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "runner":
             parts = node.module.split(".")
             found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
@@ -49,9 +70,6 @@ def imports(path: Path) -> set[str]:
     return found & set(LEVEL)
 
 
-FILES = sorted((ROOT / "runner").rglob("*.py"))
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_point_down(path):
     room = room_of(path)
@@ -60,42 +78,32 @@ def test_imports_point_down(path):
         assert allowed, f"{path} imports {other}"
 
 
-def module_of(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-
-
-def test_no_modules_import_each_other_in_a_circle():
+@cache
+def graph() -> dict[str, set[str]]:
+    """The modules that each module imports anywhere in it."""
     modules = {module_of(path) for path in FILES}
-    graph = {module: set() for module in modules}
-    for path in FILES:
-        named = graph[module_of(path)]
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    found = {module: set() for module in modules}
+    for path, tree in TREES.items():
+        named = found[module_of(path)]
+        for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module:
                 inside = (f"{node.module}.{alias.name}" for alias in node.names)
                 named |= {name if name in modules else node.module for name in inside}
             elif isinstance(node, ast.Import):
                 named |= {alias.name for alias in node.names}
-        named &= modules - {module_of(path)}
-    TopologicalSorter(graph).prepare()
+        named &= modules - {module_of(path), "runner"}
+    return found
 
 
-def test_docstrings_begin_with_what_comes_out():
-    for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module) and (text := ast.get_docstring(node)):
-                assert not re.match(r"(What|Whether|Where|Who|How|Which|That)\b", text), f"{path}: {text[:60]}"
+def test_no_modules_import_each_other_in_a_circle():
+    TopologicalSorter(graph()).prepare()
 
 
 def test_every_file_belongs_to_a_room():
     assert {room_of(path) for path in FILES} == {*LEVEL, "__init__"}
 
 
-def test_every_module_says_what_lives_there():
-    for path in (ROOT / "runner").rglob("*.py"):
-        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
-
-
-def test_the_door_is_light():
+def test_the_command_line_is_light():
     light = "import sys, runner.__main__, runner.command.train, runner.run.read, runner.ppo"
     code = f"{light}; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -103,19 +111,7 @@ def test_the_door_is_light():
 
 
 def test_one_place_builds_from_config():
-    users = {path for path in FILES if "instantiate(" in path.read_text(encoding="utf-8")}
-    assert users == set(), "config.build is the only one"
-
-
-def test_functions_are_small():
-    lengths = []
-    for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef):
-                lengths.append((node.end_lineno - node.lineno + 1, f"{path}:{node.name}"))
-    lengths.sort()
-    assert lengths[len(lengths) // 2][0] <= 12
-    assert lengths[-1][0] <= 60, lengths[-1]
+    assert not [path for path, text in TEXTS.items() if "instantiate(" in text], "config.build is the only one"
 
 
 def test_top_level_is_fixed():
@@ -123,3 +119,136 @@ def test_top_level_is_fixed():
     names = {name.split("/")[0] for name in tracked}
     visible = {name for name in names if not name.startswith(".")}
     assert visible <= {"pyproject.toml", "conf", "runner", "tests", "outputs", "README.md", "LICENSE"}
+
+
+# --- Budgets ----------------------------------------------------------------------------------------
+# Each figure is a list of what counts for it, so that a failure shows where to look.
+
+
+def lines() -> list[str]:
+    return [line for text in TEXTS.values() for line in text.splitlines()]
+
+
+def lines_of_importers() -> list[str]:
+    return [line for path, text in TEXTS.items() if room_of(path) == "importers" for line in text.splitlines()]
+
+
+def names_at_the_top() -> list[str]:
+    return sorted({path.relative_to(ROOT / "runner").parts[0] for path in FILES})
+
+
+def longest_import_chain() -> list[str]:
+    chains: dict[str, list[str]] = {}
+    for module in TopologicalSorter(graph()).static_order():
+        chains[module] = [module, *max((chains[other] for other in graph()[module]), key=len, default=[])]
+    return max(chains.values(), key=len)
+
+
+def private_functions_with_one_caller() -> list[str]:
+    """Functions, methods and functions inside of functions that only their own file can use, and that it uses once."""
+    found = []
+    for path, tree in TREES.items():
+        used = collections.Counter(
+            node.id if isinstance(node, ast.Name) else node.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load)
+        )
+        inner = {
+            inside
+            for node in ast.walk(tree)
+            if isinstance(node, FUNCTIONS)
+            for inside in node.body
+            if isinstance(inside, FUNCTIONS)
+        }
+        for node in ast.walk(tree):
+            is_private = isinstance(node, FUNCTIONS) and re.match(r"_(?!_)", node.name)
+            if (is_private or node in inner) and used[node.name] <= 1:
+                found.append(where(path, node))
+    return found
+
+
+def public_names_defined_twice() -> list[str]:
+    """Functions and classes of one name in several modules; each verb has a ``main``, and functions of its own."""
+    homes = collections.defaultdict(list)
+    for path, tree in TREES.items():
+        for node in tree.body if room_of(path) != "command" else ():
+            if isinstance(node, FUNCTIONS | ast.ClassDef) and not node.name.startswith("_") and node.name != "main":
+                homes[node.name].append(str(path.relative_to(ROOT)))
+    return [f"{name}: {', '.join(found)}" for name, found in homes.items() if len(found) > 1]
+
+
+def docstrings_that_begin_with_a_question() -> list[str]:
+    """Docstrings that do not begin with what comes out."""
+    return [
+        where(path, node)
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, FUNCTIONS | ast.ClassDef)
+        and re.match(r"(What|Whether|Where|Who|How|Which|That)\b", ast.get_docstring(node) or "")
+    ]
+
+
+def functions_over_60_lines() -> list[str]:
+    functions = [(path, node) for path, tree in TREES.items() for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
+    return [where(path, node) for path, node in functions if node.end_lineno - node.lineno >= 60]
+
+
+def old_words() -> list[str]:
+    """Words of our own that have given way to the field's."""
+    found = []
+    for path, text in TEXTS.items():
+        for number, line in enumerate(text.splitlines(), 1):
+            found += [f"{path.relative_to(ROOT)}:{number} {word}" for word in re.findall(OLD_WORDS, line, re.I)]
+    return found
+
+
+# Where a goal is not yet reached, the bound is what has been; it is lowered with the figure, and never raised.
+BUDGETS = {
+    lines: 30_200,  # 30,000, of which 25,000 without what is planned
+    lines_of_importers: 1_300,  # 1,200
+    names_at_the_top: 24,
+    longest_import_chain: 16,  # 13
+    private_functions_with_one_caller: 500,  # 12 in 1,000 lines
+    public_names_defined_twice: 15,  # 0
+    docstrings_that_begin_with_a_question: 0,
+    functions_over_60_lines: 0,
+    old_words: 85,  # 0
+}
+
+
+@pytest.mark.parametrize("figure", BUDGETS, ids=lambda figure: figure.__name__)
+def test_a_budget_holds(figure):
+    found = figure()
+    print(f"{figure.__name__.replace('_', ' ')}: {len(found)} (at most {BUDGETS[figure]})")
+    assert len(found) <= BUDGETS[figure], "\n".join(map(str, found[-200:]))
+
+
+def test_functions_are_small():
+    functions = [node for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
+    lengths = sorted(node.end_lineno - node.lineno + 1 for node in functions)
+    assert lengths[len(lengths) // 2] <= 12
+
+
+def test_an_eighth_of_the_lines_explains():
+    """Docstrings and comments, a line each however many tokens stand on it."""
+    count = 0
+    for path, text in TEXTS.items():
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        explained = {token.start[0] for token in tokens if token.type == tokenize.COMMENT}
+        for node in ast.walk(TREES[path]):
+            if isinstance(node, FUNCTIONS | ast.ClassDef | ast.Module) and ast.get_docstring(node):
+                explained |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+        count += len(explained)
+    print(f"docstrings and comments: {count / len(lines()):.1%} of the lines (at least 12 %)")
+    assert count >= 0.12 * len(lines())
+
+
+def test_every_module_says_what_lives_there():
+    assert not [path for path, tree in TREES.items() if not ast.get_docstring(tree)]
+
+
+@pytest.mark.xfail(strict=False, reason="some rooms still have errors; to be removed with the last of them")
+def test_the_types_are_right(tmp_path):
+    command = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

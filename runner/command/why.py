@@ -19,7 +19,7 @@ from typing import Any
 
 from runner import config
 from runner.config import Composed
-from runner.config.provenance import Origins, Setting, read_origins, select
+from runner.config.provenance import Provenance, Setting, read_provenance, select
 from runner.errors import ConfigError, Fault
 from runner.io.secrets import hidden
 from runner.io.terminal import print_visible
@@ -69,13 +69,13 @@ def _of_all(key: str, runs: Sequence[Composed], folders: Sequence[Path]) -> Iter
         yield from explain(inner if meant else key, origins_of(composed, folders))
 
 
-def origins_of(composed: Composed, folders: Sequence[Path]) -> Origins:
+def origins_of(composed: Composed, folders: Sequence[Path]) -> Provenance:
     """The origins of the values of a composed configuration."""
     words, typed = (composed.words, composed.overrides) if composed.stage else (composed.overrides, None)
-    return read_origins(composed.cfg, words, folders, typed, composed.stage)
+    return read_provenance(composed.cfg, words, folders, typed, composed.stage)
 
 
-def explain(key: str, origins: Origins) -> Iterator[str]:
+def explain(key: str, origins: Provenance) -> Iterator[str]:
     """The lines that tell of one key, and of those that it is taken from; of a node, a line for each of its keys."""
     key = find_key(key, origins.cfg)
     node = select(origins.cfg, key)
@@ -90,7 +90,7 @@ def explain(key: str, origins: Origins) -> Iterator[str]:
         queue += [name for name in (first.follows if first else ()) if name not in (*told, *queue)]
 
 
-def _chain(key: str, origins: Origins) -> Iterator[str]:
+def _chain(key: str, origins: Provenance) -> Iterator[str]:
     """One key with its value, and below it what counts and what that overrode."""
     settings = origins.of(key)
     value = _value(key, origins, settings)
@@ -106,7 +106,7 @@ def _chain(key: str, origins: Origins) -> Iterator[str]:
     yield from _aligned(rows)
 
 
-def _value(key: str, origins: Origins, settings: Sequence[Setting]) -> str:
+def _value(key: str, origins: Provenance, settings: Sequence[Setting]) -> str:
     """The value as it is, where the configuration or else the default says it; nothing where only the run knows."""
     node, _, name = key.rpartition(".")
     holder = select(origins.cfg, node)
@@ -118,7 +118,7 @@ def _value(key: str, origins: Origins, settings: Sequence[Setting]) -> str:
     return first.text if first else ""
 
 
-def _node(key: str, node: Mapping[str, Any], origins: Origins) -> Iterator[str]:
+def _node(key: str, node: Mapping[str, Any], origins: Provenance) -> Iterator[str]:
     """Every key below a node: its value and the place that counts."""
     inner = {f"{key}.{name}": short(to_text(entry), MAX_VALUE_WIDTH) for name, entry in flatten(node).items()}
     yield key

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from runner.config.composition import composition_fault
 from runner.config.limits import check_growth
 from runner.config.menu import GROUPS, OPTIONAL, SEVERAL, read_menu, takes_one
-from runner.config.override import find_choice_faults, force, is_choice, key_of, list_fault, parse
+from runner.config.override import dotted_key, find_choice_faults, force, is_choice, list_fault, parse
 from runner.config.user_folder import use_folders
 from runner.errors import ConfigError, Fault
 from runner.io.files import MENU
@@ -50,7 +50,7 @@ class Composed:
     @property
     def typed(self) -> set[str]:
         """The dotted keys that the user typed."""
-        return set(map(key_of, self.overrides))
+        return set(map(dotted_key, self.overrides))
 
 
 def compose(overrides: Sequence[str], folders: Sequence[Path] = ()) -> Composed:

@@ -19,14 +19,14 @@ OF_HYDRA = re.compile(r"hydra/(launcher|sweeper)(/\w+)*|hydra\.(launcher|sweeper
 MAX_LETTERS = 300  # of a word that a fault repeats
 
 
-def key_of(override: str) -> str:
+def dotted_key(override: str) -> str:
     """The dotted key, or group, of an override."""
     return re.split(r"[=@]", override.lstrip("+~"), maxsplit=1)[0]
 
 
 def is_choice(override: str, menu: Options) -> bool:
     """True for an override that chooses an option of a group, or sets something of Hydra's own."""
-    key = key_of(override)
+    key = dotted_key(override)
     return key in menu or key.startswith(("hydra/", "hydra."))
 
 
@@ -91,7 +91,7 @@ def parse(overrides: Iterable[str]) -> list[Override]:
             trouble = str(error).splitlines()[0]
         if trouble:
             found = f"{_short(override)!r}: {_short(trouble)}"
-            faults.append(Fault("command line", found, "key=value", f"'{key_of(override) or 'key'}=\"<text>\"'"))
+            faults.append(Fault("command line", found, "key=value", f"'{dotted_key(override) or 'key'}=\"<text>\"'"))
     if faults:
         raise ConfigError(faults)
     return parsed

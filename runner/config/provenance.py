@@ -44,7 +44,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Origins:
+class Provenance:
     """Every setting of one configuration, in rising order of precedence, with the configuration itself."""
 
     cfg: Config
@@ -108,9 +108,9 @@ def of_machine(name: str) -> Iterator[tuple[str, Setting]]:
                         yield kind, Setting(f"trainer.args.{name}", text, place, notes[kind])
 
 
-def read_origins(
+def read_provenance(
     cfg: Config, words: Sequence[str], folders: Sequence[Path] = (), typed: Sequence[str] | None = None, stage: str = ""
-) -> Origins:
+) -> Provenance:
     """The origins of a configuration that these words compose.
 
     ``typed`` are those among them that came from the command line, where an experiment's file lists the others for a
@@ -125,7 +125,7 @@ def read_origins(
             continue
         place = TYPED if typed is None or word in typed else listed.get(word, f"the stage {stage}")
         settings += _of_word(override, place)
-    return Origins(cfg, settings)
+    return Provenance(cfg, settings)
 
 
 def _of_word(override: Override, place: str) -> Iterator[Setting]:

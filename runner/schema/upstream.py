@@ -43,6 +43,60 @@ UNWEIGHABLE = {
     "torch_compile": (False, "a compiled model cannot be watched"),
     "dataset_kwargs": (None, "the trainer's own tokens are needed"),
 }
+# Numbers among the fields of trainers' configs, by the range that makes sense (``validate.values``).
+NUMERIC_FIELDS = {
+    "positive": (
+        *("num_train_epochs", "adam_epsilon", "logging_steps", "save_steps", "eval_steps", "temperature"),
+        *("repetition_penalty", "epsilon", "epsilon_high", "delta", "discopop_tau"),
+    ),
+    "count": (
+        *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
+        *("eval_accumulation_steps", "save_total_limit", "torch_empty_cache_steps", "dataset_num_proc"),
+        *("dataloader_prefetch_factor", "ddp_timeout", "ddp_bucket_cap_mb", "max_length", "max_new_tokens"),
+        *("max_completion_length", "pad_to_multiple_of", "vllm_max_model_length", "num_generations_eval"),
+        *("steps_per_generation", "num_iterations", "generation_batch_size", "vllm_tensor_parallel_size"),
+        *("ref_model_sync_steps", "precompute_ref_batch_size"),
+    ),
+    "not negative": (
+        *("weight_decay", "max_grad_norm", "warmup_steps", "eval_delay", "neftune_noise_alpha", "beta"),
+        *("kl_coef", "entropy_coef", "router_aux_loss_coef", "desirable_weight", "undesirable_weight"),
+        *("simpo_gamma", "center_rewards_coefficient"),
+    ),
+    "rate": ("adam_beta1", "adam_beta2", "label_smoothing_factor", "label_smoothing"),
+    "fraction": ("min_p", "ld_alpha", "ref_model_mixup_alpha", "lmbda", "top_entropy_quantile"),
+    "share": ("top_p", "vllm_gpu_memory_utilization"),
+    "step size": ("learning_rate",),
+    "seed": ("seed", "data_seed"),
+    "top k": ("top_k",),
+    "steps": ("max_steps",),
+    "group": ("num_generations",),
+    "workers": ("dataloader_num_workers",),
+}
+# The other names that our Python holds as text, so that a rename of any is noticed: of every trainer's config, of the
+# configs of some, and of the trainers' constructors.
+FIELDS = (
+    *("activation_checkpointing", "bf16", "dataloader_pin_memory", "deepspeed", "disable_tqdm", "eval_on_start"),
+    *("eval_strategy", "fp16", "fsdp", "fsdp_config", "gradient_checkpointing", "greater_is_better"),
+    *("hub_always_push", "hub_model_id", "hub_private_repo", "hub_revision", "hub_strategy", "hub_token"),
+    *("load_best_model_at_end", "log_level", "log_level_replica", "log_on_each_node", "logging_first_step"),
+    *("logging_nan_inf_filter", "logging_strategy", "lr_scheduler_type", "metric_for_best_model", "optim"),
+    *("output_dir", "parallelism_config", "project", "push_to_hub", "remove_unused_columns"),
+    *("restore_callback_states_from_checkpoint", "run_name", "save_only_model", "save_strategy"),
+    *("skip_memory_metrics", "tf32", "torch_compile", "trackio_bucket_id", "trackio_space_id"),
+    *("trackio_static_space_id", "train_sampling_strategy", "use_cpu", "use_liger_kernel"),
+)
+FIELDS_OF_SOME = (
+    *("alpha", "assistant_only_loss", "callbacks", "chat_template_kwargs", "completion_only_loss"),
+    *("log_completions", "log_completions_hub_repo", "log_unique_prompts", "loss_type", "missing_eos_penalty"),
+    *("num_completions_to_print", "packing", "packing_strategy", "padding_free", "precompute_ref_log_probs"),
+    *("reward_model_path", "reward_weights", "shuffle_dataset", "teacher_model_name_or_path"),
+    *("teacher_model_server_url", "teacher_server_urls", "truncation_mode", "use_vllm", "vllm_server_host"),
+)
+CONSTRUCTOR_ARGUMENTS = (
+    *("compute_loss_func", "compute_metrics", "data_collator", "environment_factory", "optimizer_cls_and_kwargs"),
+    *("optimizers", "processing_class", "ref_model", "reward_funcs", "reward_processing_classes", "teacher_model"),
+    "train_dataset",
+)
 
 
 def loss_interface(trainer: Signature | None, config: Signature | None) -> str | None:

@@ -14,6 +14,7 @@ from runner.schema.read import Parameter, Signature
 from runner.schema.spelling import nearest, to_text
 from runner.schema.text import scalars, short_text, to_override
 from runner.schema.type import Type, shortened
+from runner.schema.upstream import NUMERIC_FIELDS
 from runner.validate.context import ALARMS, ValidationContext
 
 T = TypeVar("T")
@@ -67,37 +68,16 @@ def by_name(groups: Mapping[T, Sequence[str]]) -> dict[str, T]:
     return {name: said for said, names in groups.items() for name in names}
 
 
+RANGES = {
+    **{"positive": POSITIVE, "count": COUNT, "not negative": NOT_NEGATIVE, "rate": RATE, "fraction": FRACTION},
+    **{"share": SHARE, "step size": STEP_SIZE, "seed": SEED},
+    "top k": Range(0, other=-1),
+    "steps": Range(1, other=-1),
+    "group": Range(2),
+    "workers": Range(0, 1024),  # each is a process
+}
 BY_GROUP = {
-    "trainer": by_name(
-        {
-            STEP_SIZE: ["learning_rate"],
-            POSITIVE: [
-                *("num_train_epochs", "adam_epsilon", "logging_steps", "save_steps", "eval_steps", "temperature"),
-                *("repetition_penalty", "epsilon", "epsilon_high", "delta", "discopop_tau"),
-            ],
-            COUNT: [
-                *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
-                *("eval_accumulation_steps", "save_total_limit", "torch_empty_cache_steps", "dataset_num_proc"),
-                *("dataloader_prefetch_factor", "ddp_timeout", "ddp_bucket_cap_mb", "max_length", "max_new_tokens"),
-                *("max_completion_length", "pad_to_multiple_of", "vllm_max_model_length", "num_generations_eval"),
-                *("steps_per_generation", "num_iterations", "generation_batch_size", "vllm_tensor_parallel_size"),
-                *("ref_model_sync_steps", "precompute_ref_batch_size"),
-            ],
-            NOT_NEGATIVE: [
-                *("weight_decay", "max_grad_norm", "warmup_steps", "eval_delay", "neftune_noise_alpha", "beta"),
-                *("kl_coef", "entropy_coef", "router_aux_loss_coef", "desirable_weight", "undesirable_weight"),
-                *("simpo_gamma", "center_rewards_coefficient"),
-            ],
-            RATE: ["adam_beta1", "adam_beta2", "label_smoothing_factor", "label_smoothing"],
-            FRACTION: ["min_p", "ld_alpha", "ref_model_mixup_alpha", "lmbda", "top_entropy_quantile"],
-            SHARE: ["top_p", "vllm_gpu_memory_utilization"],
-            SEED: ["seed", "data_seed"],
-            Range(0, other=-1): ["top_k"],
-            Range(1, other=-1): ["max_steps"],
-            Range(2): ["num_generations"],
-            Range(0, 1024): ["dataloader_num_workers"],  # each is a process
-        }
-    ),
+    "trainer": by_name({RANGES[kind]: names for kind, names in NUMERIC_FIELDS.items()}),
     "peft": by_name(
         {
             COUNT: ["r", "init_r", "target_r", "num_virtual_tokens"],
