@@ -35,6 +35,7 @@ def test_a_yaml_that_a_person_wrote_is_read_as_it_stands(tmp_path):
     file.write_text("a: &a {x: 1}\nb: {<<: *a, y: [2, '&c', \"!d\"]}\nc: " + "x" * 5000 + "\n")
     assert read_yaml(file) == {"a": {"x": 1}, "b": {"x": 1, "y": [2, "&c", "!d"]}, "c": "x" * 5000}
     check_growth({"a": "x" * 1000, "b": ["${a}"] * 100, "c": "${b}", "d": "${nothing}", "e": "${.a}", "f": "${f}"})
+    check_growth({"a": [1], "b": "${a.²}", "c": f"${{a.{'9' * 5000}}}"})  # no index of a list
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from typing import Any
 
 from runner import config
 from runner.config import Composed
-from runner.config.provenance import Provenance, Setting, read_provenance, select
+from runner.config.provenance import Provenance, Setting, read_provenance
 from runner.errors import ConfigError, Fault
 from runner.io.secrets import hidden
 from runner.io.terminal import print_visible
@@ -30,7 +30,7 @@ from runner.report.table import Column, format_table
 from runner.run import key_of
 from runner.run.find import find_runs
 from runner.run.read import RunRecord
-from runner.schema import flatten, nearest, nodes, read_signature, to_text
+from runner.schema import flatten, nearest, nodes, read_signature, select, to_text
 from runner.validate.context import keys_of
 
 MAX_VALUE_WIDTH = 36  # characters of a value

@@ -1,11 +1,10 @@
-"""Errors of Hydra, OmegaConf and YAML where a configuration cannot be composed, told in four beats."""
+"""Errors of Hydra, OmegaConf and YAML where a configuration cannot be composed, as faults."""
 
 from __future__ import annotations
 
 import re
 
-from yaml import Mark
-
+from runner.config.limits import yaml_fault
 from runner.errors import Fault
 
 HELP = "see python -m runner --help"
@@ -14,25 +13,17 @@ HELP = "see python -m runner --help"
 def composition_fault(error: Exception) -> Fault:
     """The fault of an error that came up while a configuration was composed or its references followed."""
     if mark := getattr(error, "problem_mark", None):
-        return _yaml_fault(error, mark)
+        return yaml_fault(error, mark.name)
     text = " ".join(str(error).split())
     key = re.search(r"full_key: (\S+)", text)
-    where, said = key[1] if key else "command line", re.sub(r" full_key: .*", "", text)
-    for pattern, tell in KNOWN:
-        if found := re.search(pattern, said):
-            return tell(where, found)
-    return Fault(where, said, "a configuration that Hydra composes", HELP)
+    where, text = key[1] if key else "command line", re.sub(r" full_key: .*", "", text)
+    for pattern, to_fault in KNOWN:
+        if found := re.search(pattern, text):
+            return to_fault(where, found)
+    return Fault(where, text, "a configuration that Hydra composes", HELP)
 
 
-def _yaml_fault(error: Exception, mark: Mark) -> Fault:
-    """The fault of a text that is no YAML, at its file and line."""
-    where, problem = f"{mark.name}:{mark.line + 1}", str(getattr(error, "problem", ""))
-    if "duplicate key" in problem:
-        return Fault(where, problem, "each key once", "delete one of the two")
-    return Fault(where, problem, "YAML", "mend the line, or quote its text")
-
-
-def _missing(where: str, found: re.Match) -> Fault:
+def _missing(where: str, found: re.Match[str]) -> Fault:
     """The fault of a defaults list, in a file or our own, that names what is not there."""
     file, name, options = found[1], found[2], found[3]
     group = name.rpartition("/")[0]

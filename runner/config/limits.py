@@ -6,7 +6,6 @@ to references. Both are measured before anything is built from them, which costs
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,21 +15,22 @@ import yaml
 
 from runner.errors import ConfigError, Fault
 
-LARGEST = 1 << 20  # bytes of a file, and letters of a configuration when all references are followed
-DEEPEST = 64
-MOST = 10_000  # values
-SMALL = 1 << 14  # bytes that hold fewer values than that
-DIGITS = 300
+MAX_BYTES = 1 << 20  # of a file, and letters of a configuration when all references are followed
+MAX_DEPTH = 64
+MAX_VALUES = 10_000
+SMALL_BYTES = 1 << 14  # which hold fewer values than that
+MAX_DIGITS = 300
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # Without any of these a file is as plain as it looks, and need not be read twice.
 SUSPICIOUS = re.compile(
-    rb"&[\w-]|[\s\[,{]!|[0-9a-fA-F_:.]{%d}|(?:[\[{]\s*){8}|(?:-\s+){8}|(?:\?\s+){4}|\n {%d}" % (DIGITS, DEEPEST)
+    rb"&[\w-]|[\s\[,{]!|[0-9a-fA-F_:.]{%d}|(?:[\[{]\s*){8}|(?:-\s+){8}|(?:\?\s+){4}|\n {%d}" % (MAX_DIGITS, MAX_DEPTH)
 )
 NUMBER = re.compile(r"[-+]?[0-9.][0-9a-fA-F_.:xo+-]*")
 STANDARD = "tag:yaml.org,2002:"
 KNOWN_TAGS = {f"{STANDARD}{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq")}
 REFERENCE = re.compile(r"\$\{([^${}]*)(?=(\$|\}|$))")
-SHORT = "a configuration that a person could have written"
+INDEX = re.compile(r"[0-9]{1,9}")
+EXPECTED = "a configuration that a person could have written"
 
 
 def read_yaml(path: Path) -> Any:
@@ -45,7 +45,7 @@ def parse_yaml(text: str | bytes, where: str) -> Any:
         check_text(text.encode() if isinstance(text, str) else text, where)
         return yaml.load(text, LOADER)
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(_no_yaml(error, where)) from None
+        raise ConfigError(yaml_fault(error, where)) from None
 
 
 def check_yaml(path: Path) -> None:
@@ -56,27 +56,29 @@ def check_yaml(path: Path) -> None:
 
 def check_size(path: Path) -> None:
     """Raise ConfigError for a file that nobody has written by hand."""
-    size = os.stat(path).st_size
-    if size > LARGEST:
+    size = path.stat().st_size
+    if size > MAX_BYTES:
         found = f"{size / 1e6:.1f} MB"
-        raise ConfigError(Fault(str(path), found, f"{SHORT}, at most 1 MB", "rows belong into a file of dataset.path"))
+        raise ConfigError(
+            Fault(str(path), found, f"{EXPECTED}, at most 1 MB", "rows belong into a file of dataset.path")
+        )
 
 
 def check_text(text: bytes, where: str) -> None:
     """Raise ConfigError for a YAML text that is too deep, stands for too much, or calls for more than plain values."""
-    few = len(text) < SMALL and text.count(b"[") + text.count(b"{") < DEEPEST
+    few = len(text) < SMALL_BYTES and text.count(b"[") + text.count(b"{") < MAX_DEPTH
     if few and not SUSPICIOUS.search(text):
         return
     try:
-        fault = next(_excesses(text, where), None)
+        fault = next(_find_excesses(text, where), None)
     except (yaml.YAMLError, ValueError) as error:
-        fault = _no_yaml(error, where)
+        fault = yaml_fault(error, where)
     if fault:
         raise ConfigError(fault)
 
 
-def _excesses(text: bytes, where: str) -> Iterator[Fault]:
-    """A fault for the first of the events of a text that leads too far."""
+def _find_excesses(text: bytes, where: str) -> Iterator[Fault]:
+    """A fault for each event of a text that leads too far, or would build something."""
     open_nodes: list[tuple[str | None, int]] = []  # the anchor of each, and what had been counted before it
     anchors: dict[str, int | None] = {}  # how much each stands for; nothing while it is open
     count = 0
@@ -85,39 +87,39 @@ def _excesses(text: bytes, where: str) -> Iterator[Fault]:
         if isinstance(event, yaml.AliasEvent):
             size = anchors.get(event.anchor, 1)
             if size is None:
-                yield Fault(place, f"*{event.anchor} is inside of itself", SHORT, "write it out")
+                yield Fault(place, f"*{event.anchor} is inside of itself", EXPECTED, "write it out")
             count += size or 1
         elif isinstance(event, yaml.NodeEvent):
             count += 1
-            yield from _odd(event, place)
-            anchors |= (
-                {event.anchor: None if isinstance(event, yaml.CollectionStartEvent) else 1} if event.anchor else {}
-            )
-            if isinstance(event, yaml.CollectionStartEvent):
+            if event.tag and event.tag not in KNOWN_TAGS and event.tag != "!":
+                found = f"the tag !{event.tag.removeprefix(STANDARD).lstrip('!')}"
+                yield Fault(place, found, "plain values", "leave the tag out; _target_ names what is built")
+            plain = event.value if isinstance(event, yaml.ScalarEvent) and not event.style else ""
+            if len(plain) > MAX_DIGITS and NUMBER.fullmatch(plain):
+                fix = "quotes, if it is a text"
+                yield Fault(place, f"a number of {len(plain)} digits", f"at most {MAX_DIGITS}", fix)
+            is_open = isinstance(event, yaml.CollectionStartEvent)
+            if event.anchor:
+                anchors[event.anchor] = None if is_open else 1
+            if is_open:
                 open_nodes.append((event.anchor, count - 1))
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, before = open_nodes.pop()
             anchors |= {anchor: count - before} if anchor else {}
-        if len(open_nodes) > DEEPEST:
-            yield Fault(place, f"more than {DEEPEST} levels", SHORT, "fewer levels")
-        if count > MOST:
-            yield Fault(place, f"it stands for more than {MOST:,} values", SHORT, "write the aliases out")
+        if len(open_nodes) > MAX_DEPTH:
+            yield Fault(place, f"more than {MAX_DEPTH} levels", EXPECTED, "fewer levels")
+        if count > MAX_VALUES:
+            yield Fault(place, f"it stands for more than {MAX_VALUES:,} values", EXPECTED, "write the aliases out")
 
 
-def _odd(event: yaml.NodeEvent, place: str) -> Iterator[Fault]:
-    """A fault for a tag that would build something, or a number that no machine counts with."""
-    if event.tag and event.tag not in KNOWN_TAGS and event.tag != "!":
-        found = f"the tag !{event.tag.removeprefix(STANDARD).lstrip('!')}"
-        yield Fault(place, found, "plain values", "leave the tag out; _target_ names what is built")
-    text = event.value if isinstance(event, yaml.ScalarEvent) and not event.style else ""
-    if len(text) > DIGITS and NUMBER.fullmatch(text):
-        yield Fault(place, f"a number of {len(text)} digits", f"at most {DIGITS}", "quotes, if it is a text")
-
-
-def _no_yaml(error: Exception, where: str) -> Fault:
+def yaml_fault(error: Exception, where: str) -> Fault:
+    """The fault of a text that is no YAML, at its line."""
     mark = getattr(error, "problem_mark", None)
-    found = getattr(error, "problem", None) or " ".join(str(error).split())[:200]
-    return Fault(f"{where}:{mark.line + 1}" if mark else where, str(found), "YAML", "mend the line, or quote its text")
+    where = f"{where}:{mark.line + 1}" if mark else where
+    found = str(getattr(error, "problem", None) or " ".join(str(error).split())[:200])
+    if "duplicate key" in found:
+        return Fault(where, found, "each key once", "delete one of the two")
+    return Fault(where, found, "YAML", "mend the line, or quote its text")
 
 
 # --- References -----------------------------------------------------------------------------------
@@ -126,44 +128,44 @@ def _no_yaml(error: Exception, where: str) -> Fault:
 def check_growth(config: Mapping[str, object]) -> None:
     """Raise ConfigError where following every ``${...}`` would make far more of a configuration than it is."""
     try:
-        growth = Growth(config)
-        found = f"with what it refers to {growth.total:,} letters" if growth.total > LARGEST else ""
-        where = growth.largest
+        size = InterpolationSize(config)
+        found = f"with what it refers to {size.total:,} letters" if size.total > MAX_BYTES else ""
+        where = size.largest
     except RecursionError:
         where, found = "", "references to references without an end"
     if found:
-        raise ConfigError(Fault(where or "${...}", found, SHORT, "write the values out"))
+        raise ConfigError(Fault(where or "${...}", found, EXPECTED, "write the values out"))
 
 
-class Growth:
+class InterpolationSize:
     """The number of letters and values a configuration is when each reference in it is followed, by key."""
 
     def __init__(self, config: Mapping[str, object]):
         self.config = config
         self.sizes: dict[str, int] = {}
-        self.total = self._size(config, ())
+        self.total = self._measure(config, ())
 
     @property
     def largest(self) -> str:
         """The shortest key of those that grow too much."""
-        found = [key for key, size in self.sizes.items() if size > LARGEST and key]
+        found = [key for key, size in self.sizes.items() if size > MAX_BYTES and key]
         return min(found, key=lambda key: self.sizes[key], default="")
 
-    def _size(self, value: object, path: tuple[str, ...]) -> int:
+    def _measure(self, value: object, path: tuple[str, ...]) -> int:
         key = ".".join(path)
         if key not in self.sizes:
-            self.sizes[key] = 0  # of a circle, which OmegaConf tells better
+            self.sizes[key] = 0  # of a circle, which OmegaConf reports better
             if isinstance(value, str):
                 self.sizes[key] = 1 + len(value) + sum(self._of_references(value, path))
             else:
-                self.sizes[key] = 1 + sum(self._size(entry, (*path, name)) for name, entry in _entries(value))
+                self.sizes[key] = 1 + sum(self._measure(entry, (*path, name)) for name, entry in _entries(value))
         return self.sizes[key]
 
     def _of_references(self, text: str, path: tuple[str, ...]) -> Iterator[int]:
         """The size of each node that a text refers to; where a reference makes the name, of the largest it may mean."""
-        for said, end in REFERENCE.findall(text) if "${" in text else ():
-            _, resolver, arguments = said.rpartition(":")
-            names = re.split(r"[\s,(){}'\"]+", arguments) if resolver else [said.strip()]
+        for reference, end in REFERENCE.findall(text) if "${" in text else ():
+            _, resolver, arguments = reference.rpartition(":")
+            names = re.split(r"[\s,(){}'\"]+", arguments) if resolver else [reference.strip()]
             for name in filter(None, names):
                 up = len(name) - len(name.lstrip("."))
                 words = [word for word in re.split(r"[.\[\]]+", name) if word]
@@ -172,15 +174,15 @@ class Growth:
                 place = (*(path[: len(path) - up] if up else ()), *words)
                 node = self._at(place)
                 if made:
-                    yield max((self._size(entry, (*place, inner)) for inner, entry in _entries(node)), default=0)
+                    yield max((self._measure(entry, (*place, inner)) for inner, entry in _entries(node)), default=0)
                 elif node is not None:
-                    yield self._size(node, place)
+                    yield self._measure(node, place)
 
     def _at(self, path: tuple[str, ...]) -> object:
         node: object = self.config
         for word in path:
             if isinstance(node, list):
-                node = node[int(word)] if word.isdigit() and int(word) < len(node) else None
+                node = node[int(word)] if INDEX.fullmatch(word) and int(word) < len(node) else None
             else:
                 node = node.get(word) if isinstance(node, Mapping) else None
         return node
@@ -190,4 +192,4 @@ def _entries(node: object) -> list[tuple[str, object]]:
     """The values of a mapping or a list by their names as text."""
     if isinstance(node, Mapping):
         return [(str(name), entry) for name, entry in node.items()]
-    return [(str(place), entry) for place, entry in enumerate(node)] if isinstance(node, list) else []
+    return [(str(index), entry) for index, entry in enumerate(node)] if isinstance(node, list) else []

@@ -1,4 +1,4 @@
-"""The origin of each value of a configuration: a file and line, the word that was typed, or the default of the target.
+"""The provenance of each value of a configuration: a file and line, the typed override, or the default of the target.
 
 Files are read here as text, for their lines; what they compose to is Hydra's word (``config``).
 """
@@ -10,17 +10,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from runner import config
 from runner.io.files import MENU, PACKAGE, display_path
-from runner.schema import Config, Definition, Parameter, Signature, find_definition, flatten, read_signature, to_text
-from runner.schema.read import UNKNOWN
-
-if TYPE_CHECKING:
-    from hydra.core.override_parser.types import Override
+from runner.schema.read import UNKNOWN, Parameter, Signature, read_signature
+from runner.schema.source import Definition, find_definition
+from runner.schema.spelling import to_text
+from runner.schema.text import Config, flatten, select
 
 TYPED = "command line"
 REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")
@@ -53,38 +51,33 @@ class Provenance:
     def of(self, key: str) -> list[Setting]:
         """Whatever gave this key a value, the one that counts first.
 
-        A key above it that was set to something plain took it away, and is told too.
+        A key above it that was set to something plain took it away, and comes along.
         """
         own = [entry for entry in self.settings if key == entry.key or key.startswith(f"{entry.key}.")]
         machine = list(of_machine(key.removeprefix("trainer.args."))) if key.startswith("trainer.args.") else []
         above = [entry for kind, entry in machine if kind == "kept_back"]
         below = [entry for kind, entry in machine if kind != "kept_back"]
-        return [*above, *reversed(own), *reversed(below), *self._default(key)]
-
-    def _default(self, key: str) -> Iterator[Setting]:
         node, _, name = key.rpartition(".")
-        target = select(self.cfg, node).get("_target_") if isinstance(select(self.cfg, node), Mapping) else None
+        target = select(self.cfg, f"{node}._target_".lstrip("."))
         signature = read_signature(target) if isinstance(target, str) else None
-        if signature and name in signature.parameters:
-            yield default_of(signature, signature.parameters[name])
+        known = signature.parameters.get(name) if signature else None
+        default = [default_of(signature, known)] if signature and known else []
+        return [*above, *reversed(own), *reversed(below), *default]
 
 
 def default_of(signature: Signature, parameter: Parameter) -> Setting:
     """The default of an argument, and the line of the installed source that says so."""
     text = "required" if parameter.required else "not written down" if parameter.default is UNKNOWN else None
     text = text or to_text(parameter.default)
-    return Setting(parameter.name, text, _place(signature, parameter), f"default of {signature.name}")
-
-
-def _place(signature: Signature, parameter: Parameter) -> str:
-    found = find_definition(signature.target)
-    module = parameter.module or (found.module if isinstance(found, Definition) else None)
-    if module is None or module.file is None:
-        return signature.home
-    node = parameter.annotation or (found.node if isinstance(found, Definition) else None)
-    parts = module.file.parts
-    start = len(parts) - len(module.name.split(".")) - (module.file.name == "__init__.py")
-    return f"{Path(*parts[max(start, 0) :]).as_posix()}:{getattr(node, 'lineno', 1)}"
+    found, place = find_definition(signature.target), signature.home
+    definition = found if isinstance(found, Definition) else None
+    module = parameter.module or (definition.module if definition else None)
+    if module and module.file:
+        node = parameter.annotation or (definition.node if definition else None)
+        parts = module.file.parts
+        start = len(parts) - len(module.name.split(".")) - (module.file.name == "__init__.py")
+        place = f"{Path(*parts[max(start, 0) :]).as_posix()}:{getattr(node, 'lineno', 1)}"
+    return Setting(parameter.name, text, place, f"default of {signature.name}")
 
 
 def of_machine(name: str) -> Iterator[tuple[str, Setting]]:
@@ -111,7 +104,7 @@ def of_machine(name: str) -> Iterator[tuple[str, Setting]]:
 def read_provenance(
     cfg: Config, words: Sequence[str], folders: Sequence[Path] = (), typed: Sequence[str] | None = None, stage: str = ""
 ) -> Provenance:
-    """The origins of a configuration that these words compose.
+    """The provenance of every value of a configuration that these overrides compose.
 
     ``typed`` are those among them that came from the command line, where an experiment's file lists the others for a
     ``stage``.
@@ -124,19 +117,13 @@ def read_provenance(
         if override.key_or_group in menu or override.is_hydra_override():
             continue
         place = TYPED if typed is None or word in typed else listed.get(word, f"the stage {stage}")
-        settings += _of_word(override, place)
+        key, given = override.key_or_group, override.value()
+        if isinstance(given, Mapping) and given and not override.is_delete():
+            settings += (Setting(f"{key}.{inner}", to_text(entry), place) for inner, entry in flatten(given).items())
+        else:
+            text = "(deleted)" if override.is_delete() else override.input_line.partition("=")[2]
+            settings.append(Setting(key, text, place))
     return Provenance(cfg, settings)
-
-
-def _of_word(override: Override, place: str) -> Iterator[Setting]:
-    """The settings of one override: one, or one for each key of a mapping."""
-    key, given = override.key_or_group, override.value()
-    if override.is_delete():
-        yield Setting(key, "(deleted)", place)
-    elif isinstance(given, Mapping) and given:
-        yield from (Setting(f"{key}.{inner}", to_text(entry), place) for inner, entry in flatten(given).items())
-    else:
-        yield Setting(key, override.input_line.partition("=")[2], place)
 
 
 def read_stage(file: Path, stage: str) -> Iterator[tuple[str, str]]:
@@ -170,9 +157,9 @@ def _settings(node: yaml.MappingNode, path: str, text: str, file: str) -> Iterat
         if isinstance(entry, yaml.MappingNode) and entry.value:
             yield from _settings(entry, key, text, file)
         else:
-            said = text[entry.start_mark.index : entry.end_mark.index].strip()
-            said = to_text(yaml.safe_load(said)) if isinstance(entry, yaml.SequenceNode) else said
-            yield Setting(key, said or "null", f"{file}:{name.start_mark.line + 1}")
+            value = text[entry.start_mark.index : entry.end_mark.index].strip()
+            value = to_text(yaml.safe_load(value)) if isinstance(entry, yaml.SequenceNode) else value
+            yield Setting(key, value or "null", f"{file}:{name.start_mark.line + 1}")
 
 
 def _shown(file: Path) -> str:
@@ -180,10 +167,3 @@ def _shown(file: Path) -> str:
     if file.is_relative_to(MENU):
         return f"conf/{file.relative_to(MENU).as_posix()}"
     return display_path(file)
-
-
-def select(node: object, key: str) -> Any:
-    """The value of a dotted key, None where there is none."""
-    for part in key.split(".") if key else ():
-        node = node.get(part) if isinstance(node, Mapping) else None
-    return node

@@ -14,7 +14,7 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
-from runner.config.limits import DIGITS, check_size, parse_yaml
+from runner.config.limits import MAX_DIGITS, check_size, parse_yaml
 from runner.errors import ConfigError, Fault
 from runner.importers.table import read_section
 
@@ -94,7 +94,7 @@ def plain(value: Any) -> Any:
     words = {"true": True, "false": False, "none": None, "null": None}
     if value.lower() in words and value != "none":  # a value of its own: scale_rewards, report_to
         return words[value.lower()]
-    if re.fullmatch(r"[+-]?\d+", value) and len(value) <= DIGITS:
+    if re.fullmatch(r"[+-]?\d+", value) and len(value) <= MAX_DIGITS:
         return int(value)
     if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", value, re.I):
         return float(value)
@@ -183,7 +183,7 @@ def _to_number(found: re.Match[str], variables: Mapping[str, str]) -> str:
     """The number that a command in a command comes to, where it only multiplies and divides; else its name."""
     text = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: variables.get(name[1], name[0]), found[1] or found[2] or "")
     first, *rest = re.findall(r"\d+|\S", text.replace("\\*", "*")) or [""]
-    if len(text) > DIGITS or not re.fullmatch(r"\d+([*/][1-9]\d*)*", "".join([first, *rest])):
+    if len(text) > MAX_DIGITS or not re.fullmatch(r"\d+([*/][1-9]\d*)*", "".join([first, *rest])):
         return f"$({(re.findall(r'[A-Za-z_]+', found[0]) or ['command'])[0]})"
     number = int(first)
     for sign, other in zip(rest[::2], rest[1::2], strict=True):

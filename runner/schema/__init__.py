@@ -13,7 +13,19 @@ Whether a value is sensible, and whether a target may run at all, is for ``valid
 from runner.schema.read import Parameter, Signature, choices_compared, read_signature
 from runner.schema.source import Definition, Module, find_definition, find_module, public_names
 from runner.schema.spelling import likeness, nearest, to_text
-from runner.schema.text import Config, Node, flatten, last_key, named, nodes, scalars, short_text, to_override, walk
+from runner.schema.text import (
+    Config,
+    Node,
+    flatten,
+    last_key,
+    named,
+    nodes,
+    scalars,
+    select,
+    short_text,
+    to_override,
+    walk,
+)
 from runner.schema.type import Type
 
 __all__ = [
@@ -36,6 +48,7 @@ __all__ = [
     "public_names",
     "read_signature",
     "scalars",
+    "select",
     "short_text",
     "to_override",
     "to_text",

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from runner.schema.source import Definition, Function, Module, bases, find_definition, last_name, member
-from runner.schema.type import ANY, NONE, PLAIN, TEXT, Type, documented_types, to_choice, to_type, to_union
+from runner.schema.type import ANY, NONE, PLAIN, Type, documented_types, to_choice, to_type, to_union
 
 UNKNOWN = object()  # the default of a parameter where the source holds no plain value
 
@@ -40,7 +40,8 @@ class Parameter:
             known = to_type(self.annotation, self.module)
         if self.choices:
             known = to_choice(known, self.choices)
-        wider = [part for part in (*documented, *self.also) if _widens(known, part)]
+        kinds = {part.kind for part in known.alternatives} | ({"any", "str"} if known.choices else {"any"})
+        wider = [part for part in (*documented, *self.also) if part.kind not in kinds]
         return to_union(known, *wider, *([NONE] if self.default is None else []))
 
     @property
@@ -48,12 +49,6 @@ class Parameter:
         """Every name that its annotation mentions."""
         nodes = ast.walk(self.annotation) if self.annotation else ()
         return {node.id for node in nodes if isinstance(node, ast.Name)}
-
-
-def _widens(known: Type, part: Type) -> bool:
-    if part == ANY or (part == TEXT and known.choices):
-        return False
-    return part.kind not in {each.kind for each in known.alternatives}
 
 
 @dataclass(frozen=True)
@@ -105,7 +100,7 @@ def choices_compared(target: str, name: str, least: int = 2) -> tuple[str, ...]:
     return ()
 
 
-# --- what a definition takes ---
+# --- the arguments of a definition ---
 
 Taken = tuple[dict[str, Parameter], bool]
 
@@ -175,7 +170,7 @@ def _others(found: Definition, name: str, notes: Mapping[str, str]) -> Taken:
     is_open = uses.escapes
     inherited: dict[str, Parameter] = {}
     for call in uses.supers:
-        parameters, above_open = _above(found)
+        parameters, above_open = _of_base(found)
         placed = [value for value in call.args if not isinstance(value, ast.Starred)]
         given = {word.arg for word in call.keywords} | set(list(parameters)[: len(placed)])
         inherited |= {key: value for key, value in parameters.items() if key not in given}
@@ -184,7 +179,7 @@ def _others(found: Definition, name: str, notes: Mapping[str, str]) -> Taken:
     return inherited | named, is_open
 
 
-def _above(found: Definition) -> Taken:
+def _of_base(found: Definition) -> Taken:
     """The arguments of the method of the same name in the nearest base that has it."""
     method = found.name.rpartition(".")[2]
     for base in bases(found.owner) if found.owner else ():
@@ -285,32 +280,34 @@ def _fields(found: Definition) -> Taken:
         parameters, is_open = parameters | inherited, is_open or inherited_open
     if _is_dataclass(found):
         notes = _notes(found)
-        for name, node in _annotated(found.class_node):
-            if _is_no_parameter(node):
-                parameters.pop(name, None)
+        for node in found.class_node.body:
+            if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+                continue
+            name, words = node.target.id, _field_words(node)
+            is_parameter = last_name(node.annotation) not in ("ClassVar", "KW_ONLY")
+            if is_parameter and (words is None or _literal(words.get("init")) is not False):
+                parameters[name] = _field(name, node, words, found.module, notes.get(name, ""))
             else:
-                parameters[name] = _field(name, node, found.module, notes)
+                parameters.pop(name, None)
     return _widened(parameters, found), is_open
 
 
-def _field(name: str, node: ast.AnnAssign, module: Module, notes: Mapping[str, str]) -> Parameter:
-    words = _field_words(node)
+def _field(
+    name: str, node: ast.AnnAssign, words: Mapping[str, ast.expr] | None, module: Module, documented: str
+) -> Parameter:
     default = node.value if words is None else words.get("default")
-    choices = _literal(_entry(words.get("metadata"), "choices")) if words else None
+    metadata = (words or {}).get("metadata")
+    entries = zip(metadata.keys, metadata.values, strict=True) if isinstance(metadata, ast.Dict) else ()
+    choices = next((_literal(value) for key, value in entries if _literal(key) == "choices"), None)
     return Parameter(
         name,
         required=default is None and "default_factory" not in (words or {}),
         default=_literal(default),
         annotation=node.annotation,
         module=module,
-        documented=notes.get(name, ""),
+        documented=documented,
         choices=tuple(choices) if isinstance(choices, list | tuple) else (),
     )
-
-
-def _is_no_parameter(node: ast.AnnAssign) -> bool:
-    words = _field_words(node) or {}
-    return last_name(node.annotation) in ("ClassVar", "KW_ONLY") or (_literal(words.get("init")) is False)
 
 
 def _field_words(node: ast.AnnAssign) -> dict[str, ast.expr] | None:
@@ -333,50 +330,31 @@ def _widened(parameters: dict[str, Parameter], found: Definition) -> dict[str, P
     return parameters
 
 
-def _annotated(node: ast.ClassDef) -> Iterator[tuple[str, ast.AnnAssign]]:
-    for entry in node.body:
-        if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name):
-            yield entry.target.id, entry
-
-
 # --- reading source ---
 
 
 @functools.lru_cache(maxsize=64)
 def _comparisons(module: Module, changed: int) -> dict[str, tuple[str, ...]]:
     """Every name that a module compares with texts, and these texts in order."""
+    refused: set[int] = set()  # the ids of tests such as ``if x == "no longer supported": raise``
+    items: dict[str, str] = {}  # the name of a loop's items, and of what it loops over, in the singular
     nodes = list(ast.walk(module.tree))
-    refused = {id(node.test) for node in nodes if isinstance(node, ast.If) and _is_refusal(node)}
-    items = dict(filter(None, map(_loop, nodes)))
+    for node in nodes:
+        match node:
+            case ast.If(test=ast.Compare(ops=[ast.Eq() | ast.In()]) as test, body=[ast.Raise()]):
+                refused.add(id(test))
+            case ast.For(target=ast.Name(id=name)) | ast.comprehension(target=ast.Name(id=name)):
+                items[name] = last_name(node.iter).removesuffix("s")
     texts: dict[str, dict[str, None]] = {}
     for node in nodes:
         if isinstance(node, ast.Compare) and id(node) not in refused:
             left = last_name(node.left)
-            for name in {left, items.get(left, left)}:
-                for value in node.comparators:
-                    texts.setdefault(name, {}).update(dict.fromkeys(_texts(value)))
+            for value in node.comparators:
+                options = value.elts if isinstance(value, ast.List | ast.Tuple | ast.Set) else [value]
+                found = [option.value for option in options if isinstance(option, ast.Constant)]
+                for name in {left, items.get(left, left)}:
+                    texts.setdefault(name, {}).update((text, None) for text in found if isinstance(text, str))
     return {name: tuple(found) for name, found in texts.items()}
-
-
-def _is_refusal(node: ast.If) -> bool:
-    """True for ``if x == "no longer supported": raise``."""
-    match node:
-        case ast.If(test=ast.Compare(ops=[ast.Eq() | ast.In()]), body=[ast.Raise()]):
-            return True
-    return False
-
-
-def _loop(node: ast.AST) -> tuple[str, str] | None:
-    """The name of a loop's items, and the name of what it loops over, in the singular."""
-    if isinstance(node, ast.For | ast.comprehension) and isinstance(node.target, ast.Name):
-        return node.target.id, last_name(node.iter).removesuffix("s")
-    return None
-
-
-def _texts(value: ast.expr) -> list[str]:
-    items = value.elts if isinstance(value, ast.List | ast.Tuple | ast.Set) else [value]
-    found = [item.value for item in items if isinstance(item, ast.Constant)]
-    return [text for text in found if isinstance(text, str)]
 
 
 def _lineage(found: Definition) -> Iterator[str]:
@@ -403,10 +381,3 @@ def _literal(node: ast.expr | None) -> object:
         with contextlib.suppress(ValueError, TypeError, SyntaxError):
             return ast.literal_eval(node)
     return UNKNOWN
-
-
-def _entry(node: ast.expr | None, name: str) -> ast.expr | None:
-    if isinstance(node, ast.Dict):
-        pairs = zip(node.keys, node.values, strict=True)
-        return next((value for key, value in pairs if _literal(key) == name), None)
-    return None

@@ -57,6 +57,13 @@ def last_key(path: str) -> str:
     return next((word for word in reversed(path.split(".")) if not word.isdigit()), "")
 
 
+def select(node: object, key: str) -> Any:
+    """The value at a dotted key of a tree of mappings, None where there is none; of an empty key the tree itself."""
+    for name in key.split(".") if key else ():
+        node = node.get(name) if isinstance(node, Mapping) else None
+    return node
+
+
 def named(node: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """The entries of a group whose parts have names; a single part has the given one."""
     return {name: node} if "_target_" in node else node

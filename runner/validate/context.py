@@ -8,7 +8,7 @@ from typing import Any
 from runner.config.menu import GROUPS
 from runner.schema.read import Parameter, Signature, read_signature
 from runner.schema.source import public_names
-from runner.schema.text import Config, Node, nodes
+from runner.schema.text import Config, Node, nodes, select
 from runner.schema.type import expression
 
 ARGS = "trainer.args."
@@ -94,9 +94,7 @@ class ValidationContext:
 
     def mapping(self, path: str) -> Node:
         """The mapping at a dotted key; an empty one where there is none."""
-        found: object = self.cfg
-        for key in path.split("."):
-            found = found.get(key) if isinstance(found, dict) else None
+        found = select(self.cfg, path)
         return found if isinstance(found, dict) else {}
 
     def field(self, name: str) -> Any:

@@ -1,13 +1,13 @@
 """The machine around a run: libraries that are missing or of a version that was not tried, processes, places to write.
 
-Libraries are only looked for, never imported; here is told what a training would find out after all others were.
+Libraries are only looked for, never imported.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +18,7 @@ from runner.config.sharding import find_unshardable, has_devices
 from runner.errors import Fault
 from runner.io.files import PACKAGE, hub_home
 from runner.run import processes_of
-from runner.schema import Config
+from runner.schema.text import Config, select
 from runner.validate.context import ARGS
 
 # Where in a configuration a library is asked for, by which values, and what installs it.
@@ -72,9 +72,7 @@ def find_other_worlds(composed: Composed) -> Iterator[Fault]:
 def _missing_libraries(cfg: Config) -> Iterator[Fault]:
     """A fault for each library that a key of the configuration asks for and that is not there."""
     for path, pattern, library, package in WANTED:
-        value: Any = cfg
-        for key in path.split("."):
-            value = value.get(key) if isinstance(value, Mapping) else None
+        value = select(cfg, path)
         values = value if isinstance(value, list) else [value]
         asked = [one for one in values if one not in (None, False) and re.fullmatch(pattern, str(one))]
         if asked and not any(map(find_spec, (library, *INSTEAD.get(library, ())))):
