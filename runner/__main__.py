@@ -26,7 +26,7 @@ from runner.command import VERBS
 from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, code_of
 from runner.io.files import MENU
 from runner.io.secrets import hidden
-from runner.io.terminal import tell_uncaught
+from runner.io.terminal import print_uncaught
 from runner.launch import axis, stages
 from runner.launch.plan import Plan, compose_jobs, tasks_of
 from runner.launch.plugin import Job, failed_since
@@ -60,7 +60,7 @@ class CommandLine:
 def main(argv: Sequence[str] | None = None) -> int:
     """Do what the command line says and return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    sys.excepthook = tell_uncaught
+    sys.excepthook = print_uncaught
     try:
         if not {"", here := _working_folder()} & set(sys.path):
             sys.path.insert(0, here)  # `python -m` does so too, and the user's own modules are there

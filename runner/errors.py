@@ -1,5 +1,4 @@
-"""Everything that can end a run early, on one screen. No other module defines an exception of its
-own.
+"""Everything that can end a run early, on one screen. No other module defines an exception of its own.
 
     RunnerError                 1  our own fault: a bug, its traceback is in log.txt
     ├── ConfigError             2  a key, a value or a combination that cannot work
@@ -9,9 +8,11 @@ own.
     ├── EnvironmentFault        5  disk, memory, or a library that is missing
     └── Interrupted       130/143  stopped by SIGINT or another signal; the same command continues
 
-The number is the exit code of the process; 0 means finished. An error carries faults, all that were
-found at once,
-and each fault has four beats: where it is, what was found, what was expected, what to type.
+The number is the exit code of the process; 0 means finished. An error carries faults, all that were found at once, and
+each fault has four beats: where it is, what was found, what was expected, what to type.
+
+A new error is a class here with its code and heading, made of its faults alone so that it can be pickled; a line in the
+tree above and in README's table of exit codes; and a case in tests/test_errors.py.
 """
 
 import signal

@@ -1,5 +1,7 @@
 """The exit codes are a contract, and an error says four things."""
 
+import pickle
+
 from runner import errors
 from runner.errors import ConfigError, Fault, Interrupted
 
@@ -29,3 +31,10 @@ def test_all_faults_print_with_their_four_beats():
         "  c",
         "    found     z",
     ]
+
+
+def test_an_error_that_another_process_raised_is_the_same_here():
+    for kind in (*errors.RunnerError.__subclasses__(), errors.RunnerError):
+        error = kind(Fault("a", "b"))
+        here = pickle.loads(pickle.dumps(error))
+        assert (type(here), here.faults, here.code, vars(here)) == (kind, error.faults, error.code, vars(error))

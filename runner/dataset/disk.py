@@ -26,7 +26,7 @@ from typing import Any, BinaryIO
 from runner.dataset.step import Row
 from runner.errors import DataError, EnvironmentFault, Fault
 from runner.io.files import shipped
-from runner.io.filetype import HEAD, foreign, irregular, undecodable
+from runner.io.filetype import HEAD, sniff, special_file, undecodable
 
 READERS = {
     ".jsonl": "json",
@@ -84,7 +84,7 @@ def find_files(path: str) -> Files | None:
     if not path.strip():
         raise DataError(Fault("dataset.path", "no path", READABLE + ", or a name on the hub", CHOOSE))
     place = Path(shipped(path)).expanduser()
-    if odd := irregular(place):
+    if odd := special_file(place):
         raise DataError(Fault(path, odd.found, READABLE, f"{odd.fix}, or {CHOOSE}"))
     if has_magic(str(place)) and not place.exists():
         found = sorted(file for file in map(Path, glob(str(place), recursive=True)) if file.is_file())
@@ -133,7 +133,7 @@ def _one_kind(path: str, splits: Mapping[str, list[Path]]) -> Files:
 
 def _unreadable(path: str, file: Path) -> Fault:
     """The fault of a file whose suffix no reader has; a pickle is called one."""
-    odd = foreign(_head_of(file), file.name)
+    odd = sniff(_head_of(file), file.name)
     found = odd.found if odd and "pickle" in odd.found else f"a file of another kind: {file.suffix or 'no suffix'}"
     return Fault(path, found, READABLE, f"save its rows as {file.stem}.jsonl or {file.stem}.csv")
 
@@ -212,7 +212,7 @@ def _scan(path: Path, reader: str, limit: int | None = None, max_bytes: int | No
     """The rows of a file, but for those of parquet, and a fault in place of each that cannot be read."""
     again, kind = f"copy or download {path.name} again", PACKED.get(path.suffix.lower(), "")
     try:
-        odd = foreign(_head_of(path), path.name)
+        odd = sniff(_head_of(path), path.name)
         meant = kind or ("parquet" if reader == "parquet" else "?")
         if odd and not odd.found.startswith(meant):
             yield Fault(str(path), odd.found, _EXPECTED[reader], odd.fix)

@@ -1,5 +1,4 @@
-"""Files that are either whole or absent: atomic writes, hashes, sealed folders, and what ships with
-the package.
+"""Files that are either whole or absent: atomic writes, hashes, sealed folders, and what ships with the package.
 
 No text that is written here holds a secret of the environment. Standard library only. Locks live in ``run``, because
 only runs are locked.
@@ -12,7 +11,6 @@ import json
 import math
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -32,8 +30,7 @@ MENU = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "co
 def shipped(path: str) -> str:
     """The place on this machine of ``runner://dataset/toy``; any other path comes back as it is.
 
-    Configs name shipped files by this scheme, so that a frozen config and its key hold no path of
-    one machine.
+    Configs name shipped files by this scheme, so that a frozen config and its key hold no path of one machine.
     """
     return str(PACKAGE / path.removeprefix(SHIPPED)) if path.startswith(SHIPPED) else path
 
@@ -69,17 +66,15 @@ def write_bytes(path: Path, content: bytes) -> None:
     The temporary name is a new one each time, and a link in its place or in that of the file is not followed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with open(temporary, "xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files that a team could not read
         os.replace(temporary, path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
         raise
     sync(path.parent)
 
@@ -135,8 +130,8 @@ def replace_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, same: Sequenc
     step, there = rows[0]["step"], {tuple(row[key] for key in same) for row in rows}
     with open(path, "r+b" if path.exists() else "w+b") as file:
         found = [row for row in _seek_behind(file, step - 1) if row["step"] == step]
-        kept = [row for row in found if tuple(row.get(key) for key in same) not in there]
-        text = "".join(json.dumps(strict(row), ensure_ascii=False) + "\n" for row in [*kept, *rows])
+        others = [row for row in found if tuple(row.get(key) for key in same) not in there]
+        text = "".join(json.dumps(strict(row), ensure_ascii=False) + "\n" for row in [*others, *rows])
         file.write(without_values(text).encode())
         file.truncate()
 
@@ -156,7 +151,7 @@ def _seek_behind(file: BinaryIO, step: int) -> list[dict[str, Any]]:
         start = file.seek(max(0, size - block))
         lines = file.read().splitlines(keepends=True)[bool(start) :]  # the first may be the end of one
         rows = list(map(_read_row, lines))
-        before = max((place for place, row in enumerate(rows, 1) if row and row["step"] <= step), default=0)
+        before = max((number for number, row in enumerate(rows, 1) if row and row["step"] <= step), default=0)
         if before or not start:
             file.seek(size - sum(map(len, lines[before:])))
             return [row for row in rows[before:] if row]
@@ -192,7 +187,7 @@ def sha256(path: Path) -> str:
 
 
 def seal(folder: Path) -> None:
-    """Put every byte of a folder on the disk, then its sizes and hashes, so that damage can be told from health."""
+    """Put every byte of a folder on the disk, then its sizes and hashes, so that damage can be found."""
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SEAL):
         path.chmod(0o644 if path.stat().st_mode & 0o077 == 0 else path.stat().st_mode)
@@ -237,7 +232,7 @@ def _is_seal(files: object) -> TypeGuard[dict[str, list[Any]]]:
 
 
 def _own_entry(files: Mapping[str, Sequence[object]]) -> list[object]:
-    """The entry of a seal about itself: how many files it seals, and the hash of what it says of them."""
+    """The entry of a seal about itself: how many files it seals, and the hash of its entries for them."""
     return [len(files), hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()]
 
 
@@ -257,8 +252,8 @@ def find_links(folder: Path) -> list[Path]:
     have files elsewhere overwritten or deleted. wandb makes some in its own folder, where we neither write nor delete.
     """
     found = []
-    for place, folders, names in os.walk(folder):
-        found += [path for name in (*folders, *names) if (path := Path(place, name)).is_symlink()]
+    for parent, folders, names in os.walk(folder):
+        found += [path for name in (*folders, *names) if (path := Path(parent, name)).is_symlink()]
         folders[:] = [name for name in folders if name != "wandb"]
     return sorted(found)
 
@@ -283,9 +278,3 @@ def source_hash(part: object) -> str:
     part = part if inspect.isroutine(part) or inspect.isclass(part) else type(part)
     file = inspect.getsourcefile(part) if part.__module__ != "builtins" else None
     return f"{part.__module__}.{part.__qualname__} {sha256(Path(file)) if file else ''}"
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

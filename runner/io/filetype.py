@@ -41,10 +41,10 @@ MARKS = (
 )
 
 
-def foreign(head: bytes, name: str) -> Finding | None:
+def sniff(head: bytes, name: str) -> Finding | None:
     """The finding of a file's first bytes where it is neither text in UTF-8 nor what its reader wants.
 
-    >>> foreign(b"PK\\x03\\x04", "rows.jsonl").found, foreign(b'{"a": 1}', "rows.jsonl")
+    >>> sniff(b"PK\\x03\\x04", "rows.jsonl").found, foreign(b'{"a": 1}', "rows.jsonl")
     ('a zip archive', None)
     """
     for magic, found, fix in MAGIC:
@@ -74,7 +74,7 @@ def undecodable(line: bytes, name: str) -> Finding:
     return Finding(f"bytes that are not UTF-8, probably {encoding}", other_encoding(encoding, name).fix)
 
 
-def irregular(path: Path) -> Finding | None:
+def special_file(path: Path) -> Finding | None:
     """The kind of a path that is no file to be read again and again; None for a file, or for nothing."""
     shown = f"a file instead of {path.name}"
     if path.is_symlink() and not path.exists():

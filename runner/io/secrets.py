@@ -1,7 +1,7 @@
 """Secrets, known by their form, by what they are called, or because the environment holds them; and texts without any.
 
-Standard library only, because errors and files ask here before a byte is written. What a configuration may not hold is
-said in ``validate``.
+Standard library only, because errors and files call this before a byte is written. ``validate`` refuses secrets in a
+configuration.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ WRITTEN = re.compile(
     rf"|(?m:^([-+ ]?\s*(?:export\s+)?(?:[A-Z0-9]+_)*(?:TOKEN|PASSWORD|SECRET|KEY|PASS)\s*=\s*)){VALUE}"
 )
 SHORTEST = 8
-OTHERS: set[str] = set()  # variables that hold a secret whatever they are called
+MARKED: set[str] = set()  # variables that hold a secret whatever they are called
 
 
 def looks_secret(text: str) -> bool:
@@ -84,9 +84,9 @@ def names_secret(variable: str) -> bool:
     return bool(VARIABLE.search(variable))
 
 
-def keep(variable: str) -> None:
+def mark_secret(variable: str) -> None:
     """Count a variable of the environment as a secret from now on."""
-    OTHERS.add(variable)
+    MARKED.add(variable)
 
 
 def holders() -> dict[str, str]:
@@ -95,7 +95,7 @@ def holders() -> dict[str, str]:
     for name, value in os.environ.items():
         if "://" in value:
             found |= {word: name for word in PASSWORD_IN_ADDRESS.findall(value)}
-        elif (name in OTHERS or VARIABLE.search(name)) and _is_random(value):
+        elif (name in MARKED or VARIABLE.search(name)) and _is_random(value):
             found[value] = name
     return found
 
@@ -133,25 +133,25 @@ def _blank(found: re.Match[str]) -> str:
 
 
 def without_values(text: str) -> str:
-    """A text without the secrets that the environment holds, however they are spelt in it."""
+    """A text without the secrets that the environment holds, in any of their encodings."""
     pattern = _pattern(tuple(holders()))
     return pattern.sub(HIDDEN, text) if pattern else text
 
 
 @functools.lru_cache(maxsize=8)
 def _pattern(values: tuple[str, ...]) -> re.Pattern[str] | None:
-    spelt = sorted({text for value in values for text in _spellings(value)}, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, spelt))) if spelt else None
+    encoded = sorted({text for value in values for text in _encodings(value)}, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, encoded))) if encoded else None
 
 
-def _spellings(value: str) -> Iterator[str]:
+def _encodings(value: str) -> Iterator[str]:
     """A value as it is, in an address, in JSON, and in base64, where what stands before it shifts the letters."""
     yield value
     yield quote(value, safe="")
     yield value.replace("\\", "\\\\").replace('"', '\\"')
     for shift in range(3):
-        spelt = base64.b64encode(b"\0" * shift + value.encode()).decode().rstrip("=")
-        yield spelt[(0, 2, 3)[shift] : len(spelt) - 1]
+        encoded = base64.b64encode(b"\0" * shift + value.encode()).decode().rstrip("=")
+        yield encoded[(0, 2, 3)[shift] : len(encoded) - 1]
 
 
 def _is_random(value: str) -> bool:

@@ -10,16 +10,20 @@ import sys
 import traceback
 import unicodedata
 from collections.abc import Iterable, Iterator
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from runner.io.secrets import hidden, without_values
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of characters that are not seen, or hide others
 SIGNS = {chr(code): chr(0x2400 + code) for code in range(32)} | {"\n": "↵\n", "\x7f": "␡"}
 
 
 class Hiding(logging.Formatter):
-    """A format of logs in which a secret of the environment, such as one in a traceback, is not told."""
+    """A format of logs without the secrets of the environment, such as one in a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         return hidden(super().format(record))
@@ -33,13 +37,13 @@ class HidingFile(io.TextIOWrapper):
         return len(text)
 
 
-def tell_uncaught(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """An exception that nobody caught, as Python tells it, without secrets: what ``sys.excepthook`` may be."""
+def print_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an exception that nobody caught as Python does, without secrets: for ``sys.excepthook``."""
     sys.stderr.write(hidden("".join(traceback.format_exception(kind, error, trace))))
 
 
 def to_terminal(level: int = logging.WARNING) -> logging.Handler:
-    """A handler of the root logger that prints what we say from this level on, and of others the errors."""
+    """A handler of the root logger that prints the runner's records from this level on, and errors of others."""
     terminal = logging.StreamHandler()
     terminal.setFormatter(Hiding())
     terminal.setLevel(level)
@@ -48,19 +52,19 @@ def to_terminal(level: int = logging.WARNING) -> logging.Handler:
 
 
 def mute_libraries() -> None:
-    """Send what the libraries say to the root logger, and keep their bars off the terminal; ours stays."""
+    """Send the libraries' records to the root logger, and keep their progress bars off the terminal."""
     import datasets
-    from transformers.utils import logging as theirs
+    from transformers.utils import logging as transformers_logging
 
     datasets.disable_progress_bars()
-    theirs.disable_progress_bar()
-    theirs.disable_default_handler()
-    theirs.enable_propagation()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_default_handler()
+    transformers_logging.enable_propagation()
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep bars and remarks of the libraries off the terminal while parts are built and used outside of a run."""
+    """Keep bars and warnings of the libraries off the terminal while parts are built and used outside of a run."""
     mute_libraries()
     root, terminal = logging.getLogger(), to_terminal()
     logging.captureWarnings(True)
@@ -82,12 +86,12 @@ def print_visible(text: str) -> None:
     print("\n".join(map(to_visible, text.split("\n"))), flush=True)
 
 
-def progress_bar(title: str, total: int, unit: str, **how: Any) -> Any:
+def progress_bar(title: str, total: int, unit: str, **options: Any) -> tqdm:
     """A bar of tqdm on the terminal; where the output is a file, a line now and then."""
     from tqdm import tqdm
 
     interval = 0.2 if sys.stderr.isatty() else 10
-    return tqdm(desc=title, total=total, unit=unit, dynamic_ncols=True, mininterval=interval, **how)
+    return tqdm(desc=title, total=total, unit=unit, dynamic_ncols=True, mininterval=interval, **options)
 
 
 def sample_lines(pairs: Iterable[tuple[Any, str]]) -> list[str]:
@@ -96,8 +100,8 @@ def sample_lines(pairs: Iterable[tuple[Any, str]]) -> list[str]:
     lines = []
     for prompt, completion in pairs:
         last = prompt if isinstance(prompt, str) else prompt[-1]["content"]  # of a chat
-        asked, answer = (to_visible(" ".join(str(text).split())) for text in (last, completion))
-        asked = asked if len(asked) <= width else f"...{asked[3 - width :]}"
-        answer = answer if len(answer) <= width else f"{answer[: width - 3]}..."
-        lines.append(f"  {asked:<{width}}  {answer}")
+        left, right = (to_visible(" ".join(str(text).split())) for text in (last, completion))
+        left = left if len(left) <= width else f"...{left[3 - width :]}"
+        right = right if len(right) <= width else f"{right[: width - 3]}..."
+        lines.append(f"  {left:<{width}}  {right}")
     return lines

@@ -16,7 +16,7 @@ from typing import Any
 
 from runner.errors import ConfigError, Fault
 from runner.io.files import shipped
-from runner.io.filetype import HEAD, foreign, irregular
+from runner.io.filetype import HEAD, sniff, special_file
 
 JsonObject = dict[str, Any]
 
@@ -56,7 +56,7 @@ class Place:
         """The object in a JSON file of the folder; raises ConfigError where it holds none."""
         path = self.folder / name
         head = path.read_bytes()
-        if odd := foreign(head[:HEAD], str(path)):
+        if odd := sniff(head[:HEAD], str(path)):
             raise ConfigError(Fault(str(path), odd.found, "a JSON file", odd.fix))
         try:
             value = json.loads(head)
@@ -115,7 +115,7 @@ def find_place(path: object, where: str) -> Place | None:
     """The folder behind a path, None for a name on the hub; raises ConfigError for what is neither."""
     path, fix = str(path), f"{where}=<folder or org/name>"
     home = Path(shipped(path)).expanduser()
-    if odd := irregular(home):
+    if odd := special_file(home):
         raise ConfigError(Fault(where, f"{path} is {odd.found}", LOCATION, fix))
     if home.is_file():
         raise ConfigError(Fault(where, f"{path} is a file", "the folder that it is in", f"{where}={home.parent}"))
@@ -133,7 +133,7 @@ def read_header(path: Path) -> dict[str, JsonObject]:
     size, again = path.stat().st_size, f"{DOWNLOAD_AGAIN}: {path}"
     with open(path, "rb") as file:
         first = file.read(HEAD)
-        if odd := foreign(first, str(path)) if not first[8:9] == b"{" else None:
+        if odd := sniff(first, str(path)) if not first[8:9] == b"{" else None:
             raise ConfigError(Fault(str(path), odd.found, "weights in safetensors", odd.fix))
         length = struct.unpack("<Q", first[:8])[0] if len(first) >= 8 else 0
         if length > MAX_HEADER_BYTES or (first[8:9] not in (b"{", b"")):

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, OpenerDirector, ProxyHandler, Request, build_opener
 
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault
-from runner.io.secrets import keep
+from runner.io.secrets import mark_secret
 
 BUSY = (408, 425, 429, 500, 502, 503, 504)  # worth another try
 LARGEST = 64 << 20  # bytes of an answer
@@ -52,7 +52,7 @@ class Remote:
         self.request_timeout, self.retries, self.wait = request_timeout, retries, wait
         self._check()
         if token_variable is not None:
-            keep(token_variable)
+            mark_secret(token_variable)
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         if missing := [name for name in self.columns if name not in columns]:
