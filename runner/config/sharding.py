@@ -23,9 +23,9 @@ def find_unshardable(args: Mapping[str, object]) -> Iterator[Fault]:
     if shards_on_cpu():
         return
     fields = {f"trainer.args.{name}": args.get(name) for name in FIELDS}
-    asked = {where: (value, f"{where}=null") for where, value in fields.items()}
-    asked |= {name: (os.environ.get(name, "").lower() in ("1", "true"), f"unset {name}") for name in VARIABLES}
-    for where, (value, fix) in asked.items():
+    requests = {where: (value, f"{where}=null") for where, value in fields.items()}
+    requests |= {name: (os.environ.get(name, "").lower() in ("1", "true"), f"unset {name}") for name in VARIABLES}
+    for where, (value, fix) in requests.items():
         if value:
             found = f"{'set' if isinstance(value, Mapping) else str(value).lower()}, and there is no GPU here"
             yield Fault(where, found, "GPUs: on a CPU each process would train a whole copy", fix)
@@ -37,7 +37,7 @@ def has_devices() -> bool:
 
 
 def shards_on_cpu() -> bool:
-    """True for a test that shards on a CPU; accelerate is told then that its processes have devices.
+    """True for a test that shards on a CPU; accelerate then takes its processes for such with devices.
 
     RUNNER_TEST_FSDP_ON_CPU=1 is for the tests of this project alone. Accelerate shards for the kinds of processes that
     it lists, and there is no public way to say that those of a CPU are of one.

@@ -113,7 +113,7 @@ class ValidationContext:
 
     @property
     def groups(self) -> list[str]:
-        """The groups that a configuration may have: of ours, those on the menu if there is one."""
+        """The groups that a configuration may have: those on the menu if there is one."""
         return [group for group in GROUPS if not self.menu or group in self.menu]
 
     def options(self, group: str) -> list[str]:
@@ -155,15 +155,11 @@ def keys_of(path: str, signature: Signature) -> dict[str, Parameter]:
     """The keys that a node may have beside ``_target_``: its target's arguments and our own."""
     group, *rest = path.split(".")
     own = OWN.get(group, {}) if len(rest) <= (group in ("reward", "metric")) else {}
-    return {**signature.parameters, **_parameters(own)}
+    return {**signature.parameters, **to_parameters(own)}
 
 
-def special_keys() -> dict[str, Parameter]:
-    """The keys that any node may have."""
-    return _parameters(SPECIAL)
-
-
-def _parameters(kinds: Mapping[str, str]) -> dict[str, Parameter]:
+def to_parameters(kinds: Mapping[str, str]) -> dict[str, Parameter]:
+    """Keys of our own, each with the text of its type, as parameters."""
     return {key: Parameter(key, annotation=expression(kind)) for key, kind in kinds.items()}
 
 

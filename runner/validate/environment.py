@@ -21,7 +21,7 @@ from runner.run import processes_of
 from runner.schema.text import Config, select
 from runner.validate.context import ARGS
 
-# Where in a configuration a library is asked for, by which values, and what installs it.
+# The keys of a configuration that need a library, by which values, and what installs it.
 WANTED = (
     ("quant._target_", r".*BitsAndBytesConfig", "bitsandbytes", "'runner[quant]'"),
     (f"{ARGS}optim", r"(?!galore|adamw_torch).*8bit|paged_.*", "bitsandbytes", "'runner[quant]'"),
@@ -74,29 +74,29 @@ def _missing_libraries(cfg: Config) -> Iterator[Fault]:
     for path, pattern, library, package in WANTED:
         value = select(cfg, path)
         values = value if isinstance(value, list) else [value]
-        asked = [one for one in values if one not in (None, False) and re.fullmatch(pattern, str(one))]
-        if asked and not any(map(find_spec, (library, *INSTEAD.get(library, ())))):
+        found = [one for one in values if one not in (None, False) and re.fullmatch(pattern, str(one))]
+        if found and not any(map(find_spec, (library, *INSTEAD.get(library, ())))):
             other = OTHER_VALUES.get(path.rpartition(".")[2])
             fix = f"pip install {package}" + (f", or {path}={other}" if other else "")
-            found = f"{asked[0]} needs {library}, which is not installed"
-            yield Fault(path.removesuffix("._target_"), found, f"the package {library}", fix)
+            needs = f"{found[0]} needs {library}, which is not installed"
+            yield Fault(path.removesuffix("._target_"), needs, f"the package {library}", fix)
 
 
 def find_other_versions() -> Iterator[Fault]:
     """A fault for each library that the runner needs in another version than the installed one."""
     from packaging.requirements import Requirement
 
-    for asked in map(Requirement, read_requirements()):
-        if asked.marker and not asked.marker.evaluate({"extra": ""}):
+    for required in map(Requirement, read_requirements()):
+        if required.marker and not required.marker.evaluate({"extra": ""}):
             continue
-        name, fix = asked.name, f"pip install '{asked}', or tolerate.versions=true"
+        name, fix = required.name, f"pip install '{required}', or tolerate.versions=true"
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
-            yield Fault(name, "not installed", str(asked), fix)
+            yield Fault(name, "not installed", str(required), fix)
             continue
-        if not is_within(version, str(asked.specifier)):
-            yield Fault(name, f"{name} {version}, which was not tried", str(asked), fix)
+        if not is_within(version, str(required.specifier)):
+            yield Fault(name, f"{name} {version}, which was not tried", str(required), fix)
 
 
 def read_project() -> dict[str, Any]:
@@ -120,8 +120,8 @@ def read_requirements() -> list[str]:
         return []
 
 
-def is_within(version: str | None, asked: str) -> bool:
-    """True for a version that was asked for, by its numbers: builds of a machine's own and what comes before a release
+def is_within(version: str | None, required: str) -> bool:
+    """True for a version that is required, by its numbers: builds of a machine's own and what comes before a release
     count as that release. True where nobody can tell.
 
     >>> [is_within(version, ">=2.9.0,<2.14") for version in ("2.13.0+cpu", "2.9", "2.9.0a0+nv25", "2.14")]
@@ -131,7 +131,7 @@ def is_within(version: str | None, asked: str) -> bool:
     from packaging.version import InvalidVersion, Version
 
     try:
-        return Version(version or "").base_version in SpecifierSet(asked)
+        return Version(version or "").base_version in SpecifierSet(required)
     except InvalidVersion:
         return True
 

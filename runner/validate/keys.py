@@ -16,11 +16,12 @@ from runner.validate.context import (
     ARGS,
     FROM_GROUP,
     OWN,
+    SPECIAL,
     TOP,
     ValidationContext,
     is_called_later,
     keys_of,
-    special_keys,
+    to_parameters,
 )
 from runner.validate.values import SETTINGS, find_misfits, misfit_choice, misfit_number, misfit_type
 
@@ -43,6 +44,7 @@ PLAIN_GROUPS = {
         "versions": "bool",  # libraries that were not tried
     },
 }
+NOT_AT_THE_TOP = "no such key at the top level"
 MAX_PATH_BYTES = 3500  # systems allow 4096, and a run's folders and files come on top
 # The names that transformers knows trackers by.
 TRACKERS = (
@@ -66,8 +68,14 @@ def find_top_faults(context: ValidationContext) -> Iterator[Fault]:
             yield from _setting(context, key, TOP[key], value)
         elif key in context.groups:
             yield from _group(context, key, value)
+        elif places := context.places.get(str(key)):
+            yield Fault(key, NOT_AT_THE_TOP, _belongs(key, places), to_override(places[0], value))
         else:
-            yield _unknown_top(context, str(key), value)
+            names = list(dict.fromkeys([*TOP, *context.groups, *context.menu]))
+            if likely := nearest(str(key), names) or _near_places(context, str(key)):
+                yield Fault(key, NOT_AT_THE_TOP, likely[0], to_override(likely[0], value))
+            else:
+                yield Fault(key, NOT_AT_THE_TOP, f"one of {shortened(names)}", f"leave {key} out")
     for group in (*NEEDED_GROUPS, *(group for group in READ_GROUPS if group in context.cfg)):
         if context.cfg.get(group) in (None, {}):
             yield _nothing_chosen(context, group, "nothing chosen")
@@ -164,7 +172,7 @@ def find_node_faults(context: ValidationContext, path: str, node: Node) -> Itera
     """A fault for each key that is unknown, in vain, missing or does not fit the target, which is a good one."""
     if (signature := context.signature(node)) is None:
         return
-    known = keys_of(path, signature) | special_keys()
+    known = keys_of(path, signature) | to_parameters(SPECIAL)
     for key, value in node.items():
         own = f"{path}.{key}"
         if key not in known:
@@ -176,8 +184,12 @@ def find_node_faults(context: ValidationContext, path: str, node: Node) -> Itera
             found = find_misfits(context.origin(own, value), value, known[key], signature, choices)
             yield from found or _in_vain(context, own, value, known[key].default)
     yield from _missing(path, node, signature)
-    if path == "trainer":
-        yield from _args_of_another(context, node, signature)
+    # The args must be the config of this trainer, not of another one.
+    config, parameter = context.signature(node.get("args")), signature.parameters.get("args")
+    wanted = sorted(name for name in parameter.names if name.endswith("Config")) if parameter else []
+    if path == "trainer" and config and wanted and not set(wanted) & set(config.lineage):
+        fix = f"trainer.args._target_={signature.target.rpartition('.')[0]}.{wanted[0]}"
+        yield Fault("trainer.args._target_", config.name, f"{' or '.join(wanted)}, which {signature.name} takes", fix)
 
 
 def _in_vain(context: ValidationContext, path: str, value: object, default: object) -> Iterator[Fault]:
@@ -224,16 +236,6 @@ def _missing(path: str, node: Node, signature: Signature) -> Iterator[Fault]:
         if node.get(name) is None:
             kind = str(keys_of(path, signature)[name].type) if name in OWN[path] else "keys"
             yield Fault(f"{path}.{name}", "missing, and the runner needs it", kind, f"{path}.{name}=<value>")
-
-
-def _args_of_another(context: ValidationContext, node: Node, trainer: Signature) -> Iterator[Fault]:
-    """A fault where the args are the config of another trainer."""
-    signature, parameter = context.signature(node.get("args")), trainer.parameters.get("args")
-    wanted = sorted(name for name in parameter.names if name.endswith("Config")) if parameter else []
-    if signature and wanted and not set(wanted) & set(signature.lineage):
-        fix = f"trainer.args._target_={trainer.target.rpartition('.')[0]}.{wanted[0]}"
-        expected = f"{' or '.join(wanted)}, which {trainer.name} takes"
-        yield Fault("trainer.args._target_", signature.name, expected, fix)
 
 
 # --- Stray keys -------------------------------------------------------------------------------------
@@ -299,20 +301,9 @@ def _unknown(context: ValidationContext, path: str, node: Node, key: str, signat
         yield Fault(own, found, f"one of {shortened(free)}" if free else "", f"leave {key} out")
 
 
-def _unknown_top(context: ValidationContext, key: str, value: object) -> Fault:
-    """The fault of a key that the top level does not have."""
-    found = "no such key at the top level"
-    if places := context.places.get(key):
-        return Fault(key, found, _belongs(key, places), to_override(places[0], value))
-    words = list(dict.fromkeys([*TOP, *context.groups, *context.menu]))
-    if near := nearest(key, words) or _near_places(context, key):
-        return Fault(key, found, near[0], to_override(near[0], value))
-    return Fault(key, found, f"one of {shortened(words)}", f"leave {key} out")
-
-
 def _belongs(key: str, places: list[str]) -> str:
-    words = ["the top level" if place == key else place for place in places]
-    return f"`{key}` belongs at {' or '.join(words[:3])}"
+    names = ["the top level" if place == key else place for place in places]
+    return f"`{key}` belongs at {' or '.join(names[:3])}"
 
 
 def _near_places(context: ValidationContext, key: str) -> list[str]:

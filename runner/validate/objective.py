@@ -49,7 +49,12 @@ def find_objective_faults(context: ValidationContext) -> Iterator[Fault]:
     why = "it learns from rewards, and has no labels" if REWARDS in trainer.parameters else why
     if loss and kind:
         yield from _not_given(loss, signature, kind, trainer.name)
-        yield from _in_vain(args)
+        overruled = [name for name, off in OWN_LOSS.items() if args.get(name, off) != off]
+        if args.get("loss_type", "nll") not in PLAIN_LOSS_TYPES:
+            overruled.append("loss_type")
+        for name in overruled:  # settings of TRL's own loss, which this one replaces
+            found, fix = f"{short_text(args[name])}, in vain beside a loss", f"leave {name} out, or loss=none"
+            yield Fault(f"{ARGS}{name}", found, "one of the two", fix)
     elif loss and "compute_loss_func" not in trainer.parameters:
         yield _unusable("loss", trainer.name, why, tuple(GIVES))
     if not weight:
@@ -90,16 +95,6 @@ def _not_given(loss: Node, signature: Signature | None, kind: str, trainer: str)
             found = f"{signature.name} asks for {name}, which {trainer} does not give"
             fix = f"call the argument {near[0]}, or give it: loss.{name}=<value>" if near else "loss=none"
             yield Fault("loss", found, f"some of {', '.join(GIVES[kind])}", fix)
-
-
-def _in_vain(args: Node) -> Iterator[Fault]:
-    """A fault for each setting of TRL's own loss, whose place a loss takes."""
-    names = [name for name, off in OWN_LOSS.items() if name in args and args[name] != off]
-    if "loss_type" in args and args["loss_type"] not in PLAIN_LOSS_TYPES:
-        names.append("loss_type")
-    for name in names:
-        found, fix = f"{short_text(args[name])}, in vain beside a loss", f"leave {name} out, or loss=none"
-        yield Fault(f"{ARGS}{name}", found, "one of the two", fix)
 
 
 def _not_weighable(args: Node) -> Iterator[Fault]:

@@ -33,24 +33,7 @@ def find_part_faults(context: ValidationContext) -> Iterator[Fault]:
     trainer = context.signature(context.cfg.get("trainer"))
     if not trainer or not trainer.parameters:
         return
-    yield from _not_asked_for(context, trainer)
-    yield from _not_given(context, trainer)
-    yield from _adapter(context)
-    yield from _parameter_groups(context)
-    yield from _patterns(context)
-    yield from _best_metric(context)
-    yield from _early_stopping(context)
-    if context.signature(context.mapping("trainer.args")):
-        yield from _steps(context)
-        yield from _best_model(context)
-        yield from _without(context)
-        yield from _generation(context)
-        yield from _mini_batches(context)
-
-
-def _not_asked_for(context: ValidationContext, trainer: Signature) -> Iterator[Fault]:
-    """A fault for each part that the trainer's constructor does not name."""
-    for group in OPTIONAL_GROUPS:
+    for group in OPTIONAL_GROUPS:  # none that the trainer's constructor does not name
         node = context.cfg.get(group)
         if not _is_given(node) or trainer.is_open or _changes_model(context, node):
             continue
@@ -58,6 +41,15 @@ def _not_asked_for(context: ValidationContext, trainer: Signature) -> Iterator[F
             off = "none" if "none" in context.menu.get(group, ()) else "null"
             found = f"set, but {trainer.name} takes no {group}"
             yield Fault(group, found, "none, or a trainer that takes one", f"{group}={off}")
+    yield from _not_given(context, trainer)
+    yield from _adapter(context)
+    yield from _parameter_groups(context)
+    yield from _patterns(context)
+    yield from _selection(context)
+    if context.signature(context.mapping("trainer.args")):
+        yield from _steps(context)
+        yield from _exclusions(context)
+        yield from _batches(context)
 
 
 def _is_given(node: object) -> bool:
@@ -142,8 +134,8 @@ def _patterns(context: ValidationContext) -> Iterator[Fault]:
                 yield Fault(where, f"{value!r}: {error}", "a regular expression", f"{where}={example}")
 
 
-def _best_metric(context: ValidationContext) -> Iterator[Fault]:
-    """A fault where the best checkpoint would be the worst, because the metric that chooses it is better when lower."""
+def _selection(context: ValidationContext) -> Iterator[Fault]:
+    """A fault where the best checkpoint, or an early end, is chosen by what nobody measures or saves, or wrongly."""
     args, where = context.mapping("trainer.args"), f"{ARGS}greater_is_better"
     wanted = str(args.get("metric_for_best_model") or "")
     for name, entry in context.entries("metric").items():
@@ -153,19 +145,29 @@ def _best_metric(context: ValidationContext) -> Iterator[Fault]:
             found = f"{wanted} is better when it is {better}, and {'higher' if chosen else 'lower'} would be chosen"
             right = "true" if better == "higher" else "false"
             yield Fault(where, found, right, f"{where}={right}")
-
-
-def _early_stopping(context: ValidationContext) -> Iterator[Fault]:
-    """A fault where a training is to stop early and nothing says by what, or nothing is evaluated."""
-    args, signatures = context.mapping("trainer.args"), map(context.signature, context.entries("callback").values())
-    if not any(signature and "EarlyStoppingCallback" in signature.lineage for signature in signatures):
+    evaluates, loads_best = _evaluates(context), context.field("load_best_model_at_end") is True
+    signatures = map(context.signature, context.entries("callback").values())
+    if any(signature and "EarlyStoppingCallback" in signature.lineage for signature in signatures):
+        if not evaluates:
+            where, fix = f"{ARGS}eval_strategy", f"{ARGS}eval_strategy=steps {ARGS}eval_steps=20"
+            yield Fault(where, "no, and a training is to stop early", "evaluations", fix)
+        if not wanted and not loads_best:
+            where = f"{ARGS}metric_for_best_model"
+            yield Fault(where, "none, and a training is to stop early", "a held-out figure", f"{where}=eval_loss")
+    if not loads_best:
         return
-    if args.get("eval_strategy", "no") in ("no", False):
-        where, fix = f"{ARGS}eval_strategy", f"{ARGS}eval_strategy=steps {ARGS}eval_steps=20"
-        yield Fault(where, "no, and a training is to stop early", "evaluations", fix)
-    if not args.get("metric_for_best_model") and not args.get("load_best_model_at_end"):
-        where = f"{ARGS}metric_for_best_model"
-        yield Fault(where, "none, and a training is to stop early", "a held-out figure", f"{where}=eval_loss")
+    where, saves, strategy = f"{ARGS}load_best_model_at_end", *map(context.field, ("save_strategy", "eval_strategy"))
+    if not evaluates:
+        yield Fault(where, "true, but nothing is evaluated", "an eval_strategy", f"{ARGS}eval_strategy=steps")
+        return
+    if saves != "best" and isinstance(saves, str) and saves != strategy:
+        found = f"true, with save_strategy {saves} and eval_strategy {strategy}"
+        yield Fault(where, found, "what is evaluated to be saved too", f"{ARGS}save_strategy={strategy}")
+    each, step = context.field("save_steps"), context.field("eval_steps")
+    if saves == strategy == "steps" and all(is_plain_number(one) and one >= 1 for one in (each, step)) and each % step:
+        found = f"{each}, and evaluations every {step} steps, so that the best may not be saved"
+        fix = f"{ARGS}save_steps={max(1, round(each / step)) * step}"
+        yield Fault(f"{ARGS}save_steps", found, f"a multiple of eval_steps ({step})", fix)
 
 
 # --- Fields of the trainer's config -----------------------------------------------------------------
@@ -202,26 +204,7 @@ def _steps(context: ValidationContext) -> Iterator[Fault]:
             yield Fault(f"{ARGS}{name}", short_text(value), expected, fix)
 
 
-def _best_model(context: ValidationContext) -> Iterator[Fault]:
-    """A fault where the best model is to be loaded, and could not be: it is never looked for, or was not saved."""
-    if context.field("load_best_model_at_end") is not True:
-        return
-    where = f"{ARGS}load_best_model_at_end"
-    if not _evaluates(context):
-        yield Fault(where, "true, but nothing is evaluated", "an eval_strategy", f"{ARGS}eval_strategy=steps")
-        return
-    saves, evaluates = context.field("save_strategy"), context.field("eval_strategy")
-    if saves != "best" and isinstance(saves, str) and saves != evaluates:
-        found = f"true, with save_strategy {saves} and eval_strategy {evaluates}"
-        yield Fault(where, found, "what is evaluated to be saved too", f"{ARGS}save_strategy={evaluates}")
-    each, step = context.field("save_steps"), context.field("eval_steps")
-    if saves == evaluates == "steps" and all(is_plain_number(one) and one >= 1 for one in (each, step)) and each % step:
-        found = f"{each}, and evaluations every {step} steps, so that the best may not be saved"
-        fix = f"{ARGS}save_steps={max(1, round(each / step)) * step}"
-        yield Fault(f"{ARGS}save_steps", found, f"a multiple of eval_steps ({step})", fix)
-
-
-def _without(context: ValidationContext) -> Iterator[Fault]:
+def _exclusions(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each field that means nothing without, or beside, another one."""
     args, parallelism = context.mapping("trainer.args"), context.field("parallelism_config")
     fetched, schedule = context.field("dataloader_prefetch_factor"), context.field("lr_scheduler_type")
@@ -241,8 +224,8 @@ def _without(context: ValidationContext) -> Iterator[Fault]:
         yield Fault(f"{ARGS}max_length", found, "a length", fix)
 
 
-def _generation(context: ValidationContext) -> Iterator[Fault]:
-    """A fault where a batch of completions does not hold whole groups of one prompt."""
+def _batches(context: ValidationContext) -> Iterator[Fault]:
+    """A fault where a batch of completions does not hold whole groups of one prompt, or equal mini-batches."""
     processes = context.mapping("launcher").get("num_processes")
     own, rounds = context.field("generation_batch_size"), context.field("steps_per_generation")
     if own and rounds:
@@ -250,19 +233,13 @@ def _generation(context: ValidationContext) -> Iterator[Fault]:
         yield Fault(where, found, "one of the two, which makes the other", f"{ARGS}steps_per_generation=null")
         return
     names = ("per_device_train_batch_size", "num_generations")
-    counts = _counts(context, *names, "steps_per_generation" if rounds else "gradient_accumulation_steps")
-    if not counts:
-        return
-    size, group, rounds = counts
-    batch = own or size * rounds * (processes if isinstance(processes, int) and processes > 0 else 1)
-    if isinstance(batch, int) and group > 1 and batch % group:
-        found = f"{group} completions a prompt, in batches of {batch}"
-        expected = "a batch that holds whole groups: batch size x accumulation x processes"
-        yield Fault(f"{ARGS}num_generations", found, expected, f"{ARGS}per_device_train_batch_size={group}")
-
-
-def _mini_batches(context: ValidationContext) -> Iterator[Fault]:
-    """A fault where the rollout of a process cannot be cut into equal mini-batches."""
+    if counts := _counts(context, *names, "steps_per_generation" if rounds else "gradient_accumulation_steps"):
+        size, group, rounds = counts
+        batch = own or size * rounds * (processes if isinstance(processes, int) and processes > 0 else 1)
+        if isinstance(batch, int) and group > 1 and batch % group:
+            found = f"{group} completions a prompt, in batches of {batch}"
+            expected = "a batch that holds whole groups: batch size x accumulation x processes"
+            yield Fault(f"{ARGS}num_generations", found, expected, f"{ARGS}per_device_train_batch_size={group}")
     counts = _counts(context, "per_device_train_batch_size", "gradient_accumulation_steps", "num_mini_batches")
     if counts and counts[0] * counts[1] % counts[2]:
         found = f"{counts[2]} for {counts[0] * counts[1]} prompts per process"

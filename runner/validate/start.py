@@ -1,7 +1,7 @@
 """Faults that would stop a run later, looked for before a folder is made or a heavy library imported.
 
 The configuration is right by itself when it comes here; this is about the world around it: rows, folders of models, and
-the machine (``environment``). What only loading can show, the worker tells.
+the machine (``environment``). What only loading can show, the worker reports.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from runner.schema import Config, nodes, read_signature
 from runner.validate.context import JUDGED
 from runner.validate.environment import find_environment_faults, find_other_worlds
 
-# What every trainer of rewards hands to them beside the columns of the rows.
-HANDED = {*JUDGED, "prompts", "trainer_state", "log_extra", "log_metric", "environments"}
+# Arguments that every trainer of rewards gives to them beside the columns of the rows.
+GIVEN_TO_REWARDS = {*JUDGED, "prompts", "trainer_state", "log_extra", "log_metric", "environments"}
 
 
 def check_ahead(jobs: Sequence[Sequence[Composed]], *, starts: bool = True, elsewhere: bool = False) -> None:
@@ -52,9 +52,9 @@ def check_ahead(jobs: Sequence[Sequence[Composed]], *, starts: bool = True, else
 def _read_parts(cfg: Config) -> dict[str, Any]:
     """The parts of a configuration that are read here, which most jobs of a sweep have in common."""
     trainer, args = cfg["trainer"], cfg["trainer"]["args"]
-    kept = {name: cfg.get(name) for name in ("dataset", "model", "peft", "reward", "metric", "tolerate")}
-    own = {name: value for name, value in trainer.items() if name != "args"}
-    return kept | {"trainer": own | {"args": {name: args.get(name) for name in ("max_length", "reward_model_path")}}}
+    parts = {name: cfg.get(name) for name in ("dataset", "model", "peft", "reward", "metric", "tolerate")}
+    fields = {name: args.get(name) for name in ("max_length", "reward_model_path")}
+    return {**parts, "trainer": {**trainer, "args": fields}}
 
 
 def _look_at_rows(cfg: Config) -> DatasetCheck:
@@ -84,9 +84,16 @@ def _find_faults(cfg: Config, folders: set[Path]) -> Iterator[Fault]:
             scores = node["_target_"].startswith("runner.reward.outcome.") and not node.get("random_head")
             others |= {f"{path}.{key}": (node.get(key), scores) for key in ("path", "model")}
     others["trainer.args.reward_model_path"] = (args.get("reward_model_path"), True)
-    for where, (place, scores) in others.items():
-        if isinstance(place, str) and not _is_ahead(place, folders):
-            yield from _other_model(where, place, scores and not tolerate.get("random_head"))
+    for where, (path_of_other, scores) in others.items():
+        if not isinstance(path_of_other, str) or _is_ahead(path_of_other, folders):
+            continue
+        if scores and not tolerate.get("random_head"):
+            yield from find_scorer_faults(path_of_other, where)
+            continue
+        try:
+            find_place(path_of_other, where)
+        except ConfigError as error:
+            yield from error.faults
     yield from _lacking_columns(cfg)
 
 
@@ -95,25 +102,14 @@ def _is_ahead(path: Any, folders: set[Path]) -> bool:
     return any(Path(str(path)).absolute().is_relative_to(folder) for folder in folders)
 
 
-def _other_model(where: str, path: str, scores: bool) -> Iterator[Fault]:
-    """A fault for a path that is no folder, and no name on the hub either, or for a model that cannot score texts."""
-    if scores:
-        yield from find_scorer_faults(path, where)
-        return
-    try:
-        find_place(path, where)
-    except ConfigError as error:
-        yield from error.faults
-
-
 def _lacking_columns(cfg: Config) -> Iterator[Fault]:
     """A fault for each reward that takes a column which the rows, as far as they are known, do not have."""
     columns = _look_at_rows(cfg).columns if cfg["trainer"]["form"] == "prompt" else None
     for path, node in nodes({"reward": cfg.get("reward")}):
         signature = read_signature(node["_target_"])
-        if not columns or signature is None or not HANDED & set(signature.parameters):
+        if not columns or signature is None or not GIVEN_TO_REWARDS & set(signature.parameters):
             continue
-        for name in sorted(set(signature.required) - set(node) - HANDED - columns):
+        for name in sorted(set(signature.required) - set(node) - GIVEN_TO_REWARDS - columns):
             found = f"it takes {name}, and the rows have no such column"
             fix = f"a column {name} in the data, or {path}.{name}=<value>"
             yield Fault(path, found, f"some of {', '.join(sorted(columns))}", fix)

@@ -46,7 +46,7 @@ ALLOWED = [
         rf"bitsandbytes\.optim{IN}\.[A-Z]\w*",
         rf"accelerate{IN}\.ParallelismConfig",
         rf"runner\.(?:{ROOMS}){IN}\.(?!(?:write|save|copy|remove|push)_|main$)\w+",
-        r"runner\.training\.callback\.Samples",  # the others are the runner's own, and write where they are told
+        r"runner\.training\.callback\.Samples",  # the others are the runner's own, and write to paths they are given
     )
 ]
 LAUNCHER = re.compile(rf"runner\.launch\.local{IN}\.\w+")
@@ -61,7 +61,18 @@ def find_target_fault(path: str, target: object, allow: Collection[str] = ()) ->
         return fault
     found, is_launcher = find_definition(target), path == "launcher"
     if isinstance(found, Definition):
-        return _refusal(own, target, found.home, allow, is_launcher)
+        outside = [name for name in (target, found.home) if not is_allowed(name, allow, is_launcher)]
+        if not outside:
+            return None
+        package = outside[0].partition(".")[0]
+        is_elsewhere = found.home.partition(".")[0] != target.partition(".")[0]
+        is_offered = package.isidentifier() and package not in NOT_OF_THE_USER
+        return Fault(
+            own,
+            f"{target} may not run" + (f": it is {found.home}" if is_elsewhere else ""),
+            "what the runner lists of trl, transformers, peft, torch.optim and itself",
+            f"allow=[{package}]  (if you trust that package)" if is_offered else "",
+        )
     near = _near_targets(target, allow, is_launcher)
     fix = f"{own}={near[0] if near else '<module.name>'}"
     if found:
@@ -89,21 +100,6 @@ def _find_unreadable(own: str, target: str) -> Fault | None:
         found = f"{target} is {ast.unparse(node)[:40]}"
         return Fault(own, found, "a function or a class", f"{own}={home}.<function>")
     return None
-
-
-def _refusal(own: str, target: str, home: str, allow: Collection[str], is_launcher: bool) -> Fault | None:
-    outside = [name for name in (target, home) if not is_allowed(name, allow, is_launcher)]
-    if not outside:
-        return None
-    package = outside[0].partition(".")[0]
-    is_elsewhere = home.partition(".")[0] != target.partition(".")[0]
-    is_offered = package.isidentifier() and package not in NOT_OF_THE_USER
-    return Fault(
-        own,
-        f"{target} may not run" + (f": it is {home}" if is_elsewhere else ""),
-        "what the runner lists of trl, transformers, peft, torch.optim and itself",
-        f"allow=[{package}]  (if you trust that package)" if is_offered else "",
-    )
 
 
 def is_allowed(target: str, allow: Collection[str] = (), launcher: bool = False) -> bool:

@@ -65,7 +65,7 @@ SETTINGS = {
 
 def by_name(groups: Mapping[T, Sequence[str]]) -> dict[str, T]:
     """Several names' common value, by each name."""
-    return {name: said for said, names in groups.items() for name in names}
+    return {name: value for value, names in groups.items() for name in names}
 
 
 RANGES = {
