@@ -33,8 +33,8 @@ def is_choice(override: str, menu: Options) -> bool:
 def force(overrides: Sequence[str], menu: Options) -> list[str]:
     """The same overrides, each ``key=value`` as ``++key=value``, so that Hydra accepts every key.
 
-    Hydra stops at the first key that no YAML names, and would also refuse the many TRL fields that ours leave at their
-    defaults. The check that follows knows the real names and reports all faults together.
+    Hydra stops at the first key that no YAML names, and would also refuse the many TRL fields that the menu leaves at
+    their defaults. The check that follows knows the real names and reports all faults together.
     """
     return [
         f"++{override.lstrip('+')}"
@@ -55,8 +55,8 @@ def quote_text(word: str) -> str:
     key, _, value = word.partition("=")
     plain = re.fullmatch(r"""[^\[{("',=$][^{}"',=$]*""", value) and not re.fullmatch(r"\w+\(.*\)", value)
     paired = all(value.count(first) == value.count(last) for first, last in ("()", "[]"))
-    odd = re.search(r"[()\[\]]|[^\x00-\x7f]", value)
-    return f"{key}='{value}'" if plain and paired and odd and value.isprintable() else word
+    special = re.search(r"[()\[\]]|[^\x00-\x7f]", value)
+    return f"{key}='{value}'" if plain and paired and special and value.isprintable() else word
 
 
 def latest(overrides: Sequence[str]) -> list[str]:

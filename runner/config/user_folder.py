@@ -1,7 +1,7 @@
 """The user's own config folders, as Hydra reads them: within bounds, and without what would change Hydra itself.
 
-A folder of ``--config-dir`` can come from anybody. What a run may be, ``validate`` says; but loggers, callbacks,
-launchers and search paths are made by Hydra while it composes, before anybody could look.
+A folder of ``--config-dir`` can come from anybody. ``validate`` checks what a run may be; but loggers, callbacks,
+launchers and search paths are made by Hydra while it composes, before any check.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHOSEN = re.compile(r"(override )?/?hydra/sweeper(/\w+)*")
 
 
 def use_folders(folders: Sequence[Path]) -> None:
-    """Have Hydra look in the user's own config folders before ours, so that a same-named option of theirs wins."""
+    """Have Hydra search the user's own config folders before the menu, so that a same-named option of theirs wins."""
     _plugin().folders = [Path(folder).resolve() for folder in folders]
 
 
@@ -47,7 +47,11 @@ def _plugin() -> Any:
             if file.is_file():
                 _check_keys(file)
             loaded = super().load_config(config_path)
-            loaded.header.update(_marked_header(file))
+            # A byte order mark keeps Hydra from seeing the package that the first line names.
+            with open(file, encoding="utf-8") as text:
+                found = re.match(r"\ufeff\s*#\s*@package\s+(\S+)", text.readline())
+            if found:
+                loaded.header["package"] = found[1]
             if faults := list(_changes_hydra(config_path, file, loaded)):
                 raise ConfigError(faults)
             return loaded
@@ -64,13 +68,6 @@ def _plugin() -> Any:
     return UserFolders
 
 
-def _marked_header(file: Path) -> dict[str, str]:
-    """The package that a file names behind a mark of byte order, which keeps Hydra from seeing it."""
-    with open(file, encoding="utf-8") as text:
-        found = re.match(r"\ufeff\s*#\s*@package\s+(\S+)", text.readline())
-    return {"package": found[1]} if found else {}
-
-
 def _check_keys(file: Path) -> None:
     """Raise ConfigError for a file that is no YAML, or holds something else than keys with values."""
     check_yaml(file)
@@ -78,8 +75,8 @@ def _check_keys(file: Path) -> None:
     try:
         text.decode("utf-8-sig")
     except UnicodeDecodeError:
-        odd = undecodable(text, file.name)
-        raise ConfigError(Fault(str(file), odd.found, "YAML in UTF-8", odd.fix)) from None
+        finding = undecodable(text, file.name)
+        raise ConfigError(Fault(str(file), finding.found, "YAML in UTF-8", finding.fix)) from None
     whole = parse_yaml(text, str(file))
     if whole is not None and not isinstance(whole, Mapping):
         found = "a list" if isinstance(whole, list) else f"the text {str(whole)[:40]!r}"

@@ -311,10 +311,13 @@ def _collect(body: list[ast.stmt], module: Module) -> tuple[dict[str, Binding], 
                 names.update(_lazy_names(table.keys, table.values, module))
             case ast.Assign(targets=[ast.Subscript(value=ast.Name(id="_import_structure"), slice=key)], value=value):
                 names.update(_lazy_names([key], [value], module))
-            case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                _assign(name, value, names)
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-                _assign(name, value, names)
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ):
+                # ``Model = decorate(Model)`` is still that class for our purposes.
+                if not (isinstance(value, ast.Call) and isinstance(names.get(name), ast.ClassDef | Function)):
+                    names[name] = value
             case ast.If() | ast.Try() | ast.With():
                 handlers = [handler.body for handler in getattr(node, "handlers", [])]
                 names.update(_collect(node.body, module)[0])
@@ -323,12 +326,6 @@ def _collect(body: list[ast.stmt], module: Module) -> tuple[dict[str, Binding], 
                     names = inner | names
                     stars += more
     return names, stars
-
-
-def _assign(name: str, value: ast.expr, names: dict[str, Binding]) -> None:
-    # ``Model = decorate(Model)`` is still that class for our purposes.
-    if not (isinstance(value, ast.Call) and isinstance(names.get(name), ast.ClassDef | Function)):
-        names[name] = value
 
 
 def _import_from(node: ast.ImportFrom, module: Module, names: dict[str, Binding], stars: list[str]) -> None:
