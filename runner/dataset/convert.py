@@ -19,6 +19,7 @@ from typing import Any
 
 from runner.dataset.step import Cells, Row, Step, apply_steps
 from runner.errors import DataError, Fault
+from runner.io.turns import text_of
 
 log = logging.getLogger(__name__)
 
@@ -332,7 +333,7 @@ def to_prompt(row: Row) -> list[Row]:
         return [{"prompt": row["prompt"]}]
     answer = row["chosen"] if "chosen" in row else row["completion"]
     good = row.get("label", True)
-    return [{"prompt": row["prompt"], "reference": _last_text(answer) if good else None}]
+    return [{"prompt": row["prompt"], "reference": text_of(answer) if good else None}]
 
 
 def _ask_again(turns: Turns) -> Row:
@@ -341,11 +342,7 @@ def _ask_again(turns: Turns) -> Row:
         return {"prompt": turns, "reference": None}
     if len(turns) == 1:
         raise _bad("messages", "an answer alone", "something to answer before it")
-    return {"prompt": turns[:-1], "reference": _last_text(turns)}
-
-
-def _last_text(answer: str | Turns) -> str:
-    return answer if isinstance(answer, str) else answer[-1]["content"]
+    return {"prompt": turns[:-1], "reference": text_of(turns)}
 
 
 def to_answer(row: Row) -> list[Row]:

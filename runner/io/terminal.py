@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from runner.io.secrets import hidden, without_values
+from runner.io.turns import text_of
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -99,8 +100,7 @@ def sample_lines(pairs: Iterable[tuple[Any, str]]) -> list[str]:
     width = max(20, (shutil.get_terminal_size((100, 20)).columns - 4) // 2)
     lines = []
     for prompt, completion in pairs:
-        last = prompt if isinstance(prompt, str) else prompt[-1]["content"]  # of a chat
-        left, right = (to_visible(" ".join(str(text).split())) for text in (last, completion))
+        left, right = (to_visible(" ".join(str(text).split())) for text in (text_of(prompt), completion))
         left = left if len(left) <= width else f"...{left[3 - width :]}"
         right = right if len(right) <= width else f"{right[: width - 3]}..."
         lines.append(f"  {left:<{width}}  {right}")

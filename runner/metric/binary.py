@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from runner.errors import DataError, Fault
-from runner.metric.text import text_of
+from runner.io.turns import text_of
 
 
 def accuracy(

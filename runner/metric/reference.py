@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from runner.errors import DataError, EnvironmentFault, Fault
-from runner.metric.text import text_of
+from runner.io.turns import text_of
 
 
 def bleu(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from runner.errors import DataError, Fault
+from runner.io.turns import text_of
 
 
 def words(completions: Sequence[Any]) -> list[float]:
@@ -51,11 +52,6 @@ def overlap(completions: Sequence[Any], reference: Sequence[Any]) -> list[float]
     [0.6666666666666666, 1.0, 0.0]
     """
     return [_f1(_words(mine), _words(theirs)) for mine, theirs in zip(completions, reference, strict=True)]
-
-
-def text_of(completion: Any) -> str:
-    """The text of a completion, of the last turn where it is a conversation."""
-    return completion if isinstance(completion, str) else completion[-1]["content"]
 
 
 def _words(completion: Any) -> list[str]:

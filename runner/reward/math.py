@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from runner.errors import DataError, EnvironmentFault, Fault
-from runner.reward.rule import text_of
+from runner.io.turns import text_of
 
 # How texts of solutions mark an answer that is not boxed.
 MARKED = re.compile(r"(?:####|final answer(?: is)?:?|answer:)\s*([^\n]+)", re.IGNORECASE)

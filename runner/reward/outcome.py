@@ -18,7 +18,7 @@ from transformers.utils import find_adapter_config_file
 
 from runner.errors import ConfigError, Fault
 from runner.io.files import shipped
-from runner.reward.rule import text_of
+from runner.io.turns import text_of
 
 
 def load_reward_model(

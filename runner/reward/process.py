@@ -14,6 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from runner.io.files import shipped
+from runner.io.turns import text_of
 from runner.reward.outcome import (
     best_device,
     column_of,
@@ -23,7 +24,6 @@ from runner.reward.outcome import (
     to_scores,
     told,
 )
-from runner.reward.rule import text_of
 
 Aggregate = Literal["last", "min", "mean", "product"]
 

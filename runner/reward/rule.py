@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from runner.errors import ConfigError, DataError, Fault
+from runner.io.turns import text_of
 
 PRAISE, COMPLAINT = (
     frozenset(words.split())
@@ -112,11 +113,6 @@ def keywords(
         raise ConfigError(Fault("reward.keywords", "no words", "required or forbidden ones", fix))
     texts = [text_of(completion) for completion in completions]
     return [_share(required, text) - _share(forbidden, text) for text in texts]
-
-
-def text_of(completion: Any) -> str:
-    """The text of a completion, of the last turn where it is a conversation."""
-    return completion if isinstance(completion, str) else completion[-1]["content"]
 
 
 def _normal(text: str) -> str:

@@ -1,0 +1,17 @@
+"""Prompts and completions, each a text or a conversation: a list of turns with ``role`` and ``content``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Turns = Sequence[Mapping[str, Any]]
+
+
+def text_of(side: str | Turns) -> str:
+    """The text of a prompt or a completion, of a conversation that of its last turn.
+
+    >>> text_of("2"), text_of([{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}])
+    ('2', '2')
+    """
+    return side if isinstance(side, str) else side[-1]["content"]
