@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from math import isfinite
-from typing import Any
+from typing import Any, TypeGuard
 
 from runner.dataset.step import Cells, Row, Step, apply_steps
 from runner.errors import DataError, Fault
@@ -83,14 +83,23 @@ def to_canonical(row: Cells, layout: RowLayout, system: str | None = None) -> Ro
     cells = {role: row.get(column) for role, column in layout.columns.items()}
     system = cells.pop("system", None) or system
     canonical = _CANONICAL[layout.form](cells)
-    return _with_system(canonical, system) if system else canonical
+    if not system:
+        return canonical
+    key = next(key for key in ("messages", "prompt", "text") if key in canonical)
+    turns = canonical[key]
+    if isinstance(turns, str):
+        fix = "dataset.columns.input=<column> (and .target) make conversations of prompts"
+        raise _bad(key, "a system prompt for rows of plain text", "conversations", fix)
+    if turns[0]["role"] in ("system", "developer"):
+        return canonical
+    return canonical | {key: _one_turn(_text(system, "system"), "system") + turns}
 
 
 def _bad(where: str, found: str, expected: str = "", fix: str = "") -> DataError:
     return DataError(Fault(where, found, expected, fix))
 
 
-def _text(value: Any, where: str, *, empty: bool = False) -> str:
+def _text(value: object, where: str, *, empty: bool = False) -> str:
     """The value if it is text; blank text only where ``empty`` allows it."""
     if not isinstance(value, str):
         raise _bad(where, _shown(value), "text")
@@ -110,35 +119,34 @@ def is_finite_number(value: Any) -> bool:
     return False
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return "null" if value is None else f"{type(value).__name__} {str(value)[:40]!r}"
 
 
-def _is_turns(value: Any) -> bool:
+def _is_turns(value: object) -> TypeGuard[Turns]:
     return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
 
 
-def to_turns(value: Any, where: str) -> Turns:
+def to_turns(value: object, where: str) -> Turns:
     """A conversation as turns of role and content, read from role/content or from/value."""
     if not _is_turns(value):
         raise _bad(where, _shown(value), "a list of turns")
-    return [_to_turn(turn, f"{where}[{place}]") for place, turn in enumerate(value)]
-
-
-def _to_turn(turn: Any, where: str) -> dict[str, Any]:
-    if not isinstance(turn, Mapping):
-        raise _bad(where, _shown(turn), "a turn with role and content")
-    speaker = turn.get("role") or turn.get("from")
-    role = SPEAKERS.get(str(speaker).lower())
-    if role is None:
-        raise _bad(f"{where}.role", _shown(speaker), "one of " + ", ".join(SPEAKERS))
-    extras = {key: turn[key] for key in TURN_EXTRAS if turn.get(key) is not None}
-    content = turn.get("value") if turn.get("content") is None else turn["content"]
-    if content is None and "tool_calls" in extras:
-        content = ""  # a turn that only calls a tool says nothing
-    if _is_turns(content) and all(isinstance(part.get("text"), str) for part in content):
-        content = "".join(part["text"] for part in content)  # given in parts, all of them text
-    return {"role": role, "content": _text(content, f"{where}.content", empty=True)} | extras
+    turns = []
+    for index, turn in enumerate(value):
+        if not isinstance(turn, Mapping):
+            raise _bad(f"{where}[{index}]", _shown(turn), "a turn with role and content")
+        speaker = turn.get("role") or turn.get("from")
+        role = SPEAKERS.get(str(speaker).lower())
+        if role is None:
+            raise _bad(f"{where}[{index}].role", _shown(speaker), "one of " + ", ".join(SPEAKERS))
+        extras = {key: turn[key] for key in TURN_EXTRAS if turn.get(key) is not None}
+        content = turn.get("value") if turn.get("content") is None else turn["content"]
+        if content is None and "tool_calls" in extras:
+            content = ""  # a turn that only calls a tool says nothing
+        if _is_turns(content) and all(isinstance(part.get("text"), str) for part in content):
+            content = "".join(part["text"] for part in content)  # given in parts, all of them text
+        turns.append({"role": role, "content": _text(content, f"{where}[{index}].content", empty=True)} | extras)
+    return turns
 
 
 def _one_turn(text: str, role: str) -> Turns:
@@ -181,21 +189,17 @@ def _check_answer(answer: str | Turns, where: str, *, empty: bool = False) -> No
 
 
 def _canonical_exchange(cells: Row) -> Row:
-    prompt, completion = _alike(_side(cells, "prompt"), _side(cells, "completion"))
-    _check_answer(completion, "completion")
-    return {"prompt": prompt, "completion": completion}
-
-
-def _canonical_unpaired(cells: Row) -> Row:
-    label = cells["label"]
+    """Prompt and completion, and of an unpaired row its label."""
+    label = cells.get("label", True)
     if isinstance(label, str):
         label = {"true": True, "1": True, "false": False, "0": False}.get(label.lower(), label)
-    if label not in (0, 1):  # which True and False are
+    if label not in (0, 1):  # True and False equal them
         raise _bad("label", _shown(label), "true or false")
     prompt, completion = _alike(_side(cells, "prompt"), _side(cells, "completion"))
     # An empty answer judged bad teaches something; one judged good teaches silence.
     _check_answer(completion, "completion", empty=not label)
-    return {"prompt": prompt, "completion": completion, "label": bool(label)}
+    row = {"prompt": prompt, "completion": completion}
+    return row | {"label": bool(label)} if "label" in cells else row
 
 
 def _canonical_preference(cells: Row) -> Row:
@@ -211,7 +215,7 @@ def _canonical_preference(cells: Row) -> Row:
     else:
         texts = _text(chosen, "chosen"), _text(rejected, "rejected", empty=True)
         parts = _split_text(*texts) if prompt is None else _alike(prompt, *texts)
-    row = dict(zip(("prompt", "chosen", "rejected"), parts, strict=True))
+    row: Row = dict(zip(("prompt", "chosen", "rejected"), parts, strict=True))
     if "margin" in cells:
         if not is_finite_number(cells["margin"]):
             raise _bad("margin", _shown(cells["margin"]), "a number", "dataset.without=[margin]")
@@ -268,24 +272,12 @@ def _split_text(chosen: str, rejected: str) -> tuple[str, str, str]:
 
 _CANONICAL: dict[str, Callable[[Row], Row]] = {
     "preference": _canonical_preference,
-    "unpaired": _canonical_unpaired,
+    "unpaired": _canonical_exchange,
     "messages": lambda cells: {"messages": to_turns(cells["messages"], "messages")},
     "prompt_completion": _canonical_exchange,
     "text": lambda cells: {"text": _text(cells["text"], "text")},
     "prompt": lambda cells: {"prompt": _side(cells, "prompt")},
 }
-
-
-def _with_system(row: Row, system: str) -> Row:
-    """The row with a system turn in front of its conversation, unless it has one of its own."""
-    key = next(key for key in ("messages", "prompt", "text") if key in row)
-    turns = row[key]
-    if isinstance(turns, str):
-        fix = "dataset.columns.input=<column> (and .target) make conversations of prompts"
-        raise _bad(key, "a system prompt for rows of plain text", "conversations", fix)
-    if turns[0]["role"] in ("system", "developer"):
-        return row
-    return row | {key: _one_turn(_text(system, "system"), "system") + turns}
 
 
 # --- Canonical to trainer form ------------------------------------------------------------------
@@ -328,21 +320,16 @@ def to_unpaired(row: Row) -> list[Row]:
 def to_prompt(row: Row) -> list[Row]:
     """The prompt of the policy, and as ``reference`` the text of a good answer or None."""
     if "messages" in row:
-        return [_ask_again(row["messages"])]
-    if "chosen" not in row and "completion" not in row:
+        *opening, last = row["messages"]
+        if last["role"] != "assistant":  # nobody has answered, so all of it is a prompt
+            return [{"prompt": row["messages"], "reference": None}]
+        if not opening:
+            raise _bad("messages", "an answer alone", "something to answer before it")
+        return [{"prompt": opening, "reference": last["content"]}]
+    answer = row.get("chosen", row.get("completion"))
+    if answer is None:
         return [{"prompt": row["prompt"]}]
-    answer = row["chosen"] if "chosen" in row else row["completion"]
-    good = row.get("label", True)
-    return [{"prompt": row["prompt"], "reference": text_of(answer) if good else None}]
-
-
-def _ask_again(turns: Turns) -> Row:
-    """All turns but the assistant's last; what nobody answered is a prompt already."""
-    if turns[-1]["role"] != "assistant":
-        return {"prompt": turns, "reference": None}
-    if len(turns) == 1:
-        raise _bad("messages", "an answer alone", "something to answer before it")
-    return {"prompt": turns[:-1], "reference": text_of(turns)}
+    return [{"prompt": row["prompt"], "reference": text_of(answer) if row.get("label", True) else None}]
 
 
 def to_answer(row: Row) -> list[Row]:
@@ -397,16 +384,16 @@ class Conversion:
     like: Row = field(default_factory=dict)
     seen: int = 0
     faults: list[Fault] = field(default_factory=list)
-    left_out: Counter = field(default_factory=Counter)
-    reasons: Counter = field(default_factory=Counter)  # why rows were left out, all in all
+    left_out: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)  # why rows were left out, all in all
 
     def one(self, row: Row) -> list[Row] | None:
         """The rows that one source row becomes, with the columns that go along; None where a step leaves it out."""
-        row = apply_steps(row, self.steps) if self.steps else row
-        if row is None:
+        changed = apply_steps(row, self.steps) if self.steps else row
+        if changed is None:
             return None
-        along = {name: row.get(name) for name in self.kept}
-        return [made | along for made in convert(row, self.layout, self.to, self.system)]
+        along = {name: changed.get(name) for name in self.kept}
+        return [made | along for made in convert(changed, self.layout, self.to, self.system)]
 
     def first(self, rows: Iterable[Row]) -> Row:
         """The first row that comes out, which shows the columns of all; empty where none does."""
@@ -423,18 +410,18 @@ class Conversion:
         fix = "another dataset, or other rows: dataset.path=<file, or org/name>"
         return Fault(self.label, f"none of {count} rows is left{why}", "at least one", fix)
 
-    def batch(self, columns: Mapping[str, list], places: Sequence[int]) -> dict[str, list]:
-        """The converted batch; ``places`` are the numbers of its rows in messages."""
+    def batch(self, columns: Mapping[str, list], numbers: Sequence[int]) -> dict[str, list]:
+        """The converted batch; ``numbers`` are the numbers of its rows in messages."""
         made: list[Row] = []
         cells = zip(*columns.values(), strict=True)
-        for place, values in zip(places, cells, strict=True):
-            made += self._try(dict(zip(columns, values, strict=True)), place)
-        self.seen += len(places)
+        for number, values in zip(numbers, cells, strict=True):
+            made += self._try(dict(zip(columns, values, strict=True)), number)
+        self.seen += len(numbers)
         if self.total is None or self.seen >= self.total:
             self._settle()
         return {name: [row[name] for row in made] for name in self.like}
 
-    def _try(self, row: Row, place: int) -> list[Row]:
+    def _try(self, row: Row, number: int) -> list[Row]:
         try:
             made = self.one(row)
             if made is None:
@@ -450,7 +437,7 @@ class Conversion:
             fault, columns = error.faults[0], self.layout.columns
             role = fault.where.split("[")[0]
             column = columns.get(role) or columns.get(TWINS.get(role, ""), role)
-            where = f"{self.label} row {place}, {column}{fault.where.removeprefix(role)}"
+            where = f"{self.label} row {number}, {column}{fault.where.removeprefix(role)}"
             self.faults.append(replace(fault, where=where))
             return []
         if not made:
