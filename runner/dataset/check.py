@@ -8,18 +8,19 @@ and what the user's own steps and loaders make.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner.dataset.convert import ARROWS, Row
 from runner.dataset.detect import MEDIA, check_without, misnamed, read_layout, refuse_media
 from runner.dataset.disk import CHOOSE, READABLE, Files, check_files, find_files, holds_at_most, read_columns, read_rows
 from runner.dataset.request import (
-    Node,
     RowRequest,
+    Use,
     check_cut,
     check_weights,
     check_words,
@@ -31,6 +32,7 @@ from runner.dataset.request import (
 )
 from runner.errors import DataError, Fault
 from runner.io.files import SHIPPED
+from runner.schema.text import Node
 
 LOADER = "runner.dataset.load.load_rows"
 MIXER = "runner.dataset.mix.mix_rows"
@@ -67,28 +69,32 @@ def check_dataset(node: Node, to: str | None, where: str = "dataset") -> Dataset
         for name, part in parts.items():
             seen.faults += check_dataset(part, to, f"{where}.parts.{name}").faults
     elif target == LOADER:
-        with _silent():
-            _check_rows_of(node, to, seen)
-        seen.faults = [_with_keys_of(fault, where) for fault in seen.faults]
+        before = logging.root.manager.disable
+        logging.disable(logging.WARNING)  # the loading will say once more what is left out
+        try:
+            _check_rows_of(node, to or "", seen)
+        finally:
+            logging.disable(before)
+        # With the keys of this node, which may be a part of another one.
+        own = functools.partial(re.sub, r"\bdataset\.(?=\w)", f"{where}.")
+        seen.faults = [Fault(own(at.where), own(at.found), at.expected, own(at.fix)) for at in seen.faults]
     return seen
 
 
-def _with_keys_of(fault: Fault, where: str) -> Fault:
-    """A fault with the keys of this node, which may be a part of another one."""
-    beats = {name: getattr(fault, name) for name in ("where", "found", "fix")}
-    return replace(fault, **{name: re.sub(r"\bdataset\.(?=\w)", f"{where}.", text) for name, text in beats.items()})
-
-
-def _check_rows_of(node: Node, to: str | None, seen: DatasetCheck) -> None:
+def _check_rows_of(node: Node, to: str, seen: DatasetCheck) -> None:
     """Note what is wrong with the keys of a node, its files, and their rows; the first two all at once."""
-    files, train, evals, path = None, None, {}, str(node["path"])
+    files, path = None, str(node["path"])
+    cuts: list[tuple[Use, str]] = []
     if node.get("form") not in (None, *ARROWS):
         seen.faults.append(misnamed("dataset.form", node["form"], ARROWS, "dataset.form={}"))
     with seen.noting():
         read_limits(node.get("limit"))
     with seen.noting():
         train, evals = read_cuts(node.get("split"))
-        if not train:
+        cuts = [("eval", cut) for cut in evals.values()]
+        if train:
+            cuts.insert(0, ("train", train))
+        else:
             where = "dataset.split.train"
             seen.faults.append(Fault(where, "null, and a training needs rows", "a slice of a split", f"{where}=train"))
     with seen.noting():
@@ -100,7 +106,6 @@ def _check_rows_of(node: Node, to: str | None, seen: DatasetCheck) -> None:
             seen.faults.append(Fault("dataset.path", found, f"{READABLE}, or org/name", CHOOSE))
         return
     is_shipped, streaming = path.startswith(SHIPPED), bool(node.get("streaming"))
-    cuts = ([("train", train)] if train else []) + [("eval", cut) for cut in evals.values()]
     for use, cut in cuts:
         with seen.noting():
             check_cut(f"dataset.split.{use}", cut, files.splits, path, streaming=streaming)
@@ -119,19 +124,15 @@ def _check_rows_of(node: Node, to: str | None, seen: DatasetCheck) -> None:
 
 
 def _check_slices(
-    node: Node,
-    to: str | None,
-    files: Files,
-    cuts: Sequence[tuple[str, str]],
-    first: int | None,
-    seen: DatasetCheck,
+    node: Node, to: str, files: Files, cuts: Sequence[tuple[Use, str]], first: int | None, seen: DatasetCheck
 ) -> None:
     """Note where the rows of a slice cannot be read as the trainer needs them, or where there are none.
 
     Of what ships, which is good, the ``first`` rows are enough.
     """
     how = {name: node[name] for name in ("form", "columns", "system", "bad_rows", "without") if node.get(name)}
-    request, limits, read = RowRequest(**how, to=to), read_limits(node.get("limit")), {}
+    request, limits = RowRequest(**how, to=to), read_limits(node.get("limit"))
+    read: dict[str, list[Row]] = {}
     for use, cut in cuts:
         if (name := split_of(cut)) not in read:
             read[name] = [row for path in files.splits[name] for row in read_rows(Path(path), files.reader, first)]
@@ -152,7 +153,7 @@ def _find_columns(request: RowRequest, rows: Sequence[Row], label: str, *, all_u
     check_without(request.without, columns)
     columns = [name for name in columns if name not in request.without]
     rows = [{name: row.get(name) for name in columns} for row in rows]
-    if request.to is None:
+    if not request.to:
         read_layout(columns, rows[0], form=request.form, given=request.columns)
         return set()
     if not all_used:  # a bad row may be one that nobody asked for
@@ -172,14 +173,3 @@ def _convert(request: RowRequest, rows: Sequence[Row], label: str) -> set[str]:
     if not made:
         raise DataError(conversion.nothing_left(len(rows)))
     return {*made, *conversion.kept}
-
-
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Leave it to the loading to say what is left out, which it will once more."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)

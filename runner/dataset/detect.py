@@ -5,7 +5,7 @@ What is then done with the rows is in ``convert``.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Literal, get_args
 
@@ -75,43 +75,37 @@ def read_layout(
     row: Cells,
     *,
     form: str | None = None,
-    given: Mapping[str, str] | None = None,
-    to: str | None = None,
+    given: Mapping[Role, str] | None = None,
+    to: str = "",
 ) -> RowLayout:
-    """The layout of rows with these columns; of several, the first that can feed the trainer form.
+    """The layout of rows with these columns; of several, the first that can feed the trainer form, if there is one.
 
     ``given`` maps roles to columns. Raises DataError where nothing fits.
     """
-    columns, given = list(columns), dict(given or {})
-    _check_given(columns, given, form)
-    readings = [_read_as(name, columns, given) for name in ([form] if form else ARROWS)]
+    columns, chosen = list(columns), {str(role): column for role, column in (given or {}).items()}
+    faults = [misnamed("dataset.form", form, ARROWS)] if form is not None and form not in ARROWS else []
+    for role, column in chosen.items():
+        where = f"dataset.columns.{role}"
+        if role not in ROLES:
+            faults.append(misnamed("dataset.columns", role, ROLES, "dataset.columns.{}=" + column))
+        elif column not in columns:
+            faults.append(misnamed(where, column, columns, where + "={}"))
+    if faults:
+        raise DataError(faults)
+    readings = [_read_as(name, columns, chosen) for name in ([form] if form else ARROWS)]
     layouts = [layout for layout in readings if layout is not None]
     if not layouts:
-        roles = "".join(f", {column} given as {role}" for role, column in given.items())
+        roles = "".join(f", {column} given as {role}" for role, column in chosen.items())
         forms = [form] if form else FORMS_FOR[to] if to else list(ARROWS)
         needed = "; or ".join(f"{name}: {' with '.join(map(' or '.join, NEEDS[name]))}" for name in forms)
         found = f"the columns {', '.join(columns)}{roles}"
         raise DataError(Fault("dataset.columns", found, needed, _to_type(form or to or "prompt_completion")))
-    layout = next((layout for layout in layouts if fits(layout.form, to)), layouts[0])
-    if not fits(layout.form, to):
+    layout = next((layout for layout in layouts if fits(layout.form, to or None)), layouts[0])
+    if not fits(layout.form, to or None):
         found = f"{layout.form} rows, from the columns {', '.join(layout.columns.values())}"
         expected = f"rows for a trainer that takes {to}: {', '.join(FORMS_FOR[to])}"
         raise DataError(Fault("dataset.form", found, expected, _to_type(to)))
-    return _without_lost(layout, row, given)
-
-
-def _check_given(columns: Sequence[str], given: Mapping[str, str], form: str | None) -> None:
-    faults = []
-    if form is not None and form not in ARROWS:
-        faults.append(misnamed("dataset.form", form, ARROWS))
-    for role, column in given.items():
-        if role not in ROLES:
-            faults.append(misnamed("dataset.columns", role, ROLES, "dataset.columns.{}=" + column))
-        elif column not in columns:
-            where = f"dataset.columns.{role}"
-            faults.append(misnamed(where, column, columns, where + "={}"))
-    if faults:
-        raise DataError(faults)
+    return _without_lost(layout, row, chosen)
 
 
 def misnamed(where: str, name: str, names: Iterable[str], fix: str = "{}", otherwise: str = "") -> Fault:
@@ -126,7 +120,12 @@ def _read_as(form: str, columns: Sequence[str], given: Mapping[str, str]) -> Row
     """The layout if the rows can be read as this form with every given role in use, else None."""
     free = [name for name in columns if name not in given.values()]
     named = {role: role for role in ROLES if role in free} | dict(given)
-    named |= _GUESSES[form](free, named) if form in _GUESSES else {}
+    if form == "prompt_completion":
+        named |= _guess_exchange(free, named)
+    elif form == "preference":
+        named |= _guess_question(free, named)
+    elif form == "messages" and (found := [name for name in CONVERSATIONS if name in free]):
+        named.setdefault("messages", found[0])
     groups = (*NEEDS[form], *ALSO_READS.get(form, ()), ("system",))
     played: dict[str, str] = {}
     for group in groups:  # of roles that stand in for each other the given one is meant, else the first
@@ -147,11 +146,6 @@ def _guess_exchange(columns: Sequence[str], named: Mapping[str, str]) -> dict[st
     return {}
 
 
-def _guess_messages(columns: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
-    found = [name for name in CONVERSATIONS if name in columns]
-    return {} if "messages" in named or not found else {"messages": found[0]}
-
-
 def _guess_question(columns: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
     """The prompt of a pair under another name; an instruction may have an input below it."""
     found = [name for name in QUESTIONS if name in columns]
@@ -159,13 +153,6 @@ def _guess_question(columns: Sequence[str], named: Mapping[str, str]) -> dict[st
         return {}
     below = {"context": "input"} if found[:2] == ["instruction", "input"] else {}
     return {"input": found[0]} | below
-
-
-_GUESSES: dict[str, Callable[[Sequence[str], Mapping[str, str]], dict[str, str]]] = {
-    "prompt_completion": _guess_exchange,
-    "messages": _guess_messages,
-    "preference": _guess_question,
-}
 
 
 def _without_lost(layout: RowLayout, row: Cells, given: Mapping[str, str]) -> RowLayout:
@@ -194,54 +181,46 @@ def kept_columns(columns: Iterable[str], layout: RowLayout, to: str, keep: Seque
     ``keep`` None takes every column whose name is safe; for other forms than ``prompt`` it takes none, and EVERY all.
     Raises DataError for a named one that is not there.
     """
-    columns = list(columns)
+    columns, group = list(columns), "reward" if to == "prompt" else "weight"
     played = set(layout.columns.values())
     # Of prompts, a reward may read the path of a sound; pictures would make TRL take the rows for others.
     refuse_media(name for name in columns if name in (MEDIA[:2] if to == "prompt" else MEDIA) and name not in played)
-    lost = {"chat_template_kwargs"} if to != "prompt" else set(CLASHES)
     if to != "prompt" or keep is None:
-        for name in sorted(lost & set(columns) - played):
+        lost = CLASHES if to == "prompt" else ("chat_template_kwargs",)
+        for name in sorted({*lost} & ({*columns} - played)):
             log.warning("the column `%s` is left out: %s", name, CLASHES[name])
-    if to != "prompt":
+    safe = [name for name in columns if name not in CLASHES]
+    tools: tuple[str, ...] = ()
+    if to == "prompt":
+        made = ("prompt",) if layout.form == "prompt" else ("prompt", "reference")
+        wanted = safe if keep is None else [name for name in keep if name not in made or name in columns]
+    else:
         tools = ("tools",) if "tools" in columns and layout.form != "text" else ()
-        safe = [name for name in columns if name not in CLASHES and name not in ("prompt", "text")]
-        asked = safe if EVERY in (keep or ()) else [name for name in keep or () if name not in tools]
-        if faults := [_unkept(name, columns, safe, "weight") for name in asked if name not in safe]:
-            raise DataError(faults)
-        return (*tools, *asked)
-    if keep is None:
-        return tuple(name for name in columns if name not in CLASHES and name != "prompt")
-    made = {"prompt", "reference"} if layout.form != "prompt" else {"prompt"}
-    wanted = [name for name in keep if name not in made or name in columns]
-    usable = [name for name in columns if name not in CLASHES]
-    faults = [_unkept(name, columns, usable) for name in wanted if name not in usable]
+        safe = [name for name in safe if name not in ("prompt", "text")]
+        wanted = safe if EVERY in (keep or ()) else [name for name in keep or () if name not in tools]
+    faults = []
+    for name in wanted:
+        if name in columns and name not in safe:
+            why = CLASHES.get(name, "the trainer would take the rows for another form")
+            fix = "give the column another name in the data"
+            faults.append(Fault(group, f"a {group} asks for the column {name!r}", why, fix))
+        elif name not in safe:
+            faults.append(misnamed(group, name, safe, f"a {group} that asks for {{}}"))
     if faults:
         raise DataError(faults)
-    return tuple(name for name in wanted if name != "prompt")
+    return (*tools, *(name for name in wanted if name != "prompt"))
 
 
 def refuse_media(names: Iterable[str]) -> None:
     """Raise DataError where columns hold what no trainer here learns from, and what is left would be text alone."""
     if names := list(names):
-        listed = ", ".join(names)
+        found, expected = f"the columns {', '.join(names)}", "text: images, audio and video are not trained yet"
         fix = f"dataset.without=[{','.join(names)}]  (to train on the text alone)"
-        raise DataError(
-            Fault("dataset", f"the columns {listed}", "text: images, audio and video are not trained yet", fix)
-        )
+        raise DataError(Fault("dataset", found, expected, fix))
 
 
-def check_without(names: Sequence[str], columns: Iterable[str]) -> None:
+def check_without(names: Sequence[str], columns: Sequence[str]) -> None:
     """Raise DataError for a column that is to be left out and is not there."""
-    columns = list(columns)
-    if faults := [
-        misnamed("dataset.without", name, columns, "dataset.without=[{}]") for name in names if name not in columns
-    ]:
+    lacking = [name for name in names if name not in columns]
+    if faults := [misnamed("dataset.without", name, columns, "dataset.without=[{}]") for name in lacking]:
         raise DataError(faults)
-
-
-def _unkept(name: str, columns: Sequence[str], usable: Sequence[str], group: str = "reward") -> Fault:
-    if name in columns:
-        fix = "give the column another name in the data"
-        why = CLASHES.get(name, "the trainer would take the rows for another form")
-        return Fault(group, f"a {group} asks for the column {name!r}", why, fix)
-    return misnamed(group, name, usable, f"a {group} that asks for {{}}")

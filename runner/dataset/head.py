@@ -18,8 +18,9 @@ from datasets import Dataset, load_dataset_builder
 
 from runner.dataset.disk import find_files
 from runner.dataset.load import RowSource, open_source, translate_dataset_errors
-from runner.dataset.request import Node, read_cuts, read_limits, split_of
+from runner.dataset.request import read_cuts, read_limits, split_of
 from runner.errors import DataError, Fault
+from runner.schema.text import Node
 
 MAX_BYTES_WHOLE = 100_000_000  # of local files; of more only the first lines are read
 MAX_ROWS_SKIPPED = 1000  # of a stream, to come to where a slice begins

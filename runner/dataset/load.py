@@ -31,7 +31,7 @@ from datasets import (
 )
 from datasets.exceptions import DatasetGenerationError
 
-from runner.dataset.convert import CONVERT_VERSION, TURN_EXTRAS, Conversion, RowLayout
+from runner.dataset.convert import CONVERT_VERSION, TURN_EXTRAS, Conversion
 from runner.dataset.detect import Role, check_without, refuse_media
 from runner.dataset.disk import CHOOSE, Files, check_files, find_files, header_of
 from runner.dataset.request import RowRequest, check_cut, check_words, no_row, read_cuts, read_limits
@@ -78,20 +78,24 @@ def load_rows(
     them; each goes over the source's rows before their form is found. ``without`` names columns that are as if
     they were not there. ``to`` is the trainer form; None changes no row.
 
-    Raises DataError with every bad row of a split; ``bad_rows="drop"`` tells and leaves them out.
+    Raises DataError with every bad row of a split; ``bad_rows="drop"`` logs them and leaves them out.
     """
     train, evals = read_cuts(split)
     limits = read_limits(limit)
     files = find_files(path)
     check_words(files, bad_rows, config=config, revision=revision)
-    request = RowRequest(form, columns, system, bad_rows, to, keep, list_steps(map), without)
+    request = RowRequest(form, columns, system, bad_rows, to or "", keep, list_steps(map), without)
     with _local_main_process_first():
         source = open_source(path, files, config, revision, streaming)
         order = seed if shuffle else None
         rows = source.read("train", train, limits["train"], order, request) if train else None
         held_out = {name: source.read("eval", cut, limits["eval"], None, request) for name, cut in evals.items()}
         for name, others in held_out.items():
-            _warn_of_overlap(rows, others, f"{path} {evals[name]}")
+            if isinstance(rows, Dataset) and isinstance(others, Dataset):  # of streams nobody knows
+                shared = int(np.isin(_digests(others), _digests(rows)).sum())
+                if shared:
+                    message = "%s %s: %d of %d held-out rows are trained on too"
+                    log.warning(message, path, evals[name], shared, len(others))
     return rows, held_out.get("") if set(held_out) <= {""} else held_out
 
 
@@ -100,7 +104,7 @@ def narrow(rows: Rows, request: RowRequest) -> Rows:
     if request.without:
         check_without(request.without, list_columns(rows))
         rows = rows.remove_columns(list(request.without))
-    if request.to is not None and not request.steps:
+    if request.to and not request.steps:
         refuse_media(name for name, kind in (rows.features or {}).items() if MEDIUM.match(repr(kind)))
     return rows
 
@@ -131,9 +135,13 @@ class RowSource:
         with translate_dataset_errors(self.path, f"dataset.split.{use}"):
             if not any(self.slices(cut)):
                 raise DataError(no_row(use, cut, label))
-            rows = self.builder.as_dataset(split=cut)
-        rows, places = _ordered(narrow(rows, request), limit, seed)
-        return convert_rows(rows, request, label, places, seed)
+            rows = narrow(self.builder.as_dataset(split=cut), request)
+        count = min(limit or len(rows), len(rows))
+        if seed is None:
+            return convert_rows(rows.select(range(count)), request, label)
+        numbers = np.random.default_rng(seed).permutation(len(rows))[:count]
+        key = cache_key(rows._fingerprint, "shuffled", seed, count)
+        return convert_rows(rows.select(numbers, new_fingerprint=key), request, label, numbers.tolist(), seed)
 
     @property
     def lengths(self) -> dict[str, int]:
@@ -160,9 +168,14 @@ def open_source(path: str, files: Files | None, config: str | None, revision: st
         if files and not os.path.exists(builder.cache_dir):  # else they were checked, and are unchanged
             check_files(files)
         builder.download_and_prepare()
-        if files and files.reader == "json" and (features := _unmixed(builder.info.features)):
-            builder = _file_builder(files, features)
-            builder.download_and_prepare()
+        if files and files.reader == "json":
+            # Where a part of a column is of several types, such as text in one turn and a list in the next, datasets
+            # takes texts for JSON: "2" would come back as a number. As one piece of JSON, a column keeps them.
+            kinds = builder.info.features
+            mixed = [name for name, kind in kinds.items() if not isinstance(kind, Json) and "Json(" in repr(kind)]
+            if mixed:
+                builder = _file_builder(files, Features(kinds | dict.fromkeys(mixed, Json())))
+                builder.download_and_prepare()
     return RowSource(path, builder, tuple(builder.info.splits))
 
 
@@ -173,16 +186,6 @@ def _file_builder(files: Files, features: Features | None = None) -> DatasetBuil
     options = dict(files.options) | ({"features": features} if features else {})
     paths = {name: [escape(path) for path in paths] for name, paths in files.splits.items()}  # datasets takes patterns
     return load_dataset_builder(files.reader, data_files=paths, **options)
-
-
-def _unmixed(features: Features) -> Features | None:
-    """Types under which every value of JSON comes back as it was; None where these ones do.
-
-    Where a part of a column is of several types, such as text in one turn and a list in the next, datasets takes texts
-    for JSON: "2" would come back as a number. As one piece of JSON, a column keeps them.
-    """
-    mixed = [name for name, kind in features.items() if not isinstance(kind, Json) and "Json(" in repr(kind)]
-    return Features(features | dict.fromkeys(mixed, Json())) if mixed else None
 
 
 @contextmanager
@@ -223,16 +226,6 @@ def _local_main_process_first() -> Iterator[None]:
         yield
 
 
-def _ordered(rows: Dataset, limit: int | None, seed: int | None) -> tuple[Dataset, Sequence[int]]:
-    """The rows shuffled and limited, and the number that each had in the slice."""
-    count = min(limit or len(rows), len(rows))
-    if seed is None:
-        return rows.select(range(count)), range(count)
-    places = np.random.default_rng(seed).permutation(len(rows))[:count]
-    key = cache_key(rows._fingerprint, "shuffled", seed, count)
-    return rows.select(places, new_fingerprint=key), places.tolist()
-
-
 def cache_key(*parts: object) -> str:
     """A name for a result in the cache, from everything that it depends on."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -245,25 +238,25 @@ def convert_rows(
     rows: Dataset,
     request: RowRequest,
     label: str = "rows",
-    places: Sequence[int] | None = None,
+    numbers: Sequence[int] | None = None,
     seed: int | None = None,
 ) -> Dataset:
     """The rows in the form of ``request.to``, from the cache where they were converted before.
 
-    ``places`` are the numbers that messages give to the rows. For ``unpaired`` good and bad rows
+    ``numbers`` are those that messages give to the rows. For ``unpaired`` good and bad rows
     come out evenly mixed, because KTO's sampler keeps the order and compares within a batch.
     """
-    if request.to is None:
+    if not request.to:
         return rows
     conversion = _conversion(rows, request, label, len(rows))
-    layout, places = conversion.layout, range(len(rows)) if places is None else places
+    layout, numbers = conversion.layout, range(len(rows)) if numbers is None else numbers
     if not conversion.first(rows):  # then the reasons are those of all rows
         for start in range(0, len(rows), BATCH):
-            conversion.batch(rows[start : start + BATCH], places[start : start + BATCH])
+            conversion.batch(rows[start : start + BATCH], numbers[start : start + BATCH])
         raise DataError(conversion.nothing_left(len(rows)))
     how = [conversion.to, conversion.system, conversion.kept, conversion.bad_rows, *key_of_steps(conversion.steps)]
     converted = rows.map(
-        lambda cells, numbers: conversion.batch(cells, [places[number] for number in numbers]),
+        lambda cells, indices: conversion.batch(cells, [numbers[index] for index in indices]),
         batched=True,
         batch_size=BATCH,
         with_indices=True,
@@ -282,7 +275,7 @@ def _read_stream(
     """The rows of a stream, shuffled within a buffer; its bad rows are refused batch by batch."""
     rows = stream if seed is None else stream.shuffle(seed, buffer_size=STREAM_BUFFER)
     rows = rows if limit is None else rows.take(limit)
-    if request.to is None:
+    if not request.to:
         return rows
     conversion = _conversion(stream, request, label)
     if not conversion.first(stream.take(STREAM_HEAD)):
@@ -314,18 +307,12 @@ def _features(conversion: Conversion, source: Features) -> Features:
         kinds = {name: pa.string() if value is None else pa.array([value]).type for name, value in found.items()}
         kept = Features.from_arrow_schema(pa.schema(kinds))
     else:
-        turn = _turn_type(conversion.layout, source)
-        kept = {name: source[name] for name in conversion.kept}
+        turn, kept = TURN, {name: source[name] for name in conversion.kept}
+        for column in conversion.layout.columns.values():
+            kind = getattr(source[column], "feature", source[column])
+            if isinstance(kind, Json) or (isinstance(kind, dict) and set(kind) & set(TURN_EXTRAS)):
+                turn = Json()  # turns hold more than role and content, which may be anything
     return Features({name: _type_of(value, turn) for name, value in conversion.like.items()} | kept)
-
-
-def _turn_type(layout: RowLayout, source: Features) -> Any:
-    """Role and content; where the source's turns hold more, anything that JSON can hold."""
-    for column in layout.columns.values():
-        turn = getattr(source[column], "feature", source[column])
-        if isinstance(turn, Json) or (isinstance(turn, dict) and set(turn) & set(TURN_EXTRAS)):
-            return Json()
-    return TURN
 
 
 def _type_of(value: Any, turn: Any) -> Any:
@@ -378,12 +365,3 @@ def _digest_batch(table: pa.Table) -> pa.Table:
     hashes = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts]
     digests = [int.from_bytes(value, "little", signed=True) for value in hashes]
     return pa.table({"digest": pa.array(digests, pa.int64())})
-
-
-def _warn_of_overlap(train: Rows | None, held_out: Rows, label: str) -> None:
-    """Say how many held-out rows are trained on; of streams nobody knows."""
-    if isinstance(train, Dataset) and isinstance(held_out, Dataset):
-        shared = int(np.isin(_digests(held_out), _digests(train)).sum())
-        if shared:
-            count = len(held_out)
-            log.warning("%s: %d of %d held-out rows are trained on too", label, shared, count)

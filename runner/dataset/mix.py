@@ -4,7 +4,7 @@ How one dataset is read is in ``load``.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from datasets import (
@@ -17,7 +17,7 @@ from datasets import (
 
 from runner.dataset.detect import misnamed
 from runner.dataset.load import STREAM_BUFFER, Rows, list_columns, mix_labels
-from runner.dataset.request import check_weights, read_limits
+from runner.dataset.request import Use, check_weights, read_limits
 from runner.errors import DataError, Fault
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ def mix_rows(
     parts: Mapping[str, Part],
     weights: Mapping[str, float] | None = None,
     *,
-    limit: Mapping[str, int | None] | None = None,
+    limit: Mapping[Use, int | None] | None = None,
     seed: int = 0,
     to: str | None = None,
     keep: Sequence[str] | None = None,
@@ -44,18 +44,28 @@ def mix_rows(
     check_weights(parts, weights)
     limits = read_limits(limit)
     # Every part hands over what it has, because a reward may concern the rows of one part only.
-    wanted = None if to == "prompt" else keep
-    loaded = {name: load(to=to, keep=wanted, seed=seed) for name, load in parts.items()}
+    own = None if to == "prompt" else keep
+    loaded = {name: load(to=to, keep=own, seed=seed) for name, load in parts.items()}
     trains = {name: train for name, (train, _) in loaded.items() if train is not None}
     if to == "prompt" and keep is not None:
-        trains = _only(trains, {"prompt", "reference", *keep}, keep)
+        columns = {name: list_columns(rows) for name, rows in trains.items()}
+        there = {column for part in columns.values() for column in part}
+        if faults := [misnamed("reward", column, sorted(there)) for column in keep if column not in there]:
+            raise DataError(faults)
+        wanted = {"prompt", "reference", *keep}
+        for name, rows in trains.items():
+            trains[name] = rows.select_columns([column for column in columns[name] if column in wanted])
     if len(trains) < len(parts):
         missing = next(name for name in parts if name not in trains)
         raise DataError(Fault(f"dataset.parts.{missing}.split.train", "null", "rows to mix"))
-    _check_alike(trains)
-    if to == "preference":
-        _check_margins(trains)
-    mixed = _mixed(trains, weights, seed)
+    _check_types(trains)
+    if to == "preference":  # of which a batch has all margins or none
+        with_margin = [part for part, rows in trains.items() if "margin" in list_columns(rows)]
+        without = [part for part in trains if part not in with_margin]
+        if with_margin and without:
+            where, found = f"dataset.parts.{with_margin[0]}", f"a margin here, and none in {without[0]}"
+            raise DataError(Fault(where, found, "margins in all parts, or in none", f"{where}.without=[margin]"))
+    mixed = _mix(trains, weights, seed)
     if to == "unpaired" and isinstance(mixed, Dataset):
         mixed = mix_labels(mixed, seed, "mixture")
     evals: dict[str, Any] = {}
@@ -69,21 +79,7 @@ def _take(rows: Rows, limit: int | None) -> Rows:
     return rows if limit is None else rows.take(limit)
 
 
-def _only(trains: Mapping[str, Rows], names: Iterable[str], keep: Sequence[str]) -> dict[str, Rows]:
-    """The parts with the columns that rewards ask for, of which each must be in at least one part."""
-    columns = {name: list_columns(rows) for name, rows in trains.items()}
-    there = {column for part in columns.values() for column in part}
-    faults = [misnamed("reward", column, sorted(there)) for column in keep if column not in there]
-    if faults:
-        raise DataError(faults)
-    wanted = set(names)
-    return {
-        name: rows.select_columns([column for column in columns[name] if column in wanted])
-        for name, rows in trains.items()
-    }
-
-
-def _check_alike(trains: Mapping[str, Rows]) -> None:
+def _check_types(trains: Mapping[str, Rows]) -> None:
     """Refuse a column that holds conversations in one part and text in another, or other types."""
     seen: dict[str, tuple[str, Any]] = {}
     for part, rows in trains.items():
@@ -97,17 +93,7 @@ def _check_alike(trains: Mapping[str, Rows]) -> None:
                 raise DataError(Fault(f"dataset.parts.{part}", found, "one type in all parts", fix))
 
 
-def _check_margins(trains: Mapping[str, Rows]) -> None:
-    """Refuse margins that some parts have and others do not, because a batch has all of them or none."""
-    there = [part for part, rows in trains.items() if "margin" in list_columns(rows)]
-    if there and len(there) < len(trains):
-        where = f"dataset.parts.{there[0]}"
-        other = next(part for part in trains if part not in there)
-        found = f"a margin here, and none in {other}"
-        raise DataError(Fault(where, found, "margins in all parts, or in none", f"{where}.without=[margin]"))
-
-
-def _mixed(trains: Mapping[str, Rows], weights: Mapping[str, float] | None, seed: int) -> Rows:
+def _mix(trains: Mapping[str, Rows], weights: Mapping[str, float] | None, seed: int) -> Rows:
     rows = list(trains.values())
     if weights:
         total = sum(weights.values())

@@ -8,15 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from runner.dataset.convert import Conversion, Row
-from runner.dataset.detect import kept_columns, misnamed, read_layout
+from runner.dataset.detect import Role, kept_columns, misnamed, read_layout
 from runner.dataset.disk import Files
 from runner.dataset.step import Step
 from runner.errors import DataError, Fault
 
-Node = Mapping[str, Any]  # of the composed configuration
+Use = Literal["train", "eval"]
 BAD_ROWS = ("refuse", "drop")
 SLICE = re.compile(r"\w[\w.-]*(?:\[(?:-?[\d_]+%?)?:(?:-?[\d_]+%?)?\])?(?:\(\w+\))?")
 EXAMPLE = "train[:90%], train[500:] or train+extra"
@@ -24,13 +24,16 @@ EXAMPLE = "train[:90%], train[500:] or train+extra"
 
 @dataclass(frozen=True)
 class RowRequest:
-    """The way rows are read, whichever split they are of; ``load.load_rows`` says what each key means."""
+    """The way rows are read, whichever split they are of; ``load.load_rows`` says what each key means.
+
+    ``to`` is empty where rows stay as they are.
+    """
 
     form: str | None = None
-    columns: Mapping[str, str] | None = None
+    columns: Mapping[Role, str] | None = None
     system: str | None = None
     bad_rows: str = "refuse"
-    to: str | None = None
+    to: str = ""
     keep: Sequence[str] | None = None
     steps: tuple[Step, ...] = ()
     without: Sequence[str] = ()
@@ -40,11 +43,10 @@ class RowRequest:
         layout = read_layout(columns, row, form=self.form, given=self.columns, to=self.to)
         kept = kept_columns(columns, layout, self.to, self.keep)
         chats = bool(self.steps) and any(isinstance(row[column], list) for column in layout.columns.values())
-        how = {"total": total, "steps": self.steps, "chats": chats}
-        return Conversion(layout, self.to, self.system, kept, self.bad_rows, label, **how)
+        return Conversion(layout, self.to, self.system, kept, self.bad_rows, label, total, self.steps, chats)
 
 
-def read_cuts(split: Node | None) -> tuple[str | None, dict[str, str]]:
+def read_cuts(split: Mapping[Use, Any] | None) -> tuple[str | None, dict[str, str]]:
     """The slice to train on, and the slices to hold out by name; a single one has the name ""."""
     split = {"train": "train"} if split is None else split
     if odd := [name for name in split if name not in ("train", "eval")]:
@@ -54,9 +56,9 @@ def read_cuts(split: Node | None) -> tuple[str | None, dict[str, str]]:
     return split.get("train"), {name: cut for name, cut in evals.items() if cut}
 
 
-def read_limits(limit: Mapping[str, int | None] | None) -> dict[str, int | None]:
+def read_limits(limit: Mapping[Use, int | None] | None) -> dict[Use, int | None]:
     """The most rows of ``train`` and of ``eval``, None where all are wanted."""
-    limits = {"train": None, "eval": None} | dict(limit or {})
+    limits: dict[Use, int | None] = {"train": None, "eval": None, **(limit or {})}
     faults = [
         Fault(where := f"dataset.limit.{name}", str(count), "a whole number above 0, or null", f"{where}=null")
         for name, count in limits.items()

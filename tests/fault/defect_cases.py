@@ -639,8 +639,8 @@ DEFECTS = (
         "rows_numbered_in_their_batch",
         "A bad row is told by its place in a batch or among the shuffled rows, and not by that in the source.",
         "runner/dataset/load.py",
-        "[places[number] for number in numbers]",
-        "list(range(len(numbers)))",
+        "[numbers[index] for index in indices]",
+        "list(range(len(indices)))",
         tests=("tests/test_dataset.py::test_bad_rows_have_the_number_that_they_have_in_the_source",),
     ),
     Defect(
