@@ -159,6 +159,7 @@ def test_folders_that_hold_no_rows(tmp_path):
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n"
 LINE = b'{"prompt": "1+1=", "completion": " 2"}\n'
+DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
 BROKEN = [
     # name, bytes, where behind the path, found
     ("empty.jsonl", b"", "", "no rows"),
@@ -178,6 +179,9 @@ BROKEN = [
     ("torn.json", b'[{"prompt": "a"},\n{"pro', ":2", "no JSON"),
     ("nested.json", b'{\n"data": [{"prompt": "a"}]}', "", "one object with the keys data"),
     ("none.json", b"[]", "", "no rows"),
+    ("deep.json", b"[\n" + DEEP + b"]", "", "no JSON"),
+    ("deep.jsonl", DEEP + b"\n", ":1", "no JSON"),
+    ("half.json", b'[{"prompt": "a"}, {"prompt": "\\ud83d"}]', " row 1", "half a surrogate pair"),
     ("empty.json", b"", "", "no rows"),
     ("ragged.csv", b"prompt,completion\na,b\na,b,c\n", ":3", "3 fields"),
     ("short.csv", b"prompt,completion\na\n", ":2", "1 fields"),

@@ -17,7 +17,16 @@ from pathlib import Path
 
 from runner.dataset.convert import ARROWS, Row
 from runner.dataset.detect import MEDIA, check_without, misnamed, read_layout, refuse_media
-from runner.dataset.disk import CHOOSE, READABLE, Files, check_files, find_files, holds_at_most, read_columns, read_rows
+from runner.dataset.disk import (
+    CHOOSE,
+    READABLE,
+    Files,
+    check_files,
+    find_files,
+    holds_at_most,
+    read_columns,
+    read_data_file,
+)
 from runner.dataset.request import (
     RowRequest,
     Use,
@@ -135,7 +144,7 @@ def _check_slices(
     read: dict[str, list[Row]] = {}
     for use, cut in cuts:
         if (name := split_of(cut)) not in read:
-            read[name] = [row for path in files.splits[name] for row in read_rows(Path(path), files.reader, first)]
+            read[name] = [row for path in files.splits[name] for row in read_data_file(Path(path), files.reader, first)]
         rows, label = read[name], f"{node['path']} {cut}"
         count = slice_length(cut, len(rows)) if first is None else None
         if count == 0:

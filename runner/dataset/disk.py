@@ -1,27 +1,25 @@
 """Rows on this machine: which files hold them, which split each file is, and which bytes are bad.
 
 The bytes are looked at before a library reads them, because a bad line would otherwise come up as an
-error without file and line, as columns that are shifted, or as a crash of the interpreter. Standard
-library only, but for the footer of parquet files; what the rows mean is found in ``detect``.
+error without file and line, as columns that are shifted, or as a crash of the interpreter. (The readers of pyarrow
+count records in place of lines, take ``null`` for a row, and refuse columns of several types, which datasets reads.)
+Standard library only, but for packed files and the footer of parquet; what the rows mean is found in ``detect``.
 """
 
 import codecs
 import csv
-import gzip
 import io
 import json
 import re
 import sys
-import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from glob import glob, has_magic
 from importlib.util import find_spec
-from itertools import chain, islice
+from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any, BinaryIO
 
 from runner.dataset.step import Row
 from runner.errors import DataError, EnvironmentFault, Fault
@@ -47,6 +45,8 @@ CHOOSE = "dataset.path=<file, folder, pattern, or org/name>"
 WRAPPERS = ("data", "rows", "train", "examples", "instances", "records", "items", "dataset")
 SAVED_TO_DISK = {"dataset_dict.json", "state.json"}
 SHOWN = 5
+
+Entry = Row | Fault  # of a file: a row, or what is wrong in its place
 
 
 @dataclass(frozen=True)
@@ -83,20 +83,20 @@ def find_files(path: str) -> Files | None:
     """
     if not path.strip():
         raise DataError(Fault("dataset.path", "no path", READABLE + ", or a name on the hub", CHOOSE))
-    place = Path(shipped(path)).expanduser()
-    if odd := special_file(place):
+    local = Path(shipped(path)).expanduser()
+    if odd := special_file(local):
         raise DataError(Fault(path, odd.found, READABLE, f"{odd.fix}, or {CHOOSE}"))
-    if has_magic(str(place)) and not place.exists():
-        found = sorted(file for file in map(Path, glob(str(place), recursive=True)) if file.is_file())
+    if has_magic(str(local)) and not local.exists():
+        found = sorted(file for file in map(Path, glob(str(local), recursive=True)) if file.is_file())
         if not found:
             raise DataError(Fault(path, "no file matches the pattern", READABLE, CHOOSE))
         return _one_kind(path, {"train": found})
-    if place.is_dir():
-        return _one_kind(path, _splits_in(path, place))
-    if place.is_file():
-        return _one_kind(path, {"train": [place]})
-    if place.is_absolute() or path.startswith((".", "~")) or _suffix(place) in READERS:
-        raise DataError(_missing(path, place))
+    if local.is_dir():
+        return _one_kind(path, _splits_in(path, local))
+    if local.is_file():
+        return _one_kind(path, {"train": [local]})
+    if local.is_absolute() or path.startswith((".", "~")) or _suffix(local) in READERS:
+        raise DataError(_missing(path, local))
     return None
 
 
@@ -106,22 +106,25 @@ def _splits_in(path: str, folder: Path) -> dict[str, list[Path]]:
     if SAVED_TO_DISK & set(names):
         fix = "load_from_disk(folder).to_parquet(file) in Python, then dataset.path=<file>"
         raise DataError(Fault(path, "a folder that save_to_disk wrote", READABLE, fix))
-    for place in (folder, folder / "data"):
-        files = sorted(file for file in place.glob("*") if _suffix(file) in READERS)
-        if files:
-            return {name: [f for f in files if _split(f) == name] for name in map(_split, files)}
+    splits: dict[str, list[Path]] = {}
+    for inside in (folder, folder / "data"):
+        for file in sorted(inside.glob("*")):
+            if _suffix(file) in READERS:
+                name = re.sub(r"-\d+-of-\d+$", "", Path(_unpacked(file.name)).stem)
+                splits.setdefault(re.sub(r"\W", "_", name), []).append(file)
+        if splits:
+            return splits
     raise DataError(Fault(path, f"a folder with {_listed(names)}", READABLE, CHOOSE))
 
 
-def _split(file: Path) -> str:
-    stem = Path(_unpacked(file.name)).stem
-    return re.sub(r"\W", "_", re.sub(r"-\d+-of-\d+$", "", stem))
-
-
 def _one_kind(path: str, splits: Mapping[str, list[Path]]) -> Files:
+    """The files with the reader that all of them need; raises DataError where they are of several kinds, or of none."""
     suffixes = sorted({_suffix(file) for files in splits.values() for file in files})
     if not set(suffixes) <= set(READERS):
-        raise DataError(_unreadable(path, next(file for files in splits.values() for file in files)))
+        first = next(file for files in splits.values() for file in files)
+        odd = sniff(_head_of(first), first.name)
+        found = odd.found if odd and "pickle" in odd.found else f"a file of another kind: {first.suffix or 'no suffix'}"
+        raise DataError(Fault(path, found, READABLE, f"save its rows as {first.stem}.jsonl or {first.stem}.csv"))
     kinds = {(READERS[suffix], suffix == ".tsv") for suffix in suffixes}
     if len(kinds) > 1:
         fix = f"dataset.path='{path.rstrip('/')}/*{suffixes[0]}'"
@@ -131,37 +134,22 @@ def _one_kind(path: str, splits: Mapping[str, list[Path]]) -> Files:
     return Files(reader, {name: list(map(str, files)) for name, files in splits.items()}, options)
 
 
-def _unreadable(path: str, file: Path) -> Fault:
-    """The fault of a file whose suffix no reader has; a pickle is called one."""
-    odd = sniff(_head_of(file), file.name)
-    found = odd.found if odd and "pickle" in odd.found else f"a file of another kind: {file.suffix or 'no suffix'}"
-    return Fault(path, found, READABLE, f"save its rows as {file.stem}.jsonl or {file.stem}.csv")
-
-
-def _missing(path: str, place: Path) -> Fault:
+def _missing(path: str, local: Path) -> Fault:
     """The fault of a file that is missing: the nearest name beside it, or the first folder that is missing."""
-    for folder in reversed(place.parents):
+    for folder in reversed(local.parents):
         if not folder.is_dir():
             return Fault(path, f"there is no folder {folder}", READABLE, CHOOSE)
-    names = sorted(file.name for file in place.parent.iterdir())
-    close = get_close_matches(place.name, names, n=1)
-    fix = f"dataset.path={path.removesuffix(place.name)}{close[0]}" if close else CHOOSE
-    return Fault(path, f"there is no {place.name}", f"one of {_listed(names)}", fix)
+    names = sorted(file.name for file in local.parent.iterdir())
+    close = get_close_matches(local.name, names, n=1)
+    fix = f"dataset.path={path.removesuffix(local.name)}{close[0]}" if close else CHOOSE
+    return Fault(path, f"there is no {local.name}", f"one of {_listed(names)}", fix)
 
 
 def _listed(names: list[str]) -> str:
     return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "") if names else "nothing in it"
 
 
-def header_of(files: Files) -> list[str]:
-    """The names in the first line of csv files; empty where it cannot be read."""
-    first = files.paths[0]
-    with suppress(EOFError, gzip.BadGzipFile, zlib.error, csv.Error), _open(first) as file:
-        return next(_records(file, first, errors="replace"), [])
-    return []
-
-
-def read_columns(files: Files, max_bytes: int) -> list[str]:
+def read_columns(files: Files, max_bytes: int | None = None) -> list[str]:
     """The columns of files without faults, as far as ``max_bytes`` of the first one and its first rows show them."""
     if files.reader == "parquet":
         from pyarrow import parquet
@@ -184,7 +172,7 @@ def check_files(files: Files, limit: int | None = None, max_bytes: int | None = 
         raise DataError(faults)
 
 
-def read_rows(path: Path, reader: str, first: int | None = None) -> list[Row]:
+def read_data_file(path: Path, reader: str, first: int | None = None) -> list[Row]:
     """The rows of a file that was checked, or the ``first`` of them, as its reader would give them, but for the types
     of its columns.
     """
@@ -208,9 +196,9 @@ def holds_at_most(files: Files, max_bytes: int) -> bool:
     return True
 
 
-def _scan(path: Path, reader: str, limit: int | None = None, max_bytes: int | None = None) -> Iterator[Row | Fault]:
+def _scan(path: Path, reader: str, limit: int | None = None, max_bytes: int | None = None) -> Iterator[Entry]:
     """The rows of a file, but for those of parquet, and a fault in place of each that cannot be read."""
-    again, kind = f"copy or download {path.name} again", PACKED.get(path.suffix.lower(), "")
+    kind = PACKED.get(path.suffix.lower(), "")
     try:
         odd = sniff(_head_of(path), path.name)
         meant = kind or ("parquet" if reader == "parquet" else "?")
@@ -218,15 +206,19 @@ def _scan(path: Path, reader: str, limit: int | None = None, max_bytes: int | No
             yield Fault(str(path), odd.found, _EXPECTED[reader], odd.fix)
             return
         with _open(path) as file:
-            yield from _READERS[reader](file, path, limit, max_bytes)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        yield Fault(str(path), f"broken {kind} data: {error}", f"a whole {path.suffix} file", again)
+            read = {"json": _read_json, "csv": _read_csv, "parquet": _check_parquet}[reader]
+            yield from read(file, path, limit, max_bytes)
     except UnicodeDecodeError as error:
         odd = undecodable(error.object, path.name)
         yield Fault(str(path), odd.found, "UTF-8", odd.fix)
     except PermissionError:
         found, expected = "you have no permission to read it", "a file that this process may read"
         yield Fault(str(path), found, expected, f"chmod +r {path}")
+    except OSError as error:
+        if not kind:
+            raise
+        found, fix = f"broken {kind} data: {error}", f"copy or download {path.name} again"
+        yield Fault(str(path), found, f"a whole {path.suffix} file", fix)
 
 
 def _head_of(path: Path) -> bytes:
@@ -235,52 +227,45 @@ def _head_of(path: Path) -> bytes:
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[BinaryIO]:
-    with open(path, "rb") as file:
-        if path.suffix.lower() == ".gz":
-            with io.BufferedReader(gzip.GzipFile(fileobj=file)) as unpacked:
-                yield unpacked
-        elif path.suffix.lower() == ".zst":
-            import zstandard
-
-            unpacking = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-            try:
-                with io.BufferedReader(unpacking) as unpacked:
-                    yield unpacked
-            except zstandard.ZstdError as error:
-                raise EOFError(str(error)) from error
-        else:
+def _open(path: Path) -> Iterator[io.BufferedReader]:
+    """The bytes of a file, unpacked where it is packed."""
+    if path.suffix.lower() not in PACKED:
+        with open(path, "rb") as file:
             yield file
+    else:
+        import pyarrow
+
+        compression = pyarrow.Codec.detect(path.suffix.lower()).name
+        with io.BufferedReader(pyarrow.input_stream(str(path), compression)) as unpacked:
+            yield unpacked
 
 
+@dataclass
 class _Lines:
     """The numbered lines that stand whole in the first bytes; ``cut`` is true once others were left out."""
 
-    def __init__(self, file: io.BufferedReader, max_bytes: int | None):
-        self.file, self.left = file, max_bytes
-        self.number, self.cut = 0, False
+    file: io.BufferedReader
+    left: int | None
+    cut: bool = False
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        return self
-
-    def __next__(self) -> tuple[int, bytes]:
-        line = self.file.readline(-1 if self.left is None else self.left + 1)
-        if self.left is not None:
-            self.left -= len(line)
-            self.cut = self.left < 0
-        if not line or self.cut:
-            raise StopIteration
-        self.number += 1
-        return self.number, line
+        for number in count(1):
+            line = self.file.readline(-1 if self.left is None else self.left + 1)
+            if self.left is not None:
+                self.left -= len(line)
+                self.cut = self.left < 0
+            if not line or self.cut:
+                return
+            yield number, line
 
 
-def _read_json(file: io.BufferedReader, path: Path, limit: int | None, max_bytes: int | None) -> Iterator[Row | Fault]:
+def _read_json(file: io.BufferedReader, path: Path, limit: int | None, max_bytes: int | None) -> Iterator[Entry]:
     """Rows that stand one in a line, or in a .json file also as one list."""
     lines, start = _Lines(file, max_bytes), file.peek(HEAD).lstrip()
-    is_list = start.startswith(b"[")
-    number, first = next(((number, line) for number, line in lines if line.strip()), (0, b""))
+    is_list, numbered = start.startswith(b"["), iter(lines)
+    begin, first = next(((number, line) for number, line in numbered if line.strip()), (0, b""))
     if _suffix(path) == ".json" and first and (is_list or _as_json(first) is None):
-        text = b"\n" * (number - 1) + first + b"".join(line for _, line in lines)
+        text = b"\n" * (begin - 1) + first + b"".join(line for _, line in numbered)
         if not lines.cut:
             yield from _read_document(text, path)
         return
@@ -289,10 +274,10 @@ def _read_json(file: io.BufferedReader, path: Path, limit: int | None, max_bytes
         yield Fault(f"{path}:1", f"a list: {_quoted(start.splitlines()[0])}", _EXPECTED["json"], fix)
         return
     rows = 0
-    for place, line in islice(chain([(number, first)], lines), limit):
+    for number, line in islice(chain([(begin, first)], numbered), limit):
         if line.strip():
             rows += 1
-            yield _read_line(line, path, place)
+            yield _read_line(line, path, number)
     if not rows and not lines.cut:
         yield _no_rows(path)
     elif rows == 1 and isinstance(only := _as_json(first), dict):
@@ -301,28 +286,43 @@ def _read_json(file: io.BufferedReader, path: Path, limit: int | None, max_bytes
             yield _wrapped(only, path)
 
 
+def _parse(text: bytes) -> object:
+    """The value of a text in JSON; raises ValueError where it is none."""
+    try:
+        return json.loads(text.decode("utf-8-sig"))
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+
+
 def _as_json(line: bytes) -> object:
     try:
-        return json.loads(line)
+        return _parse(line)
     except ValueError:
         return None
 
 
-def _read_line(line: bytes, path: Path, number: int) -> Row | Fault:
-    where, expected = f"{path}:{number}", "one JSON object in each line"
+def _read_line(line: bytes, path: Path, number: int) -> Entry:
+    where = f"{path}:{number}"
     mend = f"sed -n {number}p {path.name}  (to see it, and mend it or delete it)"
     try:
-        value = json.loads(line.decode("utf-8-sig"))
-        if b"\\u" in line:
-            json.dumps(value, ensure_ascii=False).encode()
+        return _as_row(_parse(line), where, mend, has_escapes=b"\\u" in line)
     except UnicodeDecodeError:
         odd = undecodable(line, path.name)
         return Fault(where, odd.found, "UTF-8", odd.fix)
-    except UnicodeEncodeError:
-        return Fault(where, "half a surrogate pair, which is no character", "whole characters", mend)
-    except (ValueError, RecursionError) as error:
-        return Fault(where, f"no JSON: {error}", expected, mend)
-    return value if isinstance(value, dict) else Fault(where, _quoted(line.strip()), expected, mend)
+    except ValueError as error:
+        return Fault(where, f"no JSON: {error}", _EXPECTED["json"], mend)
+
+
+def _as_row(value: object, where: str, fix: str, *, has_escapes: bool) -> Entry:
+    """The value if it is a row of whole characters, else its fault."""
+    if not isinstance(value, dict):
+        return Fault(where, repr(json.dumps(value, ensure_ascii=False)[:40]), "a JSON object", fix)
+    if has_escapes:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            return Fault(where, "half a surrogate pair, which is no character", "whole characters", fix)
+    return value
 
 
 def _quoted(line: bytes) -> str:
@@ -333,40 +333,43 @@ def _wrapped(value: Row, path: Path) -> Fault:
     keys = ", ".join(list(value)[:5])
     name = next((name for name, entry in value.items() if isinstance(entry, list)), "data")
     fix = f"save the list of rows by itself: jq -c '.{name}[]' {path.name} > rows.jsonl"
-    return Fault(str(path), f"one object with the keys {keys}", "a list of objects, or one object in each line", fix)
+    return Fault(str(path), f"one object with the keys {keys}", _EXPECTED["list"], fix)
 
 
-def _read_document(text: bytes, path: Path) -> Iterator[Row | Fault]:
-    expected = "a list of objects, or one object in each line"
+def _read_document(text: bytes, path: Path) -> Iterator[Entry]:
+    """The rows of one list."""
     mend = f"mend {path.name}, or make one object in each line: jq -c '.[]' {path.name} > rows.jsonl"
     try:
-        value = json.loads(text.decode("utf-8-sig"))
-    except json.JSONDecodeError as error:
-        yield Fault(f"{path}:{error.lineno}", f"no JSON: {error}", expected, mend)
+        value = _parse(text)
+    except ValueError as error:
+        if isinstance(error, UnicodeDecodeError):
+            raise
+        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        yield Fault(f"{path}{line}", f"no JSON: {error}", _EXPECTED["list"], mend)
         return
     if isinstance(value, dict):
         yield _wrapped(value, path)
-    elif not value:
+    elif not isinstance(value, list) or not value:
         yield _no_rows(path)
     else:
-        for place, row in enumerate(value):
-            if isinstance(row, dict):
-                yield row
-            else:
-                yield Fault(f"{path} row {place}", json.dumps(row)[:40], expected, f"delete row {place}, or mend it")
+        has_escapes = b"\\u" in text
+        for number, row in enumerate(value):
+            fix = f"delete row {number}, or mend it"
+            yield _as_row(row, f"{path} row {number}", fix, has_escapes=has_escapes)
 
 
-def _read_csv(file: io.BufferedReader, path: Path, limit: int | None, max_bytes: int | None) -> Iterator[Row | Fault]:
+def _read_csv(file: io.BufferedReader, path: Path, limit: int | None, max_bytes: int | None) -> Iterator[Entry]:
     """Rows of text, and faults of records that have another number of fields than the header."""
     if file.peek(1)[:1] in (b"{", b"["):
         found, fix = f"json in a {_suffix(path)} file", f"mv {path.name} {path.stem}.jsonl"
         yield Fault(str(path), found, _EXPECTED["csv"], fix)
         return
     lines = _Lines(file, max_bytes)
-    records = _records((line for _, line in lines), path)
+    text = codecs.iterdecode((line for _, line in lines), "utf-8-sig")
+    records = csv.reader(text, delimiter="\t" if _suffix(path) == ".tsv" else ",")
     rows, previous = 0, csv.field_size_limit(sys.maxsize)  # one field may hold a whole document
     try:
-        header = next(records, [])
+        header: list[str] = next(records, [])
         if len(header) == 1 and (other := re.fullmatch(r"\w+(?:([;|\t])\w+)+", header[0])):
             expected = f"{_EXPECTED['csv']}, or tabs in a .tsv file"
             fix = f"save it with commas, or with tabs as {path.stem}.tsv"
@@ -390,12 +393,7 @@ def _read_csv(file: io.BufferedReader, path: Path, limit: int | None, max_bytes:
         yield _no_rows(path)
 
 
-def _records(lines: Iterable[bytes], path: Path, errors: str = "strict") -> Any:
-    text = codecs.iterdecode(lines, "utf-8-sig", errors)
-    return csv.reader(text, delimiter="\t" if _suffix(path) == ".tsv" else ",")
-
-
-def _check_parquet(file: io.BufferedReader, path: Path, limit: int | None, max_bytes: int | None) -> Iterator[Fault]:
+def _check_parquet(file: io.BufferedReader, path: Path, limit: int | None, max_bytes: int | None) -> Iterator[Entry]:
     """Faults of the mark that stands at both ends of a whole file, and of its footer; its reader checks the rest."""
     from pyarrow import ArrowException, parquet
 
@@ -417,9 +415,9 @@ def _no_rows(path: Path) -> Fault:
     return Fault(str(path), "no rows", "at least one", f"copy or download {path.name} again, or {CHOOSE}")
 
 
-_READERS = {"json": _read_json, "csv": _read_csv, "parquet": _check_parquet}
 _EXPECTED = {
     "json": "one JSON object in each line",
+    "list": "a list of objects, or one object in each line",
     "csv": "comma-separated values",
     "parquet": "a whole parquet file",
 }

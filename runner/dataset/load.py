@@ -33,7 +33,7 @@ from datasets.exceptions import DatasetGenerationError
 
 from runner.dataset.convert import CONVERT_VERSION, TURN_EXTRAS, Conversion
 from runner.dataset.detect import Role, check_without, refuse_media
-from runner.dataset.disk import CHOOSE, Files, check_files, find_files, header_of
+from runner.dataset.disk import CHOOSE, Files, check_files, find_files, read_columns
 from runner.dataset.request import RowRequest, check_cut, check_words, no_row, read_cuts, read_limits
 from runner.dataset.step import first_made, key_of_steps, list_steps
 from runner.errors import DataError, EnvironmentFault, Fault
@@ -181,8 +181,8 @@ def open_source(path: str, files: Files | None, config: str | None, revision: st
 
 def _file_builder(files: Files, features: Features | None = None) -> DatasetBuilder:
     """The reader of local files; csv has no types, and what is text must not become numbers."""
-    if files.reader == "csv" and (header := header_of(files)):
-        features = Features({name: Value("string") for name in header})
+    if files.reader == "csv" and (columns := read_columns(files)):
+        features = Features({name: Value("string") for name in columns})
     options = dict(files.options) | ({"features": features} if features else {})
     paths = {name: [escape(path) for path in paths] for name, paths in files.splits.items()}  # datasets takes patterns
     return load_dataset_builder(files.reader, data_files=paths, **options)
