@@ -21,7 +21,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,8 +59,8 @@ def answers(messages: Turns, weight: float = 1.0, rest: float = 0.0) -> list[Ent
 
 def last_round(messages: Turns, weight: float = 1.0, rest: float = 0.0) -> list[Entry]:
     """The assistant's messages after the last of the user, and ``rest`` for all else."""
-    last = max((place for place, turn in enumerate(messages) if turn["role"] == "user"), default=-1)
-    return [weight if turn["role"] == "assistant" and place > last else rest for place, turn in enumerate(messages)]
+    last = max((index for index, turn in enumerate(messages) if turn["role"] == "user"), default=-1)
+    return [weight if turn["role"] == "assistant" and index > last else rest for index, turn in enumerate(messages)]
 
 
 def pattern(
@@ -135,14 +135,14 @@ class Weigher:
     def _render(self, turns: Turns, tools: Any) -> RenderedSequence:
         """A conversation as the template writes it, each message found by what changes if it says something else."""
         text, spans, begin = self._write(turns, tools), [], 0
-        for place, turn in enumerate(turns):
+        for index, turn in enumerate(turns):
             other = {key: turn[key] for key in ("role", "name", "tool_call_id") if turn.get(key) is not None}
             other["content"] = STAND_IN
             try:
-                start, end = _changed(text, self._write([*turns[:place], other, *turns[place + 1 :]], tools), begin)
+                start, end = _changed(text, self._write([*turns[:index], other, *turns[index + 1 :]], tools), begin)
             except (TemplateError, ValueError) as error:
                 expected = "a template in which each message has a place of its own"
-                raise DataError(Fault(f"messages[{place}]", str(error), expected, "weight=none")) from error
+                raise DataError(Fault(f"messages[{index}]", str(error), expected, "weight=none")) from error
             # An answer starts right after its opening, whatever the template then writes by itself.
             if turn["role"] == "assistant" and self._opening in text[begin:start]:
                 start = text.rfind(self._opening, begin, start) + len(self._opening)
@@ -184,10 +184,20 @@ class Weigher:
     def _weigh(self, rendered: RenderedSequence, row: Cells) -> tuple[list[int], list[float]]:
         encoded = self.tokenizer(rendered.text, add_special_tokens=not rendered.is_chat, return_offsets_mapping=True)
         weights = [1.0] * len(encoded["input_ids"])
+        solid = [not letter.isspace() for letter in rendered.text]
         for rule in self.rules:
-            letters, least = _letters(rendered, _entries(rule, rendered.messages, row))
-            own = (max(letters[a:b]).weight if b > a else least for a, b in encoded["offset_mapping"])
-            weights = [before * weight for before, weight in zip(weights, own, strict=True)]
+            entries = _entries(rule, rendered.messages, row)
+            least = float(min((base for base, _ in entries), default=1.0))  # the weight of what no message holds
+            own, in_span = np.full(len(solid), least), np.zeros(len(solid), bool)
+            for (start, end, mark), (base, spans) in zip(rendered.spans, entries, strict=True):
+                own[start:mark] = base
+                for first, last, weight in spans:
+                    part = slice(start + first, min(start + last, end))
+                    own[part], in_span[part] = weight, True
+            # Of the letters of a token the greatest decides: blanks come last, and those in a span first.
+            letters = list(zip(solid, in_span.tolist(), own.tolist(), strict=True))
+            for index, (a, b) in enumerate(encoded["offset_mapping"]):
+                weights[index] *= max(letters[a:b])[2] if b > a else least
         return encoded["input_ids"], weights
 
 
@@ -233,42 +243,17 @@ def _changed(text: str, other: str, begin: int) -> tuple[int, int]:
     return start, end
 
 
-class Letter(NamedTuple):
-    """A letter and its weight; the greatest one of a token decides."""
-
-    is_solid: bool
-    is_in_span: bool
-    weight: float
-
-
-def _letters(rendered: RenderedSequence, entries: Sequence[tuple[float, Sequence[Span]]]) -> tuple[list[Letter], float]:
-    """The weight of each letter by one rule, and that of what no message holds."""
-    least = min((base for base, _ in entries), default=1.0)
-    own, in_span = np.full(len(rendered.text), least), np.zeros(len(rendered.text), bool)
-    for (start, end, mark), (base, spans) in zip(rendered.spans, entries, strict=True):
-        own[start:mark] = base
-        for first, last, weight in spans:
-            place = slice(start + first, min(start + last, end))
-            own[place], in_span[place] = weight, True
-    solid = [not letter.isspace() for letter in rendered.text]
-    return list(map(Letter, solid, in_span.tolist(), own.tolist())), least
-
-
-def _entries(rule: Rule, messages: Sequence[Cells], row: Cells) -> list[Any]:
+def _entries(rule: Rule, messages: Sequence[Cells], row: Cells) -> list[tuple[float, Sequence[Span]]]:
     """The entries of a rule, called with what it names, each as a number and spans."""
     columns = {name: row if name == "row" else row[name] for name in columns_of(rule)}
-    entries = rule(messages=messages, **columns)
-    if len(entries) != len(messages):
-        raise DataError(Fault("weight", f"{len(entries)} entries for {len(messages)} messages", "one for each"))
-    return [_entry(entry) for entry in entries]
-
-
-def _entry(entry: Entry) -> tuple[float, Sequence[Span]]:
-    base, spans = entry if isinstance(entry, tuple | list) else (entry, ())
-    for weight in (base, *(span[2] for span in spans)):
+    given = rule(messages=messages, **columns)
+    if len(given) != len(messages):
+        raise DataError(Fault("weight", f"{len(given)} entries for {len(messages)} messages", "one for each"))
+    entries = [entry if isinstance(entry, tuple | list) else (entry, ()) for entry in given]
+    for weight in (weight for base, spans in entries for weight in (base, *(span[2] for span in spans))):
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
             raise DataError(Fault("weight", repr(weight), "a number of at least 0"))
-    return float(base), spans
+    return entries
 
 
 # --- Rows that a trainer has made of it ---------------------------------------------------------
@@ -293,8 +278,8 @@ def weigh_rows(rows: Rows, weigher: Weigher, key: str, workers: int | None = Non
     tokenizer = weigher.tokenizer
     spelling = cache_key(tokenizer.backend_tokenizer.to_str(), tokenizer.chat_template, tokenizer.eos_token)
     made = cache_key(WEIGH_VERSION, rows._fingerprint, key, spelling)
-    places = {"with_indices": True, "num_proc": workers, "new_fingerprint": made}
-    weighed = rows.map(lambda row, place: weigh_row(row, weigher, place), desc="weights of tokens", **places)
+    how = {"with_indices": True, "num_proc": workers, "new_fingerprint": made}
+    weighed = rows.map(lambda row, index: weigh_row(row, weigher, index), desc="weights of tokens", **how)
     teaching = weighed.filter(_teaches, new_fingerprint=cache_key(made, "teaching")) if "labels" in names else weighed
     if lost := len(weighed) - len(teaching):
         log.warning("%d of %d rows left out: all that is trained of them weighs nothing", lost, len(weighed))
@@ -308,7 +293,7 @@ def _teaches(row: Cells) -> bool:
     return any(label != -100 for label in row.get("labels", [0]))
 
 
-def weigh_row(row: Cells, weigher: Weigher, place: int | None = None) -> dict[str, list[Any]]:
+def weigh_row(row: Cells, weigher: Weigher, index: int | None = None) -> dict[str, list[Any]]:
     """The new columns of a row that a trainer has tokenised: weights, and labels without what weighs nothing.
 
     Raises DataError where the trainer's tokens are not those that the weights were made for.
@@ -317,24 +302,22 @@ def weigh_row(row: Cells, weigher: Weigher, place: int | None = None) -> dict[st
     try:
         for name, (ids, weights) in weigher(row).items():
             columns = next(names for names in TOKENS[name] if all(column in row for column in names))
-            new[name] = _cut(ids, weights, [token for column in columns for token in row[column]])
+            kept = [token for column in columns for token in row[column]]
+            count, rest = len(kept), len(ids) - len(kept)  # the trainer keeps the beginning of a row, or its end
+            if list(ids[:count]) == kept:
+                new[name] = weights[:count]
+            elif list(ids[rest:]) == kept:
+                new[name] = weights[rest:]
+            else:
+                found = "the trainer makes other tokens of the row"
+                raise DataError(Fault("weight", found, "the same tokens", "weight=none"))
     except DataError as error:
-        where = "" if place is None else f"row {place} of the trainer, "
+        where = "" if index is None else f"row {index} of the trainer, "
         raise DataError([replace(fault, where=f"{where}{fault.where}") for fault in error.faults]) from error
     if "labels" in row:
         pairs = zip(row["labels"], new[WEIGHTS], strict=True)
         new["labels"] = [label if weight else -100 for label, weight in pairs]
     return new
-
-
-def _cut(ids: Sequence[int], weights: list[float], theirs: Sequence[int]) -> list[float]:
-    """The weights of the part of the tokens that the trainer has kept, its beginning or its end."""
-    count = len(theirs)
-    if list(ids[:count]) == list(theirs):
-        return weights[:count]
-    if list(ids[len(ids) - count :]) == list(theirs):
-        return weights[len(ids) - count :]
-    raise DataError(Fault("weight", "the trainer makes other tokens of the row", "the same tokens", "weight=none"))
 
 
 def rotate_weights(rows: Dataset, size: int) -> Dataset:
