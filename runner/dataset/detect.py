@@ -62,8 +62,7 @@ CLASHES: dict[str, str] = {
     ),
     **dict.fromkeys(("image", "images"), "TRL would take the rows for pictures"),
     **dict.fromkeys(
-        ("input_ids", "labels", "attention_mask", "completion_mask", "prompt_ids"),
-        "TRL would take the rows for tokens",
+        ("input_ids", "labels", "attention_mask", "completion_mask", "prompt_ids"), "TRL would take the rows for tokens"
     ),
     "chat_template_kwargs": "it would change how the prompts are rendered",
     "tools": "the trainer has tools of its own, and would render the prompts without these",

@@ -26,14 +26,7 @@ from runner.errors import DataError, EnvironmentFault, Fault
 from runner.io.files import shipped
 from runner.io.filetype import HEAD, sniff, special_file, undecodable
 
-READERS = {
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".json": "json",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".parquet": "parquet",
-}
+READERS = {".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
 OPTIONS: dict[str, dict[str, object]] = {
     "json": {"parse_agent_traces": False},  # rows with certain columns would be taken for logs
     "csv": {"na_filter": False},  # an answer "None" or "NA" would be taken for nothing

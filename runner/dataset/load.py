@@ -281,11 +281,7 @@ def _read_stream(
     if not conversion.first(stream.take(STREAM_HEAD)):
         raise DataError(Fault(label, f"no good row among the first {STREAM_HEAD}", "rows"))
     converted = rows.map(
-        conversion.batch,
-        batched=True,
-        batch_size=BATCH,
-        with_indices=True,
-        remove_columns=list(next(iter(stream))),
+        conversion.batch, batched=True, batch_size=BATCH, with_indices=True, remove_columns=list(next(iter(stream)))
     )
     if request.to != "unpaired":
         return converted

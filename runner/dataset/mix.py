@@ -7,13 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from datasets import (
-    Dataset,
-    IterableDataset,
-    Value,
-    concatenate_datasets,
-    interleave_datasets,
-)
+from datasets import Dataset, IterableDataset, Value, concatenate_datasets, interleave_datasets
 
 from runner.dataset.detect import misnamed
 from runner.dataset.load import STREAM_BUFFER, Rows, list_columns, mix_labels

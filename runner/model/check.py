@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from runner.errors import ConfigError, Fault
 from runner.model import jinja
-from runner.model.folder import ADAPTER, DOWNLOAD_AGAIN, INDEX, LOCATION, WEIGHTS, Place, check_json_ends, find_place
+from runner.model.folder import ADAPTER, DOWNLOAD_AGAIN, INDEX, LOCATION, WEIGHTS, ModelFolder, check_json_ends, find_folder
 from runner.schema import find_definition, read_signature
 
 Node = Mapping[str, Any]  # of the composed configuration, or an object of a JSON file
@@ -58,19 +58,19 @@ def find_model_faults(node: Node, head: str, length: object = None, peft: object
     faults, is_merged = [], bool(node.get("merge"))
     how = {"safetensors_only": node.get("safetensors_only", True), "trust": bool(node.get("trust_remote_code"))}
     try:
-        place = find_place(node["path"], "model.path")
-        if place is None:
+        folder = find_folder(node["path"], "model.path")
+        if folder is None:
             return []
-        faults += find_merge_faults(place) if is_merged else []
-        if place.adapter is None:
-            faults += _find_folder_faults(place, head, **how)
-            return faults or [*_find_length_faults(place, length), *_find_tuning_faults(place, peft)]
-        faults += find_adapter_faults(place, head, is_safe=place.has(ADAPTER) or not how["safetensors_only"])
+        faults += find_merge_faults(folder) if is_merged else []
+        if folder.adapter is None:
+            faults += _find_folder_faults(folder, head, **how)
+            return faults or [*_find_length_faults(folder, length), *_find_tuning_faults(folder, peft)]
+        faults += find_adapter_faults(folder, head, is_safe=folder.has(ADAPTER) or not how["safetensors_only"])
         freezes = isinstance(peft, Mapping) and str(peft.get("_target_")).startswith("runner.model.freeze.")
         if peft and not is_merged and not freezes:
             faults.append(SECOND_ADAPTER)
-        if base := place.adapter.get("base_model_name_or_path"):
-            faults += _find_base_faults(base, place.where, head, **how)
+        if base := folder.adapter.get("base_model_name_or_path"):
+            faults += _find_base_faults(base, folder.where, head, **how)
     except ConfigError as error:
         faults += error.faults
     return faults
@@ -78,8 +78,8 @@ def find_model_faults(node: Node, head: str, length: object = None, peft: object
 
 def _find_base_faults(base: str, where: str, head: str, **how: bool) -> list[Fault]:
     try:
-        place = find_place(base, where)
-        return _find_folder_faults(place, head, **how) if place else []
+        folder = find_folder(base, where)
+        return _find_folder_faults(folder, head, **how) if folder else []
     except ConfigError as error:
         return [replace(each, where=where, found=f"the base of the adapter: {each.found}") for each in error.faults]
 
@@ -87,8 +87,8 @@ def _find_base_faults(base: str, where: str, head: str, **how: bool) -> list[Fau
 def read_vocab_size(node: Node) -> int | None:
     """The number of tokens that a model has room for, where its folder tells."""
     try:
-        place = find_place(node["path"], "model.path") if node.get("_target_") == LOADER else None
-        return place.config.get("vocab_size") if place and place.has("config.json") else None
+        folder = find_folder(node["path"], "model.path") if node.get("_target_") == LOADER else None
+        return folder.config.get("vocab_size") if folder and folder.has("config.json") else None
     except ConfigError:
         return None
 
@@ -96,40 +96,40 @@ def read_vocab_size(node: Node) -> int | None:
 def find_scorer_faults(path: str, where: str) -> list[Fault]:
     """A fault for a model that is to score texts and has no weights to do so, as far as its folder tells."""
     try:
-        place = find_place(path, where)
-        if place is None or not place.has("config.json") or not place.is_plain or not place.has(WEIGHTS, INDEX):
+        folder = find_folder(path, where)
+        if folder is None or not folder.has("config.json") or not folder.is_plain or not folder.has(WEIGHTS, INDEX):
             return []
-        if "score.weight" in place.shapes:
+        if "score.weight" in folder.shapes:
             return []
     except ConfigError as error:
         return error.faults
     fix = f"python -m runner trainer=reward, then {where}=<its model folder>; or tolerate.random_head=true"
-    return [place.fault(f"{path}: it has no weights for score.weight", "a trained reward model", fix)]
+    return [folder.fault(f"{path}: it has no weights for score.weight", "a trained reward model", fix)]
 
 
 # --- Architectures ------------------------------------------------------------------------------
 
 
-def find_config_faults(place: Place, head: str | None = None, *, trust: bool = False) -> list[Fault]:
+def find_config_faults(folder: ModelFolder, head: str | None = None, *, trust: bool = False) -> list[Fault]:
     """A fault for a model that transformers does not know, that brings code, or that has no such head."""
-    if not place.has("config.json"):
-        if place.repo:  # a cache that lacks it may lack everything, and loading tells which
+    if not folder.has("config.json"):
+        if folder.repo:  # a cache that lacks it may lack everything, and loading tells which
             return []
-        names = ", ".join(sorted(path.name for path in place.folder.iterdir())[:6])
-        return [place.fault(f"{place.source} has no config.json, but {names or 'nothing'}", LOCATION)]
-    kind = place.whole_config.get("model_type")
-    if place.whole_config.get("auto_map") and not _is_known(kind):
-        found, fix = f"{place.source} brings Python code of its own", "model.trust_remote_code=true"
+        names = ", ".join(sorted(path.name for path in folder.path.iterdir())[:6])
+        return [folder.fault(f"{folder.source} has no config.json, but {names or 'nothing'}", LOCATION)]
+    kind = folder.whole_config.get("model_type")
+    if folder.whole_config.get("auto_map") and not _is_known(kind):
+        found, fix = f"{folder.source} brings Python code of its own", "model.trust_remote_code=true"
         expected = "leave to run it, from you"
         return [] if trust else [Fault("model.trust_remote_code", found, expected, f"{fix}  (if you trust it)")]
     if not isinstance(kind, str):
-        return [place.fault(f"config.json of {place.source} has no model_type", "the config.json of a model")]
+        return [folder.fault(f"config.json of {folder.source} has no model_type", "the config.json of a model")]
     if not _is_known(kind):
         found = f"the architecture {kind} is unknown to the installed transformers"
-        return [place.fault(found, "an architecture that it knows", "pip install --upgrade transformers")]
+        return [folder.fault(found, "an architecture that it knows", "pip install --upgrade transformers")]
     if head and not _is_known(kind, head):
         found = f"the architecture {kind} has no head for this trainer in transformers"
-        return [place.fault(found, "a decoder, as language models are" if head == "lm" else "a model that can score")]
+        return [folder.fault(found, "a decoder, as language models are" if head == "lm" else "a model that can score")]
     return []
 
 
@@ -177,60 +177,57 @@ def find_unknown_keys(kind: str, given: Node, known: Collection[str], cutoff: fl
 # --- Weights ------------------------------------------------------------------------------------
 
 
-def _find_folder_faults(place: Place, head: str, *, safetensors_only: bool, trust: bool) -> list[Fault]:
+def _find_folder_faults(folder: ModelFolder, head: str, *, safetensors_only: bool, trust: bool) -> list[Fault]:
     """Faults of a folder that holds a whole model."""
-    if faults := find_config_faults(place, head, trust=trust):
+    if faults := find_config_faults(folder, head, trust=trust):
         return faults
-    if place.has(WEIGHTS, INDEX):
-        found = [*_find_missing_weights(place), *_find_other_shapes(place)]
-        return found if place.is_plain else []  # others may name and shape their weights in other ways
-    pickles = [name for name in PICKLES if place.has(name)]
+    if folder.has(WEIGHTS, INDEX):
+        found = [*_find_missing_weights(folder), *_find_other_shapes(folder)]
+        return found if folder.is_plain else []  # others may name and shape their weights in other ways
+    pickles = [name for name in PICKLES if folder.has(name)]
     if pickles and safetensors_only:
         expected = "safetensors; a .bin file is a pickle, which can run code when it is read"
         fix = "model.safetensors_only=false"
-        return [place.fault(f"{place.source} has its weights as {pickles[0]}", expected, fix)]
-    return [] if pickles else [place.fault(f"{place.source} has no weights", f"{WEIGHTS}, or {INDEX} and its files")]
+        return [folder.fault(f"{folder.source} has its weights as {pickles[0]}", expected, fix)]
+    return [] if pickles else [folder.fault(f"{folder.source} has no weights", f"{WEIGHTS}, or {INDEX} and its files")]
 
 
-def missing_weights(place: Place, count: int, example: str) -> Fault:
+def missing_weights(folder: ModelFolder, count: int, example: str) -> Fault:
     """The fault of weights that a model needs and the files lack."""
-    found = f"{place.source} lacks {count} weights, such as {example}; they would be random"
-    return place.fault(found, "weights for the whole of config.json")
+    found = f"{folder.source} lacks {count} weights, such as {example}; they would be random"
+    return folder.fault(found, "weights for the whole of config.json")
 
 
-def _find_missing_weights(place: Place) -> Iterator[Fault]:
+def _find_missing_weights(folder: ModelFolder) -> Iterator[Fault]:
     """A fault where the config has more layers than there are weights for."""
-    depth, layers = place.config.get("num_hidden_layers"), {}
-    for name in place.shapes:
+    depth, layers = folder.config.get("num_hidden_layers"), {}
+    for name in folder.shapes:
         if found := re.search(r"(?:^|\.)(?:layers|h)\.(\d+)\.(.+)", name):
             layers.setdefault(int(found[1]), set()).add(found[2])
     if not isinstance(depth, int) or not layers.get(0):
         return
     lacking = [(n, part) for n in range(depth) for part in sorted(layers[0] - layers.get(n, set()))]
     if lacking:
-        yield missing_weights(place, len(lacking), f"{lacking[0][1]} of layer {lacking[0][0]}")
+        yield missing_weights(folder, len(lacking), f"{lacking[0][1]} of layer {lacking[0][0]}")
 
 
-def _find_other_shapes(place: Place) -> Iterator[Fault]:
+def _find_other_shapes(folder: ModelFolder) -> Iterator[Fault]:
     """A fault where config.json tells other sizes than the weights have."""
-    config = place.config
+    config = folder.config
     width = "word_embed_proj_dim" if "word_embed_proj_dim" in config else "hidden_size"  # of some OPT, they differ
-    sizes = {
-        "embed_tokens.weight": ("vocab_size", width),
-        "mlp.up_proj.weight": ("intermediate_size", "hidden_size"),
-    }
+    sizes = {"embed_tokens.weight": ("vocab_size", width), "mlp.up_proj.weight": ("intermediate_size", "hidden_size")}
     for part, keys in sizes.items():
-        shape = next((shape for name, shape in place.shapes.items() if name.endswith(part)), None)
+        shape = next((shape for name, shape in folder.shapes.items() if name.endswith(part)), None)
         wanted = [config.get(key) for key in keys]
         if shape and None not in wanted and shape != wanted:
             found = f"config.json does not fit the shapes of its weights: {part} is {shape}, and {keys} are {wanted}"
-            yield place.fault(found, "the config that the weights were saved with")
+            yield folder.fault(found, "the config that the weights were saved with")
             return
 
 
-def _find_length_faults(place: Place, length: object) -> Iterator[Fault]:
+def _find_length_faults(folder: ModelFolder, length: object) -> Iterator[Fault]:
     """A fault where rows may be longer than the positions that the model was trained with."""
-    config, where = place.config, "trainer.args.max_length"
+    config, where = folder.config, "trainer.args.max_length"
     positions = config.get("max_position_embeddings") or config.get("n_positions")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     is_scaled = rope.get("rope_type") not in (None, "default")
@@ -242,21 +239,21 @@ def _find_length_faults(place: Place, length: object) -> Iterator[Fault]:
 # --- What is trained of it, and adapters ----------------------------------------------------------
 
 
-def _find_tuning_faults(place: Place, peft: object) -> Iterator[Fault]:
+def _find_tuning_faults(folder: ModelFolder, peft: object) -> Iterator[Fault]:
     """A fault for each layer that an adapter is to be put on, or pattern of what is trained, that the model lacks."""
-    if not isinstance(peft, Mapping) or not place.is_plain or not place.has(WEIGHTS, INDEX):
+    if not isinstance(peft, Mapping) or not folder.is_plain or not folder.has(WEIGHTS, INDEX):
         return
     # Files that were saved without a head lack the first part of each name.
-    weights = [f"{prefix}{name}" for name in place.shapes for prefix in ("", "model.", "transformer.", "gpt_neox.")]
+    weights = [f"{prefix}{name}" for name in folder.shapes for prefix in ("", "model.", "transformer.", "gpt_neox.")]
     weights += [f"{layer}.weight" for layer in OUTPUT_LAYERS]
     patterns, targets = peft.get("matching"), peft.get("target_modules")
     yield from find_pattern_faults("peft.matching", patterns if isinstance(patterns, list) else (), weights)
     modules = {name.rpartition(".")[0] for name in weights}
     modules |= {".".join(name.split(".")[:end]) for name in modules for end in range(1, name.count(".") + 1)}
-    matrices = [name for name, shape in place.shapes.items() if len(shape) == 2 and "embed" not in name]
+    matrices = [name for name, shape in folder.shapes.items() if len(shape) == 2 and "embed" not in name]
     linear = {name.split(".")[-2] for name in matrices if "." in name}
     yield from find_target_faults(targets if isinstance(targets, list) else (), modules, linear)
-    depth, layers = place.config.get("num_hidden_layers"), peft.get("layers")
+    depth, layers = folder.config.get("num_hidden_layers"), peft.get("layers")
     if isinstance(depth, int) and isinstance(layers, int):
         yield from find_depth_faults(layers, depth)
 
@@ -287,11 +284,11 @@ def find_depth_faults(layers: int, depth: int) -> Iterator[Fault]:
         yield Fault("peft.layers", found, f"0 to {depth}", f"peft.layers={max(1, depth // 2)}")
 
 
-def find_merge_faults(place: Place, *, quantized: bool = False) -> list[Fault]:
+def find_merge_faults(folder: ModelFolder, *, quantized: bool = False) -> list[Fault]:
     """Faults of what is to be merged: no adapter, or one on rounded weights."""
     faults = []
-    if place.adapter is None:
-        found = f"true, and {place.source} is no adapter"
+    if folder.adapter is None:
+        found = f"true, and {folder.source} is no adapter"
         faults.append(Fault("model.merge", found, "an adapter", "model.merge=false"))
     if quantized:
         found = "true, and merging into quantised weights would round the adapter away"
@@ -299,21 +296,21 @@ def find_merge_faults(place: Place, *, quantized: bool = False) -> list[Fault]:
     return faults
 
 
-def find_adapter_faults(place: Place, head: str, *, is_safe: bool) -> list[Fault]:
+def find_adapter_faults(folder: ModelFolder, head: str, *, is_safe: bool) -> list[Fault]:
     """Faults of an adapter; ``is_safe`` says that its weights are in safetensors, or need not be."""
-    faults, adapter = [], place.adapter or {}
+    faults, adapter = [], folder.adapter or {}
     if not is_safe:
-        found, fix = f"{place.source} has no {ADAPTER}", "model.safetensors_only=false"
-        faults.append(Fault(place.where, found, "an adapter in a safetensors file", fix))
+        found, fix = f"{folder.source} has no {ADAPTER}", "model.safetensors_only=false"
+        faults.append(Fault(folder.where, found, "an adapter in a safetensors file", fix))
     task = adapter.get("task_type")
     if task != TASKS.get(head, task):
         trainers = {"SEQ_CLS": "trainer=reward, or ", "CAUSAL_LM": "a trainer of language models, or "}
-        found, expected = f"{place.source} is an adapter for {task}", f"{TASKS[head]}, which this trainer trains"
-        faults.append(Fault(place.where, found, expected, f"{trainers.get(task, '')}another model.path"))
+        found, expected = f"{folder.source} is an adapter for {task}", f"{TASKS[head]}, which this trainer trains"
+        faults.append(Fault(folder.where, found, expected, f"{trainers.get(task, '')}another model.path"))
     if not adapter.get("base_model_name_or_path"):
-        found = f"adapter_config.json of {place.source} names no base_model_name_or_path"
-        fix = f"{DOWNLOAD_AGAIN}: {place.source}"
-        faults.append(Fault(place.where, found, "the model that it belongs on", fix))
+        found = f"adapter_config.json of {folder.source} names no base_model_name_or_path"
+        fix = f"{DOWNLOAD_AGAIN}: {folder.source}"
+        faults.append(Fault(folder.where, found, "the model that it belongs on", fix))
     return faults
 
 
@@ -389,15 +386,15 @@ def find_tokenizer_faults(node: object, rows: int | None) -> list[Fault]:
     if not isinstance(node, Mapping) or node.get("_target_") != TOKENIZER:
         return []
     try:
-        place = find_place(node["path"], "model.tokenizer.path")
-        if place and (base := place.tokenizer_base):
-            place = find_place(base[0], place.where)
-        if place is None:
+        folder = find_folder(node["path"], "model.tokenizer.path")
+        if folder and (base := folder.tokenizer_base):
+            folder = find_folder(base[0], folder.where)
+        if folder is None:
             return _find_template_faults(node, None, {})
-        config = place.read("tokenizer_config.json") if place.has("tokenizer_config.json") else {}
+        config = folder.read("tokenizer_config.json") if folder.has("tokenizer_config.json") else {}
         named = {key: _token(node.get(key) or config.get(key)) for key in ("bos_token", "eos_token", "pad_token")}
-        faults = _find_vocabulary_faults(place, config, node, named, rows)
-        return faults or _find_template_faults(node, (place, config), named)
+        faults = _find_vocabulary_faults(folder, config, node, named, rows)
+        return faults or _find_template_faults(node, (folder, config), named)
     except ConfigError as error:
         return error.faults
 
@@ -407,31 +404,31 @@ def _token(entry: object) -> str | None:
 
 
 def _find_vocabulary_faults(
-    place: Place, config: Node, node: Node, named: Mapping[str, str | None], rows: int | None
+    folder: ModelFolder, config: Node, node: Node, named: Mapping[str, str | None], rows: int | None
 ) -> list[Fault]:
     kind, faults = str(config.get("tokenizer_class") or ""), []
-    has_none = kind.startswith(BYTE_TOKENIZERS) or config.get("auto_map") or any(place.folder.glob("*.tiktoken"))
-    if not has_none and not place.has(*VOCABULARIES):
+    has_none = kind.startswith(BYTE_TOKENIZERS) or config.get("auto_map") or any(folder.path.glob("*.tiktoken"))
+    if not has_none and not folder.has(*VOCABULARIES):
         expected = "tokenizer.json, or the files of a slow tokenizer"
-        faults.append(place.fault(f"{place.source} holds no tokenizer", expected))
-    vocabulary = _read_vocabulary(place, config, named)
+        faults.append(folder.fault(f"{folder.source} holds no tokenizer", expected))
+    vocabulary = _read_vocabulary(folder, config, named)
     if vocabulary is None or not vocabulary.tokens:
         return faults
-    if not named["eos_token"] and kind in ENDLESS_TOKENIZERS and not place.has("special_tokens_map.json"):
+    if not named["eos_token"] and kind in ENDLESS_TOKENIZERS and not folder.has("special_tokens_map.json"):
         faults.append(no_end_token(vocabulary))
     faults += find_token_faults({key: node.get(key) for key in ("eos_token", "pad_token")}, vocabulary)
     return faults + (find_size_faults(vocabulary, rows) if rows else [])
 
 
-def _read_vocabulary(place: Place, config: Node, named: Mapping[str, str | None]) -> Vocabulary | None:
+def _read_vocabulary(folder: ModelFolder, config: Node, named: Mapping[str, str | None]) -> Vocabulary | None:
     """Every token; None where the file is large, or of another kind."""
-    path = place.folder / "tokenizer.json"
+    path = folder.path / "tokenizer.json"
     if not path.is_file():
         return None
     if path.stat().st_size > MAX_JSON_BYTES:
         check_json_ends(path)
         return None
-    whole = place.read("tokenizer.json")
+    whole = folder.read("tokenizer.json")
     entries = (whole.get("model") or {}).get("vocab") or {}
     listed = whole.get("added_tokens") or ()
     added = [AddedToken(entry["content"], entry["id"], bool(entry.get("special"))) for entry in listed]
@@ -440,7 +437,7 @@ def _read_vocabulary(place: Place, config: Node, named: Mapping[str, str | None]
     return Vocabulary({*names, *(token.text for token in added)}, added, used, str(config.get("chat_template") or ""))
 
 
-def _find_template_faults(node: Node, found: tuple[Place, Node] | None, named: Mapping[str, str | None]) -> list[Fault]:
+def _find_template_faults(node: Node, found: tuple[ModelFolder, Node] | None, named: Mapping[str, str | None]) -> list[Fault]:
     """Faults of the template that was chosen, or else of the tokenizer's own."""
     name, tokens = node.get("chat_template"), {key: token or "" for key, token in named.items()}
     if name:
@@ -450,8 +447,8 @@ def _find_template_faults(node: Node, found: tuple[Place, Node] | None, named: M
         return jinja.find_template_faults(text, str(name), named.get("eos_token"), tokens, chosen=True)
     if found is None:
         return []
-    place, config = found
-    own, text = place.folder / "chat_template.jinja", config.get("chat_template")
+    folder, config = found
+    own, text = folder.path / "chat_template.jinja", config.get("chat_template")
     if own.is_file() and not str(node["path"]).startswith("runner://"):
         text = own.read_text(encoding="utf-8", errors="replace")
         return jinja.find_template_faults(text, own.name, None, tokens, chosen=False)

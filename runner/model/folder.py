@@ -31,10 +31,10 @@ PLAIN = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "olmo2", "smol
 
 
 @dataclass(frozen=True)
-class Place:
+class ModelFolder:
     """The folder of a model or a tokenizer, and the key that names it; of the hub also the name and the revision."""
 
-    folder: Path
+    path: Path
     where: str
     repo: str | None = None
     revision: str | None = None
@@ -42,19 +42,19 @@ class Place:
     @property
     def source(self) -> str:
         """The path that transformers and peft load from."""
-        return self.repo or str(self.folder)
+        return self.repo or str(self.path)
 
     @property
     def commit(self) -> str | None:
         """The commit of the snapshot, so that what is loaded later comes from the same; None for a folder."""
-        return self.folder.name if self.repo else None
+        return self.path.name if self.repo else None
 
     def fault(self, found: str, expected: str, fix: str = "") -> Fault:
         return Fault(self.where, found, expected, fix or f"{self.where}=<folder or org/name>")
 
     def read(self, name: str) -> JsonObject:
         """The object in a JSON file of the folder; raises ConfigError where it holds none."""
-        path = self.folder / name
+        path = self.path / name
         head = path.read_bytes()
         if odd := sniff(head[:HEAD], str(path)):
             raise ConfigError(Fault(str(path), odd.found, "a JSON file", odd.fix))
@@ -70,7 +70,7 @@ class Place:
 
     def has(self, *names: str) -> bool:
         """True where one of these files is there."""
-        return any((self.folder / name).is_file() for name in names)
+        return any((self.path / name).is_file() for name in names)
 
     @cached_property
     def whole_config(self) -> JsonObject:
@@ -107,11 +107,11 @@ class Place:
             if missing := [name for name in files if not self.has(name)]:
                 found = f"{INDEX} names {', '.join(missing[:3])}, and there is no such file"
                 raise ConfigError(self.fault(found, "every file of the index", f"{DOWNLOAD_AGAIN}: {missing[0]}"))
-        headers = [read_header(self.folder / name) for name in files]
+        headers = [read_header(self.path / name) for name in files]
         return {name: entry["shape"] for header in headers for name, entry in header.items()}
 
 
-def find_place(path: object, where: str) -> Place | None:
+def find_folder(path: object, where: str) -> ModelFolder | None:
     """The folder behind a path, None for a name on the hub; raises ConfigError for what is neither."""
     path, fix = str(path), f"{where}=<folder or org/name>"
     home = Path(shipped(path)).expanduser()
@@ -120,7 +120,7 @@ def find_place(path: object, where: str) -> Place | None:
     if home.is_file():
         raise ConfigError(Fault(where, f"{path} is a file", "the folder that it is in", f"{where}={home.parent}"))
     if home.is_dir():
-        return Place(home, where)
+        return ModelFolder(home, where)
     if path.startswith(("/", ".", "~", "runner://")) or path.count("/") > 1:
         raise ConfigError(Fault(where, f"there is no folder {home}", LOCATION, fix))
     if not HUB_NAME.fullmatch(path):

@@ -43,20 +43,12 @@ from runner.model.check import (
     unknown_architecture,
 )
 from runner.model.fault import translate_model_errors
-from runner.model.folder import ADAPTER, CONFIGS, Place, find_place
+from runner.model.folder import ADAPTER, CONFIGS, ModelFolder, find_folder
 
 HEADS = {"lm": AutoModelForCausalLM, "score": AutoModelForSequenceClassification}
 PRECISIONS = ("float32", "bfloat16", "float16", "auto")
 # Tokens that may pad, the best first; one that ends texts is passed over.
-PADS = (
-    "<|finetune_right_pad_id|>",
-    "<|padding|>",
-    "<|pad|>",
-    "<pad>",
-    "[PAD]",
-    "<|endoftext|>",
-    "<unk>",
-)
+PADS = ("<|finetune_right_pad_id|>", "<|padding|>", "<|pad|>", "<pad>", "[PAD]", "<|endoftext|>", "<unk>")
 
 log = logging.getLogger(__name__)
 
@@ -79,14 +71,14 @@ def load_tokenizer(
     a pad token, one that never ends a text is taken, else the end token. ``chat_template`` names a
     shipped template or a ``.jinja`` file; None leaves the tokenizer's own, or none.
     """
-    place = fetch(path, "model.tokenizer", revision)
-    if base := place.tokenizer_base:
-        place = fetch(base[0], "model.tokenizer", base[1])
-    if not place.has("tokenizer_config.json"):  # then it is the architecture that names the kind of tokenizer
-        _refuse(find_config_faults(place, trust=trust_remote_code) if place.has("config.json") else [])
-    with translate_model_errors(place.source, place.revision, "model.tokenizer"):
-        how = {"revision": place.revision, "trust_remote_code": trust_remote_code}
-        tokenizer = AutoTokenizer.from_pretrained(place.source, **how)
+    folder = fetch(path, "model.tokenizer", revision)
+    if base := folder.tokenizer_base:
+        folder = fetch(base[0], "model.tokenizer", base[1])
+    if not folder.has("tokenizer_config.json"):  # then it is the architecture that names the kind of tokenizer
+        _refuse(find_config_faults(folder, trust=trust_remote_code) if folder.has("config.json") else [])
+    with translate_model_errors(folder.source, folder.revision, "model.tokenizer"):
+        how = {"revision": folder.revision, "trust_remote_code": trust_remote_code}
+        tokenizer = AutoTokenizer.from_pretrained(folder.source, **how)
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         # Where the files are missing, some classes come back with an empty vocabulary.
         found, fix = f"{path} holds no vocabulary", "model.tokenizer.path=<folder or org/name>"
@@ -146,8 +138,8 @@ def load_model(
     """
     _check_choices(head, dtype)
     check_quantization(quantization_config)
-    place = fetch(path, "model", revision)
-    _refuse(find_merge_faults(place, quantized=bool(quantization_config)) if merge else [])
+    folder = fetch(path, "model", revision)
+    _refuse(find_merge_faults(folder, quantized=bool(quantization_config)) if merge else [])
     how = dict(
         dtype=dtype if dtype == "auto" else getattr(torch, dtype),
         attn_implementation=attention,
@@ -156,8 +148,8 @@ def load_model(
         quantization_config=quantization_config,
         use_safetensors=True if safetensors_only else None,
     )
-    load = _load_whole if place.adapter is None else _load_adapter
-    model = load(place, head, seed, how)
+    load = _load_whole if folder.adapter is None else _load_adapter
+    model = load(folder, head, seed, how)
     if merge:
         model = model.merge_and_unload().requires_grad_(True)
     _refuse(find_size_faults(_vocabulary_of(tokenizer), model.get_input_embeddings().num_embeddings))
@@ -166,36 +158,36 @@ def load_model(
     return model
 
 
-def fetch(path: str, part: str = "model", revision: str | None = None) -> Place:
+def fetch(path: str, part: str = "model", revision: str | None = None) -> ModelFolder:
     """The folder at this path, or the snapshot of a model of the hub, its configs downloaded if need be."""
-    if place := find_place(path, f"{part}.path"):
-        return place
+    if folder := find_folder(path, f"{part}.path"):
+        return folder
     with translate_model_errors(path, revision, part):
         folder = snapshot_download(path, revision=revision, allow_patterns=list(CONFIGS))
-    return Place(Path(folder), f"{part}.path", path, revision)
+    return ModelFolder(Path(folder), f"{part}.path", path, revision)
 
 
 def read_adapter(path: str, revision: str | None = None) -> PeftConfig | None:
     """The config of the adapter at this path, or None where a whole model is."""
-    place = fetch(path, "model", revision)
-    return _read_adapter(place) if place.adapter is not None else None
+    folder = fetch(path, "model", revision)
+    return _read_adapter(folder) if folder.adapter is not None else None
 
 
-def _read_adapter(place: Place) -> PeftConfig:
-    with translate_model_errors(place.source, place.revision):
-        return PeftConfig.from_pretrained(str(place.folder))
+def _read_adapter(folder: ModelFolder) -> PeftConfig:
+    with translate_model_errors(folder.source, folder.revision):
+        return PeftConfig.from_pretrained(str(folder.path))
 
 
 def read_config(path: str, revision: str | None = None, trust_remote_code: bool = False) -> PretrainedConfig:
     """The config of the model at this path, or that of the base of an adapter."""
-    place = fetch(path, "model", revision)
-    if place.adapter is not None:
-        adapter = _read_adapter(place)
-        place = fetch(adapter.base_model_name_or_path, "model", adapter.revision)
-    _refuse(find_config_faults(place, trust=trust_remote_code))
-    with translate_model_errors(place.source, place.revision):
-        how = {"revision": place.revision, "trust_remote_code": trust_remote_code}
-        return AutoConfig.from_pretrained(place.source, **how)
+    folder = fetch(path, "model", revision)
+    if folder.adapter is not None:
+        adapter = _read_adapter(folder)
+        folder = fetch(adapter.base_model_name_or_path, "model", adapter.revision)
+    _refuse(find_config_faults(folder, trust=trust_remote_code))
+    with translate_model_errors(folder.source, folder.revision):
+        how = {"revision": folder.revision, "trust_remote_code": trust_remote_code}
+        return AutoConfig.from_pretrained(folder.source, **how)
 
 
 def check_quantization(quantization_config: Any) -> None:
@@ -216,34 +208,34 @@ def _check_choices(head: str, dtype: str) -> None:
     _refuse(faults)
 
 
-def _load_whole(place: Place, head: str, seed: int, how: Mapping[str, Any]) -> PreTrainedModel:
+def _load_whole(folder: ModelFolder, head: str, seed: int, how: Mapping[str, Any]) -> PreTrainedModel:
     """A model and every one of its weights, all from one commit; only a score head may be new."""
-    _refuse(find_config_faults(place, head, trust=how["trust_remote_code"]))
+    _refuse(find_config_faults(folder, head, trust=how["trust_remote_code"]))
     own = {"num_labels": 1} if head == "score" else {}
-    with translate_model_errors(place.source, place.revision), torch.random.fork_rng(devices=[]):
+    with translate_model_errors(folder.source, folder.revision), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model, report = HEADS[head].from_pretrained(
-            place.source, revision=place.commit, output_loading_info=True, **own, **how
+            folder.source, revision=folder.commit, output_loading_info=True, **own, **how
         )
     new = SEQ_CLS_HEAD_NAMES if head == "score" else ()
     missing = sorted(name for name in report["missing_keys"] if name.split(".")[0] not in new)
-    _refuse([missing_weights(place, len(missing), missing[0])] if missing else [])
+    _refuse([missing_weights(folder, len(missing), missing[0])] if missing else [])
     return model
 
 
-def _load_adapter(place: Place, head: str, seed: int, how: Mapping[str, Any]) -> PeftModel:
-    """The adapter at this place on the base that it names, trainable."""
-    with translate_model_errors(place.source, place.revision):
-        is_safe = not how["use_safetensors"] or has_file(place.source, ADAPTER, revision=place.revision)
-    adapter = _read_adapter(place)
-    faults = find_adapter_faults(place, head, is_safe=is_safe)
+def _load_adapter(folder: ModelFolder, head: str, seed: int, how: Mapping[str, Any]) -> PeftModel:
+    """The adapter at this folder on the base that it names, trainable."""
+    with translate_model_errors(folder.source, folder.revision):
+        is_safe = not how["use_safetensors"] or has_file(folder.source, ADAPTER, revision=folder.revision)
+    adapter = _read_adapter(folder)
+    faults = find_adapter_faults(folder, head, is_safe=is_safe)
     if adapter.is_prompt_learning:
-        found = f"{place.source} holds a learnt prompt, which peft cannot train any further"
+        found = f"{folder.source} holds a learnt prompt, which peft cannot train any further"
         faults.append(Fault("model.path", found, "", f"model.path={adapter.base_model_name_or_path}"))
     _refuse(faults)
     model = _load_whole(fetch(adapter.base_model_name_or_path, "model", adapter.revision), head, seed, how)
-    with translate_model_errors(place.source, place.revision):
-        return PeftModel.from_pretrained(model, place.source, is_trainable=True, revision=place.revision)
+    with translate_model_errors(folder.source, folder.revision):
+        return PeftModel.from_pretrained(model, folder.source, is_trainable=True, revision=folder.revision)
 
 
 def _keep_layout(model: PreTrainedModel) -> None:

@@ -22,10 +22,7 @@ from runner.model.adapter import changes_base, loaded_config
 
 
 def needs_reference(
-    model: PreTrainedModel | PeftModel,
-    peft_config: PeftConfig | None = None,
-    *,
-    precomputed: bool = False,
+    model: PreTrainedModel | PeftModel, peft_config: PeftConfig | None = None, *, precomputed: bool = False
 ) -> bool:
     """True where a trainer must be handed a reference, because the one it would find is wrong.
 

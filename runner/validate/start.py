@@ -17,7 +17,7 @@ from runner.config import Composed
 from runner.dataset.check import DatasetCheck, check_dataset
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault
 from runner.model.check import find_model_faults, find_scorer_faults, find_tokenizer_faults, read_vocab_size
-from runner.model.folder import find_place
+from runner.model.folder import find_folder
 from runner.run import Run, folder_of
 from runner.schema import Config, nodes, read_signature
 from runner.validate.context import JUDGED
@@ -91,7 +91,7 @@ def _find_faults(cfg: Config, folders: set[Path]) -> Iterator[Fault]:
             yield from find_scorer_faults(path_of_other, where)
             continue
         try:
-            find_place(path_of_other, where)
+            find_folder(path_of_other, where)
         except ConfigError as error:
             yield from error.faults
     yield from _lacking_columns(cfg)
