@@ -330,10 +330,7 @@ def test_a_wrong_path_is_a_config_error(loader, path, told):
     assert caught.value.faults[0].where == "model.path" and caught.value.code == 2
 
 
-def test_choices_are_checked_all_at_once(folder):
-    with pytest.raises(ConfigError) as caught:
-        load(folder, head="value", dtype="fp32")
-    assert [fault.where for fault in caught.value.faults] == ["trainer.head", "model.dtype"]
+def test_an_attention_that_does_not_exist_is_refused(folder):
     with pytest.raises(ConfigError, match="attn_implementation") as caught:
         load(folder, attention="fastest")
     assert fix_of(caught) == "model.attention=sdpa"

@@ -22,7 +22,7 @@ from runner.generate.sampler import Sampling
 from runner.generate.weights import find_weights
 from runner.io.files import PACKAGE, read_json, seal, write_json
 from runner.launch.stages import compose
-from runner.model.restore import load_adapter_weights
+from runner.model.saved import load_adapter_weights
 from runner.run import Run, open_run
 
 TINY = PACKAGE / "model" / "tiny"

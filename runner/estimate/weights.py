@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from runner.model.clone import Source, kind_of
+from runner.model.clone import Source, auto_class_of
 
 # Bytes of a quantised weight beside its bits: one scale of 4 bytes for 64 weights, or with double quantisation one of
 # 1 byte, and another of 4 for 256 of those.
@@ -51,7 +51,7 @@ class Shape:
     def of_source(source: Source) -> Shape:
         with torch.device("meta"):
             config = source.config()
-            return Shape.of(kind_of(config).from_config(config, trust_remote_code=source.trust))
+            return Shape.of(auto_class_of(config).from_config(config, trust_remote_code=source.trust))
 
 
 def trunks_of(model: nn.Module) -> Iterator[PreTrainedModel]:

@@ -57,7 +57,13 @@ def check_adapter(model: PreTrainedModel | PeftModel, peft_config: PeftConfig | 
     if peft_config is not None and loaded_config(model) is not None:
         faults.append(SECOND_ADAPTER)
     if is_quantized(model):
-        faults += _quantized_faults(peft_config or loaded_config(model))
+        adapter = peft_config or loaded_config(model)
+        if adapter is None:
+            found = "weights of 4 or 8 bits cannot be trained"
+            faults.append(Fault("peft", found, "an adapter on top of them", "peft=lora, or quant=none"))
+        elif changes_base(adapter):
+            found = f"{adapter.init_lora_weights} rewrites the base, whose weights are rounded here"
+            faults.append(Fault("peft", found, "an adapter that leaves the base alone", "peft=lora"))
     if getattr(peft_config, "peft_type", None) == PeftType.ADALORA:
         found = "AdaLoRA, whose ranks nothing would move, and no checkpoint could be resumed"
         faults.append(Fault("peft", found, "an adapter whose shape stays", "peft=lora"))
@@ -69,7 +75,8 @@ def check_adapter(model: PreTrainedModel | PeftModel, peft_config: PeftConfig | 
     targets = getattr(peft_config, "target_modules", None)
     if isinstance(targets, list | set | tuple):
         parts = dict(model.named_modules())
-        linear = {name.rpartition(".")[2] for name, part in parts.items() if _is_linear(part)}
+        kinds = {name: "Linear" if isinstance(part, nn.Linear) else type(part).__name__ for name, part in parts.items()}
+        linear = {name.rpartition(".")[2] for name, kind in kinds.items() if kind in ("Linear", "Conv1D")}
         faults += find_target_faults(targets, parts, linear)
     if faults:
         raise ConfigError(faults)
@@ -128,17 +135,3 @@ def _embeddings(model: PreTrainedModel) -> list[str]:
     parts = filter(None, (model.get_input_embeddings(), model.get_output_embeddings()))
     names = {id(part): name for name, part in model.named_modules()}
     return [names[id(part)] for part in parts]
-
-
-def _quantized_faults(peft_config: PeftConfig | None) -> list[Fault]:
-    if peft_config is None:
-        found = "weights of 4 or 8 bits cannot be trained"
-        return [Fault("peft", found, "an adapter on top of them", "peft=lora, or quant=none")]
-    if changes_base(peft_config):
-        found = f"{peft_config.init_lora_weights} rewrites the base, whose weights are rounded here"
-        return [Fault("peft", found, "an adapter that leaves the base alone", "peft=lora")]
-    return []
-
-
-def _is_linear(part: nn.Module) -> bool:
-    return isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"

@@ -17,10 +17,18 @@ from typing import Any, NamedTuple
 
 from runner.errors import ConfigError, Fault
 from runner.model import jinja
-from runner.model.folder import ADAPTER, DOWNLOAD_AGAIN, INDEX, LOCATION, WEIGHTS, ModelFolder, check_json_ends, find_folder
+from runner.model.folder import (
+    ADAPTER,
+    DOWNLOAD_AGAIN,
+    INDEX,
+    LOCATION,
+    WEIGHTS,
+    ModelFolder,
+    check_json_ends,
+    find_folder,
+)
 from runner.schema import find_definition, read_signature
-
-Node = Mapping[str, Any]  # of the composed configuration, or an object of a JSON file
+from runner.schema.text import Node
 
 LOADER = "runner.model.load.load_model"
 NEW = "runner.model.load.new_model"
@@ -200,7 +208,8 @@ def missing_weights(folder: ModelFolder, count: int, example: str) -> Fault:
 
 def _find_missing_weights(folder: ModelFolder) -> Iterator[Fault]:
     """A fault where the config has more layers than there are weights for."""
-    depth, layers = folder.config.get("num_hidden_layers"), {}
+    depth = folder.config.get("num_hidden_layers")
+    layers: dict[int, set[str]] = {}
     for name in folder.shapes:
         if found := re.search(r"(?:^|\.)(?:layers|h)\.(\d+)\.(.+)", name):
             layers.setdefault(int(found[1]), set()).add(found[2])
@@ -306,7 +315,7 @@ def find_adapter_faults(folder: ModelFolder, head: str, *, is_safe: bool) -> lis
     if task != TASKS.get(head, task):
         trainers = {"SEQ_CLS": "trainer=reward, or ", "CAUSAL_LM": "a trainer of language models, or "}
         found, expected = f"{folder.source} is an adapter for {task}", f"{TASKS[head]}, which this trainer trains"
-        faults.append(Fault(folder.where, found, expected, f"{trainers.get(task, '')}another model.path"))
+        faults.append(Fault(folder.where, found, expected, f"{trainers.get(str(task), '')}another model.path"))
     if not adapter.get("base_model_name_or_path"):
         found = f"adapter_config.json of {folder.source} names no base_model_name_or_path"
         fix = f"{DOWNLOAD_AGAIN}: {folder.source}"
@@ -390,16 +399,16 @@ def find_tokenizer_faults(node: object, rows: int | None) -> list[Fault]:
         if folder and (base := folder.tokenizer_base):
             folder = find_folder(base[0], folder.where)
         if folder is None:
-            return _find_template_faults(node, None, {})
+            return _find_template_faults(node, {})
         config = folder.read("tokenizer_config.json") if folder.has("tokenizer_config.json") else {}
         named = {key: _token(node.get(key) or config.get(key)) for key in ("bos_token", "eos_token", "pad_token")}
         faults = _find_vocabulary_faults(folder, config, node, named, rows)
-        return faults or _find_template_faults(node, (folder, config), named)
+        return faults or _find_template_faults(node, named, folder, config)
     except ConfigError as error:
         return error.faults
 
 
-def _token(entry: object) -> str | None:
+def _token(entry: Any) -> str | None:
     return entry.get("content") if isinstance(entry, Mapping) else entry
 
 
@@ -437,21 +446,18 @@ def _read_vocabulary(folder: ModelFolder, config: Node, named: Mapping[str, str 
     return Vocabulary({*names, *(token.text for token in added)}, added, used, str(config.get("chat_template") or ""))
 
 
-def _find_template_faults(node: Node, found: tuple[ModelFolder, Node] | None, named: Mapping[str, str | None]) -> list[Fault]:
-    """Faults of the template that was chosen, or else of the tokenizer's own."""
-    name, tokens = node.get("chat_template"), {key: token or "" for key, token in named.items()}
+def _find_template_faults(
+    node: Node, named: Mapping[str, str | None], folder: ModelFolder | None = None, config: Node | None = None
+) -> list[Fault]:
+    """Faults of the template that was chosen, or else of the tokenizer's own, where its folder is here."""
+    name, tokens = str(node.get("chat_template") or ""), {key: token or "" for key, token in named.items()}
     if name:
-        text = jinja.read_template(str(name))
-        if not str(name).endswith(".jinja"):  # those that ship work
+        chosen = jinja.read_template(name)
+        if not name.endswith(".jinja"):  # those that ship work
             return []
-        return jinja.find_template_faults(text, str(name), named.get("eos_token"), tokens, chosen=True)
-    if found is None:
-        return []
-    folder, config = found
-    own, text = folder.path / "chat_template.jinja", config.get("chat_template")
-    if own.is_file() and not str(node["path"]).startswith("runner://"):
-        text = own.read_text(encoding="utf-8", errors="replace")
-        return jinja.find_template_faults(text, own.name, None, tokens, chosen=False)
-    if isinstance(text, str):
-        return jinja.find_template_faults(text, "tokenizer_config.json", None, tokens, chosen=False)
-    return []
+        return jinja.find_template_faults(chosen, name, named.get("eos_token"), tokens, chosen=True)
+    own, text = "tokenizer_config.json", (config or {}).get("chat_template")
+    if folder and folder.has("chat_template.jinja") and not str(node["path"]).startswith("runner://"):
+        own = "chat_template.jinja"
+        text = (folder.path / own).read_text(encoding="utf-8", errors="replace")
+    return jinja.find_template_faults(text, own, None, tokens, chosen=False) if isinstance(text, str) else []

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import get_peft_model
+from peft import PeftConfig, get_peft_model
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -53,7 +53,7 @@ PERIODS = ("sliding_window_pattern", "full_attention_interval", "attn_layer_peri
 RANK = 4  # of the adapter of an adapter's clone
 MAX_SHORTENED_WEIGHTS = 200_000_000  # weights of a clone that only has fewer layers
 # Of any architecture the data is prepared alike; only the size of the vocabulary is the tokenizer's.
-STAND_IN = {
+PLACEHOLDER: dict[str, Any] = {
     "model_type": "llama",
     **dict.fromkeys(("hidden_size", "intermediate_size"), 8),
     **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 1),
@@ -79,11 +79,6 @@ class Source:
             return AutoConfig.for_model(own.pop("model_type"), **own)
         return read_config(self.path, self.revision, self.trust)
 
-    def base(self) -> Source | None:
-        """The model that an adapter is put on; None of what is no adapter."""
-        adapter = read_adapter(self.path, self.revision) if self.path else None
-        return replace(self, path=adapter.base_model_name_or_path, revision=adapter.revision) if adapter else None
-
 
 def write_clone(source: Source, folder: Path, head_size: int = HEAD_SIZE) -> str | None:
     """Write a small random model like this one into a folder, with its tokenizer, and say what it is.
@@ -91,10 +86,11 @@ def write_clone(source: Source, folder: Path, head_size: int = HEAD_SIZE) -> str
     Of an adapter its base is made small, and it gets a new adapter of the same kind. None, and nothing written, where
     the architecture cannot be made small.
     """
-    if base := source.base():
+    if adapter := read_adapter(source.path, source.revision) if source.path else None:
+        base = replace(source, path=adapter.base_model_name_or_path, revision=adapter.revision)
         small = folder.with_name(f"{folder.name}-base")
         if described := write_clone(base, small, head_size):
-            _write_adapter(source, small, folder)
+            _write_adapter(adapter, small, folder)
             _copy_tokenizer(source, folder)
         return described and f"{described}, with a new adapter"
     model = small_model(source.config(), source.trust, head_size)
@@ -110,20 +106,20 @@ def write_clone(source: Source, folder: Path, head_size: int = HEAD_SIZE) -> str
     return f"{text.model_type}, {text.num_hidden_layers} layers of {text.hidden_size}, {count / 1e6:.1f} M weights"
 
 
-def write_stand_in(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+def write_placeholder(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write a model of a few weights that has a tokenizer's vocabulary, with it; some trainers load it by its path."""
-    new_model(tokenizer, **STAND_IN).save_pretrained(folder)
+    new_model(tokenizer, **PLACEHOLDER).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
 def count_weights(config: PretrainedConfig, trust: bool = False) -> int:
     """The number of weights that a model of this config has; none is made for that."""
     with torch.device("meta"):
-        model = kind_of(config).from_config(config, trust_remote_code=trust)
+        model = auto_class_of(config).from_config(config, trust_remote_code=trust)
     return sum(weight.numel() for weight in model.parameters())
 
 
-def kind_of(config: PretrainedConfig) -> Any:
+def auto_class_of(config: PretrainedConfig) -> Any:
     """The class that makes what the config says it is; a causal language model where it says nothing."""
     named = (getattr(config, "architectures", None) or [""])[0]
     if named.endswith("ForSequenceClassification"):
@@ -147,7 +143,7 @@ def small_model(config: PretrainedConfig, trust: bool = False, head_size: int = 
             dtype = getattr(small, "dtype", None) or torch.float32
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
-                model = kind_of(small).from_config(small, dtype=dtype, trust_remote_code=trust)
+                model = auto_class_of(small).from_config(small, dtype=dtype, trust_remote_code=trust)
             with torch.no_grad():
                 model.eval()(input_ids=torch.arange(1, 7).unsqueeze(0))
             return model
@@ -172,7 +168,10 @@ def shrink(config: PretrainedConfig, head_size: int = HEAD_SIZE) -> PretrainedCo
             part.word_embed_proj_dim = part.hidden_size
         if hasattr(part, "qk_head_dim"):
             part.head_dim, part.qk_head_dim = part.qk_rope_head_dim, part.qk_nope_head_dim + part.qk_rope_head_dim
-        _set_rotation(part, head_size)
+        # Where there is the one, the other is an old name of it.
+        name = "rope_parameters" if hasattr(part, "rope_parameters") else "rope_scaling"
+        if isinstance(settings := getattr(part, name, None), dict):
+            setattr(part, name, _rotation(settings, head_size))
     return small
 
 
@@ -185,15 +184,17 @@ def shorten(config: PretrainedConfig) -> PretrainedConfig:
         depth = getattr(part, "num_hidden_layers", None)
         if not isinstance(depth, int):
             continue
-        kept = _kept_layers(part, depth)
-        for name, value in _lists(part, depth).items():
+        listed = {name: value for name, value in vars(part).items() if isinstance(value, list | tuple)}
+        numbers = {name: value for name, value in listed.items() if _is_layer_numbers(value)}
+        settings = {name: value for name, value in listed.items() if len(value) == depth and name not in numbers}
+        kept = _kept_layers(part, depth, list(settings.values()))
+        for name, value in settings.items():
             setattr(part, name, [value[layer] for layer in kept])
-        for name, value in vars(part).items():
-            if _is_numbers_of_layers(value):
-                setattr(part, name, [layer for layer in value if layer < len(kept)])
+        for name, value in numbers.items():
+            setattr(part, name, [layer for layer in value if layer < len(kept)])
         for name in LAYERS:
-            if isinstance(value := getattr(part, name, None), int):
-                setattr(part, name, min(value, len(kept)))
+            if isinstance(count := getattr(part, name, None), int):
+                setattr(part, name, min(count, len(kept)))
     return small
 
 
@@ -205,28 +206,21 @@ def _parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
             yield from _parts(part)
 
 
-def _kept_layers(part: PretrainedConfig, depth: int) -> list[int]:
-    """The first layer of each kind, by whatever the config lists for every layer."""
-    lists = _lists(part, depth)
+def _kept_layers(part: PretrainedConfig, depth: int, settings: list[Sequence[object]]) -> list[int]:
+    """The first layer of each kind, by the settings that the config lists for every layer."""
     kinds: dict[str, int] = {}
     for layer in range(depth):
-        kinds.setdefault(repr([value[layer] for value in lists.values()]), layer)
+        kinds.setdefault(repr([value[layer] for value in settings]), layer)
     periods = [value for name in PERIODS if isinstance(value := getattr(part, name, None), int)]
-    least = max(2, *periods, 0) if not lists else 2
+    least = max(2, *periods, 0) if not settings else 2
     kept = sorted(kinds.values())
     return (kept + [layer for layer in range(depth) if layer not in kept])[: max(least, len(kept))]
 
 
-def _lists(part: PretrainedConfig, depth: int) -> dict[str, list[Any]]:
-    """The lists of a config that say something of each layer, by name."""
-    listed = {name: value for name, value in vars(part).items() if isinstance(value, list | tuple)}
-    return {name: value for name, value in listed.items() if len(value) == depth and not _is_numbers_of_layers(value)}
-
-
-def _is_numbers_of_layers(value: Any) -> bool:
+def _is_layer_numbers(value: Sequence[object]) -> bool:
     """True of a list that names some layers, such as those with experts, by their rising numbers."""
-    whole = isinstance(value, list | tuple) and len(value) > 2 and all(type(entry) is int for entry in value)
-    return whole and sorted(set(value)) == list(value)
+    numbers = [entry for entry in value if type(entry) is int]
+    return len(value) > 2 and sorted({*numbers}) == list(value)
 
 
 def _value(part: PretrainedConfig, name: str) -> Any:
@@ -257,15 +251,8 @@ def _narrowed(width: Any, share: float) -> Any:
     return max(8, 8 * round(width * share / 8)) if isinstance(width, int) else width
 
 
-def _set_rotation(part: PretrainedConfig, head_size: int) -> None:
-    """Rotations of the smaller heads: as many frequencies as they have pairs of units."""
-    # Where there is the one, the other is an old name of it.
-    name = "rope_parameters" if hasattr(part, "rope_parameters") else "rope_scaling"
-    if isinstance(settings := getattr(part, name, None), dict):
-        setattr(part, name, _rotation(settings, head_size))
-
-
 def _rotation(settings: dict[str, Any], head_size: int) -> dict[str, Any]:
+    """Rotations of the smaller heads: as many frequencies as they have pairs of units."""
     share = settings.get("partial_rotary_factor") or 1.0
     pairs = max(1, int(head_size * share) // 2)
     small = {}
@@ -283,15 +270,14 @@ def _rotation(settings: dict[str, Any], head_size: int) -> dict[str, Any]:
 # --- What stands beside it ----------------------------------------------------------------------
 
 
-def _write_adapter(source: Source, base: Path, folder: Path) -> None:
+def _write_adapter(config: PeftConfig, base: Path, folder: Path) -> None:
     """A new adapter of the same kind on a small base."""
-    config = copy.deepcopy(read_adapter(source.path, source.revision))
+    config = copy.deepcopy(config)
     config.inference_mode, config.base_model_name_or_path, config.revision = False, str(base), None
-    for name, value in {"r": RANK, "layers_to_transform": None, "rank_pattern": {}, "alpha_pattern": {}}.items():
+    new: dict[str, Any] = {"r": RANK, "layers_to_transform": None, "rank_pattern": {}, "alpha_pattern": {}}
+    for name, value in {**new, "init_lora_weights": True}.items():
         if hasattr(config, name):
             setattr(config, name, value)
-    if hasattr(config, "init_lora_weights"):
-        config.init_lora_weights = True
     kinds = {"SEQ_CLS": AutoModelForSequenceClassification, "TOKEN_CLS": AutoModelForTokenClassification}
     kind = kinds.get(str(config.task_type).rpartition(".")[2], AutoModelForCausalLM)
     own = {"num_labels": 1} if kind is AutoModelForSequenceClassification else {}

@@ -46,7 +46,6 @@ from runner.model.fault import translate_model_errors
 from runner.model.folder import ADAPTER, CONFIGS, ModelFolder, find_folder
 
 HEADS = {"lm": AutoModelForCausalLM, "score": AutoModelForSequenceClassification}
-PRECISIONS = ("float32", "bfloat16", "float16", "auto")
 # Tokens that may pad, the best first; one that ends texts is passed over.
 PADS = ("<|finetune_right_pad_id|>", "<|padding|>", "<|pad|>", "<pad>", "[PAD]", "<|endoftext|>", "<unk>")
 
@@ -136,7 +135,6 @@ def load_model(
     the adapter on it, ready to be trained further, or with ``merge`` a whole model, for a new adapter or none.
     ``seed`` draws the weights of a new score head.
     """
-    _check_choices(head, dtype)
     check_quantization(quantization_config)
     folder = fetch(path, "model", revision)
     _refuse(find_merge_faults(folder, quantized=bool(quantization_config)) if merge else [])
@@ -197,15 +195,6 @@ def check_quantization(quantization_config: Any) -> None:
     """
     if quantization_config and importlib.util.find_spec("bitsandbytes") is None:
         raise EnvironmentFault(Fault("quant", "bitsandbytes is not installed", "", "pip install 'runner[quant]'"))
-
-
-def _check_choices(head: str, dtype: str) -> None:
-    faults = []
-    if head not in HEADS:
-        faults.append(Fault("trainer.head", head, " or ".join(HEADS), "trainer.head=lm"))
-    if dtype not in PRECISIONS:
-        faults.append(Fault("model.dtype", dtype, ", ".join(PRECISIONS), "model.dtype=float32"))
-    _refuse(faults)
 
 
 def _load_whole(folder: ModelFolder, head: str, seed: int, how: Mapping[str, Any]) -> PreTrainedModel:
@@ -294,7 +283,6 @@ def new_model(
 
     The vocabulary's size and special tokens are the tokenizer's. Same seed, same weights.
     """
-    _check_choices(head, dtype)
     if head == "score":
         architecture = {"num_labels": 1} | architecture
     try:

@@ -1,4 +1,4 @@
-"""A saved model against the one in memory: every weight must load again from its folder."""
+"""A saved model and the one in memory: every weight must load again from its folder, and some are loaded onto it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from peft import PeftModel, get_peft_model_state_dict
+from peft import PeftConfig, PeftModel, get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from runner.errors import ConfigError
+from runner.errors import ConfigError, Fault, FolderError
 from runner.model.folder import ADAPTER, read_header
 
 
@@ -29,8 +29,22 @@ def find_missing(model: nn.Module, folder: Path, weights: Mapping[str, Any] | No
             there = {name for name, entry in read_header(folder / ADAPTER).items() if all(entry["shape"])}
             return sorted(known.keys() - there)
         base = model.get_base_model() if isinstance(model, PeftModel) else model
-        kind = next(each for each in type(base).__mro__ if not issubclass(each, FSDPModule))
+        kind: Any = next(each for each in type(base).__mro__ if not issubclass(each, FSDPModule))
         _, loaded = kind.from_pretrained(folder, device_map="meta", output_loading_info=True)
         return sorted(set(loaded["missing_keys"]) & {name for name, _ in base.named_parameters()})
     except (OSError, RuntimeError, ConfigError) as error:
         return [str(error).splitlines()[0]]
+
+
+def load_adapter_weights(model: PreTrainedModel | PeftModel, folder: Path) -> PeftModel:
+    """The model with the adapter of this folder on it; where it came with one, with that adapter's weights replaced.
+
+    The base is the one that the training loaded, whatever the folder says of it: a merged base is nowhere on disk.
+    """
+    if not isinstance(model, PeftModel):
+        return PeftModel.from_pretrained(model, folder, config=PeftConfig.from_pretrained(folder), is_trainable=False)
+    loaded = set_peft_model_state_dict(model, load_peft_weights(str(folder), device=str(model.device)))
+    if loaded.unexpected_keys:
+        found = f"an adapter with {loaded.unexpected_keys[0]}, which the run's own has not"
+        raise FolderError(Fault(str(folder), found, "the adapter that the run trains"))
+    return model

@@ -47,5 +47,5 @@ def write_stand_in(cfg: Mapping[str, Any], folder: Path) -> Path:
     from runner.model import clone
 
     node = cfg["model"]["tokenizer"]
-    clone.write_stand_in(build({name: value for name, value in node.items() if name != "chat_template"}), folder)
+    clone.write_placeholder(build({name: value for name, value in node.items() if name != "chat_template"}), folder)
     return folder

@@ -24,7 +24,7 @@ def load_trained(
     cfg: Mapping[str, Any], weights: Weights, head: str
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model with these weights and its tokenizer, on the accelerator if there is one, not to be trained."""
-    from runner.model.restore import load_adapter_weights
+    from runner.model.saved import load_adapter_weights
     from runner.reward.outcome import best_device
 
     refuse_absent_devices(cfg)
