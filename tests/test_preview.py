@@ -24,7 +24,7 @@ from runner.errors import ConfigError
 from runner.io.terminal import sample_lines, to_visible
 from runner.launch.stages import compose
 from runner.model.chat import read_template
-from runner.model.spelling import to_texts
+from runner.model.encoding import to_texts
 from runner.report.tokens import Sheet, TokenRow, format_sheet, to_page
 from runner.run import key_of
 from runner.training.inspection import find_faults, inspect_training, read_batches

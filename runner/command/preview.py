@@ -36,7 +36,7 @@ from runner.io.files import write_text
 from runner.io.terminal import quiet
 from runner.launch import stages
 from runner.launch.worker import take_devices, visible_devices
-from runner.model.spelling import to_texts
+from runner.model.encoding import to_texts
 from runner.report.tokens import MAX_WIDTH, Sheet, format_sheet, to_page
 from runner.run import Run, folder_of, key_of
 from runner.run.find import find_runs

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, FolderError, RunnerError
 from runner.io.files import files_of, read_json, seal, shipped, strict, write_json, write_text
 from runner.io.secrets import hidden
-from runner.model.spelling import stop_ids
+from runner.model.encoding import stop_ids
 from runner.report.objective import telling
 from runner.run import Run, last_checkpoint, write_manifest
 from runner.run.continuation import begin_from, copy_history, other_run

@@ -18,7 +18,7 @@ from runner.generate.batch import split_by_rows
 from runner.generate.likelihood import evaluating
 from runner.generate.rows import Row
 from runner.generate.sampler import Model, Sampling, draw_noise, sample
-from runner.model.spelling import spell_prompt, stop_ids
+from runner.model.encoding import encode_prompt, stop_ids
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class TextGenerator:
 
         Greedy completions of one prompt are the same, so that one of them is enough.
         """
-        prompts = [spell_prompt(self.tokenizer, row["prompt"], row) for row in rows]
+        prompts = [encode_prompt(self.tokenizer, row["prompt"], row) for row in rows]
         if faults := list(_find_prompt_faults(prompts, self.how)):
             raise DataError(faults)
         count = 1 if self.is_greedy else self.n

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runner.generate.batch import pad_right, split_by_tokens
 from runner.generate.rows import Row
-from runner.model.spelling import spell_prompt, spell_row
+from runner.model.encoding import encode_prompt, encode_row
 
 TOKENS_PER_BATCH = 4096  # padding too
 
@@ -105,10 +105,10 @@ def to_ids(tokenizer: PreTrainedTokenizerBase, row: Row) -> tuple[list[int], int
     Text is closed by the end token, as TRL does in training; a chat by its template.
     """
     names = ("text",) if "text" in row else ("prompt", "completion", "tools")
-    (whole,) = spell_row(tokenizer, {name: row[name] for name in names if name in row}).texts
+    (whole,) = encode_row(tokenizer, {name: row[name] for name in names if name in row}).texts
     if "text" in row:
         return whole, 1
-    before = spell_prompt(tokenizer, row["prompt"], row)
+    before = encode_prompt(tokenizer, row["prompt"], row)
     # A token that joins the two belongs to the answer.
     shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, whole, strict=False)))
     return whole, max(1, shared)

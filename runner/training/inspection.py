@@ -20,7 +20,7 @@ from typing import Any
 
 from runner.errors import Fault
 from runner.io.files import shipped
-from runner.model.spelling import Spelling, decode, spell_prompt, spell_row, stop_ids
+from runner.model.encoding import EncodedRow, decode, encode_prompt, encode_row, stop_ids
 from runner.report.tokens import TokenRow
 
 SAMPLE = 256  # rows that are looked at before a training starts
@@ -39,7 +39,7 @@ class Inspection:
 
     goal: str
     rows: list[TokenRow]
-    spelt: list[Spelling]
+    spelt: list[EncodedRow]
     tokenizer: Any
     ends: frozenset[int] = frozenset()
     limit: int | None = None
@@ -55,7 +55,7 @@ class Inspection:
         return sum(map(sum, (row.trained for row in self.rows)))
 
     @property
-    def cut(self) -> list[Spelling]:
+    def cut(self) -> list[EncodedRow]:
         """The rows that are longer than the trainer lets them be; it cuts them or leaves them out."""
         return [row for row in self.spelt if self.limit and row.length > self.limit]
 
@@ -137,7 +137,7 @@ def _inspection(
     splits = packs and getattr(args, "packing_strategy", "") != "bfd"  # then what is too long goes on in the next one
     goal = "prompt" if form == "prompt" else "score" if head == "score" else "tokens"
     limit = None if goal == "prompt" or splits else getattr(args, "max_length", None)
-    spelt = [] if goal == "prompt" else [spell_row(tokenizer, row) for row in head_of(rows, count)]
+    spelt = [] if goal == "prompt" else [encode_row(tokenizer, row) for row in head_of(rows, count)]
     names = ("max_length", "assistant_only_loss", "completion_only_loss")
     return Inspection(
         goal=goal,
@@ -151,7 +151,7 @@ def _inspection(
     )
 
 
-def _measured(row: TokenRow, spelt: Sequence[Spelling], limit: int | None) -> TokenRow:
+def _measured(row: TokenRow, spelt: Sequence[EncodedRow], limit: int | None) -> TokenRow:
     """The row with its length before it was cut; what is as long as the limit may be whole."""
     if not limit or len(row.ids) < limit:
         return row
@@ -271,7 +271,7 @@ def _sampled_prompts(trainer: Any, rows: Iterable[Mapping[str, Any]]) -> Iterato
     own = getattr(trainer, "_tokenize_prompts", None)  # TRL's own, which knows tools, template and its arguments
     prompts = own([row["prompt"] for row in rows])[0] if own and rows else None
     for number, row in enumerate(rows):
-        ids = list(prompts[number] if prompts else spell_prompt(trainer.processing_class, row["prompt"], row))
+        ids = list(prompts[number] if prompts else encode_prompt(trainer.processing_class, row["prompt"], row))
         yield TokenRow(number, "prompt", ids, [False] * len(ids))
 
 
