@@ -190,7 +190,7 @@ def _find_folder_faults(folder: ModelFolder, head: str, *, safetensors_only: boo
     if faults := find_config_faults(folder, head, trust=trust):
         return faults
     if folder.has(WEIGHTS, INDEX):
-        found = [*_find_missing_weights(folder), *_find_other_shapes(folder)]
+        found = list(_find_weight_faults(folder))  # read in any case, because that finds files that are damaged
         return found if folder.is_plain else []  # others may name and shape their weights in other ways
     pickles = [name for name in PICKLES if folder.has(name)]
     if pickles and safetensors_only:
@@ -206,23 +206,17 @@ def missing_weights(folder: ModelFolder, count: int, example: str) -> Fault:
     return folder.fault(found, "weights for the whole of config.json")
 
 
-def _find_missing_weights(folder: ModelFolder) -> Iterator[Fault]:
-    """A fault where the config has more layers than there are weights for."""
-    depth = folder.config.get("num_hidden_layers")
-    layers: dict[int, set[str]] = {}
+def _find_weight_faults(folder: ModelFolder) -> Iterator[Fault]:
+    """A fault where the config has more layers than there are weights for, and one where it tells other sizes."""
+    config, layers = folder.config, dict[int, set[str]]()
     for name in folder.shapes:
-        if found := re.search(r"(?:^|\.)(?:layers|h)\.(\d+)\.(.+)", name):
-            layers.setdefault(int(found[1]), set()).add(found[2])
-    if not isinstance(depth, int) or not layers.get(0):
-        return
-    lacking = [(n, part) for n in range(depth) for part in sorted(layers[0] - layers.get(n, set()))]
+        if inside := re.search(r"(?:^|\.)(?:layers|h)\.(\d+)\.(.+)", name):
+            layers.setdefault(int(inside[1]), set()).add(inside[2])
+    depth, first = config.get("num_hidden_layers"), layers.get(0, set())
+    known = range(depth) if isinstance(depth, int) else ()
+    lacking = [(layer, part) for layer in known for part in sorted(first - layers.get(layer, set()))]
     if lacking:
         yield missing_weights(folder, len(lacking), f"{lacking[0][1]} of layer {lacking[0][0]}")
-
-
-def _find_other_shapes(folder: ModelFolder) -> Iterator[Fault]:
-    """A fault where config.json tells other sizes than the weights have."""
-    config = folder.config
     width = "word_embed_proj_dim" if "word_embed_proj_dim" in config else "hidden_size"  # of some OPT, they differ
     sizes = {"embed_tokens.weight": ("vocab_size", width), "mlp.up_proj.weight": ("intermediate_size", "hidden_size")}
     for part, keys in sizes.items():

@@ -23,7 +23,13 @@ def train_last_layers(model: PreTrainedModel, *, layers: int, also: Sequence[str
     ``also`` names what follows them: ``norm``, the final norm, and ``head``, which turns hidden
     states into logits or a score. A head that shares its weights with the embeddings trains those.
     """
-    blocks = _blocks(model)
+    # The transformer blocks are the one list of modules as long as the model is deep.
+    depth = model.config.get_text_config().num_hidden_layers
+    lists = [part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == depth]
+    if not lists:
+        expected = f"one list of {depth} blocks, as decoders have"
+        raise ConfigError(Fault("peft", f"no layers found in {type(model).__name__}", expected))
+    blocks = lists[0]
     faults = list(find_depth_faults(layers, len(blocks)))
     if strangers := sorted(set(also) - set(PARTS)):
         faults.append(Fault("peft.also", ", ".join(strangers), f"any of {PARTS}", "peft.also=[norm,head]"))
@@ -65,13 +71,3 @@ def _whole_faults(model: nn.Module) -> list[Fault]:
         return []
     found = "its weights are frozen: it is quantised, or an adapter"
     return [Fault("peft", found, "a whole model", "peft=none, or quant=none, or model.merge=true")]
-
-
-def _blocks(model: PreTrainedModel) -> nn.ModuleList:
-    """The transformer blocks: the one list of modules as long as the model is deep."""
-    depth = model.config.get_text_config().num_hidden_layers
-    found = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == depth]
-    if not found:
-        expected = f"one list of {depth} blocks, as decoders have"
-        raise ConfigError(Fault("peft", f"no layers found in {type(model).__name__}", expected))
-    return found[0]

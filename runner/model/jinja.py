@@ -83,7 +83,7 @@ def find_template_faults(
 
 
 def _try(text: str, tokens: Mapping[str, str]) -> dict[str, Any] | None:
-    """One exchange as a template spells it, or the error that it raises; None where it is more than is granted.
+    """One exchange as a template writes it, or the error that it raises; None where it is more than is granted.
 
     Rendered in a fork, since no loop, product or power inside of Python could be stopped.
     """
@@ -92,20 +92,27 @@ def _try(text: str, tokens: Mapping[str, str]) -> dict[str, Any] | None:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
+        tried: dict[str, Any] = {}
         try:
             _limit()
+            try:
+                rendered = render(text, tokens)
+                tried = {"rendered": rendered} if len(rendered) <= MAX_LETTERS else {}
+            except Exception as error:  # a template computes, and can fail in any way
+                if not isinstance(error, MemoryError):
+                    tried = {"error": str(error)[:300], "line": getattr(error, "lineno", None)}
             with os.fdopen(writing, "w") as pipe:
-                json.dump(_rendered(text, tokens), pipe)
+                json.dump(tried, pipe)
         finally:
             os._exit(0)
     os.close(writing)
     try:
         with os.fdopen(reading) as pipe:
-            said = pipe.read()
+            written = pipe.read()
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    return json.loads(said) if said.endswith("}") else None
+    return json.loads(written) or None if written.endswith("}") else None
 
 
 def _limit() -> None:
@@ -121,19 +128,8 @@ def _limit() -> None:
             resource.setrlimit(kind, (limit, limit))
 
 
-def _rendered(text: str, tokens: Mapping[str, str]) -> dict[str, Any]:
-    """The exchange as a template spells it, or its error; ends the process where that is too much."""
-    try:
-        rendered = render(text, tokens)
-        return {"rendered": rendered} if len(rendered) <= MAX_LETTERS else os._exit(1)
-    except MemoryError:
-        os._exit(1)
-    except Exception as error:  # a template computes, and can fail in any way
-        return {"error": str(error)[:300], "line": getattr(error, "lineno", None)}
-
-
 def render(text: str, tokens: Mapping[str, str]) -> str:
-    """One exchange as a template spells it; raises what Jinja and its sandbox raise."""
+    """One exchange as a template writes it; raises what Jinja and its sandbox raise."""
     from jinja2 import TemplateError, ext, nodes
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

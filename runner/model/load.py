@@ -28,20 +28,8 @@ from transformers import (
 from transformers.utils import has_file
 
 from runner.errors import ConfigError, EnvironmentFault, Fault
+from runner.model import check
 from runner.model.chat import set_template, turn_end
-from runner.model.check import (
-    AddedToken,
-    Vocabulary,
-    find_adapter_faults,
-    find_config_faults,
-    find_merge_faults,
-    find_size_faults,
-    find_token_faults,
-    find_unknown_keys,
-    missing_weights,
-    no_end_token,
-    unknown_architecture,
-)
 from runner.model.fault import translate_model_errors
 from runner.model.folder import ADAPTER, CONFIGS, ModelFolder, find_folder
 
@@ -74,7 +62,7 @@ def load_tokenizer(
     if base := folder.tokenizer_base:
         folder = fetch(base[0], "model.tokenizer", base[1])
     if not folder.has("tokenizer_config.json"):  # then it is the architecture that names the kind of tokenizer
-        _refuse(find_config_faults(folder, trust=trust_remote_code) if folder.has("config.json") else [])
+        _refuse(check.find_config_faults(folder, trust=trust_remote_code) if folder.has("config.json") else [])
     with translate_model_errors(folder.source, folder.revision, "model.tokenizer"):
         how = {"revision": folder.revision, "trust_remote_code": trust_remote_code}
         tokenizer = AutoTokenizer.from_pretrained(folder.source, **how)
@@ -83,11 +71,11 @@ def load_tokenizer(
         found, fix = f"{path} holds no vocabulary", "model.tokenizer.path=<folder or org/name>"
         raise ConfigError(Fault("model.tokenizer.path", found, "tokenizer.json", fix))
     vocabulary = _vocabulary_of(tokenizer)
-    _refuse(find_token_faults({"eos_token": eos_token, "pad_token": pad_token}, vocabulary))
+    _refuse(check.find_token_faults({"eos_token": eos_token, "pad_token": pad_token}, vocabulary))
     if eos_token is not None:
         tokenizer.eos_token = eos_token
     if tokenizer.eos_token is None:
-        raise ConfigError(no_end_token(vocabulary))
+        raise ConfigError(check.no_end_token(vocabulary))
     if pad_token is not None:
         tokenizer.pad_token = pad_token
     elif tokenizer.pad_token is None:
@@ -99,10 +87,12 @@ def load_tokenizer(
     return tokenizer
 
 
-def _vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
-    added = [AddedToken(str(token), number, token.special) for number, token in tokenizer.added_tokens_decoder.items()]
+def _vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> check.Vocabulary:
+    added = [
+        check.AddedToken(str(token), number, token.special) for number, token in tokenizer.added_tokens_decoder.items()
+    ]
     used = {tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token}
-    return Vocabulary(tokenizer.get_vocab(), added, used, str(tokenizer.chat_template or ""))
+    return check.Vocabulary(tokenizer.get_vocab(), added, used, str(tokenizer.chat_template or ""))
 
 
 def _refuse(faults: list[Fault]) -> None:
@@ -137,7 +127,7 @@ def load_model(
     """
     check_quantization(quantization_config)
     folder = fetch(path, "model", revision)
-    _refuse(find_merge_faults(folder, quantized=bool(quantization_config)) if merge else [])
+    _refuse(check.find_merge_faults(folder, quantized=bool(quantization_config)) if merge else [])
     how = dict(
         dtype=dtype if dtype == "auto" else getattr(torch, dtype),
         attn_implementation=attention,
@@ -150,7 +140,7 @@ def load_model(
     model = load(folder, head, seed, how)
     if merge:
         model = model.merge_and_unload().requires_grad_(True)
-    _refuse(find_size_faults(_vocabulary_of(tokenizer), model.get_input_embeddings().num_embeddings))
+    _refuse(check.find_size_faults(_vocabulary_of(tokenizer), model.get_input_embeddings().num_embeddings))
     adopt_tokens(model, tokenizer)
     _keep_layout(model)
     return model
@@ -182,7 +172,7 @@ def read_config(path: str, revision: str | None = None, trust_remote_code: bool 
     if folder.adapter is not None:
         adapter = _read_adapter(folder)
         folder = fetch(adapter.base_model_name_or_path, "model", adapter.revision)
-    _refuse(find_config_faults(folder, trust=trust_remote_code))
+    _refuse(check.find_config_faults(folder, trust=trust_remote_code))
     with translate_model_errors(folder.source, folder.revision):
         how = {"revision": folder.revision, "trust_remote_code": trust_remote_code}
         return AutoConfig.from_pretrained(folder.source, **how)
@@ -199,7 +189,7 @@ def check_quantization(quantization_config: Any) -> None:
 
 def _load_whole(folder: ModelFolder, head: str, seed: int, how: Mapping[str, Any]) -> PreTrainedModel:
     """A model and every one of its weights, all from one commit; only a score head may be new."""
-    _refuse(find_config_faults(folder, head, trust=how["trust_remote_code"]))
+    _refuse(check.find_config_faults(folder, head, trust=how["trust_remote_code"]))
     own = {"num_labels": 1} if head == "score" else {}
     with translate_model_errors(folder.source, folder.revision), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -208,7 +198,7 @@ def _load_whole(folder: ModelFolder, head: str, seed: int, how: Mapping[str, Any
         )
     new = SEQ_CLS_HEAD_NAMES if head == "score" else ()
     missing = sorted(name for name in report["missing_keys"] if name.split(".")[0] not in new)
-    _refuse([missing_weights(folder, len(missing), missing[0])] if missing else [])
+    _refuse([check.missing_weights(folder, len(missing), missing[0])] if missing else [])
     return model
 
 
@@ -217,7 +207,7 @@ def _load_adapter(folder: ModelFolder, head: str, seed: int, how: Mapping[str, A
     with translate_model_errors(folder.source, folder.revision):
         is_safe = not how["use_safetensors"] or has_file(folder.source, ADAPTER, revision=folder.revision)
     adapter = _read_adapter(folder)
-    faults = find_adapter_faults(folder, head, is_safe=is_safe)
+    faults = check.find_adapter_faults(folder, head, is_safe=is_safe)
     if adapter.is_prompt_learning:
         found = f"{folder.source} holds a learnt prompt, which peft cannot train any further"
         faults.append(Fault("model.path", found, "", f"model.path={adapter.base_model_name_or_path}"))
@@ -288,8 +278,8 @@ def new_model(
     try:
         known = AutoConfig.for_model(model_type)
     except ValueError:
-        raise ConfigError(unknown_architecture(model_type)) from None
-    _refuse(find_unknown_keys(model_type, architecture, {*vars(known), *known.attribute_map, "num_labels"}))
+        raise ConfigError(check.unknown_architecture(model_type)) from None
+    _refuse(check.find_unknown_keys(model_type, architecture, {*vars(known), *known.attribute_map, "num_labels"}))
     config = AutoConfig.for_model(
         model_type,
         **{"vocab_size": len(tokenizer)} | architecture,
@@ -300,6 +290,6 @@ def new_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = HEADS[head].from_config(config, dtype=torch.float32 if dtype == "auto" else getattr(torch, dtype))
-    _refuse(find_size_faults(_vocabulary_of(tokenizer), model.get_input_embeddings().num_embeddings))
+    _refuse(check.find_size_faults(_vocabulary_of(tokenizer), model.get_input_embeddings().num_embeddings))
     adopt_tokens(model, tokenizer)
     return model

@@ -100,8 +100,8 @@ def _logits(model: torch.nn.Module, probe: torch.Tensor) -> torch.Tensor:
     return model(input_ids=probe, attention_mask=torch.ones_like(probe)).logits.float()
 
 
-def _largest_difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    return (ours - theirs).abs().max().item()
+def _largest_difference(logits: torch.Tensor, others: torch.Tensor) -> float:
+    return (logits - others).abs().max().item()
 
 
 def _check_same(source: Path, apart: float, largest: float) -> None:

@@ -44,6 +44,7 @@ def copy_reference(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
     return reference.requires_grad_(False).eval()
 
 
+@torch.no_grad()
 def match_reference(trainer: Any) -> list[str]:
     """Make the reference that a built trainer holds equal to its policy, before the first step.
 
@@ -62,12 +63,7 @@ def match_reference(trainer: Any) -> list[str]:
     if reference is None or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         return []
     whole = trainer.accelerator.unwrap_model(reference, keep_torch_compile=False)
-    return _copy_weights(model, whole)
-
-
-@torch.no_grad()
-def _copy_weights(model: PreTrainedModel, reference: PreTrainedModel) -> list[str]:
-    held, different = dict(reference.named_parameters()), []
+    held, different = dict(whole.named_parameters()), []
     for name, weight in model.named_parameters():
         if not torch.equal(held[name], weight.to(held[name].device)):
             different.append(name)
