@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,8 @@ from datasets import Dataset, load_dataset_builder
 
 from runner.dataset.disk import find_files
 from runner.dataset.load import RowSource, open_source, translate_dataset_errors
-from runner.dataset.request import read_cuts, read_limits, split_of
+from runner.dataset.request import Use, read_cuts, read_limits, split_of
+from runner.dataset.step import Row
 from runner.errors import DataError, Fault
 from runner.schema.text import Node
 
@@ -51,11 +51,13 @@ def write_head(node: Node, folder: Path, *, count: int, train: int, held_out: in
     if cut:
         counted = sum(map(len, _slices(source, cut)))
         head.rows = min(counted, limits["train"] or counted) or limits["train"]
-        head.split["train"] = _write(source, "train", cut, limits["train"], "train", head, count, train)
+        rows = _read(source, "train", cut, min(count, limits["train"] or count))
+        head.split["train"] = _write(rows, source, head, "train", train)
     kept = {}
     for name, other in evals.items():
         file = f"eval_{re.sub(r'[^A-Za-z0-9]', '_', name)}" if name else "eval"
-        kept[name] = _write(source, "eval", other, limits["eval"], file, head, count, held_out)
+        rows = _read(source, "eval", other, min(count, limits["eval"] or count))
+        kept[name] = _write(rows, source, head, file, held_out)
     head.split["eval"] = kept.get("") if set(kept) <= {""} else kept
     return head
 
@@ -74,29 +76,27 @@ def _open(node: Node) -> RowSource:
     return open_source(path, files, config, revision, streaming)
 
 
-def _write(
-    source: RowSource, use: str, cut: str, limit: int | None, name: str, head: Head, count: int, few: int
-) -> str:
-    """Write the first rows of a slice under a name, all of them and the shortest; gives the name."""
-    rows = list(itertools.islice(_read(source, use, cut), min(count, limit or count)))
-    if not rows:
-        raise DataError(Fault(f"dataset.split.{use}", f"{source.path} {cut}: no rows", "at least one"))
+def _read(source: RowSource, use: Use, cut: str, count: int) -> list[Row]:
+    """The first rows of a slice; of a stream from where the slice begins, but never far from the front."""
+    where, split = f"dataset.split.{use}", split_of(cut)
+    source.check(use, cut if source.streams is None else split)
+    if source.streams is None:
+        with translate_dataset_errors(source.path, where):
+            rows = source.builder.as_dataset(split=cut)
+    else:
+        start = slices[0].start if (slices := _slices(source, cut)) else 0
+        rows = source.streams[split].skip(min(start, MAX_ROWS_SKIPPED)) if start else source.streams[split]
+    if first := list(itertools.islice(rows, count)):
+        return first
+    raise DataError(Fault(where, f"{source.path} {cut}: no rows", "at least one"))
+
+
+def _write(rows: list[Row], source: RowSource, head: Head, name: str, few: int) -> str:
+    """Write rows under a name, all of them and the shortest; gives the name."""
     for folder, kept in ((head.whole, rows), (head.short, shortest(rows, few))):
         folder.mkdir(parents=True, exist_ok=True)
         Dataset.from_list(kept, features=source.builder.info.features).to_parquet(folder / f"{name}.parquet")
     return name
-
-
-def _read(source: RowSource, use: str, cut: str) -> Iterable[dict[str, Any]]:
-    """The rows of a slice in their order; of a stream from where it begins, but never far from the front."""
-    if source.streams is None:
-        source.check(use, cut)
-        with translate_dataset_errors(source.path, f"dataset.split.{use}"):
-            return source.builder.as_dataset(split=cut)
-    name = split_of(cut)
-    source.check(use, name)
-    start = slices[0].start if (slices := _slices(source, cut)) else 0
-    return source.streams[name].skip(min(start, MAX_ROWS_SKIPPED)) if start else source.streams[name]
 
 
 def _slices(source: RowSource, cut: str) -> list[range]:
@@ -105,7 +105,7 @@ def _slices(source: RowSource, cut: str) -> list[range]:
         return source.slices(cut) if source.lengths and all(source.lengths.values()) else []
 
 
-def shortest(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+def shortest(rows: list[Row], count: int) -> list[Row]:
     """The shortest rows in their order, of each label as many, because some trainers compare good and bad ones.
 
     >>> shortest([{"text": "long enough"}, {"text": "a"}, {"text": "bc"}], 2)
@@ -113,8 +113,8 @@ def shortest(rows: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     """
     sizes = [len(json.dumps(row, default=str)) for row in rows]
     sides: dict[str, list[int]] = {}
-    for place in sorted(range(len(rows)), key=sizes.__getitem__):
-        label = rows[place].get("label")
-        sides.setdefault(str(label) if isinstance(label, bool) else "", []).append(place)
-    round_robin = [place for turn in itertools.zip_longest(*sides.values()) for place in turn if place is not None]
-    return [rows[place] for place in sorted(round_robin[:count])]
+    for index in sorted(range(len(rows)), key=sizes.__getitem__):
+        label = rows[index].get("label")
+        sides.setdefault(str(label) if isinstance(label, bool) else "", []).append(index)
+    round_robin = [index for turn in itertools.zip_longest(*sides.values()) for index in turn if index is not None]
+    return [rows[index] for index in sorted(round_robin[:count])]

@@ -34,7 +34,7 @@ from datasets.exceptions import DatasetGenerationError
 from runner.dataset.convert import CONVERT_VERSION, TURN_EXTRAS, Conversion
 from runner.dataset.detect import Role, check_without, refuse_media
 from runner.dataset.disk import CHOOSE, Files, check_files, find_files, read_columns
-from runner.dataset.request import RowRequest, check_cut, check_words, no_row, read_cuts, read_limits
+from runner.dataset.request import RowRequest, Use, check_cut, check_words, no_row, read_cuts, read_limits
 from runner.dataset.step import first_made, key_of_steps, list_steps
 from runner.errors import DataError, EnvironmentFault, Fault
 
@@ -126,7 +126,7 @@ class RowSource:
     splits: tuple[str, ...]
     streams: Mapping[str, IterableDataset] | None = None
 
-    def read(self, use: str, cut: str, limit: int | None, seed: int | None, request: RowRequest) -> Rows:
+    def read(self, use: Use, cut: str, limit: int | None, seed: int | None, request: RowRequest) -> Rows:
         """The rows of one slice, in the form that ``request`` asks for."""
         self.check(use, cut)
         label = f"{self.path} {cut}"
@@ -152,7 +152,7 @@ class RowSource:
         """The rows of each part of a cut, by their number in the part's split."""
         return [range(part.from_, part.to) for part in ReadInstruction.from_spec(cut).to_absolute(self.lengths)]
 
-    def check(self, use: str, cut: str) -> None:
+    def check(self, use: Use, cut: str) -> None:
         """Refuse splits that are not there, and slices where rows only flow past."""
         check_cut(f"dataset.split.{use}", cut, self.splits, self.path, streaming=self.streams is not None)
 
@@ -311,10 +311,10 @@ def _features(conversion: Conversion, source: Features) -> Features:
     return Features({name: _type_of(value, turn) for name, value in conversion.like.items()} | kept)
 
 
-def _type_of(value: Any, turn: Any) -> Any:
+def _type_of(value: object, turn: Json | dict[str, Value]) -> List | Value:
     if isinstance(value, list):
         return List(turn if isinstance(value[0], dict) else _type_of(value[0], turn))
-    return Value({bool: "bool", float: "float64"}.get(type(value), "string"))
+    return Value("bool" if isinstance(value, bool) else "float64" if isinstance(value, float) else "string")
 
 
 def mix_labels(rows: Dataset, seed: int, label: str = "rows") -> Dataset:

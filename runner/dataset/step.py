@@ -22,7 +22,7 @@ Cells = Mapping[str, Any]  # a row that is only read
 Step = Callable[[Row], Row | None]
 
 
-def list_steps(steps: Any) -> tuple[Step, ...]:
+def list_steps(steps: Step | Sequence[Step | None] | Mapping[str, Step | None] | None) -> tuple[Step, ...]:
     """The steps in order, from one, a list of them, or a mapping from names; null entries are none."""
     listed = steps.values() if isinstance(steps, Mapping) else steps if isinstance(steps, Sequence) else [steps]
     found = tuple(step for step in listed if step is not None)

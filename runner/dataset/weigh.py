@@ -41,6 +41,7 @@ Span = tuple[int, int, float]
 Entry = float | tuple[float, Sequence[Span]]
 Rule = Callable[..., Sequence[Entry]]
 Turns = Sequence[Cells]
+Tools = Sequence[Cells] | None
 
 # Part of the key under which weighed rows are cached: count up when weights come out otherwise.
 WEIGH_VERSION = 2
@@ -132,7 +133,7 @@ class Weigher:
             found[name] = self._weigh(rendered, row)
         return found
 
-    def _render(self, turns: Turns, tools: Any) -> RenderedSequence:
+    def _render(self, turns: Turns, tools: Tools) -> RenderedSequence:
         """A conversation as the template writes it, each message found by what changes if it says something else."""
         text, spans, begin = self._write(turns, tools), [], 0
         for index, turn in enumerate(turns):
@@ -153,7 +154,7 @@ class Weigher:
         ]
         return RenderedSequence(text, messages, spans, is_chat=True)
 
-    def _write(self, turns: Turns, tools: Any) -> str:
+    def _write(self, turns: Turns, tools: Tools) -> str:
         return self.tokenizer.apply_chat_template(list(turns), tokenize=False, tools=tools)
 
     @functools.cached_property

@@ -8,9 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from trl.chat_template_utils import get_training_chat_template, has_generation_markers, supports_tool_calling
 
 from runner.errors import ConfigError, Fault
@@ -21,7 +20,7 @@ OWN = "the tokenizer's own template"
 log = logging.getLogger(__name__)
 
 
-def tokenizer_hash(tokenizer: Any) -> str:
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase | ProcessorMixin) -> str:
     """A hash of what a tokenizer makes of any text or chat; equal however it was used before."""
     inner = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
     backend = getattr(inner, "backend_tokenizer", None)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from runner.errors import ConfigError, Fault
 from runner.model import jinja
@@ -402,8 +402,9 @@ def find_tokenizer_faults(node: object, rows: int | None) -> list[Fault]:
         return error.faults
 
 
-def _token(entry: Any) -> str | None:
-    return entry.get("content") if isinstance(entry, Mapping) else entry
+def _token(entry: object) -> str | None:
+    token = entry.get("content") if isinstance(entry, Mapping) else entry
+    return token if isinstance(token, str) else None
 
 
 def _find_vocabulary_faults(

@@ -247,7 +247,7 @@ def _set_heads(part: PretrainedConfig, head_size: int) -> None:
         part.linear_num_key_heads, part.linear_num_value_heads = 1, max(1, values // queries)
 
 
-def _narrowed(width: Any, share: float) -> Any:
+def _narrowed(width: object, share: float) -> object:
     return max(8, 8 * round(width * share / 8)) if isinstance(width, int) else width
 
 

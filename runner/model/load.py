@@ -30,6 +30,7 @@ from transformers.utils import has_file
 from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.model import check
 from runner.model.chat import set_template, turn_end
+from runner.model.encoding import stop_ids
 from runner.model.fault import translate_model_errors
 from runner.model.folder import ADAPTER, CONFIGS, ModelFolder, find_folder
 
@@ -142,7 +143,11 @@ def load_model(
         model = model.merge_and_unload().requires_grad_(True)
     _refuse(check.find_size_faults(_vocabulary_of(tokenizer), model.get_input_embeddings().num_embeddings))
     adopt_tokens(model, tokenizer)
-    _keep_layout(model)
+    for part in model.modules():
+        # bitsandbytes would repack 4-bit weights at a first evaluation on CPUs with bfloat16. Its kernel for the packed
+        # form has no backward pass: later steps would fail, or have wrong gradients below that layer.
+        if hasattr(part, "support_avx512bf16_for_cpu"):
+            part.support_avx512bf16_for_cpu = False
     return model
 
 
@@ -178,7 +183,7 @@ def read_config(path: str, revision: str | None = None, trust_remote_code: bool 
         return AutoConfig.from_pretrained(folder.source, **how)
 
 
-def check_quantization(quantization_config: Any) -> None:
+def check_quantization(quantization_config: object) -> None:
     """Raise EnvironmentFault where a quantised model is asked for and bitsandbytes is missing.
 
     Takes the config node too, because the quantisation config itself cannot be built without it.
@@ -217,17 +222,6 @@ def _load_adapter(folder: ModelFolder, head: str, seed: int, how: Mapping[str, A
         return PeftModel.from_pretrained(model, folder.source, is_trainable=True, revision=folder.revision)
 
 
-def _keep_layout(model: PreTrainedModel) -> None:
-    """Stop bitsandbytes from repacking 4-bit weights at a first evaluation on CPUs with bfloat16.
-
-    Its kernel for the packed form has no backward pass: later steps would fail, or have wrong
-    gradients below that layer.
-    """
-    for part in model.modules():
-        if hasattr(part, "support_avx512bf16_for_cpu"):
-            part.support_avx512bf16_for_cpu = False
-
-
 def adopt_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Make the model pad, begin and end as the tokenizer does; further end tokens stay."""
     config = model.config.get_text_config()
@@ -236,25 +230,19 @@ def adopt_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
         holder.pad_token_id = tokenizer.pad_token_id
         if tokenizer.bos_token_id is not None:
             holder.bos_token_id = tokenizer.bos_token_id
-    end = tokenizer.eos_token_id
-    config.eos_token_id = _join_ends(end, config.eos_token_id) if isinstance(config.eos_token_id, list) else end
+    end, held = tokenizer.eos_token_id, config.eos_token_id
+    config.eos_token_id = [*dict.fromkeys([end, *held])] if isinstance(held, list) else end
     if generation is None:
         return
-    ends = _join_ends(end, generation.eos_token_id)
+    ends = list(dict.fromkeys([end, *stop_ids(model)]))
     generation.eos_token_id = ends if len(ends) > 1 else end
     mark = turn_end(tokenizer)
     if mark and not {*ends} & {*tokenizer.encode(mark, add_special_tokens=False)}:
-        log.warning(
+        message = (
             "the chat template ends an answer with %r, the tokenizer with %r: generation would not "
-            "stop there; type model.tokenizer.eos_token=<the template's mark>",
-            mark,
-            tokenizer.eos_token,
+            "stop there; type model.tokenizer.eos_token=<the template's mark>"
         )
-
-
-def _join_ends(end: int, held: int | list[int] | None) -> list[int]:
-    """The end token in front of those that are held."""
-    return list(dict.fromkeys([end, *([held] if isinstance(held, int) else held or [])]))
+        log.warning(message, mark, tokenizer.eos_token)
 
 
 # --- From scratch -------------------------------------------------------------------------------

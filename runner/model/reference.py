@@ -11,11 +11,10 @@ Trainers that are handed none find their own, and not always the right one:
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch
 from peft import PeftConfig, PeftModel
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Trainer
 
 from runner.errors import ConfigError, Fault
 from runner.model.adapter import changes_base, loaded_config
@@ -45,7 +44,7 @@ def copy_reference(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
 
 
 @torch.no_grad()
-def match_reference(trainer: Any) -> list[str]:
+def match_reference(trainer: Trainer) -> list[str]:
     """Make the reference that a built trainer holds equal to its policy, before the first step.
 
     Gives the names of the weights that were different. For GRPO and RLOO, which take no reference;
