@@ -606,8 +606,8 @@ def test_what_is_left_out_is_counted(caplog):
     assert len(batched(pairs, "preference")) == 1
     judged = [{"prompt": Q, "completion": A, "label": label} for label in (True, False)]
     assert batched(judged, "demonstration") == [{"prompt": Q, "completion": A}]
-    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert told == [
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warnings == [
         "data train: 2 rows left out: chosen equals rejected",
         "data train: 1 rows left out: the label is false",
     ]

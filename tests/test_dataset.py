@@ -210,8 +210,8 @@ def test_only_the_first_faults_of_a_file_are_shown(tmp_path):
     assert len(faults(path)) == 5
 
 
-def glanced(path, **how):
-    """What the look before anything loads finds wrong with a file."""
+def find_faults(path, **how):
+    """The faults that the check before anything loads finds in a file."""
     return check_dataset({"_target_": LOADER, "path": str(path), **how}, "demonstration").faults
 
 
@@ -235,10 +235,10 @@ def test_a_record_in_which_the_look_at_a_file_ends_is_no_fault(tmp_path, suffix)
     for name, text in texts.items():
         path = tmp_path / (name + suffix)
         path.write_bytes(packed(suffix, text.encode()))
-        assert glanced(path) == [], path.name
+        assert find_faults(path) == [], path.name
     broken = tmp_path / f"broken.csv{suffix}"
     broken.write_bytes(packed(suffix, f"prompt,completion\n1\n{lines * 4}\n".encode()))
-    assert next(fault.where for fault in glanced(broken)) == f"{broken}:2"
+    assert next(fault.where for fault in find_faults(broken)) == f"{broken}:2"
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
@@ -257,7 +257,7 @@ def test_the_look_at_a_packed_file_takes_little_memory(tmp_path, name, suffix):
     path.write_bytes(packed(suffix, start + middle * (size // len(middle)) + end))
     tracemalloc.start()
     try:
-        assert glanced(path) == []
+        assert find_faults(path) == []
         assert tracemalloc.get_traced_memory()[1] < size / 2
     finally:
         tracemalloc.stop()
@@ -424,9 +424,9 @@ def test_pictures_and_sounds_are_refused_by_name_and_by_type(tmp_path, name):
 @pytest.mark.parametrize("count", [1, 200_000])  # a file that is looked at whole, and one that is not
 def test_pictures_are_refused_at_the_look(tmp_path, count):
     path = write(tmp_path / "rows.jsonl", [exchange(1) | {"images": ["a.png"]}] * count)
-    (fault,) = glanced(path)
+    (fault,) = find_faults(path)
     assert fault.fix.startswith("dataset.without=[images]")
-    assert glanced(path, without=["images"]) == []
+    assert find_faults(path, without=["images"]) == []
 
 
 def test_calls_of_tools_survive_with_their_own_arguments(tmp_path):
@@ -582,10 +582,10 @@ import os, sys
 from runner.dataset.convert import Conversion
 from runner.dataset.load import load_rows
 batch, rank = Conversion.batch, os.environ["RANK"]
-def told(self, *how):
+def noted(self, *how):
     print("converted by", rank, flush=True)
     return batch(self, *how)
-Conversion.batch = told
+Conversion.batch = noted
 train, _ = load_rows(sys.argv[1], to="demonstration")
 print("rows", rank, len(train), train._fingerprint, flush=True)
 from accelerate import PartialState

@@ -130,8 +130,8 @@ def test_a_push_that_fails_costs_no_training_and_the_command_told_makes_up_for_i
     assert run.status()["state"] == "finished" and "401" in run.manifest()["notes"][0]
     assert "nothing was changed" in online_runner(*words, "name=run").stdout and hub.uploads == []
     [fix] = [line for line in done.stderr.splitlines() if "python -m runner export" in line]
-    told = fix.partition("python -m runner ")[2].split()
-    assert "pushed" in online_runner(*told, HF_TOKEN=TOKEN).stdout
+    words = fix.partition("python -m runner ")[2].split()
+    assert "pushed" in online_runner(*words, HF_TOKEN=TOKEN).stdout
     assert "model.safetensors" in hub.uploads[-1].files and hub.uploads[-1].private
 
 

@@ -165,7 +165,7 @@ def test_replacing_a_template_is_logged_and_keeping_it_is_not(qwen, caplog):
 
 
 @pytest.mark.parametrize(
-    ("template", "told"),
+    ("template", "found"),
     [
         ("{% for m in messages %}\n{{ m }", "line 2"),
         ("{{ raise_exception('no system turn') }}", "no system turn"),
@@ -174,10 +174,10 @@ def test_replacing_a_template_is_logged_and_keeping_it_is_not(qwen, caplog):
         ("{% for m in messages %}{{ eos_token }}{{ m.content }}{% endfor %}", "never learn to stop"),
     ],
 )
-def test_a_template_that_does_not_work_is_refused(qwen, tmp_path, template, told):
+def test_a_template_that_does_not_work_is_refused(qwen, tmp_path, template, found):
     file = tmp_path / "own.jinja"
     file.write_text(template)
-    with pytest.raises(ConfigError, match=told) as caught:
+    with pytest.raises(ConfigError, match=found) as caught:
         load_tokenizer(str(qwen), chat_template=str(file))
     assert caught.value.faults[0].where == "model.tokenizer.chat_template"
 
@@ -280,7 +280,7 @@ CONFIG_DAMAGES = (damage_json, remove_config, damage_architecture, bring_code)
 
 
 @pytest.mark.parametrize(
-    ("damage", "where", "told", "fix"),
+    ("damage", "where", "found", "fix"),
     [
         (damage_json, "config.json", "no JSON", "download it again"),
         (remove_config, "model.path", "no config.json", "model.path="),
@@ -292,10 +292,10 @@ CONFIG_DAMAGES = (damage_json, remove_config, damage_architecture, bring_code)
         (pickle_weights, "model.path", "no weights in safetensors", "model.safetensors_only=false"),
     ],
 )
-def test_a_damaged_folder_is_refused_with_its_cause_and_cure(qwen, damage, where, told, fix):
+def test_a_damaged_folder_is_refused_with_its_cause_and_cure(qwen, damage, where, found, fix):
     tokenizer = load_tokenizer(str(qwen))
     damage(qwen)
-    with pytest.raises(ConfigError, match=told) as caught:
+    with pytest.raises(ConfigError, match=found) as caught:
         load_model(str(qwen), tokenizer=tokenizer)
     assert caught.value.faults[0].where in (where, str(qwen / where)) and fix in fix_of(caught)
     seen = find_model_faults({"_target_": LOADER, "path": str(qwen)}, "lm")
@@ -312,7 +312,7 @@ def test_pickled_weights_load_when_asked_for(qwen):
 
 @pytest.mark.parametrize("loader", [load_tokenizer, load])
 @pytest.mark.parametrize(
-    ("path", "told"),
+    ("path", "found"),
     [
         ("/no/such/folder", "there is no folder /no/such/folder"),
         ("./nowhere", "there is no folder nowhere"),
@@ -321,11 +321,11 @@ def test_pickled_weights_load_when_asked_for(qwen):
         ("what is this", "neither a folder nor a name"),
     ],
 )
-def test_a_wrong_path_is_a_config_error(loader, path, told):
-    with pytest.raises(ConfigError, match=told) as caught:
+def test_a_wrong_path_is_a_config_error(loader, path, found):
+    with pytest.raises(ConfigError, match=found) as caught:
         loader(path)
     assert caught.value.faults[0].where == "model.tokenizer.path"
-    with pytest.raises(ConfigError, match=told) as caught:
+    with pytest.raises(ConfigError, match=found) as caught:
         load_model(path, tokenizer=tiny_tokenizer())
     assert caught.value.faults[0].where == "model.path" and caught.value.code == 2
 

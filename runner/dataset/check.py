@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from runner.dataset import request as keys
 from runner.dataset.convert import ARROWS, Row
 from runner.dataset.detect import MEDIA, check_without, misnamed, read_layout, refuse_media
 from runner.dataset.disk import (
@@ -26,18 +27,6 @@ from runner.dataset.disk import (
     holds_at_most,
     read_columns,
     read_data_file,
-)
-from runner.dataset.request import (
-    RowRequest,
-    Use,
-    check_cut,
-    check_weights,
-    check_words,
-    no_row,
-    read_cuts,
-    read_limits,
-    slice_length,
-    split_of,
 )
 from runner.errors import DataError, Fault
 from runner.io.files import SHIPPED
@@ -74,7 +63,7 @@ def check_dataset(node: Node, to: str | None, where: str = "dataset") -> Dataset
     if target == MIXER:
         parts = {name: part for name, part in (node.get("parts") or {}).items() if part is not None}
         with seen.noting():
-            check_weights(parts, node.get("weights"))
+            keys.check_weights(parts, node.get("weights"))
         for name, part in parts.items():
             seen.faults += check_dataset(part, to, f"{where}.parts.{name}").faults
     elif target == LOADER:
@@ -93,13 +82,13 @@ def check_dataset(node: Node, to: str | None, where: str = "dataset") -> Dataset
 def _check_rows_of(node: Node, to: str, seen: DatasetCheck) -> None:
     """Note what is wrong with the keys of a node, its files, and their rows; the first two all at once."""
     files, path = None, str(node["path"])
-    cuts: list[tuple[Use, str]] = []
+    cuts: list[tuple[keys.Use, str]] = []
     if node.get("form") not in (None, *ARROWS):
         seen.faults.append(misnamed("dataset.form", node["form"], ARROWS, "dataset.form={}"))
     with seen.noting():
-        read_limits(node.get("limit"))
+        keys.read_limits(node.get("limit"))
     with seen.noting():
-        train, evals = read_cuts(node.get("split"))
+        train, evals = keys.read_cuts(node.get("split"))
         cuts = [("eval", cut) for cut in evals.values()]
         if train:
             cuts.insert(0, ("train", train))
@@ -108,7 +97,8 @@ def _check_rows_of(node: Node, to: str, seen: DatasetCheck) -> None:
             seen.faults.append(Fault(where, "null, and a training needs rows", "a slice of a split", f"{where}=train"))
     with seen.noting():
         files = find_files(path)
-        check_words(files, node.get("bad_rows", "refuse"), config=node.get("config"), revision=node.get("revision"))
+        hub_only = {name: node.get(name) for name in ("config", "revision")}
+        keys.check_words(files, node.get("bad_rows", "refuse"), **hub_only)
     if files is None:
         if not seen.faults and not HUB_NAME.fullmatch(path):
             found = f"{path!r} is no file or folder here, and no name that the hub could have"
@@ -117,7 +107,7 @@ def _check_rows_of(node: Node, to: str, seen: DatasetCheck) -> None:
     is_shipped, streaming = path.startswith(SHIPPED), bool(node.get("streaming"))
     for use, cut in cuts:
         with seen.noting():
-            check_cut(f"dataset.split.{use}", cut, files.splits, path, streaming=streaming)
+            keys.check_cut(f"dataset.split.{use}", cut, files.splits, path, streaming=streaming)
     if not is_shipped:
         with seen.noting():
             check_files(files, MAX_LINES_STREAMED if streaming else None, MAX_BYTES_READ)
@@ -133,22 +123,22 @@ def _check_rows_of(node: Node, to: str, seen: DatasetCheck) -> None:
 
 
 def _check_slices(
-    node: Node, to: str, files: Files, cuts: Sequence[tuple[Use, str]], first: int | None, seen: DatasetCheck
+    node: Node, to: str, files: Files, cuts: Sequence[tuple[keys.Use, str]], first: int | None, seen: DatasetCheck
 ) -> None:
     """Note where the rows of a slice cannot be read as the trainer needs them, or where there are none.
 
     Of what ships, which is good, the ``first`` rows are enough.
     """
     how = {name: node[name] for name in ("form", "columns", "system", "bad_rows", "without") if node.get(name)}
-    request, limits = RowRequest(**how, to=to), read_limits(node.get("limit"))
+    request, limits = keys.RowRequest(**how, to=to), keys.read_limits(node.get("limit"))
     read: dict[str, list[Row]] = {}
     for use, cut in cuts:
-        if (name := split_of(cut)) not in read:
+        if (name := keys.split_of(cut)) not in read:
             read[name] = [row for path in files.splits[name] for row in read_data_file(Path(path), files.reader, first)]
         rows, label = read[name], f"{node['path']} {cut}"
-        count = slice_length(cut, len(rows)) if first is None else None
+        count = keys.slice_length(cut, len(rows)) if first is None else None
         if count == 0:
-            seen.faults.append(no_row(use, cut, f"{label} of {len(rows)}"))
+            seen.faults.append(keys.no_row(use, cut, f"{label} of {len(rows)}"))
             continue
         whole = count == len(rows) and count <= (limits[use] or count)
         with seen.noting():
@@ -156,7 +146,7 @@ def _check_slices(
             seen.columns = columns if use == "train" else seen.columns
 
 
-def _find_columns(request: RowRequest, rows: Sequence[Row], label: str, *, all_used: bool) -> set[str]:
+def _find_columns(request: keys.RowRequest, rows: Sequence[Row], label: str, *, all_used: bool) -> set[str]:
     """The columns that the trainer will see; raises DataError where the rows do not fit it, or some are bad."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     check_without(request.without, columns)
@@ -174,7 +164,7 @@ def _find_columns(request: RowRequest, rows: Sequence[Row], label: str, *, all_u
         return _convert(request, rows, label)
 
 
-def _convert(request: RowRequest, rows: Sequence[Row], label: str) -> set[str]:
+def _convert(request: keys.RowRequest, rows: Sequence[Row], label: str) -> set[str]:
     """The columns of the converted rows; raises DataError with the bad ones, or where none comes out."""
     conversion = request.start_conversion(list(rows[0]), rows[0], label, len(rows))
     made = conversion.first(rows)

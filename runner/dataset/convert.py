@@ -338,8 +338,10 @@ def to_answer(row: Row) -> list[Row]:
         return to_unpaired(row)
     if "messages" not in row:
         return [row | {"label": True}]
-    *asked, answer = row["messages"]
-    return [{"prompt": asked, "completion": [answer], "label": True}] if asked and answer["role"] == "assistant" else []
+    *prompt, answer = row["messages"]
+    if not prompt or answer["role"] != "assistant":
+        return []
+    return [{"prompt": prompt, "completion": [answer], "label": True}]
 
 
 _TO: dict[str, Callable[[Row], list[Row]]] = {
@@ -369,7 +371,7 @@ class Conversion:
 
     Raising inside the last batch keeps a half-good result out of the cache. ``total`` None is a
     stream, whose end nobody knows: it raises with each batch. ``label`` is how messages call the
-    source, and ``first`` must have been asked before the first batch.
+    source, and ``first`` must be called before the first batch.
     """
 
     layout: RowLayout

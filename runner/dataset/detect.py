@@ -1,6 +1,6 @@
 """Detection of the raw form of a source's rows, and of the column that plays each role.
 
-Judged by the names of the columns and by the first row; what the user said goes before every guess.
+Judged by the names of the columns and by the first row; what the user has given goes before every guess.
 What is then done with the rows is in ``convert``.
 """
 

@@ -16,19 +16,10 @@ from dataclasses import dataclass
 from glob import escape
 from typing import Any, Literal, TypeAlias
 
+import datasets
 import numpy as np
 import pyarrow as pa
-from datasets import (
-    Dataset,
-    DatasetBuilder,
-    Features,
-    IterableDataset,
-    Json,
-    List,
-    ReadInstruction,
-    Value,
-    load_dataset_builder,
-)
+from datasets import Dataset, DatasetBuilder, Features, IterableDataset, Json, List, Value
 from datasets.exceptions import DatasetGenerationError
 
 from runner.dataset.convert import CONVERT_VERSION, TURN_EXTRAS, Conversion
@@ -150,7 +141,9 @@ class RowSource:
 
     def slices(self, cut: str) -> list[range]:
         """The rows of each part of a cut, by their number in the part's split."""
-        return [range(part.from_, part.to) for part in ReadInstruction.from_spec(cut).to_absolute(self.lengths)]
+        return [
+            range(part.from_, part.to) for part in datasets.ReadInstruction.from_spec(cut).to_absolute(self.lengths)
+        ]
 
     def check(self, use: Use, cut: str) -> None:
         """Refuse splits that are not there, and slices where rows only flow past."""
@@ -159,7 +152,7 @@ class RowSource:
 
 def open_source(path: str, files: Files | None, config: str | None, revision: str | None, streaming: bool) -> RowSource:
     with translate_dataset_errors(path):
-        builder = _file_builder(files) if files else load_dataset_builder(path, config, revision=revision)
+        builder = _file_builder(files) if files else datasets.load_dataset_builder(path, config, revision=revision)
         if streaming:
             if files:
                 check_files(files, STREAM_HEAD)
@@ -185,7 +178,7 @@ def _file_builder(files: Files, features: Features | None = None) -> DatasetBuil
         features = Features({name: Value("string") for name in columns})
     options = dict(files.options) | ({"features": features} if features else {})
     paths = {name: [escape(path) for path in paths] for name, paths in files.splits.items()}  # datasets takes patterns
-    return load_dataset_builder(files.reader, data_files=paths, **options)
+    return datasets.load_dataset_builder(files.reader, data_files=paths, **options)
 
 
 @contextmanager

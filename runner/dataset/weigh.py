@@ -46,7 +46,7 @@ Tools = Sequence[Cells] | None
 # Part of the key under which weighed rows are cached: count up when weights come out otherwise.
 WEIGH_VERSION = 2
 WEIGHTS = "token_weights"
-# Private use characters, which no text of ours holds and no template treats specially.
+# Private use characters, which no text holds and no template treats specially.
 STAND_IN = "\ue0fe\ue0ff\ue0fe"
 
 
@@ -125,11 +125,20 @@ class Weigher:
         prompt. Raises DataError where a message cannot be found in what the template writes, or a rule gives what is no
         weight.
         """
-        tools = row.get("tools")
+        tools, end = row.get("tools"), self.tokenizer.eos_token or ""
         tools = json.loads(tools) if isinstance(tools, str) else tools
+        columns, prompt = {WEIGHTS: next((name for name in ("messages", "text") if name in row), "completion")}, None
+        if columns[WEIGHTS] == "completion":
+            prompt = row["prompt"]
+            if "chosen" in row:
+                columns = {"chosen_weights": "chosen", "rejected_weights": "rejected"}
         found = {}
-        for name, sequence in _sequences(row, self.tokenizer.eos_token or "").items():
-            rendered = self._render(sequence, tools) if isinstance(sequence, list) else _render_text(*sequence)
+        for name, column in columns.items():
+            side = row[column]
+            if isinstance(side, str):  # behind plain text, TRL puts the end token
+                rendered = _render_text(prompt or "", side if side.endswith(end) else side + end)
+            else:
+                rendered = self._render([*(prompt or ()), *side], tools)
             found[name] = self._weigh(rendered, row)
         return found
 
@@ -161,9 +170,9 @@ class Weigher:
     def _opening(self) -> str:
         """The text that the template writes before an answer that is yet to come; empty where it does not show."""
         question = [{"role": "user", "content": "?"}]
-        asked = self._write(question, None)
+        opening = self._write(question, None)
         waiting = self.tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
-        return waiting.removeprefix(asked) if waiting.startswith(asked) else ""
+        return waiting.removeprefix(opening) if waiting.startswith(opening) else ""
 
     @functools.cached_property
     def _marks(self) -> list[str]:
@@ -200,22 +209,6 @@ class Weigher:
             for index, (a, b) in enumerate(encoded["offset_mapping"]):
                 weights[index] *= max(letters[a:b])[2] if b > a else least
         return encoded["input_ids"], weights
-
-
-def _sequences(row: Cells, end: str) -> dict[str, Any]:
-    """Each sequence as turns, or as a pair of prompt and completion; TRL puts the end token behind plain text."""
-
-    def ended(text: str) -> str:
-        return text if text.endswith(end) else text + end
-
-    if "messages" in row:
-        return {WEIGHTS: list(row["messages"])}
-    if "text" in row:
-        return {WEIGHTS: ("", ended(row["text"]))}
-    sides = {"chosen_weights": "chosen", "rejected_weights": "rejected"} if "chosen" in row else {WEIGHTS: "completion"}
-    if isinstance(row["prompt"], str):
-        return {name: (row["prompt"], ended(row[side])) for name, side in sides.items()}
-    return {name: [*row["prompt"], *row[side]] for name, side in sides.items()}
 
 
 def _render_text(prompt: str, completion: str) -> RenderedSequence:
@@ -277,8 +270,8 @@ def weigh_rows(rows: Rows, weigher: Weigher, key: str, workers: int | None = Non
     if not isinstance(rows, Dataset):
         return rows.map(lambda row: weigh_row(row, weigher)).filter(_teaches)
     tokenizer = weigher.tokenizer
-    spelling = cache_key(tokenizer.backend_tokenizer.to_str(), tokenizer.chat_template, tokenizer.eos_token)
-    made = cache_key(WEIGH_VERSION, rows._fingerprint, key, spelling)
+    encoding = cache_key(tokenizer.backend_tokenizer.to_str(), tokenizer.chat_template, tokenizer.eos_token)
+    made = cache_key(WEIGH_VERSION, rows._fingerprint, key, encoding)
     how = {"with_indices": True, "num_proc": workers, "new_fingerprint": made}
     weighed = rows.map(lambda row, index: weigh_row(row, weigher, index), desc="weights of tokens", **how)
     teaching = weighed.filter(_teaches, new_fingerprint=cache_key(made, "teaching")) if "labels" in names else weighed

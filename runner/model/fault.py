@@ -20,7 +20,7 @@ from runner.model.folder import LOCATION
 class Known(NamedTuple):
     """A failure: its class, the beats behind ``where``, whose fault it is, words of its text, the key below the part.
 
-    ``{path}``, ``{revision}`` and ``{said}`` are filled in.
+    ``{path}``, ``{revision}`` and ``{message}`` are filled in.
     """
 
     kind: type[BaseException] | tuple[type[BaseException], ...]
@@ -63,13 +63,13 @@ KNOWN = (
     ),
     Known(
         json.JSONDecodeError,
-        "a file of {path} is not JSON: {said}",
+        "a file of {path} is not JSON: {message}",
         "whole config and tokenizer files",
         "model.path=<another folder>, or download it again",
     ),
     Known(
         SafetensorError,
-        "the weights of {path} are cut off or damaged: {said}",
+        "the weights of {path} are cut off or damaged: {message}",
         "whole safetensors files",
         "hf download {path} --force-download",
     ),
@@ -82,7 +82,7 @@ KNOWN = (
     ),
     Known(
         ImportError,
-        "{path} needs a library that is missing: {said}",
+        "{path} needs a library that is missing: {message}",
         "the library, or settings that do without it",
         "pip install <library>, or model.attention=sdpa",
         EnvironmentFault,
@@ -97,7 +97,7 @@ KNOWN = (
     ),
     Known(
         ValueError,
-        "{said}",
+        "{message}",
         "sdpa, eager, flash_attention_2 or flex_attention",
         "model.attention=sdpa",
         words="attn_implementation",
@@ -120,7 +120,7 @@ KNOWN = (
     ),
     Known(
         OSError,
-        "{path} cannot be read: {said}",
+        "{path} cannot be read: {message}",
         "files that this process may read",
         "model.path=<folder or org/name>",
         EnvironmentFault,
@@ -133,21 +133,16 @@ def translate_model_errors(path: str, revision: str | None = None, part: str = "
     """Inside, a known failure to load ``path`` is raised as an error with four beats."""
     try:
         yield
+    except RunnerError:
+        raise
     except Exception as error:
-        known = next((row for row in KNOWN if (_find_cause(error, row))), None)
-        if known is None or isinstance(error, RunnerError):
-            raise
-        said = str(_find_cause(error, known)).strip().split("\n")[0]
-        beats = [
-            text.format(path=path, revision=revision, said=said) for text in (known.found, known.expected, known.fix)
-        ]
-        raise known.blame(Fault(f"{part}.{known.key}", *beats)) from error
-
-
-def _find_cause(error: BaseException | None, known: Known) -> BaseException | None:
-    """The first of an error and its causes that this row describes."""
-    while error is not None:
-        if isinstance(error, known.kind) and known.words in str(error):
-            return error
-        error = error.__cause__ or error.__context__
-    return None
+        chain: list[BaseException] = [error]  # with its causes
+        while cause := chain[-1].__cause__ or chain[-1].__context__:
+            chain.append(cause)
+        for known in KNOWN:
+            for cause in chain:
+                if isinstance(cause, known.kind) and known.words in str(cause):
+                    values = {"path": path, "revision": revision, "message": str(cause).strip().split("\n")[0]}
+                    beats = [text.format(**values) for text in (known.found, known.expected, known.fix)]
+                    raise known.blame(Fault(f"{part}.{known.key}", *beats)) from error
+        raise
