@@ -44,7 +44,7 @@ MARKS = (
 def sniff(head: bytes, name: str) -> Finding | None:
     """The finding of a file's first bytes where it is neither text in UTF-8 nor what its reader wants.
 
-    >>> sniff(b"PK\\x03\\x04", "rows.jsonl").found, foreign(b'{"a": 1}', "rows.jsonl")
+    >>> sniff(b"PK\\x03\\x04", "rows.jsonl").found, sniff(b'{"a": 1}', "rows.jsonl")
     ('a zip archive', None)
     """
     for magic, found, fix in MAGIC:
