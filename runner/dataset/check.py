@@ -15,21 +15,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from runner.dataset import disk
 from runner.dataset import request as keys
 from runner.dataset.convert import ARROWS, Row
 from runner.dataset.detect import MEDIA, check_without, misnamed, read_layout, refuse_media
-from runner.dataset.disk import (
-    CHOOSE,
-    READABLE,
-    Files,
-    check_files,
-    find_files,
-    holds_at_most,
-    read_columns,
-    read_data_file,
-)
 from runner.errors import DataError, Fault
-from runner.io.files import SHIPPED
+from runner.io.files import HUB_NAME, SHIPPED
 from runner.schema.text import Node
 
 LOADER = "runner.dataset.load.load_rows"
@@ -38,7 +29,6 @@ MAX_BYTES_READ = 4 << 20  # of a dataset
 MAX_ROWS_CONVERTED = 500  # where one of them is bad, all are
 MAX_LINES_STREAMED = 100
 SHIPPED_ROWS = 3  # rows of what ships, which show its columns
-HUB_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]{1,96}")
 
 
 @dataclass
@@ -96,13 +86,13 @@ def _check_rows_of(node: Node, to: str, seen: DatasetCheck) -> None:
             where = "dataset.split.train"
             seen.faults.append(Fault(where, "null, and a training needs rows", "a slice of a split", f"{where}=train"))
     with seen.noting():
-        files = find_files(path)
+        files = disk.find_files(path)
         hub_only = {name: node.get(name) for name in ("config", "revision")}
         keys.check_words(files, node.get("bad_rows", "refuse"), **hub_only)
     if files is None:
         if not seen.faults and not HUB_NAME.fullmatch(path):
             found = f"{path!r} is no file or folder here, and no name that the hub could have"
-            seen.faults.append(Fault("dataset.path", found, f"{READABLE}, or org/name", CHOOSE))
+            seen.faults.append(Fault("dataset.path", found, f"{disk.READABLE}, or org/name", disk.CHOOSE))
         return
     is_shipped, streaming = path.startswith(SHIPPED), bool(node.get("streaming"))
     for use, cut in cuts:
@@ -110,20 +100,20 @@ def _check_rows_of(node: Node, to: str, seen: DatasetCheck) -> None:
             keys.check_cut(f"dataset.split.{use}", cut, files.splits, path, streaming=streaming)
     if not is_shipped:
         with seen.noting():
-            check_files(files, MAX_LINES_STREAMED if streaming else None, MAX_BYTES_READ)
+            disk.check_files(files, MAX_LINES_STREAMED if streaming else None, MAX_BYTES_READ)
     if seen.faults or node.get("map"):
         return
     if to:
         with seen.noting():
             without, given = node.get("without") or (), (node.get("columns") or {}).values()
-            left = [name for name in read_columns(files, MAX_BYTES_READ) if name not in (*without, *given)]
+            left = [name for name in disk.read_columns(files, MAX_BYTES_READ) if name not in (*without, *given)]
             refuse_media(name for name in left if name in (MEDIA[:2] if to == "prompt" else MEDIA))
-    if not seen.faults and not streaming and holds_at_most(files, MAX_BYTES_READ):
+    if not seen.faults and not streaming and disk.holds_at_most(files, MAX_BYTES_READ):
         _check_slices(node, to, files, cuts, SHIPPED_ROWS if is_shipped else None, seen)
 
 
 def _check_slices(
-    node: Node, to: str, files: Files, cuts: Sequence[tuple[keys.Use, str]], first: int | None, seen: DatasetCheck
+    node: Node, to: str, files: disk.Files, cuts: Sequence[tuple[keys.Use, str]], first: int | None, seen: DatasetCheck
 ) -> None:
     """Note where the rows of a slice cannot be read as the trainer needs them, or where there are none.
 
@@ -134,7 +124,8 @@ def _check_slices(
     read: dict[str, list[Row]] = {}
     for use, cut in cuts:
         if (name := keys.split_of(cut)) not in read:
-            read[name] = [row for path in files.splits[name] for row in read_data_file(Path(path), files.reader, first)]
+            paths = map(Path, files.splits[name])
+            read[name] = [row for path in paths for row in disk.read_data_file(path, files.reader, first)]
         rows, label = read[name], f"{node['path']} {cut}"
         count = keys.slice_length(cut, len(rows)) if first is None else None
         if count == 0:

@@ -10,6 +10,7 @@ import inspect
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -19,6 +20,7 @@ from typing import Any, BinaryIO, TypeGuard
 from runner.io.secrets import without_values
 
 PACKAGE = Path(__file__).resolve().parent.parent
+HUB_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]{1,96}")  # of a model or a dataset
 SHIPPED = "runner://"
 SEAL = "seal.json"
 # The files of a run that hold the rows of its steps.

@@ -7,7 +7,6 @@ and everything else is JSON. What is wrong with a model is found in ``check``.
 from __future__ import annotations
 
 import json
-import re
 import struct
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import ConfigError, Fault
-from runner.io.files import shipped
+from runner.io.files import HUB_NAME, shipped
 from runner.io.filetype import HEAD, sniff, special_file
 
 JsonObject = dict[str, Any]
 
 LOCATION = "a folder of this machine, runner://..., or org/name on the hub"
-HUB_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]{1,96}")
 WEIGHTS, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
 CONFIGS = ("config.json", "tokenizer_config.json", "adapter_config.json")  # all that a snapshot is sure to hold
 MAX_HEADER_BYTES = 100 << 20  # the safetensors library allows no more
