@@ -204,7 +204,7 @@ def converse(request: InferenceRequest) -> int:
 
     The oldest turns are forgotten where the model cannot hold them all and an answer.
     """
-    from runner.model.spelling import spell_prompt
+    from runner.model.encoding import encode_prompt
 
     with quiet():
         model, tokenizer, _ = _load(request, chats=True)
@@ -216,7 +216,7 @@ def converse(request: InferenceRequest) -> int:
                 turns = []
                 continue
             turns.append({"role": "user", "content": text})
-            while room and len(turns) > 1 and len(spell_prompt(tokenizer, turns, {})) + count > room:
+            while room and len(turns) > 1 and len(encode_prompt(tokenizer, turns, {})) + count > room:
                 turns = turns[2:]
                 print(f"(the first turns are forgotten: the model holds {room} tokens)", file=sys.stderr)
             turns.append({"role": "assistant", "content": _reply(generator, turns, number_of_line)})
