@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from runner.io.files import seal, verify
-from runner.training.checkpoint import Seal, cycle_steps
+from runner.schema.upstream import cycle_steps
+from runner.training.checkpoint import Seal
 
 
 def control(save):
@@ -76,4 +77,4 @@ def test_a_finished_run_has_no_more_checkpoints_than_it_may_and_the_best_of_them
     ],
 )
 def test_cycle_steps(args, steps):
-    assert cycle_steps(SimpleNamespace(**args)) == steps
+    assert cycle_steps(args) == steps

@@ -64,7 +64,7 @@ def train(run: Run, stop: StopRequest) -> None:
 def _train(run: Run, components: Components, stop: StopRequest) -> None:
     """Train from the newest checkpoint, from one of another run, or from the start model, and finish the run."""
     from runner.tracker.callback import trackers_closed
-    from runner.training.checkpoint import cycle_steps, resume
+    from runner.training.checkpoint import resume
 
     began = time.monotonic()
     trainer, rows = components.trainer, components.train_rows
@@ -81,7 +81,7 @@ def _train(run: Run, components: Components, stop: StopRequest) -> None:
             raise ConfigError(faults)
     with trackers_closed(components.trackers, is_first=is_first):
         if other:
-            checkpoint = begin_from(other, cycle_steps(components.args))
+            checkpoint = begin_from(other, components.seal.cycle_steps)
             if is_first:
                 copy_history(run, other)
                 print(f"begins    with {checkpoint.name} of {other}", flush=True)

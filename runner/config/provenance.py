@@ -55,8 +55,8 @@ class Provenance:
         """
         own = [entry for entry in self.settings if key == entry.key or key.startswith(f"{entry.key}.")]
         machine = list(of_machine(key.removeprefix("trainer.args."))) if key.startswith("trainer.args.") else []
-        above = [entry for kind, entry in machine if kind == "kept_back"]
-        below = [entry for kind, entry in machine if kind != "kept_back"]
+        above = [entry for kind, entry in machine if kind == "fixed"]
+        below = [entry for kind, entry in machine if kind != "fixed"]
         node, _, name = key.rpartition(".")
         target = select(self.cfg, f"{node}._target_".lstrip("."))
         signature = read_signature(target) if isinstance(target, str) else None
@@ -83,11 +83,11 @@ def default_of(signature: Signature, parameter: Parameter) -> Setting:
 def of_machine(name: str) -> Iterator[tuple[str, Setting]]:
     """The values that the runner itself gives a field of the trainer's config, read from its own source.
 
-    ``ours`` counts where no YAML says otherwise, ``kept_back`` always, ``ON_CPU`` on a machine without a GPU.
+    ``defaults`` count where no YAML says otherwise, ``fixed`` always, ``ON_CPU`` on a machine without a GPU.
     """
     notes = {
-        "ours": "the runner, unless it is set",
-        "kept_back": "the runner, always",
+        "defaults": "the runner, unless it is set",
+        "fixed": "the runner, always",
         "ON_CPU": "the runner, on a machine without a GPU",
     }
     file = PACKAGE / "training" / "build" / "args.py"

@@ -9,6 +9,7 @@ from typing import Any
 
 from runner.run import processes_of
 from runner.schema import read_signature
+from runner.schema.upstream import cycle_steps
 
 COMPLETION_LENGTHS = ("max_completion_length", "response_length", "max_new_tokens")
 WHOLE_BATCHES = {"num_generations", "num_ppo_epochs"}  # fields of trainers that leave out a last batch not full
@@ -60,12 +61,10 @@ def batch_size(args: Mapping[str, Any]) -> int:
 
 
 def cycle_of(args: Mapping[str, Any]) -> int:
-    """Optimizer steps from one generation to the next, as ``checkpoint.cycle_steps`` counts them."""
-    accumulated = setting(args, "gradient_accumulation_steps", 1)
-    whole = args.get("generation_batch_size")
-    micro = args.get("steps_per_generation") or (whole and max(1, whole // batch_size(args))) or accumulated
-    micro *= setting(args, "num_iterations", 1)
-    return math.lcm(micro, accumulated) // accumulated
+    """Optimizer steps from one generation to the next, from the arguments as they are written."""
+    whole, names = args.get("generation_batch_size"), ("gradient_accumulation_steps", "num_iterations")
+    micro = args.get("steps_per_generation") or (whole and max(1, whole // batch_size(args)))
+    return cycle_steps({"steps_per_generation": micro} | {name: setting(args, name, 1) for name in names})
 
 
 def rows_per_step(args: Mapping[str, Any]) -> float:

@@ -10,7 +10,7 @@ from runner.estimate.device import Device
 from runner.estimate.memory import Training
 from runner.estimate.steps import batch_size, setting, steps_of
 from runner.run import processes_of
-from runner.run.disk import free, sized
+from runner.run.disk import checkpoints_at_once, free, sized
 
 TIGHT = 0.9  # of what is there, from which on a forecast warns: allocators keep some more than what is alive
 ASSUMED = 100e12  # operations a second, as a scale where nothing was measured
@@ -76,10 +76,8 @@ class Forecast:
         state = 0 if args.get("save_only_model") else training.held.get("optimizer", training.state_bytes)
         # A trainer with a critic saves that, and its policy once more for others.
         checkpoint = model + state + (training.gradients if training.critic else 0)
-        most, every = int(args.get("save_total_limit") or KEPT) + 1, float(setting(args, "save_steps", 500))
-        saves = min(most, max(1, round(self.steps / every))) if self.steps and every >= 1 else most
-        if setting(args, "save_strategy", "steps") == "no":
-            saves = 0
+        keep, strategy = int(args.get("save_total_limit") or KEPT), setting(args, "save_strategy", "steps")
+        saves = checkpoints_at_once(keep, strategy, float(setting(args, "save_steps", 500)), self.steps)
         room, need = free(Path(str(training.cfg["output_root"]))), saves * checkpoint + model
         many = f"{saves} checkpoint{'s' * (saves > 1)} of {sized(checkpoint)} at a time" if saves else "no checkpoint"
         line = f"  {'disk':<13}{many}, {sized(model)} for model/; {sized(room)} free"

@@ -1,11 +1,12 @@
 """Disk space: what a run still needs, how much is free, and whether an error means that there is none.
 
-What a checkpoint takes is counted in ``training.checkpoint``, where the weights are known; here the manifest tells it.
+The size of a checkpoint is counted in ``training.checkpoint``, where the weights are known, and noted in the manifest.
 """
 
 from __future__ import annotations
 
 import errno
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ SIGNS = (
     *("unexpected pos", "PytorchStreamWriter", "iostream", "No space left", "Disk quota"),
     *(f"os error {number}" for number in FULL),
 )
+STEPS_TO_NOTICE = 6  # after so many a sickness has been noticed; what was saved before is good (``training.health``)
 MIN_FREE_BYTES = 1 << 20  # bytes; with less than that left, what failed did so for want of space
 
 
@@ -38,6 +40,21 @@ def needed(run: Run) -> int:
     disk = run.manifest().get("disk") or {}
     missing = disk.get("checkpoints", 0) - len(sealed_checkpoints(run))
     return max(0, missing) * disk.get("checkpoint", 0) + disk.get("model", 0)
+
+
+def checkpoints_at_once(keep: int, save_strategy: str, save_steps: float, max_steps: int | None) -> int:
+    """The most checkpoints that a run has at a time: those it keeps, one that is written, and one that surely is good.
+
+    >>> checkpoints_at_once(2, "steps", 100, 1000), checkpoints_at_once(2, "steps", 1, 1000)
+    (3, 4)
+    """
+    if save_strategy == "no":
+        return 0
+    early = save_steps >= 1 and (keep - 1) * save_steps < STEPS_TO_NOTICE
+    most = keep + 1 + early
+    if save_strategy != "steps" or save_steps < 1 or not max_steps or max_steps < 0:
+        return most
+    return min(most, math.ceil(max_steps / save_steps))
 
 
 def free(path: Path) -> int:

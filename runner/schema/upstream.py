@@ -5,6 +5,7 @@ A test holds each against the installed libraries, and fails where a new version
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -114,3 +115,14 @@ def completion_length(args: Mapping[str, Any]) -> int | None:
     (64, None)
     """
     return next(filter(None, map(args.get, COMPLETION_LENGTHS)), None)
+
+
+def cycle_steps(args: Mapping[str, Any]) -> int:
+    """Optimizer steps from one generation to the next, of a trainer that uses more than once what it generates.
+
+    >>> cycle_steps({"steps_per_generation": 4, "num_iterations": 3, "gradient_accumulation_steps": 2})
+    6
+    """
+    accumulated = args["gradient_accumulation_steps"]
+    micro_steps = (args.get("steps_per_generation") or accumulated) * (args.get("num_iterations") or 1)
+    return math.lcm(micro_steps, accumulated) // accumulated

@@ -7,8 +7,7 @@ Each is a small TrainerCallback that knows only what it is given. Checkpoints ar
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,21 +29,19 @@ class Record(TrainerCallback):
     ``percentage``, ``epoch``, ``elapsed_seconds`` and ``remaining_seconds``.
     """
 
-    def __init__(self, path: Path, tell: Callable[..., None]):
+    def __init__(self, path: Path, set_status: Callable[..., None]):
         self.path = path
-        self.tell = tell
+        self.set_status = set_status
         self.line: dict[str, Any] = {}
-        self.started = time.monotonic()
+        self.started, self.first_step = time.monotonic(), 0
         self.spent = 0.0
         self.ended = True
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self.ended = True
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         self.ended = False
         if state.is_world_process_zero:
@@ -55,41 +52,30 @@ class Record(TrainerCallback):
                 self.line = {name: value for name, value in self.line.items() if not _of_the_end(name)}
                 replace_rows(self.path, [self.line])
             self.spent = self.line.get("elapsed_seconds", 0.0)
-            self.started = time.monotonic()
-            self.first_step = state.global_step
-            self.tell(step=state.global_step, max_steps=state.max_steps)
+            self.started, self.first_step = time.monotonic(), state.global_step
+            self.set_status(step=state.global_step, max_steps=state.max_steps)
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any],
-        **kwargs: object,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_: object
     ) -> None:
         if not state.is_world_process_zero or (self.ended and args.load_best_model_at_end):
             return  # what is measured then is of the best model, not of this step
         if self.line.get("step") != state.global_step:
             self.line = {"step": state.global_step}
-        self.line |= {"max_steps": state.max_steps, "percentage": _percentage(state)} | logs | self._times(state)
+        here, steps = time.monotonic() - self.started, state.global_step - self.first_step
+        remaining = round(here / steps * (state.max_steps - state.global_step), 2) if steps > 0 else None
+        percentage = round(100 * state.global_step / state.max_steps, 2) if state.max_steps else 0.0
+        self.line |= {"max_steps": state.max_steps, "percentage": percentage} | logs
+        self.line |= {"elapsed_seconds": round(self.spent + here, 2), "remaining_seconds": remaining}
         replace_rows(self.path, [self.line])
-        self.tell(step=state.global_step, max_steps=state.max_steps)
+        self.set_status(step=state.global_step, max_steps=state.max_steps)
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         for path in self._rows_files() if state.is_world_process_zero else ():
             sync(path)
 
     def _rows_files(self) -> list[Path]:
         return [path for path in map(self.path.parent.joinpath, ROWS) if path.exists()]
-
-    def _times(self, state: TrainerState) -> dict[str, float | None]:
-        here = time.monotonic() - self.started
-        steps = state.global_step - getattr(self, "first_step", 0)
-        remaining = here / steps * (state.max_steps - state.global_step) if steps > 0 else None
-        return {
-            "elapsed_seconds": round(self.spent + here, 2),
-            "remaining_seconds": None if remaining is None else round(remaining, 2),
-        }
 
 
 class Progress(TrainerCallback):
@@ -98,31 +84,22 @@ class Progress(TrainerCallback):
     SHOWN = ("loss", "reward", "rewards/margins", "objective/scores", "objective/kl", "kl", "learning_rate")
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
-        how = {"initial": state.global_step, "disable": not state.is_world_process_zero}
-        self.bar = progress_bar("training", state.max_steps, "step", **how)
+        hidden = not state.is_world_process_zero
+        self.bar = progress_bar("training", state.max_steps, "step", initial=state.global_step, disable=hidden)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self.bar.update(state.global_step - self.bar.n)
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any],
-        **kwargs: object,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_: object
     ) -> None:
         if "bar" in vars(self):
             shown = {name: f"{logs[name]:.4g}" for name in self.SHOWN if logs.get(name) is not None}
             self.bar.set_postfix(shown, refresh=False)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self.bar.close()
 
 
@@ -155,33 +132,22 @@ class Samples(TrainerCallback):
         self.write = lambda model: generate(model, self.prompts, max_new_tokens=max_new_tokens, temperature=temperature)
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        *,
-        model: nn.Module,
-        **kwargs: object,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **_: object
     ) -> None:
         if state.global_step == 0:
             self._sample(state, model)
 
     def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        *,
-        model: nn.Module,
-        **kwargs: object,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **_: object
     ) -> None:
         if state.global_step % self.every == 0 or state.global_step >= state.max_steps:
             self._sample(state, model)
 
     def _sample(self, state: TrainerState, model: nn.Module) -> None:
-        # Every process takes part, because the weights may be spread over them.
-        with _modes_kept(model):
-            completions = self.write(model)
+        modes = [(part, part.training) for part in model.modules()]
+        completions = self.write(model)  # in every process, because the weights may be spread over them
+        for part, training in modes:
+            part.training = training
         if state.is_world_process_zero:
             pairs = list(zip(self.prompts, completions, strict=True))
             keys = {"step": state.global_step, "callback": self.name}
@@ -203,7 +169,7 @@ class AtStart(TrainerCallback):
         self.call = call
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         self.call()
 
@@ -224,27 +190,19 @@ class StopAtStep(TrainerCallback):
         self.stop = stop
         self.cycle_steps = cycle_steps
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self.stop.listening = True
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         if self.stop.number is not None and state.global_step % self.cycle_steps == 0:
             control.should_save = control.should_training_stop = True
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Leave out what belongs to the end of an epoch where a stop comes within one; it would be done twice."""
         if self.stop.number is not None and control.should_training_stop and (state.epoch or 0) % 1:
             control.should_log = control.should_save = control.should_evaluate = False
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self.stop.listening = False
 
 
@@ -259,46 +217,19 @@ class Slower(TrainerCallback):
         self.share = share
 
     def on_step_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        *,
-        optimizer: Optimizer,
-        **kwargs: object,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, optimizer: Optimizer, **_: object
     ) -> None:
         self.rates = [group["lr"] for group in optimizer.param_groups]
         for group, rate in zip(optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate and rate * self.share(state.global_step)  # Adafactor may have none
 
     def on_optimizer_step(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        *,
-        optimizer: Optimizer,
-        **kwargs: object,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, optimizer: Optimizer, **_: object
     ) -> None:
         for group, rate in zip(optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate
 
 
-@contextmanager
-def _modes_kept(model: nn.Module) -> Iterator[None]:
-    """Every part of a model in the mode it was in, training or not, whatever happens inside."""
-    modes = [(part, part.training) for part in model.modules()]
-    try:
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training
-
-
 def _of_the_end(name: str) -> bool:
     """True for a figure that the Trainer logs when it stops."""
     return name == "total_flos" or name.startswith("train_")
-
-
-def _percentage(state: TrainerState) -> float:
-    return round(100 * state.global_step / state.max_steps, 2) if state.max_steps else 0.0

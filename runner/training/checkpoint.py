@@ -6,17 +6,15 @@ checkpoint that could not be loaded). Which checkpoint is good is for ``run`` to
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import torch
+from accelerate.utils import wait_for_everyone
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from runner.io.files import SEAL, read_json, remove, seal
-
-NOTICED = 6  # steps after which a sickness has been noticed; what was saved before is good (``health``)
+from runner.run.disk import STEPS_TO_NOTICE, checkpoints_at_once
+from runner.training.build.model import policy_of
 
 
 class Seal(TrainerCallback):
@@ -26,41 +24,46 @@ class Seal(TrainerCallback):
     memory only. Each save also logs, so that no logged average reaches across a place where a run may resume.
     """
 
-    def __init__(self, keep: int, cycle_steps: int = 1, tell: Callable[..., None] | None = None):
+    def __init__(self, keep: int, cycle_steps: int = 1, set_status: Callable[..., None] | None = None):
         self.keep = keep
         self.cycle_steps = cycle_steps
-        self.tell = tell
+        self.set_status = set_status
         self.waiting = False
 
     def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+        self,
+        args: TrainingArguments | None,
+        state: TrainerState,
+        control: TrainerControl,
+        processing_class: object = None,
+        **_: object,
     ) -> None:
-        self._save_on_the_cycle(state, control, kwargs.get("processing_class"))
-
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
-        control.should_log = control.should_log or control.should_training_stop  # no step is left out of the averages
-        self._save_on_the_cycle(state, control, kwargs.get("processing_class"))
-
-    def _save_on_the_cycle(self, state: TrainerState, control: TrainerControl, tokenizer: Any = None) -> None:
         self.waiting = self.waiting or control.should_save
         at_boundary = state.global_step % self.cycle_steps == 0 or state.global_step >= state.max_steps
         control.should_save = self.waiting and at_boundary
         if control.should_save:
             control.should_log = True
             self.waiting = False
-            _forget_use(tokenizer)
+            backend = getattr(processing_class, "backend_tokenizer", None)
+            if backend is not None:  # the settings of its last call would be saved with it, and differ after a resume
+                backend.no_padding()
+                backend.no_truncation()
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        _wait_for_all()  # every rank writes a file of its own into the checkpoint
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: object
+    ) -> None:
+        control.should_log = control.should_log or control.should_training_stop  # no step is left out of the averages
+        self.on_step_end(args, state, control, **given)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        wait_for_everyone()  # every rank writes a file of its own into the checkpoint
         if state.is_world_process_zero:
             root = Path(args.output_dir)
             seal(root / f"checkpoint-{state.global_step}")
-            if self.tell:
-                self.tell(sealed=state.global_step)
+            if self.set_status:
+                self.set_status(sealed=state.global_step)
             self.rotate(root, state.best_model_checkpoint)
-        _wait_for_all()
+        wait_for_everyone()
 
     def rotate(self, root: Path, best: str | None, healthy: bool = False) -> None:
         """Delete the oldest checkpoints; ``healthy`` is what is known of a run that has come to its end.
@@ -71,21 +74,13 @@ class Seal(TrainerCallback):
         """
         sealed = [path for path in root.glob("checkpoint-[0-9]*") if (path / SEAL).exists()]
         sealed.sort(key=_step)
-        old = [path for path in sealed if _step(path) <= _step(sealed[-1]) - NOTICED]
+        old = [path for path in sealed if _step(path) <= _step(sealed[-1]) - STEPS_TO_NOTICE]
         safe = [path for path in sealed if best and path.name == Path(best).name]
         beside = len(safe) if healthy and not {*safe} & {*sealed[-self.keep :]} else 0
         safe += sealed[-max(1, self.keep - beside) :] + ([] if healthy else [*old[-1:], sealed[len(old)]])
         for path in sealed:
             if path not in safe:
                 remove(path)
-
-
-def _forget_use(tokenizer: Any) -> None:
-    """Undo what the last call left in a tokenizer, which would be saved with it and differ after a resume."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        backend.no_padding()
-        backend.no_truncation()
 
 
 def _step(checkpoint: Path) -> int:
@@ -100,7 +95,7 @@ class Restore(TrainerCallback):
     """Ends ``trainer.train`` once the checkpoint is loaded, before it would train one step too many."""
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         raise Restored
 
@@ -127,21 +122,6 @@ def resume(trainer: Trainer, checkpoint: Path | None) -> None:
         callbacks.remove(loader)
 
 
-def cycle_steps(args: TrainingArguments) -> int:
-    """Optimizer steps from one generation to the next, for the trainers that re-use what they
-    generated.
-
-    >>> from types import SimpleNamespace
-    >>> args = {"steps_per_generation": 4, "num_iterations": 1, "gradient_accumulation_steps": 1}
-    >>> cycle_steps(SimpleNamespace(**args))
-    4
-    """
-    micro_steps = getattr(args, "steps_per_generation", None) or args.gradient_accumulation_steps
-    micro_steps *= getattr(args, "num_iterations", None) or 1
-    accumulated = args.gradient_accumulation_steps
-    return math.lcm(micro_steps, accumulated) // accumulated
-
-
 def disk_needed(trainer: Trainer, keep: int) -> dict[str, int]:
     """Bytes of one ``checkpoint`` and of the ``model`` at the end, and how many ``checkpoints`` there are at once.
 
@@ -149,31 +129,12 @@ def disk_needed(trainer: Trainer, keep: int) -> dict[str, int]:
     """
     from peft import PeftModel
 
-    args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
-    policy = getattr(model, "policy", model)  # of PPO, which has a critic beside it
+    args, policy = trainer.args, policy_of(trainer)
     saved = [each for each in policy.parameters() if each.requires_grad or not isinstance(policy, PeftModel)]
-    weights = sum(map(_bytes, saved))
-    trained = sum(_bytes(each) * _states(trainer, each) for each in model.parameters() if each.requires_grad)
-    early = isinstance(args.save_steps, int) and (keep - 1) * args.save_steps < NOTICED  # then one more stays
-    saves = 0 if args.save_strategy == "no" else keep + 1 + early
-    if args.save_strategy == "steps" and args.max_steps > 0 and args.save_steps >= 1:
-        saves = min(saves, math.ceil(args.max_steps / args.save_steps))
-    return {"checkpoint": int(weights + trained), "checkpoints": saves, "model": weights}
-
-
-def _bytes(weights: torch.Tensor) -> int:
-    return weights.numel() * weights.element_size()
-
-
-def _states(trainer: Trainer, weights: torch.Tensor) -> float:
-    """The size of what an optimizer keeps for a weight, in sizes of the weight."""
-    own = trainer.hooks.make_optimizer
-    name = "" if own else str(getattr(trainer.args.optim, "value", trainer.args.optim)).lower()
-    if "8bit" in name:
-        return 2 / weights.element_size()
-    return 2 if "adam" in name else 0
-
-
-def _wait_for_all() -> None:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.barrier()
+    trained = [each for each in trainer.accelerator.unwrap_model(trainer.model).parameters() if each.requires_grad]
+    optimizer = "" if trainer.hooks.make_optimizer else str(args.optim.value).lower()
+    state = sum(each.numel() if "8bit" in optimizer else each.nbytes for each in trained)
+    state *= 2 if "adam" in optimizer or "8bit" in optimizer else 0
+    weights = sum(each.nbytes for each in saved)
+    count = checkpoints_at_once(keep, args.save_strategy, args.save_steps, args.max_steps)
+    return {"checkpoint": weights + state, "checkpoints": count, "model": weights}

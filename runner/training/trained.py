@@ -10,7 +10,7 @@ from runner.config.build import asked_for, build, serve
 from runner.errors import Fault, FolderError
 from runner.generate.weights import Weights
 from runner.io.files import display_path
-from runner.training.build.args import refuse_absent_devices
+from runner.training.build.args import check_devices
 from runner.training.build.model import path_of
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def load_trained(
     from runner.model.saved import load_adapter_weights
     from runner.reward.outcome import best_device
 
-    refuse_absent_devices(cfg)
+    check_devices(cfg)
     folder = _find_loadable(weights.folder) if weights.folder else None
     tokenizer = _build_tokenizer(cfg, folder)
     node = {key: value for key, value in cfg["model"].items() if key != "tokenizer"}

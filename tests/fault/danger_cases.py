@@ -89,7 +89,7 @@ WORDS = {
     "a file is written": [
         "callback.x._target_=runner.training.callback.Record",
         "callback.x.path={mark}",
-        "callback.x.tell=null",
+        "callback.x.set_status=null",
     ],
     "hydra.run.dir": ["hydra.run.dir=../.."],
     "hydra.sweep.dir": ["-m", "seed=0,1", "hydra.sweep.dir=/tmp/elsewhere"],

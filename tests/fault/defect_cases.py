@@ -359,13 +359,13 @@ DEFECTS = (
         "Old checkpoints are deleted before the new one is sealed, so that a kill between them leaves none.",
         "runner/training/checkpoint.py",
         '            seal(root / f"checkpoint-{state.global_step}")\n'
-        "            if self.tell:\n"
-        "                self.tell(sealed=state.global_step)\n"
+        "            if self.set_status:\n"
+        "                self.set_status(sealed=state.global_step)\n"
         "            self.rotate(root, state.best_model_checkpoint)\n",
         "            self.rotate(root, state.best_model_checkpoint)\n"
         '            seal(root / f"checkpoint-{state.global_step}")\n'
-        "            if self.tell:\n"
-        "                self.tell(sealed=state.global_step)\n",
+        "            if self.set_status:\n"
+        "                self.set_status(sealed=state.global_step)\n",
         tests=("tests/test_checkpoint.py::test_older_checkpoints_go_after_the_new_one_is_sealed_and_the_best_stays",),
     ),
     Defect(

@@ -1,7 +1,6 @@
 """Run folder -> the components of a training, built by calls in order, each given what it needs.
 
-What is not here: how a component is made (its own room), what a valid key is (``validate``), how the loop runs (the
-Trainer).
+Not here: how a component is made (its own room), what a valid key is (``validate``), how the loop runs (the Trainer).
 """
 
 from __future__ import annotations
@@ -16,22 +15,23 @@ from typing import TYPE_CHECKING, Any
 
 from runner.config.build import build, serve
 from runner.errors import ConfigError, Fault
-from runner.run.adjustments import adjust_logs, read_adjustments
-from runner.run import Run
 from runner.io.terminal import mute_libraries
+from runner.run import Run
+from runner.run.adjustments import adjust_logs, read_adjustments
+from runner.schema.text import Node
+from runner.schema.upstream import cycle_steps
 from runner.training.build.args import build_args
 from runner.training.build.callbacks import add_callbacks, build_callbacks, build_health, for_callbacks
-from runner.training.build.rewards import rewards_of
 from runner.training.build.loss import (
     build_collator,
     build_loss,
     build_rules,
     columns_asked_for,
     packed_later,
-    set_collator,
     set_weights,
 )
 from runner.training.build.model import build_model
+from runner.training.build.rewards import rewards_of
 from runner.training.build.trainer import build_trainer, optimizer_maker, schedule_maker
 
 if TYPE_CHECKING:
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
+    from runner.tracker.callback import Tracker
     from runner.training.callback import StopRequest
     from runner.training.checkpoint import Seal
-    from runner.training.health.watch import Health
-    from runner.tracker.callback import Tracker
     from runner.training.extension import Measure
+    from runner.training.health.watch import Health
 
     Adjustments = Sequence[Mapping[str, Any]]
     BuildMeasure = Callable[[Run, TrainingArguments, PreTrainedTokenizerBase, Adjustments], Measure | None]
@@ -77,23 +77,20 @@ def build_components(run: Run, stop: StopRequest | None, build_measure: BuildMea
     """
     import transformers
 
-    from runner.training.checkpoint import Seal, cycle_steps
-    from runner.model.chat import check_template
     from runner.tracker.callback import replace_trackers
+    from runner.training.checkpoint import Seal
     from runner.training.extension import Hooks
 
-    cfg = run.cfg
+    cfg, adjustments = run.cfg, read_adjustments(run.folder)
     mute_libraries()
     transformers.set_seed(cfg["seed"])
     with _refusals_of("trainer.args"):
-        args = build_args(run)
+        args = build_args(run, adjustments)
     tokenizer = build(cfg["model"]["tokenizer"])
     rules = build_rules(cfg.get("weight"))
     rows, held_out = serve(cfg["dataset"], to=cfg["trainer"]["form"], seed=cfg["seed"], keep=columns_asked_for(rules))
-    _warn_of_margins(cfg["trainer"], rows)
     rewards, panel = rewards_of(cfg, args)
-    answers_only = getattr(args, "assistant_only_loss", False)
-    check_template(tokenizer, chats=_are_chats(rows), calls=_call_tools(rows), answers_only=answers_only)
+    _check_rows(cfg["trainer"], tokenizer, rows, answers_only=getattr(args, "assistant_only_loss", False))
     model, peft_config, reference = build_model(cfg, tokenizer, args)
     served = for_callbacks(run, tokenizer, rows, held_out)
     offered = {
@@ -108,7 +105,6 @@ def build_components(run: Run, stop: StopRequest | None, build_measure: BuildMea
         "callbacks": build_callbacks(cfg, served),
         "peft_config": peft_config,
     }
-    adjustments = read_adjustments(run.folder)
     health = build_health(cfg, args, peft_config, panel)
     hooks = Hooks(
         evaluates=cfg["trainer"].get("evaluates", True),
@@ -122,11 +118,12 @@ def build_components(run: Run, stop: StopRequest | None, build_measure: BuildMea
     )
     with _refusals_of("trainer"), packed_later(args if rules else None) as pack:
         trainer = build_trainer(cfg, offered, hooks, weighs_tokens=bool(rules))
-    set_collator(trainer, cfg["collator"], tokenizer)
+    collator = build_collator(cfg["collator"], tokenizer, inner=trainer.data_collator)
+    trainer.data_collator = collator or trainer.data_collator
     if rules:
         set_weights(trainer, rules, pack)
     trackers = replace_trackers(trainer, cfg, run.folder)
-    seal = Seal(cfg["trainer"]["args"].get("save_total_limit") or 2, cycle_steps(args), run.set_status)
+    seal = Seal(cfg["trainer"]["args"].get("save_total_limit") or 2, cycle_steps(vars(args)), run.set_status)
     add_callbacks(trainer, run, served, stop, health, seal, adjustments)
     return Components(args, model, tokenizer, rows, held_out, trainer, health, seal, trackers, adjustments)
 
@@ -140,18 +137,15 @@ def _refusals_of(where: str) -> Iterator[None]:
         raise ConfigError(Fault(where, str(error).splitlines()[0], "values that go together")) from error
 
 
-def _warn_of_margins(node: Mapping[str, Any], rows: Dataset) -> None:
-    if node["form"] == "preference" and node["head"] != "score" and "margin" in next(iter(rows), {}):
+def _check_rows(node: Node, tokenizer: PreTrainedTokenizerBase, rows: Dataset, *, answers_only: bool) -> None:
+    """Check that the tokenizer has a template for the first rows, and warn of a column that is not used."""
+    from runner.model.chat import check_template
+
+    rows = list(itertools.islice(rows, 100))
+    first = rows[0] if rows else {}
+    if node["form"] == "preference" and node["head"] != "score" and "margin" in first:
         log.warning("the column `margin` is not used: of margins only the loss of a reward model knows")
-
-
-def _are_chats(rows: Dataset) -> bool:
-    """True where the rows hold conversations, which need a template, rather than text."""
-    row: Mapping[str, object] = next(iter(rows), {})
-    return any(isinstance(row.get(name), list) for name in ("messages", "prompt", "completion", "chosen"))
-
-
-def _call_tools(rows: Dataset) -> bool:
-    """True where one of the first rows has a turn that calls a tool."""
-    parts = (part for row in itertools.islice(rows, 100) for part in row.values() if isinstance(part, list))
-    return any(isinstance(turn, Mapping) and turn.get("tool_calls") for part in parts for turn in part)
+    chats = any(isinstance(first.get(name), list) for name in ("messages", "prompt", "completion", "chosen"))
+    turns = (turn for row in rows for part in row.values() if isinstance(part, list) for turn in part)
+    calls = any(isinstance(turn, Mapping) and turn.get("tool_calls") for turn in turns)
+    check_template(tokenizer, chats=chats, calls=calls, answers_only=answers_only)

@@ -1,4 +1,4 @@
-"""The user's callbacks and ours, in the order in which they must come."""
+"""The user's callbacks and the runner's, in the order in which they must come."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from runner.config.build import asked_for, serve
 from runner.dataset.convert import fits
 from runner.errors import ConfigError, Fault
 from runner.generate.rows import held_out_sets
-from runner.run.adjustments import ROLLBACK, adjusted_share, count_of
 from runner.run import Run
-from runner.schema import read_signature
+from runner.run.adjustments import ROLLBACK, adjusted_share, count_of
+from runner.schema.text import Config, Node, named
 from runner.schema.upstream import completion_length
-from runner.schema.text import named
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from peft import PeftConfig
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback, TrainingArguments
 
+    from runner.reward.panel import RewardTracker
     from runner.training.callback import StopRequest
     from runner.training.checkpoint import Seal
     from runner.training.health.watch import Health
 
 
-def build_callbacks(cfg: Mapping[str, Any], served: Mapping[str, Any]) -> list[TrainerCallback]:
+def build_callbacks(cfg: Config, served: Mapping[str, object]) -> list[TrainerCallback]:
     """The user's callbacks as they are listed, but for those that ask for the trainer."""
     entries = named(cfg["callback"] or {}, "callback").items()
     return [_callback(name, node, served) for name, node in entries if not _wants_trainer(node)]
@@ -34,7 +35,7 @@ def build_callbacks(cfg: Mapping[str, Any], served: Mapping[str, Any]) -> list[T
 def add_callbacks(
     trainer: Trainer,
     run: Run,
-    served: Mapping[str, Any],
+    served: Mapping[str, object],
     stop: StopRequest | None,
     health: Health,
     seal: Seal,
@@ -48,84 +49,80 @@ def add_callbacks(
 
     for name, node in named(run.cfg["callback"] or {}, "callback").items():
         if _wants_trainer(node):
-            callback = _callback(name, node, served, trainer=trainer)
+            callback = _callback(name, node, {**served, "trainer": trainer})
             trainer.add_callback(callback)
             callback.on_init_end(trainer.args, trainer.state, trainer.control)
-    ours: list[TrainerCallback] = [StopAtStep(stop, seal.cycle_steps)] if stop else []
-    ours += [Record(run.metrics, run.set_status), health, Progress(), seal]
+    callbacks: list[TrainerCallback] = [StopAtStep(stop, seal.cycle_steps)] if stop else []
+    callbacks += [Record(run.metrics, run.set_status), health, Progress(), seal]
     if count_of(adjustments, ROLLBACK):
-        ours.append(Slower(functools.partial(adjusted_share, adjustments)))
-    for callback in ours:
+        callbacks.append(Slower(functools.partial(adjusted_share, adjustments)))
+    for callback in callbacks:
         trainer.add_callback(callback)
 
 
-def build_health(cfg: Mapping[str, Any], args: TrainingArguments, peft_config: PeftConfig | None, panel: Any) -> Health:
+def build_health(
+    cfg: Config, args: TrainingArguments, peft_config: PeftConfig | None, panel: RewardTracker | None
+) -> Health:
     """The alarms that fit this kind of training."""
+    from runner.model.adapter import moves_start
     from runner.training.health.alarms import build_alarms
     from runner.training.health.watch import Health
-    from runner.model.adapter import moves_start
 
     asked = asked_for(cfg["trainer"]["_target_"])
+    # A prompt or prefix starts elsewhere by nature, with a right reference.
+    starts_at_reference = "ref_model" in asked and not moves_start(peft_config)
     rounding = 5e-2 if args.bf16 or args.fp16 else 1e-4
-    kind = {
-        "online": "reward_funcs" in asked,
-        "anchored": "ref_model" in asked,
-        "pairs": args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size,
-        # A prompt or prefix starts elsewhere by nature, with a right reference.
-        "rounding": rounding if "ref_model" in asked and not moves_start(peft_config) else None,
-        "length": completion_length(vars(args)),
-    }
-    alarms = functools.partial(build_alarms, cfg.get("tolerate"), **kind)
+    alarms = functools.partial(
+        build_alarms,
+        cfg.get("tolerate"),
+        online="reward_funcs" in asked,
+        anchored="ref_model" in asked,
+        pairs=args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size,
+        rounding=rounding if starts_at_reference else None,
+        length=completion_length(vars(args)),
+    )
     return Health(lambda resumed: alarms(resumed=resumed), panel.spread if panel else None)
 
 
-def for_callbacks(run: Run, tokenizer: Any, rows: Any, held_out: Any) -> dict[str, Any]:
+def for_callbacks(
+    run: Run, tokenizer: PreTrainedTokenizerBase, rows: Dataset, held_out: Dataset | dict[str, Dataset] | None
+) -> dict[str, object]:
     """The arguments that a callback's constructor may name.
 
-    ``generate(model, prompts, max_new_tokens=...)`` gives completions as texts, ``prompts()`` the held-out ones anew,
-    and ``folder`` is that of the run; there where the model writes, and the rows have prompts.
+    ``generate(model, prompts, max_new_tokens=...)`` gives completions as texts, ``prompts`` are the held-out ones, and
+    ``folder`` is that of the run; the first two where the model writes, and the rows have prompts.
     """
-    served = {
-        "tokenizer": tokenizer,
-        "processing_class": tokenizer,
-        "folder": run.folder,
-        "train_dataset": rows,
-        "eval_dataset": held_out,
-    }
+    from runner.generate.completion import generate
+
     cfg = run.cfg
-    if cfg["trainer"]["head"] == "lm":
-        served["generate"] = functools.partial(_generate, tokenizer)
+    served = {"tokenizer": tokenizer, "processing_class": tokenizer, "folder": run.folder}
+    served |= {"train_dataset": rows, "eval_dataset": held_out}
+    if cfg["trainer"]["head"] == "lm":  # PPO has a policy beside a critic
+        served["generate"] = lambda model, prompts, **how: generate(
+            getattr(model, "policy", model), tokenizer, prompts, **how
+        )
     if fits(cfg["dataset"].get("form"), "prompt") and held_out is not None:
         served["prompts"] = functools.partial(_held_out_prompts, cfg)
     return served
 
 
-def _generate(tokenizer: Any, model: Any, prompts: Any, **how: Any) -> list[str]:
-    """Completions of the policy, which PPO keeps beside its critic."""
-    from runner.generate.completion import generate
-
-    return generate(getattr(model, "policy", model), tokenizer, prompts, **how)
-
-
-def _held_out_prompts(cfg: Mapping[str, Any]) -> Iterator[Any]:
-    """The prompts of the held-out rows of every set, read when somebody asks for the first."""
+def _held_out_prompts(cfg: Config) -> Iterator[object]:
+    """The prompts of the held-out rows of every set, read when the first is taken."""
     for rows in held_out_sets(cfg, "prompt").values():
         yield from (row["prompt"] for row in rows)
 
 
-def _callback(name: str, node: Mapping[str, Any], served: Mapping[str, Any], **more: Any) -> Any:
-    """One callback; what its config says comes before what it would be served, of the prompts each has its own."""
+def _callback(name: str, node: Node, served: Mapping[str, Any]) -> TrainerCallback:
+    """One callback; its config comes before what it would be served, of the prompts each has its own."""
     from transformers import TrainerCallback
 
-    more |= {"callback_name": name} | ({"prompts": served["prompts"]()} if "prompts" in served else {})
-    callback = serve(node, **{key: part for key, part in {**served, **more}.items() if key not in node})
+    own = {"callback_name": name} | ({"prompts": served["prompts"]()} if "prompts" in served else {})
+    callback = serve(node, **{key: part for key, part in {**served, **own}.items() if key not in node})
     if not isinstance(callback, TrainerCallback):
         found, expected = f"a {type(callback).__name__}, which hears of no event", "a transformers.TrainerCallback"
         raise ConfigError(Fault(f"callback.{name}", found, expected, f"class {type(callback).__name__}({expected}):"))
     return callback
 
 
-def _wants_trainer(node: Mapping[str, Any]) -> bool:
+def _wants_trainer(node: Node) -> bool:
     return "trainer" in asked_for(node["_target_"]) and "trainer" not in node
-
-

@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from runner.config.build import asked_for, build, serve
 from runner.errors import ConfigError, Fault
+from runner.schema.text import Config, Node
+
+if TYPE_CHECKING:
+    from peft import PeftConfig, PeftModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
+
+    Model: TypeAlias = PreTrainedModel | PeftModel
 
 
-def build_model(cfg: Mapping[str, Any], tokenizer: Any, args: Any) -> tuple[Any, Any, Any]:
+def build_model(
+    cfg: Config, tokenizer: PreTrainedTokenizerBase, args: TrainingArguments
+) -> tuple[Model, PeftConfig | None, Model | None]:
     """The policy, the adapter that the trainer puts on it once, and its reference where the trainer takes one."""
     from runner.model.adapter import check_adapter
     from runner.model.load import check_quantization
     from runner.model.reference import copy_reference, needs_reference
 
     check_quantization(cfg["quant"])
-    head, peft = cfg["trainer"]["head"], cfg["peft"]
+    head, quantization = cfg["trainer"]["head"], build(cfg["quant"])
     node = {key: value for key, value in cfg["model"].items() if key != "tokenizer"} | path_of(cfg)
-    quantization = build(cfg["quant"])
     model = serve(node, tokenizer=tokenizer, head=head, quantization_config=quantization, seed=cfg["seed"])
-    model, peft_config = build_tuner(peft, model, head)
+    model, peft_config = build_tuner(cfg["peft"], model, head)
     check_adapter(model, peft_config)
     check_merged(cfg, peft_config, args)
     precomputed = getattr(args, "precompute_ref_log_probs", False)
-    takes_one = "ref_model" in asked_for(cfg["trainer"]["_target_"])
-    unwanted = not getattr(args, "penalises_kl", True)
-    if takes_one and not unwanted and needs_reference(model, peft_config, precomputed=precomputed):
+    takes_one = "ref_model" in asked_for(cfg["trainer"]["_target_"]) and getattr(args, "penalises_kl", True)
+    if takes_one and needs_reference(model, peft_config, precomputed=precomputed):
         return model, peft_config, copy_reference(model)
     return model, peft_config, None
 
 
-def build_tuner(node: Mapping[str, Any] | None, model: Any, head: str) -> tuple[Any, Any]:
+def build_tuner(node: Node | None, model: Model, head: str) -> tuple[Model, PeftConfig | None]:
     """The model, perhaps changed by a function that asks for it, and the adapter for the trainer to put on, if any."""
     from peft import PeftConfig, PeftModel
     from transformers import PreTrainedModel
@@ -52,7 +58,7 @@ def build_tuner(node: Mapping[str, Any] | None, model: Any, head: str) -> tuple[
     return made, None
 
 
-def check_merged(cfg: Mapping[str, Any], peft_config: Any, args: Any) -> None:
+def check_merged(cfg: Config, peft_config: PeftConfig | None, args: TrainingArguments) -> None:
     """Raise ConfigError where an adapter on a merged or new model could not be saved: that model is nowhere on disk."""
     if has_base(cfg) or peft_config is None:
         return
@@ -68,18 +74,18 @@ def check_merged(cfg: Mapping[str, Any], peft_config: Any, args: Any) -> None:
         raise ConfigError(faults)
 
 
-def path_of(cfg: Mapping[str, Any]) -> dict[str, str]:
+def path_of(cfg: Config) -> dict[str, str]:
     """The place of the policy's weights, if any: PPO's own argument for it comes before ``model.path``."""
     path = cfg["trainer"]["args"].get("sft_model_path") or cfg["model"].get("path")
     return {"path": path} if path else {}
 
 
-def has_base(cfg: Mapping[str, Any]) -> bool:
+def has_base(cfg: Config) -> bool:
     """True where the weights below an adapter lie somewhere, so that it can be saved alone and loaded again."""
     return bool(path_of(cfg)) and not cfg["model"].get("merge")
 
 
-def policy_of(trainer: Any) -> Any:
+def policy_of(trainer: Trainer) -> Model:
     """The language model that a trainer trains, without what distributes it or stands beside it, such as a critic."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     return getattr(model, "policy", model)

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, TypeAlias
 
 from runner.config.build import asked_for, build, locate, serve
 from runner.errors import ConfigError, Fault
-from runner.schema.text import named
+from runner.schema.text import Config, Node, named
 
 if TYPE_CHECKING:
-    from transformers import TrainingArguments
+    from torch import nn
+    from transformers import PreTrainedTokenizerBase, TrainingArguments
 
+    from runner.metric.ask import Metric
     from runner.reward.panel import RewardTracker
+
+    Reward: TypeAlias = Callable[..., object] | nn.Module
 
 
 def build_rewards(
-    node: Mapping[str, Any] | None, *, per_step: bool = False, random_head: bool = False
-) -> tuple[list[Any], list[float] | None, Any]:
+    node: Node | None, *, per_step: bool = False, random_head: bool = False
+) -> tuple[list[Reward], list[float] | None, RewardTracker | None]:
     """The rewards as TRL takes them, each checked and under its own name, their weights unless all are 1, and the
     panel that they make.
     """
@@ -26,23 +30,15 @@ def build_rewards(
         return [], None, None
     from runner.reward.panel import TIMEOUT, RewardTracker, to_scorer
 
-    panel = RewardTracker()
-    entries = named(node, "reward")
-    rewards = [
-        to_scorer(
-            name,
-            build_scorer(entry, random_head=random_head),
-            timeout=entry.get("timeout", TIMEOUT),
-            per_step=per_step,
-            tracker=panel,
-        )
-        for name, entry in entries.items()
-    ]
+    panel, rewards, entries = RewardTracker(), [], named(node, "reward")
+    for name, entry in entries.items():
+        call, timeout = build_scorer(entry, random_head=random_head), entry.get("timeout", TIMEOUT)
+        rewards.append(to_scorer(name, call, timeout=timeout, per_step=per_step, tracker=panel))
     weights = [float(entry.get("weight", 1.0)) for entry in entries.values()]
     return rewards, weights if set(weights) != {1.0} else None, panel
 
 
-def rewards_of(cfg: Mapping[str, Any], args: TrainingArguments) -> tuple[list[Any], RewardTracker | None]:
+def rewards_of(cfg: Config, args: TrainingArguments) -> tuple[list[Reward], RewardTracker | None]:
     """The rewards of a run, with the panel that those of the group make; their weights are put into ``args``.
 
     The reward model that the trainer's arguments name is loaded as those of the group are.
@@ -62,9 +58,7 @@ def rewards_of(cfg: Mapping[str, Any], args: TrainingArguments) -> tuple[list[An
     return rewards, panel
 
 
-def build_scorer(
-    node: Mapping[str, Any], own: Collection[str] = ("weight", "timeout"), *, random_head: bool = False
-) -> Any:
+def build_scorer(node: Node, own: Collection[str] = ("weight", "timeout"), *, random_head: bool = False) -> Reward:
     """A function of completions, or of answers that were read, with its arguments bound but for the columns.
 
     A loader or a class is called first, and what comes back scores. The keys in ``own`` are not the target's.
@@ -73,13 +67,12 @@ def build_scorer(
 
     arguments = {key: value for key, value in node.items() if key not in own}
     target = locate(node["_target_"])
-    scores = inspect.isfunction(target) and {*SAMPLED, *READ} & asked_for(node["_target_"])
-    if scores:
+    if inspect.isfunction(target) and {*SAMPLED, *READ} & asked_for(node["_target_"]):
         return build(arguments | {"_partial_": True})
     return serve(arguments, random_head=True) if random_head else build(arguments)
 
 
-def build_metrics(node: Mapping[str, Any] | None, tokenizer: Any) -> list[Any]:
+def build_metrics(node: Node | None, tokenizer: PreTrainedTokenizerBase) -> list[Metric]:
     """The configured metrics, each ready to be asked about held-out rows."""
     from torch import nn
 
@@ -101,5 +94,3 @@ def build_metrics(node: Mapping[str, Any] | None, tokenizer: Any) -> list[Any]:
         scorer = Scorer(name, call, timeout=None, group="metric")
         metrics.append(Metric(name, scorer.ask, kind_of(arguments), preprocess, "logits" in arguments, **own))
     return metrics
-
-

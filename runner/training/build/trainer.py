@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from runner.config.build import asked_for, build, locate, serve
-from runner.schema.text import named
+from runner.schema.text import Config, Node, named
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -18,54 +19,40 @@ if TYPE_CHECKING:
 NOT_FOR_THE_TRAINER = ("_target_", "form", "head", "evaluates", "args")
 
 
-def build_trainer(
-    cfg: Mapping[str, Any], offered: Mapping[str, Any], hooks: Hooks, *, weighs_tokens: bool = False
-) -> Trainer:
+def build_trainer(cfg: Config, offered: Mapping[str, Any], hooks: Hooks, *, weighs_tokens: bool = False) -> Trainer:
     """The trainer, given those of the offered arguments that its constructor names.
 
     A precomputed reference is one that other runs find again. With ``weighs_tokens`` its batches may carry weights.
     """
-    from runner.training.precompute import drop_filled, is_shared, shared
-
-    if not is_shared(offered):
-        return _construct(cfg, offered, hooks, weighs_tokens)
-    with shared(offered) as given:
-        trainer = _construct(cfg, given, hooks, weighs_tokens)
-    drop_filled(trainer)
-    return trainer
-
-
-def _construct(cfg: Mapping[str, Any], offered: Mapping[str, Any], hooks: Hooks, weighs_tokens: bool) -> Trainer:
     from transformers import PrinterCallback
 
     from runner.model.reference import match_reference
     from runner.training.extension import extend
     from runner.training.objective import objective_class
+    from runner.training.precompute import drop_filled, is_shared, shared
 
     node, tokenizer = cfg["trainer"], offered["processing_class"]
     wanted, trainer_class = asked_for(node["_target_"]), locate(node["_target_"])
     own = {key: _build_inside(value, tokenizer) for key, value in node.items() if key not in NOT_FOR_THE_TRAINER}
-    offered = dict(offered) | {"compute_loss_func": hooks.loss}
-    served = {name: part for name, part in offered.items() if name in wanted and part is not None and part != []}
-    ours = hooks.loss or weighs_tokens
-    objective = objective_class(node["_target_"], node["args"]["_target_"]) if ours else None
-    if objective:
-        served.pop("compute_loss_func", None)
-    trainer = extend(trainer_class, objective)(hooks=hooks, **served | own)
+    own_loss = hooks.loss or weighs_tokens
+    objective = objective_class(node["_target_"], node["args"]["_target_"]) if own_loss else None
+    shares_reference = is_shared(offered)
+    with shared(offered) if shares_reference else contextlib.nullcontext(offered) as given:
+        parts = dict(given) | ({} if objective else {"compute_loss_func": hooks.loss})
+        served = {name: part for name, part in parts.items() if name in wanted and part is not None and part != []}
+        trainer = extend(trainer_class, objective)(hooks=hooks, **served | own)
     trainer.remove_callback(PrinterCallback)
     match_reference(trainer)
-    _name_rewards(trainer, cfg["reward"])
+    # Under its name in the config each reward is logged; TRL and PPO call a model by its folder.
+    names = list(named(cfg["reward"] or {}, "reward"))
+    logged = getattr(getattr(trainer, "rewards", None), "names", None) or getattr(trainer, "reward_func_names", [])
+    logged[: len(names)] = names
+    if shares_reference:
+        drop_filled(trainer)
     return trainer
 
 
-def _name_rewards(trainer: Trainer, node: Mapping[str, Any] | None) -> None:
-    """Have the trainer log each reward under its name in the config; TRL and PPO call a model by its folder."""
-    names = list(named(node or {}, "reward"))
-    logged = getattr(getattr(trainer, "rewards", None), "names", None) or getattr(trainer, "reward_func_names", [])
-    logged[: len(names)] = names
-
-
-def optimizer_maker(node: Mapping[str, Any] | None) -> Callable[[Trainer], Optimizer] | None:
+def optimizer_maker(node: Node | None) -> Callable[[Trainer], Optimizer] | None:
     """A function that makes the configured optimizer, for a trainer that knows its weights; None without one."""
     if not node:
         return None
@@ -82,13 +69,13 @@ def optimizer_maker(node: Mapping[str, Any] | None) -> Callable[[Trainer], Optim
     )
 
 
-def schedule_maker(node: Mapping[str, Any] | None) -> Callable[[Optimizer, int], LRScheduler] | None:
+def schedule_maker(node: Node | None) -> Callable[[Optimizer, int], LRScheduler] | None:
     """A function that makes the configured schedule of an optimizer for a number of steps; None without one."""
     schedule = (node or {}).get("scheduler")
     return schedule and (lambda optimizer, steps: serve(schedule, optimizer=optimizer, num_training_steps=steps))
 
 
-def _build_inside(value: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
+def _build_inside(value: object, tokenizer: PreTrainedTokenizerBase) -> object:
     """A value of the trainer's node with the nodes in it built, and served the tokenizer."""
     if isinstance(value, list):
         return [_build_inside(each, tokenizer) for each in value]

@@ -61,13 +61,7 @@ class Health(TrainerCallback):
             self.slope_at = self.probe.weights(), self.probe.gradients()
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        *,
-        model: nn.Module,
-        **kwargs: object,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **_: object
     ) -> None:
         memory = read_json(Path(args.output_dir) / f"checkpoint-{state.global_step}" / MEMORY)
         self.fresh = [vars(alarm) for alarm in self.build(False)]
@@ -80,26 +74,18 @@ class Health(TrainerCallback):
         self.slope_at = (None, None)
 
     def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         self.gradient = self.probe.gradient()
 
     def on_optimizer_step(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        *,
-        optimizer: Optimizer,
-        **kwargs: object,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, optimizer: Optimizer, **_: object
     ) -> None:
         self.skipped = bool(getattr(optimizer, "step_was_skipped", False))
         paces = [group["lr"] / group["initial_lr"] for group in optimizer.param_groups if group.get("initial_lr")]
         self.pace = float(max(paces, default=1.0))
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self._judge(self._look(args.device, state.global_step))
 
     def on_log(
@@ -108,7 +94,7 @@ class Health(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
         logs: Mapping[str, Any],
-        **kwargs: object,
+        **_: object,
     ) -> None:
         figures = {name: value for name, value in logs.items() if isinstance(value, float)}
         if "loss" not in logs:
@@ -118,24 +104,20 @@ class Health(TrainerCallback):
         if self.notes is None:
             self._judge(Step(state.global_step, noted=figures))
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         bad = [f"{name} is {value}" for name, value in self.evaluated.items() if not math.isfinite(value)]
         bad = [line for line in bad if line.startswith("eval_") and "loss is" in line]
         if bad and (sickness := self._not_finite(state.global_step, ", ".join(bad))):
             raise sickness
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self._refuse_broken_weights(args.device, state.global_step)
         if state.is_world_process_zero:
             seen = zip(self.alarms, self.fresh, strict=True)
             memory = {each.name: {key: new for key, new in vars(each).items() if new != old[key]} for each, old in seen}
             write_text(Path(args.output_dir) / f"checkpoint-{state.global_step}" / MEMORY, json.dumps(memory))
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self._refuse_broken_weights(args.device, state.global_step)
 
     def _judge(self, step: Step) -> None:
