@@ -80,7 +80,7 @@ def test_zero_gradient():
     learnt = {"loss": 1e-5, "gradient": 0.0}
     assert rings(ZeroGradient(), [some, *[learnt] * 9]) is None
     assert rings(ZeroGradient(), [learnt] * 3) == 3  # nothing was ever learnt: all is masked
-    assert rings(ZeroGradient(resumed=True), [learnt] * 9) is None
+    assert rings(ZeroGradient(first_loss=math.inf), [learnt] * 9) is None
     assert rings(ZeroGradient(), [{"loss": 0.7, "gradient": None}] * 9) is None  # an optimizer that takes them away
 
 
@@ -111,7 +111,7 @@ def test_uphill():
     )  # a warm-up from 0, a step without gradient
     assert rings(GradientAscent(), of_slopes(-0.6, *[0.5] * 9)) is None  # momentum, in a healthy one
     assert rings(GradientAscent(), of_slopes(0.0, *[0.5] * 9)) is None  # weight decay alone
-    assert rings(GradientAscent(resumed=True), of_slopes(*[0.5] * 9)) is None
+    assert rings(GradientAscent(over=True), of_slopes(*[0.5] * 9)) is None
 
 
 def test_exploded():
@@ -414,9 +414,8 @@ def test_nothing_broken_is_saved(event):
 
 def test_an_evaluation_without_numbers_is_told():
     training = Training()
-    training.event("log", logs={"eval_loss": NAN, "eval_runtime": 1.0})
     with pytest.raises(SickRun, match="eval_loss is nan"):
-        training.event("evaluate")
+        training.event("evaluate", metrics={"eval_loss": NAN, "eval_runtime": 1.0})
 
 
 def test_notes_are_heard_once_a_step_however_seldom_they_are_logged():
@@ -445,5 +444,4 @@ def test_what_is_switched_off_is_not_looked_for():
     training = Training(lambda resumed: build_alarms(dict.fromkeys(ALARMS, True)))
     training.step(loss=NAN, gradient=NAN, change=NAN)
     training.event("save")
-    training.event("log", logs={"eval_loss": NAN})
-    training.event("evaluate")
+    training.event("evaluate", metrics={"eval_loss": NAN})

@@ -359,10 +359,15 @@ def held(run: Run) -> bool:
         return True
 
 
+def step_of(checkpoint: Path) -> int:
+    """The step after which a checkpoint was taken, by the name of its folder."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
 def sealed_checkpoints(run: Run) -> list[Path]:
     """The checkpoints that carry a seal, oldest first."""
-    found = [(int(path.name.rpartition("-")[2]), path) for path in run.checkpoints.glob("checkpoint-[0-9]*")]
-    return [path for _, path in sorted(found) if (path / SEAL).exists()]
+    found = sorted(run.checkpoints.glob("checkpoint-[0-9]*"), key=step_of)
+    return [path for path in found if (path / SEAL).exists()]
 
 
 def last_checkpoint(run: Run, clean: bool = True) -> Path | None:
@@ -384,7 +389,7 @@ def last_checkpoint(run: Run, clean: bool = True) -> Path | None:
         raise FolderError(
             [Fault(str(path), describe_damage(each), "a whole checkpoint", fix) for path, each in damaged.items()]
         )
-    step = int(good.name.rpartition("-")[2]) if good else -1
+    step = step_of(good) if good else -1
     for path in run.checkpoints.glob("checkpoint-*") if clean else ():
         number = path.name.rpartition("-")[2]
         if not number.isdigit() or int(number) > step:

@@ -14,7 +14,7 @@ from typing import Any
 
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import damage_of, describe_damage, find_links, read_json, write_json
-from runner.run import VOLATILE, Run, folder_of, held, link_faults, processes_of, sealed_checkpoints
+from runner.run import VOLATILE, Run, folder_of, held, link_faults, processes_of, sealed_checkpoints, step_of
 from runner.run.find import find_run
 from runner.schema import Parameter, flatten, last_key, nodes, read_signature, to_override, to_text, walk
 from runner.schema.read import UNKNOWN
@@ -77,7 +77,7 @@ def begin_from(other: Run, cycle_steps: int) -> Path:
     """The newest checkpoint of another run from which a resume is exact; FolderError where there is none."""
     told_of = []
     for path in reversed(sealed_checkpoints(other)):
-        step = int(path.name.rpartition("-")[2])
+        step = step_of(path)
         if wrong := damage_of(path):
             told_of.append(f"{path.name}: {describe_damage(wrong)}")
         elif step % cycle_steps:

@@ -13,8 +13,8 @@ from accelerate.utils import wait_for_everyone
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from runner.io.files import SEAL, read_json, remove, seal
+from runner.run import step_of
 from runner.run.disk import STEPS_TO_NOTICE, checkpoints_at_once
-from runner.training.build.model import policy_of
 
 
 class Seal(TrainerCallback):
@@ -73,18 +73,14 @@ class Seal(TrainerCallback):
         and the oldest that is newer, which will be that one.
         """
         sealed = [path for path in root.glob("checkpoint-[0-9]*") if (path / SEAL).exists()]
-        sealed.sort(key=_step)
-        old = [path for path in sealed if _step(path) <= _step(sealed[-1]) - STEPS_TO_NOTICE]
+        sealed.sort(key=step_of)
+        old = [path for path in sealed if step_of(path) <= step_of(sealed[-1]) - STEPS_TO_NOTICE]
         safe = [path for path in sealed if best and path.name == Path(best).name]
         beside = len(safe) if healthy and not {*safe} & {*sealed[-self.keep :]} else 0
         safe += sealed[-max(1, self.keep - beside) :] + ([] if healthy else [*old[-1:], sealed[len(old)]])
         for path in sealed:
             if path not in safe:
                 remove(path)
-
-
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name.rpartition("-")[2])
 
 
 class Restored(Exception):
@@ -129,9 +125,10 @@ def disk_needed(trainer: Trainer, keep: int) -> dict[str, int]:
     """
     from peft import PeftModel
 
-    args, policy = trainer.args, policy_of(trainer)
+    args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
+    policy = getattr(model, "policy", model)  # of PPO, which has a critic beside it
     saved = [each for each in policy.parameters() if each.requires_grad or not isinstance(policy, PeftModel)]
-    trained = [each for each in trainer.accelerator.unwrap_model(trainer.model).parameters() if each.requires_grad]
+    trained = [each for each in model.parameters() if each.requires_grad]
     optimizer = "" if trainer.hooks.make_optimizer else str(args.optim.value).lower()
     state = sum(each.numel() if "8bit" in optimizer else each.nbytes for each in trained)
     state *= 2 if "adam" in optimizer or "8bit" in optimizer else 0

@@ -7,13 +7,12 @@ How sickness is found is in ``health``, what an adjustment is in ``run.adjustmen
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from runner.errors import EnvironmentFault, Fault, RunnerError, SickRun
 from runner.io.files import remove
-from runner.run import Run, last_checkpoint, sealed_checkpoints, write_manifest
+from runner.run import Run, last_checkpoint, sealed_checkpoints, step_of, write_manifest
 from runner.run.adjustments import (
     HALVING,
     ROLLBACK,
@@ -25,10 +24,10 @@ from runner.run.adjustments import (
 )
 
 if TYPE_CHECKING:
-    from transformers import Trainer
+    from transformers import Trainer, TrainingArguments
 
+    from runner.schema.text import Node
     from runner.training.build import Components
-    from runner.training.health.watch import Health
 
 log = logging.getLogger(__name__)
 ATTEMPTS = 4  # of either kind, unless the config says otherwise
@@ -41,13 +40,14 @@ def adjust(run: Run, components: Components, error: Exception) -> None:
     started these starts those.
     """
     trainer = components.trainer
-    error = _behind(error, components.health, trainer.state.global_step + 1)
-    if isinstance(error, SickRun):
-        error, adjustment = _of_sickness(run, error, trainer)
+    adjustment: dict[str, Any] | None = None
+    if not isinstance(error, RunnerError) and not is_out_of_memory(error):
+        # Weights that are no numbers may be behind it; they cannot be sampled from, for one.
+        error = components.health.sickness_behind(trainer.state.global_step + 1) or error
+    if isinstance(error, SickRun) and error.healthy is not None:
+        error, adjustment = _of_sickness(run, error, error.healthy, trainer)
     elif is_out_of_memory(error):
         adjustment = _of_memory(run, error, components)
-    else:
-        raise error
     if adjustment is None:
         raise error
     if trainer.is_world_process_zero() or adjustment["kind"] == HALVING:
@@ -59,121 +59,85 @@ def adjust(run: Run, components: Components, error: Exception) -> None:
         raise error
 
 
-def _behind(error: Exception, health: Health, step: int) -> Exception:
-    """The sickness where an exception comes of it: weights that are no numbers cannot be sampled from, for one."""
-    known = isinstance(error, RunnerError) or is_out_of_memory(error)
-    return error if known else health.sickness_behind(step) or error
-
-
 def record_adjustments(run: Run) -> None:
-    """Tell them in the manifest and, in a line each, in the status."""
+    """Note them in the manifest and, in a line each, in the status."""
     adjustments = read_adjustments(run.folder)
     if adjustments:
         run.set_status(adjustments=list(map(in_words, adjustments)))
         write_manifest(run, adjustments=adjustments)
 
 
-def _of_sickness(run: Run, error: SickRun, trainer: Trainer) -> tuple[SickRun, dict[str, Any] | None]:
-    """The sickness with what of the run is still good, and the adjustment, if it may have one."""
-    if error.healthy is None:
-        return error, None
+def _of_sickness(run: Run, error: SickRun, healthy: int, trainer: Trainer) -> tuple[SickRun, dict[str, Any] | None]:
+    """The sickness with what of the run is still good, and the rollback, if it may have one.
+
+    Checkpoints that were taken after the last ``healthy`` step, before the sickness was noticed, are deleted.
+    """
     if trainer.is_world_process_zero():
-        _remove_sick(run, error.healthy)
+        for path in sealed_checkpoints(run):
+            if step_of(path) > healthy:
+                remove(path)
+        run.set_status(sealed=max(map(step_of, sealed_checkpoints(run)), default=None))
     good = last_checkpoint(run, clean=False)
-    error = _with_checkpoint(error, f"{run}/checkpoints/{good.name}" if good else "the start")
-    asked, times = run.cfg.get("on_sick") == ROLLBACK, run.cfg.get("attempts", ATTEMPTS)
-    if not asked or not error.curable or count_of(read_adjustments(run.folder), ROLLBACK) >= times:
+    place = f"{run}/checkpoints/{good.name}" if good else "the start"
+    faults = [replace(fault, found=f"{fault.found}; the last good checkpoint is {place}") for fault in error.faults]
+    error = SickRun(faults, healthy, error.curable)
+    rollbacks, most = count_of(read_adjustments(run.folder), ROLLBACK), run.cfg.get("attempts", ATTEMPTS)
+    if run.cfg.get("on_sick") != ROLLBACK or not error.curable or rollbacks >= most:
         return error, None
-    step = trainer.state.global_step
-    fault = error.faults[0]
-    from_step = int(good.name.rpartition("-")[2]) if good else 0
-    adjustment = {"kind": ROLLBACK, "step": step, "from_step": from_step, "cause": f"{fault.where}: {fault.found}"}
-    return error, adjustment
-
-
-def _remove_sick(run: Run, healthy: int) -> None:
-    """Delete the checkpoints that were taken before the sickness was noticed."""
-    for path in sealed_checkpoints(run):
-        if int(path.name.rpartition("-")[2]) > healthy:
-            remove(path)
-    left = [int(path.name.rpartition("-")[2]) for path in sealed_checkpoints(run)]
-    run.set_status(sealed=max(left, default=None))
-
-
-def _with_checkpoint(error: SickRun, good: str) -> SickRun:
-    faults = [replace(fault, found=f"{fault.found}; the last good checkpoint is {good}") for fault in error.faults]
-    return SickRun(faults, error.healthy, error.curable)
+    steps = {"step": trainer.state.global_step, "from_step": step_of(good) if good else 0}
+    return error, {"kind": ROLLBACK, **steps, "cause": f"{faults[0].where}: {faults[0].found}"}
 
 
 def _of_memory(run: Run, error: Exception, components: Components) -> dict[str, Any]:
-    """The adjustment that needs less memory; raises EnvironmentFault where there is none."""
+    """The halving that needs less memory; raises EnvironmentFault where there is none."""
     args, trainer = components.args, components.trainer
-    measuring = trainer.is_measuring
-    size = f"per_device_{'eval' if measuring else 'train'}_batch_size"
-    smaller = halve_evaluation(args) if measuring else halve_training(run.cfg["trainer"]["args"], args)
-    times = sum(size in each.get("args", {}) for each in components.adjustments)
+    size = f"per_device_{'eval' if trainer.is_measuring else 'train'}_batch_size"
+    smaller = halve_evaluation(args) if trainer.is_measuring else halve_training(run.cfg["trainer"]["args"], args)
+    times, rows = sum(size in each.get("args", {}) for each in components.adjustments), getattr(args, size)
     if smaller is None or times >= run.cfg.get("attempts", ATTEMPTS) or run.cfg.get("on_memory") == "stop":
-        raise EnvironmentFault(_no_memory(error, size, getattr(args, size), times)) from error
+        found = f"{str(error).splitlines()[0] if str(error) else type(error).__name__}, with trainer.args.{size}={rows}"
+        found += f", {times} times halved" if times else ""
+        fix = "trainer.args.max_length=<less>, peft=lora, model.dtype=bfloat16, or a smaller model="
+        if rows > 1:
+            fix = f"on_memory=halve attempts={times + ATTEMPTS}, or {fix}"
+        raise EnvironmentFault(Fault("memory", found, "a smaller step", fix)) from error
     good = last_checkpoint(run, clean=False)
-    step, from_step = trainer.state.global_step, int(good.name.rpartition("-")[2]) if good else 0
-    cause = f"out of memory in {'an evaluation' if measuring else 'a step'}"
-    return {"kind": HALVING, "step": step, "from_step": from_step, "cause": cause, "args": smaller}
+    steps = {"step": trainer.state.global_step, "from_step": step_of(good) if good else 0}
+    cause = f"out of memory in {'an evaluation' if trainer.is_measuring else 'a step'}"
+    return {"kind": HALVING, **steps, "cause": cause, "args": smaller}
 
 
-def _no_memory(error: Exception, size: str, rows: int, times: int) -> Fault:
-    """The end of a run that needs more memory than there is."""
-    found = f"{str(error).splitlines()[0] if str(error) else type(error).__name__}, with trainer.args.{size}={rows}"
-    fix = "trainer.args.max_length=<less>, peft=lora, model.dtype=bfloat16, or a smaller model="
-    if rows > 1:
-        fix = f"on_memory=halve attempts={times + ATTEMPTS}, or {fix}"
-    return Fault("memory", f"{found}, {times} times halved" if times else found, "a smaller step", fix)
-
-
-def halve_training(given: Mapping[str, Any], args: Any) -> dict[str, int] | None:
+def halve_training(given: Node, args: TrainingArguments) -> dict[str, int] | None:
     """The arguments of a step in smaller micro-batches that sees the same rows; None where they cannot be smaller.
 
     ``given`` are those of the config, ``args`` the trainer's own with its defaults. A batch is cut by its smallest
     divisor, into halves where it is even, because only then the rows of a step stay the same. Sampled batches stay
     whole, whose groups of completions must not be torn; PPO also samples and reads fewer rows at a time.
     """
-    parts = _smallest_divisor(args.per_device_train_batch_size)
-    rows = args.per_device_train_batch_size // parts
+    from runner.generate.batch import TOKENS_PER_PASS
+
+    size = args.per_device_train_batch_size
+    parts = next((part for part in range(2, size + 1) if size % part == 0), 1)
     pairs_of_a_batch = hasattr(args, "desirable_weight")  # KTO compares the rows of a batch with each other
-    if parts == 1 or (pairs_of_a_batch and rows < 2):
+    if parts == 1 or (pairs_of_a_batch and size // parts < 2):
         return None
     changes = {
-        "per_device_train_batch_size": rows,
+        "per_device_train_batch_size": size // parts,
         "gradient_accumulation_steps": args.gradient_accumulation_steps * parts,
     }
     if given.get("steps_per_generation"):
         changes["steps_per_generation"] = args.steps_per_generation * parts
-    if hasattr(args, "max_tokens_per_micro_batch"):
-        changes |= _halve_passes(args, parts)
+    if hasattr(args, "max_tokens_per_micro_batch"):  # PPO's own passes, which its batches do not rule
+        tokens = args.max_tokens_per_micro_batch or (TOKENS_PER_PASS if args.device.type == "cpu" else None)
+        passes = {"local_rollout_forward_batch_size": args.local_rollout_forward_batch_size}
+        passes |= {"max_tokens_per_micro_batch": tokens} if tokens else {}
+        changes |= {name: max(1, size // parts) for name, size in passes.items()}
     return changes
 
 
-def _halve_passes(args: Any, parts: int) -> dict[str, int]:
-    """The sizes of PPO's own passes, which its batches do not rule."""
-    from runner.generate.batch import TOKENS_PER_PASS
-
-    tokens = args.max_tokens_per_micro_batch or (TOKENS_PER_PASS if args.device.type == "cpu" else None)
-    passes = {"local_rollout_forward_batch_size": args.local_rollout_forward_batch_size}
-    passes |= {"max_tokens_per_micro_batch": tokens} if tokens else {}
-    return {name: max(1, size // parts) for name, size in passes.items()}
-
-
-def halve_evaluation(args: Any) -> dict[str, int] | None:
+def halve_evaluation(args: TrainingArguments) -> dict[str, int] | None:
     """A smaller batch of evaluation that still holds whole groups of completions; None where there is none."""
     group = getattr(args, "num_generations_eval", None) or getattr(args, "num_generations", None) or 1
     rows = args.per_device_eval_batch_size
     smaller = [size for size in range(rows // 2, 0, -1) if size * args.world_size % group == 0]
     return {"per_device_eval_batch_size": smaller[0]} if smaller else None
-
-
-def _smallest_divisor(number: int) -> int:
-    """The smallest divisor of a number but 1; of 1 itself 1.
-
-    >>> [_smallest_divisor(number) for number in (8, 9, 7, 1)]
-    [2, 3, 7, 1]
-    """
-    return next((part for part in range(2, number + 1) if number % part == 0), 1)

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from runner.errors import Fault, SickRun
@@ -18,7 +19,6 @@ LOWER = "a lower learning_rate=, or on_sick=rollback"
 MARGINS, RANKINGS = ("rewards/margins", "margin"), ("rewards/accuracies", "accuracy")
 MUST_BE_NUMBERS = ("reward", "kl", "objective/scores", "objective/kl")
 NOTED = {*MARGINS, *RANKINGS, *MUST_BE_NUMBERS, "completions/mean_length", "frac_reward_zero_std"}
-UNKNOWN = ""  # of a step that shows nothing of what an alarm looks at; None is a healthy step
 
 
 @dataclass(frozen=True)
@@ -37,37 +37,45 @@ class Step:
     rewards: Mapping[str, tuple[float, float, int]] = field(default_factory=dict)  # lowest, highest, count since begin
 
 
+class Verdict(Enum):
+    """A step that is not sick, as far as one alarm sees: it is healthy, or shows nothing of what the alarm looks at."""
+
+    HEALTHY = "healthy"
+    UNKNOWN = "unknown"
+
+
+HEALTHY, UNKNOWN = Verdict
+
+
 # --- Alarms -------------------------------------------------------------------------------------
 
 
+@dataclass
 class Alarm:
-    """One way to be sick: ``patience`` steps in a row that ``suspect`` says something of.
+    """One way to be sick: ``patience`` steps in a row that ``suspect`` finds something wrong with.
 
     ``curable`` are those that a lower learning rate may help. ``lag`` is 1 where a step shows what the one before it
-    has done, as a loss does and all that is said of samples.
+    has done, as a loss does and every figure of samples.
     """
 
     name = ""
-    patience = 1
     expected = ""
     fix = ""
     curable = False
     lag = 0
+    patience: int = 1
+    count: int = 0
 
-    def __init__(self, patience: int | None = None):
-        self.patience = patience or self.patience
-        self.count = 0
-
-    def suspect(self, step: Step) -> str | None:
-        """A line on what is wrong with a step, None where nothing is, or ``UNKNOWN``."""
+    def suspect(self, step: Step) -> str | Verdict:
+        """A line on what is wrong with a step, or the verdict on one that is not sick."""
         raise NotImplementedError
 
     def observe(self, step: Step) -> SickRun | None:
         """Take a step into account, and return the end of the run where it is time."""
         found = self.suspect(step)
-        if found is None:
+        if found is HEALTHY:
             self.count = 0
-        elif found:
+        elif isinstance(found, str):
             self.count += 1
             if self.count >= self.patience:
                 return self.sickness(step.number, found)
@@ -88,15 +96,16 @@ class NotFinite(Alarm):
     fix = LOWER
     curable = True
 
-    def suspect(self, step: Step) -> str | None:
+    def suspect(self, step: Step) -> str | Verdict:
         seen = {"the loss": step.loss, "a weight": step.weight}
         # float16 scales gradients until they overflow, skips that step and scales them less.
         seen |= {} if step.skipped else {"the gradient": step.gradient}
         seen |= {name: step.noted.get(name) for name in MUST_BE_NUMBERS}
         bad = [f"{name} is {value}" for name, value in seen.items() if value is not None and not math.isfinite(value)]
-        return ", ".join(bad) or None
+        return ", ".join(bad) or HEALTHY
 
 
+@dataclass
 class ZeroGradient(Alarm):
     """No gradient at all: every label is masked, the two answers of each pair are one, or nothing leads to a weight.
 
@@ -106,28 +115,26 @@ class ZeroGradient(Alarm):
     """
 
     name = "zero_gradient"
-    patience = 3
     expected = "a loss that depends on the weights"
     fix = "look at what is trained: python -m runner preview <the same words>"
     LEFT = 0.1
+    patience: int = 3
+    online: bool = False
+    first_loss: float | None = None  # infinity in the middle of a training
 
-    def __init__(self, patience: int | None = None, *, online: bool = False, resumed: bool = False):
-        super().__init__(patience)
-        self.online = online
-        self.first_loss = math.inf if resumed else None
-
-    def suspect(self, step: Step) -> str | None:
+    def suspect(self, step: Step) -> str | Verdict:
         groups_alike = self.online and step.noted.get("frac_reward_zero_std", 1.0) == 1.0
         if step.loss is None or step.gradient is None or groups_alike:
             return UNKNOWN
         if step.gradient != 0:
             self.first_loss = step.loss if self.first_loss is None else self.first_loss
-            return None
+            return HEALTHY
         if self.first_loss is not None and step.loss < self.LEFT * self.first_loss:
-            return None
+            return HEALTHY
         return f"every gradient is 0, the loss {step.loss:.4g}"
 
 
+@dataclass
 class Frozen(Alarm):
     """Weights that stay as they are: the optimizer has others, or what is trained is not what the model uses.
 
@@ -135,17 +142,18 @@ class Frozen(Alarm):
     """
 
     name = "frozen"
-    patience = 3
     expected = "trained weights that change"
     fix = "another optimizer= or peft=, or model.dtype=float32, where small steps are not rounded away"
     PACE = 0.1
+    patience: int = 3
 
-    def suspect(self, step: Step) -> str | None:
+    def suspect(self, step: Step) -> str | Verdict:
         if step.moved is None or step.skipped or step.gradient == 0 or step.pace < self.PACE:
-            return None if step.moved else UNKNOWN
-        return None if step.moved else "no trained weight has changed"
+            return HEALTHY if step.moved else UNKNOWN
+        return HEALTHY if step.moved else "no trained weight has changed"
 
 
+@dataclass
 class GradientAscent(Alarm):
     """Weights that follow the gradient of their own loss upwards, so that the opposite is learnt: a sign is wrong.
 
@@ -154,22 +162,20 @@ class GradientAscent(Alarm):
     """
 
     name = "gradient_ascent"
-    patience = 3
     expected = "weights that move down the gradient of the loss"
     fix = "the sign in optimizer= (maximize), or a callback that changes gradients"
     LEAST = 0.05  # weight decay alone moves them at right angles to it
+    patience: int = 3
+    over: bool = False
 
-    def __init__(self, patience: int | None = None, *, resumed: bool = False):
-        super().__init__(patience)
-        self.over = resumed
-
-    def suspect(self, step: Step) -> str | None:
+    def suspect(self, step: Step) -> str | Verdict:
         if self.over or step.slope is None:
             return UNKNOWN
         self.over = step.slope <= self.LEAST
-        return None if self.over else f"the weights move up the gradient of the loss (cosine {step.slope:.2f})"
+        return HEALTHY if self.over else f"the weights move up the gradient of the loss (cosine {step.slope:.2f})"
 
 
+@dataclass
 class Exploded(Alarm):
     """Weights beyond all sizes that a model has: they began near 0.02 to 1 and are 100 times what they were."""
 
@@ -178,20 +184,18 @@ class Exploded(Alarm):
     fix = LOWER
     curable = True
     TIMES = 100
+    first: float | None = None
 
-    def __init__(self, patience: int | None = None):
-        super().__init__(patience)
-        self.first: float | None = None
-
-    def suspect(self, step: Step) -> str | None:
+    def suspect(self, step: Step) -> str | Verdict:
         if step.weight is None:
             return UNKNOWN
         self.first = step.weight if self.first is None else self.first
         if step.weight <= self.TIMES * max(1.0, self.first):
-            return None
+            return HEALTHY
         return f"the weights have grown from {self.first:.3g} to {step.weight:.3g}"
 
 
+@dataclass
 class Diverged(Alarm):
     """A loss far from what it was, five steps in a row: three times the lowest mean of five steps, and 6 more.
 
@@ -201,19 +205,16 @@ class Diverged(Alarm):
     """
 
     name = "diverged"
-    patience = 5
     expected = "a loss that falls"
     fix = LOWER
     curable = True
     lag = 1
     TIMES, MORE, STEPS = 3.0, 6.0, 5
+    patience: int = 5
+    last: list[float] = field(default_factory=list)
+    lowest: float | None = None
 
-    def __init__(self, patience: int | None = None):
-        super().__init__(patience)
-        self.last: list[float] = []
-        self.lowest: float | None = None
-
-    def suspect(self, step: Step) -> str | None:
+    def suspect(self, step: Step) -> str | Verdict:
         if step.loss is None:
             return UNKNOWN
         usual = statistics.mean(self.last or [step.loss]) if self.lowest is None else self.lowest
@@ -223,9 +224,10 @@ class Diverged(Alarm):
         if len(self.last) == self.STEPS:
             mean = statistics.mean(self.last)
             self.lowest = mean if self.lowest is None else min(mean, self.lowest, key=abs)
-        return None
+        return HEALTHY
 
 
+@dataclass
 class KL(Alarm):
     """A policy that has left its reference: more than 5 nats a token and 50 a completion, two steps in a row.
 
@@ -235,18 +237,15 @@ class KL(Alarm):
     """
 
     name = "kl"
-    patience = 2
     expected = "a policy that the reference still knows"
     fix = f"a larger kl_coef=, {LOWER}"
     curable = True
     lag = 1
     PER_TOKEN, PER_COMPLETION = 5.0, 50.0
+    patience: int = 2
+    length: int | None = None
 
-    def __init__(self, patience: int | None = None, *, length: int | None = None):
-        super().__init__(patience)
-        self.length = length
-
-    def suspect(self, step: Step) -> str | None:
+    def suspect(self, step: Step) -> str | Verdict:
         length = step.noted.get("completions/mean_length") or self.length
         whole = step.noted.get("objective/kl")
         if whole is None and "kl" in step.noted and length:
@@ -254,10 +253,11 @@ class KL(Alarm):
         if whole is None or not length:
             return UNKNOWN
         if abs(whole) <= max(self.PER_COMPLETION, self.PER_TOKEN * length):
-            return None
+            return HEALTHY
         return f"a KL of {whole:.3g} for a completion of {length:.0f} tokens"
 
 
+@dataclass
 class PreferencesInverted(Alarm):
     """Preferences learnt the wrong way round: for five steps, and 32 pairs, the chosen answers have fallen behind.
 
@@ -272,29 +272,27 @@ class PreferencesInverted(Alarm):
     fix = "the sign of the loss, or which column is dataset.columns.chosen"
     STEPS, PAIRS, RIGHT, LEAST = 5, 32, 1 / 3, 1e-3
     ERRORS_OF_RANKS, ERRORS_OF_MARGINS = 3.0, 4.0
+    anchored: bool = False
+    pairs: int = 1
+    first: list[tuple[float, float | None]] = field(default_factory=list)
+    last: list[tuple[float, float | None]] = field(default_factory=list)
 
-    def __init__(self, patience: int | None = None, *, anchored: bool, pairs: int):
-        super().__init__(patience)
-        self.anchored = anchored
-        self.pairs = pairs
-        self.first: list[tuple[float, float | None]] = []
-        self.last: list[tuple[float, float | None]] = []
-
-    def suspect(self, step: Step) -> str | None:
-        margin, right = (_first(step.noted, *names) for names in (MARGINS, RANKINGS))
+    def suspect(self, step: Step) -> str | Verdict:
+        noted = step.noted
+        margin, right = (next((noted[name] for name in names if name in noted), None) for names in (MARGINS, RANKINGS))
         if margin is None:
             return UNKNOWN
         size = 2 * self.STEPS if right is None else max(self.STEPS, math.ceil(self.PAIRS / self.pairs))
         if len(self.first) < (1 if self.anchored else size):
             self.first.append((margin, right))
-            return None
+            return HEALTHY
         self.last = [*self.last, (margin, right)][-size:]
         begin = 0.0 if self.anchored else statistics.mean(margin for margin, _ in self.first)
         falls = [begin - margin for margin, _ in self.last]
         if len(falls) < size or min(falls) <= 0 or statistics.mean(falls) <= self.LEAST:
-            return None
+            return HEALTHY
         if not (self._margins_are_clear(falls) if right is None else self._ranks_are_clear()):
-            return None
+            return HEALTHY
         return f"the margin of chosen over rejected has fallen from {begin:.3g} to {margin:.3g}"
 
     def _margins_are_clear(self, falls: list[float]) -> bool:
@@ -308,6 +306,7 @@ class PreferencesInverted(Alarm):
         return now <= self.RIGHT and before - now >= self.ERRORS_OF_RANKS * error
 
 
+@dataclass
 class ConstantReward(Alarm):
     """The same reward for every completion since the begin: there is nothing to prefer, and noise is learnt.
 
@@ -316,16 +315,16 @@ class ConstantReward(Alarm):
     """
 
     name = "constant_reward"
-    patience = 5
     expected = "rewards that tell completions apart"
     fix = "another reward=, or easier prompts; where it is the best reward, there is nothing left to learn"
     COMPLETIONS = 128
+    patience: int = 5
 
-    def suspect(self, step: Step) -> str | None:
+    def suspect(self, step: Step) -> str | Verdict:
         if not step.rewards or not all(count for _, _, count in step.rewards.values()):
             return UNKNOWN
         if any(high - low > 1e-6 * max(1.0, abs(high)) for low, high, _ in step.rewards.values()):
-            return None
+            return HEALTHY
         count = min(count for _, _, count in step.rewards.values())
         if count < self.COMPLETIONS and self.count >= self.patience - 1:
             return UNKNOWN
@@ -333,6 +332,7 @@ class ConstantReward(Alarm):
         return f"{given} to each of {count} completions"
 
 
+@dataclass
 class FirstMargin(Alarm):
     """A policy and a reference that differ before anything was learned: both are the start model, and the margin 0.
 
@@ -343,15 +343,12 @@ class FirstMargin(Alarm):
     name = "first_margin"
     expected = "a margin of 0, because nothing was learned yet: the reference is not the start model"
     fix = "trainer.args.disable_dropout=true, or another peft="
+    tolerance: float = 0.0
 
-    def __init__(self, patience: int | None = None, *, tolerance: float):
-        super().__init__(patience)
-        self.tolerance = tolerance
-
-    def suspect(self, step: Step) -> str | None:
+    def suspect(self, step: Step) -> str | Verdict:
         margin = step.noted.get("rewards/margins")
         if step.number != 1 or margin is None or abs(margin) <= self.tolerance:
-            return None
+            return HEALTHY
         return f"a reward margin of {margin:.3g}"
 
 
@@ -372,17 +369,14 @@ def build_alarms(
     need not be 0.
     """
     tolerate = tolerate or {}
-    how: dict[type[Alarm], dict[str, Any]] = {NotFinite: {}, Frozen: {}, Exploded: {}}
-    how |= {ZeroGradient: {"online": online, "resumed": resumed}, GradientAscent: {"resumed": resumed}}
+    alarms: list[Alarm] = [NotFinite(), Frozen(), Exploded()]
+    alarms += [ZeroGradient(online=online, first_loss=math.inf if resumed else None), GradientAscent(over=resumed)]
     if online:
-        how |= {ConstantReward: {}, KL: {"length": length}}
+        alarms += [ConstantReward(), KL(length=length)]
     else:
-        how |= {PreferencesInverted: {"anchored": anchored, "pairs": pairs}, Diverged: {}}
-    how |= {} if rounding is None else {FirstMargin: {"tolerance": rounding}}
-    patience = {kind: tolerate.get(kind.name) for kind in how}
-    kept = {kind: None if steps is False else steps for kind, steps in patience.items() if steps is not True}
-    return [kind(steps, **how[kind]) for kind, steps in kept.items()]
-
-
-def _first(noted: Mapping[str, float], *names: str) -> float | None:
-    return next((noted[name] for name in names if name in noted), None)
+        alarms += [PreferencesInverted(anchored=anchored, pairs=pairs), Diverged()]
+    alarms += [] if rounding is None else [FirstMargin(tolerance=rounding)]
+    for alarm in alarms:
+        steps = tolerate.get(alarm.name)
+        alarm.patience = steps if steps and steps is not True else alarm.patience
+    return [alarm for alarm in alarms if tolerate.get(alarm.name) is not True]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -40,12 +40,8 @@ class Probe:
         row = _in_a_row([_piece(each.grad) for each in self.picked if _has_gradient(each)])
         if row is not None and (largest := row.abs().max().item()) != 0:
             return largest
-        return max(self._every_gradient(), key=lambda found: (math.isnan(found), found), default=None)
-
-    def _every_gradient(self) -> Iterator[float]:
-        for each in self.all:
-            if _has_gradient(each):
-                yield _local(each.grad).abs().max().item()
+        every = (_local(each.grad).abs().max().item() for each in self.all if _has_gradient(each))
+        return max(every, key=lambda found: (math.isnan(found), found), default=None)
 
     def moved(self, weights: Tensor | None) -> float:
         """1 where some weight has changed since this was asked last, 0 where none has, -1 where nobody knows yet.

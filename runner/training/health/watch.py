@@ -12,7 +12,6 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +20,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from runner.errors import SickRun
 from runner.io.files import read_json, write_text
+from runner.training.extension import Notes
 from runner.training.health.alarms import NOTED, Alarm, GradientAscent, NotFinite, Step
 from runner.training.health.probe import Probe
 
@@ -43,14 +43,13 @@ class Health(TrainerCallback):
     ):
         self.build = build
         self.rewards = rewards
-        self.notes: Mapping[str, Sequence[float | Tensor]] | None = None
+        self.notes: Notes | None = None
         self.alarms: list[Alarm] = []
         self.loss: Tensor | None = None
-        self.evaluated: dict[str, float] = {}
         self.taken: dict[str, int] = {}
-        self.slope_at: tuple[Tensor | None, Tensor | None] = (None, None)
+        self.slope_at: tuple[Tensor | None, Tensor | None]
 
-    def observe_loss(self, loss: Tensor, notes: Mapping[str, Sequence[float | Tensor]] | None = None) -> None:
+    def observe_loss(self, loss: Tensor, notes: Notes | None = None) -> None:
         """Add the loss of a micro-batch to that of the step; its gradient is there, and nobody has changed it yet.
 
         ``notes`` are the figures, by name, that the trainer has noted since it logged last.
@@ -93,20 +92,25 @@ class Health(TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        logs: Mapping[str, Any],
+        logs: Mapping[str, float],
         **_: object,
     ) -> None:
-        figures = {name: value for name, value in logs.items() if isinstance(value, float)}
-        if "loss" not in logs:
-            self.evaluated = figures
-            return
-        self.taken = {}  # with this the trainer has emptied its notes
-        if self.notes is None:
-            self._judge(Step(state.global_step, noted=figures))
+        if "loss" in logs:
+            self.taken = {}  # with this the trainer has emptied its notes
+        if "loss" in logs and self.notes is None:
+            noted = {name: value for name, value in logs.items() if isinstance(value, float)}
+            self._judge(Step(state.global_step, noted=noted))
 
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        bad = [f"{name} is {value}" for name, value in self.evaluated.items() if not math.isfinite(value)]
-        bad = [line for line in bad if line.startswith("eval_") and "loss is" in line]
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: Mapping[str, float],
+        **_: object,
+    ) -> None:
+        losses = {name: value for name, value in metrics.items() if name.startswith("eval_") and name.endswith("loss")}
+        bad = [f"{name} is {value}" for name, value in losses.items() if not math.isfinite(value)]
         if bad and (sickness := self._not_finite(state.global_step, ", ".join(bad))):
             raise sickness
 
