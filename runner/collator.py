@@ -34,7 +34,7 @@ class Buckets:
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         return {name: self._padded(name, part) for name, part in self.inner(rows).items()}
 
-    def _padded(self, name: str, part: Any) -> Any:
+    def _padded(self, name: str, part: object) -> object:
         value = next((value for end, value in self.padding.items() if name.endswith(end)), None)
         if value is None or not isinstance(part, Tensor) or part.ndim != 2:
             return part

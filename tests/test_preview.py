@@ -89,7 +89,7 @@ def fault_of(seen, allowed):
 def test_sound_rows_have_no_fault(tokenizer):
     seen = see(tokenizer, CHATS, prepared(tokenizer, CHATS), limit=1024)
     assert find_faults(seen) == []
-    assert len(seen.ended) == len(CHATS) and not seen.cut and not seen.astray and not seen.doubled
+    assert len(seen.ended) == len(CHATS) and not seen.cut and not seen.prompt_mismatches and not seen.doubled
     assert 0 < seen.trained < seen.counted
 
 

@@ -6,6 +6,7 @@ How a metric is computed is not here (``metric``, ``reward``), nor how a model i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from runner.errors import ConfigError, Fault
@@ -20,6 +21,7 @@ from runner.training.build.model import policy_of
 from runner.training.build.rewards import build_metrics
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
     from runner.training.build import Components
@@ -31,45 +33,41 @@ CLOCK = ("_runtime", "_per_second", "_time", "epoch", "num_tokens")
 def held_out_scores(components: Components) -> dict[str, float]:
     """The figures of the trainer's own evaluation on held-out rows, and those of the configured metrics."""
     scores = {} if components.held_out is None else components.trainer.evaluate()
-    _check_best(components.args, list(scores))
+    if scores:
+        _check_best(components.args, scores)
     return {name: value for name, value in scores.items() if not name.endswith(CLOCK) and isinstance(value, float)}
 
 
-def _check_best(args: Any, given: Sequence[str]) -> None:
+def _check_best(args: TrainingArguments, scores: Mapping[str, float]) -> None:
     """Raise ConfigError where the best checkpoint is to be chosen by a figure that no evaluation gives."""
-    wanted = args.metric_for_best_model
-    named = f"eval_{str(wanted).removeprefix('eval_')}"
-    if not given or wanted is None or args.eval_strategy == "no" or named in given:
-        return
-    told, where = [name for name in given if not name.endswith(CLOCK)], "trainer.args.metric_for_best_model"
-    near = nearest(named, told) or [name for name in told if name.endswith("_loss")] or told
-    found = f"{wanted}, which the evaluation of the start model does not give"
-    raise ConfigError(Fault(where, found, shortened(told), f"{where}={near[0] if near else '<one of them>'}"))
+    wanted, where = args.metric_for_best_model, "trainer.args.metric_for_best_model"
+    key = f"eval_{str(wanted).removeprefix('eval_')}"
+    if wanted is not None and args.eval_strategy != "no" and key not in scores:
+        names = [name for name in scores if not name.endswith(CLOCK)]
+        near = nearest(key, names) or [name for name in names if name.endswith("_loss")] or names
+        found = f"{wanted}, which the evaluation of the start model does not give"
+        raise ConfigError(Fault(where, found, shortened(names), f"{where}={near[0] if near else '<one of them>'}"))
 
 
 def build_measure(
     run: Run, args: TrainingArguments, tokenizer: PreTrainedTokenizerBase, adjustments: Sequence[Mapping[str, Any]]
-) -> HeldOut | None:
+) -> HeldOutMetrics | None:
     """The configured metrics, for a trainer to call with the prefix of each evaluation; None without any."""
     metrics = build_metrics(run.cfg["metric"], tokenizer)
-    return HeldOut(run, args, tokenizer, metrics, adjustments) if metrics else None
+    halvings = sum("per_device_eval_batch_size" in each.get("args", {}) for each in adjustments)
+    return HeldOutMetrics(run, args, tokenizer, metrics, max(1, BATCH_SIZE >> halvings)) if metrics else None
 
 
-class HeldOut:
+@dataclass
+class HeldOutMetrics:
     """The metrics of a run; called with the prefix of an evaluation, it measures the held-out set of that name."""
 
-    def __init__(
-        self,
-        run: Run,
-        args: TrainingArguments,
-        tokenizer: PreTrainedTokenizerBase,
-        metrics: Sequence[Metric],
-        adjustments: Sequence[Mapping[str, Any]],
-    ):
-        self.run, self.args, self.tokenizer, self.metrics = run, args, tokenizer, metrics
-        self.is_scorer = run.cfg["trainer"]["head"] == "score"
-        self.halvings = sum("per_device_eval_batch_size" in each.get("args", {}) for each in adjustments)
-        self.sets: dict[str, dict[str, Any]] = {}  # by form
+    run: Run
+    args: TrainingArguments
+    tokenizer: PreTrainedTokenizerBase
+    metrics: Sequence[Metric]
+    batch_size: int
+    sets: dict[str, dict[str, Dataset]] = field(default_factory=dict)  # those of each form
 
     def __call__(self, trainer: Trainer, prefix: str) -> dict[str, float]:
         """Every number of every metric that measures this set, each under the prefix."""
@@ -82,7 +80,7 @@ class HeldOut:
         ordered = (key for metric in asked for key in found if f"{key}_".startswith(f"{metric.name}_"))
         return {f"{prefix}_{key}": found[key] for key in ordered}
 
-    def _rows(self, form: str, name: str) -> Any:
+    def _rows(self, form: str, name: str) -> Dataset:
         """The held-out rows of a set, in the form that a kind of metric needs; converted once in a run."""
         if form not in self.sets:
             self.sets[form] = held_out_sets(self.run.cfg, form, None if form == "prompt" else ["*"])
@@ -99,8 +97,8 @@ class HeldOut:
         from runner.generate.sampler import Sampling
 
         rows, limits, model = self._rows("prompt", name), [metric.limit for metric in metrics], policy_of(trainer)
-        rows = list(rows if None in limits else rows.take(max(limits)))
-        how = Sampling(completion_length(vars(self.args)) or 64, rows=max(1, BATCH_SIZE >> self.halvings))
+        rows = list(rows if None in limits else rows.take(max(limit for limit in limits if limit is not None)))
+        how = Sampling(completion_length(vars(self.args)) or 64, rows=self.batch_size)
         with evaluating(model):
             figures = judge_completions(TextGenerator(model, self.tokenizer, how), rows, metrics)
         if trainer.is_world_process_zero():
@@ -117,5 +115,5 @@ class HeldOut:
 
         rows = list(self._rows("answer", name))
         limits = filter(None, (getattr(self.args, "max_length", None), context_length(model)))
-        how = {"is_scorer": self.is_scorer, "max_length": min(limits, default=None)}
-        return judge_answers(model, self.tokenizer, rows, metrics, **how).scores
+        most, is_scorer = min(limits, default=None), self.run.cfg["trainer"]["head"] == "score"
+        return judge_answers(model, self.tokenizer, rows, metrics, is_scorer=is_scorer, max_length=most).scores

@@ -23,15 +23,22 @@ def export(
     run: RunRecord, folder: Path, dtype: str | None = None, license: str | None = None, trust: bool = False
 ) -> list[str]:
     """Write the model of a run into a folder, whole or not at all, and return what there is to say of it."""
-    _check_place(folder)
+    is_replaceable = folder.is_dir() and (not any(folder.iterdir()) or verify(folder))
+    if folder.is_symlink() or (folder.exists() and not is_replaceable):
+        found = "a link" if folder.is_symlink() else "holds something else than an export as it was written"
+        fault = Fault(display_path(folder), found, "no folder yet, or an earlier export", "to=<another folder>")
+        raise FolderError(fault)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as place:
         new = Path(place) / folder.name
         new.mkdir()
         written, notes = _write(run, new, dtype, trust)
-        pictures = _copy_pictures(run, new)
+        pictures = sorted((run.folder / "plots").glob("*.png"))
+        for path in pictures:
+            (new / "plots").mkdir(exist_ok=True)
+            shutil.copyfile(path, new / "plots" / path.name)
         card = Export(written, _is_adapter(run), notes, license or license_of(base_of(run)))
-        write_text(new / "README.md", to_card(run, card, pictures))
+        write_text(new / "README.md", to_card(run, card, [f"plots/{path.name}" for path in pictures]))
         seal(new)
         if folder.exists():
             remove(folder)
@@ -39,21 +46,8 @@ def export(
     return [f"weights   {note}" for note in notes]
 
 
-def _check_place(folder: Path) -> None:
-    """Raise FolderError where something is in the way that is not an export as it was written."""
-    if folder.is_symlink() or (folder.exists() and not _is_replaceable(folder)):
-        found = "a link" if folder.is_symlink() else "holds something else than an export as it was written"
-        raise FolderError(
-            Fault(display_path(folder), found, "no folder yet, or an earlier export", "to=<another folder>")
-        )
-
-
-def _is_replaceable(folder: Path) -> bool:
-    return folder.is_dir() and (not any(folder.iterdir()) or verify(folder))
-
-
 def _write(run: RunRecord, new: Path, dtype: str | None, trust: bool) -> tuple[str, list[str]]:
-    """Copy the weights or write them anew; gives their precision, and what was done."""
+    """Copy the weights, or convert and write them; gives their precision, and a note of each thing that was done."""
     source = run.folder / "model"
     trained = str((run.cfg.get("model") or {}).get("dtype") or "auto")
     kept = str((read_json(source / "config.json") or {}).get("dtype") or "float32")
@@ -84,21 +78,13 @@ def _copy(source: Path, new: Path) -> list[str]:
         raise FolderError(Fault(display_path(source), f"{unsafe[0]}, a pickle", "safetensors only", "train it again"))
     for path in files:
         shutil.copyfile(path, new / path.name)
-    before = {name: digest for name, digest in files_of(source).items() if name in {path.name for path in files}}
+    names = {path.name for path in files}
+    before = {name: digest for name, digest in files_of(source).items() if name in names}
     if files_of(new) != before:
-        raise EnvironmentFault(
-            Fault(display_path(new), "the copied files differ", "the same bytes", "try another disk")
-        )
+        fault = Fault(display_path(new), "the copied files differ", "the same bytes", "try another disk")
+        raise EnvironmentFault(fault)
     size = sum(path.stat().st_size for path in files if path.suffix == ".safetensors")
     return [f"copied to the byte, {number(size / 1e6, 3)} MB"]
-
-
-def _copy_pictures(run: RunRecord, new: Path) -> list[str]:
-    pictures = sorted((run.folder / "plots").glob("*.png"))
-    for path in pictures:
-        (new / "plots").mkdir(exist_ok=True)
-        shutil.copyfile(path, new / "plots" / path.name)
-    return [f"plots/{path.name}" for path in pictures]
 
 
 def _is_adapter(run: RunRecord) -> bool:

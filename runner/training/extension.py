@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from transformers import Trainer
-from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from runner.errors import ConfigError, Fault
 from runner.io.files import read_json
@@ -65,11 +65,11 @@ class BeforeTrainer(Trainer):
     hooks: Hooks
     is_measuring = False  # also after an evaluation that raised
 
-    def __init__(self, *args: Any, hooks: Hooks, **kwargs: Any):
+    def __init__(self, *args: object, hooks: Hooks, **kwargs: object):
         self.hooks = hooks
         super().__init__(*args, **kwargs)
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+    def training_step(self, *args: object, **kwargs: object) -> Tensor:
         """Take the trainer's own step, and report its loss, however seldom it is logged."""
         loss = super().training_step(*args, **kwargs)
         if self.hooks.on_loss is not None:
@@ -114,14 +114,14 @@ class AfterTrainer(Trainer):
     _prefix = "eval"
     tokens_before = 0.0
 
-    def train(self, resume_from_checkpoint: str | None = None, *args: Any, **kwargs: Any) -> Any:
+    def train(self, resume_from_checkpoint: str | None = None, *args: object, **kwargs: object) -> TrainOutput:
         if resume_from_checkpoint:
             history = (read_json(Path(resume_from_checkpoint) / "trainer_state.json") or {}).get("log_history", [])
             self.tokens_before = next((line["num_tokens"] for line in reversed(history) if "num_tokens" in line), 0.0)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+        self, eval_dataset: object = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         before, self._prefix = self._prefix, metric_key_prefix
         try:
@@ -130,7 +130,7 @@ class AfterTrainer(Trainer):
         finally:
             self._prefix = before
 
-    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+    def log(self, logs: dict[str, float], *args: object, **kwargs: object) -> None:
         if self.hooks.reward_means is not None and "loss" in logs:
             for name, mean in self.hooks.reward_means().items():
                 logs.setdefault(f"rewards/{name}/mean", mean)

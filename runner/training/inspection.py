@@ -5,7 +5,7 @@
 
 Nothing is prepared here a second time: the batches are those of the trainer's own data loader, after its own
 preparation and collator. Only the lengths before cutting and the prompts of generation, which no batch holds, are
-spelt from the rows. How it is shown is in ``report.tokens``.
+made from the rows. How it is shown is in ``report.tokens``.
 """
 
 from __future__ import annotations
@@ -13,15 +13,24 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from runner.errors import Fault
 from runner.io.files import shipped
 from runner.model.encoding import EncodedRow, decode, encode_prompt, encode_row, stop_ids
 from runner.report.tokens import TokenRow
+from runner.schema.text import Config
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+    from torch import Tensor
+    from torch.utils.data import DataLoader
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
+
+    Rows: TypeAlias = Dataset | IterableDataset | list[dict[str, Any]]
+    Batch: TypeAlias = Mapping[str, Tensor]
 
 SAMPLE = 256  # rows that are looked at before a training starts
 TRUNCATED = 0.1  # the share of rows that may be cut or left out, unless ``tolerate.truncated`` says otherwise
@@ -40,11 +49,11 @@ class Inspection:
     goal: str
     rows: list[TokenRow]
     spelt: list[EncodedRow]
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     ends: frozenset[int] = frozenset()
     limit: int | None = None
     comparable: bool = True
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def counted(self) -> int:
@@ -62,9 +71,7 @@ class Inspection:
     @property
     def ended(self) -> list[TokenRow]:
         """The rows in which an end token is trained."""
-        return [
-            row for row in self.rows if any(t and i in self.ends for i, t in zip(row.ids, row.trained, strict=True))
-        ]
+        return [row for row in self.rows if self.ends & {*itertools.compress(row.ids, row.trained)}]
 
     @property
     def doubled(self) -> list[TokenRow]:
@@ -72,18 +79,23 @@ class Inspection:
         bos = self.tokenizer.bos_token_id
         return [row for row in self.rows if bos is not None and row.ids[:2] == [bos, bos]]
 
+    @property
+    def longest_cut(self) -> int:
+        """The length of the longest row that is cut; 0 where none is."""
+        return max((row.length for row in self.cut), default=0)
+
     @cached_property
-    def astray(self) -> list[list[int]]:
+    def prompt_mismatches(self) -> list[list[int]]:
         """The prompts of generation, as token ids, that no trained row begins with."""
         if not self.comparable or self.goal != "tokens":
             return []
         whole = [row for row in self.spelt if not self.limit or row.length <= self.limit]
-        prompts = [self._bare(prompt) for row in whole for prompt in row.prompts]
+        prompts = [self.without_bos(prompt) for row in whole for prompt in row.prompts]
         sizes = {len(prompt) for prompt in prompts}
-        begun = {tuple(self._bare(row.ids)[:size]) for row in self.rows for size in sizes}
+        begun = {tuple(self.without_bos(row.ids)[:size]) for row in self.rows for size in sizes}
         return [prompt for prompt in prompts if tuple(prompt) not in begun]
 
-    def _bare(self, ids: list[int]) -> list[int]:
+    def without_bos(self, ids: list[int]) -> list[int]:
         """The ids without a begin token, which some trainers set in front of every text."""
         return ids[1:] if ids[:1] == [self.tokenizer.bos_token_id] else ids
 
@@ -92,16 +104,19 @@ class Inspection:
 
 
 def inspect_training(
-    trainer: Any, rows: Any, *, form: str, head: str, ends: Collection[int] = (), count: int = SAMPLE
+    trainer: Trainer, rows: Rows, *, form: str, head: str, ends: Collection[int] = (), count: int = SAMPLE
 ) -> Inspection:
-    """The first ``count`` rows of a training, as its own data loader hands them to the loss.
+    """The first ``count`` rows of a training, as its own data loader gives them to the loss.
 
-    ``rows`` are those that the trainer was given, ``form`` and ``head`` what it eats and trains, ``ends`` the tokens
+    ``rows`` are those that the trainer was given, ``form`` and ``head`` what it takes and trains, ``ends`` the tokens
     that stop generation. No random number is drawn from the training.
     """
-    with _whole_afterwards(trainer), _random_state_kept():
-        trainer.train_dataset = head_of(trainer.train_dataset, count)
+    whole = trainer.train_dataset
+    trainer.train_dataset = head_of(whole, count)
+    try:
         found = _read(trainer, trainer.train_dataset, trainer.get_train_dataloader, form, head)
+    finally:
+        trainer.train_dataset = whole
     if getattr(trainer.args, "world_size", 1) > 1 and form != "prompt":
         from accelerate.utils import gather_object
 
@@ -110,27 +125,47 @@ def inspect_training(
 
 
 def inspect_evaluation(
-    trainer: Any, name: str | None, rows: Any, *, form: str, head: str, ends: Collection[int] = (), count: int = SAMPLE
+    trainer: Trainer,
+    name: str | None,
+    rows: Rows,
+    *,
+    form: str,
+    head: str,
+    ends: Collection[int] = (),
+    count: int = SAMPLE,
 ) -> Inspection:
     """The first rows of a held-out set in the same way; ``name`` None is the only one."""
-    prepared = trainer.eval_dataset if name is None else trainer.eval_dataset[name]
-    prepared = head_of(prepared, count)
-    with _random_state_kept():
-        found = _read(trainer, prepared, lambda: trainer.get_eval_dataloader(prepared), form, head)
+    prepared = head_of(trainer.eval_dataset if name is None else trainer.eval_dataset[name], count)
+    found = _read(trainer, prepared, lambda: trainer.get_eval_dataloader(prepared), form, head)
     return _inspection(trainer, found, rows, form=form, head=head, ends=ends, count=count)
 
 
-def _read(trainer: Any, prepared: Any, loader: Callable[[], Any], form: str, head: str) -> list[TokenRow]:
-    """The sequences of prepared rows; none where the trainer has left out all of them."""
-    if form == "prompt":
-        return list(_sampled_prompts(trainer, prepared))
-    if hasattr(prepared, "__len__") and not len(prepared):
-        return []
-    return read_batches(loader(), form, head)
+def _read(
+    trainer: Trainer, prepared: Rows, build_loader: Callable[[], DataLoader], form: str, head: str
+) -> list[TokenRow]:
+    """The sequences of prepared rows; none where the trainer has left out all of them.
+
+    Every source of random numbers stays as it was, so that a run is the same whether it was looked at or not.
+    """
+    import random
+
+    import numpy as np
+    import torch
+
+    before, array = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            if form == "prompt":
+                return list(_sampled_prompts(trainer, prepared))
+            is_empty = hasattr(prepared, "__len__") and not len(prepared)
+            return [] if is_empty else read_batches(build_loader(), form, head)
+    finally:
+        random.setstate(before)
+        np.random.set_state(array)
 
 
 def _inspection(
-    trainer: Any, found: list[TokenRow], rows: Any, *, form: str, head: str, ends: Collection[int], count: int
+    trainer: Trainer, found: list[TokenRow], rows: Rows, *, form: str, head: str, ends: Collection[int], count: int
 ) -> Inspection:
     args, tokenizer = trainer.args, trainer.processing_class
     packs = bool(getattr(args, "packing", False))
@@ -141,7 +176,7 @@ def _inspection(
     names = ("max_length", "assistant_only_loss", "completion_only_loss")
     return Inspection(
         goal=goal,
-        rows=[_measured(row, spelt, limit) for row in found],
+        rows=[_with_length(row, spelt, limit) for row in found],
         spelt=spelt,
         tokenizer=tokenizer,
         ends=frozenset(ends) | {tokenizer.eos_token_id},
@@ -151,7 +186,7 @@ def _inspection(
     )
 
 
-def _measured(row: TokenRow, spelt: Sequence[EncodedRow], limit: int | None) -> TokenRow:
+def _with_length(row: TokenRow, spelt: Sequence[EncodedRow], limit: int | None) -> TokenRow:
     """The row with its length before it was cut; what is as long as the limit may be whole."""
     if not limit or len(row.ids) < limit:
         return row
@@ -160,44 +195,17 @@ def _measured(row: TokenRow, spelt: Sequence[EncodedRow], limit: int | None) -> 
     return replace(row, whole=next((len(text) for text in longer if row.ids in (text[:size], text[-size:])), 0))
 
 
-def head_of(rows: Any, count: int) -> Any:
+def head_of(rows: Rows, count: int) -> Rows:
     """The first rows of a dataset or of a stream, as the same kind of thing."""
     if hasattr(rows, "select") and hasattr(rows, "__len__"):
         return rows.select(range(min(count, len(rows))))
     return rows.take(count) if hasattr(rows, "take") else list(itertools.islice(rows, count))
 
 
-@contextmanager
-def _whole_afterwards(trainer: Any) -> Iterator[None]:
-    """Give the trainer all of its rows back."""
-    whole = trainer.train_dataset
-    try:
-        yield
-    finally:
-        trainer.train_dataset = whole
-
-
-@contextmanager
-def _random_state_kept() -> Iterator[None]:
-    """Leave every source of random numbers as it was, so that a run is the same whether it was looked at or not."""
-    import random
-
-    import numpy as np
-    import torch
-
-    before, array = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        random.setstate(before)
-        np.random.set_state(array)
-
-
 # --- Batches ------------------------------------------------------------------------------------
 
 
-def read_batches(batches: Iterable[Mapping[str, Any]], form: str, head: str) -> list[TokenRow]:
+def read_batches(batches: Iterable[Batch], form: str, head: str) -> list[TokenRow]:
     """The sequences of all batches in their order, the two of a pair side by side."""
     rows: list[TokenRow] = []
     for batch in batches:
@@ -206,7 +214,7 @@ def read_batches(batches: Iterable[Mapping[str, Any]], form: str, head: str) -> 
     return rows
 
 
-def read_batch(batch: Mapping[str, Any], form: str, head: str, first: int = 0) -> Iterator[TokenRow]:
+def read_batch(batch: Batch, form: str, head: str, first: int = 0) -> Iterator[TokenRow]:
     """The sequences of one batch, numbered from ``first``, whatever its collator calls their parts."""
     if "chosen_input_ids" in batch:
         for role in ("chosen", "rejected"):
@@ -223,37 +231,29 @@ def read_batch(batch: Mapping[str, Any], form: str, head: str, first: int = 0) -
         yield replace(row, number=first + place % pairs, role=role)
 
 
-def _sequences(batch: Mapping[str, Any], head: str) -> Iterator[TokenRow]:
-    """Each row of a batch without its padding; a row of packed texts as one sequence for each of them."""
+def _sequences(batch: Batch, head: str) -> Iterator[TokenRow]:
+    """Each row of a batch without its padding; a row of packed texts as one sequence for each of them.
+
+    The tokens that the loss counts are trained; all of them where the batch does not say so.
+    """
     ids = batch["input_ids"]
-    weights = next((part for name, part in batch.items() if name.endswith("weights") and part.ndim == 2), None)
-    for place in range(len(ids)):
-        row = ids[place].tolist()
-        trained = _trained(batch, place, len(row), head)
-        weighed = None if weights is None else weights[place].float().tolist()
-        for kept in _pieces(batch, place, len(row)):
-            if head == "score":  # of a causal model it is read at the last token
-                trained = [index == kept[-1] for index in range(len(row))]
-            yield TokenRow(
-                number=place,
-                role="",
-                ids=[row[index] for index in kept],
-                trained=[trained[index] for index in kept],
-                weights=None if weighed is None else [weighed[index] for index in kept],
-            )
-
-
-def _trained(batch: Mapping[str, Any], place: int, size: int, head: str) -> list[bool]:
-    """Mark the tokens of a row that the loss counts; all of them where nothing says so."""
+    counted = ids.new_ones(ids.shape).bool()
     if "labels" in batch and head != "score":
-        return [label != IGNORED for label in batch["labels"][place].tolist()]
-    if "completion_mask" in batch:
-        return [bool(bit) for bit in batch["completion_mask"][place].tolist()]
-    return [True] * size
+        counted = batch["labels"] != IGNORED
+    elif "completion_mask" in batch:
+        counted = batch["completion_mask"].bool()
+    weights = next((part for name, part in batch.items() if name.endswith("weights") and part.ndim == 2), None)
+    for number in range(len(ids)):
+        for places in _pieces(batch, number, ids.size(1)):
+            trained = counted[number, places].tolist()
+            if head == "score":  # of a causal model it is read at the last token
+                trained = [place == places[-1] for place in places]
+            weighed = None if weights is None else weights[number, places].float().tolist()
+            yield TokenRow(number, "", ids[number, places].tolist(), trained, weighed)
 
 
-def _pieces(batch: Mapping[str, Any], place: int, size: int) -> list[list[int]]:
-    """The places of a row's tokens, without padding, cut where the positions of packed texts begin anew."""
+def _pieces(batch: Batch, place: int, size: int) -> list[list[int]]:
+    """The places of a row's tokens, without padding, cut where the positions of packed texts begin again."""
     mask = batch.get("attention_mask")
     kept = [index for index in range(size) if mask is None or mask[place][index]]
     positions = batch["position_ids"][place].tolist() if "position_ids" in batch else None
@@ -265,7 +265,7 @@ def _pieces(batch: Mapping[str, Any], place: int, size: int) -> list[list[int]]:
     return [piece for piece in pieces if piece]
 
 
-def _sampled_prompts(trainer: Any, rows: Iterable[Mapping[str, Any]]) -> Iterator[TokenRow]:
+def _sampled_prompts(trainer: Trainer, rows: Rows) -> Iterator[TokenRow]:
     """The prompts of rows as the trainer samples from them."""
     rows = list(rows)
     own = getattr(trainer, "_tokenize_prompts", None)  # TRL's own, which knows tools, template and its arguments
@@ -282,33 +282,30 @@ def find_faults(inspection: Inspection, tolerate: Mapping[str, Any] | None = Non
     """Faults that no training may start with; ``tolerate`` is the node of the configuration that allows them."""
     tolerate = tolerate or {}
     allowed = tolerate.get("truncated")
-    found = {
-        "rows": _no_row(inspection),
-        "truncated": _truncated(inspection, TRUNCATED if allowed is None else allowed),
-        "nothing_trained": _nothing_trained(inspection),
-        "no_end": _no_end(inspection),
-        "doubled_bos": _doubled_bos(inspection),
-        "other_template": _other_template(inspection),
+    found = [_no_row(inspection), _truncated(inspection, TRUNCATED if allowed is None else allowed)]
+    checks = {
+        "nothing_trained": _nothing_trained,
+        "no_end": _no_end,
+        "doubled_bos": _doubled_bos,
+        "other_template": _other_template,
     }
-    return [
-        fault for name, fault in found.items() if fault and (name in ("rows", "truncated") or not tolerate.get(name))
-    ]
+    found += [check(inspection) for name, check in checks.items() if not tolerate.get(name)]
+    return list(filter(None, found))
 
 
 def _no_row(inspection: Inspection) -> Fault | None:
     if inspection.rows:
         return None
-    longest = max((row.length for row in inspection.cut), default=0)
-    fix = f"trainer.args.max_length={longest}" if longest else "another dataset"
+    fix = f"trainer.args.max_length={inspection.longest_cut}" if inspection.cut else "another dataset"
     found = f"no row is left of {len(inspection.spelt)}: the trainer leaves out all of them"
     return Fault("dataset", found, "rows that fit", fix)
 
 
 def _truncated(inspection: Inspection, allowed: float) -> Fault | None:
-    cut, count = inspection.cut, len(inspection.spelt)
-    if len(cut) <= allowed * count:
+    cut, count, longest = len(inspection.cut), len(inspection.spelt), inspection.longest_cut
+    if cut <= allowed * count:
         return None
-    share, longest = len(cut) / count, max(row.length for row in cut)
+    share = cut / count
     found = f"{share:.0%} of {count} rows are longer, and would be cut or left out; the longest has {longest} tokens"
     fix = f"trainer.args.max_length={longest}, or tolerate.truncated={min(1.0, -(-share * 100 // 5) * 0.05):.2g}"
     return Fault("trainer.args.max_length", f"{inspection.limit}: {found}", f"at most {allowed:.0%} of the rows", fix)
@@ -317,8 +314,7 @@ def _truncated(inspection: Inspection, allowed: float) -> Fault | None:
 def _nothing_trained(inspection: Inspection) -> Fault | None:
     if inspection.goal == "prompt" or inspection.trained or not inspection.rows:
         return None
-    longest = max((row.length for row in inspection.cut), default=0)
-    fix = f"trainer.args.max_length={longest}" if longest else "collator=none"
+    fix = f"trainer.args.max_length={inspection.longest_cut}" if inspection.cut else "collator=none"
     if inspection.settings.get("assistant_only_loss"):
         fix = "trainer.args.assistant_only_loss=false"
     found = f"no token of {len(inspection.rows)} texts is trained: the loss would be 0"
@@ -327,27 +323,24 @@ def _nothing_trained(inspection: Inspection) -> Fault | None:
 
 
 def _no_end(inspection: Inspection) -> Fault | None:
-    ends_there = [row for row in inspection.rows if any(row.trained) and not row.whole and row.role != "rejected"]
-    if inspection.goal != "tokens" or not ends_there or inspection.ended:
+    """The fix is a pad token of its own, the mark that the rows end with, or another template."""
+    whole = [row for row in inspection.rows if any(row.trained) and not row.whole and row.role != "rejected"]
+    if inspection.goal != "tokens" or not whole or inspection.ended:
         return None
-    tokenizer, last = inspection.tokenizer, ends_there[0]
-    marks = ", ".join(sorted(decode(tokenizer, [end]) for end in inspection.ends))
-    tail = decode(tokenizer, [token for token, bit in zip(last.ids, last.trained, strict=True) if bit][-4:])
-    found = f"no row trains it; what is trained ends with {tail!r}, so the model would not learn to stop"
-    return Fault("model.tokenizer.eos_token", f"{marks}: {found}", "an end in every answer", _end_fix(inspection, last))
-
-
-def _end_fix(inspection: Inspection, row: TokenRow) -> str:
-    """A way to have the end trained: a pad token of its own, the mark that the rows end with, or another template."""
-    tokenizer = inspection.tokenizer
-    allowed = "tolerate.no_end=true"
-    if tokenizer.pad_token_id == tokenizer.eos_token_id and tokenizer.eos_token_id in row.ids:
-        return f"model.tokenizer.pad_token=<another token>, because the collator hides padding; or {allowed}"
+    tokenizer, ids = inspection.tokenizer, whole[0].ids
+    trained = list(itertools.compress(ids, whole[0].trained))
     special = {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
-    trained = [token for token, bit in zip(row.ids, row.trained, strict=True) if bit]
-    if marks := [token for token in trained[-3:] if token in special]:
-        return f"model.tokenizer.eos_token='{decode(tokenizer, marks[-1:])}', or {allowed}"
-    return f"model.tokenizer.chat_template=chatml, or {allowed}"
+    marks = [token for token in trained[-3:] if token in special]
+    if tokenizer.pad_token_id == tokenizer.eos_token_id and tokenizer.eos_token_id in ids:
+        fix = "model.tokenizer.pad_token=<another token>, because the collator hides padding;"
+    elif marks:
+        fix = f"model.tokenizer.eos_token='{decode(tokenizer, marks[-1:])}',"
+    else:
+        fix = "model.tokenizer.chat_template=chatml,"
+    ends, tail = ", ".join(sorted(decode(tokenizer, [end]) for end in inspection.ends)), decode(tokenizer, trained[-4:])
+    found = f"{ends}: no row trains it; what is trained ends with {tail!r}, so the model would not learn to stop"
+    expected = "an end in every answer"
+    return Fault("model.tokenizer.eos_token", found, expected, f"{fix} or tolerate.no_end=true")
 
 
 def _doubled_bos(inspection: Inspection) -> Fault | None:
@@ -360,34 +353,28 @@ def _doubled_bos(inspection: Inspection) -> Fault | None:
 
 
 def _other_template(inspection: Inspection) -> Fault | None:
-    prompts = inspection.astray
+    """The fault tells where the row that agrees with a prompt longest leaves it."""
+    prompts, tokenizer = inspection.prompt_mismatches, inspection.tokenizer
     if not prompts:
         return None
-    tokenizer = inspection.tokenizer
-    wanted, seen = _parting(prompts[0], [inspection._bare(row.ids) for row in inspection.rows])
+    shared, after = -1, []
+    for row in inspection.rows:
+        ids = inspection.without_bos(row.ids)
+        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(prompts[0], ids, strict=False))
+        if (length := sum(1 for _ in same)) > shared:
+            shared, after = length, ids[length : length + 20]
     count = sum(len(row.prompts) for row in inspection.spelt)
     found = f"{len(prompts)} of {count} answers are trained after another prompt than the one that asks for them"
     return Fault(
         "model.tokenizer.chat_template",
-        f"{found}: after {decode(tokenizer, prompts[0][:wanted])[-SHOWN:]!r} the rows go on with "
-        f"{decode(tokenizer, seen)[:SHOWN]!r}, generation with {decode(tokenizer, prompts[0][wanted:])[:SHOWN]!r}",
+        f"{found}: after {decode(tokenizer, prompts[0][:shared])[-SHOWN:]!r} the rows go on with "
+        f"{decode(tokenizer, after)[:SHOWN]!r}, generation with {decode(tokenizer, prompts[0][shared:])[:SHOWN]!r}",
         "one template for both",
         "model.tokenizer.chat_template=<one that spells both alike, such as chatml>, or tolerate.other_template=true",
     )
 
 
-def _parting(prompt: list[int], rows: Iterable[list[int]]) -> tuple[int, list[int]]:
-    """The first place where a row leaves the prompt that agrees with it longest, and what it says there."""
-    best, after = -1, []
-    for row in rows:
-        pairs = zip(prompt, row, strict=False)
-        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-        if shared > best:
-            best, after = shared, row[shared : shared + 20]
-    return best, after
-
-
-def ends_of(cfg: Mapping[str, Any], model: Any) -> list[int]:
+def ends_of(cfg: Config, model: PreTrainedModel) -> list[int]:
     """The tokens that stop the generation of the real model, whose settings are a small file beside its weights."""
     from transformers import GenerationConfig
 
@@ -420,5 +407,7 @@ def summary_of(seen: Inspection) -> list[str]:
     lines.append(f"an end token is trained in {len(seen.ended)} of {len(seen.rows)} texts")
     asked = sum(len(row.prompts) for row in seen.spelt)
     if asked and seen.comparable:
-        lines.append(f"{asked - len(seen.astray)} of {asked} answers follow the prompt that generation spells")
+        lines.append(
+            f"{asked - len(seen.prompt_mismatches)} of {asked} answers follow the prompt that generation spells"
+        )
     return lines

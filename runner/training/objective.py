@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import Trainer
+from transformers.utils import ModelOutput
 
 from runner.errors import ConfigError, Fault, SickRun
 from runner.schema import read_signature
@@ -26,7 +27,9 @@ from runner.training.extension import Hooks
 WEIGHTS = "token_weights"
 WHOLE_BATCH = {"outputs", "labels", "num_items_in_batch"}
 FULL_LOGITS = {"logits", "input"}
-Count: TypeAlias = "Tensor | int | None"  # of the trained tokens of all micro-batches of a step
+Count: TypeAlias = Tensor | int | None  # of the trained tokens of all micro-batches of a step
+Loss: TypeAlias = Tensor | tuple[Tensor, ModelOutput]
+Sequences: TypeAlias = Mapping[str, tuple[Tensor, Tensor | None]]  # token ids and perhaps their weights, by name
 
 
 class Objective(Trainer):
@@ -35,13 +38,13 @@ class Objective(Trainer):
     hooks: Hooks
 
     @property
-    def own_loss(self) -> Callable[..., Any]:
+    def own_loss(self) -> Callable[..., object]:
         """The user's loss, for those who know that there is one."""
         if self.hooks.loss is None:
             raise TypeError("no loss of the user's own")
         return self.hooks.loss
 
-    def entrywise(self, count: int, **given: Any) -> Tensor:
+    def entrywise(self, count: int, **given: object) -> Tensor:
         """One loss for each of ``count`` entries, from what is given."""
         losses = call(self.own_loss, given)
         if not isinstance(losses, Tensor) or losses.shape != (count,):
@@ -49,18 +52,18 @@ class Objective(Trainer):
             raise ConfigError(Fault("loss", found, f"a tensor of shape ({count},): one loss for each entry"))
         return losses
 
-    def with_router_loss(self, loss: Tensor, outputs: Any) -> Tensor:
+    def with_router_loss(self, loss: Tensor, outputs: ModelOutput) -> Tensor:
         """The loss with the load balancing that a mixture of experts adds."""
         return loss + self.router_aux_loss_coef * outputs.aux_loss if self.aux_loss_enabled else loss
 
 
-def call(loss: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+def call(loss: Callable[..., object], given: Mapping[str, object]) -> object:
     """The result of a loss called with those given arguments that its signature names."""
     names = names_of(loss)
     return loss(**given) if names is None else loss(**{name: part for name, part in given.items() if name in names})
 
 
-def names_of(loss: Callable[..., Any]) -> frozenset[str] | None:
+def names_of(loss: Callable[..., object]) -> frozenset[str] | None:
     """The arguments of a loss; None where it takes whatever it is given."""
     parameters = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
@@ -76,10 +79,10 @@ class Tokens(Objective):
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Count = None
-    ) -> Any:
+    ) -> Loss:
         weights, asked = inputs.pop(WEIGHTS, None), []
 
-        def answering(**given: Any) -> Any:
+        def answering(**given: object) -> ModelOutput | Measured:
             if not given.pop("fused_lm_head", False):
                 return model(**given)
             asked.append(True)
@@ -91,7 +94,7 @@ class Tokens(Objective):
             raise SickRun(Fault("loss", text, expected, "loss=none weight=none"))
         return found
 
-    def _answer(self, model: nn.Module, weights: Tensor | None, count: Count, inputs: dict[str, Any]) -> Any:
+    def _answer(self, model: nn.Module, weights: Tensor | None, count: Count, inputs: dict[str, Any]) -> ModelOutput:
         """An output that TRL's ``compute_loss`` takes for the model's, with losses where it reads log-probabilities."""
         loss = self.hooks.loss
         names = (names_of(loss) or frozenset()) if loss is not None else frozenset()
@@ -107,7 +110,7 @@ class Tokens(Objective):
             outputs.log_probs = outputs.log_probs * aligned(weights, outputs.log_probs)
         return outputs
 
-    def _of_tokens(self, outputs: Any, labels: Tensor | None) -> Tensor:
+    def _of_tokens(self, outputs: ModelOutput, labels: Tensor | None) -> Tensor:
         """The losses of trained tokens at their places, and 0 elsewhere."""
         mask = outputs.label_mask
         targets = labels[:, -mask.size(1) :] if labels is not None else outputs.targets
@@ -118,7 +121,7 @@ class Tokens(Objective):
         losses = self.entrywise(len(given["log_probs"]), **given)
         return losses.new_zeros(mask.shape).masked_scatter(mask, losses)
 
-    def _of_batch(self, outputs: Any, count: Count) -> Tensor:
+    def _of_batch(self, outputs: ModelOutput, count: Count) -> Tensor:
         """A single number that comes out of TRL's division by the number of tokens as the loss that was given."""
         given = {"outputs": outputs.model_outputs, "labels": outputs.labels, "num_items_in_batch": count}
         loss = call(self.own_loss, given)
@@ -138,11 +141,11 @@ class Measured:
     entropy: Tensor
     is_top1: Tensor
     label_mask: Tensor
-    aux_loss: Any
+    aux_loss: Tensor | None
     logits: Tensor
     labels: Tensor
     targets: Tensor
-    model_outputs: Any
+    model_outputs: ModelOutput
 
 
 def measured(model: nn.Module, labels: Tensor, inputs: Mapping[str, Any]) -> Measured:
@@ -186,14 +189,16 @@ class Watch:
     multiplied with before anybody sums them.
     """
 
-    sequences: Mapping[str, tuple[Tensor, Tensor | None]]
-    seen: dict[str, list[Any]] = field(default_factory=dict)
+    sequences: Sequences
+    seen: dict[str, list[ModelOutput]] = field(default_factory=dict)
 
-    def hook(self, module: nn.Module, args: tuple[object, ...], asked: Mapping[str, Any], output: Any) -> Any:
-        if not asked.get("fused_lm_head"):
+    def hook(
+        self, module: nn.Module, args: tuple[object, ...], given: Mapping[str, Tensor], output: ModelOutput
+    ) -> ModelOutput | None:
+        """Note the output of a forward pass that gives log-probabilities, after the weights were put on them."""
+        if not given.get("fused_lm_head"):
             return None
-        ids = asked["input_ids"]
-        name = next(name for name, (known, _) in self.sequences.items() if _same(known, ids))
+        name = next(name for name, (ids, _) in self.sequences.items() if _same(ids, given["input_ids"]))
         weights = self.sequences[name][1]
         if weights is not None:
             output.log_probs = output.log_probs * aligned(weights, output.log_probs)
@@ -211,7 +216,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 @contextmanager
-def watched(trainer: Trainer, sequences: Mapping[str, tuple[Tensor, Tensor | None]], times: int) -> Iterator[Watch]:
+def watched(trainer: Trainer, sequences: Sequences, times: int) -> Iterator[Watch]:
     """Watch the forward passes of policy and reference; each of the sequences must come ``times`` times.
 
     Raises SickRun where they do not, because then something else was trained than what was asked for.
@@ -230,66 +235,63 @@ def watched(trainer: Trainer, sequences: Mapping[str, tuple[Tensor, Tensor | Non
             raise SickRun(Fault("loss", found, f"{times}: another TRL computes its loss otherwise", fix))
 
 
-class Pairs(Objective):
-    """For DPO: a loss of the log-probabilities of each pair, and weights of tokens for policy and reference alike."""
+class Answers(Objective):
+    """For trainers with a reference: a loss of log-probabilities of answers, and weights of tokens for both models."""
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Count = None
-    ) -> Any:
-        weights = inputs.pop(WEIGHTS, None)
-        times = 1 if self.precompute_ref_logps else 2
-        with watched(self, {"input_ids": (inputs["input_ids"], weights)}, times) as watch:
-            found = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        if self.hooks.loss is None:
-            return found
-        losses = self.entrywise(len(inputs["input_ids"]) // 2, **self._measures(inputs, watch))
-        loss = self.with_router_loss(losses.mean(), watch.seen["input_ids"][0])
-        return (loss, found[1]) if return_outputs else loss
-
-    def _measures(self, inputs: Mapping[str, Tensor], watch: Watch) -> dict[str, Any]:
-        chosen, rejected = watch.logps("input_ids", 0).chunk(2)
-        if self.precompute_ref_logps:
-            references = inputs["ref_chosen_logps"], inputs["ref_rejected_logps"]
-        else:
-            references = watch.logps("input_ids", 1).chunk(2)
-        lengths = inputs["completion_mask"][:, 1:].sum(1).chunk(2)
-        return {
-            **{"chosen_logps": chosen, "rejected_logps": rejected, "beta": self.beta},
-            **dict(zip(("ref_chosen_logps", "ref_rejected_logps"), references, strict=True)),
-            **dict(zip(("chosen_lengths", "rejected_lengths"), lengths, strict=True)),
-        }
-
-
-class Labelled(Objective):
-    """For KTO: a loss of the log-probabilities of each labelled answer, and weights of tokens, those of the KL too."""
-
-    def compute_loss(
-        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Count = None
-    ) -> Any:
-        names = ["input_ids", "KL_input_ids"] if self.calculate_KL else ["input_ids"]
+    ) -> Loss:
+        names = ["input_ids", "KL_input_ids"] if getattr(self, "calculate_KL", False) else ["input_ids"]
         weights = {name: inputs.pop(name.replace("input_ids", WEIGHTS), None) for name in names}
         times = 1 if self.precompute_ref_logps else 2
         with watched(self, {name: (inputs[name], weights[name]) for name in names}, times) as watch:
             found = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if self.hooks.loss is None:
             return found
-        losses = self.entrywise(len(inputs["label"]), **self._measures(inputs, watch))
-        shares = torch.where(inputs["label"].bool(), self.desirable_weight, self.undesirable_weight)
-        loss = self.with_router_loss((shares.to(losses) * losses).mean(), watch.seen["input_ids"][0])
+        loss = self.with_router_loss(self.mean_of_batch(inputs, watch), watch.seen["input_ids"][0])
         return (loss, found[1]) if return_outputs else loss
 
-    def _measures(self, inputs: Mapping[str, Tensor], watch: Watch) -> dict[str, Any]:
+    def mean_of_batch(self, inputs: Mapping[str, Tensor], watch: Watch) -> Tensor:
+        """The mean of the user's loss over a batch, from what was seen of the forward passes."""
+        raise NotImplementedError
+
+
+class Pairs(Answers):
+    """For DPO: a loss of the log-probabilities of each pair."""
+
+    def mean_of_batch(self, inputs: Mapping[str, Tensor], watch: Watch) -> Tensor:
+        chosen, rejected = watch.logps("input_ids", 0).chunk(2)
+        if self.precompute_ref_logps:
+            references = inputs["ref_chosen_logps"], inputs["ref_rejected_logps"]
+        else:
+            references = watch.logps("input_ids", 1).chunk(2)
+        lengths = inputs["completion_mask"][:, 1:].sum(1).chunk(2)
+        given = {"chosen_logps": chosen, "rejected_logps": rejected, "beta": self.beta}
+        given |= zip(("ref_chosen_logps", "ref_rejected_logps"), references, strict=True)
+        given |= zip(("chosen_lengths", "rejected_lengths"), lengths, strict=True)
+        return self.entrywise(len(chosen), **given).mean()
+
+
+class Labelled(Answers):
+    """For KTO: a loss of the log-probabilities of each labelled answer; the weights of tokens are those of the KL too.
+
+    The mean has the weights that the trainer gives to desirable and undesirable answers.
+    """
+
+    def mean_of_batch(self, inputs: Mapping[str, Tensor], watch: Watch) -> Tensor:
         def reference(name: str, column: str) -> Tensor:
             return inputs[column] if self.precompute_ref_logps else watch.logps(name, 1)
 
-        logps = watch.logps("input_ids", 0)
+        logps, desirable = watch.logps("input_ids", 0), inputs["label"].bool()
         kl = logps.new_zeros(())
         if self.calculate_KL:
             ratios = watch.logps("KL_input_ids", 0) - reference("KL_input_ids", "ref_KL_logps")
             kl = self.accelerator.gather_for_metrics(ratios.mean().detach()).mean().clamp(min=0)
         lengths = inputs["completion_mask"][:, 1:].sum(1)
-        known = {"desirable": inputs["label"].bool(), "lengths": lengths, "kl": kl, "beta": self.beta}
-        return known | {"logps": logps, "ref_logps": reference("input_ids", "ref_logps")}
+        given = {"logps": logps, "ref_logps": reference("input_ids", "ref_logps"), "desirable": desirable}
+        losses = self.entrywise(len(logps), **given, lengths=lengths, kl=kl, beta=self.beta)
+        shares = torch.where(desirable, self.desirable_weight, self.undesirable_weight)
+        return (shares.to(losses) * losses).mean()
 
 
 class Odds(Objective):
@@ -316,7 +318,7 @@ class Scores(Objective):
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Count = None
-    ) -> Any:
+    ) -> Loss:
         _, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
         loss = self.entrywise(len(chosen), chosen_rewards=chosen, rejected_rewards=rejected).mean()

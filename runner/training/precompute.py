@@ -14,13 +14,13 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields
-from typing import Any, TypeAlias
+from typing import Any
 
 from datasets import Dataset
 from transformers import Trainer, TrainingArguments
 from transformers.data.data_collator import DataCollatorMixin
 
-HeldOutRows: TypeAlias = Dataset | dict[str, Dataset] | None
+from runner.dataset.load import HeldOut
 
 # Of the arguments that every trainer has, those on which a log-probability depends; of TRL's own all but these two.
 RELEVANT = ("bf16", "fp16", "tf32", "use_cpu", "per_device_train_batch_size", "per_device_eval_batch_size")
@@ -75,7 +75,7 @@ def drop_filled(trainer: Trainer) -> None:
         trainer.eval_dataset = map_sets(without_filled, trainer.eval_dataset)
 
 
-def map_sets(change: Callable[[Dataset], Dataset], held_out: HeldOutRows) -> HeldOutRows:
+def map_sets(change: Callable[[Dataset], Dataset], held_out: HeldOut) -> HeldOut:
     """Each of the held-out sets changed, whether there are several, one or none."""
     if isinstance(held_out, Mapping):
         return {name: change(rows) for name, rows in held_out.items()}

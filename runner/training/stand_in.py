@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.build import asked_for, build
+from runner.schema.text import Config
 
 LOADER = "runner.model.load.load_model"
 # What would load, start or send something that no row depends on.
@@ -18,31 +19,30 @@ LEFT_OUT = {
 }
 
 
-def lighten(cfg: Mapping[str, Any], rows: int, stand_in: Path) -> dict[str, Any]:
+def lighten(cfg: Config, rows: int, stand_in: Path) -> dict[str, Any]:
     """The same run on its first rows, with a small model for large ones, and without what only training needs."""
-    cfg = copy.deepcopy(dict(cfg))
-    trainer, args = cfg["trainer"], cfg["trainer"]["args"]
+    light: dict[str, Any] = copy.deepcopy(dict(cfg))
+    trainer, args = light["trainer"], light["trainer"]["args"]
     known = asked_for(args["_target_"])
     args |= {name: value for name, value in LEFT_OUT.items() if name in args}
     if "train_sampling_strategy" in known:
         args["train_sampling_strategy"] = "sequential"
     small = {"_target_": LOADER, "path": str(stand_in)}
     if cfg["model"]["_target_"] == LOADER:
-        cfg["model"] = small | {"tokenizer": cfg["model"]["tokenizer"]}
+        light["model"] = small | {"tokenizer": cfg["model"]["tokenizer"]}
     others = [name for name, part in trainer.items() if isinstance(part, Mapping) and part.get("_target_") == LOADER]
     trainer |= dict.fromkeys(others, small)
     if "reward_funcs" in asked_for(trainer["_target_"]):
         count = len(args.get("reward_weights") or [1])
-        cfg["reward"] = {f"reward{place}": {"_target_": "runner.reward.rule.length"} for place in range(count)}
+        light["reward"] = {f"reward{number}": {"_target_": "runner.reward.rule.length"} for number in range(count)}
     limit = cfg["dataset"].get("limit")
     if isinstance(limit, Mapping):
-        least = {name: min(rows, limit.get(name) or rows) for name in ("train", "eval")}
-        cfg["dataset"]["limit"] = dict(limit) | least
-    parts = dict.fromkeys(("peft", "quant", "optimizer", "callback", "metric"))
-    return cfg | parts | {"tracker": {"report_to": "none", "environment": None}}
+        light["dataset"]["limit"] |= {name: min(rows, limit.get(name) or rows) for name in ("train", "eval")}
+    light |= dict.fromkeys(("peft", "quant", "optimizer", "callback", "metric"))
+    return light | {"tracker": {"report_to": "none", "environment": None}}
 
 
-def write_stand_in(cfg: Mapping[str, Any], folder: Path) -> Path:
+def write_stand_in(cfg: Config, folder: Path) -> Path:
     """A folder with a model of a few weights that has the run's vocabulary."""
     from runner.model import clone
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from runner.config.build import asked_for, build, serve
 from runner.errors import Fault, FolderError
 from runner.generate.weights import Weights
 from runner.io.files import display_path
+from runner.schema.text import Config
 from runner.training.build.args import check_devices
 from runner.training.build.model import path_of
 
@@ -20,9 +20,7 @@ LOADER = "runner.model.load.load_model"
 OUR_LOADERS = (LOADER, "runner.model.load.new_model")
 
 
-def load_trained(
-    cfg: Mapping[str, Any], weights: Weights, head: str
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_trained(cfg: Config, weights: Weights, head: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model with these weights and its tokenizer, on the accelerator if there is one, not to be trained."""
     from runner.model.saved import load_adapter_weights
     from runner.reward.outcome import best_device
@@ -36,7 +34,14 @@ def load_trained(
         model = serve(node | path_of(cfg), **served, seed=cfg.get("seed", 0))  # which the training began with
         model = load_adapter_weights(model, folder) if folder else model
     else:
-        model = serve(_node_for(node, folder), **served)
+        target = node["_target_"]
+        if target not in OUR_LOADERS and "path" in asked_for(target):  # a user's own that can
+            node |= {"path": str(folder)} | ({"revision": None} if "revision" in node else {})
+        else:
+            known = asked_for(LOADER) - {"path", "revision", "merge", "seed"}
+            node = {key: value for key, value in node.items() if key in known}
+            node |= {"_target_": LOADER, "path": str(folder)}
+        model = serve(node, **served)
     model = model.eval().requires_grad_(False)
     is_placed = cfg["model"].get("device_map") or getattr(model, "is_quantized", False)
     return model if is_placed else model.to(best_device()), tokenizer
@@ -54,20 +59,9 @@ def _find_loadable(folder: Path) -> Path:
     raise FolderError(Fault(display_path(folder), found, "a model or an adapter as safetensors", "checkpoint=model"))
 
 
-def _build_tokenizer(cfg: Mapping[str, Any], folder: Path | None) -> PreTrainedTokenizerBase:
+def _build_tokenizer(cfg: Config, folder: Path | None) -> PreTrainedTokenizerBase:
     """The run's own tokenizer and template, from beside the weights where it was saved there."""
     node = dict(cfg["model"]["tokenizer"])
     if folder and (folder / "tokenizer_config.json").is_file() and "path" in asked_for(node["_target_"]):
-        node["path"] = str(folder)
-        if "revision" in node:
-            node["revision"] = None
+        node |= {"path": str(folder)} | ({"revision": None} if "revision" in node else {})
     return build(node)
-
-
-def _node_for(node: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The node that loads a whole model from a folder like the trained one; by a user's own loader if it can."""
-    target = node["_target_"]
-    if target not in OUR_LOADERS and "path" in asked_for(target):
-        return dict(node) | {"path": str(folder)} | ({"revision": None} if "revision" in node else {})
-    known = asked_for(LOADER) - {"path", "revision", "merge", "seed"}
-    return {key: value for key, value in node.items() if key in known} | {"_target_": LOADER, "path": str(folder)}

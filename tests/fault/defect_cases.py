@@ -931,8 +931,8 @@ DEFECTS = (
         "export_through_a_link",
         "An export is written through a link that stands in its place.",
         "runner/training/export.py",
-        "if folder.is_symlink() or (folder.exists() and not _is_replaceable(folder)):",
-        "if folder.exists() and not _is_replaceable(folder):",
+        "if folder.is_symlink() or (folder.exists() and not is_replaceable):",
+        "if folder.exists() and not is_replaceable:",
         tests=("tests/test_export.py::test_a_link_in_the_place_of_an_export_is_left",),
     ),
     Defect(

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
+    from runner.dataset.load import HeldOut
     from runner.tracker.callback import Tracker
     from runner.training.callback import StopRequest
     from runner.training.checkpoint import Seal
@@ -62,7 +63,7 @@ class Components:
     model: PreTrainedModel | PeftModel
     tokenizer: PreTrainedTokenizerBase
     train_rows: Dataset
-    held_out: Dataset | dict[str, Dataset] | None
+    held_out: HeldOut
     trainer: Trainer
     health: Health
     seal: Seal

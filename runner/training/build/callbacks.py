@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from peft import PeftConfig
     from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback, TrainingArguments
 
+    from runner.dataset.load import HeldOut
     from runner.reward.panel import RewardTracker
     from runner.training.callback import StopRequest
     from runner.training.checkpoint import Seal
@@ -84,9 +85,7 @@ def build_health(
     return Health(lambda resumed: alarms(resumed=resumed), panel.spread if panel else None)
 
 
-def for_callbacks(
-    run: Run, tokenizer: PreTrainedTokenizerBase, rows: Dataset, held_out: Dataset | dict[str, Dataset] | None
-) -> dict[str, object]:
+def for_callbacks(run: Run, tokenizer: PreTrainedTokenizerBase, rows: Dataset, held_out: HeldOut) -> dict[str, object]:
     """The arguments that a callback's constructor may name.
 
     ``generate(model, prompts, max_new_tokens=...)`` gives completions as texts, ``prompts`` are the held-out ones, and
