@@ -47,7 +47,6 @@ from runner.training.inspection import (
     Inspection,
     ends_of,
     find_faults,
-    inspect_evaluation,
     inspect_training,
     summary_of,
 )
@@ -145,7 +144,8 @@ def build_sheets(cfg: Mapping[str, Any], count: int, sets: str, stage: str = "")
         if not isinstance(held_out, Mapping):
             held_out = {} if held_out is None else {None: held_out}
         for name, rows in held_out.items():
-            seen = inspect_evaluation(trainer, name, rows, **how)
+            prepared = trainer.eval_dataset if name is None else trainer.eval_dataset[name]
+            seen = inspect_training(trainer, rows, **how, held_out=prepared)
             sheets.append(_to_sheet(" ".join(filter(None, (stage, "eval", name))), seen, count))
         return sheets
 

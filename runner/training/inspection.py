@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -26,7 +26,6 @@ from runner.schema.text import Config
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
     from torch import Tensor
-    from torch.utils.data import DataLoader
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
     Rows: TypeAlias = Dataset | IterableDataset | list[dict[str, Any]]
@@ -53,7 +52,7 @@ class Inspection:
     ends: frozenset[int] = frozenset()
     limit: int | None = None
     comparable: bool = True
-    settings: Mapping[str, object] = field(default_factory=dict)
+    answers_only: bool = False
 
     @property
     def counted(self) -> int:
@@ -104,76 +103,48 @@ class Inspection:
 
 
 def inspect_training(
-    trainer: Trainer, rows: Rows, *, form: str, head: str, ends: Collection[int] = (), count: int = SAMPLE
-) -> Inspection:
-    """The first ``count`` rows of a training, as its own data loader gives them to the loss.
-
-    ``rows`` are those that the trainer was given, ``form`` and ``head`` what it takes and trains, ``ends`` the tokens
-    that stop generation. No random number is drawn from the training.
-    """
-    whole = trainer.train_dataset
-    trainer.train_dataset = head_of(whole, count)
-    try:
-        found = _read(trainer, trainer.train_dataset, trainer.get_train_dataloader, form, head)
-    finally:
-        trainer.train_dataset = whole
-    if getattr(trainer.args, "world_size", 1) > 1 and form != "prompt":
-        from accelerate.utils import gather_object
-
-        found = gather_object(found)  # each process has its part of every batch
-    return _inspection(trainer, found, rows, form=form, head=head, ends=ends, count=count)
-
-
-def inspect_evaluation(
     trainer: Trainer,
-    name: str | None,
     rows: Rows,
     *,
     form: str,
     head: str,
     ends: Collection[int] = (),
     count: int = SAMPLE,
+    held_out: Rows | None = None,
 ) -> Inspection:
-    """The first rows of a held-out set in the same way; ``name`` None is the only one."""
-    prepared = head_of(trainer.eval_dataset if name is None else trainer.eval_dataset[name], count)
-    found = _read(trainer, prepared, lambda: trainer.get_eval_dataloader(prepared), form, head)
-    return _inspection(trainer, found, rows, form=form, head=head, ends=ends, count=count)
+    """The first ``count`` rows of a training, as its own data loader gives them to the loss.
 
-
-def _read(
-    trainer: Trainer, prepared: Rows, build_loader: Callable[[], DataLoader], form: str, head: str
-) -> list[TokenRow]:
-    """The sequences of prepared rows; none where the trainer has left out all of them.
-
-    Every source of random numbers stays as it was, so that a run is the same whether it was looked at or not.
+    ``rows`` are those that the trainer was given, ``form`` and ``head`` what it takes and trains, ``ends`` the tokens
+    that stop generation, ``held_out`` one of its prepared sets that is looked at in place of the training rows. No
+    random number is drawn from the training.
     """
-    import random
-
-    import numpy as np
-    import torch
-
-    before, array = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng():
-            if form == "prompt":
-                return list(_sampled_prompts(trainer, prepared))
-            is_empty = hasattr(prepared, "__len__") and not len(prepared)
-            return [] if is_empty else read_batches(build_loader(), form, head)
-    finally:
-        random.setstate(before)
-        np.random.set_state(array)
-
-
-def _inspection(
-    trainer: Trainer, found: list[TokenRow], rows: Rows, *, form: str, head: str, ends: Collection[int], count: int
-) -> Inspection:
+    prepared = head_of(trainer.train_dataset if held_out is None else held_out, count)
+    with _random_state_kept():
+        if form == "prompt":
+            found = list(_sampled_prompts(trainer, prepared))
+        elif hasattr(prepared, "__len__") and not len(prepared):
+            found = []  # the trainer has left out all of them
+        elif held_out is not None:
+            found = read_batches(trainer.get_eval_dataloader(prepared), form, head)
+        else:
+            whole, trainer.train_dataset = trainer.train_dataset, prepared
+            try:
+                found = read_batches(trainer.get_train_dataloader(), form, head)
+            finally:
+                trainer.train_dataset = whole
     args, tokenizer = trainer.args, trainer.processing_class
+    if getattr(args, "world_size", 1) > 1 and form != "prompt":
+        from accelerate.utils import gather_object
+
+        found = gather_object(found)  # each process has its part of every batch
     packs = bool(getattr(args, "packing", False))
     splits = packs and getattr(args, "packing_strategy", "") != "bfd"  # then what is too long goes on in the next one
     goal = "prompt" if form == "prompt" else "score" if head == "score" else "tokens"
     limit = None if goal == "prompt" or splits else getattr(args, "max_length", None)
     spelt = [] if goal == "prompt" else [encode_row(tokenizer, row) for row in head_of(rows, count)]
     names = ("max_length", "assistant_only_loss", "completion_only_loss")
+=======
+    spelt = [] if goal == "prompt" else [spell_row(tokenizer, row) for row in head_of(rows, count)]
     return Inspection(
         goal=goal,
         rows=[_with_length(row, spelt, limit) for row in found],
@@ -182,15 +153,15 @@ def _inspection(
         ends=frozenset(ends) | {tokenizer.eos_token_id},
         limit=limit,
         comparable=not packs and not getattr(args, "shuffle_dataset", False),
-        settings={name: getattr(args, name) for name in names if hasattr(args, name)},
+        answers_only=getattr(args, "assistant_only_loss", False),
     )
 
 
 def _with_length(row: TokenRow, spelt: Sequence[EncodedRow], limit: int | None) -> TokenRow:
     """The row with its length before it was cut; what is as long as the limit may be whole."""
-    if not limit or len(row.ids) < limit:
-        return row
     size = len(row.ids)
+    if not limit or size < limit:
+        return row
     longer = (text for one in spelt for text in one.texts if len(text) > size)
     return replace(row, whole=next((len(text) for text in longer if row.ids in (text[:size], text[-size:])), 0))
 
@@ -200,6 +171,23 @@ def head_of(rows: Rows, count: int) -> Rows:
     if hasattr(rows, "select") and hasattr(rows, "__len__"):
         return rows.select(range(min(count, len(rows))))
     return rows.take(count) if hasattr(rows, "take") else list(itertools.islice(rows, count))
+
+
+@contextlib.contextmanager
+def _random_state_kept() -> Iterator[None]:
+    """Leave every source of random numbers as it was, so that a run is the same whether it was looked at or not."""
+    import random
+
+    import numpy as np
+    import torch
+
+    before, array = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(before)
+        np.random.set_state(array)
 
 
 # --- Batches ------------------------------------------------------------------------------------
@@ -315,7 +303,7 @@ def _nothing_trained(inspection: Inspection) -> Fault | None:
     if inspection.goal == "prompt" or inspection.trained or not inspection.rows:
         return None
     fix = f"trainer.args.max_length={inspection.longest_cut}" if inspection.cut else "collator=none"
-    if inspection.settings.get("assistant_only_loss"):
+    if inspection.answers_only:
         fix = "trainer.args.assistant_only_loss=false"
     found = f"no token of {len(inspection.rows)} texts is trained: the loss would be 0"
     expected = "labels on what the model is to learn"
