@@ -37,12 +37,10 @@ class Record(TrainerCallback):
         self.spent = 0.0
         self.ended = True
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         self.ended = True
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         self.ended = False
         if state.is_world_process_zero:
             for path in self._rows_files():
@@ -56,7 +54,7 @@ class Record(TrainerCallback):
             self.set_status(step=state.global_step, max_steps=state.max_steps)
 
     def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_: object
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_
     ) -> None:
         if not state.is_world_process_zero or (self.ended and args.load_best_model_at_end):
             return  # what is measured then is of the best model, not of this step
@@ -70,7 +68,7 @@ class Record(TrainerCallback):
         replace_rows(self.path, [self.line])
         self.set_status(step=state.global_step, max_steps=state.max_steps)
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         for path in self._rows_files() if state.is_world_process_zero else ():
             sync(path)
 
@@ -83,23 +81,21 @@ class Progress(TrainerCallback):
 
     SHOWN = ("loss", "reward", "rewards/margins", "objective/scores", "objective/kl", "kl", "learning_rate")
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         hidden = not state.is_world_process_zero
         self.bar = progress_bar("training", state.max_steps, "step", initial=state.global_step, disable=hidden)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         self.bar.update(state.global_step - self.bar.n)
 
     def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_: object
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_
     ) -> None:
         if "bar" in vars(self):
             shown = {name: f"{logs[name]:.4g}" for name in self.SHOWN if logs.get(name) is not None}
             self.bar.set_postfix(shown, refresh=False)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         self.bar.close()
 
 
@@ -132,13 +128,13 @@ class Samples(TrainerCallback):
         self.write = lambda model: generate(model, self.prompts, max_new_tokens=max_new_tokens, temperature=temperature)
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **_: object
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **_
     ) -> None:
         if state.global_step == 0:
             self._sample(state, model)
 
     def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **_: object
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **_
     ) -> None:
         if state.global_step % self.every == 0 or state.global_step >= state.max_steps:
             self._sample(state, model)
@@ -168,9 +164,7 @@ class AtStart(TrainerCallback):
     def __init__(self, call: Callable[[], None]):
         self.call = call
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         self.call()
 
 
@@ -190,19 +184,19 @@ class StopAtStep(TrainerCallback):
         self.stop = stop
         self.cycle_steps = cycle_steps
 
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         self.stop.listening = True
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         if self.stop.number is not None and state.global_step % self.cycle_steps == 0:
             control.should_save = control.should_training_stop = True
 
-    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         """Leave out what belongs to the end of an epoch where a stop comes within one; it would be done twice."""
         if self.stop.number is not None and control.should_training_stop and (state.epoch or 0) % 1:
             control.should_log = control.should_save = control.should_evaluate = False
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         self.stop.listening = False
 
 
@@ -217,14 +211,14 @@ class Slower(TrainerCallback):
         self.share = share
 
     def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, optimizer: Optimizer, **_: object
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, optimizer: Optimizer, **_
     ) -> None:
         self.rates = [group["lr"] for group in optimizer.param_groups]
         for group, rate in zip(optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate and rate * self.share(state.global_step)  # Adafactor may have none
 
     def on_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, optimizer: Optimizer, **_: object
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, optimizer: Optimizer, **_
     ) -> None:
         for group, rate in zip(optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate

@@ -30,32 +30,23 @@ class Seal(TrainerCallback):
         self.set_status = set_status
         self.waiting = False
 
-    def on_step_end(
-        self,
-        args: TrainingArguments | None,
-        state: TrainerState,
-        control: TrainerControl,
-        processing_class: object = None,
-        **_: object,
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given) -> None:
         self.waiting = self.waiting or control.should_save
         at_boundary = state.global_step % self.cycle_steps == 0 or state.global_step >= state.max_steps
         control.should_save = self.waiting and at_boundary
         if control.should_save:
             control.should_log = True
             self.waiting = False
-            backend = getattr(processing_class, "backend_tokenizer", None)
+            backend = getattr(given.get("processing_class"), "backend_tokenizer", None)
             if backend is not None:  # the settings of its last call would be saved with it, and differ after a resume
                 backend.no_padding()
                 backend.no_truncation()
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: object
-    ) -> None:
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given) -> None:
         control.should_log = control.should_log or control.should_training_stop  # no step is left out of the averages
         self.on_step_end(args, state, control, **given)
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         wait_for_everyone()  # every rank writes a file of its own into the checkpoint
         if state.is_world_process_zero:
             root = Path(args.output_dir)
@@ -90,9 +81,7 @@ class Restored(Exception):
 class Restore(TrainerCallback):
     """Ends ``trainer.train`` once the checkpoint is loaded, before it would train one step too many."""
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         raise Restored
 
 

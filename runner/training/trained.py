@@ -27,7 +27,11 @@ def load_trained(cfg: Config, weights: Weights, head: str) -> tuple[PreTrainedMo
 
     check_devices(cfg)
     folder = _find_loadable(weights.folder) if weights.folder else None
-    tokenizer = _build_tokenizer(cfg, folder)
+    own = dict(cfg["model"]["tokenizer"])
+    saved = folder and (folder / "tokenizer_config.json").is_file()  # the run's own, with its template
+    if saved and "path" in asked_for(own["_target_"]):
+        own |= {"path": str(folder)} | ({"revision": None} if "revision" in own else {})
+    tokenizer = build(own)
     node = {key: value for key, value in cfg["model"].items() if key != "tokenizer"}
     served = {"tokenizer": tokenizer, "head": head, "quantization_config": build(cfg.get("quant"))}
     if folder is None or (folder / "adapter_config.json").is_file():
@@ -57,11 +61,3 @@ def _find_loadable(folder: Path) -> Path:
         return folder
     found = "weights only as the trainer itself reads them, such as those of PPO with its critic, or in shards"
     raise FolderError(Fault(display_path(folder), found, "a model or an adapter as safetensors", "checkpoint=model"))
-
-
-def _build_tokenizer(cfg: Config, folder: Path | None) -> PreTrainedTokenizerBase:
-    """The run's own tokenizer and template, from beside the weights where it was saved there."""
-    node = dict(cfg["model"]["tokenizer"])
-    if folder and (folder / "tokenizer_config.json").is_file() and "path" in asked_for(node["_target_"]):
-        node |= {"path": str(folder)} | ({"revision": None} if "revision" in node else {})
-    return build(node)

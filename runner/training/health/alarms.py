@@ -291,12 +291,11 @@ class PreferencesInverted(Alarm):
         falls = [begin - margin for margin, _ in self.last]
         if len(falls) < size or min(falls) <= 0 or statistics.mean(falls) <= self.LEAST:
             return HEALTHY
-        if not (self._margins_are_clear(falls) if right is None else self._ranks_are_clear()):
+        error = statistics.stdev(falls) / math.sqrt(len(falls))
+        margins_are_clear = statistics.mean(falls) > self.ERRORS_OF_MARGINS * error
+        if not (margins_are_clear if right is None else self._ranks_are_clear()):
             return HEALTHY
         return f"the margin of chosen over rejected has fallen from {begin:.3g} to {margin:.3g}"
-
-    def _margins_are_clear(self, falls: list[float]) -> bool:
-        return statistics.mean(falls) > self.ERRORS_OF_MARGINS * statistics.stdev(falls) / math.sqrt(len(falls))
 
     def _ranks_are_clear(self) -> bool:
         now, before = (statistics.mean(right or 0.0 for _, right in part) for part in (self.last, self.first))

@@ -60,7 +60,7 @@ class Health(TrainerCallback):
             self.slope_at = self.probe.weights(), self.probe.gradients()
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **_: object
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **_
     ) -> None:
         memory = read_json(Path(args.output_dir) / f"checkpoint-{state.global_step}" / MEMORY)
         self.fresh = [vars(alarm) for alarm in self.build(False)]
@@ -72,28 +72,21 @@ class Health(TrainerCallback):
         self.gradient, self.skipped, self.pace = None, False, 1.0
         self.slope_at = (None, None)
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_pre_optimizer_step(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         self.gradient = self.probe.gradient()
 
     def on_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, optimizer: Optimizer, **_: object
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, optimizer: Optimizer, **_
     ) -> None:
         self.skipped = bool(getattr(optimizer, "step_was_skipped", False))
         paces = [group["lr"] / group["initial_lr"] for group in optimizer.param_groups if group.get("initial_lr")]
         self.pace = float(max(paces, default=1.0))
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         self._judge(self._look(args.device, state.global_step))
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, float],
-        **_: object,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Mapping[str, float], **_
     ) -> None:
         if "loss" in logs:
             self.taken = {}  # with this the trainer has emptied its notes
@@ -102,26 +95,21 @@ class Health(TrainerCallback):
             self._judge(Step(state.global_step, noted=noted))
 
     def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: Mapping[str, float],
-        **_: object,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Mapping[str, float], **_
     ) -> None:
         losses = {name: value for name, value in metrics.items() if name.startswith("eval_") and name.endswith("loss")}
         bad = [f"{name} is {value}" for name, value in losses.items() if not math.isfinite(value)]
         if bad and (sickness := self._not_finite(state.global_step, ", ".join(bad))):
             raise sickness
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         self._refuse_broken_weights(args.device, state.global_step)
         if state.is_world_process_zero:
             seen = zip(self.alarms, self.fresh, strict=True)
             memory = {each.name: {key: new for key, new in vars(each).items() if new != old[key]} for each, old in seen}
             write_text(Path(args.output_dir) / f"checkpoint-{state.global_step}" / MEMORY, json.dumps(memory))
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         self._refuse_broken_weights(args.device, state.global_step)
 
     def _judge(self, step: Step) -> None:
