@@ -95,8 +95,8 @@ def look(run: Run, unreduced: Path) -> None:
         how = {"form": node["form"], "head": node["head"], "ends": ends_of(cfg, policy_of(components.trainer))}
         seen = inspect_training(components.trainer, components.train_rows, **how, count=SAMPLE)
         rows = components.train_rows
-    lengths = [len(row.ids) for row in seen.rows] or [row.length for row in seen.spelt]
-    kept = len(rows) if hasattr(rows, "__len__") else len(seen.spelt)
+    lengths = [len(row.ids) for row in seen.rows] or [row.length for row in seen.encoded]
+    kept = len(rows) if hasattr(rows, "__len__") else len(seen.encoded)
     heads = [Path(node["path"]) / "train.parquet" for node in rows_of(cfg)]
     read = sum(parquet.read_metadata(head).num_rows for head in heads if head.exists())
     facts = {"lengths": lengths, "rows": kept, "read": read or kept, "limit": seen.limit, "lines": summary_of(seen)}

@@ -1,6 +1,6 @@
 """Figures of a model on held-out rows: the trainer's own evaluation with the configured metrics as a part of it.
 
-How a metric is computed is not here (``metric``, ``reward``), nor how a model is asked (``generate``).
+Not here: how a metric is computed (``metric``, ``reward``), and how a model answers (``generate``).
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ class HeldOutMetrics:
     def __call__(self, trainer: Trainer, prefix: str) -> dict[str, float]:
         """Every number of every metric that measures this set, each under the prefix."""
         name = prefix.removeprefix("eval").removeprefix("_")
-        asked = [metric for metric in self.metrics if metric.measures(name)]
-        sampled, read = ([metric for metric in asked if metric.kind == kind] for kind in ("sampled", "read"))
+        metrics = [metric for metric in self.metrics if metric.measures(name)]
+        sampled, read = ([metric for metric in metrics if metric.kind == kind] for kind in ("sampled", "read"))
         found = self._sampled(trainer, sampled, name) if sampled else {}
         found |= self._read(policy_of(trainer), read, name) if read else {}
         # In the order of the configuration, whatever the kind.
-        ordered = (key for metric in asked for key in found if f"{key}_".startswith(f"{metric.name}_"))
+        ordered = (key for metric in metrics for key in found if f"{key}_".startswith(f"{metric.name}_"))
         return {f"{prefix}_{key}": found[key] for key in ordered}
 
     def _rows(self, form: str, name: str) -> Dataset:

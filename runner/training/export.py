@@ -50,15 +50,15 @@ def _write(run: RunRecord, new: Path, dtype: str | None, trust: bool) -> tuple[s
     """Copy the weights, or convert and write them; gives their precision, and a note of each thing that was done."""
     source = run.folder / "model"
     trained = str((run.cfg.get("model") or {}).get("dtype") or "auto")
-    kept = str((read_json(source / "config.json") or {}).get("dtype") or "float32")
-    if not _is_adapter(run) and dtype in (None, kept):
-        return kept, _copy(source, new)
+    stored = str((read_json(source / "config.json") or {}).get("dtype") or "float32")
+    if not _is_adapter(run) and dtype in (None, stored):
+        return stored, _copy(source, new)
     from runner.model.merge import write_plain
 
     with quiet():
         head = str(run.cfg["trainer"].get("head", "lm"))
-        asked = dtype or (trained if trained in DTYPES else None)
-        written = write_plain(source, new, head=head, dtype=asked, trust=trust)
+        wanted = dtype or (trained if trained in DTYPES else None)
+        written = write_plain(source, new, head=head, dtype=wanted, trust=trust)
     largest = f"the largest logit is {number(written.largest, 3)}"
     notes = []
     if written.merged is not None:

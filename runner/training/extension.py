@@ -158,9 +158,9 @@ class AfterTrainer(Trainer):
         return super().create_scheduler(num_training_steps, optimizer)
 
 
-# Where trainers keep what they will log: ours and online DPO openly, the others of TRL not. It is only read, so that
-# every step can be judged, however seldom it is logged; of a trainer without it what it logs is judged. The runs of
-# ``tests/test_sick_runs`` log every 100 steps, and miss their alarms where upstream renames them.
+# Attributes in which trainers note what they will log: public in our PPO and in online DPO, private in the rest of TRL.
+# They are only read, so that every step can be judged, however seldom it is logged; of a trainer without them what it
+# logs is judged. ``tests/test_sick_runs`` logs every 100 steps, and misses its alarms where upstream renames them.
 NOTES = ("metrics", "stats", "_stored_metrics", "_metrics")
 
 

@@ -41,13 +41,13 @@ IGNORED = -100  # the label of a token that no loss counts
 class Inspection:
     """The first rows of a training as its trainer sees them.
 
-    ``goal`` is what is learnt from them: ``tokens``, a ``score`` of the text, or answers to a ``prompt``. ``spelt``
+    ``goal`` is what is learnt from them: ``tokens``, a ``score`` of the text, or answers to a ``prompt``. ``encoded``
     holds the rows of the dataset that they came from, and ``comparable`` whether each of them must be among ``rows``.
     """
 
     goal: str
     rows: list[TokenRow]
-    spelt: list[EncodedRow]
+    encoded: list[EncodedRow]
     tokenizer: PreTrainedTokenizerBase
     ends: frozenset[int] = frozenset()
     limit: int | None = None
@@ -65,7 +65,7 @@ class Inspection:
     @property
     def cut(self) -> list[EncodedRow]:
         """The rows that are longer than the trainer lets them be; it cuts them or leaves them out."""
-        return [row for row in self.spelt if self.limit and row.length > self.limit]
+        return [row for row in self.encoded if self.limit and row.length > self.limit]
 
     @property
     def ended(self) -> list[TokenRow]:
@@ -88,7 +88,7 @@ class Inspection:
         """The prompts of generation, as token ids, that no trained row begins with."""
         if not self.comparable or self.goal != "tokens":
             return []
-        whole = [row for row in self.spelt if not self.limit or row.length <= self.limit]
+        whole = [row for row in self.encoded if not self.limit or row.length <= self.limit]
         prompts = [self.without_bos(prompt) for row in whole for prompt in row.prompts]
         sizes = {len(prompt) for prompt in prompts}
         begun = {tuple(self.without_bos(row.ids)[:size]) for row in self.rows for size in sizes}
@@ -141,14 +141,11 @@ def inspect_training(
     splits = packs and getattr(args, "packing_strategy", "") != "bfd"  # then what is too long goes on in the next one
     goal = "prompt" if form == "prompt" else "score" if head == "score" else "tokens"
     limit = None if goal == "prompt" or splits else getattr(args, "max_length", None)
-    spelt = [] if goal == "prompt" else [encode_row(tokenizer, row) for row in head_of(rows, count)]
-    names = ("max_length", "assistant_only_loss", "completion_only_loss")
-=======
-    spelt = [] if goal == "prompt" else [spell_row(tokenizer, row) for row in head_of(rows, count)]
+    encoded = [] if goal == "prompt" else [encode_row(tokenizer, row) for row in head_of(rows, count)]
     return Inspection(
         goal=goal,
-        rows=[_with_length(row, spelt, limit) for row in found],
-        spelt=spelt,
+        rows=[_with_length(row, encoded, limit) for row in found],
+        encoded=encoded,
         tokenizer=tokenizer,
         ends=frozenset(ends) | {tokenizer.eos_token_id},
         limit=limit,
@@ -157,12 +154,12 @@ def inspect_training(
     )
 
 
-def _with_length(row: TokenRow, spelt: Sequence[EncodedRow], limit: int | None) -> TokenRow:
+def _with_length(row: TokenRow, encoded: Sequence[EncodedRow], limit: int | None) -> TokenRow:
     """The row with its length before it was cut; what is as long as the limit may be whole."""
     size = len(row.ids)
     if not limit or size < limit:
         return row
-    longer = (text for one in spelt for text in one.texts if len(text) > size)
+    longer = (text for one in encoded for text in one.texts if len(text) > size)
     return replace(row, whole=next((len(text) for text in longer if row.ids in (text[:size], text[-size:])), 0))
 
 
@@ -212,11 +209,11 @@ def read_batch(batch: Batch, form: str, head: str, first: int = 0) -> Iterator[T
         return
     rows = list(_sequences(batch, head))
     pairs = len(rows) // 2 if form == "preference" else len(rows)
-    for place, row in enumerate(rows):
-        role = ("chosen", "rejected")[place // pairs] if form == "preference" else ""
+    for index, row in enumerate(rows):
+        role = ("chosen", "rejected")[index // pairs] if form == "preference" else ""
         if form == "unpaired" and "label" in batch:
-            role = "good" if batch["label"][place] else "bad"
-        yield replace(row, number=first + place % pairs, role=role)
+            role = "good" if batch["label"][index] else "bad"
+        yield replace(row, number=first + index % pairs, role=role)
 
 
 def _sequences(batch: Batch, head: str) -> Iterator[TokenRow]:
@@ -232,25 +229,27 @@ def _sequences(batch: Batch, head: str) -> Iterator[TokenRow]:
         counted = batch["completion_mask"].bool()
     weights = next((part for name, part in batch.items() if name.endswith("weights") and part.ndim == 2), None)
     for number in range(len(ids)):
-        for places in _pieces(batch, number, ids.size(1)):
-            trained = counted[number, places].tolist()
+        for indices in _pieces(batch, number, ids.size(1)):
+            trained = counted[number, indices].tolist()
             if head == "score":  # of a causal model it is read at the last token
-                trained = [place == places[-1] for place in places]
-            weighed = None if weights is None else weights[number, places].float().tolist()
-            yield TokenRow(number, "", ids[number, places].tolist(), trained, weighed)
+                trained = [index == indices[-1] for index in indices]
+            weighed = None if weights is None else weights[number, indices].float().tolist()
+            yield TokenRow(number, "", ids[number, indices].tolist(), trained, weighed)
 
 
-def _pieces(batch: Batch, place: int, size: int) -> list[list[int]]:
-    """The places of a row's tokens, without padding, cut where the positions of packed texts begin again."""
+def _pieces(batch: Batch, number: int, size: int) -> list[list[int]]:
+    """The indices of a row's tokens, without padding, cut where the positions of packed texts begin again."""
     mask = batch.get("attention_mask")
-    kept = [index for index in range(size) if mask is None or mask[place][index]]
-    positions = batch["position_ids"][place].tolist() if "position_ids" in batch else None
-    if positions is None:
-        return [kept] if kept else []
-    starts = [index for index in kept if positions[index] == 0]
-    ends = [*starts[1:], size]
-    pieces = [[i for i in kept if start <= i < end] for start, end in zip(starts, ends, strict=True)]
-    return [piece for piece in pieces if piece]
+    real = [index for index in range(size) if mask is None or mask[number][index]]
+    if "position_ids" not in batch:
+        return [real] if real else []
+    positions = batch["position_ids"][number].tolist()
+    starts = [index for index in real if positions[index] == 0]
+    pieces = [
+        [index for index in real if start <= index < end]
+        for start, end in zip(starts, [*starts[1:], size], strict=True)
+    ]
+    return list(filter(None, pieces))
 
 
 def _sampled_prompts(trainer: Trainer, rows: Rows) -> Iterator[TokenRow]:
@@ -285,12 +284,12 @@ def _no_row(inspection: Inspection) -> Fault | None:
     if inspection.rows:
         return None
     fix = f"trainer.args.max_length={inspection.longest_cut}" if inspection.cut else "another dataset"
-    found = f"no row is left of {len(inspection.spelt)}: the trainer leaves out all of them"
+    found = f"no row is left of {len(inspection.encoded)}: the trainer leaves out all of them"
     return Fault("dataset", found, "rows that fit", fix)
 
 
 def _truncated(inspection: Inspection, allowed: float) -> Fault | None:
-    cut, count, longest = len(inspection.cut), len(inspection.spelt), inspection.longest_cut
+    cut, count, longest = len(inspection.cut), len(inspection.encoded), inspection.longest_cut
     if cut <= allowed * count:
         return None
     share = cut / count
@@ -351,7 +350,7 @@ def _other_template(inspection: Inspection) -> Fault | None:
         same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(prompts[0], ids, strict=False))
         if (length := sum(1 for _ in same)) > shared:
             shared, after = length, ids[length : length + 20]
-    count = sum(len(row.prompts) for row in inspection.spelt)
+    count = sum(len(row.prompts) for row in inspection.encoded)
     found = f"{len(prompts)} of {count} answers are trained after another prompt than the one that asks for them"
     return Fault(
         "model.tokenizer.chat_template",
@@ -385,7 +384,7 @@ def summary_of(seen: Inspection) -> list[str]:
     longest = max((len(row.ids) for row in seen.rows), default=0)
     lines = [f"{count} rows looked at, the longest of {longest} tokens"]
     if seen.limit:
-        lines.append(f"{len(seen.cut)} of {len(seen.spelt)} rows are longer than max_length={seen.limit}")
+        lines.append(f"{len(seen.cut)} of {len(seen.encoded)} rows are longer than max_length={seen.limit}")
     if seen.goal == "prompt":
         return [*lines, "completions are sampled after these prompts, and only they are trained"]
     if seen.goal == "score":
@@ -393,9 +392,8 @@ def summary_of(seen: Inspection) -> list[str]:
     share = seen.trained / max(1, seen.counted)
     lines.append(f"{seen.trained} of {seen.counted} tokens are trained ({share:.1%})")
     lines.append(f"an end token is trained in {len(seen.ended)} of {len(seen.rows)} texts")
-    asked = sum(len(row.prompts) for row in seen.spelt)
-    if asked and seen.comparable:
-        lines.append(
-            f"{asked - len(seen.prompt_mismatches)} of {asked} answers follow the prompt that generation spells"
-        )
+    answers = sum(len(row.prompts) for row in seen.encoded)
+    if answers and seen.comparable:
+        right = answers - len(seen.prompt_mismatches)
+        lines.append(f"{right} of {answers} answers follow the prompt that generation spells")
     return lines

@@ -71,25 +71,22 @@ def names_of(loss: Callable[..., object]) -> frozenset[str] | None:
     return frozenset(parameters)
 
 
-# --- Supervised ---------------------------------------------------------------------------------
-
-
 class Tokens(Objective):
     """For SFT: a loss of each trained token, or of the whole batch, and weights of tokens."""
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Count = None
     ) -> Loss:
-        weights, asked = inputs.pop(WEIGHTS, None), []
+        weights, calls = inputs.pop(WEIGHTS, None), []
 
         def answering(**given: object) -> ModelOutput | Measured:
             if not given.pop("fused_lm_head", False):
                 return model(**given)
-            asked.append(True)
+            calls.append(True)
             return self._answer(model, weights, num_items_in_batch, given)
 
         found = super().compute_loss(answering, inputs, return_outputs, num_items_in_batch)
-        if not asked:
+        if not calls:
             text, expected = "TRL has asked for no log-probabilities", "a TRL that computes its loss from them"
             raise SickRun(Fault("loss", text, expected, "loss=none weight=none"))
         return found
@@ -178,12 +175,9 @@ def aligned(weights: Tensor, log_probs: Tensor) -> Tensor:
     return torch.cat([virtual, weights], dim=1)[:, -width:].to(log_probs)
 
 
-# --- Preference ---------------------------------------------------------------------------------
-
-
 @dataclass
 class Watch:
-    """The outputs of policy and reference in one step, by the sequences that they were asked for.
+    """The outputs of policy and reference in one step, by the sequences that they were called with.
 
     ``sequences`` maps a name to token ids and, where there are any, their weights, which the log-probabilities are
     multiplied with before anybody sums them.
@@ -219,7 +213,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 def watched(trainer: Trainer, sequences: Sequences, times: int) -> Iterator[Watch]:
     """Watch the forward passes of policy and reference; each of the sequences must come ``times`` times.
 
-    Raises SickRun where they do not, because then something else was trained than what was asked for.
+    Raises SickRun where they do not, because then something else was trained than what was configured.
     """
     unwrap = trainer.accelerator.unwrap_model
     models = [unwrap(model) for model in (trainer.model, trainer.ref_model) if model is not None]

@@ -1,4 +1,4 @@
-"""Weights of a run -> the model that they make, with its tokenizer, at rest and ready to be asked."""
+"""Weights of a run -> the model that they make, with its tokenizer, in evaluation mode."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 class Components:
     """The parts of a training that others than the trainer need, as they were before it put its own around them.
 
-    ``trackers`` are those of the trainer's callbacks that tell a tracker of the run.
+    ``trackers`` are those of the trainer's callbacks that log to a tracker.
     """
 
     args: TrainingArguments

@@ -1,4 +1,4 @@
-"""The trainer's config object: its own defaults, ours where the machine or the run folder decides, then the YAML."""
+"""The trainer's config object: its own defaults, the runner's for this machine and run folder, then the YAML."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def add_callbacks(
     seal: Seal,
     adjustments: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Add the user's callbacks that ask for the trainer, and then ours; a step is taken as the run has adjusted itself.
+    """Add the user's callbacks that ask for the trainer, then the runner's; the adjusted learning rate is one of them.
 
     The seal comes after all that decide what a step will save.
     """
@@ -118,7 +118,7 @@ def _callback(name: str, node: Node, served: Mapping[str, Any]) -> TrainerCallba
     own = {"callback_name": name} | ({"prompts": served["prompts"]()} if "prompts" in served else {})
     callback = serve(node, **{key: part for key, part in {**served, **own}.items() if key not in node})
     if not isinstance(callback, TrainerCallback):
-        found, expected = f"a {type(callback).__name__}, which hears of no event", "a transformers.TrainerCallback"
+        found, expected = f"a {type(callback).__name__}, which handles no event", "a transformers.TrainerCallback"
         raise ConfigError(Fault(f"callback.{name}", found, expected, f"class {type(callback).__name__}({expected}):"))
     return callback
 

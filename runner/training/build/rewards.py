@@ -73,7 +73,7 @@ def build_scorer(node: Node, own: Collection[str] = ("weight", "timeout"), *, ra
 
 
 def build_metrics(node: Node | None, tokenizer: PreTrainedTokenizerBase) -> list[Metric]:
-    """The configured metrics, each ready to be asked about held-out rows."""
+    """The configured metrics, each ready to measure held-out rows."""
     from torch import nn
 
     from runner.metric import kind_of
@@ -85,7 +85,7 @@ def build_metrics(node: Node | None, tokenizer: PreTrainedTokenizerBase) -> list
         call = build_scorer(entry, own=OWN)
         if isinstance(call, nn.Module):
             fix = f"metric.{name}._target_=runner.reward.outcome.Classifier"
-            raise ConfigError(Fault(f"metric.{name}", "a model, which cannot be asked as it is", "a function", fix))
+            raise ConfigError(Fault(f"metric.{name}", "a model, which cannot be called as it is", "a function", fix))
         own = {key: entry[key] for key in OWN if key in entry and key != "preprocess"}
         arguments = inspect.signature(call).parameters
         own.setdefault("limit", SAMPLES if kind_of(arguments) == "sampled" else None)

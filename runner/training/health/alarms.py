@@ -47,9 +47,6 @@ class Verdict(Enum):
 HEALTHY, UNKNOWN = Verdict
 
 
-# --- Alarms -------------------------------------------------------------------------------------
-
-
 @dataclass
 class Alarm:
     """One way to be sick: ``patience`` steps in a row that ``suspect`` finds something wrong with.

@@ -44,7 +44,7 @@ class Probe:
         return max(every, key=lambda found: (math.isnan(found), found), default=None)
 
     def moved(self, weights: Tensor | None) -> float:
-        """1 where some weight has changed since this was asked last, 0 where none has, -1 where nobody knows yet.
+        """1 where some weight has changed since the last call, 0 where none has, -1 where it is not known yet.
 
         ``weights`` are those of now. Where the pieces look the same, all weights are added up, now and next time.
         """
@@ -66,7 +66,7 @@ class Probe:
     @torch.no_grad()
     def are_finite(self) -> bool:
         """True where all weights are numbers."""
-        # A sum passes on what is no number, without a copy; only where it may have overflown are all entries asked.
+        # A sum passes on what is no number, without a copy; only where it may have overflown are all entries looked at.
         doubtful = (each for each in map(_local, self.all) if not each.sum(dtype=torch.float32).isfinite())
         return all(bool(each.isfinite().all()) for each in doubtful)
 

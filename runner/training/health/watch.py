@@ -31,9 +31,9 @@ MEMORY = "alarms.json"  # of a checkpoint: what the alarms have seen so far
 class Health(TrainerCallback):
     """Ends a sick training with SickRun: within five steps, in all processes at once, and before anything is saved.
 
-    ``build`` makes the alarms, and is told whether they begin in the middle of a training; ``rewards`` gives what was
-    earned so far. Of a trainer that notes no figures of a step, what is logged is judged. What the alarms have seen is
-    kept in each checkpoint, so that a sick run that goes on from its last good one is found sick again.
+    ``build`` makes the alarms, called with true where they begin in the middle of a training; ``rewards`` gives what
+    was earned so far. Of a trainer that notes no figures of a step, what is logged is judged. The state of the alarms
+    is stored in each checkpoint, so that a sick run that goes on from its last good one is found sick again.
     """
 
     def __init__(
