@@ -1,10 +1,14 @@
 """Collators: the one that ships by hand, one of the user's own around the trainer's, with several trainers."""
 
+import functools
+
 import pytest
 import torch
 
+from runner.__main__ import main
 from runner.collator import Buckets
 from runner.errors import ConfigError
+from runner.run.read import read_metrics
 
 
 def batch(rows):
@@ -78,27 +82,38 @@ def losses(done):
     return [line["loss"] for line in done.lines if line["step"]]
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """The losses of a trainer with its own collator, each trained once."""
+
+    @functools.cache
+    def losses_of(trainer):
+        root = tmp_path_factory.mktemp(trainer)
+        assert main([f"trainer={trainer}", *SMALL, f"output_root={root}"]) == 0
+        (path,) = root.glob("*/*/metrics.jsonl")
+        return [line["loss"] for line in read_metrics(path) if line["step"]]
+
+    return losses_of
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["sft", "dpo", "kto", "orpo", "reward"])
-def test_buckets_change_shapes_and_no_loss(train, trainer):
-    plain = losses(train(f"trainer={trainer}", *SMALL, name="plain"))
-    bucketed = losses(train(f"trainer={trainer}", "collator=buckets", "collator.lengths=[40]", *SMALL, name="buckets"))
-    assert bucketed == pytest.approx(plain, rel=1e-4)
+def test_buckets_change_shapes_and_no_loss(train, plain, trainer):
+    bucketed = losses(train(f"trainer={trainer}", "collator=buckets", "collator.lengths=[40]", *SMALL))
+    assert bucketed == pytest.approx(plain(trainer), rel=1e-4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["sft", "dpo"])
-def test_a_collator_of_ones_own_comes_around_the_trainers(train, mine, tmp_path, trainer):
+def test_a_collator_of_ones_own_comes_around_the_trainers(train, mine, plain, tmp_path, trainer):
     words = (f"trainer={trainer}", "collator._target_=my_collators.Watching", "collator.into=seen.json")
-    plain = losses(train(f"trainer={trainer}", *SMALL, name="plain"))
-    assert losses(train(*words, "allow=[my_collators]", *SMALL)) == plain
+    assert losses(train(*words, "allow=[my_collators]", *SMALL)) == plain(trainer)
     assert '"input_ids"' in (tmp_path / "seen.json").read_text()
 
 
 @pytest.mark.slow
-def test_a_collator_of_ones_own_takes_the_place_of_the_trainers(train, mine):
+def test_a_collator_of_ones_own_takes_the_place_of_the_trainers(train, mine, plain):
     words = ("trainer=sft", "collator._target_=my_collators.Alone", "allow=[my_collators]")
-    plain = losses(train("trainer=sft", *SMALL, name="plain"))
-    assert losses(train(*words, *SMALL)) == plain
+    assert losses(train(*words, *SMALL)) == plain("sft")
     # and with weights, which come around it
-    assert losses(train(*words, "weight=pattern", "weight.pattern=nowhere", *SMALL, name="weighed")) == plain
+    assert losses(train(*words, "weight=pattern", "weight.pattern=nowhere", *SMALL, name="weighed")) == plain("sft")

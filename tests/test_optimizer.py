@@ -106,15 +106,19 @@ def test_an_optimizer_trains(train, words):
     assert all(line["grad_norm"] > 0 for line in done.lines if line["step"])
 
 
-@pytest.mark.slow
-def test_a_schedule_by_target(train):
-    words = ("optimizer.scheduler._target_=torch.optim.lr_scheduler.LinearLR", "optimizer.scheduler.start_factor=0.5")
-    done = train("optimizer=adamw", "learning_rate=1e-3", *words, "optimizer.scheduler.total_iters=2", *FEW)
-    assert rates(done) == pytest.approx([5e-4, 7.5e-4, 1e-3])
+LINEAR = "optimizer.scheduler._target_=torch.optim.lr_scheduler.LinearLR optimizer.scheduler.start_factor=0.5"
+WITH_WARMUP = "optimizer.scheduler._target_=transformers.get_linear_schedule_with_warmup"
 
 
 @pytest.mark.slow
-def test_a_schedule_of_transformers_is_told_the_number_of_steps(train):
-    schedule = "optimizer.scheduler._target_=transformers.get_linear_schedule_with_warmup"
-    done = train("optimizer=adamw", "learning_rate=1e-3", schedule, "optimizer.scheduler.num_warmup_steps=1", *FEW)
-    assert rates(done) == pytest.approx([0.0, 1e-3, 5e-4])
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (f"{LINEAR} optimizer.scheduler.total_iters=2", [5e-4, 7.5e-4, 1e-3]),
+        # one that takes the number of steps
+        (f"{WITH_WARMUP} optimizer.scheduler.num_warmup_steps=1", [0.0, 1e-3, 5e-4]),
+    ],
+)
+def test_a_schedule_by_target(train, words, expected):
+    done = train("optimizer=adamw", "learning_rate=1e-3", *words.split(), *FEW)
+    assert rates(done) == pytest.approx(expected)
