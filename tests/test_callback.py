@@ -20,13 +20,13 @@ def state(step, total=10):
 
 def record(path, steps, start=0):
     """What a training from ``start`` writes: a training line and an evaluation at each step."""
-    told = []
-    callback = Record(path, lambda **changes: told.append(changes))
+    statuses = []
+    callback = Record(path, lambda **changes: statuses.append(changes))
     callback.on_train_begin(None, state(start), None)
     for step in steps:
         callback.on_log(None, state(step), None, logs={"loss": step / 2})
         callback.on_log(None, state(step), None, logs={"eval_loss": float("nan")})
-    return told
+    return statuses
 
 
 def lines(path):
@@ -35,10 +35,10 @@ def lines(path):
 
 def test_all_that_was_logged_at_one_step_is_one_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    told = record(path, [1, 2])
+    statuses = record(path, [1, 2])
     assert [(line["step"], line["loss"], line["eval_loss"]) for line in lines(path)] == [(1, 0.5, None), (2, 1.0, None)]
     assert [line["percentage"] for line in lines(path)] == [10.0, 20.0]
-    assert told[-1] == {"step": 2, "max_steps": 10}
+    assert statuses[-1] == {"step": 2, "max_steps": 10}
 
 
 @pytest.mark.parametrize("torn", ["", '{"step": 5, "lo'])
@@ -214,7 +214,7 @@ def test_a_class_that_hears_nothing_is_no_callback(train, mine, capsys):
         (["callback=samples", "callback.samples.evry=5"], "callback.samples.evry"),
     ],
 )
-def test_a_callback_that_cannot_work_is_told_before_anything_loads(capsys, words, where):
+def test_a_callback_that_cannot_work_is_refused_before_anything_loads(capsys, words, where):
     assert main([*words, "metric=none"]) == 2
     assert where in capsys.readouterr().err
 

@@ -168,12 +168,12 @@ def test_where_nothing_is_left_to_halve_the_run_ends_with_cause_and_cure(train, 
     done = train(*WORDS, *SHORT, *words)
     assert (done.code, done.state()) == (5, "failed")
     assert len(read_adjustments(done.run.folder)) == count
-    told = capsys.readouterr().err
-    assert "out of memory" in told and fix in told
+    printed = capsys.readouterr().err
+    assert "out of memory" in printed and fix in printed
 
 
 @pytest.mark.slow
-def test_a_sick_run_goes_back_and_on_with_half_the_rate_once_it_is_told_to(train, sabotage, capsys):
+def test_a_sick_run_goes_back_and_on_with_half_the_rate_once_it_may(train, sabotage, capsys):
     sick = train(*WORDS, *FRAGILE, "on_sick=stop")
     assert (sick.code, sick.state()) == (3, "failed") and "on_sick=rollback" in capsys.readouterr().err
     done = train(*WORDS, *FRAGILE)
@@ -205,8 +205,8 @@ def test_what_no_rate_heals_is_not_tried_again(train, sabotage):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [SHORT, FRAGILE])
-def test_a_killed_run_goes_on_as_amended_to_the_same_bits(runner, sabotage, tmp_path, words):
-    """The adjustment is a paper in the folder; the second process knows nothing else of it."""
+def test_a_killed_run_goes_on_as_adjusted_to_the_same_bits(runner, sabotage, tmp_path, words):
+    """The adjustment is a file in the folder; the second process knows nothing else of it."""
     runner.environment["PYTHONPATH"] += f":{FAULT}"
     words = (*WORDS, *words, *CRASH)
     runner(*words, "name=killed", code=-9)

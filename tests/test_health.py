@@ -101,7 +101,7 @@ def test_frozen():
     assert rings(Frozen(), [still | {"pace": 0.0}, *[still] * 3]) == 4  # a warm-up that begins with 0
 
 
-def test_uphill():
+def test_gradient_ascent():
     def of_slopes(*slopes):
         return [{"slope": slope} for slope in slopes]
 
@@ -155,7 +155,7 @@ def test_opposite():
     assert opposite([0.0] + [-0.1] * 40, [0.0] * 41, pairs=1) == 33
 
 
-def test_opposite_without_a_reference_is_told_by_what_it_was():
+def test_opposite_without_a_reference_is_measured_by_the_first_steps():
     steady, sinking = [-1.0] * 12, [-1.0] * 5 + [-2.0, -3.0, -4.0, -5.0, -6.0]
     assert opposite(steady, [0.1] * 12, anchored=False) is None  # the rejected answers are shorter
     assert opposite(sinking, [0.5] * 5 + [0.1] * 5, anchored=False) == 10
@@ -304,7 +304,7 @@ class Training:
         getattr(self.health, f"on_{name}")(self.args, self.state, None, **self.given, **more)
 
     def step(self, loss=1.0, gradient=1.0, change=-1e-4, parts=None):
-        """All weights change, or each of the parts as it is told, which says whether it has a gradient as well."""
+        """All weights change, or each of the parts as given, which says whether it has a gradient as well."""
         parts = parts or {self.model: (change, True)}
         for part, (_, learns) in parts.items():
             for each in part.parameters():
@@ -412,13 +412,13 @@ def test_nothing_broken_is_saved(event):
     assert isinstance(training.health.sickness_behind(2), SickRun)
 
 
-def test_an_evaluation_without_numbers_is_told():
+def test_an_evaluation_without_numbers_is_sick():
     training = Training()
     with pytest.raises(SickRun, match="eval_loss is nan"):
         training.event("evaluate", metrics={"eval_loss": NAN, "eval_runtime": 1.0})
 
 
-def test_notes_are_heard_once_a_step_however_seldom_they_are_logged():
+def test_notes_count_once_a_step_however_seldom_they_are_logged():
     notes = {"rewards/margins": [0.0], "rewards/accuracies": [0.0]}
     training = Training(lambda resumed: build_alarms(anchored=True, pairs=8), notes=notes)
     training.step()
@@ -433,7 +433,7 @@ def test_notes_are_heard_once_a_step_however_seldom_they_are_logged():
         training.step()
 
 
-def test_of_a_trainer_without_notes_the_log_is_heard():
+def test_of_a_trainer_without_notes_the_log_counts():
     training = Training(lambda resumed: build_alarms(rounding=1e-4))
     training.step()
     with pytest.raises(SickRun, match="first_margin"):

@@ -85,10 +85,10 @@ def test_simpo_is_what_the_file_of_cpo_says_to_type(tmp_path, monkeypatch):
     trainer = build_components(open_run(cfg, []), Stop()).trainer
     batch = next(iter(trainer.get_train_dataloader()))
     with torch.no_grad():
-        told = trainer.compute_loss(trainer.model.eval(), batch)
+        found = trainer.compute_loss(trainer.model.eval(), batch)
         chosen, rejected = (_mean_log_prob(trainer.model, batch, side) for side in ("chosen", "rejected"))
     expected = -logsigmoid(trainer.args.beta * (chosen - rejected) - trainer.args.simpo_gamma).mean()
-    assert told.item() == pytest.approx(expected.item(), rel=1e-4)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-4)
 
 
 def _mean_log_prob(model, batch, side):
@@ -123,7 +123,7 @@ def test_a_result_of_another_shape_is_refused(result):
         trainer.entrywise(3, log_probs=torch.zeros(3))
 
 
-def test_forward_passes_that_nobody_saw_are_told():
+def test_forward_passes_that_nobody_saw_are_sick():
     class Models:
         accelerator = type("Accelerator", (), {"unwrap_model": staticmethod(lambda model: model)})
         model, ref_model = torch.nn.Linear(1, 1), None
@@ -133,7 +133,7 @@ def test_forward_passes_that_nobody_saw_are_told():
         Models.model(torch.ones(1))
 
 
-def test_a_trl_that_asks_for_no_log_probabilities_is_told():
+def test_a_trl_that_asks_for_no_log_probabilities_is_refused():
     class Stock(objective.Trainer):
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
             return model(**inputs)
@@ -268,7 +268,7 @@ def test_a_trainer_that_nobody_knows_takes_no_loss_and_everything_else(own_train
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_a_fault_is_told(capsys, words, said):
+def test_a_fault_is_found_before_anything_loads(capsys, words, said):
     assert main([*words, "metric=none"]) == 2
     assert said in capsys.readouterr().err
 

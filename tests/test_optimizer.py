@@ -47,7 +47,7 @@ def test_frozen_weights_are_left_out():
     assert sum(len(group["params"]) for group in made.param_groups) == 1
 
 
-def test_every_pattern_that_fits_nothing_is_told():
+def test_every_pattern_that_fits_nothing_is_a_fault():
     with pytest.raises(ConfigError) as error:
         build({"embd": {"lr": 1.0}, "layr": {"lr": 1.0}, "embed": {"lr": 1.0}})
     assert [fault.where for fault in error.value.faults] == ["optimizer.groups.embd", "optimizer.groups.layr"]
@@ -65,7 +65,7 @@ def test_every_pattern_that_fits_nothing_is_told():
         ("optimizer.scheduler._target_=os.system", "optimizer.scheduler._target_"),
     ],
 )
-def test_a_fault_is_told_before_anything_loads(capsys, word, said):
+def test_a_fault_is_found_before_anything_loads(capsys, word, said):
     assert main(["optimizer=adamw", word]) == 2
     assert said in capsys.readouterr().err
 

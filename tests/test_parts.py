@@ -86,11 +86,11 @@ def test_a_cell_says_what_the_command_does(steps, kind):
     rows = [(trainer, said) for row, trainer, said in CELLS if row == kind]
     assert len(rows) == 12
     for trainer, said in rows:
-        told = [refused(trainer, part) for part in WORDS[kind]]
-        assert any(not faults for faults in told) == said, (kind, trainer, told)
+        found = [refused(trainer, part) for part in WORDS[kind]]
+        assert any(not faults for faults in found) == said, (kind, trainer, found)
         # What cannot be says so before anything loads, under the key of the part.
         group = kind.split()[0].split(".")[0]
-        assert all(fault.where.startswith(group) for faults in told for fault in faults), told
+        assert all(fault.where.startswith(group) for faults in found for fault in faults), found
 
 
 def test_every_kind_is_in_the_table():

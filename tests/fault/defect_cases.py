@@ -455,7 +455,7 @@ DEFECTS = (
     ),
     Defect(
         "sick_checkpoint_called_good",
-        "The last good step of an alarm that shows a step late is told one step too late.",
+        "The last good step of an alarm that shows a step late is named one step too late.",
         "runner/training/health/alarms.py",
         "healthy=max(0, number - self.patience - self.lag)",
         "healthy=max(0, number - self.patience)",
