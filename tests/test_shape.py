@@ -252,3 +252,10 @@ def test_the_types_are_right(tmp_path):
     command = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_file_of_the_package_is_ignored():
+    """What git ignores is left out of a wheel, and of what ruff looks at."""
+    names = [str(path.relative_to(ROOT)) for path in FILES]
+    done = subprocess.run(["git", "check-ignore", "--no-index", *names], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == []
