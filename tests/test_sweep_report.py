@@ -349,6 +349,9 @@ def test_a_heat_map_has_the_scores_in_their_cells(tmp_path):
     axes = {axis.name: axis for axis in summary.axes}
     cells = heat_cells(summary, axes["kl_coef"], axes["learning_rate"])
     assert cells[(2, 1)] == [pytest.approx(0.5)] and len(cells) == 6
+    torn = lay_run(tmp_path / "grid" / "torn", after={"eval_exact": 1.0})
+    (torn / "config.yaml").write_text("a: [1\n b: }")
+    assert heat_cells(summarise(tmp_path / "grid"), axes["kl_coef"], axes["learning_rate"]) == cells
     assert [picture.name for picture in sweep_pictures(summary)][2] == "heat-learning_rate-kl_coef"
 
 

@@ -294,10 +294,10 @@ def _heat_picture(summary: Summary) -> Picture:
 
 
 def heat_cells(summary: Summary, across: Axis, up: Axis) -> dict[tuple[int, int], list[float]]:
-    """The scores of the finished runs by the places of their values on two axes."""
+    """The scores of the finished runs whose config can be read, by the places of their values on two axes."""
     cells: dict[tuple[int, int], list[float]] = {}
     for setting in summary.settings:
-        if found := setting.scores.get(summary.objective.name):
+        if (found := setting.scores.get(summary.objective.name)) and setting.runs[0].cfg:
             place = (across.levels.index(setting.values[across.name]), up.levels.index(setting.values[up.name]))
             cells.setdefault(place, []).extend(found)
     return cells
