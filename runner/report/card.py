@@ -6,10 +6,10 @@ A card is made to be shown to others, so that paths of this machine and secrets 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -25,6 +25,7 @@ from runner.schema import walk
 # A path from the root or from a home; a URL, runner://..., org/name and </tag> are none.
 ROOTED = re.compile(r"""(?<![\w.:/<\\$}])(~?(?:/[\w.+@=-]+)+)/?""")
 LIBRARIES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate")
+NOT_SHOWN = ("output_root", "launcher", "tracker", "allow")  # keys that say nothing of the model
 
 
 @dataclass(frozen=True)
@@ -39,20 +40,43 @@ class Export:
 
 def to_card(run: RunRecord, export: Export, pictures: Sequence[str] = ()) -> str:
     """The model card of a run in Markdown, beginning with the fields that the hub reads."""
-    base = base_of(run)
-    parts = [
-        f"---\n{yaml.safe_dump(fields_of(run, export, base), sort_keys=False, allow_unicode=True)}---",
-        f"# {run.cfg.get('name')}",
-        _sentence(run, base),
-        *_section("Results on held-out rows", _results(run)),
-        *_section("Data", _data(run)),
-        *_section("What differs from the defaults", _differences(run)),
-        *_section("Repeat", _repeat(run)),
-        *_section("This copy", "\n".join(f"- {note}" for note in _copy(run, export))),
-        *_section("Curves", "\n".join(f"![{Path(name).stem}]({name})" for name in pictures)),
-        *_section("The whole configuration", _configuration(run)),
+    trainer, base = short_target(run.cfg.get("trainer")), base_of(run)
+    is_scorer = (run.cfg.get("trainer") or {}).get("head") == "score"
+    path = str((run.cfg.get("dataset") or {}).get("path") or "")
+    metadata = {
+        "license": export.license,
+        "base_model": base,
+        "base_model_relation": "finetune" if base else None,
+        "datasets": [path] if is_hub_name(path) else None,
+        "library_name": "transformers",
+        "pipeline_tag": "text-classification" if is_scorer else "text-generation",
+        "tags": ["trl", trainer.lower(), "runner"],
+    }
+    start = f"[{base}](https://huggingface.co/{base})" if base else (run.cfg.get("model") or {}).get("path")
+    goal = "A reward model" if is_scorer else "A language model"
+    scores = [(name.removeprefix("eval_"), before, after) for name, before, after in score_rows(run)]
+    data = [(name, node) for name, node in walk(run.manifest.get("data")) if isinstance(node, Mapping)]
+    rows = [
+        (name, node.get("rows"), f"`{str(node['fingerprint'])[:16]}`") for name, node in data if "fingerprint" in node
     ]
-    return "\n\n".join(public(part) for part in parts) + "\n"
+    changed = [[f"`{text}`" for text in row] for row in differing(run) or ()]
+    shown = {key: node for key, node in run.cfg.items() if key not in NOT_SHOWN}
+    sections = {
+        "Results on held-out rows": _table(("score", "before", "after"), scores),
+        "Data": _table(("set", "rows", "fingerprint"), rows),
+        "What differs from the defaults": _table(("key", "here", "default"), changed),
+        "Repeat": _repeat(run),
+        "This copy": "\n".join(f"- {note}" for note in _notes(run, export)),
+        "Curves": "\n".join(f"![{Path(name).stem}]({name})" for name in pictures),
+        "The whole configuration": f"<details>\n\n```yaml\n{_yaml(shown)}```\n\n</details>",
+    }
+    parts = [
+        f"---\n{_yaml({key: entry for key, entry in metadata.items() if entry})}---",
+        f"# {run.cfg.get('name')}",
+        f"{goal}, trained by {trainer} from {start or 'a new model'} on {path or 'rows of its own'}.",
+        *(f"## {title}\n\n{text}" for title, text in sections.items() if text),
+    ]
+    return public("\n\n".join(parts)) + "\n"
 
 
 def public(text: str) -> str:
@@ -61,29 +85,13 @@ def public(text: str) -> str:
     >>> public("model.path=/home/me/models/base and https://huggingface.co/org/name, runner://model/tiny")
     'model.path=<folder>/base and https://huggingface.co/org/name, runner://model/tiny'
     """
-    text = ROOTED.sub(lambda match: _rootless(match[1].split("/")), text)
-    return re.sub(r"\S+", lambda match: "<secret>" if looks_secret(match[0]) else match[0], text)
 
+    def rootless(path: re.Match[str]) -> str:
+        """The last part of a path; nothing of a short one, which may end in somebody's name."""
+        parts = path[1].split("/")
+        return f"<folder>/{parts[-1]}" if len(parts) > 3 else "<folder>"
 
-def _rootless(parts: list[str]) -> str:
-    """The last part of a path; nothing of a short one, which may end in somebody's name."""
-    return f"<folder>/{parts[-1]}" if len(parts) > 3 else "<folder>"
-
-
-def fields_of(run: RunRecord, export: Export, base: str | None) -> dict[str, Any]:
-    """The fields of the card's head: what the hub sorts and links by."""
-    trainer = short_target(run.cfg.get("trainer"))
-    path = str((run.cfg.get("dataset") or {}).get("path") or "")
-    fields = {
-        "license": export.license,
-        "base_model": base,
-        "base_model_relation": "finetune" if base else None,
-        "datasets": [path] if is_hub_name(path) else None,
-        "library_name": "transformers",
-        "pipeline_tag": "text-classification" if _head(run) == "score" else "text-generation",
-        "tags": ["trl", trainer.lower(), "runner"],
-    }
-    return {key: entry for key, entry in fields.items() if entry}
+    return re.sub(r"\S+", lambda word: "<secret>" if looks_secret(word[0]) else word[0], ROOTED.sub(rootless, text))
 
 
 def base_of(run: RunRecord) -> str | None:
@@ -111,65 +119,29 @@ def is_hub_name(path: str) -> bool:
     return bool(re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path)) and not Path(path).exists()
 
 
-def _section(title: str, text: str) -> list[str]:
-    return [f"## {title}\n\n{text}"] if text else []
-
-
-def _sentence(run: RunRecord, base: str | None) -> str:
-    node = run.cfg.get("model") or {}
-    begun = f"[{base}](https://huggingface.co/{base})" if base else str(node.get("path") or "a new model")
-    goal = "A reward model" if _head(run) == "score" else "A language model"
-    rows = (run.cfg.get("dataset") or {}).get("path") or "rows of its own"
-    return f"{goal}, trained by {short_target(run.cfg.get('trainer'))} from {begun} on {rows}."
-
-
-def _head(run: RunRecord) -> str:
-    return str((run.cfg.get("trainer") or {}).get("head", "lm"))
-
-
-def _results(run: RunRecord) -> str:
-    rows = [(name.removeprefix("eval_"), before, after) for name, before, after in score_rows(run)]
-    return _table(("score", "before", "after"), rows)
-
-
-def _data(run: RunRecord) -> str:
-    """Every set of rows that the manifest tells of, with its dotted name."""
-    facts = {name: node for name, node in walk(run.manifest.get("data")) if isinstance(node, Mapping)}
-    sets = {name: node for name, node in facts.items() if "fingerprint" in node}
-    rows = [(name, str(node.get("rows")), f"`{str(node['fingerprint'])[:16]}`") for name, node in sets.items()]
-    return _table(("set", "rows", "fingerprint"), rows)
-
-
-def _differences(run: RunRecord) -> str:
-    return _table(("key", "here", "default"), [(f"`{key}`", f"`{a}`", f"`{b}`") for key, a, b in differing(run) or ()])
-
-
 def _repeat(run: RunRecord) -> str:
-    words = words_of(run)
+    """The command that makes the run again with the versions that it had; nothing where it is not known."""
+    words, versions = words_of(run), run.manifest.get("versions") or {}
     if words is None:
         return ""
-    import shlex
-
-    versions = run.manifest.get("versions") or {}
     pinned = [f"{name}=={versions[name].partition('+')[0]}" for name in LIBRARIES if versions.get(name)]
     return f"```bash\npip install {' '.join(pinned)}\n{shlex.join(['python', '-m', 'runner', *words])}\n```"
 
 
-def _copy(run: RunRecord, export: Export) -> list[str]:
-    kept = "the adapter was merged into its base in float32" if export.merged else "the weights as they were trained"
+def _notes(run: RunRecord, export: Export) -> list[str]:
+    """What is to be known of the exported weights."""
+    origin = "the adapter was merged into its base in float32" if export.merged else "the weights as they were trained"
     model = run.manifest.get("model") or {}
     counts = [f"{number(model[key])} {key}" for key in ("parameters", "trainable") if model.get(key)]
-    return [f"{kept}, written as {export.dtype}", *([", ".join(counts)] if counts else []), *export.notes]
+    return [f"{origin}, written as {export.dtype}", *([", ".join(counts)] if counts else []), *export.notes]
 
 
-def _configuration(run: RunRecord) -> str:
-    kept = {key: node for key, node in run.cfg.items() if key not in ("output_root", "launcher", "tracker", "allow")}
-    text = yaml.safe_dump(kept, sort_keys=False, allow_unicode=True)
-    return f"<details>\n\n```yaml\n{text}```\n\n</details>"
+def _yaml(node: Mapping[str, object]) -> str:
+    return yaml.safe_dump(dict(node), sort_keys=False, allow_unicode=True)
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A table in Markdown; nothing without rows."""
-    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
-    lines = [f"| {' | '.join(row)} |" for row in (titles, *cells)]
-    return "\n".join([lines[0], f"|{'|'.join('---' for _ in titles)}|", *lines[1:]]) if rows else ""
+    cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    lines = [f"| {' | '.join(row)} |" for row in (titles, ["---"] * len(titles), *cells)]
+    return "\n".join(lines) if rows else ""
