@@ -7,14 +7,13 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from runner.report.axis import MISSING, TOP, is_of_launch, lasting_keys
 from runner.report.number import number, value
 from runner.report.objective import CLOCK, telling
 from runner.report.repeat import command_of
 from runner.run.read import RunRecord, is_finite
-from runner.schema import flatten
+from runner.schema import Config, flatten
 
 # What depends on the machine's mood and not on the run.
 TIMED = re.compile(r"(^|_)(runtime|seconds|step_time)$|_per_second$|^(eval_)?(eps|time/|profiling/|memory/)")
@@ -43,16 +42,17 @@ def sections_of(ours: RunRecord, theirs: RunRecord) -> list[Section]:
     found = [
         Section("config", _config(ours.cfg, theirs.cfg)),
         *(_compared(title, mine[title], other[title]) for title in mine),
-        _command(ours, theirs),
         _scored("results", ours.after, theirs.after),
         _scored("last metrics", _last(ours), _last(theirs)),
-        _compared("state", *({"state": run.state, "step": run.progress} for run in (ours, theirs))),
     ]
     return sorted(found, key=lambda section: len(section.rows))
 
 
-def _facts(run: RunRecord) -> dict[str, dict[str, Any]]:
-    """The facts of a manifest by their subject; of a fingerprint its beginning, which is enough to tell two apart."""
+def _facts(run: RunRecord) -> dict[str, dict[str, object]]:
+    """The facts of a manifest by their subject, the words of the command, and the state.
+
+    Of a fingerprint its beginning, which is enough to distinguish two.
+    """
     nodes = {title: run.manifest.get(title) for title in ("data", "versions", "hardware", "model", "git")}
     facts = {title: flatten(node) if isinstance(node, Mapping) else {} for title, node in nodes.items()}
     facts["data"] |= {key: str(f)[:12] for key, f in facts["data"].items() if key.endswith("fingerprint") and f}
@@ -62,11 +62,14 @@ def _facts(run: RunRecord) -> dict[str, dict[str, Any]]:
     facts["code"] = {"commit": str(git.get("commit", ""))[:12]} if git else {}
     for file, added, removed, mark in changed_files(str(git.get("diff") or "")):
         facts["code"][f"changed {file}"] = f"+{added} -{removed} ({mark})"
+    words = [word.partition("=") for word in shlex.split(command_of(run))[3:]]
+    facts["command"] = {key: text if sign else "" for key, sign, text in words if key != "name"}
+    facts["state"] = {"state": run.state, "step": run.progress}
     return facts
 
 
-def _config(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[Row]:
-    """The keys whose values differ; those that say the same are told beside the first of them.
+def _config(ours: Config, theirs: Config) -> list[Row]:
+    """The keys whose values differ; those that say the same stand beside the first of them.
 
     A whole node that only one of them has is one row.
     """
@@ -79,15 +82,14 @@ def _config(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[Row]:
         # Words or numbers that go together are one thing; that two things are switched on is none.
         plain = all(entry is None or is_finite(entry) or isinstance(entry, str) for entry in (mine, other))
         rows.setdefault((_node(mine), _node(other), "" if plain else key), []).append(key)
-    return [(_with_others(keys), mine, other) for (mine, other, _), keys in rows.items()]
+    named = []
+    for (mine, other, _), (first, *others) in rows.items():
+        also = ", ".join(dict.fromkeys(key.rpartition(".")[2] for key in others))
+        named.append((f"{first} (also {also})" if also else first, mine, other))
+    return named
 
 
-def _with_others(keys: Sequence[str]) -> str:
-    also = ", ".join(dict.fromkeys(key.rpartition(".")[2] for key in keys[1:]))
-    return f"{keys[0]} (also {also})" if also else keys[0]
-
-
-def _node(entry: Any) -> str:
+def _node(entry: object) -> str:
     """A value as one would type it; of a whole node the class and its keys.
 
     >>> _node({"_target_": "peft.LoraConfig", "r": 16}), _node(None), _node(1e-4)
@@ -102,7 +104,7 @@ def _node(entry: Any) -> str:
     return value(entry)
 
 
-def _compared(title: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Section:
+def _compared(title: str, ours: Mapping[str, object], theirs: Mapping[str, object]) -> Section:
     """A section of what two runs say, row by row where they disagree."""
     keys = [key for key in dict.fromkeys([*ours, *theirs]) if ours.get(key) != theirs.get(key)]
     rows = [(key, _node(ours.get(key)), _node(theirs.get(key))) for key in keys]
@@ -123,31 +125,18 @@ def changed_files(diff: str) -> Iterator[tuple[str, int, int, str]]:
         yield head.rpartition(" b/")[2], added, len(changed) - added, mark
 
 
-def _command(ours: RunRecord, theirs: RunRecord) -> Section:
-    """The words that only one of the two commands has; they are one command in another order, or differ in these."""
-
-    def words(run: RunRecord) -> dict[str, str]:
-        parts = [word.partition("=") for word in shlex.split(command_of(run))[3:]]
-        return {key: text if sign else "" for key, sign, text in parts if key != "name"}
-
-    return _compared("command", words(ours), words(theirs))
-
-
-def _scored(title: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Section:
+def _scored(title: str, ours: Mapping[str, float], theirs: Mapping[str, float]) -> Section:
     """The figures of both, with the difference where both have one."""
     names = telling(list(dict.fromkeys([*ours, *theirs])))
-    differ = [name for name in names if ours.get(name) != theirs.get(name)]
-    rows = [(name, number(ours.get(name)), number(theirs.get(name))) for name in differ]
-    both = [(ours.get(name), theirs.get(name)) for name in differ]
-    change = ["" if a is None or b is None else f"{'+' if b > a else ''}{number(b - a, 3)}" for a, b in both]
+    pairs = {name: (ours.get(name), theirs.get(name)) for name in names if ours.get(name) != theirs.get(name)}
+    rows = [(name, number(a), number(b)) for name, (a, b) in pairs.items()]
+    change = ["" if a is None or b is None else f"{'+' if b > a else ''}{number(b - a, 3)}" for a, b in pairs.values()]
     return Section(title, rows, change, unknown=not names)
 
 
 def _last(run: RunRecord) -> dict[str, float]:
     """The last value of each metric that training logged, without clocks and held-out scores."""
-    found: dict[str, float] = {}
-    for line in run.lines:
-        found |= {name: entry for name, entry in line.items() if is_finite(entry)}
+    found = {name: entry for line in run.lines for name, entry in line.items() if is_finite(entry)}
     return {name: entry for name, entry in found.items() if not name.startswith("eval_") and not name.endswith(CLOCK)}
 
 
@@ -161,8 +150,8 @@ class Deviation:
     what: str
     step: int | None
     name: str
-    ours: Any
-    theirs: Any
+    ours: object
+    theirs: object
 
     @property
     def size(self) -> float | None:
@@ -175,7 +164,7 @@ class Deviation:
     def __str__(self) -> str:
         place = f"{self.what}, step {self.step}" if self.step is not None else self.what
         apart = f", {number(100 * self.size, 2)} % apart" if self.size is not None else ""
-        return f"{place}: {self.name} {_exact(self.ours)} -> {_exact(self.theirs)}{apart}"
+        return f"{place}: {self.name} {self.ours} -> {self.theirs}{apart}"
 
 
 def deviations(ours: RunRecord, theirs: RunRecord) -> list[Deviation]:
@@ -199,8 +188,4 @@ def deviations(ours: RunRecord, theirs: RunRecord) -> list[Deviation]:
 def _weights(run: RunRecord) -> dict[str, str]:
     files = run.manifest.get("files")
     files = files if isinstance(files, Mapping) else {}
-    return {name: str(digest)[:12] for name, digest in files.items() if name.endswith(WEIGHTS)}
-
-
-def _exact(entry: Any) -> str:
-    return repr(entry) if isinstance(entry, float) else str(entry)
+    return {name: str(sha)[:12] for name, sha in files.items() if name.endswith(WEIGHTS)}

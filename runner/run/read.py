@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from runner.config.limits import read_yaml
 from runner.errors import ConfigError
@@ -157,7 +157,7 @@ def curve(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], lis
     return [step for step, _ in points], [value for _, value in points]
 
 
-def is_finite(entry: Any) -> bool:
+def is_finite(entry: object) -> TypeGuard[int | float]:
     """True for a number that can be compared and drawn.
 
     >>> [is_finite(entry) for entry in (1, 0.5, float("nan"), True, None)]
