@@ -21,7 +21,7 @@ from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, Folde
 from runner.io.files import files_of, read_json, seal, shipped, strict, write_json, write_text
 from runner.io.secrets import hidden
 from runner.model.encoding import stop_ids
-from runner.report.objective import telling
+from runner.report.objective import informative
 from runner.run import Run, last_checkpoint, write_manifest
 from runner.run.continuation import begin_from, copy_history, other_run
 from runner.run.disk import check_space
@@ -311,7 +311,7 @@ def _no_steps(args: TrainingArguments, rows: int) -> Fault:
 def _closing(run: Run, scores: Mapping[str, Mapping[str, float]], steps: int, seconds: float) -> str:
     """The last words of a run: what changed, where it is, and what to type next."""
     before, after = scores.get("before", {}), scores["after"]
-    shown = telling(list(after))
+    shown = informative(list(after))
     width = max(map(len, [*shown, "held out"]))
     lines = [f"finished  {steps} steps in {seconds:.0f} s"]
     lines += [f"  {'held out':<{width}}    before     after"] if shown else []

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from runner.report.axis import MISSING, TOP, is_of_launch, lasting_keys
 from runner.report.number import number, value
-from runner.report.objective import CLOCK, telling
+from runner.report.objective import CLOCK, informative
 from runner.report.repeat import command_of
 from runner.run.read import RunRecord, is_finite
 from runner.schema import Config, flatten
@@ -127,7 +127,7 @@ def changed_files(diff: str) -> Iterator[tuple[str, int, int, str]]:
 
 def _scored(title: str, ours: Mapping[str, float], theirs: Mapping[str, float]) -> Section:
     """The figures of both, with the difference where both have one."""
-    names = telling(list(dict.fromkeys([*ours, *theirs])))
+    names = informative(list(dict.fromkeys([*ours, *theirs])))
     pairs = {name: (ours.get(name), theirs.get(name)) for name in names if ours.get(name) != theirs.get(name)}
     rows = [(name, number(a), number(b)) for name, (a, b) in pairs.items()]
     change = ["" if a is None or b is None else f"{'+' if b > a else ''}{number(b - a, 3)}" for a, b in pairs.values()]

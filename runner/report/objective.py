@@ -20,7 +20,7 @@ DIRECTIONS = ("max", "min")
 
 
 @dataclass(frozen=True)
-class Objective:
+class SweepObjective:
     """A score by its name, whether more of it is better, and why it was taken."""
 
     name: str
@@ -34,7 +34,7 @@ class Objective:
 
 def choose_objective(
     runs: Sequence[RunRecord], name: str | None = None, direction: str | None = None
-) -> Objective | None:
+) -> SweepObjective | None:
     """The objective of some runs; None where none of them has a score, ConfigError where what was asked is not there.
 
     >>> choose_objective([])
@@ -42,11 +42,11 @@ def choose_objective(
     if direction not in (None, *DIRECTIONS):
         raise ConfigError(Fault("direction", repr(direction), " or ".join(DIRECTIONS), "direction=max"))
     known = score_names(runs)
-    name, why, more = (_asked(name, known), "asked for", None) if name else _found(runs, known)
+    name, why, more = (_full_name(name, known), "asked for", None) if name else _found(runs, known)
     if name is None:
         return None
     more = direction == "max" if direction else not LOW.search(name) if more is None else more
-    return Objective(name, more, why)
+    return SweepObjective(name, more, why)
 
 
 def score_names(runs: Sequence[RunRecord]) -> list[str]:
@@ -54,12 +54,12 @@ def score_names(runs: Sequence[RunRecord]) -> list[str]:
     return list(dict.fromkeys(name for run in runs if run.state == "finished" for name in run.after))
 
 
-def telling(found: Sequence[str]) -> list[str]:
+def informative(found: Sequence[str]) -> list[str]:
     """The scores without those that say little."""
     return [name for name in found if not any(word in name for word in QUIET) and not name.endswith(CLOCK)]
 
 
-def _asked(name: str, known: Sequence[str]) -> str:
+def _full_name(name: str, known: Sequence[str]) -> str:
     """The score that was asked for, with or without ``eval_``; it need not be known where it may have been logged."""
     return next((found for found in (name, f"eval_{name}") if found in known), name)
 
@@ -67,34 +67,32 @@ def _asked(name: str, known: Sequence[str]) -> str:
 def check_objective(runs: Sequence[RunRecord], name: str) -> None:
     """Raise ConfigError where runs have finished and none of them has this score."""
     finished = [run for run in runs if run.state == "finished"]
-    if not finished or any(run.score(_asked(name, score_names(runs))) is not None for run in finished):
+    if not finished or any(run.score(_full_name(name, score_names(runs))) is not None for run in finished):
         return
     logged = {found for run in finished for found in names(run.lines)}
     known = [*score_names(runs), *sorted(found for found in logged if not found.endswith(CLOCK))]
     near = difflib.get_close_matches(name, known, 1)
-    expected = f"one of {', '.join(dict.fromkeys(telling(known)))}"
+    expected = f"one of {', '.join(dict.fromkeys(informative(known)))}"
     fix = f"objective={near[0]}" if near else "objective=<one of them>"
     raise ConfigError(Fault("objective", f"no finished run has {name!r}", expected, fix))
 
 
 def _found(runs: Sequence[RunRecord], known: Sequence[str]) -> tuple[str | None, str, bool | None]:
     """A name, why, and whether more is better where the configuration says so."""
-    if told := next((run.cfg["objective"] for run in runs if isinstance(run.cfg.get("objective"), str)), None):
-        return _asked(told, known), "objective of the configuration", None
+    if name := next((run.cfg["objective"] for run in runs if isinstance(run.cfg.get("objective"), str)), None):
+        return _full_name(name, known), "objective of the configuration", None
     for run in runs:
         trainer = run.cfg.get("trainer")
         args = (trainer.get("args") if isinstance(trainer, dict) else None) or {}
         if best := args.get("metric_for_best_model"):
-            return _asked(str(best), known), "trainer.args.metric_for_best_model", args.get("greater_is_better")
-    metrics = [metric for run in runs for metric in (run.cfg.get("metric") or {})]
-    for metric in dict.fromkeys(metrics):
-        if found := next((name for name in known if re.fullmatch(rf"eval_(.+_)?{re.escape(metric)}", name)), None):
-            return found, f"metric.{metric} of the configuration", None
-    for likely in LIKELY:
-        if found := next((name for name in known if re.fullmatch(rf"eval_(.+_)?{likely}", name)), None):
-            return found, "the most telling held-out score", None
+            return _full_name(str(best), known), "trainer.args.metric_for_best_model", args.get("greater_is_better")
+    metrics = {metric: None for run in runs for metric in (run.cfg.get("metric") or {})}
+    reasons = {re.escape(metric): f"metric.{metric} of the configuration" for metric in metrics}
+    for pattern, why in (reasons | dict.fromkeys(LIKELY, "the most telling held-out score")).items():
+        if found := next((name for name in known if re.fullmatch(rf"eval_(.+_)?{pattern}", name)), None):
+            return found, why, None
     if known:
-        return (telling(known) or known)[0], "the first held-out score", None
+        return (informative(known) or known)[0], "the first held-out score", None
     logged = {name for run in runs if run.state == "finished" for name in names(run.lines)}
     last = next((name for name in (*LIKELY, "loss") if name in logged), None)
     return last, "the last value in training, since no rows were held out", None

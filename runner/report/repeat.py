@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from runner.io.secrets import hidden
 from runner.run.read import RunRecord
@@ -13,7 +12,7 @@ from runner.run.read import RunRecord
 FOLDER_FLAGS = ("--config-dir", "-cd")
 
 
-def command_of(run: RunRecord, seeds: Sequence[Any] = ()) -> str:
+def command_of(run: RunRecord, seeds: Sequence[object] = ()) -> str:
     """The command of one run, or with ``seeds`` of the same with each of these; shell-quoted.
 
     Where the folder does not say how it was made, the command continues or finishes what is in the folder.

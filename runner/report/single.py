@@ -5,11 +5,9 @@ How that looks is in ``page``; the states and scores themselves are read in ``ru
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -17,9 +15,10 @@ from runner.errors import RunnerError
 from runner.io.files import read_rows, shipped
 from runner.report.axis import MISSING, TOP, lasting_keys
 from runner.report.number import number, value
-from runner.report.objective import telling
+from runner.report.objective import informative
 from runner.report.repeat import folders_in, words_of
 from runner.run.read import RunRecord, plain_text, read_run
+from runner.schema import Config
 
 MAX_ROWS = 3
 WHOLE = ("experiment", "sweep")  # options that set keys of other groups; what they set does differ
@@ -50,51 +49,43 @@ def view_of(folder: Path) -> RunView:
 def differing(run: RunRecord) -> list[tuple[str, str, str]] | None:
     """Each key whose value is not what the chosen options bring, with the run's value and theirs.
 
-    The options are looked up in the menu as it is today.
+    The options are looked up in the menu as it is today; None where they are not known or no longer there.
     """
-    baseline = _baseline(run)
-    if baseline is None or not run.cfg:
+    words = words_of(run)
+    if words is None or not run.cfg:
         return None
-    from runner.config import differences
+    from runner.config import compose, differences
 
+    overrides, folders = folders_in(words)
+    try:
+        choices = compose(overrides, folders).choices.items()
+        chosen = [f"{group}={option}" for group, option in choices if "/" not in group and group not in WHOLE]
+        baseline = compose([word for word in chosen if not word.endswith("=None")], folders).cfg
+    except RunnerError:
+        return None
     found = [
         (key, *(MISSING if entry is None else value(entry) for entry in pair))
         for key, *pair in differences(lasting_keys(run.cfg), lasting_keys(baseline))
     ]
-    said = {(mine, other) for key, mine, other in found if key in TOP}
-    return [(key, mine, other) for key, mine, other in found if key in TOP or (mine, other) not in said]
+    of_top = {(mine, other) for key, mine, other in found if key in TOP}
+    return [(key, mine, other) for key, mine, other in found if key in TOP or (mine, other) not in of_top]
 
 
 def score_rows(run: RunRecord) -> list[tuple[str, str, str]]:
     """The name of each score that says something, with its value before and after training."""
-    names = telling(list(dict.fromkeys([*run.after, *run.before])))
+    names = informative(list(dict.fromkeys([*run.after, *run.before])))
     return [(name, number(run.before.get(name)), number(run.after.get(name))) for name in names]
 
 
-def first_rows(cfg: Mapping[str, Any]) -> list[list[tuple[str, str]]]:
+def first_rows(cfg: Config) -> list[list[tuple[str, str]]]:
     """Column and text of the first training rows, where the data is local JSON lines; other data takes libraries."""
     rows = cfg.get("dataset")
     if not isinstance(rows, Mapping) or not isinstance(rows.get("path"), str):
         return []
-    splits = rows.get("split") if isinstance(rows.get("split"), Mapping) else {}
-    split = str(splits.get("train") or "train").partition("[")[0]
+    splits = rows.get("split")
+    split = str((isinstance(splits, Mapping) and splits.get("train")) or "train").partition("[")[0]
     path = Path(shipped(rows["path"]))
     file = path / f"{split}.jsonl" if path.is_dir() else path
     if file.suffix != ".jsonl" or not file.is_file():
         return []
     return [[(name, plain_text(entry)) for name, entry in row.items()] for row in read_rows(file, MAX_ROWS)]
-
-
-def _baseline(run: RunRecord) -> dict[str, Any] | None:
-    """The configuration of the same options and nothing else; None where they are not known or no longer there."""
-    words = words_of(run)
-    if words is None:
-        return None
-    from runner.config import compose
-
-    overrides, folders = folders_in(words)
-    with contextlib.suppress(RunnerError):
-        choices = compose(overrides, folders).choices.items()
-        chosen = [f"{group}={option}" for group, option in choices if "/" not in group and group not in WHOLE]
-        return compose([word for word in chosen if not word.endswith("=None")], folders).cfg
-    return None

@@ -11,17 +11,16 @@ How things look is not here (``table``, ``plot``, ``page``).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 from runner.report.axis import Axis, axes_of
 from runner.report.importance import Importance, importance_of
 from runner.report.number import plural, value
-from runner.report.objective import Objective, choose_objective, score_names, telling
+from runner.report.objective import SweepObjective, choose_objective, informative, score_names
 from runner.report.repeat import choices_of, command_of
 from runner.run.read import RunRecord, read_group
 
@@ -29,10 +28,10 @@ STATES = ("finished", "running", "interrupted", "failed", "lost", "created", "un
 
 
 @dataclass(frozen=True)
-class Setting:
+class SweepSetting:
     """The runs that differ in nothing but the seed, with the score of each that finished."""
 
-    values: Mapping[str, Any]
+    values: Mapping[str, Hashable]
     runs: Sequence[RunRecord]
     scores: Mapping[str, list[float]] = field(default_factory=dict)
 
@@ -50,10 +49,10 @@ class Setting:
     @property
     def state(self) -> str:
         """The states of its runs in a word or two."""
-        run = self.runs[0]
-        if len(self.runs) == 1 and run.state in ("running", "interrupted", "lost"):
-            return run.standing
-        return run.state if len(self.states) == 1 else list_states(self.runs)
+        first, *others = self.runs
+        if not others and first.state in ("running", "interrupted", "lost"):
+            return first.standing
+        return first.state if len(self.states) == 1 else list_states(self.runs)
 
     @property
     def finished(self) -> list[RunRecord]:
@@ -73,10 +72,10 @@ class Summary:
     group: Path
     runs: Sequence[RunRecord]
     axes: Sequence[Axis]
-    seeds: Sequence[Any]
-    settings: Sequence[Setting]
+    seeds: Sequence[Hashable]
+    settings: Sequence[SweepSetting]
     scores: Sequence[str]
-    objective: Objective | None
+    objective: SweepObjective | None
 
     @property
     def states(self) -> dict[str, int]:
@@ -93,7 +92,7 @@ class Summary:
     @property
     def shown_scores(self) -> list[str]:
         """The objective, and the other scores that say something."""
-        return list(dict.fromkeys([*([self.objective.name] if self.objective else []), *telling(self.scores)]))
+        return list(dict.fromkeys([*([self.objective.name] if self.objective else []), *informative(self.scores)]))
 
     @property
     def counts(self) -> str:
@@ -102,7 +101,7 @@ class Summary:
         return both if self.seeds else ""
 
     @property
-    def best(self) -> Setting | None:
+    def best(self) -> SweepSetting | None:
         """The first of the settings that compete; None where nothing has a score."""
         return next(iter(self.competing), None)
 
@@ -113,50 +112,40 @@ class Summary:
         return command_of(runs[0], [run.cfg.get("seed") for run in runs] if self.seeds else ()) if runs else ""
 
     @property
-    def competing(self) -> list[Setting]:
+    def competing(self) -> list[SweepSetting]:
         """The settings with a score; where some have it from several seeds, those with one alone are left out."""
         scored = [setting for setting in self.settings if self.count(setting)]
         several = [setting for setting in scored if self.count(setting) > 1]
         return several or scored
 
     @property
-    def tied(self) -> int:
-        """The number of other settings that score exactly as the best one."""
-        return sum(self.mean(setting) == self.mean(self.best) for setting in self.competing[1:]) if self.best else 0
-
-    @property
-    def near(self) -> int:
-        """The number of competing settings that score worse than the best, by less than its standard deviation."""
-        if self.best is None or self.objective is None or self.best.sd(self.objective.name) is None:
-            return 0
-        gaps = [abs(self.mean(setting) - self.mean(self.best)) for setting in self.competing[1:]]
-        return sum(0 < gap < self.best.sd(self.objective.name) for gap in gaps)
-
-    @property
     def doubt(self) -> str:
         """A reason against taking the best setting for the best, or nothing."""
-        parts = [f"tied with {plural(self.tied, 'other setting')}"] if self.tied else []
-        parts += [f"{plural(self.near, 'other setting')} within one standard deviation"] if self.near else []
-        single = sum(self.count(setting) == 1 for setting in self.settings)
-        if single and self.best and self.count(self.best) > 1:
-            parts.append(f"{plural(single, 'setting')} with one finished seed left out")
-        return ", ".join(parts)
+        if self.best is None or self.objective is None:
+            return ""
+        name = self.objective.name
+        top, *means = (fmean(setting.scores[name]) for setting in self.competing)
+        tied = means.count(top)
+        near = sum(0 < abs(mean - top) < (self.best.sd(name) or 0) for mean in means)
+        alone = sum(self.count(setting) == 1 for setting in self.settings) if self.count(self.best) > 1 else 0
+        parts = [
+            f"tied with {plural(tied, 'other setting')}" if tied else "",
+            f"{plural(near, 'other setting')} within one standard deviation" if near else "",
+            f"{plural(alone, 'setting')} with one finished seed left out" if alone else "",
+        ]
+        return ", ".join(filter(None, parts))
 
     @cached_property
     def importance(self) -> Importance | None:
         """The importance of each axis to the objective; None where there is no score or no axis."""
         if self.objective is None or not self.axes:
             return None
-        scored = [(run.score(self.objective.name), index) for index, run in enumerate(self.runs) if run.cfg]
-        scored = [(score, index) for score, index in scored if score is not None]
-        columns = {axis.name: [axis.column[index] for _, index in scored] for axis in self.axes}
-        return importance_of(columns, [score for score, _ in scored])
+        pairs = [(run.score(self.objective.name), index) for index, run in enumerate(self.runs) if run.cfg]
+        scores = {index: score for score, index in pairs if score is not None}
+        columns = {axis.name: [axis.column[index] for index in scores] for axis in self.axes}
+        return importance_of(columns, list(scores.values()))
 
-    def mean(self, setting: Setting) -> float | None:
-        """The setting's mean objective."""
-        return setting.mean(self.objective.name) if self.objective else None
-
-    def count(self, setting: Setting) -> int:
+    def count(self, setting: SweepSetting) -> int:
         """The number of runs from which the setting has its objective."""
         return len(setting.scores.get(self.objective.name, ())) if self.objective else 0
 
@@ -168,17 +157,25 @@ def summarise(group: Path, objective: str | None = None, direction: str | None =
     """
     runs = read_group(group)
     axes = axes_of([run.cfg for run in runs], [choices_of(run) for run in runs])
-    seeds = next((axis for axis in axes if axis.key == "seed"), None)
-    keys = [axis for axis in axes if axis.key != "seed"]
+    seeds = next((axis.levels for axis in axes if axis.key == "seed"), [])
+    axes = [axis for axis in axes if axis.key != "seed"]
     wanted = choose_objective(runs, objective, direction)
     names = list(dict.fromkeys([*([wanted.name] if wanted else []), *score_names(runs)]))
+    groups: dict[Hashable, list[int]] = {}  # runs whose config cannot be read stand alone
+    for index, run in enumerate(runs):
+        groups.setdefault(tuple(axis.column[index] for axis in axes) if run.cfg else index, []).append(index)
+    settings = []
+    for members in groups.values():
+        values = {axis.name: axis.column[members[0]] for axis in axes}
+        found = {name: [runs[index].score(name) for index in members] for name in names}
+        scores = {name: [score for score in column if score is not None] for name, column in found.items()}
+        settings.append(SweepSetting(values, [runs[index] for index in members], scores))
 
-    def rank(setting: Setting) -> tuple[bool, float]:
+    def rank(setting: SweepSetting) -> tuple[bool, float]:
         mean = setting.mean(wanted.name) if wanted else None
         return mean is None, 0.0 if mean is None or wanted is None else (-mean if wanted.maximise else mean)
 
-    settings = sorted(_settings(runs, keys, names), key=rank)
-    return Summary(group, runs, keys, seeds.levels if seeds else [], settings, names, wanted)
+    return Summary(group, runs, axes, seeds, sorted(settings, key=rank), names, wanted)
 
 
 def count_states(runs: Sequence[RunRecord]) -> dict[str, int]:
@@ -190,17 +187,3 @@ def count_states(runs: Sequence[RunRecord]) -> dict[str, int]:
 def list_states(runs: Sequence[RunRecord]) -> str:
     """The number of runs in each state as a text."""
     return ", ".join(f"{count} {state}" for state, count in count_states(runs).items())
-
-
-def _settings(runs: Sequence[RunRecord], axes: Sequence[Axis], names: Sequence[str]) -> list[Setting]:
-    """The runs grouped by their values of the axes; those whose config cannot be read stand alone."""
-    groups: dict[Any, list[int]] = {}
-    for index, run in enumerate(runs):
-        groups.setdefault(tuple(axis.column[index] for axis in axes) if run.cfg else index, []).append(index)
-    found = []
-    for places in groups.values():
-        members = [runs[place] for place in places]
-        values = {axis.name: axis.column[places[0]] for axis in axes}
-        scores = {name: [score for run in members if (score := run.score(name)) is not None] for name in names}
-        found.append(Setting(values, members, scores))
-    return found
