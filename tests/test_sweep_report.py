@@ -346,11 +346,11 @@ def test_a_band_is_the_mean_and_deviation_of_the_seeds_at_each_step(tmp_path):
 def test_a_heat_map_has_the_scores_in_their_cells(tmp_path):
     summary = summarise(lay_sweep(tmp_path / "grid", GRID))
     axes = {axis.name: axis for axis in summary.axes}
-    cells = heat_cells(summary, axes["kl_coef"], axes["learning_rate"])
+    cells = heat_cells(summary, "eval_exact", axes["kl_coef"], axes["learning_rate"])
     assert cells[(2, 1)] == [pytest.approx(0.5)] and len(cells) == 6
     torn = lay_run(tmp_path / "grid" / "torn", after={"eval_exact": 1.0})
     (torn / "config.yaml").write_text("a: [1\n b: }")
-    assert heat_cells(summarise(tmp_path / "grid"), axes["kl_coef"], axes["learning_rate"]) == cells
+    assert heat_cells(summarise(tmp_path / "grid"), "eval_exact", axes["kl_coef"], axes["learning_rate"]) == cells
     assert [picture.name for picture in sweep_pictures(summary)][2] == "heat-learning_rate-kl_coef"
 
 
@@ -433,4 +433,4 @@ def test_the_page_fits_a_phone(partial, tmp_path):
     done = subprocess.run([*words, f"file://{group}/frame.html"], capture_output=True, text=True, timeout=120)
     beyond, drawn = re.search(r"told (\d+) (\d+)", done.stdout).groups()
     assert int(beyond) == 0, "the page scrolls sideways"
-    assert int(drawn) == len(list(sweep_pictures(summary)))
+    assert int(drawn) == len(sweep_pictures(summary))

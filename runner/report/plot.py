@@ -18,6 +18,7 @@ from typing import Any
 from runner.io.files import write_bytes
 from runner.report.axis import Axis
 from runner.report.number import short, spread, value
+from runner.report.objective import SweepObjective
 from runner.report.sweep import Summary
 from runner.run.read import RunRecord, curve, is_finite, names, read_metrics
 
@@ -91,21 +92,36 @@ def write_plots(metrics: Path, folder: Path, title: str = "") -> list[Path]:
 
 def run_pictures(lines: Sequence[Mapping[str, Any]], title: str = "") -> Iterator[Picture]:
     """A picture for each kind of metric; a held-out curve is dashed, in the colour of its training curve."""
-    logged = names(lines)
+    logged = {metric: found for metric in names(lines) if (found := curve(lines, metric))[0]}
     for name, wanted in PICTURES.items():
-        drawn = [metric for metric in logged if _belongs(metric, wanted) and curve(lines, metric)[0]]
-        if drawn:
-            yield Picture(name, name.replace("_", " "), _run_figure({m: curve(lines, m) for m in drawn}, name, title))
+        held_out = tuple(f"_{end}" for end in wanted)
+        drawn = sorted(m for m in logged if m in wanted or (m.startswith("eval_") and m.endswith(held_out)))
+        if not drawn:
+            continue
+        own = dict.fromkeys(metric.removeprefix("eval_") for metric in drawn)
+        colours = dict(zip(own, itertools.cycle(COLOURS), strict=False))
+        with _axes(name.replace("_", " "), title=title) as (figure, axes):
+            for metric in reversed(drawn):
+                steps, values = logged[metric]
+                line = "--" if metric.startswith("eval_") else "-"
+                style = {"color": colours[metric.removeprefix("eval_")], "marker": "o" if len(steps) < 30 else ""}
+                axes.plot(*thinned(steps, values), line, label=metric, markersize=3, **style)
+            axes.grid()
+        yield Picture(name, name.replace("_", " "), figure)
 
 
-def sweep_pictures(summary: Summary) -> Iterator[Picture]:
+def sweep_pictures(summary: Summary) -> list[Picture]:
     """The objective against each axis and over two, reward against KL, and curves with bands over seeds."""
+    pictures: list[Picture] = []
+    if (objective := summary.objective) and summary.best:
+        pictures += [_axis_picture(summary, objective.name, axis) for axis in summary.axes[:6]]
+        pictures += [_heat_picture(summary, objective)] if len(summary.axes) > 1 else []
+    pictures += _trade_pictures(summary)
+    logged = {name for run in summary.runs for name in names(run.lines) if len(curve(run.lines, name)[0]) > 1}
+    curves = [name for name in dict.fromkeys((*([objective.name] if objective else []), *CURVES)) if name in logged]
+    pictures += [_curve_picture(summary, name) for name in curves[:MAX_CURVES]]
     keys = [label for label in _labels(summary) if label]
-    pictures = [_trade_pictures(summary), (_curve_picture(summary, name) for name in curves_of(summary))]
-    if summary.objective and summary.best:
-        heats = [_heat_picture(summary)] if len(summary.axes) > 1 else []
-        pictures = [(_axis_picture(summary, axis) for axis in summary.axes[:6]), heats, *pictures]
-    return (replace(picture, keys=keys) for picture in itertools.chain(*pictures))
+    return [replace(picture, keys=keys) for picture in pictures]
 
 
 def colours_of(summary: Summary) -> list[str]:
@@ -118,13 +134,6 @@ def _labels(summary: Summary) -> list[str | None]:
     labels = [setting.label for setting in summary.settings[: len(COLOURS)]]
     others = len(summary.settings) - len(labels)
     return [*labels, *(["others"] if others else []), *([None] * (others - 1))]
-
-
-def curves_of(summary: Summary) -> list[str]:
-    """The metrics that were logged at two steps or more of some run, the objective first."""
-    wanted = [summary.objective.name] if summary.objective else []
-    logged = {name for run in summary.runs for name in names(run.lines) if len(curve(run.lines, name)[0]) > 1}
-    return [name for name in dict.fromkeys((*wanted, *CURVES)) if name in logged][:MAX_CURVES]
 
 
 def to_svg(picture: Picture, prefix: str) -> str:
@@ -167,28 +176,16 @@ def thinned(steps: Sequence[float], values: Sequence[float], most: int = MAX_POI
     return [fmean(steps[cut : cut + size]) for cut in cuts], [fmean(values[cut : cut + size]) for cut in cuts]
 
 
-def band(runs: Sequence[RunRecord], name: str) -> tuple[list[float], list[float], list[float]]:
+def band(runs: Sequence[RunRecord], name: str) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
     """Steps, means over the runs that logged a metric there, and standard deviations, 0 where only one did."""
     found: dict[float, list[float]] = {}
     for run in runs:
         for step, entry in zip(*curve(run.lines, name), strict=True):
             found.setdefault(step, []).append(entry)
     steps = sorted(found)
-    means = [fmean(found[step]) for step in steps]
     sds = [stdev(found[step]) if len(found[step]) > 1 else 0.0 for step in steps]
-    fewer, means = thinned(steps, means, MAX_POINTS_BESIDE)
-    return list(fewer), list(means), list(thinned(steps, sds, MAX_POINTS_BESIDE)[1])
-
-
-def _belongs(name: str, wanted: tuple[str, ...]) -> bool:
-    """True for a metric that is one of these, under its own name or that of a held-out set.
-
-    >>> _belongs("eval_sentiment_rewards/margins", ("rewards/margins",))
-    True
-    >>> _belongs("eval_loss", ("loss",)), _belongs("train_loss", ("loss",))
-    (True, False)
-    """
-    return name in wanted or (name.startswith("eval_") and any(name.endswith(f"_{end}") for end in wanted))
+    fewer, means = thinned(steps, [fmean(found[step]) for step in steps], MAX_POINTS_BESIDE)
+    return fewer, means, thinned(steps, sds, MAX_POINTS_BESIDE)[1]
 
 
 @contextlib.contextmanager
@@ -230,28 +227,15 @@ def _add_legend(picture: Picture) -> None:
     figure.legend([named[label] for label in order], order, **style)
 
 
-def _run_figure(curves: Mapping[str, Curve], name: str, title: str) -> Any:
-    own = dict.fromkeys(metric.removeprefix("eval_") for metric in sorted(curves))
-    colours = dict(zip(own, itertools.cycle(COLOURS), strict=False))
-    with _axes(name.replace("_", " "), title=title) as (figure, axes):
-        for metric, (steps, values) in sorted(curves.items(), reverse=True):
-            colour = colours[metric.removeprefix("eval_")]
-            style = "--" if metric.startswith("eval_") else "-"
-            marker = "o" if len(steps) < 30 else ""
-            axes.plot(*thinned(steps, values), style, label=metric, color=colour, marker=marker, markersize=3)
-        axes.grid()
-    return figure
-
-
-def _axis_picture(summary: Summary, axis: Axis) -> Picture:
+def _axis_picture(summary: Summary, name: str, axis: Axis) -> Picture:
     """The objective of each setting over the values of one axis, and the line through the means of the values."""
-    name, levels, colours, labels = summary.objective.name, axis.levels, colours_of(summary), _labels(summary)
-    scored = [(place, setting) for place, setting in enumerate(summary.settings) if setting.mean(name) is not None]
+    levels, colours, labels = axis.levels, colours_of(summary), _labels(summary)
+    scored = [(place, setting) for place, setting in enumerate(summary.settings) if setting.scores.get(name)]
     with _axes(name, axis.name) as (figure, axes):
         means: dict[int, float] = {}
         for spot, level in enumerate(levels):
             here = [(place, setting) for place, setting in scored if setting.values[axis.name] == level]
-            means |= {spot: fmean(setting.mean(name) for _, setting in here)} if here else {}
+            means |= {spot: fmean(fmean(setting.scores[name]) for _, setting in here)} if here else {}
             for turn, (place, setting) in enumerate(here):
                 x = spot + 0.3 * ((turn + 0.5) / len(here) - 0.5)
                 label = labels[place] if len(summary.axes) > 1 else None
@@ -265,15 +249,17 @@ def _axis_picture(summary: Summary, axis: Axis) -> Picture:
     return Picture(f"objective-{_file(axis.name)}", caption, figure)
 
 
-def _heat_picture(summary: Summary) -> Picture:
-    """The objective over the two axes that matter most, averaged over the others."""
+def _heat_picture(summary: Summary, objective: SweepObjective) -> Picture:
+    """The objective over the two axes that matter most, or the first two, averaged over the others."""
     from matplotlib import colormaps
 
-    across, up = _two_axes(summary)
-    name, cells = summary.objective.name, heat_cells(summary, across, up)
+    shares = summary.importance.shares if summary.importance else {}
+    ranked = sorted(summary.axes, key=lambda axis: -shares.get(axis.name, 0.0))[:2]
+    across, up = (axis for axis in summary.axes if axis in ranked)  # in the order of the table
+    cells = heat_cells(summary, objective.name, across, up)
     means = [fmean(found) for found in cells.values()]
     low, high = min(means), max(means)
-    colours = colormaps["viridis" if summary.objective.maximise else "viridis_r"]
+    colours = colormaps["viridis" if objective.maximise else "viridis_r"]
     with _axes(up.name, across.name) as (figure, axes):
         for (x, y), found in cells.items():
             share = (fmean(found) - low) / (high - low) if high > low else 0.5
@@ -289,49 +275,38 @@ def _heat_picture(summary: Summary) -> Picture:
         axes.set(xlim=(-0.55, len(across.levels) - 0.45), ylim=(-0.55, len(up.levels) - 0.45))
         axes.tick_params(length=0)
     others = "" if len(summary.axes) == 2 else ", over all other keys"
-    caption = f"{name}: mean and standard deviation of the runs in each cell{others}; {summary.objective.direction}"
+    caption = f"{objective.name}: mean and standard deviation of the runs in each cell{others}; {objective.direction}"
     return Picture(f"heat-{_file(across.name)}-{_file(up.name)}", caption, figure)
 
 
-def heat_cells(summary: Summary, across: Axis, up: Axis) -> dict[tuple[int, int], list[float]]:
+def heat_cells(summary: Summary, name: str, across: Axis, up: Axis) -> dict[tuple[int, int], list[float]]:
     """The scores of the finished runs whose config can be read, by the places of their values on two axes."""
     cells: dict[tuple[int, int], list[float]] = {}
     for setting in summary.settings:
-        if (found := setting.scores.get(summary.objective.name)) and setting.runs[0].cfg:
+        if (found := setting.scores.get(name)) and setting.runs[0].cfg:
             place = (across.levels.index(setting.values[across.name]), up.levels.index(setting.values[up.name]))
             cells.setdefault(place, []).extend(found)
     return cells
 
 
-def _two_axes(summary: Summary) -> tuple[Axis, Axis]:
-    """The two axes that matter most, in the order of the table; the first two where that is not known."""
-    shares = summary.importance.shares if summary.importance else {}
-    ranked = sorted(summary.axes, key=lambda axis: -shares.get(axis.name, 0.0))[:2]
-    first, second = (axis for axis in summary.axes if axis in ranked)
-    return first, second
-
-
 def _trade_pictures(summary: Summary) -> Iterator[Picture]:
     """Reward against the distance from the start model, each run a line that ends in a dot."""
     for kl, reward in TRADES:
-        paths = [(place, _path(run, kl, reward)) for place, s in enumerate(summary.settings) for run in s.runs]
-        paths = [(place, path) for place, path in paths if len(path[0]) > 1]
+        paths = []
+        for place, run in ((place, run) for place, setting in enumerate(summary.settings) for run in setting.runs):
+            both = [line for line in run.lines if is_finite(line.get(kl)) and is_finite(line.get(reward))]
+            if len(both) > 1:
+                paths.append((place, *thinned([line[kl] for line in both], [line[reward] for line in both], most=8)))
         if not paths:
             continue
         colours, labels = colours_of(summary), dict(enumerate(_labels(summary)))
         with _axes(reward, kl) as (figure, axes):
-            for place, (xs, ys) in sorted(paths, key=lambda path: -path[0]):
+            for place, xs, ys in sorted(paths, key=lambda path: -path[0]):
                 axes.plot(xs, ys, "-", color=colours[place], alpha=0.4, linewidth=1)
                 axes.plot(xs[-1], ys[-1], "o", color=colours[place], markersize=6, label=labels.pop(place, None))
             axes.grid()
         caption = f"{reward} against {kl} while training, averaged to 8 points; each dot is where a run is last"
         yield Picture("reward-kl", caption, figure)
-
-
-def _path(run: RunRecord, kl: str, reward: str) -> Curve:
-    """A run's way through (KL, reward), at the steps where both were logged."""
-    both = [line for line in run.lines if all(is_finite(line.get(name)) for name in (kl, reward))]
-    return thinned([line[kl] for line in both], [line[reward] for line in both], most=8)
 
 
 def _curve_picture(summary: Summary, name: str) -> Picture:
