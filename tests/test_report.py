@@ -67,19 +67,18 @@ def test_a_run_page_shows_what_was_said_at_the_first_and_the_last_step(tmp_path)
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "completions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in dense))
     (folder / "completions.jsonl").write_text(json.dumps(rows[0]) + "\n")
-    (row,) = over_time(read_run(folder))
-    assert row["prompt"] == "p<i>" and [cell["text"] for cell in row["cells"]] == [
-        "c0",
-        "c8",
-        "c16",
-        "c23",
-        "c31",
-        "c39",
-    ]
-    assert row["cells"][-1]["score"] == "9.75"
+    ((prompt, cells),) = over_time(read_run(folder))
+    assert prompt == "p<i>"
+    assert [row["completion"] for _, _, row in cells] == ["c0", "c8", "c16", "c23", "c31", "c39"]
     page = write_run_report(view_of(folder))
     text, changed = page.read_text(), page.stat().st_mtime_ns
-    assert "p&lt;i&gt;" in text and "eval_<wbr>exact" in text and "<svg" in text and "<script" not in text
+    assert (
+        "<b>9.75</b>" in text
+        and "p&lt;i&gt;" in text
+        and "eval_<wbr>exact" in text
+        and "<svg" in text
+        and "<script" not in text
+    )
     write_run_report(view_of(folder))
     assert page.stat().st_mtime_ns == changed
 

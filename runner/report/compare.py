@@ -38,7 +38,7 @@ class Section:
 
 def sections_of(ours: RunRecord, theirs: RunRecord) -> list[Section]:
     """Every respect in which two runs can differ, the shortest first and those without a difference before them."""
-    mine, other = _facts(ours), _facts(theirs)
+    mine, other = facts_of(ours), facts_of(theirs)
     found = [
         Section("config", _config(ours.cfg, theirs.cfg)),
         *(_compared(title, mine[title], other[title]) for title in mine),
@@ -48,7 +48,7 @@ def sections_of(ours: RunRecord, theirs: RunRecord) -> list[Section]:
     return sorted(found, key=lambda section: len(section.rows))
 
 
-def _facts(run: RunRecord) -> dict[str, dict[str, object]]:
+def facts_of(run: RunRecord) -> dict[str, dict[str, object]]:
     """The facts of a manifest by their subject, the words of the command, and the state.
 
     Of a fingerprint its beginning, which is enough to distinguish two.
