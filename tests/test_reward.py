@@ -9,11 +9,13 @@ from transformers import (
     AutoTokenizer,
 )
 
-from runner.errors import ConfigError, DataError
+from runner.config import compose
+from runner.errors import ConfigError, DataError, EnvironmentFault
 from runner.io.files import shipped
 from runner.reward import math, rule
 from runner.reward.outcome import Classifier, join_texts, load_reward_model
 from runner.reward.process import ProcessModel, aggregate
+from runner.validate.environment import find_environment_faults
 
 TINY = shipped("runner://model/tiny")
 
@@ -79,20 +81,29 @@ SAME = [
     ("1/0", "2", False),
     ("(1,2)", "(1,3)", False),
     ("1,23", "123", False),
+    ("7.", "7", True),
+    (r"2\sqrt{2}", r"\sqrt{8}", True),
+    (r"\sqrt{8}", "3", False),
 ]
 
 
 @pytest.mark.parametrize(("one", "other", "same"), SAME)
-def test_answers_are_the_same_number_or_the_same_text(one, other, same):
-    assert math.same_answer(one, other) is math.same_answer(other, one) is same
+def test_answers_are_the_same_as_mathematics(one, other, same):
+    assert math.is_same_answer(one, other) is math.is_same_answer(other, one) is same
 
 
-@pytest.mark.parametrize(("given", "known", "worth"), [(r"2\sqrt{2}", r"\sqrt{8}", 1.0), (r"\sqrt{8}", "3", 0.0)])
-def test_math_verify_compares_answers_as_mathematics(given, known, worth):
-    pytest.importorskip("math_verify")
-    text = rf"\boxed{{{given}}}"
-    assert math.boxed_answer([text], reference=[known]) == [worth]
-    assert math.boxed_answer([text], reference=[known], judge="own") == [0.0]
+def test_without_math_verify_a_boxed_answer_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("runner.reward.math.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(EnvironmentFault, match=r'pip install "runner\[math\]"'):
+        math.boxed_answer(["x"], reference=["x"])
+
+
+def test_a_missing_library_of_a_reward_or_metric_is_found_before_the_start(monkeypatch):
+    composed = compose(["trainer=grpo", "reward=boxed_answer", "metric=translation"])
+    monkeypatch.setattr("runner.validate.environment.find_spec", lambda name: None)
+    fixes = {fault.where: fault.fix for fault in find_environment_faults([composed], elsewhere=True)}
+    assert fixes["reward.boxed_answer"] == "pip install 'runner[math]'"
+    assert {fixes[f"metric.{name}"] for name in ("bleu", "chrf", "rouge")} == {"pip install 'runner[text]'"}
 
 
 def test_a_pattern_that_is_none_and_no_keywords_are_told():

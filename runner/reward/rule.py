@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from runner.errors import ConfigError, DataError, Fault
 from runner.io.turns import text_of
+
+Completion = str | list[dict[str, Any]]  # a text, or a conversation that ends with the answer
 
 PRAISE, COMPLAINT = (
     frozenset(words.split())
@@ -26,7 +28,7 @@ PRAISE, COMPLAINT = (
 FULL_PRAISE = 4
 
 
-def distinct_characters(completions: Sequence[Any]) -> list[float]:
+def distinct_characters(completions: Sequence[Completion]) -> list[float]:
     """The number of different characters of each completion.
 
     >>> distinct_characters(["abca", ""])
@@ -35,7 +37,7 @@ def distinct_characters(completions: Sequence[Any]) -> list[float]:
     return [float(len(set(text_of(completion)))) for completion in completions]
 
 
-def length(completions: Sequence[Any], target: int | None = None) -> list[float]:
+def length(completions: Sequence[Completion], target: int | None = None) -> list[float]:
     """The number of characters; with ``target``, minus the distance from it.
 
     >>> length(["abc"]), length(["abc"], target=5)
@@ -45,34 +47,44 @@ def length(completions: Sequence[Any], target: int | None = None) -> list[float]
     return [float(size) if target is None else -float(abs(size - target)) for size in sizes]
 
 
-def exact_match(completions: Sequence[Any], column: str = "reference", **columns: Any) -> list[float | None]:
+def exact_match(completions: Sequence[Completion], column: str = "reference", **columns: Any) -> list[float | None]:
     """1 where the answer is that of ``column`` but for case, spaces and closing marks, else 0; None where that is null.
 
     >>> exact_match([" Paris. ", "Rome", "Oslo"], column="city", city=["paris", "Bern", None])
     [1.0, 0.0, None]
     """
-    if column not in columns:
-        known = ", ".join(sorted(columns))
-        fix = "reward.exact_match.column=<column>, or metric.exact.column=<column>"
-        raise DataError(Fault("dataset", f"the rows have no column {column}", f"one of {known}", fix))
+    fix = "reward.exact_match.column=<column>, or metric.exact.column=<column>"
     return [
         None if answer is None else float(_normal(text_of(completion)) == _normal(text_of(answer)))
-        for completion, answer in zip(completions, columns[column], strict=True)
+        for completion, answer in zip(completions, known_answers(columns, column, fix), strict=True)
     ]
 
 
-def sorted_digits(completions: Sequence[Any], digits: Sequence[str]) -> list[float]:
+def known_answers(columns: Mapping[str, Any], column: str, fix: str) -> Sequence[Any]:
+    """The column that holds the known answers; raises DataError where the rows do not have it."""
+    if column not in columns:
+        raise DataError(
+            Fault("dataset", f"the rows have no column {column}", f"one of {', '.join(sorted(columns))}", fix)
+        )
+    return columns[column]
+
+
+def sorted_digits(completions: Sequence[Completion], digits: Sequence[str]) -> list[float]:
     """The share of places with the right digit, less a half where the number of digits is wrong.
 
     >>> sorted_digits(["1 3 7 9", "1 3 9 7", "1 3"], ["7 3 9 1"] * 3)
     [1.0, 0.5, 0.0]
     """
-    pairs = zip(completions, digits, strict=True)
-    return [_order(text_of(completion).split(), sorted(given.split())) for completion, given in pairs]
+    rewards = []
+    for completion, line in zip(completions, digits, strict=True):
+        given, right = text_of(completion).split(), sorted(line.split())
+        hits = sum(mine == theirs for mine, theirs in zip(given, right, strict=False))
+        rewards.append(hits / len(right) - (0.5 if len(given) != len(right) else 0.0))
+    return rewards
 
 
 def sentiment(
-    completions: Sequence[Any], praise: Collection[str] = PRAISE, complaint: Collection[str] = COMPLAINT
+    completions: Sequence[Completion], praise: Collection[str] = PRAISE, complaint: Collection[str] = COMPLAINT
 ) -> list[float]:
     """Words of praise less words of complaint, each occurrence counted, from -1 to 1: four words give all of it.
 
@@ -82,10 +94,15 @@ def sentiment(
     >>> sentiment(["A lovely bar. We loved it.", "awful", "Great, great, GREAT, great!", "a bar"])
     [0.5, -0.25, 1.0, 0.0]
     """
-    return [_balance(re.findall(r"\w+", text_of(completion).lower()), praise, complaint) for completion in completions]
+    rewards = []
+    for completion in completions:
+        words = re.findall(r"\w+", text_of(completion).lower())
+        surplus = sum(word in praise for word in words) - sum(word in complaint for word in words)
+        rewards.append(max(-1.0, min(1.0, surplus / FULL_PRAISE)))
+    return rewards
 
 
-def format_match(completions: Sequence[Any], pattern: str, whole: bool = True) -> list[float]:
+def format_match(completions: Sequence[Completion], pattern: str, whole: bool = True) -> list[float]:
     """1 where a completion has the form of a regular expression, else 0; with ``whole`` all of it, else a part of it.
 
     A dot is any character, a line break too.
@@ -99,7 +116,7 @@ def format_match(completions: Sequence[Any], pattern: str, whole: bool = True) -
 
 
 def keywords(
-    completions: Sequence[Any], required: Collection[str] = (), forbidden: Collection[str] = ()
+    completions: Sequence[Completion], required: Collection[str] = (), forbidden: Collection[str] = ()
 ) -> list[float]:
     """The share of ``required`` words that a completion has, less the share of ``forbidden`` ones: from -1 to 1.
 
@@ -131,13 +148,3 @@ def _compiled(pattern: str, flags: re.RegexFlag = re.DOTALL) -> re.Pattern[str]:
     except re.error as error:
         where, expected = "reward.format_match.pattern", "a regular expression"
         raise ConfigError(Fault(where, f"{pattern!r}: {error}", expected)) from error
-
-
-def _order(given: list[str], right: list[str]) -> float:
-    hits = sum(mine == theirs for mine, theirs in zip(given, right, strict=False))
-    return hits / len(right) - (0.5 if len(given) != len(right) else 0.0)
-
-
-def _balance(words: list[str], praise: Collection[str], complaint: Collection[str]) -> float:
-    surplus = sum(word in praise for word in words) - sum(word in complaint for word in words)
-    return max(-1.0, min(1.0, surplus / FULL_PRAISE))

@@ -18,7 +18,7 @@ from runner.config.sharding import find_unshardable, has_devices
 from runner.errors import Fault
 from runner.io.files import PACKAGE, hub_home
 from runner.run import processes_of
-from runner.schema.text import Config, select
+from runner.schema.text import Config, nodes, select
 from runner.validate.context import ARGS
 
 # The keys of a configuration that need a library, by which values, and what installs it.
@@ -39,6 +39,13 @@ WANTED = (
     ("model.attention", "flash_attention_2", "flash_attn", "flash-attn"),
     *(("tracker.report_to", name, name, f"'runner[{name}]'") for name in ("tensorboard", "wandb", "trackio", "mlflow")),
 )
+# Which rewards and metrics need a library, and what installs it.
+OF_TARGETS = {
+    "runner.reward.math.boxed_answer": ("math_verify", "'runner[math]'"),
+    "runner.metric.reference.bleu": ("sacrebleu", "'runner[text]'"),
+    "runner.metric.reference.chrf": ("sacrebleu", "'runner[text]'"),
+    "runner.metric.reference.rouge": ("rouge_score", "'runner[text]'"),
+}
 # What serves instead of a library, where it is there.
 INSTEAD = {"flash_attn": ("kernels", "torch_npu"), "tensorboard": ("tensorboardX",)}
 OTHER_VALUES = {"optim": "adamw_torch", "attention": "sdpa", "report_to": "none", "use_liger_kernel": "false"}
@@ -80,6 +87,11 @@ def _missing_libraries(cfg: Config) -> Iterator[Fault]:
             fix = f"pip install {package}" + (f", or {path}={other}" if other else "")
             needs = f"{found[0]} needs {library}, which is not installed"
             yield Fault(path.removesuffix("._target_"), needs, f"the package {library}", fix)
+    for path, node in nodes({"reward": cfg.get("reward"), "metric": cfg.get("metric")}):
+        library, package = OF_TARGETS.get(str(node["_target_"]), ("", ""))
+        if library and find_spec(library) is None:
+            needs = f"{node['_target_']} needs {library}, which is not installed"
+            yield Fault(path, needs, f"the package {library}", f"pip install {package}")
 
 
 def find_other_versions() -> Iterator[Fault]:
