@@ -7,18 +7,29 @@ from it. ``Classifier`` asks any classifier here, of several classes too, and se
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from peft import AutoPeftModelForSequenceClassification
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import find_adapter_config_file
 
 from runner.errors import ConfigError, Fault
 from runner.io.files import shipped
 from runner.io.turns import text_of
+from runner.reward.rule import Completion
+
+AutoClass = type[AutoModelForSequenceClassification] | type[AutoModelForTokenClassification]
+TRAIN_ONE = "python -m runner trainer=reward, then {where}=<its model folder>"
 
 
 def load_reward_model(
@@ -37,31 +48,37 @@ def load_reward_model(
     head that was never trained would reward at random; ``random_head`` allows that. ``where`` is the key of the path.
     """
     home = shipped(path)
-    how = {"revision": revision, "dtype": getattr(torch, dtype), "trust_remote_code": trust_remote_code}
-    with told(path, where):
-        adapted = find_adapter_config_file(home, revision=revision) is not None
-        how |= {"num_labels": 1} if random_head else {}
-        model = _load_adapter(home, how) if adapted else load_whole(home, how, where=where, random_head=random_head)
+    options = {"revision": revision, "dtype": getattr(torch, dtype), "trust_remote_code": trust_remote_code}
+    with translate_errors(path, where):
+        if find_adapter_config_file(home, revision=revision) is None:
+            one_score = {"num_labels": 1} if random_head else {}
+            model = load_whole(home, options | one_score, where=where, random_head=random_head)
+        else:
+            adapted = AutoPeftModelForSequenceClassification.from_pretrained(home, num_labels=1, **options)
+            model = adapted.merge_and_unload()
+            model.config._name_or_path = home  # where the adapter's tokenizer is
     if model.config.num_labels != 1:
         classes = ", ".join(map(str, model.config.id2label.values()))
         fix = f"reward=classifier reward.classifier.path={path} reward.classifier.label=<one of {classes}>"
-        raise _unfit(path, f"it gives {model.config.num_labels} scores", "a model with one score per text", fix, where)
+        found = f"{path}: it gives {model.config.num_labels} scores"
+        raise ConfigError(Fault(where, found, "a model with one score per text", fix))
     return model.eval().requires_grad_(False)
 
 
 @contextlib.contextmanager
-def told(path: str, where: str) -> Iterator[None]:
-    """Tell of a model that is not there as a fault of the key that names it."""
+def translate_errors(path: str, where: str) -> Iterator[None]:
+    """Turn an OSError, which tells of a model that is not there, into a ConfigError of the key that names it."""
     try:
         yield
     except OSError as error:
-        raise _unfit(path, str(error).splitlines()[0], "a folder, or org/name on the hub", where=where) from error
+        found, expected = f"{path}: {str(error).splitlines()[0]}", "a folder, or org/name on the hub"
+        raise ConfigError(Fault(where, found, expected, TRAIN_ONE.format(where=where))) from error
 
 
 def load_whole(
     home: str,
-    how: dict[str, Any],
-    kind: Any = AutoModelForSequenceClassification,
+    options: Mapping[str, Any],
+    kind: AutoClass = AutoModelForSequenceClassification,
     where: str = "reward.model.path",
     random_head: bool = False,
 ) -> PreTrainedModel:
@@ -71,24 +88,31 @@ def load_whole(
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model, report = kind.from_pretrained(home, use_safetensors=True, output_loading_info=True, **how)
+        model, report = kind.from_pretrained(home, use_safetensors=True, output_loading_info=True, **options)
     if (missing := sorted(report["missing_keys"])) and not random_head:
-        fix = f"python -m runner trainer=reward, then {where}=<its model folder>; or tolerate.random_head=true"
-        raise _unfit(home, f"it has no weights for {', '.join(missing)}", "a trained reward model", fix, where)
+        found = f"{home}: it has no weights for {', '.join(missing)}"
+        fix = f"{TRAIN_ONE.format(where=where)}; or tolerate.random_head=true"
+        raise ConfigError(Fault(where, found, "a trained reward model", fix))
     return model
 
 
-def _load_adapter(home: str, how: dict[str, Any]) -> PreTrainedModel:
-    """The base with the adapter merged in, under the adapter's name, because its tokenizer is there."""
-    how = how | {"num_labels": 1}
-    model = AutoPeftModelForSequenceClassification.from_pretrained(home, **how).merge_and_unload()
-    model.config._name_or_path = home
-    return model
-
-
-def _unfit(path: str, found: str, expected: str, fix: str = "", where: str = "reward.model.path") -> ConfigError:
-    fix = fix or f"python -m runner trainer=reward, then {where}=<its model folder>"
-    return ConfigError(Fault(where, f"{path}: {found}", expected, fix))
+def load_scorer(
+    path: str,
+    key: str,
+    device: str | None,
+    dtype: str,
+    random_head: bool,
+    options: Mapping[str, Any],
+    kind: AutoClass = AutoModelForSequenceClassification,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A frozen classifier, and the tokenizer beside it, which pads with a token that the model knows as padding."""
+    with translate_errors(path, f"{key}.path"):
+        model = load_whole(shipped(path), {**options, "dtype": getattr(torch, dtype)}, kind, f"{key}.path", random_head)
+        tokenizer = AutoTokenizer.from_pretrained(shipped(path), truncation_side="left", **options)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    return model.eval().requires_grad_(False).to(device or best_device()), tokenizer
 
 
 class Classifier:
@@ -114,48 +138,30 @@ class Classifier:
         trust_remote_code: bool = False,
         random_head: bool = False,
     ):
-        home = shipped(path)
-        how = {"revision": revision, "dtype": getattr(torch, dtype), "trust_remote_code": trust_remote_code}
-        with told(path, "reward.classifier.path"):
-            model = load_whole(home, how, where="reward.classifier.path", random_head=random_head)
-            self.tokenizer = load_scoring_tokenizer(home, model, revision, trust_remote_code)
-        self.model = model.eval().requires_grad_(False).to(device or best_device())
-        self.column = column_of(path, model.config, label, "reward.classifier")
+        options = {"revision": revision, "trust_remote_code": trust_remote_code}
+        self.model, self.tokenizer = load_scorer(path, "reward.classifier", device, dtype, random_head, options)
+        self.column = column_of(path, self.model.config, label, "reward.classifier")
         self.gives, self.reads, self.batch_size = gives, reads, batch_size
         self.max_length = max_length or longest_text(self.model, self.tokenizer)
 
-    def __call__(self, completions: Sequence[Any], prompts: Sequence[Any] | None = None) -> list[float]:
+    @torch.no_grad()
+    def __call__(self, completions: Sequence[Completion], prompts: Sequence[Completion] | None = None) -> list[float]:
         """One score per completion."""
-        asked = prompts if prompts is not None and self.reads == "conversation" else [""] * len(completions)
-        texts = [join_texts(self.tokenizer, prompt, done) for prompt, done in zip(asked, completions, strict=True)]
+        shown = prompts if prompts is not None and self.reads == "conversation" else [""] * len(completions)
+        texts = [join_texts(self.tokenizer, prompt, done) for prompt, done in zip(shown, completions, strict=True)]
+        options = {"return_tensors": "pt", "padding": True, "padding_side": "right"}
+        options |= {"truncation": True, "max_length": self.max_length} if self.max_length else {}
         # A template writes its own special tokens.
-        special = not (self.tokenizer.chat_template and isinstance(asked[0], list)) if texts else True
+        options["add_special_tokens"] = not (self.tokenizer.chat_template and texts and isinstance(shown[0], list))
         scores: list[float] = []
         for start in range(0, len(texts), self.batch_size):
-            scores += self._score(texts[start : start + self.batch_size], special)
+            batch = self.tokenizer(texts[start : start + self.batch_size], **options)
+            logits_BC = self.model(**batch.to(self.model.device)).logits.float()
+            scores += to_scores(logits_BC, self.gives)[:, self.column].tolist()
         return scores
 
-    @torch.no_grad()
-    def _score(self, texts: list[str], special: bool) -> list[float]:
-        cut = {"truncation": True, "max_length": self.max_length} if self.max_length else {}
-        how = {"return_tensors": "pt", "padding": True, "padding_side": "right", "add_special_tokens": special}
-        batch = self.tokenizer(texts, **how, **cut)
-        logits_BC = self.model(**batch.to(self.model.device)).logits.float()
-        return to_scores(logits_BC, self.gives)[:, self.column].tolist()
 
-
-def load_scoring_tokenizer(home: str, model: PreTrainedModel, revision: str | None, trust_remote_code: bool) -> Any:
-    """The tokenizer beside a classifier, which pads with a token that the model knows as padding."""
-    tokenizer = AutoTokenizer.from_pretrained(
-        home, revision=revision, trust_remote_code=trust_remote_code, truncation_side="left"
-    )
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-    return tokenizer
-
-
-def join_texts(tokenizer: Any, prompt: Any, completion: Any) -> str:
+def join_texts(tokenizer: PreTrainedTokenizerBase, prompt: Completion, completion: Completion) -> str:
     """The text of a prompt and its completion for a model: a chat by the template if there is one, else the texts."""
     if isinstance(prompt, str):
         return prompt + text_of(completion)
@@ -172,7 +178,7 @@ def to_scores(logits: Tensor, gives: str) -> Tensor:
     return logits.sigmoid() if logits.shape[-1] == 1 else logits.softmax(-1)
 
 
-def longest_text(model: PreTrainedModel, tokenizer: Any) -> int | None:
+def longest_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
     """The most tokens that model and tokenizer say they can take, None where neither says it."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     known = [count for count in (positions, tokenizer.model_max_length) if count and count < 1e9]
@@ -186,7 +192,7 @@ def best_device() -> torch.device:
     return torch.device("cpu")
 
 
-def column_of(path: str, config: Any, label: str | int | None, where: str) -> int:
+def column_of(path: str, config: PretrainedConfig, label: str | int | None, where: str) -> int:
     """The place of a class among a model's scores, by its name or number; a single score needs neither."""
     names = {str(name): int(number) for number, name in config.id2label.items()}
     if label is None and config.num_labels == 1:

@@ -8,27 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from runner.io.files import shipped
+from runner.reward.outcome import column_of, load_scorer, longest_text, to_scores, translate_errors
 from runner.io.turns import text_of
-from runner.reward.outcome import (
-    best_device,
-    column_of,
-    load_scoring_tokenizer,
-    load_whole,
-    longest_text,
-    to_scores,
-    told,
-)
+from runner.reward.rule import Completion
 
 Aggregate = Literal["last", "min", "mean", "product"]
 
 
-def sorted_steps(completions: Sequence[Any], digits: Sequence[str]) -> list[list[float]]:
+def sorted_steps(completions: Sequence[Completion], digits: Sequence[str]) -> list[list[float]]:
     """For each digit of an answer its share of the reward if it is in the right place, else nothing.
 
     What is missing or too much costs a half, at the last digit, so that the sum is that of ``rule.sorted_digits``.
@@ -36,10 +29,15 @@ def sorted_steps(completions: Sequence[Any], digits: Sequence[str]) -> list[list
     >>> sorted_steps(["1 3 9 7", "1 3"], ["7 3 9 1"] * 2)
     [[0.25, 0.25, 0.0, 0.0], [0.25, -0.25]]
     """
-    return [
-        _steps(to_steps(text_of(completion), " "), sorted(given.split()))
-        for completion, given in zip(completions, digits, strict=True)
-    ]
+    rewards = []
+    for completion, line in zip(completions, digits, strict=True):
+        given, right = to_steps(text_of(completion), " "), sorted(line.split())
+        places = right + [""] * len(given)
+        steps = [(mine == theirs) / len(right) for mine, theirs in zip(given, places, strict=False)] or [0.0]
+        if len(given) != len(right):
+            steps[-1] -= 0.5
+        rewards.append(steps)
+    return rewards
 
 
 def to_steps(text: str, separator: str) -> list[str]:
@@ -84,21 +82,19 @@ class ProcessModel:
         trust_remote_code: bool = False,
         random_head: bool = False,
     ):
-        home, code = shipped(path), {"revision": revision, "trust_remote_code": trust_remote_code}
-        where = "reward.process_model.path"
-        with told(path, where):
-            names = AutoConfig.from_pretrained(home, **code).architectures or [""]
-            self.reads_tokens = "TokenClassification" in names[0]
-            kind = AutoModelForTokenClassification if self.reads_tokens else AutoModelForSequenceClassification
-            model = load_whole(home, code | {"dtype": getattr(torch, dtype)}, kind, where, random_head)
-            self.tokenizer = load_scoring_tokenizer(home, model, revision, trust_remote_code)
-        self.model = model.eval().requires_grad_(False).to(device or best_device())
-        last = model.config.num_labels - 1
-        self.column = column_of(path, model.config, last if label is None else label, "reward.process_model")
+        key, options = "reward.process_model", {"revision": revision, "trust_remote_code": trust_remote_code}
+        with translate_errors(path, f"{key}.path"):
+            config = AutoConfig.from_pretrained(shipped(path), **options)
+        self.reads_tokens = "TokenClassification" in (config.architectures or [""])[0]
+        kind = AutoModelForTokenClassification if self.reads_tokens else AutoModelForSequenceClassification
+        self.model, self.tokenizer = load_scorer(path, key, device, dtype, random_head, options, kind)
+        self.column = column_of(path, config, config.num_labels - 1 if label is None else label, key)
         self.separator, self.aggregate, self.gives, self.batch_size = separator, aggregate, gives, batch_size
-        self.longest = longest_text(model, self.tokenizer) or 10**9
+        self.longest = longest_text(self.model, self.tokenizer) or 10**9
 
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[float] | list[list[float]]:
+    def __call__(
+        self, prompts: Sequence[Completion], completions: Sequence[Completion]
+    ) -> list[float] | list[list[float]]:
         """One number per completion, or without ``aggregate`` one for each of its steps; a blank one is one step."""
         answers = [to_steps(text_of(completion), self.separator) or [""] for completion in completions]
         rows: list[tuple[list[int], list[int]]] = []  # ids, and where the steps end
@@ -109,11 +105,13 @@ class ProcessModel:
             rows += read
             owners += [index] * len(read)
         scores: list[list[float]] = [[] for _ in answers]
-        for owner, found in zip(owners, self._read(rows), strict=True):
-            scores[owner] += found
+        for start in range(0, len(rows), self.batch_size):
+            found = self._read(rows[start : start + self.batch_size])
+            for owner, row in zip(owners[start : start + self.batch_size], found, strict=True):
+                scores[owner] += row
         return scores if self.aggregate is None else [aggregate(each, self.aggregate) for each in scores]
 
-    def _encode(self, prompt: Any, steps: Sequence[str]) -> tuple[list[int], list[int]]:
+    def _encode(self, prompt: Completion, steps: Sequence[str]) -> tuple[list[int], list[int]]:
         """The tokens of a prompt and its steps, each closed by the separator, and the places where they end."""
         if isinstance(prompt, str):
             ids = list(self.tokenizer(prompt)["input_ids"])
@@ -128,14 +126,8 @@ class ProcessModel:
             ends.append(len(ids) - 1)
         return ids, ends
 
-    def _read(self, rows: Sequence[tuple[list[int], list[int]]]) -> list[list[float]]:
-        scores: list[list[float]] = []
-        for start in range(0, len(rows), self.batch_size):
-            scores += self._read_batch(rows[start : start + self.batch_size])
-        return scores
-
     @torch.no_grad()
-    def _read_batch(self, rows: Sequence[tuple[list[int], list[int]]]) -> list[list[float]]:
+    def _read(self, rows: Sequence[tuple[list[int], list[int]]]) -> list[list[float]]:
         """The scores at the ends of steps; what is too long loses its beginning, so that every end stays in sight."""
         cuts = [max(0, len(ids) - self.longest) for ids, _ in rows]
         kept = [ids[cut:] for (ids, _), cut in zip(rows, cuts, strict=True)]
@@ -146,11 +138,3 @@ class ProcessModel:
             return [[score] for score in scores]
         places = [[max(0, end - cut) for end in ends] for (_, ends), cut in zip(rows, cuts, strict=True)]
         return [[row[end] for end in ends] for row, ends in zip(scores, places, strict=True)]
-
-
-def _steps(given: list[str], right: list[str]) -> list[float]:
-    places = right + [""] * len(given)
-    steps = [(mine == theirs) / len(right) for mine, theirs in zip(given, places, strict=False)] or [0.0]
-    if len(given) != len(right):
-        steps[-1] -= 0.5
-    return steps

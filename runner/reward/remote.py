@@ -15,13 +15,14 @@ from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, OpenerDirector, ProxyHandler, Request, build_opener
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault
 from runner.io.secrets import mark_secret
+from runner.reward.rule import Completion
 
 BUSY = (408, 425, 429, 500, 502, 503, 504)  # worth another try
-LARGEST = 64 << 20  # bytes of an answer
+MAX_MEBIBYTES = 64  # of an answer
 HERE = ("localhost", "127.0.0.1", "::1")
 
 
@@ -54,7 +55,9 @@ class Remote:
         if token_variable is not None:
             mark_secret(token_variable)
 
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    def __call__(
+        self, prompts: Sequence[Completion], completions: Sequence[Completion], **columns: Any
+    ) -> list[float | None]:
         if missing := [name for name in self.columns if name not in columns]:
             found = f"the rows have no column {' or '.join(missing)}"
             raise DataError(Fault("reward.remote.columns", found, f"some of {', '.join(sorted(columns))}"))
@@ -67,20 +70,16 @@ class Remote:
 
     def _check(self) -> None:
         """Raise ConfigError for an address that cannot be asked, or would let the token be read on its way."""
-        parts = urlsplit(self.url)
+        parts, variable = urlsplit(self.url), self.token_variable
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise _fault("url", f"the scheme {parts.scheme!r}", "an address that begins with http:// or https://")
         if parts.username or parts.password:
             raise _fault("url", "a name or password in it", "the name of a variable in token_variable")
-        if self.token_variable is None:
-            return
-        if parts.scheme == "http" and parts.hostname not in HERE:
+        if variable and parts.scheme == "http" and parts.hostname not in HERE:
             raise _fault("url", "a token would travel over plain http", "https, or a server on this machine")
-        if not os.environ.get(self.token_variable):
-            expected = "a token in the environment"
-            raise _fault(
-                "token_variable", f"{self.token_variable} is not set", expected, f"export {self.token_variable}=..."
-            )
+        if variable is not None and not os.environ.get(variable):
+            fix = f"export {variable}=..."
+            raise _fault("token_variable", f"{variable} is not set", "a token in the environment", fix)
 
     def _ask(self, batch: Mapping[str, Any], start: int) -> list[float | None]:
         """The rewards of one batch, whose first completion is number ``start``."""
@@ -110,33 +109,28 @@ class Remote:
         if self.token_variable is not None:
             request.add_unredirected_header("Authorization", f"Bearer {os.environ[self.token_variable]}")
         deadline = time.monotonic() + self.request_timeout
-        said = bytearray()
-        with self._opener.open(request, timeout=self.request_timeout) as response:
+        answer = bytearray()
+        around_proxy = [ProxyHandler({})] if self.url.startswith("http:") and self.token_variable else []
+        with build_opener(_NoRedirect, *around_proxy).open(request, timeout=self.request_timeout) as response:
             while piece := response.read1(1 << 16):
-                said += piece
+                answer += piece
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"no whole answer in {self.request_timeout:g} s")
-                if len(said) > LARGEST:
-                    raise DataError(Fault("reward.remote", f"an answer of more than {LARGEST >> 20} MiB", "rewards"))
-        return bytes(said)
+                if len(answer) > MAX_MEBIBYTES << 20:
+                    raise DataError(Fault("reward.remote", f"an answer of more than {MAX_MEBIBYTES} MiB", "rewards"))
+        return bytes(answer)
 
-    def _read(self, said: bytes, count: int, start: int) -> list[float | None]:
+    def _read(self, body: bytes, count: int, start: int) -> list[float | None]:
         expected = f'{{"rewards": [...]}} with {count} numbers or nulls'
         try:
-            answer = json.loads(said)
+            answer = json.loads(body)
         except ValueError:
-            raise DataError(Fault("reward.remote", f"{self._shown} answered {said[:60]!r}", expected)) from None
+            raise DataError(Fault("reward.remote", f"{self._shown} answered {body[:60]!r}", expected)) from None
         rewards = answer.get("rewards") if isinstance(answer, dict) else answer
-        if not isinstance(rewards, list) or len(rewards) != count:
-            size = f"{len(rewards)} rewards" if isinstance(rewards, list) else "no list of rewards"
-            raise DataError(Fault("reward.remote", f"{size} for completions from {start} on", expected))
-        return rewards
-
-    @property
-    def _opener(self) -> OpenerDirector:
-        """Follows no redirect, and goes around a proxy where that would read the token."""
-        plain = [ProxyHandler({})] if self.url.startswith("http:") and self.token_variable else []
-        return build_opener(_NoRedirect, *plain)
+        if isinstance(rewards, list) and len(rewards) == count:
+            return rewards
+        size = f"{len(rewards)} rewards" if isinstance(rewards, list) else "no list of rewards"
+        raise DataError(Fault("reward.remote", f"{size} for completions from {start} on", expected))
 
     @property
     def _shown(self) -> str:
@@ -148,7 +142,7 @@ class Remote:
 class _NoRedirect(HTTPRedirectHandler):
     """Leaves a redirect as the error that it then is: another host must see neither rows nor token."""
 
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+    def redirect_request(self, *args: object, **kwargs: object) -> None:
         return None
 
 
