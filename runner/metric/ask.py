@@ -49,13 +49,11 @@ def to_numbers(name: str, answer: Any, rows: int) -> dict[str, float]:
     if not isinstance(answer, Iterable) or isinstance(answer, str):
         return {"": _number(name, answer)}
     answer = list(answer)
-    values = [
-        _number(name, value, f" for row {row} of {rows}") for row, value in enumerate(answer) if value is not None
-    ]
+    pairs = [(value, f" for row {row} of {rows}") for row, value in enumerate(answer) if value is not None]
+    values = [_number(name, *pair) for pair in pairs]
     if len(answer) != rows:
-        raise DataError(
-            Fault(f"metric.{name}", f"{len(answer)} numbers for {rows} rows", "one for each, or one for all")
-        )
+        found = f"{len(answer)} numbers for {rows} rows"
+        raise DataError(Fault(f"metric.{name}", found, "one for each, or one for all"))
     if not values:
         expected = "a row to which it applies"
         raise DataError(Fault(f"metric.{name}", f"None for each of {rows} rows", expected, f"metric.{name}=null"))

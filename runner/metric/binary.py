@@ -11,8 +11,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from runner.errors import DataError, Fault
 from runner.io.turns import text_of
+from runner.metric.text import read_column
 
 
 def accuracy(
@@ -74,7 +77,7 @@ def grouped_auc(
     """
     labels = read_labels(columns, column, positive)
     members: dict[Any, list[int]] = defaultdict(list)
-    for row, name in enumerate(_column(columns, group)):
+    for row, name in enumerate(read_column(columns, group, "metric.<name>.group=<column>")):
         members[name].append(row)
     rows = [each for each in members.values() if len({labels[row] for row in each}) == 2]
     if not rows:
@@ -93,29 +96,19 @@ def area(scores: Sequence[float], labels: Sequence[bool]) -> float:
     """
     if any(math.isnan(score) for score in scores):
         raise DataError(Fault("metric", "a score that is not a number", "scores that can be ordered"))
-    order = sorted(range(len(scores)), key=lambda row: scores[row])
-    ranks, start = 0.0, 0
-    for stop in range(1, len(order) + 1):
-        if stop == len(order) or scores[order[stop]] != scores[order[start]]:
-            ranks += sum(labels[row] for row in order[start:stop]) * (start + 1 + stop) / 2
-            start = stop
-    right = sum(labels)
-    return (ranks - right * (right + 1) / 2) / (right * (len(labels) - right))
+    _, level, counts = np.unique(np.asarray(scores, dtype=float), return_inverse=True, return_counts=True)
+    ranks = (counts.cumsum() - (counts - 1) / 2)[level]
+    is_right = np.asarray(labels, dtype=bool)
+    right, wrong = int(is_right.sum()), int((~is_right).sum())
+    return float((ranks[is_right].sum() - right * (right + 1) / 2) / (right * wrong))
 
 
 def read_labels(columns: dict[str, Any], column: str, positive: str | None) -> list[bool]:
     """The labels of the rows as true and false; raises DataError for one that is neither."""
-    labels = _column(columns, column)
+    labels = read_column(columns, column, "metric.<name>.column=<column>")
     if positive is not None:
         return [text_of(label).strip() == positive.strip() for label in labels]
     if odd := [label for label in labels if label not in (0, 1)]:
         fix = "metric.<name>.positive=<the right text>"
         raise DataError(Fault("metric", f"the label {str(odd[0])[:40]!r} in {column}", "true or false, 1 or 0", fix))
     return [bool(label) for label in labels]
-
-
-def _column(columns: dict[str, Any], name: str) -> Sequence[Any]:
-    if name not in columns:
-        found = f"the rows have no column {name}"
-        raise DataError(Fault("metric", found, f"one of {', '.join(sorted(columns))}", "metric.<name>.column=<column>"))
-    return columns[name]

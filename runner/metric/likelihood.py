@@ -17,7 +17,7 @@ def loss(log_probs: Sequence[Sequence[float]]) -> float:
     """
     tokens = [value for row in log_probs for value in row]
     if not tokens:
-        raise DataError(Fault("metric.loss", f"no tokens in {len(log_probs)} answers", "answers with tokens"))
+        raise DataError(Fault("metric", f"no tokens in {len(log_probs)} answers", "answers with tokens"))
     return -math.fsum(tokens) / len(tokens)
 
 
@@ -27,10 +27,7 @@ def perplexity(log_probs: Sequence[Sequence[float]]) -> float:
     >>> round(perplexity([[math.log(0.5), math.log(0.5)], [math.log(0.125)], []]), 6)
     3.174802
     """
-    tokens = [value for row in log_probs for value in row]
-    if not tokens:
-        raise DataError(Fault("metric.perplexity", f"no tokens in {len(log_probs)} answers", "answers with tokens"))
-    mean = -math.fsum(tokens) / len(tokens)
+    mean = loss(log_probs)
     return math.exp(mean) if mean < 700 else math.inf
 
 
@@ -42,9 +39,9 @@ def token_accuracy(logits: Sequence[Any], labels: Sequence[Sequence[int]]) -> li
     >>> token_accuracy([[2, 3], []], labels=[[2, 4], []])
     [0.5, None]
     """
-    return [_share(said, right) if len(right) else None for said, right in zip(logits, labels, strict=True)]
-
-
-def _share(said: Any, right: Sequence[int]) -> float:
-    chosen = [int(one.argmax()) if getattr(one, "ndim", 0) else int(one) for one in said]
-    return sum(mine == theirs for mine, theirs in zip(chosen, right, strict=True)) / len(right)
+    shares: list[float | None] = []
+    for row, right in zip(logits, labels, strict=True):
+        chosen = [int(one.argmax()) if getattr(one, "ndim", 0) else int(one) for one in row]
+        hits = sum(mine == theirs for mine, theirs in zip(chosen, right, strict=True))
+        shares.append(hits / len(right) if len(right) else None)
+    return shares

@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from runner.errors import DataError, EnvironmentFault, Fault
 from runner.io.turns import text_of
+from runner.metric.text import Completion, read_column
 
 
 def bleu(
-    completions: Sequence[Any],
+    completions: Sequence[Completion],
     column: str = "reference",
     tokenize: str | None = None,
     lowercase: bool = False,
@@ -28,21 +29,21 @@ def bleu(
     _need("sacrebleu")
     from sacrebleu.metrics import BLEU
 
-    said, known = _pairs("bleu", completions, column, columns)
-    return float(BLEU(tokenize=tokenize, lowercase=lowercase).corpus_score(said, [known]).score)
+    pairs = _pairs("bleu", completions, column, columns)
+    return float(BLEU(tokenize=tokenize, lowercase=lowercase).corpus_score(*pairs).score)
 
 
-def chrf(completions: Sequence[Any], column: str = "reference", word_order: int = 0, **columns: Any) -> float:
+def chrf(completions: Sequence[Completion], column: str = "reference", word_order: int = 0, **columns: Any) -> float:
     """chrF of all completions together, from 0 to 100, by sacrebleu; ``word_order=2`` is chrF++."""
     _need("sacrebleu")
     from sacrebleu.metrics import CHRF
 
-    said, known = _pairs("chrf", completions, column, columns)
-    return float(CHRF(word_order=word_order).corpus_score(said, [known]).score)
+    pairs = _pairs("chrf", completions, column, columns)
+    return float(CHRF(word_order=word_order).corpus_score(*pairs).score)
 
 
 def rouge(
-    completions: Sequence[Any],
+    completions: Sequence[Completion],
     column: str = "reference",
     kind: Literal["rouge1", "rouge2", "rougeL", "rougeLsum"] = "rougeL",
     stemmed: bool = True,
@@ -52,32 +53,29 @@ def rouge(
 
     None where the reference is null.
     """
-    _need("rouge_score", "rouge-score")
+    _need("rouge_score")
     from rouge_score.rouge_scorer import RougeScorer
 
-    score: Callable[[str, str], Any] = RougeScorer([kind], use_stemmer=stemmed).score
+    scorer = RougeScorer([kind], use_stemmer=stemmed)
+    references = read_column(columns, column, "metric.rouge.column=<column>")
     return [
-        None if known is None else float(score(text_of(known), text_of(said))[kind].fmeasure)
-        for said, known in zip(completions, _references("rouge", column, columns), strict=True)
+        None if known is None else float(scorer.score(text_of(known), text_of(completion))[kind].fmeasure)
+        for completion, known in zip(completions, references, strict=True)
     ]
 
 
-def _pairs(name: str, completions: Sequence[Any], column: str, columns: dict[str, Any]) -> tuple[list[str], list[str]]:
-    references = _references(name, column, columns)
-    rows = [(said, known) for said, known in zip(completions, references, strict=True) if known is not None]
+def _pairs(
+    name: str, completions: Sequence[Completion], column: str, columns: dict[str, Any]
+) -> tuple[list[str], list[list[str]]]:
+    """The texts that have a reference, and their references, as sacrebleu takes them."""
+    references = read_column(columns, column, f"metric.{name}.column=<column>")
+    rows = [(completion, known) for completion, known in zip(completions, references, strict=True) if known is not None]
     if not rows:
         raise DataError(Fault(f"metric.{name}", f"no reference among {len(references)} rows", f"texts in {column}"))
-    return [text_of(said) for said, _ in rows], [text_of(known) for _, known in rows]
+    return [text_of(completion) for completion, _ in rows], [[text_of(known) for _, known in rows]]
 
 
-def _references(name: str, column: str, columns: dict[str, Any]) -> Sequence[Any]:
-    if column not in columns:
-        found, fix = f"the rows have no column {column}", f"metric.{name}.column=<column>"
-        raise DataError(Fault("dataset", found, f"one of {', '.join(sorted(columns))}", fix))
-    return columns[column]
-
-
-def _need(module: str, package: str = "") -> None:
+def _need(module: str) -> None:
     if importlib.util.find_spec(module) is None:
-        found = f"{package or module} is not installed"
-        raise EnvironmentFault(Fault("metric", found, "the package", 'pip install "runner[text]"'))
+        found = f"{module} is not installed"
+        raise EnvironmentFault(Fault("metric", found, f"the package {module}", 'pip install "runner[text]"'))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runner.errors import DataError, Fault
 from runner.io.turns import text_of
 
+Completion = str | list[dict[str, Any]]  # a text, or a conversation that ends with the answer
 
-def words(completions: Sequence[Any]) -> list[float]:
+
+def words(completions: Sequence[Completion]) -> list[float]:
     """The number of words of each completion.
 
     >>> words(["The bar was so-so.", ""])
@@ -20,7 +22,7 @@ def words(completions: Sequence[Any]) -> list[float]:
     return [float(len(_words(completion))) for completion in completions]
 
 
-def repetition(completions: Sequence[Any]) -> list[float]:
+def repetition(completions: Sequence[Completion]) -> list[float]:
     """The share of words that were said before in the same completion.
 
     >>> repetition(["great, great, great bar", "a bar", ""])
@@ -30,35 +32,40 @@ def repetition(completions: Sequence[Any]) -> list[float]:
     return [1 - len(set(words)) / len(words) if words else 0.0 for words in said]
 
 
-def mention(completions: Sequence[Any], of: Sequence[str] = (), **columns: Any) -> list[float]:
+def mention(completions: Sequence[Completion], of: Sequence[str] = (), **columns: Any) -> list[float]:
     """The share of the columns named by ``of`` whose text occurs in the completion.
 
     >>> mention(["The food at the bar.", "Great!"], of=["place", "topic"], place=["bar", "bar"], topic=["view", "food"])
     [0.5, 0.0]
     """
-    if missing := [name for name in of if name not in columns]:
-        known = ", ".join(sorted(columns))
-        found = f"the rows have no column {' or '.join(missing)}"
-        raise DataError(Fault("dataset", found, f"some of {known}", "metric.mention.of=[<column>]"))
     texts = [text_of(completion).casefold() for completion in completions]
-    hits = [[wanted.casefold() in text for text, wanted in zip(texts, columns[name], strict=True)] for name in of]
+    wanted = [read_column(columns, name, "metric.mention.of=[<column>]") for name in of]
+    hits = [[word.casefold() in text for text, word in zip(texts, column, strict=True)] for column in wanted]
     return [sum(row) / len(row) for row in zip(*hits, strict=True)] if hits else [0.0] * len(texts)
 
 
-def overlap(completions: Sequence[Any], reference: Sequence[Any]) -> list[float]:
+def overlap(completions: Sequence[Completion], reference: Sequence[Completion]) -> list[float]:
     """F1 of the words of a completion and of its reference, without their order (ROUGE-1).
 
     >>> overlap(["a red dog", "A cat.", ""], ["the red dog", "a cat", "a cat"])
     [0.6666666666666666, 1.0, 0.0]
     """
-    return [_f1(_words(mine), _words(theirs)) for mine, theirs in zip(completions, reference, strict=True)]
+    scores = []
+    for completion, known in zip(completions, reference, strict=True):
+        said, right = _words(completion), _words(known)
+        common = (Counter(said) & Counter(right)).total()
+        # Harmonic mean of precision and recall, which is twice the common words over all of them.
+        scores.append(2 * common / (len(said) + len(right)) if common else 0.0)
+    return scores
 
 
-def _words(completion: Any) -> list[str]:
+def read_column(columns: Mapping[str, Any], name: str, fix: str) -> Sequence[Any]:
+    """A column of the rows; raises DataError where they do not have it, with what to type."""
+    if name not in columns:
+        known = ", ".join(sorted(columns))
+        raise DataError(Fault("dataset", f"the rows have no column {name}", f"one of {known}", fix))
+    return columns[name]
+
+
+def _words(completion: Completion) -> list[str]:
     return re.findall(r"\w+", text_of(completion).casefold())
-
-
-def _f1(mine: list[str], theirs: list[str]) -> float:
-    """Harmonic mean of precision and recall, which is twice the common words over all of them."""
-    common = (Counter(mine) & Counter(theirs)).total()
-    return 2 * common / (len(mine) + len(theirs)) if common else 0.0

@@ -791,8 +791,8 @@ DEFECTS = (
         "ties_are_lost_pairs",
         "Equal scores share the lowest of their ranks, so that a tie counts as a lost pair.",
         "runner/metric/binary.py",
-        "(start + 1 + stop) / 2",
-        "(start + 1)",
+        "counts.cumsum() - (counts - 1) / 2",
+        "counts.cumsum() - (counts - 1)",
         tests=(
             "tests/test_metric.py::test_the_area_by_hand",
             "tests/test_metric.py::test_the_area_by_ranks_is_that_over_all_pairs",
