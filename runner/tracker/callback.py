@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 NOT_METRICS = {"epoch"}  # comes with every figure and is none
 MAX_TAG_LETTERS = 64  # of wandb
+FORBIDDEN = re.compile(r"[^\w\-. :/]")  # in a name of MLflow
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,14 @@ class RunInfo:
     def facts(self) -> dict[str, str]:
         """In a word each: trainer, model, dataset and adapter."""
         cfg = self.config
-        peft = (cfg.get("peft") or {}).get("_target_")
+        paths = {part: str(cfg[part].get("path") or "").rstrip("/").rpartition("/")[2] for part in ("model", "dataset")}
+        targets = {part: (cfg.get(part) or {}).get("_target_", "") for part in ("trainer", "dataset", "peft")}
+        classes = {part: target.rpartition(".")[2].lower() for part, target in targets.items()}
         parts = {
-            "trainer": _short(cfg["trainer"]["_target_"]).removesuffix("trainer"),
-            "model": _last(cfg["model"].get("path") or "new"),
-            "dataset": _last(cfg["dataset"].get("path") or _short(cfg["dataset"]["_target_"])),
-            "peft": _short(peft).removesuffix("config") if peft else "full",
+            "trainer": classes["trainer"].removesuffix("trainer"),
+            "model": paths["model"] or "new",
+            "dataset": paths["dataset"] or classes["dataset"],
+            "peft": classes["peft"].removesuffix("config") or "full",
         }
         return {name: text[:MAX_TAG_LETTERS] for name, text in parts.items()}
 
@@ -203,9 +206,13 @@ class MLflow(Tracker, MLflowCallback):
                 mlflow.start_run(run_id=known[0].info.run_id)
             else:
                 mlflow.start_run(run_name=args.run_name, tags=tags)
-            settings = list(_settings(info.config))
-            for begin in range(0, len(settings), 100):  # as many as it takes at once
-                mlflow.log_params(dict(settings[begin : begin + 100]))
+            settings = {}
+            for name, value in flatten(info.config).items():
+                text = value if isinstance(value, str) else json.dumps(value, default=str)
+                settings[FORBIDDEN.sub("_", f"config.{name}")[:250]] = text[:6000]
+            pairs = list(settings.items())
+            for begin in range(0, len(pairs), 100):  # as many as it takes at once
+                mlflow.log_params(dict(pairs[begin : begin + 100]))
         super().setup(args, state, model)
 
     def close(self, finished: bool) -> None:
@@ -217,19 +224,13 @@ class MLflow(Tracker, MLflowCallback):
             mlflow.end_run(status="FINISHED" if finished else "FAILED")
 
 
-OURS = {
-    TensorBoardCallback: TensorBoard,
-    WandbCallback: Wandb,
-    TrackioCallback: Trackio,
-    MLflowCallback: MLflow,
-}
+COMPLETE = {TensorBoardCallback: TensorBoard, WandbCallback: Wandb, TrackioCallback: Trackio, MLflowCallback: MLflow}
 
 
 def replace_trackers(trainer: Trainer, config: Mapping[str, Any], folder: Path) -> list[Tracker]:
-    """Put callbacks that tell a tracker all there is to a run in the places of the trainer's stock ones."""
-    callbacks = trainer.callback_handler.callbacks
-    info = RunInfo(config, folder)
-    callbacks[:] = [OURS[type(one)](info) if type(one) in OURS else one for one in callbacks]
+    """Put the callbacks above, which log all that belongs to a run, in the places of the trainer's stock ones."""
+    callbacks, info = trainer.callback_handler.callbacks, RunInfo(config, folder)
+    callbacks[:] = [COMPLETE[type(one)](info) if type(one) in COMPLETE else one for one in callbacks]
     return [one for one in callbacks if isinstance(one, Tracker)]
 
 
@@ -252,18 +253,3 @@ def _to_log() -> Iterator[None]:
         yield
     for line in re.sub(r"\x1b\[[0-9;]*m", "", printed.getvalue()).splitlines():
         log.info("%s", line)
-
-
-def _settings(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Each value of a config as (dotted name, text), with no letter in a name that MLflow refuses."""
-    for name, value in flatten(config).items():
-        text = value if isinstance(value, str) else json.dumps(value, default=str)
-        yield re.sub(r"[^\w\-. :/]", "_", f"config.{name}")[:250], text[:6000]
-
-
-def _short(target: str) -> str:
-    return target.rpartition(".")[2].lower()
-
-
-def _last(path: str) -> str:
-    return path.rstrip("/").rpartition("/")[2]
