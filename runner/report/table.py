@@ -17,7 +17,6 @@ from runner.report.number import percent, plural, short, spread, value
 from runner.report.repeat import command_of
 from runner.report.single import RunView
 from runner.report.sweep import Summary, list_states
-from runner.run.read import RunRecord
 
 MAX_LINES = 40  # settings or runs that a terminal is shown
 MAX_VALUE_WIDTH = 24  # characters of a value, before its middle is cut
@@ -50,15 +49,19 @@ def format_table(columns: Sequence[Column], width: int) -> list[str]:
 def table(summary: Summary, width: int = 80) -> str:
     """A sweep as it stands: the settings, best first, what is not finished, and the command of the best."""
     counts = filter(None, [plural(len(summary.runs), "run"), summary.counts, list_states(summary.runs)])
-    lines = [("report", f"{display_path(summary.group)}: {'; '.join(counts)}")]
+    parts = [_wrapped("report", f"{display_path(summary.group)}: {'; '.join(counts)}", width)]
     if objective := summary.objective:
-        lines.append(("ranked", f"by {objective.name}, {objective.direction} ({objective.why})"))
-    parts = [_wrapped(*line, width) for line in lines]
+        parts.append(_wrapped("ranked", f"by {objective.name}, {objective.direction} ({objective.why})", width))
     if summary.runs:
         parts += ["", *format_table(_columns(summary), width), *_more(len(summary.settings), "settings"), ""]
-    parts += [_unfinished(run, width) for run in summary.unfinished[:MAX_LINES]]
+    room = max(width - 12, 40)
+    for run in summary.unfinished[:MAX_LINES]:
+        progress = f" {run.progress}" if run.progress and run.state not in ("created", "unknown") else ""
+        parts.append(f"{run.state:<11} {short(run.folder.name, room - len(progress))}{progress}")
+        cause = run.cause if len(run.cause) <= room else f"{run.cause[: room - 1]}…"
+        parts += [f"{'':<11} {cause}"] if cause else []
     parts += _more(len(summary.unfinished), "that are not finished")
-    parts += [_wrapped(*line, width) for line in _best(summary) + _importance(summary)]
+    parts += [_wrapped(*line, width) for line in _conclusions(summary)]
     return "\n".join([*parts, *([f"repeat    {summary.best_command}"] if summary.best else [])])
 
 
@@ -89,28 +92,23 @@ def section_table(section: Section, width: int = 80) -> list[str]:
 
 def to_rows(summary: Summary) -> list[dict[str, Any]]:
     """One row for each run, best setting first: state, values of the axes, seed, and its scores before and after."""
-    places = {id(run): index for index, run in enumerate(summary.runs)}
-
-    def values(run: RunRecord) -> dict[str, Any]:
-        column = {axis.key: axis.column[places[id(run)]] for axis in summary.axes}
-        return {key: None if entry is UNREAD or entry == MISSING else entry for key, entry in column.items()}
-
-    return [
-        {
+    rows = []
+    for setting, run in ((each, run) for each in summary.settings for run in each.runs):
+        values = {axis.key: setting.values[axis.name] for axis in summary.axes}
+        row = {
             "run": run.folder.name,
             "state": run.state,
             "step": run.status.get("step"),
             "max_steps": run.status.get("max_steps"),
-            "values": values(run),
+            "values": {key: None if entry in (UNREAD, MISSING) else entry for key, entry in values.items()},
             "seed": run.cfg.get("seed"),
             "objective": run.score(summary.objective.name) if summary.objective else None,
             "before": run.before,
             "after": run.after,
             "cause": run.cause,
         }
-        for setting in summary.settings
-        for run in setting.runs
-    ]
+        rows.append(row)
+    return rows
 
 
 def to_csv(summary: Summary) -> str:
@@ -135,14 +133,14 @@ def to_jsonl(summary: Summary) -> str:
 def _columns(summary: Summary) -> list[Column]:
     """The axes, the number of runs, the objective, the states where they differ, and then the other scores."""
     settings = summary.settings[:MAX_LINES]
-    first = []
-    for name in (axis.name for axis in summary.axes):
-        cells = [short(value(setting.values[name]), MAX_VALUE_WIDTH) for setting in settings]
-        first.append(Column(short(name, MAX_VALUE_WIDTH), cells, True, True))
-    if not first:
-        first = [Column("run", [short(setting.label, 40) for setting in settings], True, True)]
+    columns = []
+    for axis in summary.axes:
+        cells = [short(value(setting.values[axis.name]), MAX_VALUE_WIDTH) for setting in settings]
+        columns.append(Column(short(axis.name, MAX_VALUE_WIDTH), cells, True, True))
+    if not columns:
+        columns.append(Column("run", [short(setting.label, 40) for setting in settings], True, True))
     if summary.seeds:
-        first.append(Column("n", [f"{len(setting.finished)}/{len(setting.runs)}" for setting in settings], True))
+        columns.append(Column("n", [f"{len(setting.finished)}/{len(setting.runs)}" for setting in settings], True))
     scores = []
     for name in summary.shown_scores:
         cells = [spread(setting.mean(name), setting.sd(name)) for setting in settings]
@@ -150,20 +148,11 @@ def _columns(summary: Summary) -> list[Column]:
         scores.append(Column(name.removeprefix("eval_"), cells, is_objective))
     if not summary.all_finished:
         scores.insert(1, Column("state", [setting.state for setting in settings], True, True))
-    return first + scores
+    return columns + scores
 
 
 def _more(count: int, what: str) -> list[str]:
     return [f"  and {count - MAX_LINES} more {what}, in summary.csv"] if count > MAX_LINES else []
-
-
-def _unfinished(run: RunRecord, width: int) -> str:
-    """A run that is not finished and how far it came, and below it why, on one line."""
-    room = max(width - 12, 40)
-    progress = f" {run.progress}" if run.progress and run.state not in ("created", "unknown") else ""
-    name = f"{run.state:<11} {short(run.folder.name, room - len(progress))}{progress}"
-    cause = run.cause if len(run.cause) <= room else f"{run.cause[: room - 1]}…"
-    return f"{name}\n{'':<11} {cause}" if cause else name
 
 
 def _wrapped(title: str, text: str, width: int) -> str:
@@ -172,24 +161,21 @@ def _wrapped(title: str, text: str, width: int) -> str:
     return textwrap.fill(text, room, initial_indent=first, subsequent_indent=" " * 10, break_on_hyphens=False)
 
 
-def _best(summary: Summary) -> list[tuple[str, str]]:
-    """The best setting, and how sure that is."""
-    best, objective = summary.best, summary.objective
+def _conclusions(summary: Summary) -> list[tuple[str, str]]:
+    """The best setting, how sure that is, and which keys matter."""
+    best, objective, found = summary.best, summary.objective, summary.importance
     if best is None or objective is None:
-        return [("best", "no finished run has a score yet")] if summary.runs else []
-    seeds = f" over {plural(summary.count(best), 'seed')}" if summary.seeds else ""
-    reached = spread(best.mean(objective.name), best.sd(objective.name))
-    title = "best" if len(summary.settings) > 1 else "result"
-    doubt = [("", summary.doubt)] if summary.doubt else []
-    return [(title, f"{best.label}: {objective.name} {reached}{seeds}"), *doubt]
-
-
-def _importance(summary: Summary) -> list[tuple[str, str]]:
-    found = summary.importance
-    if found is None:
-        return []
-    if found.refused:
-        return [("matters", f"not stated: {found.refused}")]
-    shares = [f"{name} {percent(share)}" for name, share in found.shares.items()]
-    shares += [f"seeds {percent(found.seeds)}"] if found.seeds is not None else []
-    return [("matters", f"{', '.join(shares)} of the variance over {found.runs} runs")]
+        lines = [("best", "no finished run has a score yet")] if summary.runs else []
+    else:
+        seeds = f" over {plural(summary.count(best), 'seed')}" if summary.seeds else ""
+        reached = spread(best.mean(objective.name), best.sd(objective.name))
+        title = "best" if len(summary.settings) > 1 else "result"
+        lines = [(title, f"{best.label}: {objective.name} {reached}{seeds}")]
+        lines += [("", summary.doubt)] if summary.doubt else []
+    if found and found.refused:
+        lines.append(("matters", f"not stated: {found.refused}"))
+    elif found:
+        shares = [f"{name} {percent(share)}" for name, share in found.shares.items()]
+        shares += [f"seeds {percent(found.seeds)}"] if found.seeds is not None else []
+        lines.append(("matters", f"{', '.join(shares)} of the variance over {found.runs} runs"))
+    return lines

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from rich.cells import cell_len
+from rich.cells import cell_len, chop_cells
 
 from runner.errors import Fault
 from runner.io.terminal import to_visible
@@ -74,44 +74,34 @@ def to_blocks(rows: Iterable[TokenRow], scored: bool = False) -> Iterator[list[B
     for number, group in itertools.groupby(rows, key=lambda row: row.number):
         together, name = list(group), f"row {number + 1}"
         if [row.role for row in together] != ["chosen", "rejected"]:
-            yield [
-                Block(f"{name}{f' {row.role}' if row.role else ''}: {_counts(row, scored)}", row) for row in together
-            ]
+            yield [Block(f"{f'{name} {row.role}'.strip()}: {_counts(row, scored)}", row) for row in together]
             continue
-        shared = _shared(*together)
-        prompt = Block(f"{name}: {shared} tokens are shared", _part(together[0], 0, shared))
+        chosen, rejected = together
+        pairs = zip(chosen.ids, rejected.ids, chosen.trained, rejected.trained, strict=False)
+        alike = itertools.takewhile(lambda pair: pair[0] == pair[1] and not (pair[2] or pair[3]), pairs)
+        shared = sum(1 for _ in alike)  # untrained tokens that both begin with
+        prompt = Block(f"{name}: {shared} tokens are shared", _part(chosen, 0, shared))
         sides = [Block(f"{row.role}: {_counts(row, scored)}", _part(row, shared), row.role) for row in together]
         yield [prompt, *sides] if shared else sides
-
-
-def _shared(chosen: TokenRow, rejected: TokenRow) -> int:
-    """The number of untrained tokens that both of a pair begin with."""
-    pairs = zip(chosen.ids, rejected.ids, chosen.trained, rejected.trained, strict=False)
-    alike = itertools.takewhile(lambda pair: pair[0] == pair[1] and not (pair[2] or pair[3]), pairs)
-    return sum(1 for _ in alike)
 
 
 def _part(row: TokenRow, start: int, end: int | None = None) -> TokenRow:
     cut = slice(start, end)
     weights = None if row.weights is None else row.weights[cut]
-    return TokenRow(row.number, row.role, row.ids[cut], row.trained[cut], weights, row.whole, row.texts[cut])
+    return replace(row, ids=row.ids[cut], trained=row.trained[cut], weights=weights, texts=row.texts[cut])
 
 
 def _counts(row: TokenRow, scored: bool) -> str:
-    size = len(row.ids)
-    cut = f", cut from {row.whole}" if row.whole else ""
+    """The number of tokens, and of those that are trained, with their weights where they are not all 1."""
+    size, cut = len(row.ids), f", cut from {row.whole}" if row.whole else ""
     if row.role == "prompt" or scored:
         return f"{size} tokens{cut}"
-    return f"{sum(row.trained)} of {size} tokens trained ({row.share:.0%}){_weights(row)}{cut}"
-
-
-def _weights(row: TokenRow) -> str:
-    """The weights of the trained tokens, where they are not all 1."""
     values = sorted({weight for weight, bit in zip(row.weights or [], row.trained, strict=False) if bit})
-    if values in ([], [1.0]):
-        return ""
     shown = " and ".join(f"{value:g}" for value in values)
-    return f", weights {shown if len(values) < 3 else f'{values[0]:g} to {values[-1]:g}'}"
+    if len(values) > 2:
+        shown = f"{values[0]:g} to {values[-1]:g}"
+    weights = "" if values in ([], [1.0]) else f", weights {shown}"
+    return f"{sum(row.trained)} of {size} tokens trained ({row.share:.0%}){weights}{cut}"
 
 
 # --- What a token looks like --------------------------------------------------------------------
@@ -139,7 +129,7 @@ def format_sheet(sheet: Sheet, *, colour: bool = False, width: int = MAX_WIDTH) 
     for blocks in to_blocks(sheet.rows, sheet.scored):
         for block in blocks:
             heading = f"\x1b[1m{block.heading}\x1b[0m" if colour else block.heading
-            lines += ["", heading, *_text_lines(block.row, colour, width)]
+            lines += ["", heading, *_text_lines(block.row, colour, width - 2)]
     return "\n".join(lines) + "\n"
 
 
@@ -148,8 +138,18 @@ def _styled(text: str, mark: str) -> str:
 
 
 def _text_lines(row: TokenRow, colour: bool, width: int) -> Iterator[str]:
-    """The text wrapped at the width, each line with its marks below it where there are any."""
-    for line in _wrapped(_shortened(row), width - 2):
+    """The text wrapped at the width, each line with its marks below it where there are any.
+
+    Of a long stretch of equally marked tokens the middle is left out.
+    """
+    cells: list[tuple[str, str]] = []  # each visible character with its mark
+    marked = ((to_visible(text), to_mark(row, place)) for place, text in enumerate(row.texts))
+    for mark, run in itertools.groupby(marked, key=lambda cell: cell[1]):
+        text, half = "".join(text for text, _ in run), MAX_STRETCH // 2
+        if len(text) > MAX_STRETCH:
+            text = f"{text[:half]} [... {len(text) - MAX_STRETCH} characters ...] {text[-half:]}"
+        cells += ((character, mark) for character in text)
+    for line in _wrapped(cells, width):
         text = "".join(character for character, _ in line)
         if colour:
             runs = itertools.groupby(line, key=lambda cell: cell[1])
@@ -160,31 +160,14 @@ def _text_lines(row: TokenRow, colour: bool, width: int) -> Iterator[str]:
             yield f"  {marks}".rstrip()
 
 
-def _shortened(row: TokenRow) -> Iterator[tuple[str, str]]:
-    """The visible characters with their marks, long stretches without their middle."""
-    marked = ((text, to_mark(row, place)) for place, text in enumerate(row.texts))
-    for mark, run in itertools.groupby(marked, key=lambda cell: cell[1]):
-        tokens = [to_visible(text) for text, _ in run]
-        text = "".join(tokens)
-        if len(text) > MAX_STRETCH:
-            half = MAX_STRETCH // 2
-            text = f"{text[:half]} [... {len(text) - MAX_STRETCH} characters ...] {text[-half:]}"
-        yield from ((character, mark) for character in text)
-
-
-def _wrapped(cells: Iterable[tuple[str, str]], width: int) -> Iterator[list[tuple[str, str]]]:
-    """The characters in lines of at most this many columns, a new one after each line break of the text."""
-    line: list[tuple[str, str]] = []
-    used = 0
-    for character, mark in cells:
-        if character == "\n" or used + cell_len(character) > width:
-            yield line
-            line, used = [], 0
-        if character != "\n":
-            line.append((character, mark))
-            used += cell_len(character)
-    if line:
-        yield line
+def _wrapped(cells: Sequence[tuple[str, str]], width: int) -> Iterator[Sequence[tuple[str, str]]]:
+    """The characters in lines of at most so many columns, a new one after each line break of the text."""
+    start = 0
+    for paragraph in "".join(character for character, _ in cells).split("\n"):
+        for line in chop_cells(paragraph, width):
+            yield cells[start : start + len(line)]
+            start += len(line)
+        start += 1  # the line break
 
 
 # --- Page ---------------------------------------------------------------------------------------
