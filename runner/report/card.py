@@ -129,7 +129,7 @@ def _repeat(run: RunRecord) -> str:
 
 
 def _notes(run: RunRecord, export: Export) -> list[str]:
-    """What is to be known of the exported weights."""
+    """Remarks on the exported weights."""
     origin = "the adapter was merged into its base in float32" if export.merged else "the weights as they were trained"
     model = run.manifest.get("model") or {}
     counts = [f"{number(model[key])} {key}" for key in ("parameters", "trainable") if model.get(key)]

@@ -19,6 +19,7 @@ from torch import nn
 
 from runner.errors import DataError, EnvironmentFault, Fault, RunnerError, SickRun
 from runner.reward.limit import within
+from runner.reward.rule import Completion
 
 TIMEOUT = 1800.0  # seconds for one batch, unless the config says otherwise
 # What the runner and the trainers give beside columns; never offered as a column.
@@ -27,7 +28,7 @@ NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 # What a function raises when the machine failed it, and not what it was given.
 OF_THE_MACHINE = (ConnectionError, MemoryError, ImportError)
 
-Prompt = str | list[dict[str, Any]]  # text or a chat
+Prompt = Completion  # a text or a chat
 Answer = list[float | list[float] | None]  # for each completion one number, or one for each step, or none
 
 
@@ -58,9 +59,8 @@ class RewardTracker:
             self.answers.clear()
         self.answers[name] = answer
         if len(self.answers) == len(self.earned):
-            answers = list(self.answers.values())
-            self.answers.clear()
-            check_some_apply(answers, prompts)
+            answers, self.answers = self.answers, {}
+            check_some_apply(list(answers.values()), prompts)
 
     def pop_means(self) -> dict[str, float]:
         """The mean of each reward since this was asked last, by its name; of this process alone."""
@@ -100,9 +100,9 @@ class Scorer:
 
         Raises DataError where it raised or gave no number, and SickRun for NaN, infinity and a call that hangs.
         """
-        return self._checked(self.ask(**given), given)
+        return self._check(self.ask(**given), given)
 
-    def ask(self, **given: Any) -> Any:
+    def ask(self, **given: Any) -> object:
         """Call the function with the columns that it takes; gives whatever it returns."""
         arguments = serve_columns(self.where, self.call, given)
         try:
@@ -113,7 +113,7 @@ class Scorer:
         except Exception as error:
             raise self._raised(error, arguments, given) from error
 
-    def _checked(self, answer: Any, given: Mapping[str, Any]) -> Answer:
+    def _check(self, answer: object, given: Mapping[str, Any]) -> Answer:
         values = check_answer(self.where, answer, _prompts(given), per_step=self.per_step)
         if self.tracker is not None:
             self.tracker.record_answer(self.__name__, values, _prompts(given))
@@ -123,29 +123,27 @@ class Scorer:
         prompts = _prompts(given)
         found = f"no answer after {self.timeout:g} s for {len(prompts)} completions"
         fix = f"{self.where}.timeout=<seconds>, or null"
-        return SickRun(Fault(self.where, found, f"an answer; {_asked(prompts, 0)}", fix))
+        return SickRun(Fault(self.where, found, f"an answer; {_quote(prompts, 0)}", fix))
 
     def _raised(self, error: Exception, arguments: Mapping[str, Any], given: Mapping[str, Any]) -> RunnerError:
         """The error for what a function raised, with the row that it raised for if it does so for one row alone."""
         prompts = _prompts(given)
         found = " ".join(f"raised {type(error).__name__}: {error}".split())[:300].removesuffix(":")
         if isinstance(error, OF_THE_MACHINE) or type(error).__name__ == "OutOfMemoryError":
-            return EnvironmentFault(Fault(self.where, found, f"an answer; {_asked(prompts, 0)}"))
+            return EnvironmentFault(Fault(self.where, found, f"an answer; {_quote(prompts, 0)}"))
         row = self._row_of(error, arguments, len(prompts))
         found += f", for {len(prompts)} completions" if row is None else f", for completion {row} of {len(prompts)}"
-        expected = f"a number for each completion; {_asked(prompts, row or 0)}"
+        expected = f"a number for each completion; {_quote(prompts, row or 0)}"
         frame = traceback.extract_tb(error.__traceback__)[-1]
         fix = f"mend {frame.filename}:{frame.lineno}; the same command with --debug shows the traceback"
         return DataError(Fault(self.where, found, expected, fix))
 
     def _row_of(self, error: Exception, arguments: Mapping[str, Any], count: int) -> int | None:
-        """The first row for which the same is raised when a function is asked for that row alone."""
+        """The first row for which the same is raised when a function is called for that row alone."""
         plain = inspect.isfunction(getattr(self.call, "func", self.call))
+        rows = {name for name, value in arguments.items() if isinstance(value, list) and len(value) == count}
         for row in range(count if plain else 0):
-            alone = {
-                name: [value[row]] if isinstance(value, list) and len(value) == count else value
-                for name, value in arguments.items()
-            }
+            alone = {name: [value[row]] if name in rows else value for name, value in arguments.items()}
             try:
                 with within(self.timeout, lambda: self._late({"prompts": [""]})):
                     self.call(**alone)
@@ -168,21 +166,23 @@ class AsyncScorer(Scorer):
             raise
         except Exception as error:
             raise self._raised(error, {}, given) from error
-        return self._checked(answer, given)
+        return self._check(answer, given)
 
 
-def to_scorer(name: str, call: Any, **how: Any) -> Any:
+def to_scorer(name: str, call: object, **options: Any) -> Scorer | nn.Module:
     """A reward as trainers take it: a function or object checked, and a model with its scores watched.
 
     >>> to_scorer("size", lambda completions: [len(text) for text in completions])(completions=["ab"], prompts=["?"])
     [2]
     """
     if isinstance(call, nn.Module):
-        return watch_model(name, call, how.get("tracker"))
+        return watch_model(name, call, options.get("tracker"))
     if not callable(call):
         found = f"{type(call).__name__} {str(call)[:40]!r}"
-        raise DataError(Fault(f"{how.get('group', 'reward')}.{name}", found, "a function, or something to call"))
-    return (AsyncScorer if _is_async(call) else Scorer)(name, call, **how)
+        raise DataError(Fault(f"{options.get('group', 'reward')}.{name}", found, "a function, or something to call"))
+    function = getattr(call, "func", call)
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    return (AsyncScorer if is_async else Scorer)(name, call, **options)
 
 
 def watch_model(name: str, model: nn.Module, tracker: RewardTracker | None = None) -> nn.Module:
@@ -190,7 +190,7 @@ def watch_model(name: str, model: nn.Module, tracker: RewardTracker | None = Non
     if tracker is not None:
         tracker.earned[name] = []
 
-    def watch(module: nn.Module, inputs: Any, output: Any) -> None:
+    def watch(module: nn.Module, inputs: object, output: object) -> None:
         if not hasattr(output, "logits"):
             return
         scores = output.logits[:, 0].float().tolist()
@@ -221,7 +221,7 @@ def serve_columns(where: str, call: Callable[..., Any], given: Mapping[str, Any]
     return {name: value for name, value in given.items() if name not in bound and (takes_all or name in names)}
 
 
-def check_answer(where: str, answer: Any, prompts: Sequence[Prompt], *, per_step: bool = False) -> Answer:
+def check_answer(where: str, answer: object, prompts: Sequence[Prompt], *, per_step: bool = False) -> Answer:
     """The answer of a reward as a list of Python's own values, though it may be a tensor or an array, or hold some.
 
     Raises DataError unless it has for each prompt a number, None, or with ``per_step`` a list of numbers, and SickRun
@@ -234,20 +234,21 @@ def check_answer(where: str, answer: Any, prompts: Sequence[Prompt], *, per_step
     values = [value.tolist() if hasattr(value, "tolist") else value for value in answer]
     if len(values) != len(prompts):
         found, fix = f"{len(values)} rewards for {len(prompts)} completions", "return a list as long as completions"
-        raise DataError(Fault(where, found, f"one for each completion; {_asked(prompts, 0)}", fix))
+        raise DataError(Fault(where, found, f"one for each completion; {_quote(prompts, 0)}", fix))
     for row, value in enumerate(values):
-        place = f"for completion {row} of {len(prompts)}"
+        place, prompt = f"for completion {row} of {len(prompts)}", _quote(prompts, row)
         if isinstance(value, list) and not per_step:
-            found = f"a list of {len(value)} {place}"
             fix = f"{where}.aggregate=last where it has one, or trainer=ppo, which takes rewards per step"
-            raise DataError(Fault(where, found, f"one number; {_asked(prompts, row)}", fix))
+            raise DataError(Fault(where, f"a list of {len(value)} {place}", f"one number; {prompt}", fix))
         for number in value if isinstance(value, list) else [value]:
-            if not (isinstance(number, int | float) or (number is None and number is value)):
+            if number is None and not isinstance(value, list):
+                continue
+            if not isinstance(number, int | float):
                 found = f"{type(number).__name__} {str(number)[:40]!r} {place}"
-                expected = f"a number, or None where it does not apply; {_asked(prompts, row)}"
+                expected = f"a number, or None where it does not apply; {prompt}"
                 raise DataError(Fault(where, found, expected, "return a list of numbers"))
-            if number is not None and not math.isfinite(number):
-                expected = f"a finite number, or None where it does not apply; {_asked(prompts, row)}"
+            if not math.isfinite(number):
+                expected = f"a finite number, or None where it does not apply; {prompt}"
                 raise SickRun(Fault(where, f"{number} {place}", expected))
     return values
 
@@ -257,7 +258,7 @@ def check_some_apply(answers: Sequence[Answer], prompts: Sequence[Prompt]) -> No
     rows = [row for row, values in enumerate(zip(*answers, strict=True)) if all(value is None for value in values)]
     if rows:
         found = f"every reward gave None to completion {rows[0]} of {len(prompts)}, and to {len(rows) - 1} more"
-        expected = f"at least one reward that applies to each row; {_asked(prompts, rows[0])}"
+        expected = f"at least one reward that applies to each row; {_quote(prompts, rows[0])}"
         raise DataError(Fault("reward", found, expected))
 
 
@@ -265,13 +266,8 @@ def _prompts(given: Mapping[str, Any]) -> Sequence[Prompt]:
     return given.get("prompts") or given["completions"]
 
 
-def _asked(prompts: Sequence[Prompt], row: int) -> str:
+def _quote(prompts: Sequence[Prompt], row: int) -> str:
     """The prompt of a row, the last turn of a chat, short enough for a message."""
     prompt = prompts[row] if prompts else ""
     text = prompt if isinstance(prompt, str) else str(prompt[-1].get("content", "")) if prompt else ""
     return f"the prompt: {' '.join(text.split())[:80]!r}"
-
-
-def _is_async(call: Any) -> bool:
-    call = getattr(call, "func", call)
-    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(type(call).__call__)

@@ -64,7 +64,7 @@ class ProcessModel:
 
     A token classification model, as TRL's PRMTrainer makes it, is read at the token that ends a step, all steps in one
     pass; a sequence classification model is shown the answer up to each step. ``label`` is the class that means right,
-    the last one unless told otherwise. ``aggregate`` null gives the score of every step, which only PPO takes.
+    the last one unless another is named. ``aggregate`` null gives the score of every step, which only PPO takes.
     """
 
     def __init__(

@@ -756,8 +756,8 @@ DEFECTS = (
         "infinite_reward_passes",
         "Of rewards that are no finite numbers only NaN is refused.",
         "runner/reward/panel.py",
-        "if number is not None and not math.isfinite(number):",
-        "if number is not None and math.isnan(number):",
+        "            if not math.isfinite(number):\n",
+        "            if math.isnan(number):\n",
         tests=("tests/test_reward_panel.py::test_what_is_no_reward_is_told_with_its_row_and_prompt",),
     ),
     Defect(
