@@ -351,6 +351,9 @@ def test_a_heat_map_has_the_scores_in_their_cells(tmp_path):
     torn = lay_run(tmp_path / "grid" / "torn", after={"eval_exact": 1.0})
     (torn / "config.yaml").write_text("a: [1\n b: }")
     assert heat_cells(summarise(tmp_path / "grid"), "eval_exact", axes["kl_coef"], axes["learning_rate"]) == cells
+    for status in (tmp_path / "grid").glob("kl-*/status.json"):
+        status.write_text('{"state": "interrupted"}')
+    assert "heat-learning_rate-kl_coef" in sweep_pictures_of(tmp_path / "grid"), "no score but of the torn one"
     assert [picture.name for picture in sweep_pictures(summary)][2] == "heat-learning_rate-kl_coef"
 
 

@@ -21,8 +21,8 @@ from runner.report.plot import (
     MAX_POINTS_BESIDE,
     OTHERS,
     Picture,
-    colours_of,
     run_pictures,
+    styled,
     sweep_pictures,
     to_svg,
     write_plots,
@@ -67,7 +67,7 @@ def write_report(summary: Summary) -> Path:
         path.unlink(missing_ok=True)  # another report may have done so
     context = {
         "summary": summary,
-        "colours": colours_of(summary),
+        "colours": [colour for _, colour, _ in styled(summary)],
         "charts": [(picture, svg) for picture, svg in svgs if not picture.name.startswith("curve-")],
         "curves": [(picture, svg) for picture, svg in svgs if picture.name.startswith("curve-")],
         "prompts": side_by_side(summary),
@@ -120,7 +120,7 @@ def side_by_side(summary: Summary) -> list[Prompt]:
 
     The settings are the best ones and the last, each with one finished run; before them stands the start model.
     """
-    ranked = [pair for pair in zip(summary.settings, colours_of(summary), strict=True) if pair[0].finished]
+    ranked = [(setting, colour) for setting, colour, _ in styled(summary) if setting.finished]
     if len(ranked) > MAX_COLUMNS:
         ranked = [*ranked[: MAX_COLUMNS - 1], ranked[-1]]
     columns: list[Column] = []

@@ -19,7 +19,7 @@ from runner.io.files import write_bytes
 from runner.report.axis import Axis
 from runner.report.number import short, spread, value
 from runner.report.objective import SweepObjective
-from runner.report.sweep import Summary
+from runner.report.sweep import Summary, SweepSetting
 from runner.run.read import RunRecord, curve, is_finite, names, read_metrics
 
 # Which metrics of a run share a picture: the picture's name, and what the metric's last word may be.
@@ -120,20 +120,15 @@ def sweep_pictures(summary: Summary) -> list[Picture]:
     logged = {name for run in summary.runs for name in names(run.lines) if len(curve(run.lines, name)[0]) > 1}
     curves = [name for name in dict.fromkeys((*([objective.name] if objective else []), *CURVES)) if name in logged]
     pictures += [_curve_picture(summary, name) for name in curves[:MAX_CURVES]]
-    keys = [label for label in _labels(summary) if label]
+    keys = [label for *_, label in styled(summary) if label]
     return [replace(picture, keys=keys) for picture in pictures]
 
 
-def colours_of(summary: Summary) -> list[str]:
-    """A colour for each setting, best first; those beyond the palette share one."""
-    return [COLOURS[place] if place < len(COLOURS) else OTHERS for place in range(len(summary.settings))]
-
-
-def _labels(summary: Summary) -> list[str | None]:
-    """A label for each setting, best first; the first of those beyond the palette stands for all of them."""
-    labels = [setting.label for setting in summary.settings[: len(COLOURS)]]
-    others = len(summary.settings) - len(labels)
-    return [*labels, *(["others"] if others else []), *([None] * (others - 1))]
+def styled(summary: Summary) -> list[tuple[SweepSetting, str, str | None]]:
+    """Each setting, best first, with its colour and label; beyond the palette all share one, labelled once."""
+    colours = [*COLOURS, *[OTHERS] * len(summary.settings)]
+    labels = [*(setting.label for setting in summary.settings[: len(COLOURS)]), "others"]
+    return list(zip(summary.settings, colours, [*labels, *[None] * len(summary.settings)], strict=False))
 
 
 def to_svg(picture: Picture, prefix: str) -> str:
@@ -229,21 +224,20 @@ def _add_legend(picture: Picture) -> None:
 
 def _axis_picture(summary: Summary, name: str, axis: Axis) -> Picture:
     """The objective of each setting over the values of one axis, and the line through the means of the values."""
-    levels, colours, labels = axis.levels, colours_of(summary), _labels(summary)
-    scored = [(place, setting) for place, setting in enumerate(summary.settings) if setting.scores.get(name)]
+    scored = [line for line in styled(summary) if line[0].scores.get(name)]
     with _axes(name, axis.name) as (figure, axes):
         means: dict[int, float] = {}
-        for spot, level in enumerate(levels):
-            here = [(place, setting) for place, setting in scored if setting.values[axis.name] == level]
-            means |= {spot: fmean(fmean(setting.scores[name]) for _, setting in here)} if here else {}
-            for turn, (place, setting) in enumerate(here):
+        for spot, level in enumerate(axis.levels):
+            here = [line for line in scored if line[0].values[axis.name] == level]
+            means |= {spot: fmean(fmean(setting.scores[name]) for setting, *_ in here)} if here else {}
+            for turn, (setting, colour, label) in enumerate(here):
                 x = spot + 0.3 * ((turn + 0.5) / len(here) - 0.5)
-                label = labels[place] if len(summary.axes) > 1 else None
-                style = {"fmt": "o", "ms": 5, "capsize": 3, "color": colours[place], "label": label}
+                style = {"fmt": "o", "ms": 5, "capsize": 3, "color": colour}
+                style["label"] = label if len(summary.axes) > 1 else None
                 axes.errorbar(x, setting.mean(name), setting.sd(name) or 0, **style)
         axes.plot(list(means), list(means.values()), "-", color=INK, alpha=0.45, linewidth=1.1, zorder=0)
-        _ticks(axes, "x", levels)
-        axes.set_xlim(-0.5, len(levels) - 0.5)
+        _ticks(axes, "x", axis.levels)
+        axes.set_xlim(-0.5, len(axis.levels) - 0.5)
         axes.grid(axis="y")
     caption = f"{name} against {axis.name}; the line joins the means, bars are one standard deviation over seeds"
     return Picture(f"objective-{_file(axis.name)}", caption, figure)
@@ -258,7 +252,7 @@ def _heat_picture(summary: Summary, objective: SweepObjective) -> Picture:
     across, up = (axis for axis in summary.axes if axis in ranked)  # in the order of the table
     cells = heat_cells(summary, objective.name, across, up)
     means = [fmean(found) for found in cells.values()]
-    low, high = min(means), max(means)
+    low, high = min(means, default=0.0), max(means, default=0.0)
     colours = colormaps["viridis" if objective.maximise else "viridis_r"]
     with _axes(up.name, across.name) as (figure, axes):
         for (x, y), found in cells.items():
@@ -292,21 +286,19 @@ def heat_cells(summary: Summary, name: str, across: Axis, up: Axis) -> dict[tupl
 def _trade_pictures(summary: Summary) -> Iterator[Picture]:
     """Reward against the distance from the start model, each run a line that ends in a dot."""
     for kl, reward in TRADES:
-        paths = []
-        for place, run in ((place, run) for place, setting in enumerate(summary.settings) for run in setting.runs):
-            both = [line for line in run.lines if is_finite(line.get(kl)) and is_finite(line.get(reward))]
-            if len(both) > 1:
-                paths.append((place, *thinned([line[kl] for line in both], [line[reward] for line in both], most=8)))
-        if not paths:
-            continue
-        colours, labels = colours_of(summary), dict(enumerate(_labels(summary)))
         with _axes(reward, kl) as (figure, axes):
-            for place, xs, ys in sorted(paths, key=lambda path: -path[0]):
-                axes.plot(xs, ys, "-", color=colours[place], alpha=0.4, linewidth=1)
-                axes.plot(xs[-1], ys[-1], "o", color=colours[place], markersize=6, label=labels.pop(place, None))
+            for setting, colour, label in reversed(styled(summary)):
+                for run in setting.runs:
+                    both = [line for line in run.lines if is_finite(line.get(kl)) and is_finite(line.get(reward))]
+                    if len(both) > 1:
+                        xs, ys = thinned([line[kl] for line in both], [line[reward] for line in both], most=8)
+                        axes.plot(xs, ys, "-", color=colour, alpha=0.4, linewidth=1)
+                        axes.plot(xs[-1], ys[-1], "o", color=colour, markersize=6, label=label)
+                        label = None
             axes.grid()
-        caption = f"{reward} against {kl} while training, averaged to 8 points; each dot is where a run is last"
-        yield Picture("reward-kl", caption, figure)
+        if axes.lines:
+            caption = f"{reward} against {kl} while training, averaged to 8 points; each dot is where a run is last"
+            yield Picture("reward-kl", caption, figure)
 
 
 def _curve_picture(summary: Summary, name: str) -> Picture:
@@ -314,19 +306,18 @@ def _curve_picture(summary: Summary, name: str) -> Picture:
 
     Settings beyond the palette are thin lines.
     """
-    colours, labels = colours_of(summary), _labels(summary)
     with _axes(name) as (figure, axes):
-        for place, setting in reversed(list(enumerate(summary.settings[: len(COLOURS) + MAX_OTHERS]))):
+        for setting, colour, label in reversed(styled(summary)[: len(COLOURS) + MAX_OTHERS]):
             steps, means, sds = band(setting.runs, name)
             if not steps:
                 continue
-            thin = place >= len(COLOURS)
+            thin = colour == OTHERS
             marker = "o" if len(steps) < 4 and not thin else ""
             style = {"linewidth": 0.7 if thin else 1.6, "zorder": 1 if thin else 2, "marker": marker, "markersize": 3}
-            axes.plot(steps, means, color=colours[place], label=labels[place], **style)
+            axes.plot(steps, means, color=colour, label=label, **style)
             if any(sds) and not thin:
                 low, high = ([m + side * sd for m, sd in zip(means, sds, strict=True)] for side in (-1, 1))
-                axes.fill_between(steps, low, high, color=colours[place], alpha=0.16, linewidth=0)
+                axes.fill_between(steps, low, high, color=colour, alpha=0.16, linewidth=0)
         axes.grid()
     return Picture(f"curve-{_file(name)}", name, figure)
 
