@@ -230,17 +230,6 @@ def test_a_process_model_without_a_trained_head_is_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trainer", ["grpo", "rloo", "online_dpo", "ppo"])
-def test_online_trainers_learn_from_a_reward_model(train, tmp_path, trainer):
-    classifier(tmp_path / "scorer")
-    few = ("trainer.args.max_steps=2", "trainer.args.logging_steps=1", "metric=none")
-    path = f"reward.model.path={tmp_path / 'scorer'}"
-    done = train(f"trainer={trainer}", "reward=model", path, *few)
-    assert (done.code, done.state()) == (0, "finished")
-    assert all(line["grad_norm"] > 0 for line in done.lines if line["step"])
-
-
-@pytest.mark.slow
 def test_ppo_learns_from_a_reward_for_each_step(train):
     words = ("trainer.args.max_steps=12", "trainer.args.logging_steps=1", "learning_rate=3e-4", "metric=none")
     done = train("trainer=ppo", "reward=sorted_steps", "trainer.args.step_separator=' '", *words)

@@ -82,6 +82,7 @@ def test_rewards_of_every_kind_together_each_under_its_name(train, tmp_path, url
     prefix = "" if f"rewards/{names[0]}/mean" in line else "eval_"
     found = {name: line.get(f"{prefix}rewards/{name}/mean") for name in names}
     assert None not in found.values(), found
+    assert all(line["grad_norm"] > 0 for line in done.lines if line["step"])
     assert -1 <= found["sorted_digits"] <= 1 and 0 <= found["process_model"] <= 1 and found["remote"] >= 0
 
 
