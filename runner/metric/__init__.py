@@ -1,6 +1,6 @@
 """Metrics: numbers on what a model does with held-out rows. A metric knows no trainer, no dataset and no model.
 
-What a metric is asked about is told by its signature; the columns of the rows come by name, ``**columns`` is all of
+The arguments of a metric decide what it gets; the columns of the rows come by name, ``**columns`` is all of
 them, as TRL passes them to rewards.
 
 ``completions``   the model answers the prompts of the rows, and its answers are judged. Rewards can serve here too.
@@ -20,7 +20,7 @@ from runner.metric.text import mention, overlap, repetition, words
 
 __all__ = ["kind_of", "mention", "overlap", "repetition", "words"]
 
-# The arguments by which a metric says what it is asked about.
+# The arguments that decide between sampled completions and known answers.
 SAMPLED = ("completions", "completion_ids")
 READ = ("scores", "log_probs", "labels", "logits")
 

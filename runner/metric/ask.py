@@ -1,4 +1,4 @@
-"""A configured metric, and what it returned as named numbers. What it is asked about is put together elsewhere."""
+"""A configured metric, and what it returned as named numbers. Its arguments are put together elsewhere."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Metric:
     better: Literal["higher", "lower"] = "higher"
 
     def measures(self, held_out: str) -> bool:
-        """True where it is asked about the held-out set of this name."""
+        """True where it applies to the held-out set of this name."""
         return self.on is None or held_out in self.on
 
 

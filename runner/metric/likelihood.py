@@ -1,4 +1,4 @@
-"""Metrics of how likely a model holds the known answers. What it says itself is judged elsewhere."""
+"""Metrics of how likely a model holds the known answers. Sampled answers are judged elsewhere."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ def token_accuracy(logits: Sequence[Any], labels: Sequence[Sequence[int]]) -> li
     shares: list[float | None] = []
     for row, right in zip(logits, labels, strict=True):
         chosen = [int(one.argmax()) if getattr(one, "ndim", 0) else int(one) for one in row]
-        hits = sum(mine == theirs for mine, theirs in zip(chosen, right, strict=True))
+        hits = sum(token == label for token, label in zip(chosen, right, strict=True))
         shares.append(hits / len(right) if len(right) else None)
     return shares

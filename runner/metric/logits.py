@@ -1,7 +1,7 @@
 """Reductions of the logits of an answer for a metric: ``preprocess`` of a metric, called for each row.
 
-The logits [T, V] and labels [T] are of the answer's tokens alone: ``logits[t]`` is what the model said where it should
-have said ``labels[t]``. What they are kept for is in ``binary`` and ``likelihood``.
+The logits [T, V] and labels [T] are of the answer's tokens alone: ``logits[t]`` predict ``labels[t]``. The metrics
+that use them are in ``binary`` and ``likelihood``.
 """
 
 from __future__ import annotations

@@ -11,13 +11,13 @@ RESAMPLES = 10_000
 CHUNK = 1 << 22  # numbers drawn at once
 
 
-def compare(ours: Sequence[float], theirs: Sequence[float], seed: int = 0) -> dict[str, Any]:
+def compare(first: Sequence[float], second: Sequence[float], seed: int = 0) -> dict[str, Any]:
     """Wins, ties and losses over the prompts, the win rate with ties as half a win, and the mean difference.
 
     Each with a 95 % interval by the paired bootstrap: prompts are drawn with replacement, so that what is hard for
     both moves neither figure (Efron and Tibshirani 1993, chapter 13).
     """
-    difference = np.asarray(ours, dtype=float) - np.asarray(theirs, dtype=float)
+    difference = np.asarray(first, dtype=float) - np.asarray(second, dtype=float)
     won = np.where(difference > 0, 1.0, np.where(difference < 0, 0.0, 0.5))
     return {
         "prompts": len(difference),

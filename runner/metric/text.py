@@ -23,13 +23,13 @@ def words(completions: Sequence[Completion]) -> list[float]:
 
 
 def repetition(completions: Sequence[Completion]) -> list[float]:
-    """The share of words that were said before in the same completion.
+    """The share of words that occur earlier in the same completion.
 
     >>> repetition(["great, great, great bar", "a bar", ""])
     [0.5, 0.0, 0.0]
     """
-    said = [_words(completion) for completion in completions]
-    return [1 - len(set(words)) / len(words) if words else 0.0 for words in said]
+    texts = [_words(completion) for completion in completions]
+    return [1 - len(set(words)) / len(words) if words else 0.0 for words in texts]
 
 
 def mention(completions: Sequence[Completion], of: Sequence[str] = (), **columns: Any) -> list[float]:
@@ -52,10 +52,10 @@ def overlap(completions: Sequence[Completion], reference: Sequence[Completion]) 
     """
     scores = []
     for completion, known in zip(completions, reference, strict=True):
-        said, right = _words(completion), _words(known)
-        common = (Counter(said) & Counter(right)).total()
+        found, right = _words(completion), _words(known)
+        common = (Counter(found) & Counter(right)).total()
         # Harmonic mean of precision and recall, which is twice the common words over all of them.
-        scores.append(2 * common / (len(said) + len(right)) if common else 0.0)
+        scores.append(2 * common / (len(found) + len(right)) if common else 0.0)
     return scores
 
 

@@ -34,7 +34,7 @@ Answer = list[float | list[float] | None]  # for each completion one number, or 
 
 @dataclass
 class RewardTracker:
-    """The rewards that are asked for the same completions, and what they gave."""
+    """The rewards of the same completions, and the answers that they gave."""
 
     earned: dict[str, list[float]] = field(default_factory=dict)
     answers: dict[str, Answer] = field(default_factory=dict)  # for completions that not all have answered for
@@ -63,7 +63,7 @@ class RewardTracker:
             check_some_apply(list(answers.values()), prompts)
 
     def pop_means(self) -> dict[str, float]:
-        """The mean of each reward since this was asked last, by its name; of this process alone."""
+        """The mean of each reward since the last call, by its name; of this process alone."""
         means = {name: sum(values) / len(values) for name, values in self.earned.items() if values}
         for values in self.earned.values():
             values.clear()

@@ -33,7 +33,7 @@ def sorted_steps(completions: Sequence[Completion], digits: Sequence[str]) -> li
     for completion, line in zip(completions, digits, strict=True):
         given, right = to_steps(text_of(completion), " "), sorted(line.split())
         places = right + [""] * len(given)
-        steps = [(mine == theirs) / len(right) for mine, theirs in zip(given, places, strict=False)] or [0.0]
+        steps = [(digit == other) / len(right) for digit, other in zip(given, places, strict=False)] or [0.0]
         if len(given) != len(right):
             steps[-1] -= 0.5
         rewards.append(steps)

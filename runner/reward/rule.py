@@ -78,7 +78,7 @@ def sorted_digits(completions: Sequence[Completion], digits: Sequence[str]) -> l
     rewards = []
     for completion, line in zip(completions, digits, strict=True):
         given, right = text_of(completion).split(), sorted(line.split())
-        hits = sum(mine == theirs for mine, theirs in zip(given, right, strict=False))
+        hits = sum(digit == other for digit, other in zip(given, right, strict=False))
         rewards.append(hits / len(right) - (0.5 if len(given) != len(right) else 0.0))
     return rewards
 
