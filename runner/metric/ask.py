@@ -37,7 +37,7 @@ class Metric:
         return self.on is None or held_out in self.on
 
 
-def to_numbers(name: str, answer: Any, rows: int) -> dict[str, float]:
+def to_numbers(name: str, answer: object, rows: int) -> dict[str, float]:
     """The result of a metric as numbers by name, "" for the one without: a list is averaged without its Nones.
 
     >>> to_numbers("size", [1.0, None, 2.0], rows=3), to_numbers("bleu", 31.5, rows=3)
@@ -60,7 +60,7 @@ def to_numbers(name: str, answer: Any, rows: int) -> dict[str, float]:
     return {"": math.fsum(values) / len(values)}
 
 
-def _number(name: str, value: Any, place: str = "") -> float:
+def _number(name: str, value: object, place: str = "") -> float:
     value = value.item() if hasattr(value, "item") else value
     if not isinstance(value, int | float):
         found = f"{type(value).__name__} {str(value)[:40]!r}{place}"

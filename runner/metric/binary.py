@@ -15,11 +15,15 @@ import numpy as np
 
 from runner.errors import DataError, Fault
 from runner.io.turns import text_of
-from runner.metric.text import read_column
+from runner.metric.text import Values, read_column
 
 
 def accuracy(
-    scores: Sequence[float], column: str = "label", positive: str | None = None, threshold: float = 0.0, **columns: Any
+    scores: Sequence[float],
+    column: str = "label",
+    positive: str | None = None,
+    threshold: float = 0.0,
+    **columns: Values,
 ) -> list[float]:
     """1 where a score above ``threshold`` meets a right answer, or another score a wrong one, else 0.
 
@@ -30,7 +34,7 @@ def accuracy(
     return [float((score > threshold) == label) for score, label in zip(scores, labels, strict=True)]
 
 
-def auc(scores: Sequence[float], column: str = "label", positive: str | None = None, **columns: Any) -> float:
+def auc(scores: Sequence[float], column: str = "label", positive: str | None = None, **columns: Values) -> float:
     """The share of pairs of a right and a wrong row in which the right one has the higher score; a tie is half a pair.
 
     Raises DataError where all labels are the same, because there is no such pair.
@@ -65,7 +69,7 @@ def grouped_auc(
     group: str = "user_id",
     positive: str | None = None,
     weighted: bool = True,
-    **columns: Any,
+    **columns: Values,
 ) -> dict[str, float]:
     """The AUC within each group, averaged by the rows of the groups (Zhou et al. 2018), or plainly if not ``weighted``.
 

@@ -6,11 +6,14 @@ that use them are in ``binary`` and ``likelihood``.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from runner.errors import ConfigError, DataError, Fault
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def likeliest(logits: Tensor, labels: Tensor) -> Tensor:
@@ -18,7 +21,9 @@ def likeliest(logits: Tensor, labels: Tensor) -> Tensor:
     return logits.argmax(-1)
 
 
-def log_odds(logits: Tensor, labels: Tensor, tokenizer: Any, positive: str = "Yes", negative: str = "No") -> float:
+def log_odds(
+    logits: Tensor, labels: Tensor, tokenizer: PreTrainedTokenizerBase, positive: str = "Yes", negative: str = "No"
+) -> float:
     """The log-odds that an answer begins with ``positive`` and not with ``negative``: one score per row."""
     first, second = (first_token(tokenizer, word) for word in (positive, negative))
     if first == second:
@@ -29,9 +34,9 @@ def log_odds(logits: Tensor, labels: Tensor, tokenizer: Any, positive: str = "Ye
     return float(logits[0, first] - logits[0, second])
 
 
-def first_token(tokenizer: Any, word: str) -> int:
+def first_token(tokenizer: PreTrainedTokenizerBase, word: str) -> int:
     """The id of the token with which a word begins, as it stands at the start of an answer."""
-    ids = tokenizer(word, add_special_tokens=False)["input_ids"]
+    ids: list[int] = tokenizer(word, add_special_tokens=False)["input_ids"]
     if not ids:
         raise ConfigError(Fault("metric.<name>.preprocess", f"{word!r} has no token", "a word"))
     return ids[0]

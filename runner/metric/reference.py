@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from runner.errors import DataError, EnvironmentFault, Fault
 from runner.io.turns import text_of
-from runner.metric.text import Completion, read_column
+from runner.metric.text import Completion, Values, read_column
 
 
 def bleu(
@@ -19,7 +19,7 @@ def bleu(
     column: str = "reference",
     tokenize: str | None = None,
     lowercase: bool = False,
-    **columns: Any,
+    **columns: Values,
 ) -> float:
     """BLEU of all completions together, from 0 to 100, by sacrebleu.
 
@@ -33,7 +33,7 @@ def bleu(
     return float(BLEU(tokenize=tokenize, lowercase=lowercase).corpus_score(*pairs).score)
 
 
-def chrf(completions: Sequence[Completion], column: str = "reference", word_order: int = 0, **columns: Any) -> float:
+def chrf(completions: Sequence[Completion], column: str = "reference", word_order: int = 0, **columns: Values) -> float:
     """chrF of all completions together, from 0 to 100, by sacrebleu; ``word_order=2`` is chrF++."""
     _need("sacrebleu")
     from sacrebleu.metrics import CHRF
@@ -47,7 +47,7 @@ def rouge(
     column: str = "reference",
     kind: Literal["rouge1", "rouge2", "rougeL", "rougeLsum"] = "rougeL",
     stemmed: bool = True,
-    **columns: Any,
+    **columns: Values,
 ) -> list[float | None]:
     """ROUGE F1 of each completion, from 0 to 1, by rouge-score, which splits words at what is not a letter from a to z.
 

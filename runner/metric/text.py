@@ -11,6 +11,7 @@ from runner.errors import DataError, Fault
 from runner.io.turns import text_of
 
 Completion = str | list[dict[str, Any]]  # a text, or a conversation that ends with the answer
+Values = Sequence[Any]  # of a column of the rows
 
 
 def words(completions: Sequence[Completion]) -> list[float]:
@@ -32,7 +33,7 @@ def repetition(completions: Sequence[Completion]) -> list[float]:
     return [1 - len(set(words)) / len(words) if words else 0.0 for words in texts]
 
 
-def mention(completions: Sequence[Completion], of: Sequence[str] = (), **columns: Any) -> list[float]:
+def mention(completions: Sequence[Completion], of: Sequence[str] = (), **columns: Values) -> list[float]:
     """The share of the columns named by ``of`` whose text occurs in the completion.
 
     >>> mention(["The food at the bar.", "Great!"], of=["place", "topic"], place=["bar", "bar"], topic=["view", "food"])

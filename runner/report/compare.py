@@ -38,13 +38,13 @@ class Section:
 
 def sections_of(ours: RunRecord, theirs: RunRecord) -> list[Section]:
     """Every respect in which two runs can differ, the shortest first and those without a difference before them."""
-    mine, other = facts_of(ours), facts_of(theirs)
-    found = [
-        Section("config", _config(ours.cfg, theirs.cfg)),
-        *(_compared(title, mine[title], other[title]) for title in mine),
-        _scored("results", ours.after, theirs.after),
-        _scored("last metrics", _last(ours), _last(theirs)),
-    ]
+    found, others = [Section("config", _config(ours.cfg, theirs.cfg))], facts_of(theirs)
+    for title, a in facts_of(ours).items():
+        b = others[title]
+        keys = [key for key in dict.fromkeys([*a, *b]) if a.get(key) != b.get(key)]
+        rows = [(key, _node(a.get(key)), _node(b.get(key))) for key in keys]
+        found.append(Section(title, rows, unknown=not a and not b))
+    found += [_scored("results", ours.after, theirs.after), _scored("last metrics", _last(ours), _last(theirs))]
     return sorted(found, key=lambda section: len(section.rows))
 
 
@@ -102,13 +102,6 @@ def _node(entry: object) -> str:
         inner = ", ".join(f"{key}={value(inner)}" for key, inner in flatten(entry).items() if key != "_target_")
         return f"{called}({inner})" if called else f"{{{inner}}}"
     return value(entry)
-
-
-def _compared(title: str, ours: Mapping[str, object], theirs: Mapping[str, object]) -> Section:
-    """A section of what two runs say, row by row where they disagree."""
-    keys = [key for key in dict.fromkeys([*ours, *theirs]) if ours.get(key) != theirs.get(key)]
-    rows = [(key, _node(ours.get(key)), _node(theirs.get(key))) for key in keys]
-    return Section(title, rows, unknown=not ours and not theirs)
 
 
 def changed_files(diff: str) -> Iterator[tuple[str, int, int, str]]:

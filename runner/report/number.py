@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
 
 from runner.schema import to_text
 
@@ -38,7 +37,7 @@ def spread(mean: float | None, sd: float | None) -> str:
     return f"{round(mean, decimals) + 0.0:.{decimals}f} ± {sd:.{decimals}f}"
 
 
-def value(entry: Any) -> str:
+def value(entry: object) -> str:
     """A value of a configuration as in a table: a number short, a text without quotes, others as one would type them.
 
     >>> value(1e-06), value(None), value(["q", "v"]), value("a, b")

@@ -174,7 +174,7 @@ def _to_svgs(pictures: Iterable[Picture]) -> list[tuple[Picture, Markup]]:
     return [(picture, Markup(to_svg(picture, f"p{index}"))) for index, picture in enumerate(pictures)]
 
 
-def render_page(template: str, **context: Any) -> str:
+def render_page(template: str, **context: object) -> str:
     """A template of the folder ``template`` filled in; whatever comes from run files is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

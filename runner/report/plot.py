@@ -9,11 +9,11 @@ import contextlib
 import io
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.io.files import write_bytes
 from runner.report.axis import Axis
@@ -21,6 +21,10 @@ from runner.report.number import short, spread, value
 from runner.report.objective import SweepObjective
 from runner.report.sweep import Summary, SweepSetting
 from runner.run.read import RunRecord, curve, is_finite, names, read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Which metrics of a run share a picture: the picture's name, and what the metric's last word may be.
 PICTURES = {
@@ -81,7 +85,7 @@ class Picture:
 
     name: str
     caption: str
-    figure: Any
+    figure: Figure
     keys: Sequence[str] = ()
 
 
@@ -192,7 +196,7 @@ def _style() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _axes(ylabel: str, xlabel: str = "step", title: str = "") -> Iterator[tuple[Any, Any]]:
+def _axes(ylabel: str, xlabel: str = "step", title: str = "") -> Iterator[tuple[Figure, Axes]]:
     """An empty figure of the size that is readable on a phone, and its axes."""
     with _style():
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -322,7 +326,7 @@ def _curve_picture(summary: Summary, name: str) -> Picture:
     return Picture(f"curve-{_file(name)}", name, figure)
 
 
-def _ticks(axes: Any, side: str, levels: Sequence[Any]) -> None:
+def _ticks(axes: Axes, side: str, levels: Sequence[Hashable]) -> None:
     texts = [short(value(level), 18) for level in levels]
     crowded = side == "x" and sum(map(len, texts)) > 50
     turned = {"rotation": 30, "ha": "right"} if crowded else {}

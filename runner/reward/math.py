@@ -8,18 +8,17 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from runner.errors import EnvironmentFault, Fault
 from runner.io.turns import text_of
-from runner.reward.rule import Completion, known_answers
+from runner.reward.rule import Completion, Values, known_answers
 
 # How texts of solutions mark an answer that is not boxed.
 MARKED = re.compile(r"(?:####|final answer(?: is)?:?|answer:)\s*([^\n]+)", re.IGNORECASE)
 
 
 def boxed_answer(
-    completions: Sequence[Completion], column: str = "reference", strict: bool = True, **columns: Any
+    completions: Sequence[Completion], column: str = "reference", strict: bool = True, **columns: Values
 ) -> list[float | None]:
     r"""1 where what the last ``\boxed{}`` of a completion holds is the answer in ``column``, else 0.
 

@@ -95,14 +95,14 @@ class Scorer:
         if tracker is not None:
             tracker.earned[name] = []
 
-    def __call__(self, **given: Any) -> Answer:
+    def __call__(self, **given: Sequence[Any]) -> Answer:
         """One number, None or list of numbers per completion.
 
         Raises DataError where it raised or gave no number, and SickRun for NaN, infinity and a call that hangs.
         """
         return self._check(self.ask(**given), given)
 
-    def ask(self, **given: Any) -> object:
+    def ask(self, **given: Sequence[Any]) -> object:
         """Call the function with the columns that it takes; gives whatever it returns."""
         arguments = serve_columns(self.where, self.call, given)
         try:
@@ -156,7 +156,7 @@ class Scorer:
 class AsyncScorer(Scorer):
     """The same of a coroutine, which trainers await beside the others."""
 
-    async def __call__(self, **given: Any) -> Answer:  # type: ignore[override]
+    async def __call__(self, **given: Sequence[Any]) -> Answer:  # type: ignore[override]
         arguments = serve_columns(self.where, self.call, given)
         try:
             answer = await asyncio.wait_for(self.call(**arguments), self.timeout)

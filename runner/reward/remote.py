@@ -19,7 +19,7 @@ from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_ope
 
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault
 from runner.io.secrets import mark_secret
-from runner.reward.rule import Completion
+from runner.reward.rule import Completion, Values
 
 BUSY = (408, 425, 429, 500, 502, 503, 504)  # worth another try
 MAX_MEBIBYTES = 64  # of an answer
@@ -56,7 +56,7 @@ class Remote:
             mark_secret(token_variable)
 
     def __call__(
-        self, prompts: Sequence[Completion], completions: Sequence[Completion], **columns: Any
+        self, prompts: Sequence[Completion], completions: Sequence[Completion], **columns: Values
     ) -> list[float | None]:
         if missing := [name for name in self.columns if name not in columns]:
             found = f"the rows have no column {' or '.join(missing)}"

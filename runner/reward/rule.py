@@ -14,6 +14,7 @@ from runner.errors import ConfigError, DataError, Fault
 from runner.io.turns import text_of
 
 Completion = str | list[dict[str, Any]]  # a text, or a conversation that ends with the answer
+Values = Sequence[Any]  # of a column of the rows
 
 PRAISE, COMPLAINT = (
     frozenset(words.split())
@@ -47,7 +48,7 @@ def length(completions: Sequence[Completion], target: int | None = None) -> list
     return [float(size) if target is None else -float(abs(size - target)) for size in sizes]
 
 
-def exact_match(completions: Sequence[Completion], column: str = "reference", **columns: Any) -> list[float | None]:
+def exact_match(completions: Sequence[Completion], column: str = "reference", **columns: Values) -> list[float | None]:
     """1 where the answer is that of ``column`` but for case, spaces and closing marks, else 0; None where that is null.
 
     >>> exact_match([" Paris. ", "Rome", "Oslo"], column="city", city=["paris", "Bern", None])
