@@ -32,7 +32,7 @@ def build(critic: str) -> ActorCritic:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         made = ActorCritic(policy, critic, letter_model(labels=1, seed=5) if critic == "model" else None)
-        if made.value_head is not None:
+        if critic != "model":
             torch.nn.init.normal_(made.value_head.weight)
             made.value_head.bias.data.fill_(0.5)
     return made

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections import defaultdict
 
 import pytest
 import torch
@@ -62,7 +63,8 @@ def rolled_out(trainer, count=8, seed=0):
 
 def set_advantages(trainer, rollout, completions):
     """Those of a rollout from which nothing is learned yet."""
-    trainer.compute_advantages(rollout, trainer.compute_rewards(rollout, completions))
+    rewards, sums = trainer.compute_rewards(rollout, completions), defaultdict(lambda: torch.zeros(()))
+    trainer.compute_advantages(rollout, rewards, (), 1.0, sums)
 
 
 # --- Arithmetic ---------------------------------------------------------------------------------
@@ -223,7 +225,7 @@ def test_an_adapter_that_the_model_came_with_is_the_reference(tmp_path):
 def test_without_kl_there_is_no_reference(tmp_path, case):
     trainer = letter_trainer(tmp_path, kl_coef=0.0, max_steps=1, **FIRST[case])
     rollout, _ = rolled_out(trainer)
-    assert trainer.reference is None and rollout.ref_logprobs_BR is None
+    assert trainer.reference is None and not rollout.ref_logprobs_BR.any()
     trainer.train()
     assert "objective/kl" not in logs_of(trainer)[0]
 
@@ -246,10 +248,12 @@ def test_padding_and_what_was_drawn_after_the_end_count_for_nothing(tmp_path):
     assert (other != noise).any()
     assert trainer.roll_out(inputs, other)[0].sequences == rollout.sequences
     batch = rollout.micro_batch(range(8))
-    assert batch.input_ids.shape[1] == max(rollout.lengths) - 1  # nothing is asked of the state behind the last token
+    assert (
+        batch.input_ids_BT.shape[1] == max(rollout.lengths) - 1
+    )  # nothing is asked of the state behind the last token
     before = trainer.actor_critic(*batch.inputs(1.0))
     for row, length in enumerate(rollout.lengths):
-        batch.input_ids[row, length - 1 :] = 5
+        batch.input_ids_BT[row, length - 1 :] = 5
     for one, two in zip(before, trainer.actor_critic(*batch.inputs(1.0)), strict=True):
         assert torch.equal(one, two)
 

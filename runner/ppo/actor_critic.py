@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,7 +29,6 @@ from transformers import (
 
 from runner.errors import ConfigError, Fault
 from runner.ppo.batching import LOGITS_PER_CHUNK, LOGITS_PER_CHUNK_ELSEWHERE
-from runner.ppo.padding_free import make_padding_free, to_line_arguments
 
 CRITIC = "critic"
 REFERENCE = "reference"
@@ -38,14 +37,11 @@ NO_ADAPTER = ""
 Policy: TypeAlias = PreTrainedModel | PeftModel
 
 
-def last_hidden_states(
-    trunk: nn.Module, input_ids_BT: Tensor, positions_N: Tensor, row_lengths: Sequence[int] | None = None, **kwargs: Any
-) -> Tensor:
-    """The last hidden states of a model without its head, at flat positions of rows that are padded on the right.
+def last_hidden_states(trunk: nn.Module, input_ids_BT: Tensor, positions_N: Tensor, **kwargs: Tensor) -> Tensor:
+    """The last hidden states [N, H] of a model without its head, at flat positions of rows padded on the right.
 
-    Causal attention, which looks back, needs no mask among ``kwargs``. With ``row_lengths`` the rows lie end to end.
+    Causal attention, which looks back, needs no mask among ``kwargs``.
     """
-    kwargs |= to_line_arguments(row_lengths, input_ids_BT.device) if row_lengths else {}
     states_BTH = trunk(input_ids=input_ids_BT, use_cache=False, **kwargs).last_hidden_state
     return states_BTH.flatten(0, 1).index_select(0, positions_N)
 
@@ -63,17 +59,10 @@ class TokenLogProbs:
         self.head = self.model.get_output_embeddings()
         self.is_plain = self._is_plain()
 
-    def __call__(
-        self,
-        input_ids_BT: Tensor,
-        positions_N: Tensor,
-        targets_N: Tensor,
-        temperature: float,
-        row_lengths: Sequence[int] | None = None,
-    ) -> Tensor:
-        """float32 log-probabilities of the targets, each seen from the position before it."""
+    def __call__(self, input_ids_BT: Tensor, positions_N: Tensor, targets_N: Tensor, temperature: float) -> Tensor:
+        """float32 log-probabilities [N] of the targets, each seen from the position before it."""
         if self.is_plain:
-            hidden_NH = last_hidden_states(self.trunk, input_ids_BT, positions_N, row_lengths)
+            hidden_NH = last_hidden_states(self.trunk, input_ids_BT, positions_N)
             return self.of_hidden(hidden_NH, targets_N, temperature)
         logits_NV = self.model(input_ids=input_ids_BT, use_cache=False).logits.flatten(0, 1)[positions_N]
         return _gather(logits_NV, targets_N, temperature)
@@ -145,7 +134,8 @@ class ActorCritic(nn.Module):
         self.policy = policy
         self.critic = critic
         self.value_model = value_model
-        self.value_head = None if critic == "model" else _zero_head(policy)
+        if critic != "model":
+            self.value_head = _zero_head(policy)
         self.policy_adapter = policy.active_adapter if isinstance(policy, PeftModel) else NO_ADAPTER
         self.active_adapter = self.policy_adapter
         self.trainable = [parameter for parameter in policy.parameters() if parameter.requires_grad]
@@ -156,13 +146,6 @@ class ActorCritic(nn.Module):
             self._use(self.policy_adapter)
         self.backbone = TokenLogProbs(policy)
 
-    def make_padding_free(self, *references: TokenLogProbs) -> bool:
-        """Have policy, critic and references take rows that lie end to end, if all can."""
-        models = [self.backbone, *references]
-        trunks = [model.trunk for model in models]
-        trunks += [] if self.value_model is None else [self.value_model.base_model]
-        return all(model.is_plain for model in models) and all(map(make_padding_free, trunks))
-
     @property
     def config(self) -> PreTrainedConfig:
         return self.policy.config
@@ -172,39 +155,37 @@ class ActorCritic(nn.Module):
         return self.policy.device
 
     def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        targets: Tensor,
-        temperature: float = 1.0,
-        row_lengths: Sequence[int] | None = None,
+        self, input_ids_BT: Tensor, positions_N: Tensor, targets_N: Tensor, temperature: float = 1.0
     ) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and values, float32 [N]; ``positions`` are flat indices of the states before the tokens.
+        """Log-probabilities of the targets and values, float32 [N], of rows padded on the right.
 
-        Rows are padded on the right, or lie end to end in one line if their lengths are given.
+        ``positions_N`` are flat indices in ``input_ids_BT`` of the states before the targets.
         """
         if self.critic == "head" and self.backbone.is_plain:
-            hidden_NH = last_hidden_states(self.backbone.trunk, input_ids, positions, row_lengths)
-            return self.backbone.of_hidden(hidden_NH, targets, temperature), self._of_head(hidden_NH)
-        values_N = self.values(input_ids, positions, row_lengths)
-        return self.logprobs(input_ids, positions, targets, temperature, row_lengths), values_N
+            hidden_NH = last_hidden_states(self.backbone.trunk, input_ids_BT, positions_N)
+            return self.backbone.of_hidden(hidden_NH, targets_N, temperature), self._of_head(hidden_NH)
+        values_N = self.values(input_ids_BT, positions_N)
+        return self.logprobs(input_ids_BT, positions_N, targets_N, temperature), values_N
 
-    def logprobs(self, *inputs: Any) -> Tensor:
+    def logprobs(self, input_ids_BT: Tensor, positions_N: Tensor, targets_N: Tensor, temperature: float) -> Tensor:
         """Log-probabilities of the policy, float32 [N]; arguments as those of ``forward``."""
         with self.adapter(self.policy_adapter):
-            return self.backbone(*inputs)
+            return self.backbone(input_ids_BT, positions_N, targets_N, temperature)
 
-    def reference_logprobs(self, *inputs: Any) -> Tensor:
+    def reference_logprobs(
+        self, input_ids_BT: Tensor, positions_N: Tensor, targets_N: Tensor, temperature: float
+    ) -> Tensor:
         """Those of the start model: the backbone without the adapter, or with that of the start."""
         with self.adapter(REFERENCE if REFERENCE in self.policy.peft_config else NO_ADAPTER):
-            return self.backbone(*inputs)
+            return self.backbone(input_ids_BT, positions_N, targets_N, temperature)
 
-    def values(self, *inputs: Any) -> Tensor:
-        """The critic's values of the states at flat positions, float32 [N]; arguments as of ``last_hidden_states``."""
+    def values(self, input_ids_BT: Tensor, positions_N: Tensor) -> Tensor:
+        """The critic's values of the states at flat positions, float32 [N]."""
         if self.value_model is not None:
-            return self.value_model.score(last_hidden_states(self.value_model.base_model, *inputs)).squeeze(-1).float()
+            hidden_NH = last_hidden_states(self.value_model.base_model, input_ids_BT, positions_N)
+            return self.value_model.score(hidden_NH).squeeze(-1).float()
         with self.adapter(CRITIC if self.critic == "adapter" else self.policy_adapter):
-            return self._of_head(last_hidden_states(self.backbone.trunk, *inputs))
+            return self._of_head(last_hidden_states(self.backbone.trunk, input_ids_BT, positions_N))
 
     def _of_head(self, hidden_NH: Tensor) -> Tensor:
         return self.value_head(hidden_NH.to(self.value_head.weight.dtype)).squeeze(-1).float()

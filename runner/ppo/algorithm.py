@@ -21,9 +21,9 @@ Differences from the PPOTrainer of TRL 1.12:
 - Added: an adaptive KL, dual clip, scaled and clipped rewards, warm-up of the critic, means over completions.
 
 Optimisations, each behind one function: ``generate.sampler.sample`` (finished rows leave the cache),
-``Rollout.micro_batches`` (little padding), ``make_padding_free`` (none), ``TokenLogProbs`` (logits of sampled tokens
-alone, in chunks), ``without_onednn`` (no kernel for each shape), ``compute_advantages`` (a critic of its own learns
-from the first mini-batch while it values it).
+``Rollout.micro_batches`` (little padding), ``TokenLogProbs`` (logits of sampled tokens alone, in chunks), ``_kernels``
+(no kernel for each shape), ``_add_gradients`` (activations of critic or policy, not of both), ``compute_advantages``
+(a critic of its own learns from the first mini-batch while it values it).
 
 Letters at the end of a tensor's name are its shape: B rows of this process, R response tokens, N response tokens of
 all rows of a micro-batch, F rewards. What stands behind the end of a response is 0 in every BR tensor.
@@ -38,7 +38,7 @@ import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,7 +47,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
-from peft import PeftConfig, PeftModel, get_peft_model
+from peft import PeftConfig, get_peft_model
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -69,11 +69,13 @@ from runner.generate.batch import TOKENS_PER_PASS
 from runner.generate.engines import build_engine
 from runner.generate.sampler import Sampling, seeded_generator
 from runner.io.files import replace_rows, write_json
-from runner.ppo.actor_critic import ActorCritic, TokenLogProbs, build_actor_critic, build_reference
-from runner.ppo.batching import MicroBatch, Rollout, Row, check_rows, find_stop_ids, to_prompt_ids, without_onednn
+from runner.ppo.actor_critic import ActorCritic, Policy, TokenLogProbs, build_actor_critic, build_reference
+from runner.ppo.batching import MicroBatch, Rollout, Row, check_rows, find_stop_ids, to_prompt_ids
+from runner.ppo.minibatches import find_minibatch_faults
 from runner.ppo.scoring import Completions, Reward, Rewards, TokenRewards
 
 Rows: TypeAlias = Dataset | IterableDataset
+Sums: TypeAlias = defaultdict[str, Tensor]  # over all micro-batches of an update, of what is logged
 
 # --- Arithmetic ---------------------------------------------------------------------------------
 
@@ -228,10 +230,7 @@ def _find_faults(args: PPOConfig) -> Iterator[Fault]:
     def fault(name: str, expected: str, fix: str, found: str = "") -> Fault:
         return Fault(f"trainer.args.{name}", found or str(getattr(args, name)), expected, fix)
 
-    if args.num_mini_batches < 1 or args.rollout_rows % args.num_mini_batches:
-        found = f"{args.num_mini_batches} for {args.rollout_rows} prompts per process"
-        expected = "a divisor of per_device_train_batch_size * gradient_accumulation_steps"
-        yield fault("num_mini_batches", expected, "trainer.args.num_mini_batches=1", found)
+    yield from find_minibatch_faults(args.rollout_rows, args.num_mini_batches)
     for name in ("num_ppo_epochs", "response_length", "local_rollout_forward_batch_size"):
         if getattr(args, name) < 1:
             yield fault(name, "at least 1", f"trainer.args.{name}=1")
@@ -287,7 +286,7 @@ class PPOTrainer(Trainer):
 
     def __init__(
         self,
-        model: PreTrainedModel | PeftModel | str | None = None,
+        model: Policy | str | None = None,
         reward_funcs: Reward | list[Reward] | None = None,
         args: PPOConfig | None = None,
         train_dataset: Rows | None = None,
@@ -302,21 +301,20 @@ class PPOTrainer(Trainer):
     ):
         given = args or PPOConfig()
         set_seed(given.seed)  # for the weights of adapters
-        if model is None or isinstance(model, str):
-            model = _load_policy(model or given.sft_model_path)
-        tokenizer = processing_class or AutoTokenizer.from_pretrained(model.config._name_or_path)
-        self.stop_ids = find_stop_ids(given.stop_token, given.stop_token_id, model, tokenizer)
+        policy = _load_policy(model or given.sft_model_path)
+        tokenizer = processing_class or AutoTokenizer.from_pretrained(policy.config._name_or_path)
+        self.stop_ids = find_stop_ids(given.stop_token, given.stop_token_id, policy, tokenizer)
         rewards, tokenizers = _as_list(reward_funcs), _as_list(reward_processing_classes)
         self.rewards = Rewards(rewards, given.reward_weights, tokenizer, tokenizers, given.step_separator)
-        check = partial(check_rows, model=model, tokenizer=tokenizer, response_length=given.response_length)
+        check = partial(check_rows, model=policy, tokenizer=tokenizer, response_length=given.response_length)
         for rows in _as_list(train_dataset):
             check(rows, needed=given.rollout_rows * given.world_size)
         for rows in _as_list(eval_dataset):
             check(rows, needed=1)
         self.reference = ref_model if given.penalises_kl else None
         if ref_model is None and given.penalises_kl:
-            self.reference = build_reference(model, adapted_later=peft_config is not None)
-        policy = get_peft_model(model, peft_config) if peft_config is not None else model
+            self.reference = build_reference(policy, adapted_later=peft_config is not None)
+        policy = policy if peft_config is None else get_peft_model(policy, peft_config)
         actor_critic = build_actor_critic(policy, given.critic, value_model, self.rewards.model_for_critic())
         self.running = RunningStats(given.kl_coef)
         self.rows_per_pass = given.per_device_train_batch_size
@@ -341,9 +339,6 @@ class PPOTrainer(Trainer):
             if not getattr(frozen, "is_quantized", False):
                 frozen.to(self.args.device)
         self.ref_logprobs = TokenLogProbs(self.reference) if self.reference is not None else None
-        # On a CPU, where it was measured, if every model of an update can.
-        on_cpu = self.args.device.type == "cpu"
-        self.padding_free = on_cpu and actor_critic.make_padding_free(*_as_list(self.ref_logprobs))
 
     @property
     def actor_critic(self) -> ActorCritic:
@@ -384,27 +379,19 @@ class PPOTrainer(Trainer):
     @torch.no_grad()
     def roll_out(self, inputs: list[Row], noise_BR: Tensor) -> tuple[Rollout, Completions]:
         """Sample a completion for each row."""
-        args, device, tokenizer = self.args, self.args.device, self.processing_class
+        args, tokenizer = self.args, self.processing_class
         prompt_ids = [to_prompt_ids(tokenizer, row) for row in inputs]
         rows = args.local_rollout_forward_batch_size
         sampling = Sampling(args.response_length, self.stop_ids, args.temperature, rows)
         with self.accelerator.autocast():
             samples = self.engine(self.actor_critic.policy, prompt_ids, sampling, noise_BR)
         tokens = [ids.tolist() for ids in samples.tokens]
-        responses = list(map(len, tokens))
-        mask_BR = (torch.arange(max(responses)) < torch.tensor(responses)[:, None]).to(device)
-        rollout = Rollout(
-            sequences=[prompt + response for prompt, response in zip(prompt_ids, tokens, strict=True)],
-            prompts=list(map(len, prompt_ids)),
-            responses=responses,
-            mask_BR=mask_BR,
-            values_BR=torch.zeros(mask_BR.shape, device=device),
-        )
+        rollout = Rollout(prompt_ids, tokens, args.device)
         # float32 log-probabilities of sampling equal those of the update.
         exact = args.old_logprobs == "sampled" or (args.old_logprobs == "auto" and self._in_float32())
         if samples.logprobs is not None and exact:
-            rollout.logprobs_BR = torch.zeros_like(rollout.values_BR)
-            rollout.logprobs_BR[mask_BR] = torch.cat(samples.logprobs).to(device)
+            rollout.logprobs_BR[rollout.mask_BR] = torch.cat(samples.logprobs).to(args.device)
+            rollout.has_logprobs = True
         texts, chats = tokenizer.batch_decode(tokens, skip_special_tokens=True), isinstance(inputs[0]["prompt"], list)
         own = ("prompt", "prompts", "completions", "completion", "completion_ids")
         completions = Completions(
@@ -420,50 +407,46 @@ class PPOTrainer(Trainer):
     @torch.no_grad()
     def compute_logprobs(self, rollout: Rollout) -> None:
         """Fill in the log-probabilities of the sampled tokens under policy and reference before either changes."""
-        sources = {}
-        if rollout.logprobs_BR is None:
-            sources[self.actor_critic.logprobs] = rollout.logprobs_BR = torch.zeros_like(rollout.values_BR)
+        sources: list[tuple[Callable[..., Tensor], Tensor]] = []
+        if not rollout.has_logprobs:
+            sources.append((self.actor_critic.logprobs, rollout.logprobs_BR))
         if self.args.penalises_kl:
-            reference = self.ref_logprobs or self.actor_critic.reference_logprobs
-            sources[reference] = rollout.ref_logprobs_BR = torch.zeros_like(rollout.values_BR)
+            sources.append((self.ref_logprobs or self.actor_critic.reference_logprobs, rollout.ref_logprobs_BR))
         with self.accelerator.autocast():
             for batch in self._micro_batches(rollout):
-                for logprobs, logprobs_BR in sources.items():
-                    logprobs_BR.view(-1)[batch.places_N] = logprobs(*batch.inputs(self.args.temperature))
+                for logprobs, logprobs_BR in sources:
+                    batch.assign(logprobs_BR, logprobs(*batch.inputs(self.args.temperature)))
 
     @torch.no_grad()
     def compute_rewards(self, rollout: Rollout, completions: Completions) -> Tensor:
         """The reward of each token [B, R]: its share of the KL, rewards of its own, and for the last one the score."""
-        args, mask_BR = self.args, rollout.mask_BR
+        args = self.args
         scores, penalty_B = self._score(completions)
-        rewards_BR, kl_BR = torch.zeros_like(rollout.values_BR), None
-        if rollout.ref_logprobs_BR is not None:
-            kl_BR = kl_estimate(rollout.logprobs_BR, rollout.ref_logprobs_BR, args.kl_estimator) * mask_BR
-            rewards_BR = -self.running.kl_coef * kl_BR
-        self._note_rollout(rollout, completions, scores, penalty_B, kl_BR)
-        last_B = torch.tensor(rollout.responses, device=args.device) - 1
-        earned_BR = self._normalise(scores.earned_BR)
-        earned_BR[torch.arange(len(last_B)), last_B] -= penalty_B
-        rewards_BR = rewards_BR + earned_BR
+        kl_BR = self._kl(rollout)
+        self._note_rollout(rollout, completions, scores.total_B - penalty_B, scores.each_BF)
+        rewards_BR = self._normalise(scores.earned_BR)
+        rewards_BR[torch.arange(len(penalty_B)), rollout.mask_BR.sum(1) - 1] -= penalty_B
+        rewards_BR = rewards_BR - self.running.kl_coef * kl_BR
         if args.kl_target is not None:  # Ziegler et al. 2019, section 2.2
             error = min(max(self._mean(kl_BR.sum(1)) / args.kl_target - 1, -0.2), 0.2)
-            self.running.kl_coef *= 1 + error * len(last_B) * args.world_size / args.kl_horizon
+            self.running.kl_coef *= 1 + error * len(kl_BR) * args.world_size / args.kl_horizon
         if args.whiten_rewards:
-            rewards_BR = whiten(rewards_BR, mask_BR, shift_mean=False, total=self._total)
+            rewards_BR = whiten(rewards_BR, rollout.mask_BR, shift_mean=False, total=self._total)
         return rewards_BR
 
     def update(self, model: torch.nn.Module, rollout: Rollout, rewards_BR: Tensor) -> Tensor:
         """Advantages, then epochs of mini-batches; the last gradient is left for the Trainer to clip and step."""
         args = self.args
+        sums: Sums = defaultdict(lambda: torch.zeros((), device=args.device))
         minibatches = self._permute(len(rollout.sequences))
         by_token = args.loss_average == "token"
         counts = [sum(rollout.responses[row] for row in rows) if by_token else len(rows) for rows in minibatches]
         sizes = self._total(torch.tensor(counts, dtype=torch.float32, device=args.device)).tolist()
-        sums = self.compute_advantages(rollout, rewards_BR, minibatches[0], sizes[0])
+        self.compute_advantages(rollout, rewards_BR, minibatches[0], sizes[0], sums)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         for number, (rows, size) in enumerate(zip(minibatches, sizes, strict=True), 1):
             for batch in self._micro_batches(rollout, rows):
-                _add(sums, self._add_gradients(rollout, batch, size, critic_has_learned=number == 1))
+                self._add_gradients(rollout, batch, size, sums, critic_has_learned=number == 1)
             self.actor_critic.restore_policy_adapter()
             self._sum_over_processes(parameters)
             if self.state.global_step < args.value_warmup_steps:
@@ -476,91 +459,78 @@ class PPOTrainer(Trainer):
         return self._note_update(sums, steps=len(minibatches))
 
     def compute_advantages(
-        self, rollout: Rollout, rewards_BR: Tensor, first: Sequence[int] = (), size: float = 1.0
-    ) -> dict[str, Tensor]:
+        self, rollout: Rollout, rewards_BR: Tensor, first: Sequence[int], size: float, sums: Sums
+    ) -> None:
         """Fill in the critic's values of all states, the returns, and the advantages, whitened.
 
         The values of the ``first`` mini-batch are those that its gradient begins with, and the returns of a row are
         known as soon as its values are. So a critic that shares no states with the policy takes that gradient in the
-        same pass, one of thirteen less. Gives the sums that are logged of it.
+        same pass, one of thirteen less.
         """
-        args, sums = self.args, {}
-        rollout.advantages_BR, rollout.returns_BR = torch.zeros_like(rewards_BR), torch.zeros_like(rewards_BR)
         others = [row for row in range(len(rollout.sequences)) if row not in first]
         for rows in (first, others):
             learns = rows is first and self.actor_critic.critic != "head"
             for batch in self._micro_batches(rollout, rows):
                 with torch.set_grad_enabled(learns), self.accelerator.autocast():
-                    values_N = self.actor_critic.values(*batch.value_inputs)
-                rollout.values_BR.view(-1)[batch.places_N] = values_N.detach()
-                own = torch.tensor(batch.rows, device=args.device)
+                    values_N = self.actor_critic.values(batch.input_ids_BT, batch.positions_N)
+                batch.assign(rollout.values_BR, values_N.detach())
+                own = torch.tensor(batch.rows, device=self.args.device)
                 rollout.advantages_BR[own], rollout.returns_BR[own] = generalised_advantages(
-                    rewards_BR[own], rollout.values_BR[own], rollout.mask_BR[own], args.gamma, args.lam
+                    rewards_BR[own], rollout.values_BR[own], rollout.mask_BR[own], self.args.gamma, self.args.lam
                 )
                 if learns:
-                    loss, found = self._value_loss(rollout, batch, values_N, size)
-                    self.accelerator.backward(args.vf_coef * loss)
-                    _add(sums, found)
+                    self.accelerator.backward(self._value_loss(rollout, batch, values_N, size, sums))
         rollout.advantages_BR = whiten(rollout.advantages_BR, rollout.mask_BR, total=self._total)
         self._note_values(rollout)
-        return sums
 
     def _add_gradients(
-        self, rollout: Rollout, batch: MicroBatch, size: float, *, critic_has_learned: bool
-    ) -> dict[str, Tensor]:
-        """Add the gradient of a micro-batch's share of a mini-batch's losses; gives the sums that are logged.
+        self, rollout: Rollout, batch: MicroBatch, size: float, sums: Sums, *, critic_has_learned: bool
+    ) -> None:
+        """Add the gradient of a micro-batch's share of a mini-batch's losses.
 
         Critic and policy go one after the other, so that the activations of one are held at a time; measured, that
         takes a tenth to a quarter off the memory. A head, which reads the policy's states, goes with the policy.
         """
-        actor_critic, value_sums = self.actor_critic, {}
+        actor_critic, inputs = self.actor_critic, batch.inputs(self.args.temperature)
         if actor_critic.critic == "head":
             with self.accelerator.autocast():
-                logprobs_N, values_N = actor_critic(*batch.inputs(self.args.temperature))
-            value_loss, value_sums = self._value_loss(rollout, batch, values_N, size)
-            policy_loss, policy_sums = self._policy_loss(rollout, batch, logprobs_N, size)
-            self.accelerator.backward(policy_loss + self.args.vf_coef * value_loss)
-            return value_sums | policy_sums
+                logprobs_N, values_N = actor_critic(*inputs)
+            value_loss = self._value_loss(rollout, batch, values_N, size, sums)
+            self.accelerator.backward(self._policy_loss(rollout, batch, logprobs_N, size, sums) + value_loss)
+            return
         if not critic_has_learned:
             with self.accelerator.autocast():
-                values_N = actor_critic.values(*batch.value_inputs)
-            value_loss, value_sums = self._value_loss(rollout, batch, values_N, size)
-            self.accelerator.backward(self.args.vf_coef * value_loss)
+                values_N = actor_critic.values(batch.input_ids_BT, batch.positions_N)
+            self.accelerator.backward(self._value_loss(rollout, batch, values_N, size, sums))
         with self.accelerator.autocast():
-            logprobs_N = actor_critic.logprobs(*batch.inputs(self.args.temperature))
-        policy_loss, policy_sums = self._policy_loss(rollout, batch, logprobs_N, size)
-        self.accelerator.backward(policy_loss)
-        return value_sums | policy_sums
+            logprobs_N = actor_critic.logprobs(*inputs)
+        self.accelerator.backward(self._policy_loss(rollout, batch, logprobs_N, size, sums))
 
-    def _value_loss(
-        self, rollout: Rollout, batch: MicroBatch, values_N: Tensor, size: float
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The critic's share of a mini-batch's loss, and the sums that are logged."""
-        old_values_N, returns_N = batch.select(rollout.values_BR), batch.select(rollout.returns_BR)
-        losses_N = value_losses(values_N, old_values_N, returns_N, self.args.cliprange_value)
-        loss = (losses_N * (self._token_weights(rollout, batch.rows) / size)).sum()
-        clipped_N = (values_N.detach() - old_values_N).abs() > self.args.cliprange_value
-        return loss, {"value": loss.detach(), "value_clipped": clipped_N.sum()}
-
-    def _policy_loss(
-        self, rollout: Rollout, batch: MicroBatch, logprobs_N: Tensor, size: float
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The policy's share of a mini-batch's loss, and the sums that are logged."""
+    def _policy_loss(self, rollout: Rollout, batch: MicroBatch, logprobs_N: Tensor, size: float, sums: Sums) -> Tensor:
+        """The policy's share of a mini-batch's loss; what is logged is added to ``sums``."""
         log_ratios_N = logprobs_N - batch.select(rollout.logprobs_BR)
         advantages_N = batch.select(rollout.advantages_BR)
         losses_N = policy_losses(log_ratios_N, advantages_N, self.args.cliprange, self.args.dual_clip)
         loss = (losses_N * (self._token_weights(rollout, batch.rows) / size)).sum()
         log_ratios_N = log_ratios_N.detach()
         ratios_N = log_ratios_N.exp()
-        return loss, {
-            "policy": loss.detach(),
-            "tokens": torch.ones_like(ratios_N).sum(),
-            "approxkl": log_ratios_N.square().sum() / 2,
-            "clipped": ((ratios_N - 1).abs() > self.args.cliprange).sum(),
-            "ratio": ratios_N.sum(),
-            "ratio_squared": ratios_N.square().sum(),
-            "entropy": -logprobs_N.detach().sum(),
-        }
+        sums["policy"] += loss.detach()
+        sums["tokens"] += len(ratios_N)
+        sums["approxkl"] += log_ratios_N.square().sum() / 2
+        sums["clipped"] += ((ratios_N - 1).abs() > self.args.cliprange).sum()
+        sums["ratio"] += ratios_N.sum()
+        sums["ratio_squared"] += ratios_N.square().sum()
+        sums["entropy"] -= logprobs_N.detach().sum()
+        return loss
+
+    def _value_loss(self, rollout: Rollout, batch: MicroBatch, values_N: Tensor, size: float, sums: Sums) -> Tensor:
+        """The critic's share of a mini-batch's loss, weighted; what is logged is added to ``sums``."""
+        old_values_N, returns_N = batch.select(rollout.values_BR), batch.select(rollout.returns_BR)
+        losses_N = value_losses(values_N, old_values_N, returns_N, self.args.cliprange_value)
+        loss = (losses_N * (self._token_weights(rollout, batch.rows) / size)).sum()
+        sums["value"] += loss.detach()
+        sums["value_clipped"] += ((values_N.detach() - old_values_N).abs() > self.args.cliprange_value).sum()
+        return self.args.vf_coef * loss
 
     # --- Pieces of an update
 
@@ -577,7 +547,7 @@ class PPOTrainer(Trainer):
         holds an equal share of each mini-batch, whose rows do not depend on how many processes there are.
         """
         parts, world = self.args.num_mini_batches, self.args.world_size
-        # Runs keep what they have drawn by this word.
+        # Other words would draw other numbers, and runs of before would not be repeated.
         generator = seeded_generator(self.args.seed, "deal", self.state.global_step)
         first = self.args.process_index * rows // parts
         minibatches = []
@@ -608,16 +578,21 @@ class PPOTrainer(Trainer):
         """Some rows of a rollout, else all, as many in each pass as the budget of tokens allows; a longer row alone."""
         budget, on_cpu = self.args.max_tokens_per_micro_batch, self.args.device.type == "cpu"
         budget = budget or (TOKENS_PER_PASS if on_cpu else self.rows_per_pass * max(rollout.lengths))
-        rows = range(len(rollout.sequences)) if rows is None else rows
-        return rollout.micro_batches(rows, budget, padding_free=self.padding_free)
+        return rollout.micro_batches(range(len(rollout.sequences)) if rows is None else rows, budget)
 
     def _in_float32(self) -> bool:
         return not (self.args.bf16 or self.args.fp16) and self.actor_critic.policy.dtype == torch.float32
 
     def _kernels(self) -> contextlib.AbstractContextManager[None]:
-        """Within it models run on kernels that suit shapes which never come again."""
-        plain = self.args.device.type == "cpu" and self._in_float32()
-        return without_onednn() if plain else contextlib.nullcontext()
+        """Within it float32 on a CPU runs on PyTorch's own kernels.
+
+        oneDNN compiles one for each shape that it meets, 0.3 ms and 24 kB, and keeps a thousand. Batches of unlike rows
+        hardly ever have a shape twice, and what it keeps lies between the activations, which then need new room:
+        measured, a quarter to a half of the peak memory of PPO on small models.
+        """
+        if self.args.device.type != "cpu" or not self._in_float32():
+            return contextlib.nullcontext()
+        return torch.backends.mkldnn.flags(enabled=False, deterministic=None, allow_tf32=None, fp32_precision=None)
 
     def _score(self, completions: Completions) -> tuple[TokenRewards, Tensor]:
         """The rewards of completions, and what each loses because it was cut off [B]."""
@@ -626,6 +601,12 @@ class PPOTrainer(Trainer):
             scores = self.rewards(completions, self.state, budget)
         cut_off_B = ~torch.tensor(completions.ended, device=self.args.device)
         return scores.to(self.args.device), (self.args.missing_eos_penalty or 0.0) * cut_off_B
+
+    def _kl(self, rollout: Rollout) -> Tensor:
+        """The estimated KL of each token [B, R]; 0 where the reward holds none."""
+        if not self.args.penalises_kl:
+            return torch.zeros_like(rollout.logprobs_BR)
+        return kl_estimate(rollout.logprobs_BR, rollout.ref_logprobs_BR, self.args.kl_estimator) * rollout.mask_BR
 
     def _normalise(self, earned_BR: Tensor) -> Tensor:
         """The rewards that were given, scaled by all of them so far and clipped, as the arguments say; 0 elsewhere."""
@@ -647,31 +628,32 @@ class PPOTrainer(Trainer):
         return self.accelerator.reduce(values, "sum")
 
     def _mean(self, values_B: Tensor) -> float:
-        """The mean over the rows of all processes, which have equally many."""
-        return self.accelerator.reduce(values_B.float().mean(), "mean").item()
+        """The mean over the rows of all processes but those that are NaN; NaN where all are."""
+        added, count = self._total(torch.stack([values_B.float().nansum(), (~values_B.isnan()).sum()])).tolist()
+        return added / count if count else math.nan
 
     def _note(self, name: str, value: float) -> None:
         self.metrics[name].append(value)
 
-    def _note_rollout(
-        self, rollout: Rollout, completions: Completions, scores: TokenRewards, penalty_B: Tensor, kl_BR: Tensor | None
-    ) -> None:
-        """Log what was sampled, before anything is learned from it, under TRL's names."""
-        total_B = scores.total_B - penalty_B
-        non_score_B = torch.zeros_like(total_B)
-        if kl_BR is not None:
-            non_score_B = -self.running.kl_coef * kl_BR.sum(1)
-            self._note("objective/kl", self._mean(kl_BR.sum(1)))
+    def _figures(self, rollout: Rollout, total_B: Tensor, each_BF: Tensor) -> dict[str, Tensor]:
+        """Numbers of each completion [B] under TRL's names; NaN where a reward does not apply."""
+        figures = {"objective/scores": total_B, "completions/mean_length": rollout.mask_BR.sum(1).float()}
+        if self.args.penalises_kl:
+            figures["objective/kl"] = self._kl(rollout).sum(1)
+        return figures | {f"rewards/{name}/mean": each_BF[:, place] for place, name in enumerate(self.rewards.names)}
+
+    def _note_rollout(self, rollout: Rollout, completions: Completions, total_B: Tensor, each_BF: Tensor) -> None:
+        """Log what was sampled, before anything is learned from it."""
+        figures, non_score_B = self._figures(rollout, total_B, each_BF), torch.zeros_like(total_B)
+        if self.args.penalises_kl:
+            non_score_B = -self.running.kl_coef * figures["objective/kl"]
             self._note("objective/kl_coef", self.running.kl_coef)
-        self._note("objective/scores", self._mean(total_B))
-        self._note("objective/non_score_reward", self._mean(non_score_B))
-        self._note("objective/rlhf_reward", self._mean(total_B + non_score_B))
-        self._note("objective/entropy", self._mean(-rollout.logprobs_BR.sum(1)))
-        self._note("completions/mean_length", self._mean(rollout.mask_BR.sum(1)))
-        for name, sums_B in zip(self.rewards.names, scores.each_BF.T, strict=True):
-            added, count = self._total(torch.stack([sums_B.nansum(), (~sums_B.isnan()).sum()])).tolist()
-            if count:
-                self._note(f"rewards/{name}/mean", added / count)
+        figures["objective/non_score_reward"] = non_score_B
+        figures["objective/rlhf_reward"] = total_B + non_score_B
+        figures["objective/entropy"] = -rollout.logprobs_BR.sum(1)
+        for name, values_B in figures.items():
+            if not math.isnan(mean := self._mean(values_B)):
+                self._note(name, mean)
         ended = torch.tensor(sum(completions.ended), device=self.args.device)
         self._note("val/num_eos_tokens", self._total(ended).item())
 
@@ -685,7 +667,7 @@ class PPOTrainer(Trainer):
         variance = two - one**2
         self._note("val/explained_variance", 1 - (squared - error**2) / variance if variance > 1e-12 else 0.0)
 
-    def _note_update(self, sums: Mapping[str, Tensor], steps: int) -> Tensor:
+    def _note_update(self, sums: Sums, steps: int) -> Tensor:
         """Log the update under TRL's names: means over all tokens of all mini-batches. Gives the mean loss.
 
         The entropy is that of the sampled tokens under the policy as it changes: an estimate.
@@ -744,15 +726,10 @@ class PPOTrainer(Trainer):
         self.compute_logprobs(rollout)
         scores, penalty_B = self._score(completions)
         total_B = scores.total_B - penalty_B
-        found = {"objective/scores": total_B, "completions/mean_length": rollout.mask_BR.sum(1).float()}
-        if rollout.ref_logprobs_BR is not None:
-            kl_BR = kl_estimate(rollout.logprobs_BR, rollout.ref_logprobs_BR, self.args.kl_estimator)
-            found["objective/kl"] = (kl_BR * rollout.mask_BR).sum(1)
-        for name, sums_B in zip(self.rewards.names, scores.each_BF.T, strict=True):
-            found[f"rewards/{name}/mean"] = sums_B
         keys = {"step": self.state.global_step, "set": set_name}
         texts = zip(completions.prompts, completions.completions, total_B.tolist(), strict=True)
-        return found, [keys | {"prompt": p, "completion": c, "score": s} for p, c, s in texts]
+        table = [keys | {"prompt": prompt, "completion": text, "score": score} for prompt, text, score in texts]
+        return self._figures(rollout, total_B, scores.each_BF), table
 
     def _write_samples(self) -> None:
         """So many times in a training, write completions of the first held-out prompts, as no evaluation may."""
@@ -804,10 +781,11 @@ class PPOTrainer(Trainer):
 # --- What the trainer is made of ----------------------------------------------------------------
 
 
-def _load_policy(path: str | None) -> PreTrainedModel:
-    if path is None:
+def _load_policy(model: Policy | str | None) -> Policy:
+    """The model itself, or the one of this name in float32."""
+    if model is None:
         raise ConfigError(Fault("model", "none", "a causal language model", "trainer.args.sft_model_path=<model>"))
-    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32) if isinstance(model, str) else model
 
 
 def _adapt_to_loop(given: PPOConfig) -> PPOConfig:
@@ -824,11 +802,6 @@ def _adapt_to_loop(given: PPOConfig) -> PPOConfig:
     if given.ddp_find_unused_parameters is None:
         args.ddp_find_unused_parameters = False  # policy and critic use every weight
     return args
-
-
-def _add(sums: dict[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    for name, value in found.items():
-        sums[name] = sums[name] + value if name in sums else value
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Prompts as token ids; a rollout as micro-batches: rows of like length padded, or any rows end to end.
+"""Prompts as token ids; a rollout as micro-batches of rows of like length, padded on the right.
 
 Groups of rows of like length are in ``runner.generate.batch``, which sampling needs too. Letters at the end of a
 tensor's name are its shape: B rows, T tokens, R response tokens, N response tokens of all rows.
@@ -6,13 +6,10 @@ tensor's name are its shape: B rows, T tokens, R response tokens, N response tok
 
 from __future__ import annotations
 
-import contextlib
-import heapq
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
 from typing import Any
 
 import torch
@@ -22,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runner.errors import ConfigError, DataError, Fault
-from runner.generate.batch import split_by_tokens
+from runner.generate.batch import pad_right, split_by_tokens
 
 Row = dict[str, Any]
 
@@ -100,45 +97,41 @@ def check_rows(
 # --- Rollouts -----------------------------------------------------------------------------------
 
 
-@dataclass
 class Rollout:
-    """Completions that one process sampled for an update, and the numbers of their tokens."""
+    """Completions that one process sampled for an update, and the numbers of their tokens, 0 until they are known."""
 
-    sequences: list[list[int]]  # prompt and response
-    prompts: list[int]  # their lengths
-    responses: list[int]
-    mask_BR: Tensor
-    values_BR: Tensor
-    logprobs_BR: Tensor | None = None  # None: still to be computed
-    ref_logprobs_BR: Tensor | None = None
-    advantages_BR: Tensor | None = None
-    returns_BR: Tensor | None = None
+    def __init__(self, prompt_ids: list[list[int]], response_ids: list[list[int]], device: torch.device):
+        self.sequences = [prompt + response for prompt, response in zip(prompt_ids, response_ids, strict=True)]
+        self.lengths = list(map(len, self.sequences))
+        self.prompts = list(map(len, prompt_ids))
+        self.responses = list(map(len, response_ids))
+        self.mask_BR = (torch.arange(max(self.responses)) < torch.tensor(self.responses)[:, None]).to(device)
+        zeros_BR = torch.zeros(self.mask_BR.shape, device=device)
+        self.logprobs_BR, self.ref_logprobs_BR, self.values_BR = zeros_BR, zeros_BR.clone(), zeros_BR.clone()
+        self.advantages_BR, self.returns_BR = zeros_BR.clone(), zeros_BR.clone()
+        self.has_logprobs = False
 
-    @property
-    def lengths(self) -> list[int]:
-        return list(map(len, self.sequences))
+    def micro_batches(self, rows: Sequence[int], budget: int) -> list[MicroBatch]:
+        """Some rows, at most ``budget`` tokens in each batch, padding too; a longer row is alone."""
+        groups = split_by_tokens(rows, [length - 1 for length in self.lengths], budget)
+        return [self.micro_batch(group) for group in groups]
 
-    def micro_batches(self, rows: Sequence[int], budget: int, *, padding_free: bool = False) -> list[MicroBatch]:
-        """Some rows, at most ``budget`` tokens in each batch."""
-        split = fill_by_tokens if padding_free else split_by_tokens
-        groups = split(rows, [length - 1 for length in self.lengths], budget)
-        return [self.micro_batch(group, padding_free=padding_free) for group in groups]
-
-    def micro_batch(self, rows: Sequence[int], *, padding_free: bool = False) -> MicroBatch:
-        """The rows without their last token, after which nothing follows, padded on the right or end to end."""
-        read = [self.sequences[row][:-1] for row in rows]
-        lengths, width, spread = list(map(len, read)), max(map(len, read)), self.mask_BR.shape[1]
-        input_ids = [list(chain(*read))] if padding_free else [ids + [0] * (width - len(ids)) for ids in read]
-        starts = accumulate(lengths, initial=0) if padding_free else range(0, len(rows) * width, width)
-        positions, targets, places = [], [], []
-        for row, start in zip(rows, starts, strict=False):
-            prompt, count = self.prompts[row], self.responses[row]
-            positions += range(start + prompt - 1, start + prompt - 1 + count)
-            targets += self.sequences[row][prompt:]
-            places += range(row * spread, row * spread + count)
+    def micro_batch(self, rows: Sequence[int]) -> MicroBatch:
+        """The rows without their last token, after which nothing follows."""
         device = self.mask_BR.device
-        tensors = (torch.tensor(numbers, device=device) for numbers in (input_ids, positions, targets, places))
-        return MicroBatch(rows, *tensors, row_lengths=lengths if padding_free else None)
+        input_ids_BT, _ = pad_right([self.sequences[row][:-1] for row in rows], device)
+        positions: list[int] = []
+        targets: list[int] = []
+        indices: list[int] = []
+        for number, row in enumerate(rows):
+            prompt, count = self.prompts[row], self.responses[row]
+            start = number * input_ids_BT.shape[1] + prompt - 1
+            positions += range(start, start + count)
+            targets += self.sequences[row][prompt:]
+            indices += range(row * self.mask_BR.shape[1], row * self.mask_BR.shape[1] + count)
+        return MicroBatch(
+            rows, input_ids_BT, *(torch.tensor(numbers, device=device) for numbers in (positions, targets, indices))
+        )
 
 
 @dataclass
@@ -146,54 +139,19 @@ class MicroBatch:
     """Rows for one pass through a model."""
 
     rows: Sequence[int]  # of the rollout
-    input_ids: Tensor  # [B, T], padded on the right; or [1, T], end to end
-    positions_N: Tensor  # flat index in input_ids of the token before each response token
+    input_ids_BT: Tensor  # padded on the right
+    positions_N: Tensor  # flat index in input_ids_BT of the token before each response token
     targets_N: Tensor  # the response tokens
-    places_N: Tensor  # flat index of each response token in a BR tensor
-    row_lengths: list[int] | None = None  # of rows that lie end to end
+    indices_N: Tensor  # flat index of each response token in a BR tensor
 
-    def inputs(self, temperature: float) -> tuple[Tensor, Tensor, Tensor, float, list[int] | None]:
+    def inputs(self, temperature: float) -> tuple[Tensor, Tensor, Tensor, float]:
         """Arguments of a pass that gives log-probabilities."""
-        return self.input_ids, self.positions_N, self.targets_N, temperature, self.row_lengths
-
-    @property
-    def value_inputs(self) -> tuple[Tensor, Tensor, list[int] | None]:
-        """Arguments of a pass that gives values."""
-        return self.input_ids, self.positions_N, self.row_lengths
+        return self.input_ids_BT, self.positions_N, self.targets_N, temperature
 
     def select(self, values_BR: Tensor) -> Tensor:
         """The values of this batch's tokens [N]."""
-        return values_BR.flatten()[self.places_N]
+        return values_BR.flatten()[self.indices_N]
 
-
-def fill_by_tokens(rows: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Few groups of rows, about equally long and each at most ``budget`` tokens without padding; a longer row is alone.
-
-    >>> fill_by_tokens([0, 1, 2, 3], lengths=[20, 50, 40, 39], budget=80)
-    [[1, 0], [2, 3]]
-    """
-    ordered = sorted(rows, key=lambda row: -lengths[row])
-    count = math.ceil(sum(lengths[row] for row in rows) / budget)
-    while True:
-        groups: list[tuple[int, int, list[int]]] = [(0, place, []) for place in range(count)]
-        for row in ordered:
-            size, place, group = groups[0]  # the shortest
-            heapq.heapreplace(groups, (size + lengths[row], place, [*group, row]))
-        if all(size <= budget or len(group) == 1 for size, _, group in groups):
-            return [group for _, _, group in sorted(groups, key=lambda group: group[1]) if group]
-        count += 1
-
-
-@contextlib.contextmanager
-def without_onednn() -> Iterator[None]:
-    """Within it float32 on a CPU runs on PyTorch's own kernels.
-
-    oneDNN compiles one for each shape that it meets, 0.3 ms and 24 kB, and keeps a thousand. Batches of unlike rows
-    hardly ever have a shape twice, and what it keeps lies between the activations, which then need new room: measured,
-    a quarter to a half of the peak memory of PPO on small models.
-    """
-    asked, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False
-    try:
-        yield
-    finally:
-        torch.backends.mkldnn.enabled = asked
+    def assign(self, values_BR: Tensor, values_N: Tensor) -> None:
+        """Write the values of this batch's tokens where :meth:`select` finds them."""
+        values_BR.view(-1)[self.indices_N] = values_N

@@ -111,7 +111,7 @@ class Rewards:
 
         A reward may give None where it does not apply to a row. Raises DataError or SickRun for what is no reward.
         """
-        given = {"prompts": completions.prompts, "completions": completions.completions}
+        given: dict[str, object] = {"prompts": completions.prompts, "completions": completions.completions}
         given |= {"completion_ids": completions.completion_ids, **completions.columns, "trainer_state": state}
         answers = [
             reward(**given) if tokenizer is None else self._score(reward, tokenizer, completions, budget)
@@ -170,15 +170,16 @@ class Rewards:
 
     def _encode(self, tokenizer: PreTrainedTokenizerBase, completions: Completions) -> list[list[int]]:
         """The input of a reward model, as in its training: a closed chat, or text that ends with the end token."""
-        pairs = zip(completions.prompts, completions.completions, completions.ended, strict=True)
-        if isinstance(completions.prompts[0], list):
-            template = tokenizer.chat_template or self.tokenizer.chat_template
-            how = {"chat_template": template, "return_dict": False}
-            return [tokenizer.apply_chat_template(prompt + answer, **how) for prompt, answer, _ in pairs]
+        pairs = list(zip(completions.prompts, completions.completions, strict=True))
+        chats = [one + other for one, other in pairs if isinstance(one, list) and isinstance(other, list)]
+        if chats:
+            how = {"chat_template": tokenizer.chat_template or self.tokenizer.chat_template, "return_dict": False}
+            return [tokenizer.apply_chat_template(chat, **how) for chat in chats]
         if same_tokens(tokenizer, self.tokenizer):
             return [p + c for p, c in zip(completions.prompt_ids, completions.completion_ids, strict=True)]
-        end = tokenizer.eos_token or ""
-        return tokenizer([prompt + answer + end * ended for prompt, answer, ended in pairs])["input_ids"]
+        ends = [(tokenizer.eos_token or "") * ended for ended in completions.ended]
+        texts = [f"{prompt}{text}{end}" for (prompt, text), end in zip(pairs, ends, strict=True)]
+        return tokenizer(texts)["input_ids"]
 
 
 def step_ends(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], separator: str) -> list[int]:

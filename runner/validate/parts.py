@@ -14,6 +14,7 @@ from runner.dataset.convert import ARROWS, FORMS_FOR, TRAINER_FORMS, fits
 from runner.errors import Fault
 from runner.io.files import MENU
 from runner.metric import kind_of
+from runner.ppo.minibatches import find_minibatch_faults
 from runner.schema.read import Signature, read_signature
 from runner.schema.spelling import nearest
 from runner.schema.text import Config, last_key, named, scalars, short_text
@@ -241,10 +242,8 @@ def _batches(context: ValidationContext) -> Iterator[Fault]:
             expected = "a batch that holds whole groups: batch size x accumulation x processes"
             yield Fault(f"{ARGS}num_generations", found, expected, f"{ARGS}per_device_train_batch_size={group}")
     counts = _counts(context, "per_device_train_batch_size", "gradient_accumulation_steps", "num_mini_batches")
-    if counts and counts[0] * counts[1] % counts[2]:
-        found = f"{counts[2]} for {counts[0] * counts[1]} prompts per process"
-        expected = "a divisor of batch size x accumulation"
-        yield Fault(f"{ARGS}num_mini_batches", found, expected, f"{ARGS}num_mini_batches=1")
+    if counts:
+        yield from find_minibatch_faults(counts[0] * counts[1], counts[2])
 
 
 # --- Where the keys have no fault -------------------------------------------------------------------
