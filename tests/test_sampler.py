@@ -8,20 +8,17 @@ import torch
 from tiny_ppo import END, WORDS, letter_model, letter_trainer, lora
 from transformers import (
     AutoConfig,
-    DynamicCache,
     GenerationConfig,
     LogitsProcessorList,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
-from transformers.cache_utils import DynamicLayer
 
 from runner.errors import EnvironmentFault
-from runner.generate import batch, engines, sampler
-from runner.generate.cache import ROOM_IN_TOKENS, PreallocatedLayer, build_cache, join_caches
-from runner.generate.engines import ENGINES, build_engine, merged_weights
-from runner.generate.sampler import Responses, Sampling, cut, sample, sample_token, truncate
+from runner.generate import engines
+from runner.generate.engines import merged_weights
+from runner.generate.sampler import Responses, Sampling, choose_engine, cut, sample, sample_token, truncate
 
 PROMPTS = [[0, 1, 2], [3], [4, 5, 6, 7, 8, 9], [0, 0]]
 
@@ -140,24 +137,6 @@ def test_what_is_beside_a_row_does_not_change_it():
     assert_same(turned, Responses(whole.tokens[::-1], whole.logprobs[::-1]))
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [("gpt_neox", [6, 6, 2, 2]), ("gpt2", [6, 6, 2, 2]), ("opt", [6, 6, 2, 2]), ("gemma2", [36])],
-)
-def test_prompts_are_read_with_their_like_a_number_of_tokens_at_a_time(kind, expected, monkeypatch):
-    model, how = letter_model(kind, **{"sliding_window": 4} if kind == "gemma2" else {}), Sampling(9, (END,), 1.0)
-    read, prompts = [], [*PROMPTS, [2, 9, 4], [7]]
-    model.get_input_embeddings().register_forward_hook(lambda _, args, __: read.append(args[0].numel()))
-    monkeypatch.setattr(batch, "PASS", 1000)
-    whole = sample(model, prompts, how, noise(6, 9))
-    assert read[0] == 6 * 6  # everything at once, padded
-    read.clear()
-    monkeypatch.setattr(batch, "PASS", 0)
-    monkeypatch.setattr(sampler, "TOKENS_PER_PASS", 8)
-    assert_same(sample(model, prompts, how, noise(6, 9)), whole)
-    assert read[: len(expected)] == expected
-
-
 class Caching(torch.nn.Module):
     """A module that makes a table in its first pass and keeps it, as models do with the angles of positions."""
 
@@ -174,7 +153,7 @@ class Caching(torch.nn.Module):
 def test_what_a_model_keeps_of_sampling_can_be_trained_on(engine):
     model = letter_model()
     model.base_model.norm = Caching(model.base_model.norm)
-    ENGINES[engine](model, PROMPTS, Sampling(3), noise(4, 3))
+    sample(model, PROMPTS, Sampling(3), noise(4, 3), engine=engine)
     assert model.base_model.norm.table is not None
     model(torch.tensor([PROMPTS[0]])).logits.sum().backward()
     assert model.base_model.norm.inner.weight.grad is not None
@@ -195,7 +174,7 @@ def test_every_engine_draws_from_the_tempered_softmax(engine):
         top_k=2, top_p=0.5, repetition_penalty=5.0, temperature=0.01, min_p=0.9, suppress_tokens=[0, 1, 2, 3]
     )
     kept = model.generation_config.to_dict()
-    samples = ENGINES[engine](model, [[3]] * count, Sampling(1, (), 0.7, rows=count), noise(count, 1))
+    samples = sample(model, [[3]] * count, Sampling(1, (), 0.7, rows=count), noise(count, 1), engine=engine)
     share = torch.stack(samples.tokens)[:, 0].bincount(minlength=WORDS) / count
     assert (share - expected).abs().max() < 0.03 and (expected > 0.03).sum() > 4
     assert model.generation_config.to_dict() == kept
@@ -205,17 +184,18 @@ def test_every_engine_draws_from_the_tempered_softmax(engine):
 def test_a_completion_ends_with_any_of_the_stop_tokens_and_only_those(engine):
     model = letter_model(spread=0.05)
     model.generation_config.eos_token_id = 5
-    stops = ENGINES[engine](model, PROMPTS * 8, Sampling(12, (END, 7), 1.0), noise(32, 12)).tokens
+    stops = sample(model, PROMPTS * 8, Sampling(12, (END, 7), 1.0), noise(32, 12), engine=engine).tokens
     assert {row[-1].item() for row in stops if len(row) < 12} == {END, 7}
     assert all(not torch.isin(row[:-1], torch.tensor([END, 7])).any() for row in stops)
-    never = ENGINES[engine](model, PROMPTS * 8, Sampling(12, (), 1.0), noise(32, 12)).tokens
+    never = sample(model, PROMPTS * 8, Sampling(12, (), 1.0), noise(32, 12), engine=engine).tokens
     assert {len(row) for row in never} == {12} and (torch.stack(never) == 5).any()
 
 
 def test_the_generate_engine_takes_its_seed_from_the_noise_alone():
     model, how = letter_model(), Sampling(6, (END,))
     before = torch.get_rng_state()
-    one, again, other = (ENGINES["generate"](model, PROMPTS, how, noise(4, 6, seed)).tokens for seed in (0, 0, 1))
+    found = (sample(model, PROMPTS, how, noise(4, 6, seed), engine="generate").tokens for seed in (0, 0, 1))
+    one, again, other = found
     assert torch.equal(torch.get_rng_state(), before)
     assert [row.tolist() for row in one] == [row.tolist() for row in again] != [row.tolist() for row in other]
 
@@ -232,48 +212,6 @@ def test_an_adapter_takes_part_in_sampling():
         assert not torch.allclose(recomputed(adapted, PROMPTS[0], samples.tokens[0], 0.7), samples.logprobs[0])
 
 
-def test_a_cache_with_room_holds_what_one_without_holds():
-    layers, rows = [DynamicLayer(), PreallocatedLayer()], 6
-    for step in range(2 * ROOM_IN_TOKENS):
-        count = 7 if step == 0 else 1
-        states = torch.randn(2, rows, 2, count, 4)
-        found = [layer.update(*states) for layer in layers]
-        assert all(map(torch.equal, *found))
-        if step % 30 == 9 and rows > 1:
-            kept, rows = torch.randperm(rows)[: rows - 1], rows - 1
-            for layer in layers:
-                layer.batch_select_indices(kept)
-            assert torch.equal(layers[0].keys, layers[1].keys) and torch.equal(layers[0].values, layers[1].values)
-        assert layers[0].get_seq_length() == layers[1].get_seq_length()
-
-
-def test_the_layer_with_room_knows_all_that_its_upstream_does():
-    """A method that transformers adds to the layer may read or write the states in a way that this one must learn."""
-    known = {"batch_repeat_interleave", "batch_select_indices", "crop", "get_mask_sizes", "get_max_length"}
-    known |= {"get_seq_length", "lazy_initialization", "reset", "update"}
-    assert {name for name in vars(DynamicLayer) if callable(getattr(DynamicLayer, name))} - {"__doc__"} == known
-    layer = DynamicLayer()
-    before = set(vars(layer))
-    layer.update(*torch.randn(2, 1, 2, 3, 4))
-    assert set(vars(layer)) - before <= {"dtype", "device"} and {"keys", "values", "is_initialized"} <= before
-
-
-def test_caches_are_joined_row_after_row_with_their_last_tokens_side_by_side():
-    config, states = letter_model().config, [torch.randn(2, 3, 2, 5, 4), torch.randn(2, 1, 2, 2, 4)]
-    whole, parts = build_cache(config), [DynamicCache(config=config) for _ in states]
-    for part, given in zip(parts, states, strict=True):
-        for index in range(config.num_hidden_layers):
-            part.update(*given, index)
-    join_caches(whole, parts)
-    assert whole.get_seq_length() == 5
-    for layer in whole.layers:
-        for found, one, other in zip((layer.keys, layer.values), *states, strict=True):
-            assert len(found) == 4
-            assert torch.equal(found[:3], one) and torch.equal(found[3:, :, 3:], other) and not found[3:, :, :3].any()
-    further = torch.randn(2, 4, 2, 1, 4)
-    assert torch.equal(whole.update(*further, 1)[0][..., -1:, :], further[0])
-
-
 @pytest.mark.parametrize(
     ("kind", "engine"),
     [("gpt_neox", "loop"), ("gpt2", "loop"), ("gemma2", "loop"), ("mamba", "generate"), ("qwen3_next", "generate")],
@@ -281,7 +219,7 @@ def test_caches_are_joined_row_after_row_with_their_last_tokens_side_by_side():
 def test_a_model_with_another_cache_is_left_to_generate(kind, engine):
     model = torch.nn.Module()
     model.config = AutoConfig.for_model(kind)
-    assert build_engine("auto", model, "") is ENGINES[engine]
+    assert choose_engine(model) == engine
 
 
 def test_a_completion_is_cut_after_its_first_stop_token():

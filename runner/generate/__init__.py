@@ -2,7 +2,6 @@
 
 sampler      prompts -> token ids: the one loop that samples, used by PPO, evaluations, predictions and callbacks
 engines      what may stand in for it in PPO: continuous batching, a vLLM server
-cache        keys and values of a layer with room for more tokens
 batch        rows of unlike length -> batches of so many tokens
 completion   rows -> completions as text, with the template and the stop tokens of model and tokenizer
 likelihood   rows with known answers -> what a model thinks of them

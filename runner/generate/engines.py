@@ -16,28 +16,20 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from runner.errors import EnvironmentFault, Fault
-from runner.generate.sampler import (
-    Model,
-    Responses,
-    Sampling,
-    choose_engine,
-    cut,
-    sample,
-    without_generation_defaults,
-)
+from runner.generate.sampler import Model, Responses, Sampling, cut, sample, without_generation_defaults
 
 Engine = Callable[[Model, Sequence[Sequence[int]], Sampling, Tensor], Responses]
 
 
-def build_engine(name: str, policy: Model, vllm_server_base_url: str) -> Engine:
+def build_engine(name: str, vllm_server_base_url: str) -> Engine:
     """A function of prompts that samples completions: ``engine(policy, prompts, sampling, noise_BR)``.
 
-    ``noise_BR`` are uniform random numbers, one for each token that may be drawn. ``auto`` is the sampler's loop where
-    the cache of the model is one of keys and values, else ``generate``.
+    ``noise_BR`` are uniform random numbers, one for each token that may be drawn. All but ``vllm`` and ``continuous``
+    are engines of :func:`runner.generate.sampler.sample`.
     """
     if name == "vllm":
         return VLLMServer(connect(vllm_server_base_url))
-    return ENGINES[choose_engine(policy) if name == "auto" else name]
+    return sample_by_continuous_batching if name == "continuous" else functools.partial(sample, engine=name)
 
 
 @torch.no_grad()
@@ -62,13 +54,6 @@ def sample_by_continuous_batching(
     # Requests are numbered in the order of the prompts; answers come back in any.
     ordered = sorted(answers.values(), key=lambda answer: int(answer.request_id.rpartition("_")[2]))
     return Responses([_cut(answer.generated_tokens, how) for answer in ordered])
-
-
-ENGINES: dict[str, Engine] = {
-    "loop": functools.partial(sample, engine="loop"),
-    "generate": functools.partial(sample, engine="generate"),
-    "continuous": sample_by_continuous_batching,
-}
 
 
 def _seed(noise_BR: Tensor) -> int:

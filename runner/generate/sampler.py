@@ -37,8 +37,7 @@ from transformers import (
 )
 
 from runner.errors import EnvironmentFault, Fault
-from runner.generate.batch import TOKENS_PER_PASS, pad_left, split_by_rows, split_by_tokens
-from runner.generate.cache import build_cache, can_join, join_caches
+from runner.generate.batch import pad_left, split_by_rows
 
 # Layers whose cache keeps a key and a value per token, so that finished rows can leave it.
 CACHED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -213,7 +212,7 @@ def _decode_by_loop(
             lengths_B[live_B[ended_B]] = step + 1
             if ended_B.all():
                 break
-            kept = compact_rows(ended_B)
+            kept = (~ended_B).nonzero().squeeze(1)
             cache.batch_select_indices(kept)
             live_B, token_B, position_ids, mask = live_B[kept], token_B[kept], position_ids[kept], mask[kept]
         mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1) if ragged else mask
@@ -229,47 +228,25 @@ def _cut_rows(tokens_BR: Tensor, logprobs_BR: Tensor, lengths_B: Tensor) -> list
 
 
 def prefill(model: Model, prompts: list[Sequence[int]]) -> tuple[Tensor, DynamicCache, Tensor]:
-    """The logits [B, V] after prompts, the longest of which come first, their cache, and the mask of their tokens.
-
-    On a CPU, prompts of like length are read together, a number of tokens at a time, if their caches can be joined.
-    """
-    input_ids, mask = pad_left(prompts, model.device)
-    lengths, width = list(map(len, prompts)), mask.shape[1]
-    whole, groups = build_cache(model.config), [list(range(len(prompts)))]
-    if can_join(whole) and model.device.type == "cpu":
-        groups = split_by_tokens(groups[0], lengths, TOKENS_PER_PASS)
-    logits, caches = [], []
-    for rows in groups:
-        caches.append(whole if len(groups) == 1 else DynamicCache(config=model.config))
-        group = slice(rows[0], rows[-1] + 1), slice(width - lengths[rows[0]], width)
-        ids_BP, mask_BP = input_ids[group], mask[group]
-        position_ids = (mask_BP.cumsum(1) - 1).clamp(min=0)
-        logits.append(decode_step(model, caches[-1], ids_BP, None if mask_BP.all() else mask_BP, position_ids))
-    if len(groups) > 1:
-        join_caches(whole, caches)
-    return torch.cat(logits), whole, mask
+    """The logits [B, V] after prompts, their cache, and the mask of their tokens."""
+    ids_BP, mask_BP = pad_left(prompts, model.device)
+    position_ids = (mask_BP.cumsum(1) - 1).clamp(min=0)
+    cache = DynamicCache(config=model.config)
+    logits_BV = decode_step(model, cache, ids_BP, None if mask_BP.all() else mask_BP, position_ids)
+    return logits_BV, cache, mask_BP
 
 
 def decode_step(model: Model, cache: DynamicCache, ids_BT: Tensor, mask: Tensor | None, position_ids: Tensor) -> Tensor:
     """The logits [B, V] after further tokens, which are added to the cache."""
-    taken, further = _arguments_of(type(model)), {"position_ids": position_ids, "logits_to_keep": 1}
+    taken, further = _arguments_of(type(model).forward), {"position_ids": position_ids, "logits_to_keep": 1}
     further = {name: value for name, value in further.items() if name in taken}
     return model(input_ids=ids_BT, attention_mask=mask, past_key_values=cache, use_cache=True, **further).logits[:, -1]
 
 
-def compact_rows(ended_B: Tensor) -> Tensor:
-    """The rows that go on, the last of them in the places of those that have ended, so that few change theirs."""
-    going = (~ended_B).nonzero().squeeze(1)
-    rows = torch.arange(len(going), device=going.device)
-    holes = ended_B[: len(going)].nonzero().squeeze(1)
-    rows[holes] = going[len(going) - len(holes) :]
-    return rows
-
-
 @functools.cache
-def _arguments_of(kind: type[Model]) -> frozenset[str]:
-    """The arguments of the forward of a kind of model: not every architecture counts positions."""
-    return frozenset(inspect.signature(kind.forward).parameters)
+def _arguments_of(forward: Callable[..., object]) -> frozenset[str]:
+    """The arguments of a kind of model: not every architecture counts positions."""
+    return frozenset(inspect.signature(forward).parameters)
 
 
 # --- By transformers ----------------------------------------------------------------------------

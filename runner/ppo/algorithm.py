@@ -318,7 +318,7 @@ class PPOTrainer(Trainer):
         actor_critic = build_actor_critic(policy, given.critic, value_model, self.rewards.model_for_critic())
         self.running = RunningStats(given.kl_coef)
         self.rows_per_pass = given.per_device_train_batch_size
-        self.engine = build_engine(given.rollout_engine, policy, given.vllm_server_base_url)
+        self.engine = build_engine(given.rollout_engine, given.vllm_server_base_url)
         self.metrics: dict[str, list[float]] = defaultdict(list)
         super().__init__(
             model=actor_critic,
