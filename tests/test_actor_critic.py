@@ -15,8 +15,8 @@ from runner.ppo.actor_critic import (
     REFERENCE,
     ActorCritic,
     TokenLogProbs,
-    add_reference_adapter,
     build_critic_model,
+    build_reference,
     disable_dropout,
 )
 
@@ -243,7 +243,7 @@ def test_the_start_of_a_model_with_an_adapter_is_kept():
     policy = letter_policy()
     trainable = {name for name, weight in policy.named_parameters() if weight.requires_grad}
     before = plain_logprobs(policy)
-    add_reference_adapter(policy)
+    assert build_reference(policy, adapted_later=False) is None
     assert {name for name, weight in policy.named_parameters() if weight.requires_grad} == trainable
     made = ActorCritic(policy, "adapter")
     for name, weight in policy.named_parameters():

@@ -319,9 +319,10 @@ def test_without_a_stop_token_every_completion_is_full(tmp_path):
     assert any(END in sequence for sequence in rollout.sequences)
 
 
-def test_prompts_may_be_chats(tmp_path):
+def test_prompts_may_be_chats_with_tools_as_text(tmp_path):
     tokenizer = letter_tokenizer()
     tokenizer.chat_template = (
+        "{% for tool in tools %}{{ tool.name }}{% endfor %}"
         "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}t{% endif %}"
     )
     seen = []
@@ -330,10 +331,11 @@ def test_prompts_may_be_chats(tmp_path):
         seen.extend(zip(prompts, completions, strict=True))
         return [0.0] * len(prompts)
 
-    rows = Dataset.from_dict({"prompt": [[{"role": "user", "content": letter}] for letter in LETTERS[:8]]})
+    chats = [[{"role": "user", "content": letter}] for letter in LETTERS[:8]]
+    rows = Dataset.from_dict({"prompt": chats, "tools": ['[{"name": "s"}]'] * 8})
     trainer = letter_trainer(tmp_path, rows=rows, processing_class=tokenizer, reward_funcs=keep, max_steps=1)
     rollout, _ = rolled_out(trainer)
-    assert rollout.sequences[2][:2] == [2, 19]
+    assert rollout.sequences[2][:3] == [18, 2, 19]
     trainer.train()
     assert seen[0][0][0]["role"] == "user" and seen[0][1][0]["role"] == "assistant"
 

@@ -104,7 +104,7 @@ def to_ids(tokenizer: PreTrainedTokenizerBase, row: Row) -> tuple[list[int], int
 
     Text is closed by the end token, as TRL does in training; a chat by its template.
     """
-    names = ("text",) if "text" in row else ("prompt", "completion", "tools")
+    names = ("text",) if "text" in row else ("prompt", "completion", "tools", "chat_template_kwargs")
     (whole,) = encode_row(tokenizer, {name: row[name] for name in names if name in row}).texts
     if "text" in row:
         return whole, 1

@@ -61,6 +61,7 @@ def encode_row(tokenizer: PreTrainedTokenizerBase, row: Row) -> EncodedRow:
 def _encode_turns(tokenizer: PreTrainedTokenizerBase, turns: list[Any], row: Row, **how: bool) -> list[int]:
     tools = row.get("tools")
     tools = json.loads(tools) if isinstance(tools, str) else tools
+    how |= row.get("chat_template_kwargs") or {}
     return list(tokenizer.apply_chat_template(turns, tools=tools or None, return_dict=False, **how))
 
 

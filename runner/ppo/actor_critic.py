@@ -108,10 +108,6 @@ class ValueModel(nn.Module):
         self.base_model = base_model
         self.score = score
 
-    def activation_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
-        """As the backbone's own."""
-        self.base_model.activation_checkpointing_enable(*args, **kwargs)
-
     def save_pretrained(self, folder: Path) -> None:
         """Write the backbone as AutoModel loads it, and the head beside it."""
         self.base_model.save_pretrained(folder)
@@ -224,7 +220,7 @@ class ActorCritic(nn.Module):
         """Recompute activations in the backward pass, each layer under the adapter that it ran under."""
         kwargs = dict(activation_checkpointing_kwargs or {}) | {"use_reentrant": False}
         if self.value_model is not None:
-            self.value_model.activation_checkpointing_enable(dict(kwargs), **layers)
+            self.value_model.base_model.activation_checkpointing_enable(dict(kwargs), **layers)
         if isinstance(self.policy, PeftModel):
             kwargs["context_fn"] = lambda: (contextlib.nullcontext(), self._recompute_context(self.active_adapter))
         self.policy.activation_checkpointing_enable(kwargs, **layers)
@@ -271,7 +267,6 @@ class ActorCritic(nn.Module):
 
     def save_value(self, folder: Path) -> None:
         """Write the critic so that it loads elsewhere: a classification model, or a head and perhaps its adapter."""
-        folder.mkdir(parents=True, exist_ok=True)
         if self.value_model is not None:
             self.value_model.save_pretrained(folder)
             return
@@ -292,8 +287,8 @@ def build_actor_critic(
     have.
     """
     adapted = isinstance(policy, PeftModel)
-    critic = ("adapter" if adapted else "model") if critic == "auto" else critic
-    critic = "model" if value_model is not None else critic
+    if critic == "auto" or value_model is not None:
+        critic = "adapter" if adapted and value_model is None else "model"
     if critic == "adapter" and not adapted:
         raise ConfigError(Fault("trainer.args.critic", "adapter, beside a whole model", "model or head", "peft=lora"))
     if adapted and policy.active_peft_config.is_prompt_learning:
@@ -309,15 +304,13 @@ def build_actor_critic(
     return actor_critic
 
 
-def build_reference(model: Policy, *, adapted_later: bool) -> PreTrainedModel | None:
-    """A frozen copy of the start model; None where its backbone can show it, because training changes an adapter."""
-    if isinstance(model, PeftModel):
-        add_reference_adapter(model)
-    return None if adapted_later or isinstance(model, PeftModel) else copy.deepcopy(model)
+def build_reference(policy: Policy, *, adapted_later: bool) -> PreTrainedModel | None:
+    """A frozen copy of the start model; None where its backbone can show it, because training changes an adapter.
 
-
-def add_reference_adapter(policy: PeftModel) -> None:
-    """A frozen copy of the adapter that the policy came with: without it the start model would be forgotten."""
+    Of an adapter that the policy came with a frozen copy is put beside it.
+    """
+    if not isinstance(policy, PeftModel):
+        return None if adapted_later else copy.deepcopy(policy)
     own = policy.active_adapter
     trained = {id(parameter) for parameter in policy.parameters() if parameter.requires_grad}
     policy.add_adapter(REFERENCE, copy.deepcopy(policy.peft_config[own]))
@@ -329,6 +322,7 @@ def add_reference_adapter(policy: PeftModel) -> None:
     policy.set_adapter(own)
     for parameter in policy.parameters():
         parameter.requires_grad_(id(parameter) in trained)
+    return None
 
 
 def build_critic_model(policy: Policy, reward_model: PreTrainedModel | PeftModel | None) -> Critic:
@@ -340,10 +334,8 @@ def build_critic_model(policy: Policy, reward_model: PreTrainedModel | PeftModel
     if reward_model is not None:
         return _plain_copy(reward_model).to(policy.dtype).requires_grad_(True)
     source = _plain_copy(policy) if isinstance(policy, PeftModel) else policy
-    model = _build_classifier(source)
-    if model is None:
-        model = ValueModel(copy.deepcopy(source.base_model), _zero_head(source).to(source.dtype))
-    return model.to(source.device).requires_grad_(True)
+    model: Critic = _build_classifier(source) or ValueModel(copy.deepcopy(source.base_model), _zero_head(source))
+    return model.to(device=source.device, dtype=source.dtype).requires_grad_(True)
 
 
 def _build_classifier(source: PreTrainedModel) -> PreTrainedModel | None:
@@ -379,6 +371,7 @@ def disable_dropout(model: nn.Module) -> None:
 
 
 def _write_head(head: nn.Linear, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     state = {f"score.{name}": weight.contiguous() for name, weight in head.state_dict().items()}
     save_file(state, folder / "value_head.safetensors", metadata={"format": "pt"})
 

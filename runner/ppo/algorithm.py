@@ -69,8 +69,9 @@ from runner.generate.batch import TOKENS_PER_PASS
 from runner.generate.engines import build_engine
 from runner.generate.sampler import Sampling, seeded_generator
 from runner.io.files import replace_rows, write_json
+from runner.model.encoding import encode_prompt
 from runner.ppo.actor_critic import ActorCritic, Policy, TokenLogProbs, build_actor_critic, build_reference
-from runner.ppo.batching import MicroBatch, Rollout, Row, check_rows, find_stop_ids, to_prompt_ids
+from runner.ppo.batching import MicroBatch, Rollout, Row, check_rows, find_stop_ids
 from runner.ppo.minibatches import find_minibatch_faults
 from runner.ppo.scoring import Completions, Reward, Rewards, TokenRewards
 
@@ -380,7 +381,7 @@ class PPOTrainer(Trainer):
     def roll_out(self, inputs: list[Row], noise_BR: Tensor) -> tuple[Rollout, Completions]:
         """Sample a completion for each row."""
         args, tokenizer = self.args, self.processing_class
-        prompt_ids = [to_prompt_ids(tokenizer, row) for row in inputs]
+        prompt_ids = [encode_prompt(tokenizer, row["prompt"], row) for row in inputs]
         rows = args.local_rollout_forward_batch_size
         sampling = Sampling(args.response_length, self.stop_ids, args.temperature, rows)
         with self.accelerator.autocast():

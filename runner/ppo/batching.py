@@ -20,6 +20,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runner.errors import ConfigError, DataError, Fault
 from runner.generate.batch import pad_right, split_by_tokens
+from runner.generate.completion import context_length
+from runner.model.encoding import encode_prompt, stop_ids
 
 Row = dict[str, Any]
 
@@ -27,16 +29,6 @@ LOGITS_PER_CHUNK = {"cpu": 1 << 22}  # elements held at once: 16 MiB of float32
 LOGITS_PER_CHUNK_ELSEWHERE = 1 << 26
 
 # --- Prompts ------------------------------------------------------------------------------------
-
-
-def to_prompt_ids(tokenizer: PreTrainedTokenizerBase, row: Row) -> list[int]:
-    """Token ids of a row's prompt, a chat opened for the answer with the row's tools."""
-    if isinstance(row["prompt"], str):
-        return tokenizer(row["prompt"])["input_ids"]
-    kwargs = row.get("chat_template_kwargs") or {}
-    return tokenizer.apply_chat_template(
-        row["prompt"], tools=row.get("tools"), add_generation_prompt=True, return_dict=False, **kwargs
-    )
 
 
 def find_stop_ids(
@@ -49,9 +41,8 @@ def find_stop_ids(
     further = [] if stop_token_id is None else [stop_token_id]
     if stop_token is None:
         return tuple(further)
-    of_model = model.generation_config.eos_token_id
-    declared = [tokenizer.eos_token_id, *(of_model if isinstance(of_model, list) else [of_model])]
-    ids = sorted({*further, *(token for token in declared if token is not None)})
+    of_tokenizer = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    ids = sorted({*further, *of_tokenizer, *stop_ids(model)})
     if not ids:
         found, fix = "the tokenizer has no end token", "trainer.args.stop_token_id=<id>, or stop_token=null"
         raise ConfigError(Fault("trainer.args.stop_token", found, "a token that ends a completion", fix))
@@ -74,13 +65,13 @@ def check_rows(
         raise DataError(Fault("dataset", f"columns {', '.join(rows.column_names)}", "a column prompt"))
     if isinstance(rows, IterableDataset):
         return
-    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
+    longest = context_length(model) or math.inf
     room, faults, counts = longest - response_length, [], {}
     for index, prompt in enumerate(rows["prompt"]):
         text = prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
         # A token is at least a byte, and a template adds some, so that most prompts need not be counted.
         if not text or len(text.encode()) + 1024 > room:
-            counts[index] = len(to_prompt_ids(tokenizer, rows[index]))
+            counts[index] = len(encode_prompt(tokenizer, prompt, rows[index]))
     if too_long := [count for count in counts.values() if count > room]:
         found = f"{len(too_long)} prompts are too long, one of {max(too_long)} tokens"
         expected = f"at most {room}: the model holds {longest}, the response {response_length}"
