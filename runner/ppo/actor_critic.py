@@ -133,6 +133,7 @@ class ActorCritic(nn.Module):
         if critic != "model":
             self.value_head = _zero_head(policy)
         self.policy_adapter = policy.active_adapter if isinstance(policy, PeftModel) else NO_ADAPTER
+        self.critic_adapter = CRITIC if critic == "adapter" else self.policy_adapter
         self.active_adapter = self.policy_adapter
         self.trainable = [parameter for parameter in policy.parameters() if parameter.requires_grad]
         if critic == "adapter":
@@ -180,7 +181,7 @@ class ActorCritic(nn.Module):
         if self.value_model is not None:
             hidden_NH = last_hidden_states(self.value_model.base_model, input_ids_BT, positions_N)
             return self.value_model.score(hidden_NH).squeeze(-1).float()
-        with self.adapter(CRITIC if self.critic == "adapter" else self.policy_adapter):
+        with self.adapter(self.critic_adapter):
             return self._of_head(last_hidden_states(self.backbone.trunk, input_ids_BT, positions_N))
 
     def _of_head(self, hidden_NH: Tensor) -> Tensor:
@@ -188,12 +189,13 @@ class ActorCritic(nn.Module):
 
     @contextlib.contextmanager
     def adapter(self, name: str) -> Iterator[None]:
-        """Within it the backbone runs under this adapter, or under none; after it under the policy's own."""
+        """Within it the backbone runs under this adapter, or under none; after it under the one of before."""
+        before = self.active_adapter
         self._use(name)
         try:
             yield
         finally:
-            self.restore_policy_adapter()
+            self._use(before)
 
     def restore_policy_adapter(self) -> None:
         """Put the policy's own adapter on again, where another pass or a recomputed layer has left another."""

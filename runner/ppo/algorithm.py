@@ -227,25 +227,23 @@ class PPOConfig(TrainingArguments):
 
 def _find_faults(args: PPOConfig) -> Iterator[Fault]:
     """A fault for each number that PPO cannot work with."""
-
-    def fault(name: str, expected: str, fix: str, found: str = "") -> Fault:
-        return Fault(f"trainer.args.{name}", found or str(getattr(args, name)), expected, fix)
-
     yield from find_minibatch_faults(args.rollout_rows, args.num_mini_batches)
-    for name in ("num_ppo_epochs", "response_length", "local_rollout_forward_batch_size"):
-        if getattr(args, name) < 1:
-            yield fault(name, "at least 1", f"trainer.args.{name}=1")
-    if args.temperature <= 0:
-        yield fault("temperature", "above 0: PPO samples", "trainer.args.temperature=1.0")
-    if args.kl_target is not None and (args.kl_target <= 0 or args.kl_coef <= 0):
-        found = f"{args.kl_target} with kl_coef={args.kl_coef}"
-        yield fault("kl_target", "both above 0", "trainer.args.kl_target=6.0 kl_coef=0.05", found)
-    if args.remove_unused_columns:
-        yield fault("remove_unused_columns", "nothing: rewards may want any column", "leave it out", "true")
-    if args.dual_clip is not None and args.dual_clip <= 1:
-        yield fault("dual_clip", "above 1", "trainer.args.dual_clip=3.0")
-    if args.missing_eos_penalty is not None and args.stop_token is None and args.stop_token_id is None:
-        yield fault("missing_eos_penalty", "a token that ends a completion", "trainer.args.stop_token=eos")
+    ends = args.stop_token is not None or args.stop_token_id is not None
+    checks = [
+        ("num_ppo_epochs", args.num_ppo_epochs >= 1, "at least 1", "1"),
+        ("response_length", args.response_length >= 1, "at least 1", "1"),
+        ("local_rollout_forward_batch_size", args.local_rollout_forward_batch_size >= 1, "at least 1", "1"),
+        ("temperature", args.temperature > 0, "above 0: PPO samples", "1.0"),
+        ("dual_clip", args.dual_clip is None or args.dual_clip > 1, "above 1", "3.0"),
+        ("kl_target", args.kl_target is None or args.kl_target > 0, "above 0", "6.0"),
+        ("kl_coef", args.kl_target is None or args.kl_coef > 0, "above 0, beside kl_target", "0.05"),
+        ("remove_unused_columns", not args.remove_unused_columns, "false: rewards may want any column", "false"),
+        ("missing_eos_penalty", args.missing_eos_penalty is None or ends, "a stop_token or a stop_token_id", "null"),
+    ]
+    for name, holds, expected, fix in checks:
+        if not holds:
+            where = f"trainer.args.{name}"
+            yield Fault(where, str(getattr(args, name)), expected, f"{where}={fix}")
 
 
 # --- Trainer ------------------------------------------------------------------------------------
@@ -408,15 +406,13 @@ class PPOTrainer(Trainer):
     @torch.no_grad()
     def compute_logprobs(self, rollout: Rollout) -> None:
         """Fill in the log-probabilities of the sampled tokens under policy and reference before either changes."""
-        sources: list[tuple[Callable[..., Tensor], Tensor]] = []
-        if not rollout.has_logprobs:
-            sources.append((self.actor_critic.logprobs, rollout.logprobs_BR))
-        if self.args.penalises_kl:
-            sources.append((self.ref_logprobs or self.actor_critic.reference_logprobs, rollout.ref_logprobs_BR))
+        actor_critic, temperature, batches = self.actor_critic, self.args.temperature, self._micro_batches(rollout)
         with self.accelerator.autocast():
-            for batch in self._micro_batches(rollout):
-                for logprobs, logprobs_BR in sources:
-                    batch.assign(logprobs_BR, logprobs(*batch.inputs(self.args.temperature)))
+            for batch in [] if rollout.has_logprobs else batches:
+                batch.assign(rollout.logprobs_BR, actor_critic.logprobs(*batch.inputs(temperature)))
+            reference = self.ref_logprobs or actor_critic.reference_logprobs
+            for batch in batches if self.args.penalises_kl else []:
+                batch.assign(rollout.ref_logprobs_BR, reference(*batch.inputs(temperature)))
 
     @torch.no_grad()
     def compute_rewards(self, rollout: Rollout, completions: Completions) -> Tensor:
@@ -446,8 +442,8 @@ class PPOTrainer(Trainer):
         self.compute_advantages(rollout, rewards_BR, minibatches[0], sizes[0], sums)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         for number, (rows, size) in enumerate(zip(minibatches, sizes, strict=True), 1):
-            for batch in self._micro_batches(rollout, rows):
-                self._add_gradients(rollout, batch, size, sums, critic_has_learned=number == 1)
+            batches = self._micro_batches(rollout, rows)
+            self._add_gradients(rollout, batches, size, sums, critic_has_learned=number == 1)
             self.actor_critic.restore_policy_adapter()
             self._sum_over_processes(parameters)
             if self.state.global_step < args.value_warmup_steps:
@@ -469,43 +465,47 @@ class PPOTrainer(Trainer):
         same pass, one of thirteen less.
         """
         others = [row for row in range(len(rollout.sequences)) if row not in first]
-        for rows in (first, others):
-            learns = rows is first and self.actor_critic.critic != "head"
-            for batch in self._micro_batches(rollout, rows):
-                with torch.set_grad_enabled(learns), self.accelerator.autocast():
-                    values_N = self.actor_critic.values(batch.input_ids_BT, batch.positions_N)
-                batch.assign(rollout.values_BR, values_N.detach())
-                own = torch.tensor(batch.rows, device=self.args.device)
-                rollout.advantages_BR[own], rollout.returns_BR[own] = generalised_advantages(
-                    rewards_BR[own], rollout.values_BR[own], rollout.mask_BR[own], self.args.gamma, self.args.lam
-                )
-                if learns:
-                    self.accelerator.backward(self._value_loss(rollout, batch, values_N, size, sums))
+        with self.actor_critic.adapter(self.actor_critic.critic_adapter):
+            for rows in (first, others):
+                learns = rows is first and self.actor_critic.critic != "head"
+                for batch in self._micro_batches(rollout, rows):
+                    with torch.set_grad_enabled(learns), self.accelerator.autocast():
+                        values_N = self.actor_critic.values(batch.input_ids_BT, batch.positions_N)
+                    batch.assign(rollout.values_BR, values_N.detach())
+                    own = torch.tensor(batch.rows, device=self.args.device)
+                    rollout.advantages_BR[own], rollout.returns_BR[own] = generalised_advantages(
+                        rewards_BR[own], rollout.values_BR[own], rollout.mask_BR[own], self.args.gamma, self.args.lam
+                    )
+                    if learns:
+                        self.accelerator.backward(self._value_loss(rollout, batch, values_N, size, sums))
         rollout.advantages_BR = whiten(rollout.advantages_BR, rollout.mask_BR, total=self._total)
         self._note_values(rollout)
 
     def _add_gradients(
-        self, rollout: Rollout, batch: MicroBatch, size: float, sums: Sums, *, critic_has_learned: bool
+        self, rollout: Rollout, batches: list[MicroBatch], size: float, sums: Sums, *, critic_has_learned: bool
     ) -> None:
-        """Add the gradient of a micro-batch's share of a mini-batch's losses.
+        """Add the gradient of a mini-batch's losses, a micro-batch's share at a time.
 
         Critic and policy go one after the other, so that the activations of one are held at a time; measured, that
         takes a tenth to a quarter off the memory. A head, which reads the policy's states, goes with the policy.
         """
-        actor_critic, inputs = self.actor_critic, batch.inputs(self.args.temperature)
-        if actor_critic.critic == "head":
+        actor_critic, temperature = self.actor_critic, self.args.temperature
+        with_policy = actor_critic.critic == "head"
+        with actor_critic.adapter(actor_critic.critic_adapter):
+            for batch in [] if critic_has_learned or with_policy else batches:
+                with self.accelerator.autocast():
+                    values_N = actor_critic.values(batch.input_ids_BT, batch.positions_N)
+                self.accelerator.backward(self._value_loss(rollout, batch, values_N, size, sums))
+        for batch in batches:
             with self.accelerator.autocast():
-                logprobs_N, values_N = actor_critic(*inputs)
-            value_loss = self._value_loss(rollout, batch, values_N, size, sums)
-            self.accelerator.backward(self._policy_loss(rollout, batch, logprobs_N, size, sums) + value_loss)
-            return
-        if not critic_has_learned:
-            with self.accelerator.autocast():
-                values_N = actor_critic.values(batch.input_ids_BT, batch.positions_N)
-            self.accelerator.backward(self._value_loss(rollout, batch, values_N, size, sums))
-        with self.accelerator.autocast():
-            logprobs_N = actor_critic.logprobs(*inputs)
-        self.accelerator.backward(self._policy_loss(rollout, batch, logprobs_N, size, sums))
+                if with_policy:
+                    logprobs_N, values_N = actor_critic(*batch.inputs(temperature))
+                else:
+                    logprobs_N = actor_critic.logprobs(*batch.inputs(temperature))
+            loss = self._policy_loss(rollout, batch, logprobs_N, size, sums)
+            if with_policy:
+                loss = loss + self._value_loss(rollout, batch, values_N, size, sums)
+            self.accelerator.backward(loss)
 
     def _policy_loss(self, rollout: Rollout, batch: MicroBatch, logprobs_N: Tensor, size: float, sums: Sums) -> Tensor:
         """The policy's share of a mini-batch's loss; what is logged is added to ``sums``."""
