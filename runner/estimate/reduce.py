@@ -199,8 +199,8 @@ def _replace_foreign(small: Reduced) -> None:
         if args.get(name):
             small.note(f"without trainer.args.{name}={args[name]}")
             args[name] = value
-    if args.get("rollout_engine") in ("vllm", "continuous"):
-        small.note(f"completions by this process instead of {args['rollout_engine']}")
+    if args.get("rollout_engine") == "vllm":
+        small.note("completions by this process instead of vllm")
         args["rollout_engine"] = "auto"
     if on_cpu:
         _replace_devices(small)

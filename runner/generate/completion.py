@@ -6,7 +6,7 @@ How a token is drawn is in ``sampler``; what a completion is worth is not decide
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,12 +80,21 @@ class TextGenerator:
         Greedy completions of one prompt are the same, so that one of them is enough.
         """
         prompts = [encode_prompt(self.tokenizer, row["prompt"], row) for row in rows]
-        if faults := list(_find_prompt_faults(prompts, self.how)):
+        faults = []
+        if empty := [row for row, ids in enumerate(prompts) if not ids]:
+            faults.append(
+                Fault("dataset", f"{len(empty)} prompts without a token, the first in row {empty[0]}", "prompts")
+            )
+        if long := [row for row, ids in enumerate(prompts) if self.how.limit(ids) < 1]:
+            found = f"{len(long)} prompts leave no room for an answer, the first in row {long[0]}"
+            expected = f"fewer than the {self.how.max_length} that the model holds"
+            faults.append(Fault("dataset", f"{found}: {len(prompts[long[0]])} tokens", expected))
+        if faults:
             raise DataError(faults)
         count = 1 if self.is_greedy else self.n
         requests = [GenerationRequest(ids, row, number) for row, ids in enumerate(prompts) for number in range(count)]
         groups = split_by_rows([len(request.prompt_ids) for request in requests], self.how.rows)
-        return [[requests[place] for place in group] for group in groups]
+        return [[requests[index] for index in group] for group in groups]
 
     def complete(
         self,
@@ -104,15 +113,18 @@ class TextGenerator:
         )
         made = []
         for request, tokens, logprobs in zip(batch, samples.tokens, samples.logprobs or [], strict=True):
-            prompt, ids = rows[request.row]["prompt"], tokens.tolist()
-            log_probability = math.fsum(logprobs.tolist())
-            finish = "stop" if ids[-1] in self.how.stop_ids else "length"
-            made += [
-                Completion(
-                    request.row, number, prompt, request.prompt_ids, self.to_text(ids), ids, log_probability, finish
-                )
-                for number in (range(self.n) if self.is_greedy else [request.sample])
-            ]
+            ids = tokens.tolist()
+            completion = Completion(
+                row=request.row,
+                sample=request.sample,
+                prompt=rows[request.row]["prompt"],
+                prompt_ids=request.prompt_ids,
+                text=self.to_text(ids),
+                token_ids=ids,
+                log_probability=math.fsum(logprobs.tolist()),
+                finish="stop" if ids[-1] in self.how.stop_ids else "length",
+            )
+            made += [replace(completion, sample=number) for number in range(self.n)] if self.is_greedy else [completion]
         self.on_progress(len(made))
         return made
 
@@ -150,14 +162,3 @@ def generate(
 def context_length(model: Model) -> int | None:
     """The most tokens that a model holds, prompt and completion; None where its config does not say."""
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)
-
-
-def _find_prompt_faults(prompts: Sequence[Sequence[int]], how: Sampling) -> Iterator[Fault]:
-    empty = [row for row, ids in enumerate(prompts) if not ids]
-    if empty:
-        yield Fault("dataset", f"{len(empty)} prompts without a token, the first in row {empty[0]}", "prompts")
-    long = [row for row, ids in enumerate(prompts) if how.limit(ids) < 1]
-    if long:
-        found = f"{len(long)} prompts leave no room for an answer, the first in row {long[0]}"
-        expected = f"fewer than the {how.max_length} that the model holds"
-        yield Fault("dataset", f"{found}: {len(prompts[long[0]])} tokens", expected)

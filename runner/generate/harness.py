@@ -21,17 +21,13 @@ def check_harness() -> None:
         raise EnvironmentFault(Fault("evaluate=lm_eval", found, "the package lm-eval", fix))
 
 
-def find_code(folder: Path) -> list[Path]:
-    """The files of tasks that name Python functions, which the library would import from beside them and call."""
-    files = [file for suffix in ("yaml", "yml") for file in sorted(folder.rglob(f"*.{suffix}"))]
-    return [file for file in files if re.search(rb"!function|^\s*(class|custom_dataset)\s*:", file.read_bytes(), re.M)]
-
-
 def check_tasks(folder: Path, trusted: bool) -> None:
-    """Raise ConfigError where a folder of tasks brings code of its own that nobody has allowed."""
-    for file in () if trusted else find_code(folder):
-        found, fix = f"{file} names Python functions", "trust_remote_code=true  (if you trust who wrote them)"
-        raise ConfigError(Fault("include", f"{found}, which would run", "tasks in YAML alone", fix))
+    """Raise ConfigError where tasks name Python functions, which the library would import from beside them and call."""
+    code = re.compile(rb"!function|^\s*(class|custom_dataset)\s*:", re.M)
+    for file in [] if trusted else sorted(folder.rglob("*.y*ml")):
+        if file.suffix in (".yaml", ".yml") and code.search(file.read_bytes()):
+            found, fix = f"{file} names Python functions", "trust_remote_code=true  (if you trust who wrote them)"
+            raise ConfigError(Fault("include", f"{found}, which would run", "tasks in YAML alone", fix))
 
 
 def run_tasks(

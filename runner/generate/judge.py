@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runner.generate.completion import Completion, TextGenerator
@@ -51,23 +52,24 @@ def judge_completions(
 ) -> Figures:
     """Figures of metrics and rewards on the completions that are sampled for these rows."""
     completions = generator.complete_all(rows)
-    asked = [rows[each.row] for each in completions]
     figures = Figures(len(rows), completions=[each.to_row() for each in completions])
     for metric in metrics:
-        kept = [place for place, each in enumerate(completions) if metric.limit is None or each.row < metric.limit]
-        texts, columns = [completions[place].text for place in kept], to_columns([asked[place] for place in kept])
-        figures.add(metric, [completions[place].row for place in kept], completions=texts, **columns)
+        measured = [each for each in completions if metric.limit is None or each.row < metric.limit]
+        columns = to_columns([rows[each.row] for each in measured])
+        texts = [each.text for each in measured]
+        figures.add(metric, [each.row for each in measured], completions=texts, **columns)
     if score is not None:
-        _add_rewards(figures, [each.row for each in completions], *score(completions, asked))
+        total, each_reward = score(completions, [rows[each.row] for each in completions])
+        _add_rewards(figures, [each.row for each in completions], total, each_reward)
     return figures
 
 
 def _add_rewards(figures: Figures, numbers: Sequence[int], total: list[float], each: Mapping[str, list[float]]) -> None:
     """Add the mean of each reward over the rows, and of their weighted sum."""
-    for place, row in enumerate(figures.completions):
-        given = {name: values[place] for name, values in each.items()}
+    for index, row in enumerate(figures.completions):
+        given = {name: values[index] for name, values in each.items()}
         row["rewards"] = {name: None if math.isnan(value) else value for name, value in given.items()}
-        row["reward"] = total[place]
+        row["reward"] = total[index]
     figures.earned = _means_by_row(numbers, total, figures.rows)
     named = {f"reward_{name}": values for name, values in each.items() if len(each) > 1 or values != total}
     for name, values in ({"reward": total} | named).items():
@@ -89,17 +91,18 @@ def judge_answers(
 
     A reward model is shown right and wrong answers, and so is every metric that asks for them.
     """
-    figures, picked = Figures(len(rows)), {}
+    figures, chosen = Figures(len(rows)), {}
     for metric in metrics:
         everything = is_scorer or metric.answers == "all"
-        picked[metric.name] = [n for n, row in enumerate(rows) if everything or row["label"]][: metric.limit]
-    wanted = sorted(set().union(*picked.values()))
-    given = _read(model, tokenizer, [rows[number] for number in wanted], metrics, is_scorer, how)
-    places = {number: place for place, number in enumerate(wanted)}
+        chosen[metric.name] = [n for n, row in enumerate(rows) if everything or row["label"]][: metric.limit]
+    wanted = sorted(set().union(*chosen.values()))
+    indices = {number: index for index, number in enumerate(wanted)}
+    found = _read(model, tokenizer, [rows[number] for number in wanted], metrics, is_scorer, how)
     for metric in metrics:
-        numbers = picked[metric.name]
-        said = {key: [values[places[n]] for n in numbers] for key, values in given[metric.name].items()}
-        figures.add(metric, numbers, **to_columns([rows[number] for number in numbers]) | said)
+        numbers = chosen[metric.name]
+        given = to_columns([rows[number] for number in numbers])
+        given |= {key: [values[indices[n]] for n in numbers] for key, values in found[metric.name].items()}
+        figures.add(metric, numbers, **given)
     return figures
 
 
@@ -110,22 +113,25 @@ def _read(
     metrics: Sequence[Metric],
     is_scorer: bool,
     how: Mapping[str, Any],
-) -> dict[str, dict[str, list[Any]]]:
+) -> dict[str, dict[str, Sequence[object]]]:
     """For each metric what the model thinks of the rows, under the names by which metrics ask for it."""
     if is_scorer:
         scores = score_answers(model, tokenizer, rows, **how)
         return {metric.name: {"scores": scores} for metric in metrics}
-    keep: dict[str, Any] = {each.name: lambda logits, labels: logits.cpu() for each in metrics if each.takes_logits}
-    keep |= {each.name: each.preprocess for each in metrics if each.preprocess}
+    keep = {m.name: m.preprocess or _logits_alone for m in metrics if m.preprocess or m.takes_logits}
     reading = read_answers(model, tokenizer, rows, keep=keep, **how)
     sums = [math.fsum(values) for values in reading.log_probs]
-    given = {}
+    found: dict[str, dict[str, Sequence[object]]] = {}
     for metric in metrics:
-        kept = [_to_plain(value) for value in reading.kept.get(metric.name, [])]
-        scores = kept if metric.preprocess else sums
-        given[metric.name] = {"labels": reading.labels, "log_probs": reading.log_probs, "scores": scores}
-        given[metric.name] |= {"logits": kept} if kept else {}
-    return given
+        found[metric.name] = {"labels": reading.labels, "log_probs": reading.log_probs, "scores": sums}
+        if metric.name in keep:
+            kept = [_to_plain(value) for value in reading.kept[metric.name]]
+            found[metric.name] |= {"logits": kept, "scores": kept if metric.preprocess else sums}
+    return found
+
+
+def _logits_alone(logits: Tensor, labels: Tensor) -> Tensor:
+    return logits.cpu()
 
 
 def to_columns(rows: Sequence[Row]) -> dict[str, list[Any]]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from runner.generate.batch import pad_right, split_by_tokens
+from runner.generate.batch import pad, split_by_tokens
 from runner.generate.rows import Row
 from runner.model.encoding import encode_prompt, encode_row
 
@@ -92,7 +92,7 @@ def _read_batches(
     for group in split_by_tokens(filled, list(map(len, texts)), TOKENS_PER_BATCH):
         size = batch_size or len(group)
         for rows in (group[start : start + size] for start in range(0, len(group), size)):
-            ids_BT, mask_BT = pad_right([texts[row] for row in rows], model.device, tokenizer.pad_token_id or 0)
+            ids_BT, mask_BT = pad([texts[row] for row in rows], model.device, value=tokenizer.pad_token_id or 0)
             logits = model(input_ids=ids_BT, attention_mask=mask_BT).logits
             logits = logits[:, -ids_BT.shape[1] :] if logits.ndim == 3 else logits
             yield from zip(rows, logits, strict=True)

@@ -45,13 +45,17 @@ def read_sets(
     dataset that holds nothing out the training ones if it ``falls_back``, else that is a ConfigError.
     """
     node = dict(cfg["dataset"])
-    which = _train_or_eval(node, name, falls_back)
-    if node["_target_"] == LOADER:
+    is_loaded = node["_target_"] == LOADER
+    holds_out = not is_loaded or bool((node.get("split") or {}).get("eval"))
+    if not (name or holds_out or falls_back):
+        fix = "set=train, or dataset.split.eval=<split>, or file=<rows>"
+        raise ConfigError(Fault("set", "the run holds out no rows", "which rows to take", fix))
+    if is_loaded:
         node |= {"shuffle": False, "split": dict(node.get("split") or {"train": "train"})}
     if limit is not None and "limit" in asked_for(node["_target_"]):
         node["limit"] = {"train": limit, "eval": limit}
-    if which == "train":
-        node |= {"split": node["split"] | {"eval": None}} if node["_target_"] == LOADER else {}
+    if name == "train" or not (name or holds_out):
+        node |= {"split": node["split"] | {"eval": None}} if is_loaded else {}
         train, _ = serve(node, to=to, seed=cfg["seed"], keep=keep)
         return {"train": list(train)}
     sets = held_out_sets({**cfg, "dataset": node}, to, keep)
@@ -61,17 +65,6 @@ def read_sets(
         found = f"no rows in {name}" if name else "no rows"
         raise DataError(Fault("set", found, f"one of {', '.join(['train', *sets])}", "set=train"))
     return wanted
-
-
-def _train_or_eval(node: Mapping[str, Any], name: str | None, falls_back: bool) -> str:
-    """The split that holds the set that is meant."""
-    if name:
-        return "train" if name == "train" else "eval"
-    held_out = (node.get("split") or {}).get("eval") if node["_target_"] == LOADER else True
-    if held_out or falls_back:
-        return "eval" if held_out else "train"
-    fix = "set=train, or dataset.split.eval=<split>, or file=<rows>"
-    raise ConfigError(Fault("set", "the run holds out no rows", "which rows to take", fix))
 
 
 def find_form_fault(node: Mapping[str, Any], to: str, where: str) -> Fault | None:

@@ -37,7 +37,7 @@ from transformers import (
 )
 
 from runner.errors import EnvironmentFault, Fault
-from runner.generate.batch import pad_left, split_by_rows
+from runner.generate.batch import pad, split_by_rows
 
 # Layers whose cache keeps a key and a value per token, so that finished rows can leave it.
 CACHED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -107,7 +107,8 @@ def sample(
             found |= zip(rows, decode(model, batch, how, noise_BR[rows], on_token), strict=True)
             continue
         except torch.OutOfMemoryError as error:
-            if not halves or _is_sharded(model):  # other processes would wait for a pass that this one does not take
+            sharded = any(isinstance(weight, DTensor) or hasattr(weight, "ds_id") for weight in model.parameters())
+            if not halves or sharded:  # other processes would wait for a pass that this one does not take
                 raise
             if len(rows) == 1:
                 longest = f"a prompt of {len(prompts[rows[0]])} tokens alone does not fit"
@@ -135,11 +136,6 @@ def _without_wrapper(model: Model) -> Model:
     if isinstance(model, PeftModel) and not model.active_peft_config.is_prompt_learning:
         return model.get_base_model()
     return model
-
-
-def _is_sharded(model: Model) -> bool:
-    """Tell whether processes hold the weights between them, so that all of them have to take the same passes."""
-    return any(isinstance(weight, DTensor) or hasattr(weight, "ds_id") for weight in model.parameters())
 
 
 # --- One token ----------------------------------------------------------------------------------
@@ -229,7 +225,7 @@ def _cut_rows(tokens_BR: Tensor, logprobs_BR: Tensor, lengths_B: Tensor) -> list
 
 def prefill(model: Model, prompts: list[Sequence[int]]) -> tuple[Tensor, DynamicCache, Tensor]:
     """The logits [B, V] after prompts, their cache, and the mask of their tokens."""
-    ids_BP, mask_BP = pad_left(prompts, model.device)
+    ids_BP, mask_BP = pad(prompts, model.device, side="left")
     position_ids = (mask_BP.cumsum(1) - 1).clamp(min=0)
     cache = DynamicCache(config=model.config)
     logits_BV = decode_step(model, cache, ids_BP, None if mask_BP.all() else mask_BP, position_ids)
@@ -260,7 +256,7 @@ def _decode_by_generate(
     on_token: Callable[[list[int]], None] | None,
 ) -> list[tuple[Tensor, Tensor]]:
     """By ``model.generate`` with the same choice of tokens, for caches that the loop does not know."""
-    input_ids, mask = pad_left(prompts, model.device)
+    input_ids, mask = pad(prompts, model.device, side="left")
     limits = list(map(how.limit, prompts))
     choice = TokenChoice(how, noise_BR.to(model.device), on_token)
     config = GenerationConfig(

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runner.errors import ConfigError, DataError, Fault
-from runner.generate.batch import pad_right, split_by_tokens
+from runner.generate.batch import pad, split_by_tokens
 from runner.generate.completion import context_length
 from runner.model.encoding import encode_prompt, stop_ids
 
@@ -110,7 +110,7 @@ class Rollout:
     def micro_batch(self, rows: Sequence[int]) -> MicroBatch:
         """The rows without their last token, after which nothing follows."""
         device = self.mask_BR.device
-        input_ids_BT, _ = pad_right([self.sequences[row][:-1] for row in rows], device)
+        input_ids_BT, _ = pad([self.sequences[row][:-1] for row in rows], device)
         positions: list[int] = []
         targets: list[int] = []
         indices: list[int] = []

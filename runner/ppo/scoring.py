@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TrainerState
 
 from runner.errors import ConfigError, Fault
-from runner.generate.batch import pad_right, split_by_tokens
+from runner.generate.batch import pad, split_by_tokens
 from runner.ppo.actor_critic import last_hidden_states
 from runner.reward.panel import Prompt, check_answer, check_some_apply
 from runner.schema import to_text
@@ -156,7 +156,7 @@ class Rewards:
         model = model.get_base_model() if isinstance(model, PeftModel) else model  # its layers keep their adapters
         scores, device = [0.0] * len(rows), next(model.parameters()).device
         for group in split_by_tokens(range(len(rows)), list(map(len, rows)), budget):
-            ids_BT, mask_BT = pad_right([rows[row] for row in group], device)
+            ids_BT, mask_BT = pad([rows[row] for row in group], device)
             if hasattr(model, "score"):
                 # Not by the model's own search for the last token, which takes an end token for padding.
                 last_B = torch.arange(len(group), device=device) * ids_BT.shape[1] + mask_BT.sum(1) - 1
