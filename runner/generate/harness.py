@@ -1,4 +1,4 @@
-"""The tasks of lm-evaluation-harness, asked of a model that is loaded already, through the library's public functions.
+"""The tasks of lm-evaluation-harness on a model that is loaded already, through the library's public functions.
 
 ``pip install "runner[eval]"`` brings it. What a task asks and how it counts is the library's.
 """
@@ -45,8 +45,8 @@ def run_tasks(
     if missing := [name for name in tasks if not known.match_tasks([name])]:
         fix = "tasks=hellaswag,arc_easy, or include=<folder of yours>"
         raise ConfigError(Fault("tasks", f"no task {', '.join(missing)}", "tasks of lm-evaluation-harness", fix))
-    asked = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
-    found = simple_evaluate(model=asked, tasks=list(tasks), task_manager=known, log_samples=False, **how)
+    served = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
+    found = simple_evaluate(model=served, tasks=list(tasks), task_manager=known, log_samples=False, **how)
     return to_figures((found or {}).get("results") or {})
 
 

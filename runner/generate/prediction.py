@@ -93,7 +93,7 @@ class PredictionFile:
     def finish(self, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Put every row into the file in its order, each once, and say what they were made with."""
         found = {tuple(row.get(name) for name in ("row", "sample")): row for row in self.read_rows()}
-        rows = [found[place] for place in sorted(found, key=lambda place: [number or 0 for number in place])]
+        rows = [found[key] for key in sorted(found, key=lambda key: [number or 0 for number in key])]
         write_text(self.path, "".join(map(to_line, rows)))
         write_json(self.facts, {"key": self.key, **facts, "rows": len(rows)})
         self.partial.unlink(missing_ok=True)

@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Sampling:
-    """The distribution that tokens are drawn from, and the end of completions; a model's own settings are not asked.
+    """The distribution that tokens are drawn from, and the end of completions; a model's own settings do not count.
 
     ``temperature`` 0 takes the likeliest token; ``top_k`` 0 and ``top_p`` 1 leave every token in. Log-probabilities
     are those of the whole distribution at ``logprob_temperature``, else at that of sampling.
@@ -208,9 +208,9 @@ def _decode_by_loop(
             lengths_B[live_B[ended_B]] = step + 1
             if ended_B.all():
                 break
-            kept = (~ended_B).nonzero().squeeze(1)
-            cache.batch_select_indices(kept)
-            live_B, token_B, position_ids, mask = live_B[kept], token_B[kept], position_ids[kept], mask[kept]
+            going = (~ended_B).nonzero().squeeze(1)
+            cache.batch_select_indices(going)
+            live_B, token_B, position_ids, mask = live_B[going], token_B[going], position_ids[going], mask[going]
         mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1) if ragged else mask
         logits_BV = decode_step(model, cache, token_B.unsqueeze(1), mask if ragged else None, position_ids)
         position_ids = position_ids + 1

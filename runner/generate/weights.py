@@ -1,6 +1,6 @@
 """Run folder -> the weights that are meant, whole and sealed.
 
-Finding them needs nothing heavy, so that a wrong word is told before torch is imported. How they are loaded is in
+Finding them needs nothing heavy, so that a wrong option is refused before torch is imported. How they are loaded is in
 ``training.trained``.
 """
 
@@ -18,7 +18,7 @@ WISHES = "model, best, last, start, or the step of a checkpoint"
 
 @dataclass(frozen=True)
 class Weights:
-    """The place of weights; without a ``folder``, where the configuration's model says."""
+    """Weights and the folder that holds them; without a ``folder``, where the configuration's model says."""
 
     name: str
     folder: Path | None = None

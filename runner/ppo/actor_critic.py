@@ -283,7 +283,7 @@ class ActorCritic(nn.Module):
 def build_actor_critic(
     policy: Policy, critic: str, value_model: PreTrainedModel | None, reward_model: PreTrainedModel | PeftModel | None
 ) -> ActorCritic:
-    """The policy with the critic that is asked for, without dropout.
+    """The policy with the critic that is wanted, without dropout.
 
     ``auto`` is an adapter beside an adapter, else a model. Raises ConfigError for a critic that this policy cannot
     have.

@@ -345,11 +345,11 @@ class PPOTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """Whole rollouts only; evaluation, which the same argument rules, sees every row."""
-        asked, self.args.dataloader_drop_last = self.args.dataloader_drop_last, True
+        before, self.args.dataloader_drop_last = self.args.dataloader_drop_last, True
         try:
             return super().get_train_dataloader()
         finally:
-            self.args.dataloader_drop_last = asked
+            self.args.dataloader_drop_last = before
 
     # --- One update
 
@@ -641,7 +641,7 @@ class PPOTrainer(Trainer):
         figures = {"objective/scores": total_B, "completions/mean_length": rollout.mask_BR.sum(1).float()}
         if self.args.penalises_kl:
             figures["objective/kl"] = self._kl(rollout).sum(1)
-        return figures | {f"rewards/{name}/mean": each_BF[:, place] for place, name in enumerate(self.rewards.names)}
+        return figures | {f"rewards/{name}/mean": each_BF[:, index] for index, name in enumerate(self.rewards.names)}
 
     def _note_rollout(self, rollout: Rollout, completions: Completions, total_B: Tensor, each_BF: Tensor) -> None:
         """Log what was sampled, before anything is learned from it."""
@@ -743,7 +743,7 @@ class PPOTrainer(Trainer):
             self._write_table(self._sample_held_out(rows, 0, "samples")[1])
 
     def _write_table(self, table: list[Row]) -> None:
-        """Put the samples of this step into completions.jsonl, in place of those of an earlier try at it."""
+        """Put the samples of this step into completions.jsonl, instead of those of an earlier try at it."""
         if self.is_world_process_zero():
             replace_rows(Path(self.args.output_dir) / "completions.jsonl", table, same=["step", "set"])
 

@@ -130,13 +130,13 @@ class Rewards:
             for row, value in enumerate(answer):
                 if value is not None:
                     tokens, values = completions.completion_ids[row], value if isinstance(value, list) else [value]
-                    at = self._places(self.names[column], value, tokens) if values is value else [len(tokens) - 1]
+                    at = self._earning(self.names[column], value, tokens) if values is value else [len(tokens) - 1]
                     earned = weight * torch.tensor(values, dtype=torch.float32)
                     scores.earned_BR[row, at] = scores.earned_BR[row, at].nan_to_num() + earned
                     scores.each_BF[row, column] = float(sum(values))
         return scores
 
-    def _places(self, name: str, values: list[float], tokens: list[int]) -> list[int]:
+    def _earning(self, name: str, values: list[float], tokens: list[int]) -> list[int]:
         """The tokens that earn rewards: each, or for rewards of steps those that end one (Uesato et al. 2022)."""
         if len(values) == len(tokens):
             return list(range(len(tokens)))
@@ -191,10 +191,10 @@ def step_ends(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], separat
     def length(count: int) -> int:
         return len(tokenizer.decode(tokens[:count], skip_special_tokens=True))
 
-    ends, place = [], 0
+    ends, start = [], 0
     for step in tokenizer.decode(tokens, skip_special_tokens=True).split(separator):
-        ends += [place + len(step)] if step.strip() else []
-        place += len(step) + len(separator)
+        ends += [start + len(step)] if step.strip() else []
+        start += len(step) + len(separator)
     counts = range(len(tokens) + 1)
     return [bisect.bisect_left(counts, end, key=length) - 1 for end in ends] or [len(tokens) - 1]
 
