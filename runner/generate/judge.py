@@ -118,7 +118,11 @@ def _read(
     if is_scorer:
         scores = score_answers(model, tokenizer, rows, **how)
         return {metric.name: {"scores": scores} for metric in metrics}
-    keep = {m.name: m.preprocess or _logits_alone for m in metrics if m.preprocess or m.takes_logits}
+    keep: dict[str, Callable[[Tensor, Tensor], object]] = {
+        metric.name: metric.preprocess or (lambda logits, labels: logits.cpu())
+        for metric in metrics
+        if metric.preprocess or metric.takes_logits
+    }
     reading = read_answers(model, tokenizer, rows, keep=keep, **how)
     sums = [math.fsum(values) for values in reading.log_probs]
     found: dict[str, dict[str, Sequence[object]]] = {}
@@ -128,10 +132,6 @@ def _read(
             kept = [_to_plain(value) for value in reading.kept[metric.name]]
             found[metric.name] |= {"logits": kept, "scores": kept if metric.preprocess else sums}
     return found
-
-
-def _logits_alone(logits: Tensor, labels: Tensor) -> Tensor:
-    return logits.cpu()
 
 
 def to_columns(rows: Sequence[Row]) -> dict[str, list[Any]]:

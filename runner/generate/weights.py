@@ -50,8 +50,12 @@ def find_weights(run: Run | None, wish: str | None) -> Weights:
     if is_finished if wish is None else wish == "model" and run.model.is_dir():
         return Weights("model", check_sealed(run.model))
     newest = last_checkpoint(run, clean=False)
-    folder = _best(run, newest) if newest and wish in (None, "best") else None
-    folder = newest if folder is None and wish in (None, "last") else folder
+    folder = newest if wish in (None, "last") else None
+    if newest and wish in (None, "best"):
+        # That which the newest one names, wherever the run was when it was written.
+        named = (read_json(newest / "trainer_state.json") or {}).get("best_model_checkpoint")
+        best = run.checkpoints / Path(named).name if named else None
+        folder = best if best and not damage_of(best) else folder
     if folder is not None:
         return Weights(folder.name, folder)
     found = {
@@ -74,13 +78,6 @@ def check_sealed(folder: Path) -> Path:
             Fault(display_path(folder), f"damaged: {describe_damage(damage)}", "the files that were sealed", fix)
         )
     return folder
-
-
-def _best(run: Run, newest: Path) -> Path | None:
-    """The checkpoint that the newest one names as the best so far, wherever the run was when it was written."""
-    named = (read_json(newest / "trainer_state.json") or {}).get("best_model_checkpoint")
-    folder = run.checkpoints / Path(named).name if named else None
-    return folder if folder and not damage_of(folder) else None
 
 
 def _of_step(run: Run, step: int) -> Weights:
