@@ -26,7 +26,7 @@ from runner.validate.environment import find_other_versions, is_within
 
 SCRIPT = Path(__file__).parent / "fault" / "bad_input.py"
 NULL = [case for case in BAD if case.kind == "dataset" and "line null" in case.name]
-DOOR = [case for case in BAD if not case.late and not case.skip and case not in NULL]
+EARLY = [case for case in BAD if not case.late and not case.skip and case not in NULL]
 LATE = [case for case in BAD if case.late and not case.skip]
 ODD = [case for case in GOOD if not case.skip]
 
@@ -45,13 +45,13 @@ def test_there_are_as_many_cases_as_promised():
 
 
 @pytest.mark.slow
-def test_rows_that_crash_a_reader_and_some_of_each_kind_are_refused_at_the_door():
-    try_out([*NULL, *DOOR[::24]])
+def test_rows_that_crash_a_reader_and_some_of_each_kind_are_refused_before_the_start():
+    try_out([*NULL, *EARLY[::24]])
 
 
 @pytest.mark.slow
-def test_more_is_refused_at_the_door():
-    try_out(DOOR[12::24])
+def test_more_is_refused_before_the_start():
+    try_out(EARLY[12::24])
 
 
 @pytest.mark.slow

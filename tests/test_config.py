@@ -59,17 +59,14 @@ def test_several_options_of_a_group_that_takes_one_are_all_refused(tmp_path):
     (tmp_path / "experiment" / "two.yaml").write_text(f"# @package _global_\n{defaults}\n")
     with pytest.raises(ConfigError) as caught:
         config.compose(["experiment=two", "~quant"], [tmp_path])
-    assert [(fault.where, fault.found.partition("]")[0]) for fault in caught.value.faults] == [
-        *(("peft", "[lora"), ("trainer", "[sft, dpo"))
-    ]
+    found = [(fault.where, fault.found.partition("]")[0]) for fault in caught.value.faults]
+    assert found == [("peft", "[lora"), ("trainer", "[sft, dpo")]
     assert config.compose(["experiment=two", "trainer=dpo", "peft=lora"], [tmp_path]).choices["trainer"] == "dpo"
     with pytest.raises(ConfigError) as caught:
         config.compose(["trainer=sft,dpo", "reward=length,format"])
     assert [fault.fix for fault in caught.value.faults] == [
-        *(
-            "python -m runner -m trainer=sft,dpo",
-            "python -m runner -m reward=length,format, or 'reward=[length,format]'",
-        )
+        "python -m runner -m trainer=sft,dpo",
+        "python -m runner -m reward=length,format, or 'reward=[length,format]'",
     ]
 
 

@@ -35,7 +35,7 @@ EXPECTED = "a configuration that a person could have written"
 
 def read_yaml(path: Path) -> Any:
     """The content of a YAML file; ConfigError where it is none, or no person could have written it."""
-    check_yaml(path)
+    check_size(path)
     return parse_yaml(path.read_bytes(), str(path))
 
 

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from runner.config.limits import check_yaml, parse_yaml
+from runner.config.limits import check_size, parse_yaml
 from runner.errors import ConfigError, Fault
 from runner.io.filetype import undecodable
 
@@ -70,7 +70,7 @@ def _plugin() -> Any:
 
 def _check_keys(file: Path) -> None:
     """Raise ConfigError for a file that is no YAML, or holds something else than keys with values."""
-    check_yaml(file)
+    check_size(file)
     text = file.read_bytes()
     try:
         text.decode("utf-8-sig")

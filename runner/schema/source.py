@@ -42,10 +42,6 @@ class Module:
     folders: tuple[str, ...] = ()
 
     @property
-    def readable(self) -> bool:
-        return self.file is not None or bool(self.folders)
-
-    @property
     def changed(self) -> int:
         """When its file was last written, in nanoseconds: what caches go by."""
         return os.stat(self.file).st_mtime_ns if self.file else 0
@@ -62,11 +58,6 @@ class Module:
     def stars(self) -> list[str]:
         """The modules that this one imports with a star."""
         return _bindings(self, self.changed)[1]
-
-    @property
-    def package(self) -> str:
-        """The package that a leading dot means in this module's imports."""
-        return self.name if self.folders else self.name.rpartition(".")[0]
 
     @property
     def tree(self) -> ast.Module:
@@ -134,7 +125,7 @@ def look_up(
     if key in seen:  # ``from torch import optim`` inside torch means the submodule
         return _submodule(module, name) if submodules else None
     seen |= {key}
-    if not module.readable:
+    if module.file is None and not module.folders:
         return Definition(module, name)
     if (binding := module.bindings.get(name)) is not None:
         return _follow(binding, name, module, seen)
@@ -330,8 +321,8 @@ def _collect(body: list[ast.stmt], module: Module) -> tuple[dict[str, Binding], 
 
 def _import_from(node: ast.ImportFrom, module: Module, names: dict[str, Binding], stars: list[str]) -> None:
     source = node.module or ""
-    if node.level:
-        package = module.package.split(".")
+    if node.level:  # the first dot is the package of the module, or the module where it is one
+        package = (module.name if module.folders else module.name.rpartition(".")[0]).split(".")
         source = ".".join([*package[: len(package) - node.level + 1], *filter(None, [source])])
     for alias in node.names:
         if alias.name == "*":
