@@ -7,7 +7,7 @@ The passes, in their order, each in a module that returns faults:
         targets                      what a ``_target_`` may name
         values                       types, ranges and choices
         dangers                      what must be typed by the user, and that there is no secret
-        parts, objective             what the trainer asks for and is given, fields of its config, losses and weights
+        parts, objective             parts that the trainer takes and needs, fields of its config, losses and weights
                                      of tokens that exclude each other
     parts.find_mismatches(cfg)       parts that are each right and do not go together, where the keys have no fault
     start.check_ahead(jobs)          the world around the runs of a command: raises before a folder is made
@@ -60,13 +60,13 @@ def find_all_faults(
     # In the configuration's order, a missing key by its neighbours.
     order = {path: index for index, (path, _) in enumerate(walk(cfg))}
 
-    def place(fault: Fault) -> int:
+    def position(fault: Fault) -> int:
         path = fault.where
         while path and path not in order:
             path = path.rpartition(".")[0]
         return order.get(path, len(order))
 
-    return sorted(_without_repeats(faults), key=place)
+    return sorted(_without_repeats(faults), key=position)
 
 
 def _without_repeats(faults: list[Fault]) -> list[Fault]:

@@ -12,19 +12,19 @@ from runner.schema.text import Config, last_key, scalars, short_text, to_overrid
 from runner.validate.values import by_name
 
 
-def _is_elsewhere(address: object) -> bool:
+def _is_elsewhere(value: object) -> bool:
     """True where an address, or a host with or without a port, may be that of another machine.
 
     Where clients read one differently, as with a backslash or a number of another base, it may be.
     """
-    text = str(address or "")
+    text = str(value or "")
     if not text or text.lower() == "localhost" or _is_loopback(text):
         return False
     try:
-        place = urlsplit(text if "://" in text else f"//{text}").netloc.rpartition("@")[2]
+        address = urlsplit(text if "://" in text else f"//{text}").netloc.rpartition("@")[2]
     except ValueError:
         return True
-    host = re.fullmatch(r"\[([^\[\]]+)\](?::\d*)?|([^\[\]:]+)(?::\d*)?", place)
+    host = re.fullmatch(r"\[([^\[\]]+)\](?::\d*)?|([^\[\]:]+)(?::\d*)?", address)
     name = host[1] or host[2] if host else ""
     return not text.isprintable() or "\\" in text or not (name.lower() == "localhost" or _is_loopback(name))
 
@@ -47,7 +47,8 @@ VARIABLE = "tracker.environment."
 STAYS = ("offline", "disabled", "dryrun")
 UPLOADING = {"all", "wandb", "comet_ml", "neptune", "clearml", "swanlab", "azure_ml", "dagshub", "flyte"}
 CODE, PICKLE, KERNEL = "runs code of others", "loads pickles, which can run code", "runs a kernel from the hub"
-SENDS, TELLS = "sends prompts and completions to a server", "sends the figures to a server"
+SENDS_TEXTS = "sends prompts and completions to a server"
+SENDS_METRICS = "sends the figures to a server"
 OUTSIDE = "writes outside of the run"
 Risk = tuple[Callable[[Any], bool], str]  # which values of a key are risky, and what they do
 NO_RISK: Risk = (lambda value: False, "")
@@ -65,8 +66,8 @@ RISKS: dict[str, Risk] = by_name(
         (bool, "publishes the metrics"): [
             *("trackio_space_id", "trackio_static_space_id", "trackio_bucket_id", "TRACKIO_SPACE_ID")
         ],
-        (bool, SENDS): ["url"],
-        (_is_elsewhere, SENDS): [
+        (bool, SENDS_TEXTS): ["url"],
+        (_is_elsewhere, SENDS_TEXTS): [
             *("vllm_server_base_url", "vllm_server_host", "teacher_model_server_url", "teacher_server_urls")
         ],
         (bool, "sends a variable of the environment to a server"): ["token_variable"],
@@ -77,9 +78,9 @@ RISKS: dict[str, Risk] = by_name(
 # The same of the variables of a tracker, of which the choice of one speaks, too.
 VARIABLES: dict[str, Risk] = by_name(
     {
-        (lambda value: value not in STAYS, TELLS): ["WANDB_MODE"],
-        (_is_elsewhere, TELLS): ["WANDB_BASE_URL"],
-        (lambda value: not str(value).startswith(("sqlite:", "file:", "{")), TELLS): ["MLFLOW_TRACKING_URI"],
+        (lambda value: value not in STAYS, SENDS_METRICS): ["WANDB_MODE"],
+        (_is_elsewhere, SENDS_METRICS): ["WANDB_BASE_URL"],
+        (lambda value: not str(value).startswith(("sqlite:", "file:", "{")), SENDS_METRICS): ["MLFLOW_TRACKING_URI"],
         (bool, CODE): ["WANDB__EXECUTABLE"],
         (_is_outside, OUTSIDE): [
             *("TENSORBOARD_LOGGING_DIR", "TRACKIO_DIR", "WANDB_DIR"),
@@ -109,7 +110,7 @@ def find_risks(cfg: Config, typed: Collection[str] = ()) -> Iterator[Fault]:
             yield Fault(path, found, expected, f"{to_override(path, value)}  (if you trust where it leads)")
         is_risky, danger = VARIABLES.get(key, NO_RISK) if path.startswith(VARIABLE) else NO_RISK
         if key == "report_to" and value in UPLOADING and not (value == "wandb" and stays):
-            is_risky, danger = bool, TELLS
+            is_risky, danger = bool, SENDS_METRICS
         if is_risky(value) and not {"tracker", where} & set(typed):
             found = f"{key}: {value} {danger}, and was not typed"
             yield Fault(path, found, expected, f"tracker=<name>, or {where}={value}  (if you want that)")
