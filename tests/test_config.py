@@ -76,10 +76,38 @@ def test_a_value_that_must_be_given_is_named():
     assert [fault.where for fault in error.value.faults] == ["dataset.path"]
 
 
-@pytest.mark.parametrize("words", [["a=[1"], ["seed=${nothing}"], ["=3"]])
-def test_what_hydra_cannot_read_is_our_error(words):
-    with pytest.raises(ConfigError):
-        config.compose(words)
+@pytest.mark.parametrize(
+    ("word", "where", "found", "fix"),
+    [
+        ("a=[1", "command line", "'a=[1': ", "'a=\"<text>\"'"),
+        ("=3", "command line", "'=3': no key before the equals sign", "'key=\"<text>\"'"),
+        ("seed=${nothing}", "seed", "${nothing} refers to nothing", "seed=<value>"),
+        ("seed=${seed}", "seed", "it refers to itself", "seed=<value>"),
+        ("seed=${no:such}", "seed", "${no:...}, and there is no such resolver", "seed=<value>"),
+        ("seed=${oc.env:NOT_THERE}", "seed", "the environment has no NOT_THERE", "export NOT_THERE=<value>"),
+    ],
+)
+def test_a_word_that_hydra_cannot_read_is_a_fault_with_a_fix(word, where, found, fix):
+    with pytest.raises(ConfigError) as caught:
+        config.compose([word])
+    (fault,) = caught.value.faults
+    assert (fault.where, fault.found[: len(found)], fault.fix) == (where, found, fix)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("defaults: [override /trainer: sftt]\n", "there is no trainer/sftt"),
+        ("seed: 1\nseed: 2\n", "found duplicate key seed"),
+        ("seed: [1\n", "expected ',' or ']'"),
+    ],
+)
+def test_a_file_that_hydra_cannot_read_is_a_fault(tmp_path, text, found):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "x.yaml").write_text(f"# @package _global_\n{text}")
+    with pytest.raises(ConfigError) as caught:
+        config.compose(["experiment=x"], [tmp_path])
+    assert found in caught.value.faults[0].found
 
 
 def test_a_users_folder_adds_and_shadows(tmp_path):

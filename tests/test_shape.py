@@ -207,15 +207,15 @@ def old_words() -> list[str]:
 
 # Where a goal is not yet reached, the bound is what has been; it is lowered with the figure, and never raised.
 BUDGETS = {
-    lines: 30_200,  # 30,000, of which 25,000 without what is planned
+    lines: 30_100,  # 30,000, of which 25,000 without what is planned
     lines_of_importers: 1_300,  # 1,200
     names_at_the_top: 24,
     longest_import_chain: 16,  # 13
-    private_functions_with_one_caller: 500,  # 12 in 1,000 lines
+    private_functions_with_one_caller: 475,  # 12 in 1,000 lines
     public_names_defined_twice: 15,  # 0
     docstrings_that_begin_with_a_question: 0,
     functions_over_60_lines: 0,
-    old_words: 85,  # 0
+    old_words: 62,  # 0
 }
 
 
