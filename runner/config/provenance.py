@@ -14,6 +14,7 @@ from pathlib import Path
 import yaml
 
 from runner import config
+from runner.config.limits import LOADER
 from runner.io.files import MENU, PACKAGE, display_path
 from runner.schema.read import UNKNOWN, Parameter, Signature, read_signature
 from runner.schema.source import Definition, find_definition
@@ -128,7 +129,7 @@ def read_provenance(
 
 def read_stage(file: Path, stage: str) -> Iterator[tuple[str, str]]:
     """Each word that an experiment's file lists for a stage, with its line."""
-    tree = _tree(file.read_text(encoding="utf-8"))
+    tree: yaml.Node | None = yaml.compose(file.read_text(encoding="utf-8"), Loader=LOADER)
     for path in ("stages", stage):
         entries = tree.value if isinstance(tree, yaml.MappingNode) else []
         tree = next((entry for name, entry in entries if name.value == path), None)
@@ -137,18 +138,13 @@ def read_stage(file: Path, stage: str) -> Iterator[tuple[str, str]]:
 
 
 def read_settings(file: Path, place: str) -> list[Setting]:
-    """Every value that a YAML file sets, with its line; ``place`` is the key at which the file is laid."""
+    """Every value that a YAML file sets, with its line; ``place`` is the key at which the file is merged."""
     text = file.read_text(encoding="utf-8")
-    tree = _tree(text)
+    tree = yaml.compose(text, Loader=LOADER)
     if not isinstance(tree, yaml.MappingNode):
         return []
     tree.value = [entry for entry in tree.value if entry[0].value not in ("defaults", "hydra")]
     return list(_settings(tree, place, text, _shown(file)))
-
-
-def _tree(text: str) -> yaml.Node | None:
-    """A YAML text as nodes that know their lines, by the fast reader where there is one."""
-    return yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def _settings(node: yaml.MappingNode, path: str, text: str, file: str) -> Iterator[Setting]:
