@@ -137,7 +137,7 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
 
 def compose(line: CommandLine, overrides: Sequence[str]) -> list[config.Composed]:
     """The runs that these overrides make, checked: one, or stages; raises ConfigError with all faults of all."""
-    return stages.compose(overrides, line.folders)
+    return stages.compose_runs(overrides, line.folders)
 
 
 def compose_all(line: CommandLine) -> list[list[config.Composed]]:

@@ -11,7 +11,7 @@ from runner import __main__ as door
 from runner.errors import ConfigError
 from runner.io.files import files_of, read_json, write_json
 from runner.launch import pool
-from runner.run import Run, folder_of, open_run, uses_of
+from runner.run import Run, folder_of, open_run, uses_of, write_config
 
 CHAIN = {
     "sft": ["trainer=sft", "learning_rate=1e-3"],
@@ -62,7 +62,7 @@ def faults(*words):
 def make_run(root, name, folder, updated="2026-01-01T00:00:00+00:00", state="finished"):
     run = Run(root / name / folder)
     run.model.mkdir(parents=True)
-    (run.folder / "config.yaml").write_text("seed: 1\n")
+    write_config(run.folder, {"seed": 1})
     write_json(run.folder / "status.json", {"state": state, "updated": updated})
     return run
 

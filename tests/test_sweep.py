@@ -17,7 +17,7 @@ from runner import config
 from runner.errors import ConfigError
 from runner.io.files import MENU, read_json
 from runner.launch import pool, worker
-from runner.launch.plan import MOST_JOBS, Plan, check_size, state_of, tasks_of
+from runner.launch.plan import MAX_JOBS, Plan, check_job_count, state_of, tasks_of
 from runner.launch.pool import Settings, confine, settings_of
 from runner.launch.progress import LiveProgress
 from runner.launch.worker import visible_devices
@@ -106,8 +106,8 @@ def test_a_sweep_that_cannot_work_starts_nothing(tmp_path, capsys, words, told):
 
 def test_a_million_jobs_are_counted_and_not_composed():
     with pytest.raises(ConfigError, match="1,000,000"):
-        check_size({"a": 1000, "b": 1000})
-    check_size({"a": MOST_JOBS})
+        check_job_count({"a": 1000, "b": 1000})
+    check_job_count({"a": MAX_JOBS})
 
 
 @pytest.mark.slow

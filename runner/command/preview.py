@@ -26,8 +26,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from runner.config import Composed
 from runner.errors import ConfigError, Fault
 from runner.io.files import write_text
@@ -36,7 +34,7 @@ from runner.launch import stages
 from runner.launch.worker import take_devices, visible_devices
 from runner.model.spelling import to_texts
 from runner.report.tokens import MAX_WIDTH, Sheet, format_sheet, to_page
-from runner.run import Run, folder_of, key_of
+from runner.run import Run, folder_of, key_of, write_config
 from runner.run.find import find_runs
 from runner.training.build import build_components
 from runner.training.build.model import policy_of
@@ -70,7 +68,7 @@ def main(line: Any) -> int:
     if line.multirun:
         raise ConfigError(Fault("command line", "-m", "one configuration to look at", "one value of each key, no -m"))
     wishes, words = read_wishes(line.overrides)
-    runs = _runs(line.runs, words, wishes.trust) if line.runs else stages.compose(words, line.folders)
+    runs = _runs(line.runs, words, wishes.trust) if line.runs else stages.compose_runs(words, line.folders)
     sheets, origins = [], {}
     with quiet():
         for composed in runs:
@@ -149,7 +147,7 @@ def build_sheets(cfg: Mapping[str, Any], wishes: Wishes, of: str = "") -> list[S
     with tempfile.TemporaryDirectory(prefix="preview-") as place:
         light = lighten(cfg, max(SAMPLE, wishes.rows), write_stand_in(cfg, Path(place) / "model"))
         run = Run(Path(place) / "preview" / "run")
-        write_text(run.folder / "config.yaml", yaml.safe_dump(light, sort_keys=False, allow_unicode=True))
+        write_config(run.folder, light)
         take_devices(run.cfg, visible_devices())
         components = build_components(run, None)
         trainer, node = components.trainer, cfg["trainer"]

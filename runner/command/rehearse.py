@@ -75,10 +75,10 @@ def main(line: Any) -> int:
 def jobs_of(words: Sequence[str], folders: Sequence[Path], multirun: bool) -> list[list[config.Composed]]:
     """The runs of each job; of a search only the first, because it chooses the others by what comes out."""
     if not multirun and axis.chosen_sweep(words) is None:
-        return [stages.compose(words, folders)]
+        return [stages.compose_runs(words, folders)]
     axes, plugin = axis.read_sweep(words, folders)
     whole = config.override.latest([*axes, *config.override.latest(words)])
-    return [stages.compose(axis.first_of(whole), folders)] if plugin else compose_jobs(whole, folders)
+    return [stages.compose_runs(axis.first_of(whole), folders)] if plugin else compose_jobs(whole, folders)
 
 
 def read_target(overrides: Sequence[str]) -> tuple[dict[str, float], list[str]]:

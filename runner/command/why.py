@@ -55,8 +55,8 @@ def _composed(overrides: Sequence[str], folders: Sequence[Path]) -> list[Compose
     try:
         composed = config.compose(overrides, folders)
     except ConfigError:  # such as a reference to another run
-        return stages.compose(overrides, folders)
-    return stages.compose(overrides, folders) if "stages" in composed.cfg else [composed]
+        return stages.compose_runs(overrides, folders)
+    return stages.compose_runs(overrides, folders) if "stages" in composed.cfg else [composed]
 
 
 def _of_all(key: str, runs: Sequence[Composed], folders: Sequence[Path]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from runner.io.files import read_json
 from runner.launch.plan import tasks_of
 from runner.launch.pool import settings_of, train_all
 from runner.launch.progress import Stages
-from runner.launch.stages import compose
+from runner.launch.stages import compose_runs
 from runner.run import Run
 
 
@@ -44,7 +44,7 @@ class Job:
 
     def train(self, words: Sequence[str]) -> float | None:
         """Train what the words make, or find it finished."""
-        runs = compose(words, self.folders)
+        runs = compose_runs(words, self.folders)
         tasks = tasks_of([runs])
         settings = settings_of(runs[0].cfg["launcher"] | {"jobs": 1}, runs, attached=True, debug=self.debug)
         codes, signals = train_all(tasks, settings, Stages(tasks))

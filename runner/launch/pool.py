@@ -19,7 +19,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from runner import config
 from runner.config import Composed
@@ -28,7 +28,6 @@ from runner.errors import ConfigError, Fault, FolderError
 from runner.io.terminal import HidingFile
 from runner.launch import worker
 from runner.launch.plan import Task
-from runner.launch.progress import Show
 from runner.launch.worker import launch
 from runner.run import Run, held, locked, open_run, processes_of
 from runner.tracker.variable import set_variables
@@ -38,6 +37,18 @@ LOOK_ELSEWHERE = 0.5  # and at runs that another process holds
 MOST_GRACE = 60.0  # seconds that a run has for saving its step when its time is over
 WARM = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib", "pyarrow", "runner")
 PIPE = 65536  # bytes that a pipe takes without a reader
+
+
+class Show(Protocol):
+    """The events that the pool reports as it goes."""
+
+    def started(self, task: Task) -> None: ...
+
+    def ended(self, task: Task, state: str, cause: str = "", seconds: float | None = None) -> None: ...
+
+    def tick(self, live: Sequence[tuple[Task, float]], waiting: int) -> None: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from runner.io.files import read_last_row
 from runner.launch.plan import Plan, Task
@@ -18,20 +18,8 @@ REFRESH = 0.5  # seconds between two pictures on a terminal
 PULSE = 60.0  # seconds between two totals in a log file
 
 
-class Show(Protocol):
-    """The events that the pool reports as it goes."""
-
-    def started(self, task: Task) -> None: ...
-
-    def ended(self, task: Task, state: str, cause: str = "", seconds: float | None = None) -> None: ...
-
-    def tick(self, live: Sequence[tuple[Task, float]], waiting: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Stages(Show):
-    """One run after the other, each with the terminal to itself: only its beginning is told."""
+class Stages:
+    """One run after the other, each with the terminal to itself: only its beginning is shown."""
 
     def __init__(self, tasks: Sequence[Task]):
         self.numbers = {task.folder: number for number, task in enumerate(tasks, 1)}
@@ -48,9 +36,15 @@ class Stages(Show):
         elif seconds is None:
             print(f"{state:<9} {run}: {one_line(cause, heading=False)}", flush=True)
 
+    def tick(self, live: Sequence[tuple[Task, float]], waiting: int) -> None:
+        """Nothing: the run itself shows how far it is."""
 
-class LiveProgress(Show):
-    """Many runs at a time, drawn over and over on a terminal, or told one event a line."""
+    def close(self) -> None:
+        """Nothing: no picture is open."""
+
+
+class LiveProgress:
+    """Many runs at a time, drawn over and over on a terminal, or one event a line."""
 
     def __init__(self, plan: Plan, jobs: int, out: TextIO | None = None):
         from rich import console, live

@@ -42,7 +42,7 @@ from runner.run import (
 )
 from runner.run.adjustments import is_out_of_memory
 from runner.run.disk import full, is_full
-from runner.run.inputs import check_material
+from runner.run.inputs import check_fingerprints
 from runner.validate import find_dangers
 from runner.validate.context import OWN
 
@@ -277,7 +277,7 @@ def is_finished(run: Run) -> bool:
             raise FolderError(Fault(str(run.model), found, "the files that were sealed", fix))
         log.warning("%s: %s; it is written again from the newest checkpoint", run, found)
         return False
-    for line in check_material(run):
+    for line in check_fingerprints(run):
         print(f"note      {line}")
     return True
 
@@ -292,7 +292,7 @@ def _damage(run: Run) -> dict[str, str]:
 def _check_inputs(run: Run) -> None:
     """Raise where the folder does not hold together, and note which of the run's inputs have changed."""
     check_lines(run)
-    for line in check_material(run):
+    for line in check_fingerprints(run):
         log.warning(line)
         write_manifest(run, notes=[*run.manifest().get("notes", []), f"at step {run.status()['step']}: {line}"])
 
