@@ -28,7 +28,7 @@ from runner.io.files import MENU
 from runner.io.secrets import hidden
 from runner.io.terminal import print_uncaught
 from runner.launch import axis, stages
-from runner.launch.plan import Plan, compose_jobs, tasks_of
+from runner.launch.plan import Plan, tasks_of
 from runner.launch.plugin import Job, failed_since
 from runner.launch.pool import Settings, confine, idle_devices, settings_of, train_all
 from runner.launch.progress import LiveProgress, Stages
@@ -142,7 +142,7 @@ def compose(line: CommandLine, overrides: Sequence[str]) -> list[config.Composed
 
 def compose_all(line: CommandLine) -> list[list[config.Composed]]:
     """The runs of each job of a sweep, in Hydra's order; raises ConfigError with the faults of all."""
-    return compose_jobs(line.overrides, line.folders)
+    return stages.compose_jobs(line.overrides, line.folders)
 
 
 def start_all(runs: Sequence[config.Composed], line: CommandLine) -> int:

@@ -17,7 +17,8 @@ from runner import config
 from runner.errors import ConfigError
 from runner.io.files import MENU, read_json
 from runner.launch import pool, worker
-from runner.launch.plan import MAX_JOBS, Plan, check_job_count, state_of, tasks_of
+from runner.launch.axis import MAX_JOBS, check_job_count
+from runner.launch.plan import Plan, state_of, tasks_of
 from runner.launch.pool import Settings, confine, settings_of
 from runner.launch.progress import LiveProgress
 from runner.launch.worker import visible_devices

@@ -34,7 +34,6 @@ from runner.estimate.steps import Rows
 from runner.estimate.table import Forecast, to_lines
 from runner.io.terminal import quiet
 from runner.launch import axis, stages
-from runner.launch.plan import compose_jobs
 from runner.launch.worker import Stop, prepare_environment
 from runner.model.clone import Source
 from runner.run import Run
@@ -78,7 +77,7 @@ def jobs_of(words: Sequence[str], folders: Sequence[Path], multirun: bool) -> li
         return [stages.compose_runs(words, folders)]
     axes, plugin = axis.read_sweep(words, folders)
     whole = config.override.latest([*axes, *config.override.latest(words)])
-    return [stages.compose_runs(axis.first_of(whole), folders)] if plugin else compose_jobs(whole, folders)
+    return [stages.compose_runs(axis.first_of(whole), folders)] if plugin else stages.compose_jobs(whole, folders)
 
 
 def read_target(overrides: Sequence[str]) -> tuple[dict[str, float], list[str]]:

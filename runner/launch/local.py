@@ -125,11 +125,9 @@ def _cause_of(run: Run, failures: Mapping[int, Any], debug: bool) -> tuple[str |
         if debug:
             print(own["py_callstack"], file=sys.stderr)
         return own["state"], error
+    found = f"rank {rank} {worker.describe_exit(code)}"
     if code < 0:
-        hint = " (by a person, or by the system for want of memory)" if code == -signal.SIGKILL else ""
-        found = f"rank {rank} was killed by {signal.Signals(-code).name}{hint}"
         return "failed", EnvironmentFault(Fault("processes", found, fix="run the same command again to continue"))
-    found = f"rank {rank} left with exit code {code} before the run was finished"
     return "failed", RunnerError(Fault(str(run.log), found, fix="read the end of it"))
 
 

@@ -10,11 +10,8 @@ from pathlib import Path
 
 from runner.config import Composed
 from runner.errors import ConfigError, Fault, FolderError
-from runner.launch import axis, stages
 from runner.run import Run, folder_of, held, key_of, label_of
 from runner.run.read import read_run
-
-MAX_JOBS = 5000  # composing takes about 20 ms a job, and nobody reads a table of more
 
 
 @dataclass(frozen=True)
@@ -29,20 +26,6 @@ class Task:
         """The label of this run among its neighbours: the values of what is swept, and the stage."""
         swept = [word for word in self.composed.overrides if word.lstrip("+").partition("=")[0] in axes]
         return f"{self.composed.stage} {label_of(swept or self.composed.overrides)}".strip()
-
-
-def compose_jobs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[list[Composed]]:
-    """The runs of each job of a sweep, in Hydra's order; raises ConfigError with the faults of all."""
-    check_job_count(axis.axes(overrides))
-    jobs, faults = [], []
-    for words in axis.combinations(overrides):
-        try:
-            jobs.append(stages.compose_runs(words, folders))
-        except ConfigError as error:
-            faults += error.faults
-    if faults:
-        raise ConfigError(dict.fromkeys(faults))
-    return jobs
 
 
 def tasks_of(jobs: Sequence[Sequence[Composed]]) -> list[Task]:
@@ -72,21 +55,6 @@ def tasks_of(jobs: Sequence[Sequence[Composed]]) -> list[Task]:
     if refused := [fault for run in known for fault in run.format_faults]:
         raise FolderError(refused)
     return list(tasks.values())
-
-
-def check_job_count(sizes: dict[str, int]) -> None:
-    """Raise ConfigError where an axis has no value, or all of them together make too many jobs.
-
-    >>> check_job_count({"kl_coef": 3, "seed": 2})
-    """
-    total = 1
-    for size in sizes.values():
-        total *= size
-    if empty := [axis for axis, size in sizes.items() if size == 0]:
-        raise ConfigError([Fault(axis, "no values", "one or more", f"{axis}=1,2") for axis in empty])
-    if total > MAX_JOBS:
-        shape = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
-        raise ConfigError(Fault("sweep", f"{total:,} jobs ({shape})", f"at most {MAX_JOBS:,}", "fewer values of each"))
 
 
 @dataclass(frozen=True)

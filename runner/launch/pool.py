@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -32,9 +32,9 @@ from runner.launch.worker import launch
 from runner.run import Run, held, locked, open_run, processes_of
 from runner.tracker.variable import set_variables
 
-LOOK = 0.05  # seconds between two looks at the children
-LOOK_ELSEWHERE = 0.5  # and at runs that another process holds
-MOST_GRACE = 60.0  # seconds that a run has for saving its step when its time is over
+POLL = 0.05  # seconds between two looks at the children
+POLL_ELSEWHERE = 0.5  # and at runs that another process holds
+MAX_GRACE = 60.0  # seconds that a run has for saving its step when its time is over
 WARM = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib", "pyarrow", "runner")
 PIPE = 65536  # bytes that a pipe takes without a reader
 
@@ -71,7 +71,7 @@ class Settings:
 
 @dataclass
 class Child:
-    """A process that trains a task, the place it holds, since when, and whether it was told to end."""
+    """A process that trains a task, the slot it holds, since when, and whether its time was over."""
 
     task: Task
     slot: int
@@ -96,7 +96,7 @@ class Pool:
 
     def run(self) -> dict[Path, int]:
         """The exit code of each task, by its folder; what was not started because of a signal has none."""
-        with self._listening():
+        with worker.handle_signals(self._hand_on):
             try:
                 while self.live or (self.waiting and not self.signals):
                     if not self.signals:
@@ -106,31 +106,23 @@ class Pool:
                     now = time.monotonic()
                     live = [(child.task, now - child.began) for child in self.live.values()]
                     self.show.tick(live, len(self.waiting))
-                    time.sleep(LOOK if self.live or self.waiting else 0)
+                    time.sleep(POLL if self.live or self.waiting else 0)
             finally:
                 self._let_end()
-                self._kill()
+                for pid in self.live:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(pid, signal.SIGKILL)
                 self.show.close()
         return self.codes
 
-    @contextlib.contextmanager
-    def _listening(self) -> Iterator[None]:
+    def _hand_on(self, number: int, frame: object) -> None:
         """Hand a signal on to the children, which save their step; kill them at the second."""
-
-        def answer(number: int, frame: object) -> None:
-            self.signals.append(number)
-            if number == signal.SIGHUP:
-                worker.detach_terminal()
-            for pid in list(self.live):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number if len(self.signals) == 1 else signal.SIGKILL)
-
-        before = {number: signal.signal(number, answer) for number in worker.stop_signals()}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        self.signals.append(number)
+        if number == signal.SIGHUP:
+            worker.detach_terminal()
+        for pid in list(self.live):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number if len(self.signals) == 1 else signal.SIGKILL)
 
     def _start(self) -> None:
         """Start what can start now, as far as there is room."""
@@ -149,13 +141,13 @@ class Pool:
         try:
             run = open_run(task.composed.cfg, task.composed.overrides, command=task.composed.command)
             done = worker.is_finished(run)
-        except FolderError as error:  # such as a paper that is garbage, or rows that have changed since
+        except FolderError as error:  # such as a file that is garbage, or rows that have changed since
             self.waiting.remove(task)
             self._end(task, error.code, "failed", str(error))
             return
         status, was_elsewhere = run.status(), task.folder in self.elsewhere
         if status["state"] != "finished" and held(run):
-            self.elsewhere[task.folder] = time.monotonic() + LOOK_ELSEWHERE
+            self.elsewhere[task.folder] = time.monotonic() + POLL_ELSEWHERE
             return
         self.waiting.remove(task)
         if done:
@@ -198,8 +190,12 @@ class Pool:
         """Train, tell what had to be imported for that, and return the exit code."""
         os.close(news)
         os.setpgid(0, 0)
-        log = None if self.settings.attached else _write_into(run.log)
-        faulthandler.enable(log or sys.stderr)
+        if not self.settings.attached:
+            file = HidingFile(open(run.log, "ab"), encoding="utf-8", line_buffering=True)  # noqa: SIM115  until it ends
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+            sys.stdout = sys.stderr = file
+        faulthandler.enable(sys.stderr)
         known = set(sys.modules)
         confine(slot, self.settings, run.cfg)
         code = launch(run, debug=self.settings.debug)
@@ -236,7 +232,7 @@ class Pool:
             self._fail(task, run, code or 1, cause, seconds)
         elif status["state"] in ("created", "running"):
             state = "interrupted" if self.signals else "failed"
-            self._fail(task, run, code or 1, _cause(ended), seconds, state)
+            self._fail(task, run, code or 1, f"the process {worker.describe_exit(ended)}", seconds, state)
         else:
             self._end(task, code or 1, status["state"], str(status["cause"]), seconds)
 
@@ -258,21 +254,16 @@ class Pool:
                 continue
             os.kill(child.pid, signal.SIGKILL if child.timed_out else signal.SIGTERM)
             child.timed_out = True
-            child.deadline = now + min(MOST_GRACE, float(self.settings.timeout_seconds or MOST_GRACE))
+            child.deadline = now + min(MAX_GRACE, float(self.settings.timeout_seconds or MAX_GRACE))
 
     def _let_end(self) -> None:
         """Have what still trains save its step, where the handler of somebody else has this process leave."""
-        deadline = time.monotonic() + MOST_GRACE
+        deadline = time.monotonic() + MAX_GRACE
         for pid in self.live:
             os.kill(pid, signal.SIGUSR2)
         while self.live and time.monotonic() < deadline:
-            time.sleep(LOOK)
+            time.sleep(POLL)
             self._reap()
-
-    def _kill(self) -> None:
-        for pid in self.live:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
 
 
 def train_all(tasks: Sequence[Task], settings: Settings, show: Show) -> tuple[dict[Path, int], list[int]]:
@@ -322,24 +313,6 @@ def confine(slot: int, settings: Settings, cfg: Mapping[str, Any]) -> None:
 
         os.environ["OMP_NUM_THREADS"] = str(threads)
         torch.set_num_threads(threads)
-
-
-def _write_into(path: Path) -> Any:
-    """Send all that this process says to a file, and give that."""
-    binary = open(path, "ab")  # noqa: SIM115  open as long as the process lives
-    file = HidingFile(binary, encoding="utf-8", line_buffering=True)
-    os.dup2(file.fileno(), 1)
-    os.dup2(file.fileno(), 2)
-    sys.stdout = sys.stderr = file
-    return file
-
-
-def _cause(ended: int) -> str:
-    """Why a process ended without a word."""
-    if ended >= 0:
-        return f"the process left with exit code {ended} before the run was finished"
-    hint = " (by a person, or by the system for want of memory)" if ended == -signal.SIGKILL else ""
-    return f"killed by {signal.Signals(-ended).name}{hint}"
 
 
 def loaded_since(known: Container[str]) -> bytes:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import config
 from runner.errors import ConfigError, Fault, FolderError
+from runner.launch import axis
 from runner.run import Run, folder_of
 from runner.run.continuation import find_resume_faults
 from runner.run.read import read_run
@@ -51,6 +52,20 @@ def compose_runs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list
         runs = [composed]
     command = [*overrides, *(word for folder in folders for word in ("--config-dir", str(folder)))]
     return [replace(composed, command=command) for composed in runs]
+
+
+def compose_jobs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[list[config.Composed]]:
+    """The runs of each job of a sweep, in Hydra's order; raises ConfigError with the faults of all."""
+    axis.check_job_count(axis.axes(overrides))
+    jobs, faults = [], []
+    for words in axis.combinations(overrides):
+        try:
+            jobs.append(compose_runs(words, folders))
+        except ConfigError as error:
+            faults += error.faults
+    if faults:
+        raise ConfigError(dict.fromkeys(faults))
+    return jobs
 
 
 def draft(overrides: Sequence[str], folders: Sequence[Path] = ()) -> config.Composed:
