@@ -11,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from runner.errors import ConfigError, Fault, RunnerError
 from runner.io.files import read_json
@@ -33,7 +32,7 @@ class Job:
     folders: Sequence[Path] = ()
     debug: bool = False
 
-    def __call__(self, cfg: Any) -> float | None:
+    def __call__(self, cfg: object) -> float | None:
         from hydra.core.hydra_config import HydraConfig
 
         try:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from runner.io.files import read_last_row
 from runner.launch.plan import Plan, Task
@@ -129,7 +129,7 @@ def _figures(folder: Path) -> str:
     line = read_last_row(folder / "metrics.jsonl")
     shown = [f"step {status['step']}/{status['max_steps']}"] if status["max_steps"] else ["starting"]
     for name in ("objective/scores", "reward", "rewards/margins", "loss"):
-        value: Any = line.get(name)
+        value = line.get(name)
         if isinstance(value, int | float):
             shown.append(f"{name.rpartition('/')[2]} {value:.4g}")
             break

@@ -113,10 +113,6 @@ class Override:
         """The first part of the key: a group, a key of the top level, or a stage."""
         return self.key.partition(".")[0]
 
-    def inner(self) -> Override:
-        """The override without the stage in front."""
-        return replace(self, key=self.key.partition(".")[2])
-
 
 @dataclass(frozen=True)
 class Experiment:
@@ -279,7 +275,7 @@ def _partition_overrides(cfg: DictConfig, typed: list[Override], folders: Sequen
     """The overrides of the file and of the command line by the stage that they are for; raises ConfigError."""
     from omegaconf import OmegaConf
 
-    plain: Any = OmegaConf.to_container(cfg, resolve=False)
+    plain: dict[str, Any] = OmegaConf.to_container(cfg, resolve=False)
     top = {*TOP, *config.GROUPS, *config.read_menu(folders), "hydra", "stages"}
     if faults := list(_faults_of_stages(plain["stages"], top)):
         raise ConfigError(faults)
@@ -301,7 +297,7 @@ def _partition_overrides(cfg: DictConfig, typed: list[Override], folders: Sequen
             fix = f"{each.key}=null" if "." in each.key else f"{each.head}.<key>=<value>"
             faults.append(Fault(each.key, str(each), f"a value for a key of the stage {each.head}", fix))
         else:
-            own[each.head].append(each.inner())
+            own[each.head].append(replace(each, key=each.key.partition(".")[2]))
     chosen = [override for override in typed if override.key == "experiment"]
     experiment = Experiment(str(plain["name"]), stages, chosen, shared, own, faults)
     for each in shared:
@@ -311,7 +307,7 @@ def _partition_overrides(cfg: DictConfig, typed: list[Override], folders: Sequen
     return experiment
 
 
-def _faults_of_stages(stages: Any, top: set[str]) -> Iterator[Fault]:
+def _faults_of_stages(stages: object, top: set[str]) -> Iterator[Fault]:
     """A fault for each stage whose name is taken or whose words could not have been typed."""
     if not isinstance(stages, dict) or not stages:
         yield Fault("stages", f"{stages!r}", "stages with their words", "stages: {sft: [trainer=sft, ...], ...}")

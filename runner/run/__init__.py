@@ -129,7 +129,7 @@ class Run:
         found = read_json(self.folder / "manifest.json")
         return found if isinstance(found, dict) else {}
 
-    def set_status(self, state: str | None = None, **changes: Any) -> None:
+    def set_status(self, state: str | None = None, **changes: object) -> None:
         """Replace the state atomically, keeping what is not named."""
         now = _now()
         status = self.status()
@@ -168,7 +168,7 @@ def key_of(cfg: Mapping[str, Any]) -> str:
     >>> key_of({"seed": 1, "name": "a"}) == key_of({"name": "b", "seed": 1.0})
     True
     """
-    lasting = _alike({key: value for key, value in cfg.items() if key not in VOLATILE})
+    lasting = {key: _alike(value) for key, value in cfg.items() if key not in VOLATILE}
     # More processes make a larger batch, and that is another training.
     if (processes := processes_of(cfg)) > 1:
         lasting["processes"] = processes
@@ -185,7 +185,7 @@ def processes_of(cfg: Mapping[str, Any]) -> int:
     return launcher.get("num_processes", 1)
 
 
-def _alike(value: Any) -> Any:
+def _alike(value: object) -> object:
     """The same value, with 1.0 written as 1 wherever it is."""
     if isinstance(value, Mapping):
         return {key: _alike(entry) for key, entry in value.items()}
@@ -258,7 +258,7 @@ def open_run(cfg: Mapping[str, Any], overrides: Sequence[str], command: Sequence
 
 def _volatile(cfg: Mapping[str, Any]) -> str:
     """The part that the key leaves open, as text that can be compared."""
-    return json.dumps(_alike({key: cfg.get(key) for key in sorted(VOLATILE)}), sort_keys=True, default=str)
+    return json.dumps({key: _alike(cfg.get(key)) for key in VOLATILE}, sort_keys=True, default=str)
 
 
 def check_metadata(run: Run) -> None:
@@ -399,7 +399,7 @@ def remove_leftovers(run: Run) -> None:
         shutil.rmtree(path)
 
 
-def write_manifest(run: Run, **facts: Any) -> None:
+def write_manifest(run: Run, **facts: object) -> None:
     """Record what is needed to repeat this run, keeping what earlier starts recorded."""
     commit, diff = run_git("rev-parse", "HEAD"), run_git(*CHANGES)
     known = {

@@ -148,7 +148,7 @@ def _differences(other: Run, cfg: Mapping[str, Any]) -> Iterator[Fault]:
         yield Fault("resume", found, "steps that are left", "a larger trainer.args.max_steps, or leave resume out")
 
 
-def _objection(path: str, old: Any, new: Any, cfg: Mapping[str, Any], known: Mapping[str, Any]) -> str:
+def _objection(path: str, old: object, new: object, cfg: Mapping[str, Any], known: Mapping[str, Any]) -> str:
     """Why a run from the start would not have taken the same steps with the new value; empty where it would."""
     name = path.removeprefix(PREFIX) if path.startswith(PREFIX) else ""
     args = {**known, **cfg["trainer"]["args"]}
@@ -170,9 +170,9 @@ def _callbacks(cfg: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(path, node["_target_"]) for path, node in nodes(cfg.get("callback"), "callback")]
 
 
-def _length_objection(old: Any, new: Any, cfg: Mapping[str, Any], args: Mapping[str, Any]) -> str:
+def _length_objection(old: object, new: object, cfg: Mapping[str, Any], args: Mapping[str, Any]) -> str:
     """Why a training cannot be made longer; empty where it can."""
-    if not all(isinstance(each, int | float) and each > 0 for each in (old, new)):
+    if not (isinstance(old, int | float) and isinstance(new, int | float) and min(old, new) > 0):
         return "the same, because its length was given otherwise"
     if new < old:
         return f"more than {to_text(old)}"
