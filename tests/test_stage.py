@@ -223,13 +223,6 @@ def test_what_a_file_says_does_not_count_as_typed(write):
 
 
 @pytest.mark.slow
-def test_the_jobs_of_a_sweep_share_the_stages_below_what_is_swept(chain, capsys):
-    assert door.main([*chain, "-m", "rl.kl_coef=0.1,0.2", "--dry-run"]) == 0
-    _, _, *lines = capsys.readouterr().out.splitlines()
-    assert [line.split("/")[1] for line in lines] == ["chain-sft", "chain-judge", "chain-rl", "chain-rl"]
-
-
-@pytest.mark.slow
 def test_the_configuration_of_each_stage_is_printed(chain, capsys):
     assert door.main([*chain, "rl.kl_coef=0.2", "--cfg", "job", "--resolve"]) == 0
     printed = capsys.readouterr().out
@@ -310,7 +303,7 @@ def states(runner, name="chain"):
 
 
 @pytest.mark.slow
-def test_a_staged_experiment_trains_stage_after_stage_and_again_changes_no_byte(runner, chain):
+def test_a_staged_experiment_trains_each_stage_as_it_would_be_alone_and_again_changes_no_byte(runner, chain):
     words = (*chain, *QUICK, "trainer.args.max_steps=2")
     done = runner(*words)
     said = [line for line in done.stdout.splitlines() if line.startswith(("stage", "run ", "finished"))]
@@ -321,24 +314,17 @@ def test_a_staged_experiment_trains_stage_after_stage_and_again_changes_no_byte(
     sft, judge = (str(runner.runs(f"chain-{stage}")[0].relative_to(runner.folder)) for stage in ("sft", "judge"))
     uses = read_json(rl.folder / "manifest.json")["uses"]
     assert (uses["model.path"], uses["reward.model.path"]) == (sft, judge)
+    stage = Run(runner.runs("chain-judge")[0])
+    quick = [word for word in QUICK if not word.startswith("rl.")]
+    runner("experiment=toy_reward", *quick, "trainer.args.max_steps=2", f"model.path={sft}/model", "name=alone")
+    alone = Run(runner.runs("alone")[0])
+    assert alone.folder.name[-10:] == stage.folder.name[-10:] and files_of(alone.model) == files_of(stage.model)
     before = files_of(runner.folder / "outputs")
     assert runner(*words).stdout.count("nothing was changed") == 3
     assert files_of(runner.folder / "outputs") == before
     again = runner(*words, "judge.seed=1")
     assert again.stdout.count("nothing was changed") == 1
     assert {stage: len(found) for stage, found in states(runner).items()} == {"sft": 1, "judge": 2, "rl": 2}
-
-
-@pytest.mark.slow
-def test_a_stage_is_what_the_same_run_alone_is(runner, chain):
-    runner(*chain, *QUICK, "trainer.args.max_steps=2")
-    stage = Run(runner.runs("chain-judge")[0])
-    quick = [word for word in QUICK if not word.startswith("rl.")]
-    start = f"model.path={stage.cfg['model']['path']}"
-    runner("experiment=toy_reward", *quick, "trainer.args.max_steps=2", start, "name=alone")
-    alone = Run(runner.runs("alone")[0])
-    assert alone.folder.name[-10:] == stage.folder.name[-10:]
-    assert files_of(alone.model) == files_of(stage.model)
 
 
 SLOW = """

@@ -168,8 +168,8 @@ def look(asked, pool, news, codes) -> int | None:
         if ended in news:
             codes[ended] = os.waitstatus_to_exitcode(status)
             os.set_blocking(news[ended], False)  # something that it left may still hold the other end
-            with os.fdopen(news.pop(ended), "rb", buffering=0) as told:
-                pool.learn(told.read(65536))
+            with os.fdopen(news.pop(ended), "rb", buffering=0) as report:
+                pool.import_reported(report.read(65536))
     return codes[pid]
 
 
@@ -195,7 +195,7 @@ def be_command(asked, pool, tell) -> None:
         if asked["instant"]:
             watch(Instant(**asked["instant"]))
         code = door(asked["words"]) or 0
-        os.write(tell, pool.loaded_since(known))
+        os.write(tell, pool.imports_since(known))
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1
     except KeyboardInterrupt:

@@ -76,7 +76,7 @@ class Child:
     task: Task
     slot: int
     pid: int
-    news: int
+    imports: int  # the end of a pipe from which to read what it had to import
     began: float = field(default_factory=time.monotonic)
     deadline: float = float("inf")
     timed_out: bool = False
@@ -165,10 +165,10 @@ class Pool:
         # Not by multiprocessing's forkserver: a sweep of 6 tiny runs, 2 at a time, takes 16.5 s of CPU like this, and
         # 19.4 s with a forkserver that has preloaded the same modules (medians of 3): Python starts a second time, and
         # each child imports again what only training loads. Nor could a number be kept until all of a run is killed.
-        news, tell = os.pipe()
-        pid = worker.fork(lambda: self._be_child(run, slot, news, tell))
-        os.close(tell)
-        child = Child(task, slot, pid, news)
+        imports, report = os.pipe()
+        pid = worker.fork(lambda: self._be_child(run, slot, imports, report))
+        os.close(report)
+        child = Child(task, slot, pid, imports)
         if self.settings.timeout_seconds:
             child.deadline = child.began + self.settings.timeout_seconds
         self.live[pid] = child
@@ -189,9 +189,9 @@ class Pool:
         # What is here by now lives as long as the process: no child needs to look through it for garbage (0.4 s each).
         gc.freeze()
 
-    def _be_child(self, run: Run, slot: int, news: int, tell: int) -> int:
-        """Train, tell what had to be imported for that, and return the exit code."""
-        os.close(news)
+    def _be_child(self, run: Run, slot: int, imports: int, report: int) -> int:
+        """Train, report what had to be imported for that, and return the exit code."""
+        os.close(imports)
         os.setpgid(0, 0)
         if not self.settings.attached:
             file = HidingFile(open(run.log, "ab"), encoding="utf-8", line_buffering=True)  # noqa: SIM115  until it ends
@@ -202,7 +202,7 @@ class Pool:
         known = set(sys.modules)
         confine(slot, self.settings, run.cfg)
         code = launch(run, debug=self.settings.debug)
-        os.write(tell, loaded_since(known))
+        os.write(report, imports_since(known))
         return code
 
     def _reap(self) -> None:
@@ -215,9 +215,9 @@ class Pool:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
-            os.set_blocking(child.news, False)  # something that it left may still hold the other end
-            with os.fdopen(child.news, "rb", buffering=0) as news:
-                learn(news.read(PIPE))
+            os.set_blocking(child.imports, False)  # something that it left may still hold the other end
+            with os.fdopen(child.imports, "rb", buffering=0) as imported:
+                import_reported(imported.read(PIPE))
             self._judge(child, os.waitstatus_to_exitcode(status))
 
     def _judge(self, child: Child, ended: int) -> None:
@@ -316,7 +316,7 @@ def confine(slot: int, settings: Settings, cfg: Mapping[str, Any]) -> None:
         torch.set_num_threads(threads)
 
 
-def loaded_since(known: Container[str]) -> bytes:
+def imports_since(known: Container[str]) -> bytes:
     """The library modules that a child had to import beyond those it inherited, in as much as a pipe takes."""
     loaded = [name for name in sys.modules if name not in known and name.split(".")[0] in WARM]
     while len(text := json.dumps(loaded).encode()) > PIPE:
@@ -324,8 +324,8 @@ def loaded_since(known: Container[str]) -> bytes:
     return text
 
 
-def learn(text: bytes | None) -> None:
-    """Import what a child told by :func:`loaded_since`, for those that come after it."""
+def import_reported(text: bytes | None) -> None:
+    """Import the modules that a child has reported by :func:`imports_since`, for those that come after it."""
     for name in json.loads(text or b"[]"):
         # Not every module can be imported by itself; such a one is imported by each child again.
         with contextlib.suppress(Exception):

@@ -66,14 +66,16 @@ class LiveProgress:
             self.console.print(f"start     {self.labels[task.folder]}")
 
     def ended(self, task: Task, state: str, cause: str = "", seconds: float | None = None) -> None:
-        kind = "finished" if state == "finished" else "failed"
-        self.counts[kind] += 1
-        if state == "finished" and seconds is None and cause == "already":
-            return  # the plan has counted it
-        if state == "finished" and seconds is not None:
+        self.counts["finished" if state == "finished" else "failed"] += 1
+        if state != "finished":
+            outcome = one_line(cause, heading=False)
+        elif seconds is not None:
             self.seconds.append(seconds)
-        took = format_duration(seconds) if seconds is not None else cause
-        outcome = took if state == "finished" else one_line(cause, heading=False)
+            outcome = format_duration(seconds)
+        elif cause == "already":
+            return  # the plan has counted it
+        else:
+            outcome = cause
         self.console.print(f"{state:<9} {self.labels[task.folder]}  {outcome}")
 
     def tick(self, live: Sequence[tuple[Task, float]], waiting: int) -> None:
@@ -100,15 +102,11 @@ class LiveProgress:
         done = sum(self.counts.values())
         parts = [f"{self.counts['finished']} of {self.total} finished", f"{len(live)} running"]
         parts += [f"{self.counts['failed']} failed"] if self.counts["failed"] else []
-        if self.seconds and done < self.total:
-            parts.append(f"about {format_duration(self._remaining(live, waiting))} left")
+        if self.seconds and done < self.total:  # the others may take as long as those that have finished
+            each = sum(self.seconds) / len(self.seconds)
+            running = sum(max(0.0, each - seconds) for _, seconds in live)
+            parts.append(f"about {format_duration((each * waiting + running) / max(1, self.jobs))} left")
         return f"progress  {', '.join(parts)}"
-
-    def _remaining(self, live: Sequence[tuple[Task, float]], waiting: int) -> float:
-        """Seconds until all are done, if the others take as long as those that have finished."""
-        each = sum(self.seconds) / len(self.seconds)
-        on = sum(max(0.0, each - seconds) for _, seconds in live)
-        return (each * waiting + on) / max(1, self.jobs)
 
 
 def format_duration(seconds: float) -> str:

@@ -37,13 +37,12 @@ def compose_runs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list
 
     Raises ConfigError with the faults of all of them, so that none starts where one cannot.
     """
-    typed = [Override.parse(text) for text in overrides]
     expected = "stages in a file of conf/experiment/, or <stage>.<key>=<value> for one of them"
     fix = "experiment=<one with stages> <stage>.seed=1"
-    if listed := [override for override in typed if override.head == "stages"]:
-        raise ConfigError(Fault(each.key, f"{each} on the command line", expected, fix) for each in listed)
+    if listed := [word for word in overrides if _key(word).partition(".")[0] == "stages"]:
+        raise ConfigError(Fault(_key(word), f"{word} on the command line", expected, fix) for word in listed)
     references = References()
-    if experiment := _read_experiment(typed, folders):
+    if experiment := _read_experiment(overrides, folders):
         runs = _compose_stages(experiment, folders, references)
     else:
         composed, faults = _compose_one(overrides, folders, references)
@@ -87,34 +86,6 @@ def faults_of(composed: config.Composed, folders: Sequence[Path] = ()) -> list[F
 
 
 @dataclass(frozen=True)
-class Override:
-    """One override: its mark (+, ++ or ~), its key, and the rest with the equals sign."""
-
-    mark: str
-    key: str
-    rest: str
-
-    @classmethod
-    def parse(cls, text: str) -> Override:
-        """Split an override as it was typed.
-
-        >>> Override.parse("++ppo.kl_coef=0.1")
-        Override(mark='++', key='ppo.kl_coef', rest='=0.1')
-        """
-        key = text.lstrip("+~")
-        mark, name = text[: len(text) - len(key)], re.split("[=@]", key, maxsplit=1)[0]
-        return cls(mark, name, key[len(name) :])
-
-    def __str__(self) -> str:
-        return f"{self.mark}{self.key}{self.rest}"
-
-    @property
-    def head(self) -> str:
-        """The first part of the key: a group, a key of the top level, or a stage."""
-        return self.key.partition(".")[0]
-
-
-@dataclass(frozen=True)
 class Experiment:
     """A staged experiment with what was typed for it.
 
@@ -123,20 +94,20 @@ class Experiment:
     """
 
     name: str
-    stages: Mapping[str, list[Override]]
-    chosen: list[Override]
-    shared: list[Override]
-    typed: Mapping[str, list[Override]]
+    stages: Mapping[str, list[str]]
+    chosen: list[str]
+    shared: list[str]
+    typed: Mapping[str, list[str]]
     faults: list[Fault] = field(default_factory=list)
 
-    def typed_for(self, stage: str) -> list[Override]:
+    def typed_for(self, stage: str) -> list[str]:
         """The typed overrides that count for a stage, in rising order of precedence.
 
         One for every stage leaves references alone: ``model.path=org/name`` is where the first stage begins, and must
         not cut the later ones off from it.
         """
-        references = {override.key for override in self.stages[stage] if "${run:" in override.rest}
-        return [override for override in self.shared if override.key not in references] + self.typed[stage]
+        references = {_key(word) for word in self.stages[stage] if "${run:" in word}
+        return [word for word in self.shared if _key(word) not in references] + self.typed[stage]
 
     def words_for(self, stage: str) -> list[str]:
         """All words that compose a stage, as Hydra takes them; what stands beside ``stages`` in the file, all share.
@@ -146,10 +117,10 @@ class Experiment:
         ``${run:<name>-<stage>}`` a plain reference from anywhere else.
         """
         quoted = f"{self.name}-{stage}".replace("'", "\\'")
-        words = config.override.latest([f"name='{quoted}'", *map(str, [*self.stages[stage], *self.typed_for(stage)])])
+        words = config.override.latest([f"name='{quoted}'", *self.stages[stage], *self.typed_for(stage)])
         # A stage that is an experiment of its own is laid over the one that lists it.
         words = [re.sub(r"^[+]*experiment=", "+experiment@_global_=", word) for word in words]
-        return [*map(str, self.chosen), "~stages", *words]
+        return [*self.chosen, "~stages", *words]
 
 
 class References:
@@ -218,7 +189,7 @@ def _compose_stages(experiment: Experiment, folders: Sequence[Path], references:
     runs, found = [], {}
     for stage in experiment.stages:
         references.ahead = [name for name in experiment.stages if name not in references.models]
-        typed = [str(override) for override in [*experiment.chosen, *experiment.typed_for(stage)]]
+        typed = [*experiment.chosen, *experiment.typed_for(stage)]
         composed, found[stage] = _compose_one(experiment.words_for(stage), folders, references, typed, stage)
         references.models[stage] = f"<model of {stage}>"
         if composed:
@@ -255,55 +226,63 @@ def _compose_one(
     return composed, [*references.faults, *faults_of(composed, folders)]
 
 
-def _read_experiment(typed: list[Override], folders: Sequence[Path]) -> Experiment | None:
+def _key(override: str) -> str:
+    """The key of an override as it was typed.
+
+    >>> _key("++ppo.kl_coef=0.1")
+    'ppo.kl_coef'
+    """
+    return re.split("[=@]", override.lstrip("+~"), maxsplit=1)[0]
+
+
+def _read_experiment(typed: Sequence[str], folders: Sequence[Path]) -> Experiment | None:
     """The staged experiment that the overrides choose; None where they choose none, or one that is a single run.
 
     What cannot be composed is left to be reported with all the other faults.
     """
-    chosen = [override for override in typed if override.key == "experiment"]
-    if not chosen:
+    if not any(_key(word) == "experiment" for word in typed):
         return None
     try:
-        names = [override for override in typed if override.key == "name"]
-        cfg, _ = config.compose_unresolved([str(override) for override in [*chosen, *names]], folders)
+        named = [word for word in typed if _key(word) in ("experiment", "name")]
+        cfg, _ = config.compose_unresolved(named, folders)
     except ConfigError:
         return None
     return _partition_overrides(cfg, typed, folders) if "stages" in cfg else None
 
 
-def _partition_overrides(cfg: DictConfig, typed: list[Override], folders: Sequence[Path]) -> Experiment:
+def _partition_overrides(cfg: DictConfig, typed: Sequence[str], folders: Sequence[Path]) -> Experiment:
     """The overrides of the file and of the command line by the stage that they are for; raises ConfigError."""
     from omegaconf import OmegaConf
 
     plain: dict[str, Any] = OmegaConf.to_container(cfg, resolve=False)
-    top = {*TOP, *config.GROUPS, *config.read_menu(folders), "hydra", "stages"}
-    if faults := list(_faults_of_stages(plain["stages"], top)):
+    stages, top = plain["stages"], {*TOP, *config.GROUPS, *config.read_menu(folders), "hydra", "stages"}
+    if faults := list(_faults_of_stages(stages, top)):
         raise ConfigError(faults)
-    stages = {stage: [Override.parse(word) for word in words] for stage, words in plain["stages"].items()}
-    shared: list[Override] = []
-    own: dict[str, list[Override]] = {stage: [] for stage in stages}
-    faults = []
-    for each in typed:
-        if each.key in ("experiment", "name"):
+    shared: list[str] = []
+    own: dict[str, list[str]] = {stage: [] for stage in stages}
+    for word in typed:
+        key = _key(word)
+        head = key.partition(".")[0]
+        if key in ("experiment", "name"):
             continue
-        if re.split(r"[./]", each.key)[0] not in (*top, *stages):
-            near = [*nearest(each.head, stages), *nearest(each.head, top)]
-            fix = str(replace(each, key=each.key.replace(each.head, near[0], 1))) if near else f"leave {each.key} out"
+        if re.split(r"[./]", key)[0] not in (*top, *stages):
+            near = [*nearest(head, stages), *nearest(head, top)]
+            fix = word.replace(head, near[0], 1) if near else f"leave {key} out"
             expected = f"a stage ({', '.join(stages)}), or a key of every run"
-            faults.append(Fault(each.key, f"no stage and no key is called {each.head}", expected, fix))
-        elif each.head not in stages:
-            shared.append(each)
-        elif each.mark == "~" or each.key in stages:  # such as ppo=1 and ~ppo.peft, which give no key a value
-            fix = f"{each.key}=null" if "." in each.key else f"{each.head}.<key>=<value>"
-            faults.append(Fault(each.key, str(each), f"a value for a key of the stage {each.head}", fix))
+            faults.append(Fault(key, f"no stage and no key is called {head}", expected, fix))
+        elif head not in stages:
+            shared.append(word)
+        elif word.startswith("~") or key in stages:  # such as ppo=1 and ~ppo.peft, which give no key a value
+            fix = f"{key}=null" if "." in key else f"{head}.<key>=<value>"
+            faults.append(Fault(key, word, f"a value for a key of the stage {head}", fix))
         else:
-            own[each.head].append(replace(each, key=each.key.partition(".")[2]))
-    chosen = [override for override in typed if override.key == "experiment"]
+            own[head].append(word.replace(f"{head}.", "", 1))
+    chosen = [word for word in typed if _key(word) == "experiment"]
     experiment = Experiment(str(plain["name"]), stages, chosen, shared, own, faults)
-    for each in shared:
-        if not any(each in experiment.typed_for(stage) for stage in stages):
-            found, fix = "every stage takes it from another run", f"{list(stages)[-1]}.{each}"
-            faults.append(Fault(each.key, found, "the stage that it is for", fix))
+    for word in shared:
+        if not any(word in experiment.typed_for(stage) for stage in stages):
+            found, fix = "every stage takes it from another run", f"{list(stages)[-1]}.{word}"
+            faults.append(Fault(_key(word), found, "the stage that it is for", fix))
     return experiment
 
 
@@ -324,11 +303,11 @@ def _faults_of_stages(stages: object, top: set[str]) -> Iterator[Fault]:
         for word in words if isinstance(words, list) else ():
             if not isinstance(word, str) or not re.match(r"~?[+\w]", word) or not ("=" in word or word[0] == "~"):
                 yield Fault(where, f"{word!r}", "key=value", f"{stage}: [trainer=sft, model=tiny]")
-            elif Override.parse(word).head.startswith(("hydra", "stages")):
+            elif _key(word).startswith(("hydra", "stages")):
                 yield Fault(where, f"{word!r}", "a key of the run", "leave it out")
 
 
-def _gather(found: Mapping[str, list[Fault]], shared: Sequence[Override]) -> list[Fault]:
+def _gather(found: Mapping[str, list[Fault]], shared: Sequence[str]) -> list[Fault]:
     """The faults of all stages, each with the stage in front, or once and without where every stage has it.
 
     Where the key of one was typed for every stage, it says which stages could take it.
@@ -339,7 +318,7 @@ def _gather(found: Mapping[str, list[Fault]], shared: Sequence[Override]) -> lis
             same = [any((one.where, one.fix) == (fault.where, fault.fix) for one in other) for other in found.values()]
             if len(found) == 1 or not all(same):
                 able = [name for name, others in found.items() if all(other.where != fault.where for other in others)]
-                typed = [override for override in shared if override.key == fault.where]
+                typed = [word for word in shared if _key(word) == fault.where]
                 fix = re.sub(r"^(?=[A-Za-z_][\w.]*=)", f"{stage}.", fault.fix)
                 if typed and able:
                     fix = f"{' or '.join(f'{name}.{typed[-1]}' for name in able)}  (for that stage alone)"
@@ -353,8 +332,7 @@ def _folders(root: Path, name: str) -> list[Path]:
     group, _, folder = name.partition("/")
     if not group or group.startswith(".") or "/" in folder or folder in (".", ".."):
         return []
-    configs = sorted((root / group).glob("*/config.yaml"))
-    return [path.parent for path in configs if folder in ("", path.parent.name)]
+    return [path.parent for path in sorted((root / group).glob("*/config.yaml")) if folder in ("", path.parent.name)]
 
 
 def _finished(root: Path, name: str) -> list[Path]:

@@ -61,7 +61,7 @@ ENVIRONMENT = {
     "TRL_EXPERIMENTAL_SILENCE": "1",  # each such trainer says so in its YAML
 }
 RANK = int(os.environ.get("RANK", "0"))
-RecordEnd = Callable[[Run, str | None, RunnerError, bool], None]  # of a run, its last state, the error, --debug
+RecordEnd = Callable[[Run, str | None, RunnerError, bool], None]  # takes a run, its last state, the error, --debug
 
 
 class Stop:

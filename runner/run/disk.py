@@ -24,20 +24,23 @@ MIN_FREE_BYTES = 1 << 20  # bytes; with less than that left, what failed did so 
 
 def check_space(run: Run) -> None:
     """Raise EnvironmentFault where what the run will keep at the same time cannot fit on its disk."""
-    need, room = needed(run), free(run.folder)
+    need, description = needed(run)
+    room = free(run.folder)
     if need > room:
         fix = "free some, trainer.args.save_total_limit=1, or output_root=<a folder on a larger disk>"
-        raise EnvironmentFault(Fault(str(run), f"{sized(room)} free", f"{sized(need)}: {_describe_need(run)}", fix))
+        raise EnvironmentFault(Fault(str(run), f"{sized(room)} free", description, fix))
 
 
-def needed(run: Run) -> int:
-    """Bytes that the run has yet to write: its checkpoints, one more than it keeps, and ``model/``.
+def needed(run: Run) -> tuple[int, str]:
+    """Bytes that the run has yet to write, and what they are: its checkpoints, one more than it keeps, and ``model/``.
 
     0 where nothing is known of them yet.
     """
-    disk = run.manifest().get("disk") or {}
-    missing = disk.get("checkpoints", 0) - len(sealed_checkpoints(run))
-    return max(0, missing) * disk.get("checkpoint", 0) + disk.get("model", 0)
+    disk = {"checkpoints": 0, "checkpoint": 0, "model": 0} | (run.manifest().get("disk") or {})
+    more = max(0, disk["checkpoints"] - len(sealed_checkpoints(run)))
+    size = more * disk["checkpoint"] + disk["model"]
+    parts = f"{more} more checkpoints of {sized(disk['checkpoint'])}, and {sized(disk['model'])} for model/"
+    return size, f"{sized(size)}: {parts}"
 
 
 def free(path: Path) -> int:
@@ -65,7 +68,8 @@ def full(run: Run, error: BaseException) -> EnvironmentFault:
         fix = "ulimit -f unlimited, and the same command again"
         return EnvironmentFault(Fault(str(place), text, "a file as large as it needs to be", fix))
     found = f"the disk is full: {sized(free(place))} free ({text})"
-    expected = f"{sized(needed(run))}: {_describe_need(run)}" if needed(run) else "free space"
+    need, description = needed(run)
+    expected = description if need else "free space"
     return EnvironmentFault(Fault(str(place), found, expected, "free some and run the same command again"))
 
 
@@ -79,12 +83,6 @@ def sized(count: int) -> str:
         if count >= size:
             return f"{count / size:.3g} {name}"
     return f"{count} bytes"
-
-
-def _describe_need(run: Run) -> str:
-    disk = run.manifest().get("disk") or {}
-    more = max(0, disk["checkpoints"] - len(sealed_checkpoints(run)))
-    return f"{more} more checkpoints of {sized(disk['checkpoint'])}, and {sized(disk['model'])} for model/"
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
