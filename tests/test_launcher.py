@@ -114,18 +114,18 @@ class Ends(TrainerCallback):
 
 
 @pytest.mark.parametrize(
-    ("how", "code", "told"),
+    ("how", "code", "expected"),
     [
         ("DataError", 2, "data (rank 1)\n  mine\n    found     an end of its own\n    type      nothing"),
         ("SickRun", 3, "sick run (rank 1)\n  mine\n    found     an end of its own\n    type      nothing"),
         ("killed", 5, "environment\n  processes\n    found     rank 1 was killed by SIGKILL"),
     ],
 )
-def test_of_several_processes_the_one_that_failed_first_says_why(runner, how, code, told):
+def test_of_several_processes_the_one_that_failed_first_says_why(runner, how, code, expected):
     (runner.folder / "mine.py").write_text(ONE_ENDS)
     own = ("+callback.ends._target_=mine.Ends", f"+callback.ends.how={how}", "allow=[mine]")
     done = runner("trainer=sft", "launcher.num_processes=2", *SAME, *own, "name=one", code=code)
     run = Run(runner.runs("one")[0])
-    assert run.status()["state"] == "failed" and run.status()["cause"].startswith(told)
-    assert told in done.stderr and told in run.log.read_text()
+    assert run.status()["state"] == "failed" and run.status()["cause"].startswith(expected)
+    assert expected in done.stderr and expected in run.log.read_text()
     assert "Traceback" not in done.stderr and "Connection" not in done.stderr + run.status()["cause"]

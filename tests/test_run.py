@@ -253,7 +253,7 @@ def test_a_folder_of_another_format_is_refused_in_words(tmp_path, monkeypatch, c
     assert files_of(tmp_path) == before
 
 
-def test_the_format_of_a_folder_is_no_key_and_what_is_told_to_type_against_it_works(tmp_path, monkeypatch, capsys):
+def test_the_format_of_a_folder_is_no_key_and_the_command_against_another_one_works(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (composed,) = compose_runs(["trainer=sft", "name=old"])
     run = open_run(composed.cfg, composed.overrides, composed.command)

@@ -75,8 +75,8 @@ def test_a_time_limit_saves_the_step_and_is_left_to_who_answers_it(tmp_path, mon
 
 def test_a_closed_terminal_stops_a_run_but_not_one_under_nohup():
     script = "from runner.launch.worker import stop_signals; import signal; print(signal.SIGHUP in stop_signals())"
-    for words, told in (([], "True\n"), (["nohup"], "False\n")):
+    for words, expected in (([], "True\n"), (["nohup"], "False\n")):
         command = [*words, sys.executable, "-c", script]
         heard = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # whatever these tests run under
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, preexec_fn=heard)
-        assert done.stdout == told
+        assert done.stdout == expected

@@ -161,9 +161,9 @@ def test_the_faults_of_all_stages_are_told_at_once_and_nothing_starts(chain, tmp
 def test_a_fault_of_every_stage_is_told_once_and_one_of_some_says_who_can_take_it(chain):
     (fault,) = faults(*chain, "trainer.args.lerning_rate=1")
     assert (fault.where, fault.fix) == ("trainer.args.lerning_rate", "trainer.args.learning_rate=1")
-    told = faults(*chain, "kl_coef=0.1")
-    assert [fault.where for fault in told] == ["sft.kl_coef", "judge.kl_coef"]
-    assert all(fault.fix.startswith("rl.kl_coef=0.1") for fault in told)
+    found = faults(*chain, "kl_coef=0.1")
+    assert [fault.where for fault in found] == ["sft.kl_coef", "judge.kl_coef"]
+    assert all(fault.fix.startswith("rl.kl_coef=0.1") for fault in found)
 
 
 @pytest.mark.slow
@@ -201,7 +201,7 @@ def test_a_word_that_cannot_be_meant_says_what_to_type(chain, word, found, fix):
         ({"a": ["trainer=sft", "kl_coef=0.1,0.2"]}, "a.kl_coef", "one value"),
     ],
 )
-def test_stages_that_cannot_work_are_told(write, stages, where, said):
+def test_stages_that_cannot_work_are_refused(write, stages, where, said):
     (fault,) = faults(*write(stages))
     assert fault.where == where and said in f"{fault.expected} {fault.fix}"
 
@@ -216,8 +216,8 @@ def test_stages_outside_of_an_experiment_are_not_overlooked(tmp_path):
 def test_what_a_file_says_does_not_count_as_typed(write):
     unsafe = {"a": ["trainer=sft", "model=hub", "model.path=org/name", "model.trust_remote_code=true", "allow=[pack]"]}
     words = write(unsafe)
-    told = faults(*words)
-    assert {"a.allow", "a.model.trust_remote_code"} == {fault.where for fault in told}
+    found = faults(*words)
+    assert {"a.allow", "a.model.trust_remote_code"} == {fault.where for fault in found}
     typed = composed(*words, "a.model.trust_remote_code=true", "allow=[pack]")
     assert typed["a"]["model"]["trust_remote_code"] is True
 

@@ -92,7 +92,7 @@ def find_other_facts(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Fa
     return [
         Fault(key, f"{str(old[key])[:12]} -> {str(new[key])[:12]}", "as the checkpoints were trained on", TRAIN_AGAIN)
         for key in differing
-        if key != "model.path"  # where it was found; what was found there is told by the others
+        if key != "model.path"  # where it was found; the others say what was found there
     ]
 
 
