@@ -1,5 +1,4 @@
-"""Run folder -> process. Each function here is an option of ``conf/launcher/`` and returns the
-worker's exit code.
+"""Run folder -> process. Each function here is an option of ``conf/launcher/`` and returns the worker's exit code.
 
 What a launcher does not do: read a config, know a trainer, or decide whether a run should start.
 """
@@ -53,12 +52,12 @@ def _torchrun(folder: str | Path, num_processes: int, debug: bool) -> int:
     failures = _start(run, num_processes, debug)
     if not failures or run.status()["state"] == "finished":
         return 0
-    state: str | None = "interrupted"
+    state: str | None
     error: RunnerError
     if isinstance(failures, signal.Signals):
         stop = worker.Stop()
         stop.number = failures
-        error = stop.error()
+        state, error = "interrupted", stop.error()
     elif len(read_adjustments(run.folder)) > adjusted:
         return _torchrun(folder, num_processes, debug)  # torch.distributed cannot re-form a group after a rank has died
     else:
