@@ -113,8 +113,10 @@ class Started:
 def serve() -> None:
     """Fork for each line of stdin that names a command, and tell what became of the others that it names."""
     sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent / "fault")]
-    from runner import __main__  # noqa: F401  the entry point comes with its imports
-    from runner import config
+    from runner import (
+        __main__,  # noqa: F401  the entry point comes with its imports
+        config,
+    )
     from runner.config import build
     from runner.launch import pool, worker
     from runner.report import plot

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner import config
+from runner.config.override import dotted_key
 from runner.errors import ConfigError, Fault, FolderError
 from runner.launch import axis
 from runner.run import Run, folder_of
@@ -39,8 +40,8 @@ def compose_runs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list
     """
     expected = "stages in a file of conf/experiment/, or <stage>.<key>=<value> for one of them"
     fix = "experiment=<one with stages> <stage>.seed=1"
-    if listed := [word for word in overrides if _key(word).partition(".")[0] == "stages"]:
-        raise ConfigError(Fault(_key(word), f"{word} on the command line", expected, fix) for word in listed)
+    if listed := [word for word in overrides if dotted_key(word).partition(".")[0] == "stages"]:
+        raise ConfigError(Fault(dotted_key(word), f"{word} on the command line", expected, fix) for word in listed)
     references = References()
     if experiment := _read_experiment(overrides, folders):
         runs = _compose_stages(experiment, folders, references)
@@ -106,8 +107,8 @@ class Experiment:
         One for every stage leaves references alone: ``model.path=org/name`` is where the first stage begins, and must
         not cut the later ones off from it.
         """
-        references = {_key(word) for word in self.stages[stage] if "${run:" in word}
-        return [word for word in self.shared if _key(word) not in references] + self.typed[stage]
+        references = {dotted_key(word) for word in self.stages[stage] if "${run:" in word}
+        return [word for word in self.shared if dotted_key(word) not in references] + self.typed[stage]
 
     def words_for(self, stage: str) -> list[str]:
         """All words that compose a stage, as Hydra takes them; what stands beside ``stages`` in the file, all share.
@@ -226,24 +227,15 @@ def _compose_one(
     return composed, [*references.faults, *faults_of(composed, folders)]
 
 
-def _key(override: str) -> str:
-    """The key of an override as it was typed.
-
-    >>> _key("++ppo.kl_coef=0.1")
-    'ppo.kl_coef'
-    """
-    return re.split("[=@]", override.lstrip("+~"), maxsplit=1)[0]
-
-
 def _read_experiment(typed: Sequence[str], folders: Sequence[Path]) -> Experiment | None:
     """The staged experiment that the overrides choose; None where they choose none, or one that is a single run.
 
     What cannot be composed is left to be reported with all the other faults.
     """
-    if not any(_key(word) == "experiment" for word in typed):
+    if not any(dotted_key(word) == "experiment" for word in typed):
         return None
     try:
-        named = [word for word in typed if _key(word) in ("experiment", "name")]
+        named = [word for word in typed if dotted_key(word) in ("experiment", "name")]
         cfg, _ = config.compose_unresolved(named, folders)
     except ConfigError:
         return None
@@ -261,7 +253,7 @@ def _partition_overrides(cfg: DictConfig, typed: Sequence[str], folders: Sequenc
     shared: list[str] = []
     own: dict[str, list[str]] = {stage: [] for stage in stages}
     for word in typed:
-        key = _key(word)
+        key = dotted_key(word)
         head = key.partition(".")[0]
         if key in ("experiment", "name"):
             continue
@@ -277,12 +269,12 @@ def _partition_overrides(cfg: DictConfig, typed: Sequence[str], folders: Sequenc
             faults.append(Fault(key, word, f"a value for a key of the stage {head}", fix))
         else:
             own[head].append(word.replace(f"{head}.", "", 1))
-    chosen = [word for word in typed if _key(word) == "experiment"]
+    chosen = [word for word in typed if dotted_key(word) == "experiment"]
     experiment = Experiment(str(plain["name"]), stages, chosen, shared, own, faults)
     for word in shared:
         if not any(word in experiment.typed_for(stage) for stage in stages):
             found, fix = "every stage takes it from another run", f"{list(stages)[-1]}.{word}"
-            faults.append(Fault(_key(word), found, "the stage that it is for", fix))
+            faults.append(Fault(dotted_key(word), found, "the stage that it is for", fix))
     return experiment
 
 
@@ -303,7 +295,7 @@ def _faults_of_stages(stages: object, top: set[str]) -> Iterator[Fault]:
         for word in words if isinstance(words, list) else ():
             if not isinstance(word, str) or not re.match(r"~?[+\w]", word) or not ("=" in word or word[0] == "~"):
                 yield Fault(where, f"{word!r}", "key=value", f"{stage}: [trainer=sft, model=tiny]")
-            elif _key(word).startswith(("hydra", "stages")):
+            elif dotted_key(word).startswith(("hydra", "stages")):
                 yield Fault(where, f"{word!r}", "a key of the run", "leave it out")
 
 
@@ -318,7 +310,7 @@ def _gather(found: Mapping[str, list[Fault]], shared: Sequence[str]) -> list[Fau
             same = [any((one.where, one.fix) == (fault.where, fault.fix) for one in other) for other in found.values()]
             if len(found) == 1 or not all(same):
                 able = [name for name, others in found.items() if all(other.where != fault.where for other in others)]
-                typed = [word for word in shared if _key(word) == fault.where]
+                typed = [word for word in shared if dotted_key(word) == fault.where]
                 fix = re.sub(r"^(?=[A-Za-z_][\w.]*=)", f"{stage}.", fault.fix)
                 if typed and able:
                     fix = f"{' or '.join(f'{name}.{typed[-1]}' for name in able)}  (for that stage alone)"
