@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from runner import __main__ as door
+from runner.__main__ import read_command_line
 from runner.io.files import MENU
 from runner.launch.axis import combinations
+from runner.launch.stages import compose
 
 FILES = sorted(MENU.rglob("*.yaml"))
 
@@ -32,10 +33,9 @@ def test_every_option_says_what_it_is_and_how_to_run_it(path):
 def test_every_run_line_composes_and_passes_the_check(path, line):
     words = shlex.split(line)
     assert words[:3] == ["python", "-m", "runner"]
-    command = door.read_command_line(words[3:])
-    for job in combinations(command.overrides):
+    for job in combinations(read_command_line(words[3:]).overrides):
         group = path.parent.name
-        for composed in door.compose(command, job):
+        for composed in compose(job):
             if group not in ("conf", "experiment") and composed.choices.get(group) != path.stem:
                 assert path.stem in ("none", "local", "config", *composed.choices.values())
 

@@ -3,7 +3,6 @@
 import http.server
 import json
 import os
-import resource
 import subprocess
 import sys
 import threading
@@ -71,15 +70,14 @@ def test_the_hub_is_asked_once_and_not_when_offline(monkeypatch):
 
 def test_who_takes_too_long_is_not_waited_for():
     never = threading.Event()
-    assert doctor.Later(never.wait).take(0.01) == "no answer in 0.01 s"
+    assert doctor.wait_for(never.wait, 0.01) == "no answer in 0.01 s"
     never.set()
 
 
 def test_a_cache_is_measured_without_following_links(tmp_path):
-    (tmp_path / "blob").write_bytes(b"x" * 5000)
+    (tmp_path / "blob").write_bytes(b"x" * 500_000)
     (tmp_path / "link").symlink_to(tmp_path / "blob")
-    size, whole = doctor.size_of(tmp_path)
-    assert whole and 5000 <= size < 6000
+    assert doctor.describe_cache(tmp_path, "*") == f"500 kB, 0 of them in {tmp_path}"
 
 
 def test_verbs_that_look_need_nothing_heavy(tmp_path):
@@ -92,14 +90,9 @@ def test_verbs_that_look_need_nothing_heavy(tmp_path):
     code = (
         f"import sys; {blocked}; from runner.__main__ import main; print([main(verb) for verb in {json.dumps(verbs)}])"
     )
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 0]", done.stdout + done.stderr
-    assert after.ru_utime - before.ru_utime < 3, (
-        "measured 0.8 for all; far above means that something heavy is imported"
-    )
 
 
 @pytest.mark.parametrize("verb", ["export", "diff", "why", "reproduce", "doctor", "completion", "report", "preview"])

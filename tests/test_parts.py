@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from runner import __main__ as door
 from runner.errors import ConfigError
+from runner.launch.stages import compose
 
 TEXT = (Path(__file__).parent.parent / "conf" / "README.md").read_text(encoding="utf-8")
 BEST = (
@@ -74,7 +74,7 @@ def refused(trainer, part):
     words += ["trainer.teacher_model.path=org/name"] * (trainer in ("gkd", "distillation"))
     words += BEST if part.startswith("callback") else []
     try:
-        door.compose(door.read_command_line(words), words)
+        compose(words)
     except ConfigError as error:
         return error.faults
     return []

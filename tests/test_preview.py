@@ -18,10 +18,11 @@ from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference as Labelle
 from trl.trainer.reward_trainer import DataCollatorForPreference as Scored
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling as Tokens
 
-from runner import __main__ as door
-from runner.command.preview import Wishes, read_wishes
+from runner.command._option import split_options
+from runner.command.preview import OWN
 from runner.errors import ConfigError
 from runner.io.terminal import sample_lines, to_visible
+from runner.launch.stages import compose
 from runner.model.chat import read_template
 from runner.model.spelling import to_texts
 from runner.report.tokens import Sheet, TokenRow, format_sheet, to_page
@@ -242,12 +243,12 @@ def test_the_rows_and_the_random_numbers_of_a_training_stay_as_they_were(tokeniz
 )
 def test_only_what_can_be_found_can_be_tolerated(word, where):
     with pytest.raises(ConfigError) as caught:
-        door.compose(door.read_command_line([word]), [word])
+        compose([word])
     assert [fault.where for fault in caught.value.faults] == [where]
 
 
 def test_what_is_tolerated_is_kept_in_the_config_and_changes_no_key():
-    [plain], [allowed] = (door.compose(door.read_command_line([]), words) for words in ([], ["tolerate.no_end=true"]))
+    [plain], [allowed] = (compose(words) for words in ([], ["tolerate.no_end=true"]))
     assert "tolerate" not in plain.cfg and allowed.cfg["tolerate"] == {"no_end": True}
     assert key_of(plain.cfg) == key_of(allowed.cfg)
 
@@ -380,12 +381,10 @@ def test_the_page_is_whole_by_itself_and_no_text_of_others_is_part_of_it():
 
 
 def test_the_words_of_the_preview_are_told_apart_from_those_of_a_training():
-    assert read_wishes(["rows=5", "seed=1", "html=a.html", "set=all"]) == (Wishes(5, "a.html", "all"), ["seed=1"])
-    assert read_wishes(["html=true"])[0].html == "true"
-    assert read_wishes([])[0] == Wishes()
-    with pytest.raises(ConfigError) as caught:
-        read_wishes(["rows=none", "set=test"])
-    assert [fault.where for fault in caught.value.faults] == ["rows", "set"]
+    options, words, faults = split_options(["rows=5", "seed=1", "html=a.html", "set=all"], OWN)
+    assert (options, words, faults) == ({"rows": 5, "html": "a.html", "set": "all"}, ["seed=1"], [])
+    *_, faults = split_options(["rows=none", "set=test"], OWN)
+    assert [fault.where for fault in faults] == ["rows", "set"]
 
 
 # --- The whole command --------------------------------------------------------------------------

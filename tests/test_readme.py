@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from runner import __main__ as door
-from runner.command.preview import read_wishes
+from runner import config
+from runner.__main__ import main, read_command_line
+from runner.command._option import split_options
+from runner.command.preview import OWN
 from runner.dataset.convert import FORMS_FOR
 from runner.errors import RunnerError
 from runner.launch.axis import combinations
+from runner.launch.stages import compose
 
 ROOT = Path(__file__).parent.parent
 FIRST, *OTHERS = (
@@ -24,15 +27,15 @@ COMMANDS = [line.rpartition("&& ")[2] for block in BLOCKS for line in block.spli
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_composes_and_passes_the_check(command, capsys):
     words = shlex.split(command, comments=True)[3:]
-    line = door.read_command_line(words)
+    line = read_command_line(words)
     if line.inspect:
-        assert door.main(words) == 0
+        assert main(words) == 0
         return
     if line.verb not in ("train", "preview"):
         return  # a name that does not exist would not have been taken for a verb
-    words = read_wishes(line.overrides)[1] if line.verb == "preview" else line.overrides
+    words = split_options(line.overrides, OWN)[1] if line.verb == "preview" else line.overrides
     for job in combinations(words):
-        assert door.compose(line, job)
+        assert compose(job, line.folders)
 
 
 def test_the_first_screen_is_short():
@@ -71,5 +74,5 @@ def test_the_test_command_is_what_ci_runs():
 
 
 def test_every_option_group_is_in_the_table():
-    groups = set(door.config.read_menu()) - {"experiment"}
+    groups = set(config.read_menu()) - {"experiment"}
     assert groups <= set(re.findall(r"`(\w+)=`", TEXT))

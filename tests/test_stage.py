@@ -11,6 +11,7 @@ from runner import __main__ as door
 from runner.errors import ConfigError
 from runner.io.files import files_of, read_json, write_json
 from runner.launch import pool
+from runner.launch.stages import compose_runs
 from runner.run import Run, folder_of, open_run, uses_of, write_config
 
 CHAIN = {
@@ -50,7 +51,7 @@ def chain(write):
 def composed(*words):
     """Each stage's configuration by its name, checked as the command checks it."""
     line = door.read_command_line(words)
-    return {run.stage: run.cfg for run in door.compose(line, line.overrides)}
+    return {run.stage: run.cfg for run in compose_runs(line.overrides, line.folders)}
 
 
 def faults(*words):
@@ -97,9 +98,9 @@ def test_a_stage_knows_the_folder_of_an_earlier_one_before_that_has_trained(chai
 @pytest.mark.slow
 def test_a_change_to_a_stage_makes_it_and_what_depends_on_it_another_run(chain, word, same):
     line = door.read_command_line(chain)
-    folders = [open_run(run.cfg, run.overrides).folder for run in door.compose(line, line.overrides)]
+    folders = [open_run(run.cfg, run.overrides).folder for run in compose_runs(line.overrides, line.folders)]
     line = door.read_command_line([*chain, word])
-    now = [folder_of(run.cfg, run.overrides) for run in door.compose(line, line.overrides)]
+    now = [folder_of(run.cfg, run.overrides) for run in compose_runs(line.overrides, line.folders)]
     assert [one == other.absolute() for one, other in zip(folders, now, strict=True)] == same
 
 

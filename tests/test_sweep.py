@@ -16,11 +16,12 @@ from runner import __main__ as door
 from runner import config
 from runner.errors import ConfigError
 from runner.io.files import MENU, read_json
-from runner.launch import pool, worker
+from runner.launch import pool, start, worker
 from runner.launch.axis import MAX_JOBS, check_job_count
 from runner.launch.plan import Plan, state_of, tasks_of
 from runner.launch.pool import Settings, confine, settings_of
 from runner.launch.progress import LiveProgress
+from runner.launch.stages import compose_jobs
 from runner.launch.worker import visible_devices
 from runner.run import Run, held, locked, open_run
 from runner.run.read import one_line
@@ -41,8 +42,7 @@ def _here(tmp_path, monkeypatch):
 
 
 def jobs(*words):
-    line = door.read_command_line(["-m", *words])
-    return door.compose_all(line)
+    return compose_jobs(words)
 
 
 # --- What there is to do ------------------------------------------------------------------------
@@ -343,7 +343,7 @@ def test_each_of_several_jobs_sees_its_own_device_and_its_share_of_the_cpu(monke
 
 def test_a_single_process_sees_one_device_and_says_so_where_there_are_more(monkeypatch, capsys):
     seen = []
-    monkeypatch.setattr(door, "launch", lambda run, debug: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]) or 0)
+    monkeypatch.setattr(start, "launch", lambda run, debug: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]) or 0)
     note = "note      2 GPUs here, 1 used (cuda:0); launcher.num_processes=2 uses both"
     for words, shown in (([], "6"), (["launcher.num_processes=2"], "6,7"), (["launcher.devices=[7]"], "7")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")

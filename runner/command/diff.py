@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
-from runner.command import read_options
+from runner.command import CommandLine
+from runner.command._option import Option, read_options
 from runner.io.terminal import print_visible
 from runner.report.compare import sections_of
 from runner.report.number import short
@@ -23,18 +23,18 @@ from runner.run.find import find_runs
 from runner.run.read import RunRecord
 
 
-def main(line: Any) -> int:
+def main(line: CommandLine) -> int:
     """Print the differences of the two runs that the command line names."""
-    options = read_options(line.overrides, ("output_root",), "diff")
-    ours, theirs = find_runs(line.runs, "diff", 2, Path(options.get("output_root", "outputs")))
-    print_visible(diff(ours, theirs, shutil.get_terminal_size((80, 24)).columns))
+    options = read_options(line.overrides, {"output_root": Option()}, "diff")
+    first, second = find_runs(line.runs, "diff", 2, Path(options.get("output_root", "outputs")))
+    print_visible(diff(first, second, shutil.get_terminal_size((80, 24)).columns))
     return 0
 
 
-def diff(ours: RunRecord, theirs: RunRecord, width: int = 80) -> str:
+def diff(first: RunRecord, second: RunRecord, width: int = 80) -> str:
     """The differences of two runs as text."""
-    sections = sections_of(ours, theirs)
-    lines = [f"A         {_named(ours, width)}", f"B         {_named(theirs, width)}"]
+    sections = sections_of(first, second)
+    lines = [f"A         {_named(first, width)}", f"B         {_named(second, width)}"]
     for title, unknown in (("same", False), ("not said", True)):
         if names := [section.title for section in sections if not section.rows and section.unknown is unknown]:
             lines.append(f"{title:<10}{', '.join(names)}")

@@ -18,13 +18,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
-from runner.command import read_options
+from runner.command import CommandLine
+from runner.command._option import Option, read_options
 from runner.errors import EnvironmentFault
 from runner.estimate.device import read_memory
 from runner.io.files import PACKAGE, display_path, hub_home
@@ -36,25 +36,33 @@ from runner.run.disk import sized
 from runner.validate.environment import is_within, read_project, read_requirements
 
 WIDTH = 80
-PATIENCE = 2.0  # seconds for the hub to answer
-WALK = 1.0  # seconds for adding up a cache
+MAX_SECONDS_FOR_HUB = 2.0
+MAX_SECONDS_FOR_CACHE = 1.0
 HUB = "https://huggingface.co"
 
 
-def main(line: Any) -> int:
+def main(line: CommandLine) -> int:
     """Print the screen; 5 where a needed package is missing or of another version."""
-    options = read_options(line.overrides, ("output_root",), "doctor")
-    answer = Later(ask_hub)  # while the rest is looked up
+    options = read_options(line.overrides, {"output_root": Option()}, "doctor")
     needed = [status_of(requirement) for requirement in read_requirements() if "extra ==" not in requirement]
-    rows = [
-        ("python", python_line()),
-        *devices(),
-        *caches(),
-        ("disk", disk_line(options.get("output_root", "outputs"))),
-    ]
     print("\n".join(versions_table(needed)))
-    rows.append(("hub", answer.take(PATIENCE + 0.5)))
-    print("\n".join(f"{title:<10}{short(hidden(text), WIDTH - 10)}" for title, text in rows))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = [f"{sized(size)} {name}" for name, size in read_memory().items()]
+    threads = os.environ.get("OMP_NUM_THREADS")
+    limit = [f"OMP_NUM_THREADS={threads}"] if threads else []
+    home, outputs = hub_home(), Path(options.get("output_root", "outputs")).absolute()
+    existing = next(path for path in (outputs, *outputs.parents) if path.exists())
+    disk, closed = shutil.disk_usage(existing), "" if os.access(existing, os.W_OK) else ", and you may not write there"
+    rows = {
+        "python": f"{platform.python_version()} ({sys.executable}), {platform.system()} {platform.machine()}",
+        "cpu": ", ".join([f"{cores} cores", *memory, *limit]),
+        "gpu": _gpus(),
+        "models": describe_cache(Path(os.environ.get("HF_HUB_CACHE") or home / "hub"), "models--*"),
+        "datasets": describe_cache(Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets"), "*"),
+        "disk": f"{sized(disk.free)} of {sized(disk.total)} free at {display_path(outputs)}/{closed}",
+        "hub": wait_for(ask_hub, MAX_SECONDS_FOR_HUB + 0.5),
+    }
+    print("\n".join(f"{title:<10}{short(hidden(text), WIDTH - 10)}" for title, text in rows.items()))
     print("\n".join(["", *extras_table(read_extras())]))
     return EnvironmentFault.code if any(problem for *_, problem in needed) else 0
 
@@ -83,13 +91,13 @@ def _requirements_of(package: str, extras: Iterable[str]) -> list[str]:
 
 
 def status_of(text: str) -> tuple[str, str, str, str]:
-    """Name, installed version, the range that is asked for, and the problem with it, if there is one."""
+    """Name, installed version, the range that is needed, and the problem with it, if there is one."""
     from packaging.requirements import Requirement
 
     requirement = Requirement(text)
-    version, asked = installed_version(requirement.name), str(requirement.specifier)
-    problem = "missing" if not version else "" if is_within(version, asked) else "outside"
-    return requirement.name, version or "-", asked, problem
+    version, needed = installed_version(requirement.name), str(requirement.specifier)
+    problem = "missing" if not version else "" if is_within(version, needed) else "outside"
+    return requirement.name, version or "-", needed, problem
 
 
 def missing_of(text: str, extras: Mapping[str, Sequence[str]]) -> list[str]:
@@ -113,9 +121,9 @@ def missing_of(text: str, extras: Mapping[str, Sequence[str]]) -> list[str]:
 def versions_table(needed: Sequence[tuple[str, str, str, str]]) -> list[str]:
     """The packages in two columns of name, version and range, those with a problem marked."""
     cells = []
-    for name, version, asked, problem in needed:
-        asked = ",".join(sorted(asked.split(","), reverse=True))
-        cells.append(f"{'!' if problem else ' '} {name:<13}{short(version, 11):<12}{problem or asked}")
+    for name, version, specifier, problem in needed:
+        specifier = ",".join(sorted(specifier.split(","), reverse=True))
+        cells.append(f"{'!' if problem else ' '} {name:<13}{short(version, 11):<12}{problem or specifier}")
     half = (len(cells) + 1) // 2
     pairs = zip_longest(cells[:half], cells[half:], fillvalue="")
     return [f"{left:<40}{right}".rstrip()[:WIDTH] for left, right in pairs]
@@ -136,20 +144,6 @@ def extras_table(extras: Mapping[str, Sequence[str]]) -> list[str]:
 # --- The machine ----------------------------------------------------------------------------------
 
 
-def python_line() -> str:
-    return f"{platform.python_version()} ({sys.executable}), {platform.system()} {platform.machine()}"
-
-
-def devices() -> Iterator[tuple[str, str]]:
-    """Processors, memory and GPUs."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    threads = os.environ.get("OMP_NUM_THREADS")
-    memory = [f"{sized(size)} {name}" for name, size in read_memory().items()]
-    limit = [f"OMP_NUM_THREADS={threads}"] if threads else []
-    yield "cpu", ", ".join([f"{cores} cores", *memory, *limit])
-    yield "gpu", _gpus()
-
-
 def _gpus() -> str:
     """The GPUs as their driver names them; torch is not woken for that."""
     if shutil.which("nvidia-smi"):
@@ -165,42 +159,24 @@ def _gpus() -> str:
     return "none; runs use the CPU in float32"
 
 
-# --- Caches, disk, hub ----------------------------------------------------------------------------
-
-
-def caches() -> Iterator[tuple[str, str]]:
-    """The folders of models and of prepared rows, and their sizes."""
-    home = hub_home()
-    models = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
-    rows = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets").expanduser()
-    for title, folder, what in (("models", models, "models--*"), ("datasets", rows, "*")):
-        if not folder.is_dir():
-            yield title, f"nothing yet in {_homely(folder)}"
-            continue
-        size, whole = size_of(folder)
-        count = sum(path.is_dir() for path in folder.glob(what))
-        yield title, f"{'' if whole else 'more than '}{sized(size)}, {count} of them in {_homely(folder)}"
-
-
-def size_of(folder: Path) -> tuple[int, bool]:
-    """The bytes below a folder, links not followed, and whether there was time for all of it."""
-    size, ends = 0, time.monotonic() + WALK
-    for place, _, names in os.walk(folder):
+def describe_cache(folder: Path, pattern: str) -> str:
+    """The size of a cache, links not followed and of a large one a part, and the number of its folders."""
+    folder = folder.expanduser()
+    if not folder.is_dir():
+        return f"nothing yet in {display_path(folder)}"
+    size, end, is_whole = 0, time.monotonic() + MAX_SECONDS_FOR_CACHE, True
+    for path, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(OSError):
-                size += os.lstat(os.path.join(place, name)).st_size
-        if time.monotonic() > ends:
-            return size, False
-    return size, True
+                size += os.lstat(os.path.join(path, name)).st_size
+        if time.monotonic() > end:
+            is_whole = False
+            break
+    count = sum(path.is_dir() for path in folder.glob(pattern))
+    return f"{'' if is_whole else 'more than '}{sized(size)}, {count} of them in {display_path(folder)}"
 
 
-def disk_line(root: str) -> str:
-    """Free space where runs go."""
-    folder = Path(root).absolute()
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    usage = shutil.disk_usage(there)
-    mine = "" if os.access(there, os.W_OK) else ", and you may not write there"
-    return f"{sized(usage.free)} of {sized(usage.total)} free at {display_path(folder)}/{mine}"
+# --- The hub --------------------------------------------------------------------------------------
 
 
 def ask_hub() -> str:
@@ -216,7 +192,7 @@ def ask_hub() -> str:
 
     request = urllib.request.Request(address, method="HEAD", headers={"User-Agent": "runner"})
     try:
-        with urllib.request.urlopen(request, timeout=PATIENCE):
+        with urllib.request.urlopen(request, timeout=MAX_SECONDS_FOR_HUB):
             return f"{address} is reachable; {token}"
     except urllib.error.HTTPError as error:
         return f"{address} answers {error.code}; {token}"
@@ -224,20 +200,10 @@ def ask_hub() -> str:
         return f"{address} is not reachable ({getattr(error, 'reason', error)}); {token}"
 
 
-class Later:
-    """The answer of a function that may take too long, asked for beside everything else."""
-
-    def __init__(self, function: Any):
-        self.answer: str | None = None
-        self.thread = threading.Thread(target=lambda: setattr(self, "answer", function()), daemon=True)
-        self.thread.start()
-
-    def take(self, patience: float) -> str:
-        """The answer, or that there was none in so many seconds."""
-        self.thread.join(patience)
-        return self.answer or f"no answer in {number(patience)} s"
-
-
-def _homely(path: Path) -> str:
-    home = Path.home()
-    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+def wait_for(answer: Callable[[], str], seconds: float) -> str:
+    """The text that a function returns, or that there was none in so many seconds; it is not waited for any longer."""
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.append(answer()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return found[0] if found else f"no answer in {number(seconds)} s"

@@ -38,12 +38,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.command._request import OPTIONS, InferenceRequest, Option, read_request
+from runner.command import CommandLine
+from runner.command._option import Option
+from runner.command._request import OPTIONS, InferenceRequest, read_request
 from runner.dataset.convert import fits
 from runner.errors import ConfigError, DataError, Fault
-from runner.generate.prediction import file_states, prediction_key, to_line
+from runner.generate.prediction import prediction_key, to_line
 from runner.generate.rows import find_form_fault
-from runner.generate.weights import Weights, find_weights
+from runner.generate.weights import Weights
 from runner.io.files import display_path, write_json, write_text
 from runner.io.terminal import progress_bar, quiet
 from runner.report.number import number
@@ -89,49 +91,84 @@ class Side:
     """A model that is evaluated and its figures by set; ``notes`` tell what was not measured, and why."""
 
     request: InferenceRequest
-    weights: Weights
     notes: list[str] = field(default_factory=list)
     sets: dict[str, Figures] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """The run, or the model, and which of its weights."""
-        return f"{self.request.name} ({self.weights.name})"
+        return f"{self.request.name} ({self.request.weights.name})"
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures, each under the name by which a training logs it: eval_loss."""
+        found: dict[str, Any] = {"model": self.name, "rows": {}, "scores": {}, "errors": {}}
+        for name, figures in self.sets.items():
+            prefix = name if name in ("eval", "train") else f"eval_{name}"
+            found["rows"][name] = figures.rows
+            found["scores"] |= {f"{prefix}_{key}": value for key, value in figures.scores.items()}
+            found["errors"] |= {f"{prefix}_{key}": value for key, value in figures.errors.items()}
+        return found
 
 
-def main(line: Any) -> int:
-    """Evaluate what the command line asks, print a table, and return 0 when the figures are written."""
+def main(line: CommandLine) -> int:
+    """Evaluate the model that the command line names, print a table, and return 0 when the figures are written."""
+    from runner.metric.paired import compare
+
     request = read_request(line, "evaluate", OWN, PARTS)
-    weights = find_weights(request.run, request.options.get("checkpoint"))
     if request.options.get("evaluate"):
-        return evaluate_tasks(Side(request, weights))
-    request, notes = _leave_out(request)
-    _check(request)
-    sides = [Side(request, weights, notes), *_other_side(line, request)]
+        return evaluate_tasks(Side(request))
+    request, notes = _select_parts(request)
+    sides = [Side(request, notes), *_other_side(line, request)]
     for word, side in zip(("model", "against"), sides, strict=False):
         print(f"{word:<8}  {side.name}", flush=True)
     began = time.monotonic()
     for side in sides:
         measure_side(side)
-    comparison = _compare(*sides) if len(sides) > 1 else {}
-    facts = _facts(sides)
-    name = f"{request.data}-{prediction_key(facts)}.json"
-    path = Path(request.options.get("to") or request.folder("evaluations") / name)
-    _write(path, sides, comparison, facts, time.monotonic() - began)
+    facts = request.facts(PARTS)
+    facts["weights"] = [[side.name, side.request.weights.name, side.request.weights.seal] for side in sides]
+    found, comparison = sides[0].to_json() | {"notes": notes}, {}
+    if len(sides) > 1:
+        seed = request.options.get("seed", 0)
+        earned = {name: (figures.earned, sides[1].sets[name].earned) for name, figures in sides[0].sets.items()}
+        comparison = {name: compare(*both, seed) for name, both in earned.items() if both[0]}
+        found |= {"against": sides[1].to_json(), "comparison": comparison}
+    path = _write(request, request.data, facts, found, began)
+    written = [(side.name, name, row) for side in sides for name in side.sets for row in side.sets[name].completions]
+    if written:
+        lines = [to_line({"model": model, "set": name, **row}) for model, name, row in written]
+        write_text(path.with_suffix(".jsonl"), "".join(lines))
     print("\n".join(to_table(sides, comparison)))
     print(f"to        {display_path(path)}")
     return 0
 
 
-# --- What is asked --------------------------------------------------------------------------------
+def _write(
+    request: InferenceRequest, name: str, facts: Mapping[str, Any], found: Mapping[str, Any], began: float
+) -> Path:
+    """Write figures with all that they depend on, and return their file."""
+    path = Path(request.options.get("to") or request.folder("evaluations") / f"{name}-{prediction_key(facts)}.json")
+    write_json(path, {**found, "seconds": round(time.monotonic() - began, 2), "asked": facts})
+    return path
 
 
-def _leave_out(request: InferenceRequest) -> tuple[InferenceRequest, list[str]]:
-    """Drop metrics that do not apply unless the user asked for them; return them as notes."""
-    kept, notes, faults = {}, [], []
+# --- The command line -----------------------------------------------------------------------------
+
+
+def _select_parts(request: InferenceRequest) -> tuple[InferenceRequest, list[str]]:
+    """Drop metrics and rewards that do not apply unless the user chose them; return notes on the metrics.
+
+    Raises ConfigError for options that do not go together.
+    """
+    notes: list[str] = []
+    metrics, options = dict(READ[request.head]), request.options
     rows = dict(request.cfg["dataset"])
     if "split" in rows and not (rows["split"] or {}).get("eval"):
         rows["split"] = {"eval": "train"}  # checked as a training would be, which holds rows out
+    faults = [
+        Fault(key, "set, without lm-evaluation-harness", "evaluate=lm_eval", "evaluate=lm_eval")
+        for key in OF_THE_HARNESS
+        if key in options
+    ]
     for name, node in named(request.cfg.get("metric") or {}, "metric").items():
         as_in_training = {"trainer": {"head": request.head}, "dataset": rows, "metric": {name: node}}
         found = list(find_metric_faults(as_in_training))
@@ -140,70 +177,48 @@ def _leave_out(request: InferenceRequest) -> tuple[InferenceRequest, list[str]]:
         elif found:
             notes.append(f"{name} is left out: {found[0].found}")
         else:
-            kept[name] = node
-    if faults:
-        raise ConfigError(faults)
-    cfg = request.cfg | {"metric": READ[request.head] | kept}
-    no_prompts = request.head == "score" or find_form_fault(cfg["dataset"], "prompt", "reward")
-    if "reward" not in request.chosen and no_prompts:
-        cfg["reward"] = None
-    return dataclasses.replace(request, cfg=cfg), notes
-
-
-def _check(request: InferenceRequest) -> None:
-    """Raise ConfigError for words that do not go together."""
-    options, reward, faults = request.options, request.cfg.get("reward"), []
-    for key in OF_THE_HARNESS:
-        if key in options:
-            faults.append(Fault(key, "set, without lm-evaluation-harness", "evaluate=lm_eval", "evaluate=lm_eval"))
-    if request.head == "score" and reward:
-        found = "set, and a reward model writes nothing that could earn one"
-        faults.append(Fault("reward", found, "none", "reward=none"))
-    elif reward and (fault := find_form_fault(request.cfg["dataset"], "prompt", "reward")):
-        faults.append(fault)
+            metrics[name] = node
+    is_scorer, reward = request.head == "score", request.cfg.get("reward")
+    no_prompts = find_form_fault(request.cfg["dataset"], "prompt", "reward")
+    if "reward" not in request.chosen and (is_scorer or no_prompts):
+        reward = None
+    if reward and is_scorer:
+        writes_nothing = "set, and a reward model writes nothing that could earn one"
+        faults.append(Fault("reward", writes_nothing, "none", "reward=none"))
+    elif reward and no_prompts:
+        faults.append(no_prompts)
     if "against" in options and not reward:
-        found = "no reward that could tell which answer is better"
-        faults.append(Fault("against", found, "a reward", "reward=<one of conf/reward>"))
+        no_reward = "no reward that could tell which answer is better"
+        faults.append(Fault("against", no_reward, "a reward", "reward=<one of conf/reward>"))
     if faults:
         raise ConfigError(faults)
+    return dataclasses.replace(request, cfg=request.cfg | {"metric": metrics, "reward": reward}), notes
 
 
-def _other_side(line: Any, request: InferenceRequest) -> list[Side]:
+def _other_side(line: CommandLine, request: InferenceRequest) -> list[Side]:
     """The model to compare with, if any: another run, on the same rows, with the same metrics and rewards."""
     wish = request.options.get("against")
     if wish is None:
         return []
     if wish == "start":
-        return [Side(request, Weights("start"))]
+        return [Side(dataclasses.replace(request, weights=Weights("start")))]
     words = [word for word in line.overrides if word.startswith("output_root=")]
-    theirs = read_request(dataclasses.replace(line, runs=[wish], overrides=words), "evaluate", OWN, PARTS)
-    if theirs.head != request.head:
-        raise ConfigError(Fault("against", f"{wish} is a {theirs.head} model", f"an {request.head} model"))
+    other = read_request(dataclasses.replace(line, runs=[wish], overrides=words), "evaluate", OWN, PARTS)
+    if other.head != request.head:
+        raise ConfigError(Fault("against", f"{wish} is a {other.head} model", f"an {request.head} model"))
     shared = {name: request.cfg.get(name) for name in ("dataset", "metric", "reward", "allow", "seed", "tolerate")}
-    options = {name: value for name, value in request.options.items() if name != "checkpoint"}
-    options.setdefault("max_new_tokens", request.max_new_tokens)
-    both = dataclasses.replace(request, options=options, cfg=theirs.cfg | shared, run=theirs.run)
-    return [Side(both, find_weights(theirs.run, None))]
+    options = {"max_new_tokens": request.max_new_tokens, **request.options}
+    return [Side(dataclasses.replace(other, options=options, cfg=other.cfg | shared, chosen=request.chosen))]
 
 
-def _facts(sides: Sequence[Side]) -> dict[str, Any]:
-    """Everything on which the figures depend."""
-    request = sides[0].request
-    parts = {name: request.cfg.get(name) for name in PARTS}
-    own = {name: request.options.get(name) for name in ("limit", "set", "n", "temperature", "top_k", "top_p", "seed")}
-    own |= {"max_new_tokens": request.max_new_tokens, "head": request.head}
-    weights = [[side.name, side.weights.name, side.weights.seal] for side in sides]
-    return parts | own | {"weights": weights, "files": {key: file_states(parts[key]) for key in ("model", "dataset")}}
-
-
-# --- What comes out -------------------------------------------------------------------------------
+# --- Figures ---------------------------------------------------------------------------------------
 
 
 def measure_side(side: Side) -> None:
     """Load a model once and measure every set; the model is let go of again, because another may follow."""
     request = side.request
     with quiet():
-        model, tokenizer = load_trained(request.cfg, side.weights, request.head)
+        model, tokenizer = load_trained(request.cfg, request.weights, request.head)
         entries = named(request.cfg["metric"], "metric")
         metrics = [
             # Every row is looked at, unless the configuration says otherwise.
@@ -236,9 +251,11 @@ def _measure_answers(side: Side, model: Model, tokenizer: PreTrainedTokenizerBas
     for name, rows in sets.items():
         known = _of_set(metrics, name)
         everything = is_scorer or any(metric.answers == "all" for metric in known)
-        how = {"max_length": context_length(model), "batch_size": request.batch_size, "is_scorer": is_scorer}
+        how = {"max_length": context_length(model), "batch_size": request.batch_size}
         with progress_bar(f"{name}: known answers", sum(everything or row["label"] for row in rows), "answer") as bar:
-            side.sets[name] = judge_answers(model, tokenizer, rows, known, **how, on_progress=bar.update)
+            side.sets[name] = judge_answers(
+                model, tokenizer, rows, known, is_scorer=is_scorer, on_progress=bar.update, **how
+            )
 
 
 def _measure_completions(
@@ -251,7 +268,7 @@ def _measure_completions(
     score = _build_score(side.request, tokenizer) if side.request.cfg.get("reward") else None
     if not metrics and score is None:
         return
-    generator = side.request.build_generator(model, tokenizer, temperature=1.0)
+    generator = side.request.build_generator(model, tokenizer)
     for name, rows in side.request.read_sets("prompt").items():
         check_template(tokenizer, chats=isinstance(rows[0]["prompt"], list))
         with progress_bar(f"{name}: completions", len(rows) * generator.n, "answer") as bar:
@@ -281,9 +298,8 @@ def _build_score(request: InferenceRequest, tokenizer: PreTrainedTokenizerBase) 
     functions, weights, _ = build_rewards(node, per_step=True, random_head=random_head)
     rewards = Rewards(functions, weights, tokenizer)
     rewards.names = list(named(node, "reward"))
-    for reward in rewards.rewards:
-        if hasattr(reward, "parameters"):
-            reward.requires_grad_(False).to(best_device())
+    for reward in rewards.models:
+        reward.requires_grad_(False).to(best_device())
 
     def score(completions: Sequence[Completion], rows: Sequence[Row]) -> tuple[list[float], dict[str, list[float]]]:
         chats = isinstance(rows[0]["prompt"], list)
@@ -301,63 +317,30 @@ def _build_score(request: InferenceRequest, tokenizer: PreTrainedTokenizerBase) 
     return score
 
 
-def _compare(ours: Side, theirs: Side) -> dict[str, Any]:
-    """The verdict of which of two models earned more, by set."""
-    from runner.metric.paired import compare
-
-    seed = ours.request.options.get("seed", 0)
-    earned = {name: (figures.earned, theirs.sets[name].earned) for name, figures in ours.sets.items()}
-    return {name: compare(*both, seed) for name, both in earned.items() if both[0]}
-
-
-def _write(
-    path: Path, sides: Sequence[Side], comparison: Mapping[str, Any], facts: Mapping[str, Any], seconds: float
-) -> None:
-    """Write the figures, and every completion beside them; numbers are named as a training logs them: eval_loss."""
-    lines: list[str] = []
-    found: list[dict[str, Any]] = []
-    for side in sides:
-        found.append({"model": side.name, "rows": {}, "scores": {}, "errors": {}})
-        for name, figures in side.sets.items():
-            prefix = name if name in ("eval", "train") else f"eval_{name}"
-            found[-1]["rows"][name] = figures.rows
-            found[-1]["scores"] |= {f"{prefix}_{key}": value for key, value in figures.scores.items()}
-            found[-1]["errors"] |= {f"{prefix}_{key}": value for key, value in figures.errors.items()}
-            lines += [to_line({"model": side.name, "set": name, **row}) for row in figures.completions]
-    if lines:
-        write_text(path.with_suffix(".jsonl"), "".join(lines))
-    also = {"against": found[1], "comparison": dict(comparison)} if len(found) > 1 else {}
-    write_json(path, found[0] | {"notes": sides[0].notes, "seconds": round(seconds, 2), "asked": facts} | also)
-
-
 def to_table(sides: Sequence[Side], comparison: Mapping[str, Any]) -> Iterator[str]:
     """The figures for the terminal, a table for each set."""
     side = sides[0]
     for name, figures in side.sets.items():
         keys, title = list(figures.scores), f"{side.request.data}, {name}, {figures.rows} rows"
-        values = [[_number(each.sets[name].scores, each.sets[name].errors, key) for key in keys] for each in sides]
+        values = [[_with_error(each.sets[name].scores, each.sets[name].errors, key) for key in keys] for each in sides]
         heads = ("value", "against")[: len(sides)]
         columns = [Column(head, cells, True) for head, cells in zip(heads, values, strict=True)]
         yield from format_table([Column(title, keys, True, True), *columns], 100)
-        if name in comparison:
-            yield from _verdict(comparison[name])
+        if found := comparison.get(name):
+            rate, more = (
+                f"[{number(low, 3)}, {number(high, 3)}]"
+                for low, high in (found["win_rate_interval"], found["difference_interval"])
+            )
+            counts = f"{found['wins']} wins, {found['ties']} ties, {found['losses']} losses"
+            yield f"win rate  {number(found['win_rate'], 3)} {rate}: {counts}"
+            yield f"reward    {number(found['difference'], 3)} more {more}"
     yield from (f"note      {note}" for note in side.notes)
 
 
-def _number(scores: Mapping[str, float], errors: Mapping[str, float], key: str) -> str:
-    error = errors.get(key)
-    value = number(scores.get(key))
+def _with_error(scores: Mapping[str, float], errors: Mapping[str, float], key: str) -> str:
+    """A figure, and its standard error where it has one."""
+    value, error = number(scores.get(key)), errors.get(key)
     return value if error is None else f"{value} ± {number(error, 2)}"
-
-
-def _verdict(found: Mapping[str, Any]) -> Iterator[str]:
-    counts = f"{found['wins']} wins, {found['ties']} ties, {found['losses']} losses"
-    yield f"win rate  {number(found['win_rate'], 3)} {_between(found['win_rate_interval'])}: {counts}"
-    yield f"reward    {number(found['difference'], 3)} more {_between(found['difference_interval'])}"
-
-
-def _between(ends: Sequence[float]) -> str:
-    return f"[{number(ends[0], 3)}, {number(ends[1], 3)}]"
 
 
 # --- Other people's tasks -------------------------------------------------------------------------
@@ -379,16 +362,13 @@ def evaluate_tasks(side: Side) -> int:
     how = {name: options.get(name) for name in ("num_fewshot", "limit")}
     how["apply_chat_template"] = options.get("as") == "chat"
     began = time.monotonic()
-
     with quiet():
-        model, tokenizer = load_trained(request.cfg, side.weights, request.head)
+        model, tokenizer = load_trained(request.cfg, request.weights, request.head)
         size = options.get("batch_size", 8)
         scores, errors = run_tasks(model, tokenizer, tasks, batch_size=size, include=options.get("include"), **how)
-    facts = how | {"tasks": tasks, "weights": [side.name, side.weights.seal]}
-    path = Path(options.get("to") or request.folder("evaluations") / f"lm_eval-{prediction_key(facts)}.json")
-    paper = {"model": side.name, "scores": scores, "errors": errors, "seconds": round(time.monotonic() - began, 2)}
-    write_json(path, paper | {"asked": facts})
-    cells = [_number(scores, errors, name) for name in scores]
+    facts = how | {"tasks": tasks, "weights": [side.name, request.weights.seal]}
+    path = _write(request, "lm_eval", facts, {"model": side.name, "scores": scores, "errors": errors}, began)
+    cells = [_with_error(scores, errors, name) for name in scores]
     print("\n".join(format_table([Column("task", list(scores), True, True), Column("value", cells, True)], 100)))
     print(f"to        {display_path(path)}")
     return 0

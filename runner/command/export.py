@@ -2,7 +2,7 @@
 
 Writes the model of a finished run into a folder that transformers and vLLM load by itself: weights as safetensors,
 tokenizer, chat template, generation settings, and a model card with configuration, data, curves and results. An
-adapter is merged into its base, and the largest difference that makes is told; weights that were trained whole are
+adapter is merged into its base, and the largest difference that makes is printed; weights that were trained whole are
 copied. A reward model is written with its score head, of PPO only the policy.
 
     dtype=bfloat16        float32, bfloat16 or float16; the default is model.dtype of the run
@@ -16,53 +16,43 @@ copied. A reward model is written with its score head, of PPO only the policy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from runner.command import is_yes, read_options
+from runner.command import CommandLine
+from runner.command._option import Option, read_options
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError
 from runner.generate.weights import check_sealed
 from runner.io.files import SEAL, display_path
 from runner.run.find import check_finished, find_runs
-from runner.run.read import RunRecord
 from runner.training.export import DTYPES, export
 
-OPTIONS = ("dtype", "to", "push", "private", "license", "trust_remote_code", "output_root")
+OPTIONS = {
+    "dtype": Option(words=tuple(DTYPES)),
+    **dict.fromkeys(("private", "trust_remote_code"), Option("bool")),
+    "push": Option(parts="org/name"),
+    **dict.fromkeys(("to", "license", "output_root"), Option()),
+}
 
 
-def main(line: Any) -> int:
-    """Export the run that the command line names, and push it where that was asked for."""
+def main(line: CommandLine) -> int:
+    """Export the run that the command line names, and push it where a repository is named."""
     options = read_options(line.overrides, OPTIONS, "export")
     (run,) = find_runs(line.runs, "export", 1, Path(options.get("output_root", "outputs")))
     check_finished(run, "export")
-    _check(run, options)
-    private = is_yes(options, "private", default=True)
+    if (run.cfg.get("model") or {}).get("trust_remote_code") and "trust_remote_code" not in options:
+        found, fix = "the base model brings code of its own", "trust_remote_code=true  (if you trust it), or =false"
+        raise ConfigError(Fault("trust_remote_code", found, "the same word as for the run", fix))
+    if not (run.folder / "model").is_dir():
+        raise FolderError(Fault(display_path(run.folder / "model"), "missing", "the model of a finished run"))
+    check_sealed(run.folder / "model")
+    private = options.get("private", True)
     folder = Path(options.get("to") or run.folder / "export")
-    told = export(run, folder, options.get("dtype"), options.get("license"), is_yes(options, "trust_remote_code"))
-    print("\n".join(told))
+    trusted = options.get("trust_remote_code", False)
+    print("\n".join(export(run, folder, options.get("dtype"), options.get("license"), trusted)))
     print(f"export    {display_path(folder)}")
     if name := options.get("push"):
         print(f"pushed    {push(folder, name, private)}")
     return 0
-
-
-def _check(run: RunRecord, options: Mapping[str, str]) -> None:
-    """Raise with everything that keeps this run from being exported like this."""
-    faults = []
-    if options.get("dtype") not in (None, *DTYPES):
-        faults.append(Fault("dtype", options["dtype"], ", ".join(DTYPES), "dtype=bfloat16"))
-    name = options.get("push", "org/name")
-    if name.count("/") != 1 or not all(name.split("/")):
-        faults.append(Fault("push", name, "a repository", "push=org/name"))
-    if (run.cfg.get("model") or {}).get("trust_remote_code") and options.get("trust_remote_code") is None:
-        found, fix = "the base model brings code of its own", "trust_remote_code=true  (if you trust it), or =false"
-        faults.append(Fault("trust_remote_code", found, "the same word as for the run", fix))
-    if faults:
-        raise ConfigError(faults)
-    if not (run.folder / "model").is_dir():
-        raise FolderError(Fault(display_path(run.folder / "model"), "missing", "the model of a finished run"))
-    check_sealed(run.folder / "model")
 
 
 def push(folder: Path, name: str, private: bool = True) -> str:

@@ -22,12 +22,12 @@ import re
 import tempfile
 import textwrap
 from pathlib import Path
-from typing import Any
 
 from runner import config
-from runner.command import is_yes, read_options
+from runner.command import CommandLine
+from runner.command._option import Option, read_options
 from runner.errors import ConfigError, Fault
-from runner.importers.draft import KINDS, NO_EQUIVALENT, Draft, Note, to_single_line
+from runner.importers.draft import KINDS, NO_EQUIVALENT, Draft, to_single_line
 from runner.importers.read import read_file
 from runner.importers.translate import describe_batch, to_yaml, translate
 from runner.io.files import MENU, write_text
@@ -35,12 +35,12 @@ from runner.launch import stages
 from runner.validate.keys import is_folder_name
 
 WIDTH = 80
-OPTIONS = ("to", "name", "dialect", "force", "trainer")
+OPTIONS = {"force": Option("bool"), **dict.fromkeys(("to", "name", "dialect", "trainer"), Option())}
 HERE = Path("conf/experiment")
 MAX_NAME_LETTERS = 95  # with .yaml it is a file
 
 
-def main(line: Any) -> int:
+def main(line: CommandLine) -> int:
     """Translate the file, write or print the experiment, and list what became of each key."""
     options = read_options(line.overrides, OPTIONS, "import")
     if len(line.runs) != 1:
@@ -55,7 +55,7 @@ def main(line: Any) -> int:
     target = Path(options["to"]) if "to" in options else HERE / f"{name}.yaml" if HERE.is_dir() else None
     draft = translate(reading, name, options.get("trainer"))
     text = to_file(draft)
-    if target and target.exists() and not is_yes(options, "force"):
+    if target and target.exists() and not options.get("force"):
         fix = "name=<another>, or force=true"
         raise ConfigError(Fault(str(target), "it is there already", "a name that is free", fix))
     print(text)
@@ -81,8 +81,8 @@ def to_file(draft: Draft) -> str:
     ]
     for note in draft.notes:
         if note.key in draft.asked:
-            asked = f"# open: {note.key}: {to_single_line(note.value)}; {note.why}; {note.ours}"
-            head += textwrap.wrap(asked, WIDTH, subsequent_indent="#   ")
+            question = f"# open: {note.key}: {to_single_line(note.value)}; {note.why}; {note.ours}"
+            head += textwrap.wrap(question, WIDTH, subsequent_indent="#   ")
     return to_yaml(draft, "\n".join(head) + "\n")
 
 
@@ -103,25 +103,22 @@ def faults_of(name: str, text: str, words: list[str]) -> list[Fault]:
 
 
 def describe(draft: Draft) -> list[str]:
-    """The list of keys by what became of them, 80 letters wide."""
+    """The list of keys by what became of them, 80 letters wide: beside or below each where it went and why."""
     lines = textwrap.wrap(f"{draft.reading.path} is of {draft.reading.title}: {draft.reading.why}", WIDTH)
     for kind in KINDS:
         notes = [note for note in draft.notes if note.kind == kind]
         lines += ["", f"{kind} ({len(notes)})"] if notes else []
-        lines += [line for note in notes for line in _describe_note(note)]
+        for note in notes:
+            key = f"  {note.key}" + ("" if isinstance(note.value, dict | list) else f": {to_single_line(note.value)}")
+            ours = f"nearest: {note.ours}" if note.ours and kind == NO_EQUIVALENT else note.ours
+            why = f"({note.why})" if note.why and note.ours else note.why
+            rest = " ".join(filter(None, ["(their default)" if note.implied else "", ours, why]))
+            if rest and len(key) <= 38 and len(rest) <= WIDTH - 40:
+                lines.append(f"{key:<40}{rest}")
+            else:
+                lines.append(key if len(key) <= WIDTH else f"{key[: WIDTH - 3]}...")
+                lines += textwrap.wrap(rest, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return lines
-
-
-def _describe_note(note: Note) -> list[str]:
-    """A note: the key with its value, and beside or below it where it went and why."""
-    key = f"  {note.key}" + ("" if isinstance(note.value, dict | list) else f": {to_single_line(note.value)}")
-    ours = f"nearest: {note.ours}" if note.ours and note.kind == NO_EQUIVALENT else note.ours
-    said = ["(their default)" if note.implied else "", ours, f"({note.why})" if note.why and note.ours else note.why]
-    rest = " ".join(filter(None, said))
-    if rest and len(key) <= 38 and len(rest) <= WIDTH - 40:
-        return [f"{key:<40}{rest}"]
-    short = key if len(key) <= WIDTH else f"{key[: WIDTH - 3]}..."
-    return [short, *textwrap.wrap(rest, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)]
 
 
 def _describe_next(draft: Draft, text: str, target: Path | None) -> list[str]:

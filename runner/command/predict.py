@@ -38,11 +38,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.command._request import OPTIONS, InferenceRequest, Option, in_a_name, read_request
+from runner.command import CommandLine
+from runner.command._option import Option
+from runner.command._request import OPTIONS, InferenceRequest, in_a_name, read_request
 from runner.errors import ConfigError, Fault
-from runner.generate.prediction import PredictionFile, file_states, prediction_key
+from runner.generate.prediction import PredictionFile, prediction_key
 from runner.generate.rows import find_form_fault
-from runner.generate.weights import Weights, find_weights
 from runner.io.files import display_path, read_last_row
 from runner.io.terminal import progress_bar, quiet, sample_lines
 from runner.report.number import number
@@ -61,20 +62,9 @@ PARTS = ("model", "dataset", "quant")
 SHOWN_COMPLETIONS = 3
 
 
-def main(line: Any) -> int:
-    """Answer what the command line asks, and return 0 when all of it is written."""
+def main(line: CommandLine) -> int:
+    """Answer what the command line names, and return 0 when all of it is written."""
     request = read_request(line, "predict", OWN, PARTS)
-    weights = find_weights(request.run, request.options.get("checkpoint"))
-    _check(request)
-    if "prompt" in request.options:
-        return answer_prompt(request, weights)
-    if request.options.get("chat"):
-        return converse(request, weights)
-    return predict(request, weights)
-
-
-def _check(request: InferenceRequest) -> None:
-    """Raise ConfigError for options that do not go together, before anything loads."""
     options, head, faults = request.options, request.head, []
     ways = [key for key in ("prompt", "chat") if options.get(key)]
     if len(ways) > 1 or (ways and ("dataset" in request.chosen or "file" in options)):
@@ -91,74 +81,72 @@ def _check(request: InferenceRequest) -> None:
         faults.append(fault)
     if faults:
         raise ConfigError(faults)
+    if "prompt" in options:
+        return answer_prompt(request)
+    return converse(request) if options.get("chat") else predict(request)
 
 
-def _load(
-    request: InferenceRequest, weights: Weights, *, chats: bool | None = None
-) -> tuple[Model, PreTrainedTokenizerBase, bool]:
-    """Model and tokenizer, and whether a typed prompt is a turn of a chat, unless ``chats`` says so already."""
+def _load(request: InferenceRequest, *, chats: bool | None = None) -> tuple[Model, PreTrainedTokenizerBase, bool]:
+    """Model and tokenizer, and whether prompts are turns of a chat.
+
+    Where ``chats`` does not say, that is as typed, as in the run's own samples, or as the tokenizer can.
+    """
     from runner.model.chat import check_template
 
-    model, tokenizer = load_trained(request.cfg, weights, request.head)
-    chats = _is_chat(request, tokenizer) if chats is None else chats
+    model, tokenizer = load_trained(request.cfg, request.weights, request.head)
+    if chats is None and "as" in request.options:
+        chats = request.options["as"] == "chat"
+    elif chats is None:
+        files = [request.run.folder / name for name in ("samples.jsonl", *SAMPLE_FILES)] if request.run else []
+        sampled = next(filter(None, map(read_last_row, files)), {})
+        chats = bool(tokenizer.chat_template) and not isinstance(sampled.get("prompt"), str)
     check_template(tokenizer, chats=chats)
     return model, tokenizer, chats
-
-
-def _temperature(request: InferenceRequest) -> float:
-    return 1.0 if request.options.get("n", 1) > 1 else 0.0
 
 
 # --- A file of rows -------------------------------------------------------------------------------
 
 
-def predict(request: InferenceRequest, weights: Weights) -> int:
+def predict(request: InferenceRequest) -> int:
     """Answer every row that is asked for, and put the answers into a file."""
-    facts = _facts(request, weights)
-    key = prediction_key(facts)
-    file = PredictionFile(_path(request, weights, key), key)
+    weights, facts = request.weights, request.facts(PARTS)
+    key, checkpoint = prediction_key(facts), "" if weights.name == "model" else weights.name
+    parts = [request.data, in_a_name(request.options.get("set", "")), checkpoint, key]
+    name = f"{'-'.join(filter(None, parts))}.jsonl"
+    file = PredictionFile(Path(request.options.get("to") or request.folder("predictions") / name), key)
     if file.is_finished():
         print(f"finished  {display_path(file.path)} already; nothing was changed")
         return 0
     print(f"model     {request.name}{'' if weights.folder is None else f' ({weights.name})'}", flush=True)
     with file.lock(), quiet():
-        began, scores = time.monotonic(), request.head == "score"
+        began, is_scorer = time.monotonic(), request.head == "score"
         # The rows first, because what is wrong with them shows at once.
-        sets = request.read_sets("answer" if scores else "prompt")
+        sets = request.read_sets("answer" if is_scorer else "prompt")
         if len(sets) > 1:
             raise ConfigError(Fault("set", f"{len(sets)} sets", f"one of {', '.join(sets)}", f"set={next(iter(sets))}"))
-        ((which, rows),) = sets.items()
-        model, tokenizer, _ = _load(request, weights, chats=isinstance(rows[0].get("prompt"), list))
-        print(f"rows      {len(rows)} of {request.data}, {which}", flush=True)
-        again = (_write_scores if scores else _write_completions)(request, model, tokenizer, rows, file)
-    made = file.finish({"asked": request.name, "rows_of": which} | facts)
-    print("\n".join(_closing(made, again, time.monotonic() - began)))
+        ((set_name, rows),) = sets.items()
+        model, tokenizer, _ = _load(request, chats=isinstance(rows[0].get("prompt"), list))
+        print(f"rows      {len(rows)} of {request.data}, {set_name}", flush=True)
+        old = (_write_scores if is_scorer else _write_completions)(request, model, tokenizer, rows, file)
+    made = file.finish({"asked": request.name, "rows_of": set_name} | facts)
+    before, seconds = f", {old} of them from before" if old else "", number(time.monotonic() - began, 2)
+    if is_scorer:
+        mean = number(sum(row["score"] for row in made) / len(made))
+        print(f"wrote     {len(made)} scores{before}, {mean} on average, in {seconds} s")
+    else:
+        stopped, tokens = sum(row["finish"] == "stop" for row in made), sum(row["tokens"] for row in made)
+        ended = f"{stopped} ended by themselves, {number(tokens / len(made), 3)} tokens each"
+        print(f"wrote     {len(made)} completions{before}, {ended}, in {seconds} s")
+        print("\n".join(sample_lines((row["prompt"], row["completion"]) for row in made[:SHOWN_COMPLETIONS])))
     print(f"to        {display_path(file.path)}")
     return 0
-
-
-def _facts(request: InferenceRequest, weights: Weights) -> dict[str, Any]:
-    """Everything on which predictions depend."""
-    parts = {name: request.cfg.get(name) for name in PARTS}
-    own = {name: request.options.get(name) for name in ("limit", "set", "n")}
-    files = {name: file_states(request.cfg[name]) for name in ("model", "dataset")}
-    how = {"weights": [weights.name, weights.seal], "head": request.head}
-    return parts | own | {"files": files} | how | {"sampling": request.sampling(_temperature(request))}
-
-
-def _path(request: InferenceRequest, weights: Weights, key: str) -> Path:
-    if "to" in request.options:
-        return Path(request.options["to"])
-    checkpoint = "" if weights.name == "model" else weights.name
-    words = [request.data, in_a_name(request.options.get("set", "")), checkpoint, key]
-    return request.folder("predictions") / f"{'-'.join(filter(None, words))}.jsonl"
 
 
 def _write_completions(
     request: InferenceRequest, model: Model, tokenizer: PreTrainedTokenizerBase, rows: Rows, file: PredictionFile
 ) -> int:
     """Append what the model writes to the file; returns how many completions were there already."""
-    generator = request.build_generator(model, tokenizer, _temperature(request))
+    generator = request.build_generator(model, tokenizer)
     batches, total = generator.plan(rows), len(rows) * generator.n
     with progress_bar("predicting", total, "completion") as bar:
         generator.on_progress = bar.update
@@ -190,89 +178,65 @@ def _write_scores(
         return len(rows) - bar.n if skipped else 0
 
 
-def _closing(made: Sequence[dict[str, Any]], again: int, seconds: float) -> Iterator[str]:
-    """The summary of what was made, and the first of it."""
-    kept = f", {again} of them from before" if again else ""
-    if made and "score" in made[0]:
-        mean = sum(row["score"] for row in made) / len(made)
-        yield f"wrote     {len(made)} scores{kept}, {number(mean)} on average, in {number(seconds, 2)} s"
-        return
-    stopped, tokens = sum(row["finish"] == "stop" for row in made), sum(row["tokens"] for row in made)
-    told = f"{stopped} ended by themselves, {number(tokens / len(made), 3)} tokens each"
-    yield f"wrote     {len(made)} completions{kept}, {told}, in {number(seconds, 2)} s"
-    yield from sample_lines((row["prompt"], row["completion"]) for row in made[:SHOWN_COMPLETIONS])
-
-
 # --- One prompt, and a conversation ---------------------------------------------------------------
 
 
-def answer_prompt(request: InferenceRequest, weights: Weights) -> int:
-    """Print what the model says to one prompt, or the score that it gives to an answer, and nothing else."""
+def answer_prompt(request: InferenceRequest) -> int:
+    """Print what the model writes after one prompt, or the score that it gives to an answer, and nothing else."""
     from runner.generate.likelihood import score_answers
 
     with quiet():
-        model, tokenizer, chats = _load(request, weights)
+        model, tokenizer, chats = _load(request)
         row: dict[str, Any] = {key: request.options[key] for key in ("prompt", "completion") if key in request.options}
         if chats:
             roles = {"prompt": "user", "completion": "assistant"}
             row = {key: [{"role": roles[key], "content": text}] for key, text in row.items()}
         if request.head == "score":
-            said = [f"{score_answers(model, tokenizer, [row])[0]:.6f}"]
+            answers = [f"{score_answers(model, tokenizer, [row])[0]:.6f}"]
         else:
-            generator = request.build_generator(model, tokenizer, _temperature(request))
-            said = [each.text for each in generator.complete_all([row])]
-    print("\n".join(said), flush=True)
+            answers = [each.text for each in request.build_generator(model, tokenizer).complete_all([row])]
+    print("\n".join(answers), flush=True)
     return 0
 
 
-def _is_chat(request: InferenceRequest, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Tell whether a typed prompt is a turn of a chat: as told, as the run's own samples, or as the tokenizer can."""
-    if "as" in request.options:
-        return request.options["as"] == "chat"
-    files = [request.run.folder / name for name in ("samples.jsonl", *SAMPLE_FILES)] if request.run else []
-    seen = next(filter(None, map(read_last_row, files)), {})
-    return bool(tokenizer.chat_template) and not isinstance(seen.get("prompt"), str)
+def converse(request: InferenceRequest) -> int:
+    """Answer the lines of the standard input, each with those before it, until it ends or one is /exit.
 
+    The oldest turns are forgotten where the model cannot hold them all and an answer.
+    """
+    from runner.model.spelling import spell_prompt
 
-def converse(request: InferenceRequest, weights: Weights) -> int:
-    """Answer the lines of the standard input, each with those before it, until it ends or says /exit."""
     with quiet():
-        model, tokenizer, _ = _load(request, weights, chats=True)
-        generator, turns = request.build_generator(model, tokenizer, _temperature(request)), []
-        for count, said in enumerate(_lines()):
-            if said == "/reset":
+        model, tokenizer, _ = _load(request, chats=True)
+        generator = request.build_generator(model, tokenizer)
+        room, count = generator.how.max_length, generator.how.max_new_tokens
+        turns: list[dict[str, str]] = []
+        for number_of_line, text in enumerate(_read_lines()):
+            if text == "/reset":
                 turns = []
                 continue
-            turns = _forget(generator, [*turns, {"role": "user", "content": said}])
-            turns.append({"role": "assistant", "content": _reply(generator, turns, count)})
+            turns.append({"role": "user", "content": text})
+            while room and len(turns) > 1 and len(spell_prompt(tokenizer, turns, {})) + count > room:
+                turns = turns[2:]
+                print(f"(the first turns are forgotten: the model holds {room} tokens)", file=sys.stderr)
+            turns.append({"role": "assistant", "content": _reply(generator, turns, number_of_line)})
     return 0
 
 
-def _lines() -> Iterator[str]:
+def _read_lines() -> Iterator[str]:
     """The lines that are typed, or come through a pipe, without empty lines; the mark is only for people."""
-    people = sys.stdin.isatty()
-    if people:
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
         import readline  # noqa: F401  gives input() a history
     while True:
         try:
-            said = input("> ") if people else next(sys.stdin).rstrip("\n")
+            text = input("> ") if is_terminal else next(sys.stdin).rstrip("\n")
         except (EOFError, StopIteration):
             return
-        if said.strip() == "/exit":
+        if text.strip() == "/exit":
             return
-        if said.strip():
-            yield said.strip() if said.startswith("/") else said
-
-
-def _forget(generator: TextGenerator, turns: list[dict[str, str]]) -> list[dict[str, str]]:
-    """The turns without the oldest ones, where the model cannot hold them all and an answer."""
-    from runner.model.spelling import spell_prompt
-
-    room, count = generator.how.max_length, generator.how.max_new_tokens
-    while room and len(turns) > 1 and len(spell_prompt(generator.tokenizer, turns, {})) + count > room:
-        turns = turns[2:]
-        print(f"(the first turns are forgotten: the model holds {room} tokens)", file=sys.stderr)
-    return turns
+        if text.strip():
+            yield text.strip() if text.startswith("/") else text
 
 
 def _reply(generator: TextGenerator, turns: list[dict[str, str]], count: int) -> str:
@@ -287,7 +251,7 @@ def _reply(generator: TextGenerator, turns: list[dict[str, str]], count: int) ->
             printed = text
 
     rows = [{"prompt": turns}]
-    ((asked, *_),) = generator.plan(rows)
-    answer, *_ = generator.complete([replace(asked, sample=count)], rows, on_token)
+    ((request, *_),) = generator.plan(rows)
+    answer, *_ = generator.complete([replace(request, sample=count)], rows, on_token)
     print(answer.text[len(printed) :], flush=True)
     return answer.text

@@ -21,11 +21,13 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from runner.command import CommandLine
+from runner.command._option import Option, split_options
 from runner.config import Composed
 from runner.errors import ConfigError, Fault
 from runner.io.files import write_text
@@ -49,37 +51,41 @@ from runner.training.inspection import (
 )
 from runner.training.stand_in import lighten, write_stand_in
 from runner.validate import find_dangers
+from runner.validate.values import COUNT
 
-SETS = ("train", "eval", "all")
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """The words that are the preview's own."""
-
-    rows: int = 3
-    html: str = ""
-    which: str = "train"
-    trust: bool = False
+OWN = {
+    "rows": Option("int", COUNT),
+    "html": Option(),
+    "set": Option(words=("train", "eval", "all")),
+    "trust": Option("bool"),
+}
 
 
-def main(line: Any) -> int:
+def main(line: CommandLine) -> int:
     """Print the preview of what the command line means, and return 2 where a training would be refused."""
     if line.multirun:
         raise ConfigError(Fault("command line", "-m", "one configuration to look at", "one value of each key, no -m"))
-    wishes, words = read_wishes(line.overrides)
-    runs = _runs(line.runs, words, wishes.trust) if line.runs else stages.compose_runs(words, line.folders)
-    sheets, origins = [], {}
+    options, overrides, faults = split_options(line.overrides, OWN)
+    if faults:
+        raise ConfigError(faults)
+    if line.runs:
+        runs = _read_runs(line.runs, overrides, options.get("trust", False))
+    else:
+        runs = stages.compose_runs(overrides, line.folders)
     with quiet():
-        for composed in runs:
-            cfg = _origin(composed, origins)
-            sheets += build_sheets(cfg, wishes, composed.stage)
+        sheets = [
+            sheet
+            for composed, cfg in zip(runs, _with_tokenizers(runs), strict=True)
+            for sheet in build_sheets(cfg, options.get("rows", 3), options.get("set", "train"), composed.stage)
+        ]
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     width = min(MAX_WIDTH, shutil.get_terminal_size((MAX_WIDTH, 24)).columns)
     print("\n".join(format_sheet(sheet, colour=colour, width=width) for sheet in sheets), flush=True)
-    if wishes.html:
-        path = _page_path(wishes.html, runs[0])
-        write_text(path, to_page(f"What {_title(runs[0])} trains on", sheets))
+    if (html := options.get("html", "false")) not in ("false", "null"):
+        first, key = runs[0], key_of(runs[0].cfg)
+        default = folder_of(first.cfg, first.overrides).parent / f"preview-{key}.html"
+        path = default if html in ("", "true") else Path(html)
+        write_text(path, to_page(f"What {first.cfg['name']} ({key}) trains on", sheets))
         print(f"page      {path}", flush=True)
     if faults := [fault for sheet in sheets for fault in sheet.faults]:
         print(ConfigError(dict.fromkeys(faults)), file=sys.stderr)
@@ -87,27 +93,11 @@ def main(line: Any) -> int:
     return 0
 
 
-def read_wishes(overrides: Sequence[str]) -> tuple[Wishes, list[str]]:
-    """The preview's own words, and those that are a training's; raises ConfigError."""
-    own = {"rows": "3", "html": "false", "set": "train", "trust": "false"}
-    rest = [word for word in overrides if word.partition("=")[0] not in own]
-    own |= dict(word.split("=", 1) for word in overrides if word not in rest)
-    faults = []
-    if not own["rows"].isdigit() or int(own["rows"]) < 1:
-        faults.append(Fault("rows", own["rows"], "a number of rows to show", "rows=3"))
-    if own["set"] not in SETS:
-        faults.append(Fault("set", own["set"], f"one of {', '.join(SETS)}", "set=all"))
-    if faults:
-        raise ConfigError(faults)
-    html = "" if own["html"] in ("false", "null") else own["html"] or "true"
-    return Wishes(int(own["rows"]), html, own["set"], own["trust"] == "true"), rest
-
-
-def _runs(folders: Sequence[str], words: Sequence[str], trust: bool) -> list[Composed]:
+def _read_runs(folders: Sequence[str], overrides: Sequence[str], trust: bool) -> list[Composed]:
     """The frozen configurations of run folders, which can come from anybody."""
-    if words:
-        expected = "either a run, which is frozen, or overrides"
-        raise ConfigError(Fault("command line", " ".join(words), expected, f"python -m runner preview {folders[0]}"))
+    if overrides:
+        expected, fix = "either a run, which is frozen, or overrides", f"python -m runner preview {folders[0]}"
+        raise ConfigError(Fault("command line", " ".join(overrides), expected, fix))
     runs = [record.run for record in find_runs(folders, "preview", len(folders))]
     fix = f"python -m runner preview {folders[0]} trust=true  (if you trust who wrote its config.yaml)"
     dangers = [danger for run in runs if not trust for danger in find_dangers(run.cfg)]
@@ -116,64 +106,48 @@ def _runs(folders: Sequence[str], words: Sequence[str], trust: bool) -> list[Com
     return [Composed(dict(run.cfg), []) for run in runs]
 
 
-def _title(composed: Composed) -> str:
-    return f"{composed.cfg['name']} ({key_of(composed.cfg)})"
+def _with_tokenizers(runs: Sequence[Composed]) -> Iterator[dict[str, Any]]:
+    """The configurations; of a model that an earlier stage has yet to train, with the tokenizer which that one has."""
+    earlier: dict[str, Mapping[str, Any]] = {}  # the model of a stage, by the folder that it will fill
+    for composed in runs:
+        cfg = copy.deepcopy(composed.cfg)
+        if start := earlier.get(str(cfg["model"].get("path"))):
+            own = {name: value for name, value in cfg["model"]["tokenizer"].items() if value is not None}
+            own = {name: value for name, value in own.items() if name not in ("path", "revision")}
+            cfg["model"] |= {"path": start["path"], "tokenizer": {**start["tokenizer"], **own}}
+        if not Path(model := str(folder_of(composed.cfg, composed.overrides) / "model")).exists():
+            earlier[model] = cfg["model"]
+        yield cfg
 
 
-def _page_path(wish: str, composed: Composed) -> Path:
-    if wish != "true":
-        return Path(wish)
-    return folder_of(composed.cfg, composed.overrides).parent / f"preview-{key_of(composed.cfg)}.html"
+def build_sheets(cfg: Mapping[str, Any], count: int, sets: str, stage: str = "") -> list[Sheet]:
+    """The sheets of one run, with so many rows: its training rows, its held-out sets, or both.
 
-
-# --- The run without its weights ----------------------------------------------------------------
-
-
-def _origin(composed: Composed, origins: dict[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The configuration; of a model that an earlier stage has yet to train, with the tokenizer which that one has."""
-    cfg = copy.deepcopy(composed.cfg)
-    earlier = origins.get(str(cfg["model"].get("path")))
-    if earlier:
-        own = cfg["model"]["tokenizer"]
-        kept = {name: value for name, value in own.items() if value is not None and name not in ("path", "revision")}
-        cfg["model"] |= {"path": earlier["path"], "tokenizer": {**earlier["tokenizer"], **kept}}
-    if not Path(model := str(folder_of(composed.cfg, composed.overrides) / "model")).exists():
-        origins[model] = cfg["model"]
-    return cfg
-
-
-def build_sheets(cfg: Mapping[str, Any], wishes: Wishes, of: str = "") -> list[Sheet]:
-    """The sheets of one run: its training rows, its held-out sets, or both."""
-    with tempfile.TemporaryDirectory(prefix="preview-") as place:
-        light = lighten(cfg, max(SAMPLE, wishes.rows), write_stand_in(cfg, Path(place) / "model"))
-        run = Run(Path(place) / "preview" / "run")
+    The run is built whole, but for the weights of its model.
+    """
+    with tempfile.TemporaryDirectory(prefix="preview-") as folder:
+        light = lighten(cfg, max(SAMPLE, count), write_stand_in(cfg, Path(folder) / "model"))
+        run = Run(Path(folder) / "preview" / "run")
         write_config(run.folder, light)
         take_devices(run.cfg, visible_devices())
         components = build_components(run, None)
         trainer, node = components.trainer, cfg["trainer"]
         how = {"form": node["form"], "head": node["head"], "ends": ends_of(cfg, policy_of(trainer))}
-        how["count"] = max(SAMPLE, wishes.rows)
-        named = f"{of} train" if of else "train"
+        how["count"] = max(SAMPLE, count)
         sheets = []
-        if wishes.which != "eval":
+        if sets != "eval":
             seen = inspect_training(trainer, components.train_rows, **how)
-            sheets.append(_sheet(named, seen, wishes.rows, find_faults(seen, cfg.get("tolerate"))))
-        if wishes.which != "train":
-            for name, rows in _held_out(components.held_out):
-                seen = inspect_evaluation(trainer, name, rows, **how)
-                sheets.append(_sheet(" ".join(filter(None, (of, "eval", name))), seen, wishes.rows))
-    return sheets
+            faults = find_faults(seen, cfg.get("tolerate"))
+            sheets.append(_to_sheet(f"{stage} train".strip(), seen, count, faults))
+        held_out = components.held_out if sets != "train" else None
+        if not isinstance(held_out, Mapping):
+            held_out = {} if held_out is None else {None: held_out}
+        for name, rows in held_out.items():
+            seen = inspect_evaluation(trainer, name, rows, **how)
+            sheets.append(_to_sheet(" ".join(filter(None, (stage, "eval", name))), seen, count))
+        return sheets
 
 
-def _held_out(rows: Any) -> list[tuple[str | None, Any]]:
-    if rows is None:
-        return []
-    return list(rows.items()) if isinstance(rows, Mapping) else [(None, rows)]
-
-
-# --- What is said of it -------------------------------------------------------------------------
-
-
-def _sheet(title: str, seen: Inspection, rows: int, faults: Sequence[Fault] = ()) -> Sheet:
-    shown = [replace(row, texts=to_texts(seen.tokenizer, row.ids)) for row in seen.rows if row.number < rows]
+def _to_sheet(title: str, seen: Inspection, count: int, faults: Sequence[Fault] = ()) -> Sheet:
+    shown = [replace(row, texts=to_texts(seen.tokenizer, row.ids)) for row in seen.rows if row.number < count]
     return Sheet(title, summary_of(seen), shown, seen.goal == "score", faults)

@@ -22,9 +22,12 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from runner import config
+from runner.command import CommandLine
+from runner.command._option import Option, split_options
+from runner.config import Composed
+from runner.config.override import latest
 from runner.errors import ConfigError, Fault, Interrupted
 from runner.estimate.device import Device, this_device
 from runner.estimate.group import group_by_structure, model_of
@@ -37,18 +40,24 @@ from runner.launch import axis, stages
 from runner.launch.worker import Stop, prepare_environment
 from runner.model.clone import Source
 from runner.run import Run
+from runner.validate.values import POSITIVE
 
-OWN = ("memory", "speed")
+if TYPE_CHECKING:
+    from runner.training.callback import StopRequest
+
+OWN = {"memory": Option("float", POSITIVE), "speed": Option("float", POSITIVE)}
 MAX_WHOLE_FORECASTS = 3  # of which all lines are printed
 
 
-def main(line: Any) -> int:
+def main(line: CommandLine) -> int:
     """Play through what the command line means, tell what the real thing will need, and return the exit code."""
-    target, words = read_target(line.overrides)
+    target, overrides, faults = split_options(line.overrides, OWN)
     if line.runs:
-        expected = "overrides as for a training"
-        raise ConfigError(Fault("command line", " ".join(line.runs), expected, "python -m runner rehearse trainer=dpo"))
-    jobs = jobs_of(words, line.folders, line.multirun)
+        expected, fix = "overrides as for a training", "python -m runner rehearse trainer=dpo"
+        faults.append(Fault("command line", " ".join(line.runs), expected, fix))
+    if faults:
+        raise ConfigError(faults)
+    jobs = jobs_of(overrides, line.folders, line.multirun)
     prepare_environment()
     chains, cases = group_by_structure(jobs)
     if len(jobs) > 1:
@@ -71,30 +80,13 @@ def main(line: Any) -> int:
     return code
 
 
-def jobs_of(words: Sequence[str], folders: Sequence[Path], multirun: bool) -> list[list[config.Composed]]:
+def jobs_of(overrides: Sequence[str], folders: Sequence[Path], multirun: bool) -> list[list[Composed]]:
     """The runs of each job; of a search only the first, because it chooses the others by what comes out."""
-    if not multirun and axis.chosen_sweep(words) is None:
-        return [stages.compose_runs(words, folders)]
-    axes, plugin = axis.read_sweep(words, folders)
-    whole = config.override.latest([*axes, *config.override.latest(words)])
+    if not multirun and axis.chosen_sweep(overrides) is None:
+        return [stages.compose_runs(overrides, folders)]
+    axes, plugin = axis.read_sweep(overrides, folders)
+    whole = latest([*axes, *latest(overrides)])
     return [stages.compose_runs(axis.first_of(whole), folders)] if plugin else stages.compose_jobs(whole, folders)
-
-
-def read_target(overrides: Sequence[str]) -> tuple[dict[str, float], list[str]]:
-    """The memory and speed that are typed for a device, and the words of a training; raises ConfigError."""
-    own = dict(word.split("=", 1) for word in overrides if word.partition("=")[0] in OWN)
-    target, faults = {}, []
-    for name, text in own.items():
-        try:
-            target[name] = float(text)
-        except ValueError:
-            target[name] = 0.0
-        if target[name] <= 0:
-            unit = "GB of memory" if name == "memory" else "TFLOP/s"
-            faults.append(Fault(name, text, f"a number of {unit}", f"{name}=80"))
-    if faults:
-        raise ConfigError(faults)
-    return target, [word for word in overrides if word.partition("=")[0] not in OWN]
 
 
 def print_forecasts(results: Sequence[SmokeResult], target: Mapping[str, float], place: Path) -> None:
@@ -109,18 +101,29 @@ def print_forecasts(results: Sequence[SmokeResult], target: Mapping[str, float],
             cfg = result.case.composed.cfg
             source = source_of(cfg, origins)
             if result.rows:
-                precisions = [Precision.of(cfg["trainer"]["args"], gpu) for gpu in gpus]
-                asked = [each.autocast for each in precisions] if number < MAX_WHOLE_FORECASTS else []
-                small = {autocast: measure_small(result.small.cfg, source, autocast, place) for autocast in {*asked}}
-                measured.append((result, dict(origins), [small.get(each.autocast, ([], "")) for each in precisions]))
+                precisions = [Precision.of(cfg["trainer"]["args"], gpu).autocast for gpu in gpus]
+                wanted = {*precisions} if number < MAX_WHOLE_FORECASTS else set()
+                small = {autocast: measure_small(result.small.cfg, source, autocast, place) for autocast in wanted}
+                measured.append((result, dict(origins), [small.get(each, ([], "")) for each in precisions]))
             origins |= dict.fromkeys(map(model_of, result.case.runs), source)
+    if not measured:
+        return
     # Only now: with threads in this process, which measuring its speed begins, no other could be forked from it.
-    devices = devices_for(target) if measured else []
-    for number, (result, known, small) in enumerate(measured):
-        cfg, rows = result.case.composed.cfg, rows_of(result)
+    here = this_device()
+    meant = here if here.gpu else Device("a GPU", True)
+    if "memory" in target:
+        meant = replace(meant, memory=int(target["memory"] * 1e9))
+    if "speed" in target:
+        meant = replace(meant, speed=target["speed"] * 1e12, how="as typed")
+    devices = [meant] if here.gpu else [here, meant]
+    for number, (result, known, steps) in enumerate(measured):
+        cfg, seen = result.case.composed.cfg, result.rows
+        total = result.small.rows  # in all, of which the trainer gets as many as of those that were seen
+        total = None if total is None else total * seen["rows"] / max(1, seen["read"])
+        rows = Rows(seen["lengths"], seen["limit"], total)
         forecasts = [
-            Forecast(Training(cfg, rows, seen, gpu=device.gpu, origins=known), device, why)
-            for device, (seen, why) in zip(devices, small, strict=True)
+            Forecast(Training(cfg, rows, step, gpu=device.gpu, origins=known), device, why)
+            for device, (step, why) in zip(devices, steps, strict=True)
         ]
         lines = to_lines(forecasts)
         shown = lines if number < MAX_WHOLE_FORECASTS else lines[:1]
@@ -140,31 +143,13 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def devices_for(target: Mapping[str, float]) -> list[Device]:
-    """This machine, and where it has no GPU, one; with the memory and speed that were typed."""
-    here = this_device()
-    meant = here if here.gpu else Device("a GPU", True)
-    if "memory" in target:
-        meant = replace(meant, memory=int(target["memory"] * 1e9))
-    if "speed" in target:
-        meant = replace(meant, speed=target["speed"] * 1e12, how="as typed")
-    return [meant] if here.gpu else [here, meant]
-
-
-def rows_of(result: SmokeResult) -> Rows:
-    """The rows that were seen, and how many of them the trainer gets out of all that there are."""
-    seen = result.rows
-    share = seen["rows"] / max(1, seen["read"])
-    return Rows(seen["lengths"], seen["limit"], None if result.small.rows is None else result.small.rows * share)
-
-
-def rehearse(run: Run, stop: Any) -> None:
+def rehearse(run: Run, stop: StopRequest) -> None:
     """Train a run to its first save, and leave it interrupted there; what the worker calls."""
     from runner.command.train import train
 
-    asked = Stop()
-    asked.number = signal.SIGTERM  # as soon as it can save a step
+    stopped = Stop()
+    stopped.number = signal.SIGTERM  # as soon as it can save a step
     try:
-        train(run, asked)
+        train(run, stopped)
     except Interrupted:
         run.set_status("interrupted", cause=None)

@@ -8,12 +8,11 @@ python -m runner report outputs/<name>/<run>               one run
 
 from __future__ import annotations
 
-import difflib
 import shutil
 from pathlib import Path
-from typing import Any
 
-from runner.command import read_options
+from runner.command import CommandLine
+from runner.command._option import Option, read_options
 from runner.errors import Fault, FolderError
 from runner.io.files import display_path, find_links
 from runner.io.terminal import print_visible
@@ -25,19 +24,29 @@ from runner.report.sweep import list_states, summarise
 from runner.report.table import Column, format_table, run_table, table
 from runner.run import link_faults
 from runner.run.read import find_folders, is_run, read_group, read_run
+from runner.schema import nearest
 
-KEYS = ("objective", "direction", "output_root")
+OPTIONS = dict.fromkeys(("objective", "direction", "output_root"), Option())
 
 
-def main(line: Any) -> int:
+def main(line: CommandLine) -> int:
     """Report on each folder that the command line names, or list what there is; 0 when that could be done."""
-    asked = read_options(line.overrides, KEYS, "report")
-    root = Path(asked.pop("output_root", "outputs"))
-    folders = [_folder(word, root) for word in line.runs]
+    options = read_options(line.overrides, OPTIONS, "report")
+    root = Path(options.pop("output_root", "outputs"))
+    folders = []
+    for word in line.runs:
+        found = next((path for path in (Path(word), root / word) if path.is_dir()), None)
+        if found is None or not (is_run(found) or find_folders(found)):
+            names = [path.name for path in root.iterdir()] if root.is_dir() else []
+            near = [str(root / name) for name in nearest(Path(word).name, names)]
+            reason = f"there is no folder {word}" if found is None else "no run is in it"
+            fix = f"python -m runner report{f' {near[0]}' if near else ', which lists what there is'}"
+            raise FolderError(Fault(word, reason, f"a run folder, or {root}/<name>", fix))
+        folders.append(found)
     if not folders:
         print_visible(listing(root))
-    for place, folder in enumerate(folders):
-        print_visible(("\n" if place else "") + report(folder, **asked))
+    for number, folder in enumerate(folders):
+        print_visible(("\n" if number else "") + report(folder, **options))
     return 0
 
 
@@ -76,15 +85,3 @@ def listing(root: Path) -> str:
         Column("states", states, True, True),
     ]
     return "\n".join([*format_table(columns, 80), f"\nnext      python -m runner report {display_path(rows[0][1])}"])
-
-
-def _folder(word: str, root: Path) -> Path:
-    """The folder that a word means, as a path or as a name under the root; FolderError where it holds no run."""
-    found = next((path for path in (Path(word), root / word) if path.is_dir()), None)
-    if found is not None and (is_run(found) or find_folders(found)):
-        return found
-    names = [path.name for path in root.iterdir()] if root.is_dir() else []
-    near = difflib.get_close_matches(Path(word).name, names, 1)
-    what = f"there is no folder {word}" if found is None else "no run is in it"
-    fix = f"python -m runner report {root / near[0]}" if near else "python -m runner report, which lists what there is"
-    raise FolderError(Fault(word, what, f"a run folder, or {root}/<name>", fix))

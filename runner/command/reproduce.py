@@ -27,7 +27,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from runner.command import is_yes, read_options
+from runner.command import CommandLine
+from runner.command._option import Option, read_options
+from runner.command.train import describe_rows
 from runner.config.build import serve
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, SickRun
 from runner.io.files import write_json
@@ -39,18 +41,35 @@ from runner.report.repeat import folders_in, words_of
 from runner.run import CHANGES, Run, installed_version, open_run, run_git
 from runner.run.find import check_finished, find_runs
 from runner.run.read import RunRecord, read_run
+from runner.schema import flatten
 from runner.validate import find_dangers
 from runner.validate.keys import is_folder_name
+from runner.validate.values import NOT_NEGATIVE
 
-OPTIONS = ("tolerance", "code", "name", "trust", "output_root")
+OPTIONS = {
+    "tolerance": Option("float", NOT_NEGATIVE),
+    "code": Option(words=("worktree",)),
+    "trust": Option("bool"),
+    **dict.fromkeys(("name", "output_root"), Option()),
+}
 
 
-def main(line: Any) -> int:
+def main(line: CommandLine) -> int:
     """Train the run that the command line names again and compare; returns the training's exit code if that failed."""
     options = read_options(line.overrides, OPTIONS, "reproduce")
     (run,) = find_runs(line.runs, "reproduce", 1, Path(options.get("output_root", "outputs")))
     check_finished(run, "reproduce")
-    tolerance = _check(run, options)
+    faults, git = [], run.manifest.get("git")
+    if not is_folder_name(options.get("name", "name")):
+        faults.append(Fault("name", options["name"], "a plain folder name, up to 100 letters", "name=<word>"))
+    if not options.get("trust"):
+        fix = f"python -m runner reproduce {run} trust=true  (if you trust who wrote its config.yaml)"
+        faults += [replace(danger, fix=fix) for danger in find_dangers(dict(run.cfg))]
+        if "code" in options and isinstance(git, Mapping) and git.get("diff"):
+            found = f"{run}/manifest.json holds changes of the code, which would run"
+            faults.append(Fault("code", found, "a commit of this repository alone", fix))
+    if faults:
+        raise ConfigError(faults)
     unmatched = list(obstacles(run))
     for text in unmatched:
         print(f"not alike {text}", flush=True)
@@ -64,36 +83,13 @@ def main(line: Any) -> int:
         print(f"finished  {again} already; it is compared as it is")
     else:
         print(f"run       {again}", flush=True)
-        if code := train_again(again, run, options.get("code") == "worktree", line.debug):
+        if code := train_again(again, run, "code" in options, line.debug):
             return code
-    print(judge_reproduction(run, read_run(again.folder), unmatched, tolerance))
+    print(judge_reproduction(run, read_run(again.folder), unmatched, options.get("tolerance", 0.0)))
     return 0
 
 
-def _check(run: RunRecord, options: Mapping[str, str]) -> float:
-    """The tolerance; raises ConfigError with everything that keeps the run from being started here."""
-    faults = []
-    try:
-        tolerance = float(options.get("tolerance", "0"))
-    except ValueError:
-        faults.append(Fault("tolerance", options["tolerance"], "a number", "tolerance=1e-3"))
-    if not is_folder_name(options.get("name", "name")):
-        faults.append(Fault("name", options["name"], "a plain folder name, up to 100 letters", "name=<word>"))
-    if options.get("code", "worktree") != "worktree":
-        faults.append(Fault("code", options["code"], "worktree", "code=worktree"))
-    if not is_yes(options, "trust"):
-        fix = f"python -m runner reproduce {run} trust=true  (if you trust who wrote its config.yaml)"
-        faults += [replace(danger, fix=fix) for danger in find_dangers(dict(run.cfg))]
-        git = run.manifest.get("git")
-        if options.get("code") and isinstance(git, Mapping) and git.get("diff"):
-            found = f"{run}/manifest.json holds changes of the code, which would run"
-            faults.append(Fault("code", found, "a commit of this repository alone", fix))
-    if faults:
-        raise ConfigError(faults)
-    return tolerance
-
-
-# --- What cannot be matched -----------------------------------------------------------------------
+# --- Differences that cannot be undone ------------------------------------------------------------
 
 
 def obstacles(run: RunRecord) -> Iterator[str]:
@@ -101,22 +97,20 @@ def obstacles(run: RunRecord) -> Iterator[str]:
     then = run.manifest
     if then.get("python") not in (None, platform.python_version()):
         yield f"python {then['python']}, here {platform.python_version()}"
-    versions = then.get("versions") or {}
-    changed = {name: version for name, version in versions.items() if version != installed_version(name)}
+    versions = {name: (version, installed_version(name)) for name, version in (then.get("versions") or {}).items()}
+    changed = {name: pair for name, pair in versions.items() if pair[0] != pair[1]}
     if changed:
-        told = ", ".join(
-            f"{name} {version or 'none'} (here {installed_version(name) or 'none'})"
-            for name, version in changed.items()
-        )
-        pinned = " ".join(f"{name}=={version.partition('+')[0]}" for name, version in changed.items() if version)
-        yield told + (f"; pip install {pinned}" if pinned else "")
+        pinned = " ".join(f"{name}=={old.partition('+')[0]}" for name, (old, _) in changed.items() if old)
+        listed = ", ".join(f"{name} {old or 'none'} (here {new or 'none'})" for name, (old, new) in changed.items())
+        yield listed + (f"; pip install {pinned}" if pinned else "")
     yield from _code_obstacles(then.get("git"))
     for key, folder in (then.get("uses") or {}).items():
         if not (Path(folder) / "model").is_dir():
             yield f"{key}: the run {folder} is gone"
 
 
-def _code_obstacles(then: Any) -> Iterator[str]:
+def _code_obstacles(then: object) -> Iterator[str]:
+    """A line where the code is another one than ``then``, the git facts of a manifest."""
     if not isinstance(then, Mapping):
         yield "code: the run was made outside a git repository, so that nobody knows which it was"
         return
@@ -124,8 +118,8 @@ def _code_obstacles(then: Any) -> Iterator[str]:
     if now is None:
         yield f"code: commit {commit[:12]}, and there is no git repository here"
     elif now != commit:
-        there = run_git("cat-file", "-e", f"{commit}^{{commit}}") is not None
-        fix = f"code=worktree, or git worktree add ../at-{commit[:8]} {commit[:12]}" if there else "git fetch"
+        is_here = run_git("cat-file", "-e", f"{commit}^{{commit}}") is not None
+        fix = f"code=worktree, or git worktree add ../at-{commit[:8]} {commit[:12]}" if is_here else "git fetch"
         yield f"code: commit {commit[:12]}, here {now[:12]}; {fix}"
     elif hidden_source(run_git(*CHANGES) or "") != (then.get("diff") or ""):
         yield "code: the same commit with other uncommitted changes; code=worktree applies those of then"
@@ -138,30 +132,22 @@ def compare_data(run: RunRecord, cfg: Mapping[str, Any]) -> None:
     """Load the rows as a training would, and raise DataError with every set that is no longer the same."""
     from runner.training.build.loss import build_rules, columns_asked_for
 
-    then = run.manifest.get("data")
-    if not isinstance(then, Mapping):
+    if not isinstance(run.manifest.get("data"), Mapping):
         return
     keep = columns_asked_for(build_rules(cfg.get("weight")))
     rows, held_out = serve(cfg["dataset"], to=cfg["trainer"]["form"], seed=cfg["seed"], keep=keep)
-    faults = [*_changed("train", then.get("train"), rows), *_changed("eval", then.get("eval"), held_out)]
+    then = flatten(run.manifest["data"])
+    now = flatten({"train": describe_rows(rows), "eval": describe_rows(held_out)})
+    faults = []
+    for key in dict.fromkeys(key for key in (*then, *now) if key.endswith(".fingerprint")):
+        old, new, name = then.get(key), now.get(key), key.removesuffix(".fingerprint")
+        if old != new:
+            found = f"{now[f'{name}.rows']} rows, {new[:12]}" if new else "no such rows"
+            expected = f"the {then.get(f'{name}.rows')} rows of then, {old[:12]}" if old else "none, as then"
+            fix = "the data of then: dataset.path and its files, or its revision"
+            faults.append(Fault(f"dataset, {name}", found, expected, fix))
     if faults:
         raise DataError(faults)
-
-
-def _changed(name: str, then: Any, rows: Any) -> Iterator[Fault]:
-    """A fault for a set, or for each of several, whose rows are not those of then."""
-    from runner.dataset.load import fingerprint
-
-    if isinstance(then, Mapping) and "fingerprint" not in then:
-        for key, inner in then.items():
-            yield from _changed(f"{name}.{key}", inner, rows.get(key) if isinstance(rows, Mapping) else None)
-        return
-    known = then.get("fingerprint") if isinstance(then, Mapping) else None
-    now = None if rows is None or isinstance(rows, Mapping) else fingerprint(rows)
-    if known != now:
-        found = f"{len(rows)} rows, {now[:12]}" if now and hasattr(rows, "__len__") else "no such rows"
-        was = f"the {then.get('rows')} rows of then, {str(known)[:12]}" if known else "none, as then"
-        yield Fault(f"dataset, {name}", found, was, "the data of then: dataset.path and its files, or its revision")
 
 
 # --- Again ----------------------------------------------------------------------------------------
@@ -169,15 +155,15 @@ def _changed(name: str, then: Any, rows: Any) -> Iterator[Fault]:
 
 def train_again(again: Run, run: RunRecord, worktree: bool, debug: bool = False) -> int:
     """Train in the new folder by the run's own launcher, or with the code of its commit, and return the exit code."""
-    if worktree:
-        git = run.manifest.get("git")
-        with checkout_of(git if isinstance(git, Mapping) else {}) as code:
-            # Without this folder's own modules, and with those of the worktree before whatever is installed.
-            known = os.environ.get("PYTHONPATH")
-            environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join([str(code), *([known] if known else [])])}
-            command = [sys.executable, "-P", "-m", "runner.launch", str(again.folder), "--trust"]
-            return subprocess.run([*command, *(["--debug"] if debug else [])], env=environment).returncode
-    return launch(again, debug)
+    if not worktree:
+        return launch(again, debug)
+    git = run.manifest.get("git")
+    with checkout_of(git if isinstance(git, Mapping) else {}) as code:
+        # Without this folder's own modules, and with those of the worktree before whatever is installed.
+        path = os.pathsep.join(filter(None, [str(code), os.environ.get("PYTHONPATH")]))
+        command = [sys.executable, "-P", "-m", "runner.launch", str(again.folder), "--trust"]
+        command += ["--debug"] if debug else []
+        return subprocess.run(command, env=dict(os.environ) | {"PYTHONPATH": path}).returncode
 
 
 @contextlib.contextmanager
@@ -189,10 +175,8 @@ def checkout_of(git: Mapping[str, Any]) -> Iterator[Path]:
     commit, diff = str(git.get("commit") or ""), str(git.get("diff") or "")
     with tempfile.TemporaryDirectory(prefix="worktree-") as place:
         code = Path(place) / "code"
-        if (
-            not re.fullmatch("[0-9a-f]{7,}", commit)
-            or run_git("worktree", "add", "--detach", str(code), commit) is None
-        ):
+        is_hash = re.fullmatch("[0-9a-f]{7,}", commit)
+        if not is_hash or run_git("worktree", "add", "--detach", str(code), commit) is None:
             found = f"commit {commit[:12]} is not in the repository here" if commit else "the run knows no commit"
             raise EnvironmentFault(Fault("code=worktree", found, "a repository that has it", "leave code out"))
         try:

@@ -62,35 +62,38 @@ def train(run: Run, stop: StopRequest) -> None:
 
 
 def _train(run: Run, components: Components, stop: StopRequest) -> None:
+    """Train from the newest checkpoint, from one of another run, or from the start model, and finish the run."""
     from runner.tracker.callback import trackers_closed
     from runner.training.checkpoint import cycle_steps, resume
 
     began = time.monotonic()
-    trainer = components.trainer
-    newest = last_checkpoint(run, clean=trainer.is_world_process_zero())
+    trainer, rows = components.trainer, components.train_rows
+    is_first = trainer.is_world_process_zero()
+    newest = last_checkpoint(run, clean=is_first)
     other = other_run(run.cfg) if newest is None else None
     _start(run, components, other or (run if newest else None))
     if newest is None and other is None:
-        _refuse_silent_faults(run, components)
-    with trackers_closed(components.trackers, is_first=trainer.is_world_process_zero()):
+        node, ends = run.cfg["trainer"], stop_ids(policy_of(trainer))
+        seen = inspect_training(trainer, rows, form=node["form"], head=node["head"], ends=ends)
+        if faults := find_faults(seen, run.cfg.get("tolerate")):
+            if not is_first:
+                trainer.accelerator.wait_for_everyone()  # the first process tells, and ends the others
+            raise ConfigError(faults)
+    with trackers_closed(components.trackers, is_first=is_first):
         if other:
-            _go_on_from(run, other, trainer, begin_from(other, cycle_steps(components.args)))
+            checkpoint = begin_from(other, cycle_steps(components.args))
+            if is_first:
+                copy_history(run, other)
+                print(f"begins    with {checkpoint.name} of {other}", flush=True)
+            trainer.accelerator.wait_for_everyone()
+            trainer.train(resume_from_checkpoint=str(checkpoint))  # whatever was the last step there
         else:
             resume(trainer, newest)
         if stop.number is not None:
             raise stop.error()
         if trainer.state.global_step == 0:
-            raise DataError(_no_steps(components.args, len(components.train_rows)))
+            raise DataError(_no_steps(components.args, len(rows)))
         _finish(run, components, stop, time.monotonic() - began)
-
-
-def _go_on_from(run: Run, other: Run, trainer: Trainer, checkpoint: Path) -> None:
-    """Train from the checkpoint of another run, whatever was the last step there."""
-    if trainer.is_world_process_zero():
-        copy_history(run, other)
-        print(f"begins    with {checkpoint.name} of {other}", flush=True)
-    trainer.accelerator.wait_for_everyone()
-    trainer.train(resume_from_checkpoint=str(checkpoint))
 
 
 def _start(run: Run, components: Components, source: Run | None) -> None:
@@ -108,12 +111,25 @@ def _start(run: Run, components: Components, source: Run | None) -> None:
         if source and (faults := find_other_facts(source.manifest(), facts)):
             raise FolderError(faults)
         if source and source != run:
-            facts["notes"] = [*before.get("notes", []), *_notes_on(source)]
+            changed = check_fingerprints(source)
+            for line in changed:
+                log.warning("%s: %s", source, line)
+            notes = [f"begun with a checkpoint of {source}: {line}" for line in changed]
+            facts["notes"] = [*before.get("notes", []), *notes]
         fingerprints = read_fingerprints(run.cfg, before.get("inputs"))
         write_manifest(run, **facts, inputs=fingerprints, starts=before.get("starts", 0) + 1)
         record_adjustments(run)
         check_space(run)
-    trainer.add_callback(AtStart(lambda: _measure_before(run, components)))
+
+    def measure_before() -> None:
+        """Write the scores of the start model; again where a run begins again, or its log would lack them."""
+        _check_sharded(trainer)
+        if trainer.state.global_step == 0:
+            scores = held_out_scores(components)
+            if trainer.is_world_process_zero():
+                write_json(run.folder / "scores.json", {"before": scores})
+
+    trainer.add_callback(AtStart(measure_before))
 
 
 def _check_sharded(trainer: Trainer) -> None:
@@ -124,35 +140,6 @@ def _check_sharded(trainer: Trainer) -> None:
     if trainer.args.fsdp and not isinstance(model, FSDPModule | FullyShardedDataParallel):
         found = f"true, and the model that was prepared is a {type(model).__name__}"
         raise RunnerError(Fault("trainer.args.fsdp", found, "a model that is sharded", "trainer.args.fsdp=null"))
-
-
-def _notes_on(source: Run) -> list[str]:
-    """Raise where another run's files have changed, and tell what has changed of the user's code."""
-    lines = check_fingerprints(source)
-    for line in lines:
-        log.warning("%s: %s", source, line)
-    return [f"begun with a checkpoint of {source}: {line}" for line in lines]
-
-
-def _refuse_silent_faults(run: Run, components: Components) -> None:
-    """Raise ConfigError where the first rows show that the training could not teach what it is meant to."""
-    node, trainer = run.cfg["trainer"], components.trainer
-    ends = stop_ids(policy_of(trainer))
-    seen = inspect_training(trainer, components.train_rows, form=node["form"], head=node["head"], ends=ends)
-    faults = find_faults(seen, run.cfg.get("tolerate"))
-    if faults and not trainer.is_world_process_zero():
-        trainer.accelerator.wait_for_everyone()  # the first process tells, and ends the others
-    if faults:
-        raise ConfigError(faults)
-
-
-def _measure_before(run: Run, components: Components) -> None:
-    """Write the held-out scores of the start model; again where a run begins again, or its log would lack them."""
-    _check_sharded(components.trainer)
-    if components.trainer.state.global_step == 0:
-        before = held_out_scores(components)
-        if components.trainer.is_world_process_zero():
-            write_json(run.folder / "scores.json", {"before": before})
 
 
 def _finish(run: Run, components: Components, stop: StopRequest, seconds: float) -> None:
@@ -207,18 +194,18 @@ def save_model(run: Run, trainer: Trainer) -> None:
     if critic := getattr(model, "value_model", None):
         missing += find_missing(critic, new / "value_model")
     if missing:
-        raise RunnerError(_not_saved(run, missing))
+        found = f"{len(missing)} weights were not saved: {', '.join(missing[:3])}"
+        fix = f"python -m runner.launch {run}  (which saves again what the newest checkpoint holds)"
+        raise RunnerError(Fault(str(run.model), found, "every weight of the model", fix))
+    # Without places and names of this run; tokens are masked by transformers.
+    own = ("output_dir", "logging_dir", "run_name")
+    args = {name: value for name, value in trainer.args.to_dict().items() if name not in own}
+    text = json.dumps(strict(args), indent=2, ensure_ascii=False, default=str)
     (new / "training_args.bin").unlink(missing_ok=True)
-    write_text(new / "training_args.json", _portable(trainer.args))
+    write_text(new / "training_args.json", f"{text}\n")
     seal(new)
     shutil.rmtree(run.model, ignore_errors=True)
     new.rename(run.model)
-
-
-def _not_saved(run: Run, missing: list[str]) -> Fault:
-    found = f"{len(missing)} weights were not saved: {', '.join(missing[:3])}"
-    fix = f"python -m runner.launch {run}  (which saves again what the newest checkpoint holds)"
-    return Fault(str(run.model), found, "every weight of the model", fix)
 
 
 def _save_adapter(run: Run, model: PeftModel, folder: Path, weights: Mapping[str, Any] | None) -> None:
@@ -241,17 +228,10 @@ def _save_adapter(run: Run, model: PeftModel, folder: Path, weights: Mapping[str
     write_adapter(model, folder, base=shipped(base), revision=revision, state_dict=weights)
 
 
-def _portable(args: TrainingArguments) -> str:
-    """The trainer's arguments, as JSON without places and names of this run; tokens are masked by transformers."""
-    own = ("output_dir", "logging_dir", "run_name")
-    told = {name: value for name, value in args.to_dict().items() if name not in own}
-    return json.dumps(strict(told), indent=2, ensure_ascii=False, default=str) + "\n"
-
-
 def _push(run: Run, stop: StopRequest) -> None:
     """Upload ``model/`` where ``push_to_hub`` was asked for; private unless the config says otherwise.
 
-    A hub that does not take it costs no training: that is told and noted, with the command that makes up for it.
+    A hub that does not take it costs no training: there is a warning and a note, with the command that makes up for it.
     """
     from runner.command.export import push
 
@@ -287,10 +267,7 @@ def _facts(components: Components) -> dict[str, Any]:
     return {
         "disk": disk_needed(trainer, components.seal.keep),
         "tokenizer": {"fingerprint": tokenizer_hash(components.tokenizer)},
-        "data": {
-            "train": _data_facts(components.train_rows),
-            "eval": _data_facts(components.held_out),
-        },
+        "data": {"train": describe_rows(components.train_rows), "eval": describe_rows(components.held_out)},
         "model": {
             "path": model.config._name_or_path,
             "commit": getattr(model.config, "_commit_hash", None),
@@ -308,34 +285,27 @@ def _facts(components: Components) -> dict[str, Any]:
     }
 
 
-def _data_facts(rows: Any) -> Any:
+def describe_rows(rows: Any) -> dict[str, Any] | None:
+    """The number and the fingerprint of rows, or of each of several sets; None without any."""
     if rows is None:
         return None
     if isinstance(rows, Mapping):
-        return {name: _data_facts(part) for name, part in rows.items()}
+        return {name: describe_rows(part) for name, part in rows.items()}
     from runner.dataset.load import fingerprint
 
-    return {
-        "rows": len(rows) if hasattr(rows, "__len__") else None,
-        "fingerprint": fingerprint(rows),
-    }
+    return {"rows": len(rows) if hasattr(rows, "__len__") else None, "fingerprint": fingerprint(rows)}
 
 
 def _rows_per_step(args: TrainingArguments) -> int:
     """Rows that one optimizer step draws over all processes; fewer rows than that and some trainers do nothing."""
     generated = getattr(args, "generation_batch_size", None)
-    if generated:
-        return generated // args.num_generations
-    return 1
+    return generated // args.num_generations if generated else 1
 
 
 def _no_steps(args: TrainingArguments, rows: int) -> Fault:
-    return Fault(
-        "dataset",
-        f"{rows} training rows",
-        f"at least the {_rows_per_step(args)} that one step needs",
-        "dataset.limit.train=null, or a smaller trainer.args.per_device_train_batch_size",
-    )
+    expected = f"at least the {_rows_per_step(args)} that one step needs"
+    fix = "dataset.limit.train=null, or a smaller trainer.args.per_device_train_batch_size"
+    return Fault("dataset", f"{rows} training rows", expected, fix)
 
 
 def _closing(run: Run, scores: Mapping[str, Mapping[str, float]], steps: int, seconds: float) -> str:
@@ -343,29 +313,20 @@ def _closing(run: Run, scores: Mapping[str, Mapping[str, float]], steps: int, se
     before, after = scores.get("before", {}), scores["after"]
     shown = telling(list(after))
     width = max(map(len, [*shown, "held out"]))
-    table = [f"  {'held out':<{width}}    before     after"] if shown else []
+    lines = [f"finished  {steps} steps in {seconds:.0f} s"]
+    lines += [f"  {'held out':<{width}}    before     after"] if shown else []
     for name in shown:
         start = f"{before[name]:8.3f}" if name in before else f"{'-':>8}"
-        table.append(f"  {name:<{width}}  {start}  {after[name]:8.3f}")
-    model = f"{run}/model"
-    lines = [
-        f"finished  {steps} steps in {seconds:.0f} s",
-        *table,
-        f"model     {model}",
-        f"curves    {run}/plots",
-        _next(run, model),
-    ]
-    return "\n".join(filter(None, lines))
-
-
-def _next(run: Run, model: str) -> str:
-    """The stage that usually follows this one, or where to read what the model writes now."""
-    cfg = run.cfg
-    if cfg["trainer"]["form"] == "prompt":
+        lines.append(f"  {name:<{width}}  {start}  {after[name]:8.3f}")
+    lines += [f"model     {run}/model", f"curves    {run}/plots"]
+    node, model = run.cfg["trainer"], f"{run}/model"
+    if node["form"] == "prompt":
         written = [path for path in (run.folder, run.checkpoints) if (path / "completions.jsonl").exists()]
-        return f"samples   {run}/{(written[0] / 'completions.jsonl').relative_to(run.folder)}" if written else ""
-    if cfg["trainer"]["head"] == "score":
-        return f"next      python -m runner trainer=ppo reward=model reward.model.path={model}"
-    follower = "dpo" if cfg["trainer"]["form"] == "demonstration" else "grpo"
-    like = "" if str(cfg["model"].get("path")).startswith("runner://") else " model=hub"
-    return f"next      python -m runner trainer={follower}{like} {shlex.quote(f'model.path={model}')}"
+        lines += [f"samples   {run}/{(path / 'completions.jsonl').relative_to(run.folder)}" for path in written[:1]]
+    elif node["head"] == "score":
+        lines.append(f"next      python -m runner trainer=ppo reward=model reward.model.path={model}")
+    else:
+        follower = "dpo" if node["form"] == "demonstration" else "grpo"
+        like = "" if str(run.cfg["model"].get("path")).startswith("runner://") else " model=hub"
+        lines.append(f"next      python -m runner trainer={follower}{like} {shlex.quote(f'model.path={model}')}")
+    return "\n".join(lines)

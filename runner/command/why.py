@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from runner import config
+from runner.command import CommandLine
 from runner.config import Composed
 from runner.config.provenance import Provenance, Setting, read_provenance
 from runner.errors import ConfigError, Fault
@@ -36,7 +37,7 @@ from runner.validate.context import keys_of
 MAX_VALUE_WIDTH = 36  # characters of a value
 
 
-def main(line: Any) -> int:
+def main(line: CommandLine) -> int:
     """Print where the value of the key comes from, for each configuration that the command line means."""
     if line.multirun or not line.runs:
         found = "-m" if line.multirun else "no key"
@@ -44,29 +45,27 @@ def main(line: Any) -> int:
         raise ConfigError(Fault("KEY", found, "one key of one configuration", fix))
     key, *words = line.runs
     if words:
-        print_visible(hidden("\n".join(_of_run(line, key, *find_runs(words, f"why {key}", 1)))))
-        return 0
-    print_visible(hidden("\n".join(_of_all(key, _composed(line.overrides, line.folders), line.folders))))
+        lines = list(_explain_run(line, key, *find_runs(words, f"why {key}", 1)))
+    else:
+        runs = _compose(line.overrides, line.folders)
+        stage, _, inner = key.partition(".")
+        meant = [composed for composed in runs if inner and composed.stage == stage]  # the key begins with a stage
+        lines = []
+        for number, composed in enumerate(meant or runs):
+            if composed.stage:
+                lines.append(("\n" if number else "") + f"stage {composed.stage}")
+            lines += explain(inner if meant else key, origins_of(composed, line.folders))
+    print_visible(hidden("\n".join(lines)))
     return 0
 
 
-def _composed(overrides: Sequence[str], folders: Sequence[Path]) -> list[Composed]:
+def _compose(overrides: Sequence[str], folders: Sequence[Path]) -> list[Composed]:
     """The configurations that are meant; what is wrong with one keeps nobody from asking why."""
     try:
         composed = config.compose(overrides, folders)
     except ConfigError:  # such as a reference to another run
         return stages.compose_runs(overrides, folders)
     return stages.compose_runs(overrides, folders) if "stages" in composed.cfg else [composed]
-
-
-def _of_all(key: str, runs: Sequence[Composed], folders: Sequence[Path]) -> Iterator[str]:
-    """The answer for each stage, or for the one that stands in front of the key."""
-    head, _, inner = key.partition(".")
-    meant = [composed for composed in runs if composed.stage == head] if inner else []
-    for number, composed in enumerate(meant or runs):
-        if composed.stage:
-            yield ("\n" if number else "") + f"stage {composed.stage}"
-        yield from explain(inner if meant else key, origins_of(composed, folders))
 
 
 def origins_of(composed: Composed, folders: Sequence[Path]) -> Provenance:
@@ -76,56 +75,45 @@ def origins_of(composed: Composed, folders: Sequence[Path]) -> Provenance:
 
 
 def explain(key: str, origins: Provenance) -> Iterator[str]:
-    """The lines that tell of one key, and of those that it is taken from; of a node, a line for each of its keys."""
+    """The lines that explain one key, and those that it is taken from; of a node, a line for each of its keys."""
     key = find_key(key, origins.cfg)
     node = select(origins.cfg, key)
     if isinstance(node, Mapping) and node:
-        yield from _node(key, node, origins)
+        yield key
+        values = {f"{key}.{name}": short(to_text(entry), MAX_VALUE_WIDTH) for name, entry in flatten(node).items()}
+        yield from _align((name, text, next((e.place for e in origins.of(name)), "")) for name, text in values.items())
         return
-    queue, told = [key], []
-    while queue:
-        told.append(queue.pop(0))
-        yield from _chain(told[-1], origins)
-        first = next(iter(origins.of(told[-1])), None)
-        queue += [name for name in (first.follows if first else ()) if name not in (*told, *queue)]
+    keys = [key]
+    for each in keys:  # which grows by the keys that a value is taken from
+        settings = origins.of(each)
+        yield from _explain_key(each, origins.cfg, settings)
+        keys += [name for name in (settings[0].follows if settings else ()) if name not in keys]
 
 
-def _chain(key: str, origins: Provenance) -> Iterator[str]:
-    """One key with its value, and below it what counts and what that overrode."""
-    settings = origins.of(key)
-    value = _value(key, origins, settings)
+def _explain_key(key: str, cfg: Mapping[str, Any], settings: Sequence[Setting]) -> Iterator[str]:
+    """One key with its value, and below it the setting that counts and those that it overrode.
+
+    The value is that of the configuration or else the default; there is none where only the run knows it.
+    """
+    node, _, name = key.rpartition(".")
+    holder, value = select(cfg, node), settings[0].text if settings else ""
+    if isinstance(holder, Mapping) and name in holder:
+        value = to_text(holder[name])
+    elif settings and settings[0].follows:
+        value = to_text(select(cfg, settings[0].follows[0]))
     yield f"{key} = {short(value, MAX_VALUE_WIDTH)}" if value else key
     if not settings:
         yield "  no file and no word sets it"
         return
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for entry in settings:
         text = entry.text if key.endswith(entry.key) else f"{entry.key}: {entry.text}"  # of a key above this one
         place = f"{entry.place}  ({entry.note})" if entry.note else entry.place
         rows.append(("over" if rows else "is", short(text, MAX_VALUE_WIDTH), place))
-    yield from _aligned(rows)
+    yield from _align(rows)
 
 
-def _value(key: str, origins: Provenance, settings: Sequence[Setting]) -> str:
-    """The value as it is, where the configuration or else the default says it; nothing where only the run knows."""
-    node, _, name = key.rpartition(".")
-    holder = select(origins.cfg, node)
-    if isinstance(holder, Mapping) and name in holder:
-        return to_text(holder[name])
-    first = settings[0] if settings else None
-    if first and first.follows:
-        return to_text(select(origins.cfg, first.follows[0]))
-    return first.text if first else ""
-
-
-def _node(key: str, node: Mapping[str, Any], origins: Provenance) -> Iterator[str]:
-    """Every key below a node: its value and the place that counts."""
-    inner = {f"{key}.{name}": short(to_text(entry), MAX_VALUE_WIDTH) for name, entry in flatten(node).items()}
-    yield key
-    yield from _aligned((name, text, next((e.place for e in origins.of(name)), "")) for name, text in inner.items())
-
-
-def _aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
+def _align(rows: Iterable[tuple[str, ...]]) -> list[str]:
     """The lines of a table without titles."""
     return format_table([Column("", cells, True, True) for cells in zip(*rows, strict=True)], 200)[1:]
 
@@ -167,8 +155,11 @@ def _keys(cfg: Mapping[str, Any], path: str = "") -> Iterator[str]:
 # --- Of a run -------------------------------------------------------------------------------------
 
 
-def _of_run(line: Any, key: str, run: RunRecord) -> Iterator[str]:
-    """The frozen value, the words that made it, and where today's files would take it from."""
+def _explain_run(line: CommandLine, key: str, run: RunRecord) -> Iterator[str]:
+    """The frozen value, the words that made it, and where today's files would take it from.
+
+    Of a staged experiment that is the run's own stage.
+    """
     if line.overrides:
         expected = "either a run, which is frozen, or overrides"
         raise ConfigError(Fault("command line", " ".join(line.overrides), expected, f"why {key} {line.runs[1]}"))
@@ -176,26 +167,20 @@ def _of_run(line: Any, key: str, run: RunRecord) -> Iterator[str]:
     frozen = select(run.cfg, key)
     yield f"{key} = {short(to_text(frozen), MAX_VALUE_WIDTH)}  frozen in {run}/config.yaml"
     yield f"made by   {command_of(run)}"
-    composed, folders = _again(run)
-    if composed is None:
+    words = words_of(run)
+    overrides, folders = folders_in(words or [])
+    try:
+        runs = [] if words is None else _compose(overrides, folders)
+    except ConfigError:
+        runs = []
+    if not runs:
         yield "these words compose nothing today, or the folder does not have them"
         return
+    named = [composed for composed in runs if composed.cfg.get("name") == run.cfg.get("name")]
+    keyed = [composed for composed in runs if key_of(composed.cfg) == key_of(run.cfg)]
+    composed = [*keyed, *named, *runs][0]
     today = select(composed.cfg, key)
     if today != frozen:
         yield f"changed   the files of today would make it {to_text(today)}:"
     yield ""
     yield from explain(key, origins_of(composed, folders))
-
-
-def _again(run: RunRecord) -> tuple[Composed | None, list[Path]]:
-    """Compose the words of a run with the files of today; of a staged experiment that run's own stage."""
-    overrides, folders = folders_in(words_of(run) or [])
-    if words_of(run) is None:
-        return None, folders
-    try:
-        runs = _composed(overrides, folders)
-    except ConfigError:
-        return None, folders
-    own = [composed for composed in runs if composed.cfg.get("name") == run.cfg.get("name")]
-    keyed = [composed for composed in runs if key_of(composed.cfg) == key_of(run.cfg)]
-    return next(iter([*keyed, *own, *runs]), None), folders

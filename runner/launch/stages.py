@@ -5,7 +5,7 @@ folder of an earlier stage; elsewhere ``${run:my-sft}`` is that of a finished ru
 config, so it is known before anything has trained, and the key of a stage depends on those of the stages below it:
 after a change, what depends on it is another run, and what does not is the same.
 
-What is not here: what a right configuration is (``validate``), and starting anything (``__main__``).
+What is not here: what a right configuration is (``validate``), and starting anything (``start``).
 """
 
 from __future__ import annotations

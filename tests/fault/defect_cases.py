@@ -263,10 +263,9 @@ DEFECTS = (
     Defect(
         "sweep_exit_code_lost",
         "A sweep leaves with 0 although a job has failed.",
-        "runner/__main__.py",
-        "    return code_of(signals[0]) if signals else next((code for code in codes.values() if code), 0)\n\n\n"
-        "def inspect",
-        "    return code_of(signals[0]) if signals else 0\n\n\ndef inspect",
+        "runner/launch/start.py",
+        "    return code_of(signals[0]) if signals else next((code for code in codes.values() if code), 0)",
+        "    return code_of(signals[0]) if signals else 0",
         slow=("tests/test_launcher.py::test_one_failing_job_does_not_stop_the_others",),
     ),
     Defect(
@@ -940,8 +939,8 @@ DEFECTS = (
         "pushed_in_public",
         "An upload makes a public repository unless it is told otherwise.",
         "runner/command/export.py",
-        'private = is_yes(options, "private", default=True)',
-        'private = is_yes(options, "private", default=False)',
+        'private = options.get("private", True)',
+        'private = options.get("private", False)',
         tests=("tests/test_export.py::test_pushing_is_asked_for_private_and_without_what_is_ours",),
     ),
     Defect(

@@ -43,7 +43,7 @@ from runner.run import Run, last_checkpoint
 
 # What stands for a phase: a function whose n-th call is the instant.
 PHASES = {
-    "door": "runner.__main__:check_ahead",
+    "door": "runner.launch.start:check_ahead",
     "load": "transformers:PreTrainedModel.from_pretrained",
     "tokenise": "datasets:Dataset.map",
     "forward": "torch.nn:Linear.forward",

@@ -1,0 +1,171 @@
+"""Overrides -> composed, checked and started: one run in this process, or stages, a sweep, or a plugin's sweep.
+
+Each function returns an exit code of ``errors``. ``--dry-run`` ends after the check, with the plan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner import config
+from runner.config import Composed
+from runner.config.menu import read_menu
+from runner.config.override import force, latest
+from runner.config.user_folder import use_folders
+from runner.errors import ConfigError, EnvironmentFault, Fault, code_of
+from runner.io.files import MENU
+from runner.launch import axis, stages
+from runner.launch.plan import Plan, tasks_of
+from runner.launch.plugin import Job, failed_since
+from runner.launch.pool import Settings, confine, idle_devices, settings_of, train_all
+from runner.launch.progress import LiveProgress, Stages
+from runner.launch.worker import finished, is_finished, launch
+from runner.run import Run, folder_of, open_run, sealed_checkpoints
+from runner.run.continuation import find_offer
+from runner.run.disk import full, is_full
+from runner.run.read import one_line
+from runner.validate.start import check_ahead
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+# The errors of a place where no folder can be made, however much room there is.
+NO_FOLDER = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
+
+
+def start_runs(overrides: Sequence[str], folders: Sequence[Path], *, dry_run: bool = False, debug: bool = False) -> int:
+    """Train one run here, or several stages each in a process of its own.
+
+    Stages train like the jobs of a sweep, so that each is what it would be alone.
+    """
+    runs = stages.compose_runs(overrides, folders)
+    check_ahead([runs], starts=not dry_run)
+    if dry_run:
+        print("\n".join(Plan(tasks_of([runs])).lines()))
+        return 0
+    with _folder_errors(runs[0]):
+        launcher = runs[0].cfg["launcher"]
+        settings = settings_of(launcher | {"jobs": 1}, runs, attached=True, debug=debug)
+        print(idle_devices(settings, runs[0].cfg), end="")
+        if not runs[0].stage and not launcher.get("timeout_seconds"):
+            return _train_here(runs[0], settings)
+        _refuse_several_processes("stages" if runs[0].stage else "launcher.timeout_seconds")
+        tasks = tasks_of([runs])
+        return _exit_code(*train_all(tasks, settings, Stages(tasks)))
+
+
+def _train_here(composed: Composed, settings: Settings) -> int:
+    """Make the run folder and launch the worker in it, unless the run is finished."""
+    run = open_run(composed.cfg, composed.overrides, composed.command)
+    if is_finished(run):
+        print(finished(run))
+        return 0
+    if offer := find_offer(composed.cfg, run.folder) if not sealed_checkpoints(run) else "":
+        print(f"note      {offer}")
+    print(f"run       {run}", flush=True)
+    confine(0, settings, run.cfg)
+    return launch(run, settings.debug)
+
+
+def start_sweep(
+    overrides: Sequence[str],
+    folders: Sequence[Path],
+    report: Callable[[Path], str],
+    *,
+    dry_run: bool = False,
+    debug: bool = False,
+) -> int:
+    """Check every job of a sweep before the first one starts, print the plan, and train what is left of it.
+
+    ``report`` turns the folder that holds the runs into the text that is printed at the end.
+    """
+    _refuse_several_processes("a sweep")
+    axes, plugin = axis.read_sweep(overrides, folders)
+    if plugin:
+        return _start_plugin(latest(overrides), axes, folders, dry_run, debug)
+    overrides = latest([*axes, *latest(overrides)])
+    jobs = stages.compose_jobs(overrides, folders)
+    tasks = tasks_of(jobs)
+    check_ahead(jobs, starts=not dry_run)
+    plan = Plan(tasks, axis.axes(overrides))
+    print(plan)
+    if dry_run:
+        print("\n".join(plan.lines()))
+        return 0
+    with _folder_errors(jobs[0][0]):
+        settings = settings_of(jobs[0][0].cfg["launcher"], [run for runs in jobs for run in runs], debug=debug)
+        print(idle_devices(settings, jobs[0][0].cfg), end="")
+        codes, signals = train_all(tasks, settings, LiveProgress(plan, settings.jobs))
+    ends = [folder_of(runs[-1].cfg, runs[-1].overrides) for runs in jobs]
+    for group in dict.fromkeys(folder.parent for folder in ends):
+        if group.is_dir():
+            print(report(group))
+    count = sum(codes.get(folder) == 0 for folder in ends)
+    print(f"{count} of {len(jobs)} {'staged runs' if jobs[0][0].stage else 'runs'} finished")
+    return _exit_code(codes, signals)
+
+
+def _start_plugin(
+    overrides: Sequence[str], axes: Sequence[str], folders: Sequence[Path], dry_run: bool, debug: bool
+) -> int:
+    """Let a launcher or sweeper of Hydra's own start the jobs, each of which is a run like ours."""
+    runs = stages.compose_runs(axis.first_of([*axes, *overrides]), folders)
+    check_ahead([runs], starts=not dry_run, elsewhere=True)
+    if dry_run:
+        raise ConfigError(Fault("--dry-run", "a plugin chooses the jobs, one after the other", "a sweep of ours"))
+    group, began = folder_of(runs[0].cfg, []).parent, time.time()
+    try:
+        call_hydra(Job(folders, debug), ["--multirun"], overrides, folders)
+    except KeyboardInterrupt:
+        return 130
+    failed = failed_since(group, began)
+    for run, cause in failed:
+        print(f"failed    {run}: {one_line(cause, heading=False)}")
+    return 1 if failed else 0
+
+
+def call_hydra(
+    task: Callable[[DictConfig], object], flags: Sequence[str], overrides: Sequence[str], folders: Sequence[Path]
+) -> None:
+    """Have Hydra call a task with what it composes, with every key forced; it reads its words from ``sys.argv``."""
+    from hydra import main as hydra_main
+
+    use_folders(folders)
+    before = sys.argv
+    sys.argv = ["runner", *flags, *force(overrides, read_menu(folders))]
+    try:
+        hydra_main(version_base="1.3", config_path=str(MENU), config_name="config")(task)()
+    finally:
+        sys.argv = before
+
+
+def _exit_code(codes: Mapping[Path, int], signals: Sequence[int]) -> int:
+    """The code of the first signal, or else of the first run that failed."""
+    return code_of(signals[0]) if signals else next((code for code in codes.values() if code), 0)
+
+
+def _refuse_several_processes(what: str) -> None:
+    """Raise ConfigError where somebody else has started several of us, and each would start all of the same runs."""
+    if (world := config.world_size()) > 1:
+        found = f"in each of {world} processes that torchrun or its like has started"
+        fix = f"python -m runner <the same words> {config.NUM_PROCESSES}={world}"
+        raise ConfigError(Fault(what, found, "one process, which starts those of each run", fix))
+
+
+@contextlib.contextmanager
+def _folder_errors(composed: Composed) -> Iterator[None]:
+    """Turn an OSError, where run folders cannot be made, into a fault of the environment."""
+    try:
+        yield
+    except OSError as error:
+        where = f"{composed.cfg['output_root']}/{composed.cfg['name']}"
+        if error.errno not in NO_FOLDER and is_full(error, Path(where)):
+            raise full(Run(Path(where)), error) from error
+        fix = "output_root=<a folder that you may write>"
+        raise EnvironmentFault(Fault(where, str(error), "a folder", fix)) from error
