@@ -115,7 +115,7 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
 def _inspect(line: CommandLine) -> int:
     """Print the configuration or the help, as Hydra does it, after the same check of the keys; of stages, each."""
     shows_config = any(flag.startswith("--cfg=") for flag in line.inspect)
-    runs = stages.compose(line.overrides, line.folders) if shows_config and not line.multirun else []
+    runs = stages.compose_runs(line.overrides, line.folders) if shows_config and not line.multirun else []
     staged = [composed for composed in runs if composed.stage]
     try:
         for composed in staged:

@@ -4,7 +4,7 @@
     ├── ConfigError             2  a key, a value or a combination that cannot work
     ├── DataError               2  rows that do not fit the trainer, or cannot be read
     ├── SickRun                 3  the training itself went wrong: a wrong reference, no finite loss
-    ├── FolderError             4  the run folder is in use, or holds another run
+    ├── FolderError             4  the run folder is in use, of another format, or holds another run
     ├── EnvironmentFault        5  disk, memory, or a library that is missing
     └── Interrupted       130/143  stopped by SIGINT or another signal; the same command continues
 

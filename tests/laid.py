@@ -4,7 +4,7 @@ import json
 import math
 from pathlib import Path
 
-import yaml
+from runner.run import write_config
 
 COMMAND = ["python", "-m", "runner"]
 
@@ -15,7 +15,7 @@ def lay_run(
     """A run folder with these scores, logged lines, command-line words and top-level keys; returns the folder."""
     folder.mkdir(parents=True)
     whole = {"name": folder.parent.name, "seed": 0, "metric": None} | cfg
-    (folder / "config.yaml").write_text(yaml.safe_dump(whole))
+    write_config(folder, whole)
     write(folder / "status.json", {"state": state, "step": 4, "max_steps": 8, "updated": "2026-01-02T03:04:05+00:00"})
     write(folder / "manifest.json", {"command": [*COMMAND, *words], "python": "3.11.7"})
     if after is not None:

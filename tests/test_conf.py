@@ -8,7 +8,7 @@ import pytest
 from runner.__main__ import read_command_line
 from runner.io.files import MENU
 from runner.launch.axis import combinations
-from runner.launch.stages import compose
+from runner.launch.stages import compose_runs
 
 FILES = sorted(MENU.rglob("*.yaml"))
 
@@ -35,7 +35,7 @@ def test_every_run_line_composes_and_passes_the_check(path, line):
     assert words[:3] == ["python", "-m", "runner"]
     for job in combinations(read_command_line(words[3:]).overrides):
         group = path.parent.name
-        for composed in compose(job):
+        for composed in compose_runs(job):
             if group not in ("conf", "experiment") and composed.choices.get(group) != path.stem:
                 assert path.stem in ("none", "local", "config", *composed.choices.values())
 

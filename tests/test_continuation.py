@@ -24,7 +24,7 @@ from resume import (
 )
 
 from runner.run import Run
-from runner.run.continuation import EXTENDABLE, OVERRULED, find_resume_faults
+from runner.run.continuation import EXTENDABLE, MACHINE_DEFAULTS, find_resume_faults
 from runner.training.build.args import build_args
 from runner.validate.keys import SET_BY_RUNNER
 
@@ -80,7 +80,7 @@ def test_what_the_runner_sets_against_the_library_is_known(tmp_path, trainer):
     given = {name: value for name, value in cfg["trainer"]["args"].items() if name != "_target_"}
     plain = type(ours)(output_dir=ours.output_dir, bf16=False, **given)
     differing = {name for name in changes_of(cfg) if vars(ours)[name] != vars(plain)[name]}
-    assert differing - set(SET_BY_RUNNER) - ALLOWED <= OVERRULED
+    assert differing - set(SET_BY_RUNNER) - ALLOWED <= MACHINE_DEFAULTS
 
 
 @pytest.fixture(scope="module")

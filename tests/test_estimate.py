@@ -62,7 +62,7 @@ def composed(tmp_path, monkeypatch):
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
 
     def compose(*words, model=MODEL):
-        (run,) = stages.compose(["model=new", *model, "metric=none", "dataset.limit.train=64", *words])
+        (run,) = stages.compose_runs(["model=new", *model, "metric=none", "dataset.limit.train=64", *words])
         return run.cfg
 
     return compose

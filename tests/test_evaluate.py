@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from runner.__main__ import main
 from runner.errors import EnvironmentFault
 from runner.io.files import PACKAGE, read_json
-from runner.launch.stages import compose
+from runner.launch.stages import compose_runs
 from runner.metric.paired import compare, interval, resampled_means
 from runner.run import open_run
 
@@ -44,7 +44,7 @@ def laid(tmp_path, monkeypatch):
     """A run folder without any training."""
     monkeypatch.chdir(tmp_path)
     words = ["trainer=grpo", "model=tiny", "dataset=toy_sort", "name=laid", "dataset.limit.eval=8"]
-    (composed,) = compose(words)
+    (composed,) = compose_runs(words)
     return open_run(composed.cfg, composed.overrides)
 
 

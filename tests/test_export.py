@@ -15,6 +15,7 @@ from runner.config import compose
 from runner.errors import ConfigError, EnvironmentFault, FolderError
 from runner.io.files import files_of, seal, verify
 from runner.report.card import Export, base_of, to_card
+from runner.run import write_config
 from runner.run.read import read_run
 
 SECRET = "hf_" + "a1" * 15
@@ -27,7 +28,7 @@ def lay_model(folder, **cfg):
     """A finished run with a whole model of a few bytes, laid by hand."""
     words = ["trainer=dpo", "dataset=toy_sort", "kl_coef=0.3", "name=x"]
     run = lay_run(folder, after={"eval_exact": 0.5}, words=words)
-    (run / "config.yaml").write_text(yaml.safe_dump(compose(words).cfg | cfg))
+    write_config(run, compose(words).cfg | cfg)
     (run / "model" / "value_model").mkdir(parents=True)
     for name, text in {
         "config.json": '{"dtype": "float32"}',

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import ConfigError
-from runner.launch.stages import compose
+from runner.launch.stages import compose_runs
 
 TEXT = (Path(__file__).parent.parent / "conf" / "README.md").read_text(encoding="utf-8")
 BEST = (
@@ -74,7 +74,7 @@ def refused(trainer, part):
     words += ["trainer.teacher_model.path=org/name"] * (trainer in ("gkd", "distillation"))
     words += BEST if part.startswith("callback") else []
     try:
-        compose(words)
+        compose_runs(words)
     except ConfigError as error:
         return error.faults
     return []

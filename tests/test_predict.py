@@ -21,7 +21,7 @@ from runner.generate.prediction import PredictionFile
 from runner.generate.sampler import Sampling
 from runner.generate.weights import find_weights
 from runner.io.files import PACKAGE, read_json, seal, write_json
-from runner.launch.stages import compose
+from runner.launch.stages import compose_runs
 from runner.model.saved import load_adapter_weights
 from runner.run import Run, open_run
 
@@ -330,7 +330,7 @@ def test_a_device_that_is_not_here_is_told(predict):
 def laid(tmp_path, monkeypatch):
     """A run folder without any training."""
     monkeypatch.chdir(tmp_path)
-    (composed,) = compose(["trainer=sft", "model=tiny", "dataset=toy_sort", "name=laid"])
+    (composed,) = compose_runs(["trainer=sft", "model=tiny", "dataset=toy_sort", "name=laid"])
     return open_run(composed.cfg, composed.overrides)
 
 

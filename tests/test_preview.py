@@ -22,7 +22,7 @@ from runner.command._option import split_options
 from runner.command.preview import OWN
 from runner.errors import ConfigError
 from runner.io.terminal import sample_lines, to_visible
-from runner.launch.stages import compose
+from runner.launch.stages import compose_runs
 from runner.model.chat import read_template
 from runner.model.encoding import to_texts
 from runner.report.tokens import Sheet, TokenRow, format_sheet, to_page
@@ -243,12 +243,12 @@ def test_the_rows_and_the_random_numbers_of_a_training_stay_as_they_were(tokeniz
 )
 def test_only_what_can_be_found_can_be_tolerated(word, where):
     with pytest.raises(ConfigError) as caught:
-        compose([word])
+        compose_runs([word])
     assert [fault.where for fault in caught.value.faults] == [where]
 
 
 def test_what_is_tolerated_is_kept_in_the_config_and_changes_no_key():
-    [plain], [allowed] = (compose(words) for words in ([], ["tolerate.no_end=true"]))
+    [plain], [allowed] = (compose_runs(words) for words in ([], ["tolerate.no_end=true"]))
     assert "tolerate" not in plain.cfg and allowed.cfg["tolerate"] == {"no_end": True}
     assert key_of(plain.cfg) == key_of(allowed.cfg)
 

@@ -1,4 +1,4 @@
-"""The READMEs cannot lie: their commands compose, their tables agree with the code, the first screen is short."""
+"""The READMEs cannot lie: their commands compose_runs, their tables agree with the code, the first screen is short."""
 
 import re
 import shlex
@@ -13,7 +13,7 @@ from runner.command.preview import OWN
 from runner.dataset.convert import FORMS_FOR
 from runner.errors import RunnerError
 from runner.launch.axis import combinations
-from runner.launch.stages import compose
+from runner.launch.stages import compose_runs
 
 ROOT = Path(__file__).parent.parent
 FIRST, *OTHERS = (
@@ -35,7 +35,7 @@ def test_every_command_composes_and_passes_the_check(command, capsys):
         return  # a name that does not exist would not have been taken for a verb
     words = split_options(line.overrides, OWN)[1] if line.verb == "preview" else line.overrides
     for job in combinations(words):
-        assert compose(job, line.folders)
+        assert compose_runs(job, line.folders)
 
 
 def test_the_first_screen_is_short():

@@ -17,7 +17,7 @@ from runner.config import Composed
 from runner.estimate.group import group_by_structure, model_of, structure_of
 from runner.estimate.parts import phase_of
 from runner.io.files import write_json
-from runner.launch.stages import compose
+from runner.launch.stages import compose_runs
 from runner.run import Run
 
 FAULTY = """
@@ -111,7 +111,7 @@ def test_of_a_dataset_the_shortest_of_its_first_rows_are_kept(tmp_path, monkeypa
 def test_a_run_in_small_tells_no_tracker(tmp_path):
     from runner.estimate.reduce import Clones, reduce
 
-    (whole,) = compose(["trainer=sft", "metric=none", "tracker=wandb"])
+    (whole,) = compose_runs(["trainer=sft", "metric=none", "tracker=wandb"])
     small = reduce(whole.cfg, tmp_path, Clones(tmp_path / "models")).cfg
     assert whole.cfg["tracker"]["report_to"] == "wandb" and whole.cfg["tracker"]["environment"]
     assert (small["tracker"]["report_to"], small["tracker"]["environment"]) == ("none", None)

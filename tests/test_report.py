@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import yaml
 from laid import lay_run
 
 from runner.config import compose
@@ -12,6 +11,7 @@ from runner.report.plot import thinned, write_plots
 from runner.report.repeat import command_of
 from runner.report.single import differing, view_of
 from runner.report.table import run_table
+from runner.run import write_config
 from runner.run.read import read_metrics, read_run, read_samples
 
 
@@ -44,7 +44,7 @@ def test_the_curves_of_ppo_are_drawn_too(tmp_path):
 def test_a_run_differs_from_the_options_that_it_chose_in_what_was_typed(tmp_path):
     words = ["trainer=dpo", "dataset=toy_sort", "kl_coef=0.3", "trainer.args.max_steps=5", "name=x"]
     folder = lay_run(tmp_path / "x" / "run", words=words)
-    (folder / "config.yaml").write_text(yaml.safe_dump(compose(words).cfg))
+    write_config(folder, compose(words).cfg)
     view = view_of(folder)
     assert {key: ours for key, ours, _ in view.differing} == {"kl_coef": "0.3", "trainer.args.max_steps": "5"}
     assert [name for name, _ in view.rows[0]][:2] == ["prompt", "chosen"]

@@ -10,6 +10,7 @@ from runner.__main__ import main
 from runner.command.reproduce import checkout_of, judge_reproduction, obstacles
 from runner.errors import EnvironmentFault, SickRun
 from runner.io.files import files_of, read_json
+from runner.run import write_config
 from runner.run.read import read_run
 
 WEIGHTS = {"files": {"model.safetensors": "a" * 64, "README.md": "x"}}
@@ -129,7 +130,7 @@ def test_what_cannot_be_reproduced_is_told(tmp_path, monkeypatch, words, code, s
     lay(tmp_path, "a")
     lay(tmp_path, "b", state="failed")
     run = lay(tmp_path, "c").folder
-    (run / "config.yaml").write_text("name: c\ncallback: {x: {_target_: os.mkdir}}\n")
+    write_config(run, {"name": "c", "callback": {"x": {"_target_": "os.mkdir"}}})
     assert main(["reproduce", *words]) == code
     assert said in capsys.readouterr().err
     assert sorted(path.name for path in (tmp_path / "outputs").iterdir()) == ["a", "b", "c"]

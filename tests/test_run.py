@@ -4,15 +4,34 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
+from laid import lay_run, set_status
 
+from runner.__main__ import main
 from runner.command.report import report
 from runner.errors import FolderError
-from runner.io.files import seal
+from runner.io.files import files_of, seal
 from runner.launch import worker
-from runner.run import Run, check_lines, key_of, label_of, last_checkpoint, locked, open_run, write_manifest
+from runner.launch.stages import compose_runs
+from runner.run import (
+    Run,
+    check_lines,
+    folder_of,
+    format_fault,
+    key_of,
+    label_of,
+    last_checkpoint,
+    locked,
+    open_run,
+    write_config,
+    write_manifest,
+)
+from runner.run.continuation import find_offer
 from runner.run.find import find_runs
+from runner.run.read import read_run
 
 
 @pytest.fixture
@@ -48,7 +67,7 @@ def test_more_processes_are_another_training(cfg):
 
 def test_a_folder_that_holds_another_run_is_refused(cfg):
     run = open_run(cfg, [])
-    (run.folder / "config.yaml").write_text("seed: 5\n")
+    write_config(run.folder, {"seed": 5})
     with pytest.raises(FolderError, match="another run"):
         open_run(cfg, [])
 
@@ -182,10 +201,9 @@ def test_the_manifest_keeps_its_first_record(cfg):
 
 
 def test_a_folder_of_a_stranger_runs_nothing_that_is_not_on_the_list(tmp_path, capsys, monkeypatch):
-    (tmp_path / "config.yaml").write_text(
-        "metric: {x: {_target_: os.system, command: 'touch harm'}}\nmodel: {path: org/name, trust_remote_code: true}\n"
-        "allow: [os]\n"
-    )
+    metric = {"x": {"_target_": "os.system", "command": "touch harm"}}
+    model = {"path": "org/name", "trust_remote_code": True}
+    write_config(tmp_path, {"metric": metric, "model": model, "allow": ["os"]})
     monkeypatch.chdir(tmp_path)
     assert worker.main([str(tmp_path)]) == 2
     text = capsys.readouterr().err
@@ -194,8 +212,81 @@ def test_a_folder_of_a_stranger_runs_nothing_that_is_not_on_the_list(tmp_path, c
     assert worker.main([str(tmp_path / "nowhere")]) == 2
 
 
+RUN, OTHER = "outputs/old/run", "outputs/old/other"
+VERBS = {
+    "train": ["trainer=sft", "name=old"],
+    "dry run": ["trainer=sft", "name=old", "--dry-run"],
+    "sweep": ["-m", "trainer=sft", "name=old", "seed=0,1"],
+    "evaluate": ["evaluate", RUN],
+    "predict": ["predict", RUN],
+    "export": ["export", RUN],
+    "report": ["report", RUN],
+    "preview": ["preview", RUN],
+    "diff": ["diff", RUN, OTHER],
+    "why": ["why", "seed", RUN],
+    "reproduce": ["reproduce", RUN],
+    "resume": ["trainer=sft", "name=new", f"resume={RUN}"],
+    "rehearse resume": ["rehearse", "trainer=sft", "name=new", f"resume={RUN}"],
+    "reference": ["trainer=sft", "name=new", "model.path=${run:old/run}"],
+    "worker": [RUN],
+}
+
+
+@pytest.mark.parametrize(("number", "age"), [(None, "format 1, of an older"), (3, "format 3, of a newer")])
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_folder_of_another_format_is_refused_in_words(tmp_path, monkeypatch, capsys, verb, number, age):
+    monkeypatch.chdir(tmp_path)
+    (composed,) = compose_runs(["trainer=sft", "name=old"])
+    lay_run(Path(OTHER))
+    own = folder_of(composed.cfg, composed.overrides)
+    for folder in (own, Path(RUN)):
+        lay_run(folder, words=["trainer=sft", "name=old"])
+        (folder / "model").mkdir()
+        config = {"format": number} if number else {}
+        (folder / "config.yaml").write_text(yaml.safe_dump(config | composed.cfg))
+    before = files_of(tmp_path)
+    call = worker.main if verb == "worker" else main
+    assert call(VERBS[verb]) == 4
+    text = capsys.readouterr().err
+    assert f"found     {age} runner\n    expected  format 2\n" in text
+    assert "type      python -m runner trainer=sft name=old-again  (" in text
+    assert files_of(tmp_path) == before
+
+
+def test_the_format_of_a_folder_is_no_key_and_the_command_against_another_one_works(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (composed,) = compose_runs(["trainer=sft", "name=old"])
+    run = open_run(composed.cfg, composed.overrides, composed.command)
+    assert (run.folder / "config.yaml").read_text().startswith("format: 2\nname: old\n")
+    assert run.cfg == composed.cfg and key_of(run.cfg) == key_of(composed.cfg)
+    assert read_run(run.folder).cfg == composed.cfg
+    assert main(["format=2", "--dry-run"]) == 2
+    assert main([*format_fault(run.folder, 1).fix.partition("  (")[0].split()[3:], "--dry-run"]) == 0
+    assert "new       outputs/old-again/" in capsys.readouterr().out
+
+
+def test_a_report_of_many_names_the_run_of_another_format_and_goes_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lay_run(Path(OTHER), after={"eval_loss": 1.5})
+    lay_run(Path(RUN), after={"eval_loss": 2.5})
+    (Path(RUN) / "config.yaml").write_text("name: old\n")
+    assert main(["report", "outputs/old"]) == 0
+    text = capsys.readouterr().out
+    assert "format 1, of an older runner; expected format 2" in text and "1.5" in text and "2.5" not in text
+    assert main(["report"]) == 0 and "1 finished, 1 unknown" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["name: old\n", "a: [1\n b: }"])
+def test_a_run_beside_one_of_another_format_or_a_torn_one_starts_without_it(tmp_path, monkeypatch, text):
+    monkeypatch.chdir(tmp_path)
+    lay_run(Path(RUN))
+    (Path(RUN) / "config.yaml").write_text(text)
+    set_status(Path(RUN), sealed=4)
+    assert find_offer({"name": "old", "output_root": "outputs"}, Path(OTHER)) == ""
+
+
 def test_a_signal_that_a_library_retells_as_its_own_error_is_still_a_stop(tmp_path, monkeypatch):
-    (tmp_path / "config.yaml").write_text("name: x\n")
+    write_config(tmp_path, {"name": "x"})
 
     def command(run, stop):
         try:

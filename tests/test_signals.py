@@ -19,7 +19,7 @@ from runner.errors import Interrupted
 from runner.launch import pool, worker
 from runner.launch.plan import tasks_of
 from runner.launch.progress import Stages
-from runner.launch.stages import compose
+from runner.launch.stages import compose_runs
 from runner.run import Run
 
 
@@ -44,7 +44,7 @@ def test_a_time_limit_saves_the_step_and_is_left_to_who_answers_it(tmp_path, mon
     """As under submitit, whose handler requeues the job and leaves; a scheduler tells the trainer as well."""
     monkeypatch.chdir(tmp_path)
     driver, begun = os.getpid(), tmp_path / "begun"
-    (composed,) = compose(["trainer=sft"])
+    (composed,) = compose_runs(["trainer=sft"])
 
     def train(run, stop):
         stop.listening = True
@@ -75,8 +75,8 @@ def test_a_time_limit_saves_the_step_and_is_left_to_who_answers_it(tmp_path, mon
 
 def test_a_closed_terminal_stops_a_run_but_not_one_under_nohup():
     script = "from runner.launch.worker import stop_signals; import signal; print(signal.SIGHUP in stop_signals())"
-    for words, told in (([], "True\n"), (["nohup"], "False\n")):
+    for words, expected in (([], "True\n"), (["nohup"], "False\n")):
         command = [*words, sys.executable, "-c", script]
         heard = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # whatever these tests run under
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, preexec_fn=heard)
-        assert done.stdout == told
+        assert done.stdout == expected

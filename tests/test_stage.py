@@ -11,8 +11,8 @@ from runner import __main__ as door
 from runner.errors import ConfigError
 from runner.io.files import files_of, read_json, write_json
 from runner.launch import pool
-from runner.launch.stages import compose
-from runner.run import Run, folder_of, open_run, uses_of
+from runner.launch.stages import compose_runs
+from runner.run import Run, folder_of, open_run, uses_of, write_config
 
 CHAIN = {
     "sft": ["trainer=sft", "learning_rate=1e-3"],
@@ -51,7 +51,7 @@ def chain(write):
 def composed(*words):
     """Each stage's configuration by its name, checked as the command checks it."""
     line = door.read_command_line(words)
-    return {run.stage: run.cfg for run in compose(line.overrides, line.folders)}
+    return {run.stage: run.cfg for run in compose_runs(line.overrides, line.folders)}
 
 
 def faults(*words):
@@ -63,7 +63,7 @@ def faults(*words):
 def make_run(root, name, folder, updated="2026-01-01T00:00:00+00:00", state="finished"):
     run = Run(root / name / folder)
     run.model.mkdir(parents=True)
-    (run.folder / "config.yaml").write_text("seed: 1\n")
+    write_config(run.folder, {"seed": 1})
     write_json(run.folder / "status.json", {"state": state, "updated": updated})
     return run
 
@@ -98,9 +98,9 @@ def test_a_stage_knows_the_folder_of_an_earlier_one_before_that_has_trained(chai
 @pytest.mark.slow
 def test_a_change_to_a_stage_makes_it_and_what_depends_on_it_another_run(chain, word, same):
     line = door.read_command_line(chain)
-    folders = [open_run(run.cfg, run.overrides).folder for run in compose(line.overrides, line.folders)]
+    folders = [open_run(run.cfg, run.overrides).folder for run in compose_runs(line.overrides, line.folders)]
     line = door.read_command_line([*chain, word])
-    now = [folder_of(run.cfg, run.overrides) for run in compose(line.overrides, line.folders)]
+    now = [folder_of(run.cfg, run.overrides) for run in compose_runs(line.overrides, line.folders)]
     assert [one == other.absolute() for one, other in zip(folders, now, strict=True)] == same
 
 
@@ -162,9 +162,9 @@ def test_the_faults_of_all_stages_are_told_at_once_and_nothing_starts(chain, tmp
 def test_a_fault_of_every_stage_is_told_once_and_one_of_some_says_who_can_take_it(chain):
     (fault,) = faults(*chain, "trainer.args.lerning_rate=1")
     assert (fault.where, fault.fix) == ("trainer.args.lerning_rate", "trainer.args.learning_rate=1")
-    told = faults(*chain, "kl_coef=0.1")
-    assert [fault.where for fault in told] == ["sft.kl_coef", "judge.kl_coef"]
-    assert all(fault.fix.startswith("rl.kl_coef=0.1") for fault in told)
+    found = faults(*chain, "kl_coef=0.1")
+    assert [fault.where for fault in found] == ["sft.kl_coef", "judge.kl_coef"]
+    assert all(fault.fix.startswith("rl.kl_coef=0.1") for fault in found)
 
 
 @pytest.mark.slow
@@ -202,7 +202,7 @@ def test_a_word_that_cannot_be_meant_says_what_to_type(chain, word, found, fix):
         ({"a": ["trainer=sft", "kl_coef=0.1,0.2"]}, "a.kl_coef", "one value"),
     ],
 )
-def test_stages_that_cannot_work_are_told(write, stages, where, said):
+def test_stages_that_cannot_work_are_refused(write, stages, where, said):
     (fault,) = faults(*write(stages))
     assert fault.where == where and said in f"{fault.expected} {fault.fix}"
 
@@ -217,17 +217,10 @@ def test_stages_outside_of_an_experiment_are_not_overlooked(tmp_path):
 def test_what_a_file_says_does_not_count_as_typed(write):
     unsafe = {"a": ["trainer=sft", "model=hub", "model.path=org/name", "model.trust_remote_code=true", "allow=[pack]"]}
     words = write(unsafe)
-    told = faults(*words)
-    assert {"a.allow", "a.model.trust_remote_code"} == {fault.where for fault in told}
+    found = faults(*words)
+    assert {"a.allow", "a.model.trust_remote_code"} == {fault.where for fault in found}
     typed = composed(*words, "a.model.trust_remote_code=true", "allow=[pack]")
     assert typed["a"]["model"]["trust_remote_code"] is True
-
-
-@pytest.mark.slow
-def test_the_jobs_of_a_sweep_share_the_stages_below_what_is_swept(chain, capsys):
-    assert door.main([*chain, "-m", "rl.kl_coef=0.1,0.2", "--dry-run"]) == 0
-    _, _, *lines = capsys.readouterr().out.splitlines()
-    assert [line.split("/")[1] for line in lines] == ["chain-sft", "chain-judge", "chain-rl", "chain-rl"]
 
 
 @pytest.mark.slow
@@ -311,7 +304,7 @@ def states(runner, name="chain"):
 
 
 @pytest.mark.slow
-def test_a_staged_experiment_trains_stage_after_stage_and_again_changes_no_byte(runner, chain):
+def test_a_staged_experiment_trains_each_stage_as_it_would_be_alone_and_again_changes_no_byte(runner, chain):
     words = (*chain, *QUICK, "trainer.args.max_steps=2")
     done = runner(*words)
     said = [line for line in done.stdout.splitlines() if line.startswith(("stage", "run ", "finished"))]
@@ -322,24 +315,17 @@ def test_a_staged_experiment_trains_stage_after_stage_and_again_changes_no_byte(
     sft, judge = (str(runner.runs(f"chain-{stage}")[0].relative_to(runner.folder)) for stage in ("sft", "judge"))
     uses = read_json(rl.folder / "manifest.json")["uses"]
     assert (uses["model.path"], uses["reward.model.path"]) == (sft, judge)
+    stage = Run(runner.runs("chain-judge")[0])
+    quick = [word for word in QUICK if not word.startswith("rl.")]
+    runner("experiment=toy_reward", *quick, "trainer.args.max_steps=2", f"model.path={sft}/model", "name=alone")
+    alone = Run(runner.runs("alone")[0])
+    assert alone.folder.name[-10:] == stage.folder.name[-10:] and files_of(alone.model) == files_of(stage.model)
     before = files_of(runner.folder / "outputs")
     assert runner(*words).stdout.count("nothing was changed") == 3
     assert files_of(runner.folder / "outputs") == before
     again = runner(*words, "judge.seed=1")
     assert again.stdout.count("nothing was changed") == 1
     assert {stage: len(found) for stage, found in states(runner).items()} == {"sft": 1, "judge": 2, "rl": 2}
-
-
-@pytest.mark.slow
-def test_a_stage_is_what_the_same_run_alone_is(runner, chain):
-    runner(*chain, *QUICK, "trainer.args.max_steps=2")
-    stage = Run(runner.runs("chain-judge")[0])
-    quick = [word for word in QUICK if not word.startswith("rl.")]
-    start = f"model.path={stage.cfg['model']['path']}"
-    runner("experiment=toy_reward", *quick, "trainer.args.max_steps=2", start, "name=alone")
-    alone = Run(runner.runs("alone")[0])
-    assert alone.folder.name[-10:] == stage.folder.name[-10:]
-    assert files_of(alone.model) == files_of(stage.model)
 
 
 SLOW = """

@@ -17,9 +17,11 @@ from runner import config
 from runner.errors import ConfigError
 from runner.io.files import MENU, read_json
 from runner.launch import pool, start, worker
-from runner.launch.plan import MOST_JOBS, Plan, check_size, compose_jobs, state_of, tasks_of
+from runner.launch.axis import MAX_JOBS, check_job_count
+from runner.launch.plan import Plan, state_of, tasks_of
 from runner.launch.pool import Settings, confine, settings_of
 from runner.launch.progress import LiveProgress
+from runner.launch.stages import compose_jobs
 from runner.launch.worker import visible_devices
 from runner.run import Run, held, locked, open_run
 from runner.run.read import one_line
@@ -80,7 +82,7 @@ def test_a_run_of_a_sweep_knows_the_command_that_makes_it_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (("seed=0,1,1",), "the same run"),
         (("seed=range(0,0)",), "no values"),
@@ -98,15 +100,15 @@ def test_a_run_of_a_sweep_knows_the_command_that_makes_it_alone(tmp_path):
         (("seed=choice()",), "command line"),
     ],
 )
-def test_a_sweep_that_cannot_work_starts_nothing(tmp_path, capsys, words, told):
-    assert told in said(capsys, "-m", *words, code=2)
+def test_a_sweep_that_cannot_work_starts_nothing(tmp_path, capsys, words, expected):
+    assert expected in said(capsys, "-m", *words, code=2)
     assert not (tmp_path / "outputs").exists()
 
 
 def test_a_million_jobs_are_counted_and_not_composed():
     with pytest.raises(ConfigError, match="1,000,000"):
-        check_size({"a": 1000, "b": 1000})
-    check_size({"a": MOST_JOBS})
+        check_job_count({"a": 1000, "b": 1000})
+    check_job_count({"a": MAX_JOBS})
 
 
 @pytest.mark.slow
@@ -151,8 +153,8 @@ def test_values_laid_on_top_are_what_hydra_makes_of_them(words):
 # --- Processes ----------------------------------------------------------------------------------
 
 
-class Told:
-    """A show that keeps what it is told."""
+class Recorder:
+    """A show that records the events."""
 
     def __init__(self):
         self.ends = {}
@@ -178,10 +180,10 @@ def train_all(monkeypatch):
     def call(launch, *words, **settings):
         monkeypatch.setattr(pool.Pool, "_warm_up", lambda self, task: None)
         monkeypatch.setattr(pool, "launch", lambda run, debug: launch(run))
-        told = Told()
+        recorder = Recorder()
         tasks = tasks_of(jobs(*words, "name=sweep"))
-        codes, signals = pool.train_all(tasks, Settings(**settings), told)
-        return list(codes.values()), told, signals
+        codes, signals = pool.train_all(tasks, Settings(**settings), recorder)
+        return list(codes.values()), recorder, signals
 
     return call
 
@@ -214,13 +216,13 @@ def misbehave(run):
 
 @pytest.mark.slow
 def test_what_one_job_does_to_its_process_touches_no_other(train_all):
-    codes, told, _ = train_all(misbehave, "trainer=sft", "seed=range(0,8)", jobs=2, timeout_seconds=6.0)
-    assert [code == 0 for code in codes] == [told.ends[run][0] == "finished" for run in told.ends]
-    assert Counter(state for state, _ in told.ends.values()) == {"finished": 2, "failed": 6}
-    causes = {seed: cause for seed, (_, cause) in told.ends.items()}
+    codes, recorder, _ = train_all(misbehave, "trainer=sft", "seed=range(0,8)", jobs=2, timeout_seconds=6.0)
+    assert [code == 0 for code in codes] == [recorder.ends[run][0] == "finished" for run in recorder.ends]
+    assert Counter(state for state, _ in recorder.ends.values()) == {"finished": 2, "failed": 6}
+    causes = {seed: cause for seed, (_, cause) in recorder.ends.items()}
     assert "exit code 1" in causes[1] and "exit code" in causes[2] and "SIGKILL" in causes[3]
     assert "SIGSEGV" in causes[4] and "launcher.timeout_seconds" in causes[5] and "exit code 0" in causes[6]
-    assert told.most == 2
+    assert recorder.most == 2
     failed = [Run(path.parent) for path in Path("outputs/sweep").glob("*/status.json")]
     assert Counter(run.status()["state"] for run in failed) == {"finished": 2, "failed": 6}
 
@@ -260,10 +262,10 @@ def test_a_run_that_another_process_holds_is_waited_for_and_not_trained_twice(tr
             return finish(run)
 
         (tmp_path / "trained").write_text("")
-        codes, told, _ = train_all(mark, "trainer=sft", "seed=0,1", jobs=2)
+        codes, recorder, _ = train_all(mark, "trainer=sft", "seed=0,1", jobs=2)
         holder.communicate()
         assert sorted(map(int, (tmp_path / "trained").read_text().split())) == trained, state
-        assert told.ends[0][0] == ("failed" if state == "failed" else "finished")
+        assert recorder.ends[0][0] == ("failed" if state == "failed" else "finished")
         assert codes.count(0) == 2 - (state == "failed")
 
 
@@ -286,17 +288,17 @@ def test_a_signal_is_handed_on_and_nothing_more_starts(train_all):
         os.kill(os.getppid(), signal.SIGTERM)
         time.sleep(60)
 
-    codes, told, signals = train_all(wait, "trainer=sft", "seed=0,1,2")
-    assert signals == [signal.SIGTERM] and codes == [143] and told.ends[0][0] == "interrupted"
+    codes, recorder, signals = train_all(wait, "trainer=sft", "seed=0,1,2")
+    assert signals == [signal.SIGTERM] and codes == [143] and recorder.ends[0][0] == "interrupted"
 
 
 def test_a_child_of_a_dead_driver_is_told_to_save_its_step(tmp_path):
     script = (
         "import os, signal, sys, time\nfrom runner.launch.worker import set_parent_death_signal\n"
-        "def told(*_):\n    open(sys.argv[1], 'w').write('told')\n    os._exit(0)\n"
+        "def end(*_):\n    open(sys.argv[1], 'w').write('saved')\n    os._exit(0)\n"
         "parent, child = os.getpid(), os.fork()\n"
         "if child == 0:\n"
-        "    signal.signal(signal.SIGTERM, told)\n    set_parent_death_signal(parent)\n    print('ready', flush=True)\n"
+        "    signal.signal(signal.SIGTERM, end)\n    set_parent_death_signal(parent)\n    print('ready', flush=True)\n"
         "    time.sleep(60)\n"
         "time.sleep(60)\n"
     )
@@ -367,8 +369,8 @@ def test_each_job_has_a_device_for_each_of_its_processes(monkeypatch, capsys):
         seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
     assert seen == ["0,1", "2,3"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
-    told = said(capsys, "-m", *words, "launcher.jobs=2", code=2)
-    assert "2 x 2 processes" in told and "3 devices" in told and "launcher.jobs=1" in told
+    printed = said(capsys, "-m", *words, "launcher.jobs=2", code=2)
+    assert "2 x 2 processes" in printed and "3 devices" in printed and "launcher.jobs=1" in printed
     assert "launcher.num_processes=3" in said(capsys, "trainer=sft", "launcher.num_processes=4", code=2)
     assert not Path("outputs").exists()
 
@@ -439,18 +441,18 @@ class Chaos(TrainerCallback):
 @pytest.mark.slow
 def test_a_sweep_in_chaos_finishes_the_healthy_jobs_and_then_exactly_the_others(runner):
     (runner.folder / "chaos.py").write_text(CHAOS)
-    chaos = ("allow=[chaos]", "callback.chaos._target_=chaos.Chaos", "callback.chaos.job=range(0,12)")
+    chaos = ("allow=[chaos]", "callback.chaos._target_=chaos.Chaos", "callback.chaos.job=range(0,9)")
     words = ("-m", *chaos, *QUICK, "launcher.jobs=2", "launcher.timeout_seconds=20", "name=chaos")
     done = runner(*words, code=1)
-    assert "5 of 12 runs finished" in done.stdout
-    told = {line.split()[1]: line for line in done.stdout.splitlines() if line.startswith("failed    job-")}
+    assert "2 of 9 runs finished" in done.stdout
+    printed = {line.split()[1]: line for line in done.stdout.splitlines() if line.startswith("failed    job-")}
     wanted = ["job 0 raises", "job 1 raises", "job 2 raises", "SIGKILL", "SIGSEGV", "sys.exit(0)", "timeout_seconds"]
-    assert all(wanted[job] in told[f"job-{job}"] for job in range(7)) and len(told) == 7
+    assert all(wanted[job] in printed[f"job-{job}"] for job in range(7)) and len(printed) == 7
     (runner.folder / "healed").touch()
     again = runner(*words)
-    assert "12 of 12 runs finished" in again.stdout and "7 failed, to try again, 5 finished" in again.stdout
+    assert "9 of 9 runs finished" in again.stdout and "7 failed, to try again, 2 finished" in again.stdout
     starts = Counter(read_json(folder / "manifest.json")["starts"] for folder in runner.runs("chaos"))
-    assert starts == {1: 5, 2: 7}
+    assert starts == {1: 2, 2: 7}
 
 
 @pytest.mark.slow

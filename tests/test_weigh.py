@@ -294,7 +294,7 @@ DIGITS = ("weight=pattern", "weight.pattern='[0-9]+'", "weight.weight=3", "weigh
 @pytest.fixture
 def laid_out(tmp_path, monkeypatch):
     """The parts of a run that nobody trains, and its first batch, with a policy that is not its reference."""
-    from runner.launch.stages import compose
+    from runner.launch.stages import compose_runs
     from runner.launch.worker import Stop
     from runner.training.build import build_components
 
@@ -302,7 +302,7 @@ def laid_out(tmp_path, monkeypatch):
 
     def build(*words):
         words = [*words, "metric=none", "trainer.args.per_device_train_batch_size=4", "dataset.limit.train=8"]
-        (composed,) = compose([*words, "name=hand"])
+        (composed,) = compose_runs([*words, "name=hand"])
         trainer = build_components(open_run(composed.cfg, composed.overrides), Stop()).trainer
         torch.manual_seed(0)
         with torch.no_grad():

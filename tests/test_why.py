@@ -4,13 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 from laid import lay_run
 
 from runner.__main__ import main
 from runner.config import compose
 from runner.config.provenance import read_settings
 from runner.io.files import MENU
+from runner.run import write_config
 
 
 def why(capsys, *words, code=0):
@@ -122,7 +122,7 @@ def test_of_a_run_the_frozen_value_and_what_the_files_say_today(tmp_path, monkey
     words = ["trainer=dpo", "kl_coef=0.3", "name=x"]
     folder = lay_run(tmp_path / "outputs" / "x" / "run", words=words)
     cfg = compose(words).cfg
-    (folder / "config.yaml").write_text(yaml.safe_dump(cfg | {"learning_rate": 0.5}))
+    write_config(folder, cfg | {"learning_rate": 0.5})
     text = why(capsys, "trainer.args.beta", "x")
     assert "trainer.args.beta = 0.3  frozen in outputs/x/run/config.yaml" in text and "changed" not in text
     assert "made by   python -m runner trainer=dpo kl_coef=0.3 name=x" in text and "0.3   command line" in text

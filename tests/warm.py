@@ -57,12 +57,12 @@ class Warm:
             self.process = subprocess.Popen([sys.executable, __file__], text=True, env=self.environment, **pipes)
         self.count += 1
         out, err = (self.folder / f"{self.count}.{name}" for name in ("out", "err"))
-        asked = {"words": words, "cwd": str(cwd), "environment": environment, "out": str(out), "err": str(err)}
-        asked |= {"instant": instant and vars(instant), "door": door, "session": session}
-        return Started(self, self.ask(asked), words, out, err)
+        request = {"words": words, "cwd": str(cwd), "environment": environment, "out": str(out), "err": str(err)}
+        request |= {"instant": instant and vars(instant), "door": door, "session": session}
+        return Started(self, self.ask(request), words, out, err)
 
-    def ask(self, asked: dict) -> int | None:
-        self.process.stdin.write(json.dumps(asked) + "\n")
+    def ask(self, request: dict) -> int | None:
+        self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
@@ -113,12 +113,12 @@ class Started:
 def serve() -> None:
     """Fork for each line of stdin that names a command, and tell what became of the others that it names."""
     sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent / "fault")]
-    from runner import __main__, config  # noqa: F401  the door comes with its imports
-    from runner.config import build
-    from runner.launch import (
-        pool,
-        worker,
+    from runner import (
+        __main__,  # noqa: F401  the entry point comes with its imports
+        config,
     )
+    from runner.config import build
+    from runner.launch import pool, worker
     from runner.report import plot
 
     worker.prepare_environment()
@@ -132,8 +132,8 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     news, codes = {}, {}
     for line in sys.stdin:
-        asked = json.loads(line)
-        answer = start(asked, pool, news) if "words" in asked else look(asked, pool, news, codes)
+        request = json.loads(line)
+        answer = start(request, pool, news) if "words" in request else look(request, pool, news, codes)
         print(json.dumps(answer), file=answers, flush=True)
 
 
@@ -146,56 +146,56 @@ def draw_one_picture(plot) -> None:
         plot.write_plots(metrics, Path(folder))
 
 
-def start(asked, pool, news) -> int:
+def start(request, pool, news) -> int:
     gc.freeze()  # or the child would look through all of it for garbage
-    told, tell = os.pipe()
+    imports, report = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(told)
-        be_command(asked, pool, tell)
-    os.close(tell)
-    news[child] = told
+        os.close(imports)
+        be_command(request, pool, report)
+    os.close(report)
+    news[child] = imports
     return child
 
 
-def look(asked, pool, news, codes) -> int | None:
+def look(request, pool, news, codes) -> int | None:
     """The exit code of a command, None where it has none yet; takes note of all that has ended."""
-    pid = asked.get("wait") or asked["look"]
+    pid = request.get("wait") or request["look"]
     while pid not in codes:
-        ended, status = os.waitpid(-1, 0 if "wait" in asked else os.WNOHANG)
+        ended, status = os.waitpid(-1, 0 if "wait" in request else os.WNOHANG)
         if not ended:
             return None
         if ended in news:
             codes[ended] = os.waitstatus_to_exitcode(status)
             os.set_blocking(news[ended], False)  # something that it left may still hold the other end
-            with os.fdopen(news.pop(ended), "rb", buffering=0) as told:
-                pool.learn(told.read(65536))
+            with os.fdopen(news.pop(ended), "rb", buffering=0) as imports:
+                pool.import_reported(imports.read(65536))
     return codes[pid]
 
 
-def be_command(asked, pool, tell) -> None:
+def be_command(request, pool, report) -> None:
     code = 1
     try:
-        if asked["session"]:
+        if request["session"]:
             os.setsid()
         signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever this process has inherited
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
         for name, number in (("out", 1), ("err", 2)):
-            os.dup2(os.open(asked[name], os.O_WRONLY | os.O_CREAT), number)
+            os.dup2(os.open(request[name], os.O_WRONLY | os.O_CREAT), number)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.chdir(asked["cwd"])
+        os.chdir(request["cwd"])
         os.environ.clear()
-        os.environ.update(asked["environment"])
-        sys.argv = ["runner", *asked["words"]]
+        os.environ.update(request["environment"])
+        sys.argv = ["runner", *request["words"]]
         path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        sys.path[:0] = [asked["cwd"], *(each for each in path if each and each not in sys.path)]
+        sys.path[:0] = [request["cwd"], *(each for each in path if each and each not in sys.path)]
         known = set(sys.modules)
-        module, _, name = asked["door"].partition(":")
+        module, _, name = request["door"].partition(":")
         door = getattr(import_module(module), name)
-        if asked["instant"]:
-            watch(Instant(**asked["instant"]))
-        code = door(asked["words"]) or 0
-        os.write(tell, pool.loaded_since(known))
+        if request["instant"]:
+            watch(Instant(**request["instant"]))
+        code = door(request["words"]) or 0
+        os.write(report, pool.imports_since(known))
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1
     except KeyboardInterrupt:

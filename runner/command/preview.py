@@ -26,8 +26,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from runner.command import CommandLine
 from runner.command._option import Option, split_options
 from runner.config import Composed
@@ -38,7 +36,7 @@ from runner.launch import stages
 from runner.launch.worker import take_devices, visible_devices
 from runner.model.encoding import to_texts
 from runner.report.tokens import MAX_WIDTH, Sheet, format_sheet, to_page
-from runner.run import Run, folder_of, key_of
+from runner.run import Run, folder_of, key_of, write_config
 from runner.run.find import find_runs
 from runner.training.build import build_components
 from runner.training.build.model import policy_of
@@ -72,7 +70,7 @@ def main(line: CommandLine) -> int:
     if line.runs:
         runs = _read_runs(line.runs, overrides, options.get("trust", False))
     else:
-        runs = stages.compose(overrides, line.folders)
+        runs = stages.compose_runs(overrides, line.folders)
     with quiet():
         sheets = [
             sheet
@@ -129,7 +127,7 @@ def build_sheets(cfg: Mapping[str, Any], count: int, sets: str, stage: str = "")
     with tempfile.TemporaryDirectory(prefix="preview-") as folder:
         light = lighten(cfg, max(SAMPLE, count), write_stand_in(cfg, Path(folder) / "model"))
         run = Run(Path(folder) / "preview" / "run")
-        write_text(run.folder / "config.yaml", yaml.safe_dump(light, sort_keys=False, allow_unicode=True))
+        write_config(run.folder, light)
         take_devices(run.cfg, visible_devices())
         components = build_components(run, None)
         trainer, node = components.trainer, cfg["trainer"]

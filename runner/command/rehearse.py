@@ -37,7 +37,6 @@ from runner.estimate.steps import Rows
 from runner.estimate.table import Forecast, to_lines
 from runner.io.terminal import quiet
 from runner.launch import axis, stages
-from runner.launch.plan import compose_jobs
 from runner.launch.worker import Stop, prepare_environment
 from runner.model.clone import Source
 from runner.run import Run
@@ -84,10 +83,10 @@ def main(line: CommandLine) -> int:
 def jobs_of(overrides: Sequence[str], folders: Sequence[Path], multirun: bool) -> list[list[Composed]]:
     """The runs of each job; of a search only the first, because it chooses the others by what comes out."""
     if not multirun and axis.chosen_sweep(overrides) is None:
-        return [stages.compose(overrides, folders)]
+        return [stages.compose_runs(overrides, folders)]
     axes, plugin = axis.read_sweep(overrides, folders)
     whole = latest([*axes, *latest(overrides)])
-    return [stages.compose(axis.first_of(whole), folders)] if plugin else compose_jobs(whole, folders)
+    return [stages.compose_runs(axis.first_of(whole), folders)] if plugin else stages.compose_jobs(whole, folders)
 
 
 def print_forecasts(results: Sequence[SmokeResult], target: Mapping[str, float], place: Path) -> None:

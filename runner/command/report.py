@@ -23,7 +23,7 @@ from runner.report.single import view_of
 from runner.report.sweep import list_states, summarise
 from runner.report.table import Column, format_table, run_table, table
 from runner.run import link_faults
-from runner.run.read import find_folders, is_run, read_group
+from runner.run.read import find_folders, is_run, read_group, read_run
 from runner.schema import nearest
 
 OPTIONS = dict.fromkeys(("objective", "direction", "output_root"), Option())
@@ -55,7 +55,8 @@ def report(folder: Path, objective: str | None = None, direction: str | None = N
     width = shutil.get_terminal_size((80, 24)).columns
     # Of a name only the pictures: its runs may be links to where they are.
     links = find_links(folder) if is_run(folder) else filter(Path.is_symlink, [folder / "plots"])
-    if faults := link_faults(links):
+    faults = link_faults(links) + (read_run(folder).format_faults if is_run(folder) else [])
+    if faults:
         raise FolderError(faults)
     if is_run(folder):
         view = view_of(folder)

@@ -25,7 +25,7 @@ from runner.report.objective import informative
 from runner.run import Run, last_checkpoint, write_manifest
 from runner.run.continuation import begin_from, copy_history, other_run
 from runner.run.disk import check_space
-from runner.run.inputs import check_material, find_other_facts, read_material
+from runner.run.inputs import check_fingerprints, find_other_facts, read_fingerprints
 from runner.training.build import Components, build_components
 from runner.training.build.model import has_base, path_of, policy_of
 from runner.training.evaluation import build_measure, held_out_scores
@@ -111,13 +111,13 @@ def _start(run: Run, components: Components, source: Run | None) -> None:
         if source and (faults := find_other_facts(source.manifest(), facts)):
             raise FolderError(faults)
         if source and source != run:
-            changed = check_material(source)
+            changed = check_fingerprints(source)
             for line in changed:
                 log.warning("%s: %s", source, line)
             notes = [f"begun with a checkpoint of {source}: {line}" for line in changed]
             facts["notes"] = [*before.get("notes", []), *notes]
-        material = read_material(run.cfg, before.get("material"))
-        write_manifest(run, **facts, material=material, starts=before.get("starts", 0) + 1)
+        fingerprints = read_fingerprints(run.cfg, before.get("inputs"))
+        write_manifest(run, **facts, inputs=fingerprints, starts=before.get("starts", 0) + 1)
         record_adjustments(run)
         check_space(run)
 

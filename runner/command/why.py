@@ -64,8 +64,8 @@ def _compose(overrides: Sequence[str], folders: Sequence[Path]) -> list[Composed
     try:
         composed = config.compose(overrides, folders)
     except ConfigError:  # such as a reference to another run
-        return stages.compose(overrides, folders)
-    return stages.compose(overrides, folders) if "stages" in composed.cfg else [composed]
+        return stages.compose_runs(overrides, folders)
+    return stages.compose_runs(overrides, folders) if "stages" in composed.cfg else [composed]
 
 
 def origins_of(composed: Composed, folders: Sequence[Path]) -> Provenance:

@@ -17,10 +17,10 @@ import yaml
 
 from runner.errors import ConfigError, Fault, RunnerError
 from runner.estimate.reduce import rows_of
-from runner.io.files import write_json, write_text
+from runner.io.files import write_json
 from runner.io.terminal import quiet
 from runner.launch import worker
-from runner.run import Run, sealed_checkpoints
+from runner.run import Run, sealed_checkpoints, write_config
 
 PARTS = ("look", "begin", "go on", "export")
 
@@ -90,7 +90,7 @@ def look(run: Run, unreduced: Path) -> None:
     with quiet(), tempfile.TemporaryDirectory(prefix="rehearsal-") as place:
         light = lighten(cfg, SAMPLE, write_stand_in(cfg, Path(place) / "model"))
         other = Run(Path(place) / "look" / "run")
-        write_text(other.folder / "config.yaml", yaml.safe_dump(light, allow_unicode=True))
+        write_config(other.folder, light)
         components = build_components(other, None)
         how = {"form": node["form"], "head": node["head"], "ends": ends_of(cfg, policy_of(components.trainer))}
         seen = inspect_training(components.trainer, components.train_rows, **how, count=SAMPLE)

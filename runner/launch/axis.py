@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from runner.config.override import latest
 from runner.errors import ConfigError, Fault
 
 PLUGINS = ("hydra/launcher=", "hydra/sweeper=")
+MAX_JOBS = 5000  # composing takes about 20 ms a job, and nobody reads a table of more
 
 
 def axes(overrides: Sequence[str]) -> dict[str, int]:
@@ -20,12 +22,24 @@ def axes(overrides: Sequence[str]) -> dict[str, int]:
     {'kl_coef': 2}
     """
     swept = [override for override in parse(latest(overrides)) if override.is_sweep_override()]
-    if endless := [
-        override for override in swept if not override.is_discrete_sweep() and not override.is_range_sweep()
-    ]:
+    endless = [override for override in swept if not override.is_discrete_sweep() and not override.is_range_sweep()]
+    if endless:
         found, fix = "an interval has no list of values", "hydra/sweeper=optuna, or values with commas"
         raise ConfigError([Fault(override.get_key_element(), found, "values", fix) for override in endless])
     return {override.get_key_element(): len(list(override.sweep_string_iterator())) for override in swept}
+
+
+def check_job_count(sizes: dict[str, int]) -> None:
+    """Raise ConfigError where an axis has no value, or all of them together make too many jobs.
+
+    >>> check_job_count({"kl_coef": 3, "seed": 2})
+    """
+    total = math.prod(sizes.values())
+    if empty := [axis for axis, size in sizes.items() if size == 0]:
+        raise ConfigError([Fault(axis, "no values", "one or more", f"{axis}=1,2") for axis in empty])
+    if total > MAX_JOBS:
+        shape = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
+        raise ConfigError(Fault("sweep", f"{total:,} jobs ({shape})", f"at most {MAX_JOBS:,}", "fewer values of each"))
 
 
 def combinations(overrides: Sequence[str]) -> list[list[str]]:

@@ -1,5 +1,4 @@
-"""Run folder -> process. Each function here is an option of ``conf/launcher/`` and returns the
-worker's exit code.
+"""Run folder -> process. Each function here is an option of ``conf/launcher/`` and returns the worker's exit code.
 
 What a launcher does not do: read a config, know a trainer, or decide whether a run should start.
 """
@@ -28,7 +27,7 @@ from runner.run import PATIENCE, Run, held, locked
 from runner.run.adjustments import read_adjustments
 
 GRACE = 120  # most seconds that processes have for the end of their step and its save
-# A process that fails because another is gone says so within this many seconds of the time, in whole seconds, at which
+# A process that fails because another is gone does so within this many seconds of the time, in whole seconds, at which
 # torchrun notices the other.
 DELAY = 2
 KINDS = {kind.__name__: kind for kind in RunnerError.__subclasses__()}
@@ -53,22 +52,21 @@ def _torchrun(folder: str | Path, num_processes: int, debug: bool) -> int:
     failures = _start(run, num_processes, debug)
     if not failures or run.status()["state"] == "finished":
         return 0
-    state: str | None = "interrupted"
+    state: str | None
     error: RunnerError
     if isinstance(failures, signal.Signals):
         stop = worker.Stop()
         stop.number = failures
-        error = stop.error()
+        state, error = "interrupted", stop.error()
     elif len(read_adjustments(run.folder)) > adjusted:
         return _torchrun(folder, num_processes, debug)  # torch.distributed cannot re-form a group after a rank has died
     else:
         state, error = _cause_of(run, failures, debug)
-    if state and not held(run):
+    state = None if held(run) else state
+    if state:
         with contextlib.suppress(OSError), open(run.log, "a", encoding="utf-8") as log:
             log.write(f"{error}\n")
-        worker.conclude(run, state, error)
-    else:
-        worker.conclude(run, None, error)
+    worker.conclude(run, state, error)
     return error.code
 
 
@@ -78,7 +76,7 @@ def _start(run: Run, num_processes: int, debug: bool) -> Mapping[int, Any] | sig
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    elastic = logging.getLogger("torch.distributed.elastic")  # it would tell on the terminal what we tell
+    elastic = logging.getLogger("torch.distributed.elastic")  # it would print what we print
     elastic.addHandler(logging.NullHandler())
     elastic.propagate = False
     before = {number: signal.getsignal(number) for number in worker.stop_signals()}
@@ -96,10 +94,10 @@ def _start(run: Run, num_processes: int, debug: bool) -> Mapping[int, Any] | sig
         words = ("-u", "-m", "runner.launch.local", run.folder, os.getpid(), *(["--debug"] if debug else []))
         try:
             elastic_launch(config, sys.executable)(*words)
-        except SignalException as asked:
-            if asked.sigval == signal.SIGHUP:
+        except SignalException as stop:
+            if stop.sigval == signal.SIGHUP:
                 worker.detach_terminal()
-            return asked.sigval
+            return stop.sigval
         except ChildFailedError as failed:
             return failed.failures
         finally:
@@ -110,12 +108,14 @@ def _start(run: Run, num_processes: int, debug: bool) -> Mapping[int, Any] | sig
 
 def _cause_of(run: Run, failures: Mapping[int, Any], debug: bool) -> tuple[str | None, RunnerError]:
     """The state and the error of the process that failed first, which ended the others."""
-    recorded = {rank: _recorded(failure) for rank, failure in failures.items()}
+    messages = {rank: failure.error_file_data["message"] for rank, failure in failures.items()}
+    # What each has recorded of its end; nothing where it could not.
+    recorded = {rank: text["extraInfo"] if isinstance(text, Mapping) else {} for rank, text in messages.items()}
 
     def order(rank: int) -> tuple[bool, bool, float]:
         kind = recorded[rank].get("kind")
-        was_told_to = kind == "Interrupted" or (not kind and failures[rank].exitcode == -signal.SIGTERM)
-        return was_told_to, kind not in KINDS, recorded[rank].get("timestamp", failures[rank].timestamp - DELAY)
+        was_stopped = kind == "Interrupted" or (not kind and failures[rank].exitcode == -signal.SIGTERM)
+        return was_stopped, kind not in KINDS, recorded[rank].get("timestamp", failures[rank].timestamp - DELAY)
 
     rank = min(failures, key=order)
     code, own = failures[rank].exitcode, recorded[rank]
@@ -125,18 +125,10 @@ def _cause_of(run: Run, failures: Mapping[int, Any], debug: bool) -> tuple[str |
         if debug:
             print(own["py_callstack"], file=sys.stderr)
         return own["state"], error
+    found = f"rank {rank} {worker.describe_exit(code)}"
     if code < 0:
-        hint = " (by a person, or by the system for want of memory)" if code == -signal.SIGKILL else ""
-        found = f"rank {rank} was killed by {signal.Signals(-code).name}{hint}"
         return "failed", EnvironmentFault(Fault("processes", found, fix="run the same command again to continue"))
-    found = f"rank {rank} left with exit code {code} before the run was finished"
     return "failed", RunnerError(Fault(str(run.log), found, fix="read the end of it"))
-
-
-def _recorded(failure: Any) -> Mapping[str, Any]:
-    """The record of a process of its end; empty where it could not write one."""
-    message = failure.error_file_data["message"]
-    return message["extraInfo"] if isinstance(message, Mapping) else {}
 
 
 def _record(run: Run, state: str | None, error: RunnerError, debug: bool) -> None:

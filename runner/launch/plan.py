@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner.config import Composed
-from runner.errors import ConfigError, Fault
-from runner.launch import axis, stages
+from runner.errors import ConfigError, Fault, FolderError
 from runner.run import Run, folder_of, held, key_of, label_of
-
-MOST_JOBS = 5000  # composing takes about 20 ms a job, and nobody reads a table of more
+from runner.run.read import read_run
 
 
 @dataclass(frozen=True)
@@ -30,24 +28,10 @@ class Task:
         return f"{self.composed.stage} {label_of(swept or self.composed.overrides)}".strip()
 
 
-def compose_jobs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[list[Composed]]:
-    """The runs of each job of a sweep, in Hydra's order; raises ConfigError with the faults of all."""
-    check_size(axis.axes(overrides))
-    jobs, faults = [], []
-    for words in axis.combinations(overrides):
-        try:
-            jobs.append(stages.compose(words, folders))
-        except ConfigError as error:
-            faults += error.faults
-    if faults:
-        raise ConfigError(dict.fromkeys(faults))
-    return jobs
-
-
 def tasks_of(jobs: Sequence[Sequence[Composed]]) -> list[Task]:
     """Each run of each job once: jobs that differ in their last stage only share those before it.
 
-    Raises ConfigError where two jobs are the same run.
+    Raises ConfigError where two jobs are the same run, FolderError where their folders are of another format.
     """
     tasks: dict[Path, Task] = {}
     ends: dict[Path, Composed] = {}
@@ -60,33 +44,17 @@ def tasks_of(jobs: Sequence[Sequence[Composed]]) -> list[Task]:
             tasks.setdefault(run, Task(composed, folder, before))
             before = (tasks[run].folder,)
         if run in ends:
-            faults.append(_same(ends[run], runs[-1]))
+            first, second = ends[run].overrides, runs[-1].overrides
+            found = f"{' '.join(second)}: the same run " + ("twice" if first == second else f"as {' '.join(first)}")
+            fix = shlex.join(word for word in first if word not in second) or "each value once"
+            faults.append(Fault("sweep", found, "jobs that differ in something that is trained", fix))
         ends[run] = runs[-1]
     if faults:
         raise ConfigError(dict.fromkeys(faults))
+    known = [read_run(task.folder) for task in tasks.values() if (task.folder / "config.yaml").exists()]
+    if refused := [fault for run in known for fault in run.format_faults]:
+        raise FolderError(refused)
     return list(tasks.values())
-
-
-def _same(first: Composed, second: Composed) -> Fault:
-    one, other = (" ".join(composed.overrides) for composed in (first, second))
-    found = f"{other}: the same run" + (f" as {one}" if one != other else " twice")
-    fix = shlex.join(word for word in first.overrides if word not in second.overrides) or "each value once"
-    return Fault("sweep", found, "jobs that differ in something that is trained", fix)
-
-
-def check_size(sizes: dict[str, int]) -> None:
-    """Raise ConfigError where an axis has no value, or all of them together make too many jobs.
-
-    >>> check_size({"kl_coef": 3, "seed": 2})
-    """
-    total = 1
-    for size in sizes.values():
-        total *= size
-    if empty := [axis for axis, size in sizes.items() if size == 0]:
-        raise ConfigError([Fault(axis, "no values", "one or more", f"{axis}=1,2") for axis in empty])
-    if total > MOST_JOBS:
-        shape = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
-        raise ConfigError(Fault("sweep", f"{total:,} jobs ({shape})", f"at most {MOST_JOBS:,}", "fewer values of each"))
 
 
 @dataclass(frozen=True)
@@ -115,18 +83,12 @@ class Plan:
 
 
 # What a state means for the command that is about to start.
-TODO = {
-    "new": "new",
-    "created": "not begun",
-    "interrupted": "to continue",
-    "failed": "failed, to try again",
-    "running": "running elsewhere",
-    "finished": "finished",
-}
+TODO = {"new": "new", "created": "not begun", "interrupted": "to continue", "failed": "failed, to try again"}
+TODO |= {"running": "running elsewhere", "finished": "finished"}
 
 
 def state_of(folder: Path) -> str:
-    """The state of a run folder as it is: a run is running where a process holds it, whatever its last paper says."""
+    """The state of a run folder as it is: a run is running where a process holds it, whatever its status says."""
     if not (folder / "config.yaml").exists():
         return "new"
     run = Run(folder)

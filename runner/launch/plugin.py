@@ -11,14 +11,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from runner.errors import ConfigError, Fault, RunnerError
 from runner.io.files import read_json
 from runner.launch.plan import tasks_of
 from runner.launch.pool import settings_of, train_all
 from runner.launch.progress import Stages
-from runner.launch.stages import compose
+from runner.launch.stages import compose_runs
 from runner.run import Run
 
 
@@ -33,7 +32,7 @@ class Job:
     folders: Sequence[Path] = ()
     debug: bool = False
 
-    def __call__(self, cfg: Any) -> float | None:
+    def __call__(self, cfg: object) -> float | None:
         from hydra.core.hydra_config import HydraConfig
 
         try:
@@ -44,7 +43,7 @@ class Job:
 
     def train(self, words: Sequence[str]) -> float | None:
         """Train what the words make, or find it finished."""
-        runs = compose(words, self.folders)
+        runs = compose_runs(words, self.folders)
         tasks = tasks_of([runs])
         settings = settings_of(runs[0].cfg["launcher"] | {"jobs": 1}, runs, attached=True, debug=self.debug)
         codes, signals = train_all(tasks, settings, Stages(tasks))

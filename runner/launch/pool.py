@@ -15,11 +15,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from runner import config
 from runner.config import Composed
@@ -28,16 +28,27 @@ from runner.errors import ConfigError, Fault, FolderError
 from runner.io.terminal import HidingFile
 from runner.launch import worker
 from runner.launch.plan import Task
-from runner.launch.progress import Show
 from runner.launch.worker import launch
 from runner.run import Run, held, locked, open_run, processes_of
 from runner.tracker.variable import set_variables
 
-LOOK = 0.05  # seconds between two looks at the children
-LOOK_ELSEWHERE = 0.5  # and at runs that another process holds
-MOST_GRACE = 60.0  # seconds that a run has for saving its step when its time is over
+POLL = 0.05  # seconds between two looks at the children
+POLL_ELSEWHERE = 0.5  # and at runs that another process holds
+MAX_GRACE = 60.0  # seconds that a run has for saving its step when its time is over
 WARM = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib", "pyarrow", "runner")
 PIPE = 65536  # bytes that a pipe takes without a reader
+
+
+class Show(Protocol):
+    """The events that the pool reports as it goes."""
+
+    def started(self, task: Task) -> None: ...
+
+    def ended(self, task: Task, state: str, cause: str = "", seconds: float | None = None) -> None: ...
+
+    def tick(self, live: Sequence[tuple[Task, float]], waiting: int) -> None: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -60,12 +71,12 @@ class Settings:
 
 @dataclass
 class Child:
-    """A process that trains a task, the place it holds, since when, and whether it was told to end."""
+    """A process that trains a task, the slot it holds, since when, and whether its time was over."""
 
     task: Task
     slot: int
     pid: int
-    news: int
+    imports: int  # the end of a pipe from which to read what it had to import
     began: float = field(default_factory=time.monotonic)
     deadline: float = float("inf")
     timed_out: bool = False
@@ -85,7 +96,7 @@ class Pool:
 
     def run(self) -> dict[Path, int]:
         """The exit code of each task, by its folder; what was not started because of a signal has none."""
-        with self._listening():
+        with worker.handle_signals(self._hand_on):
             try:
                 while self.live or (self.waiting and not self.signals):
                     if not self.signals:
@@ -95,31 +106,23 @@ class Pool:
                     now = time.monotonic()
                     live = [(child.task, now - child.began) for child in self.live.values()]
                     self.show.tick(live, len(self.waiting))
-                    time.sleep(LOOK if self.live or self.waiting else 0)
+                    time.sleep(POLL if self.live or self.waiting else 0)
             finally:
                 self._let_end()
-                self._kill()
+                for pid in self.live:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(pid, signal.SIGKILL)
                 self.show.close()
         return self.codes
 
-    @contextlib.contextmanager
-    def _listening(self) -> Iterator[None]:
+    def _hand_on(self, number: int, frame: object) -> None:
         """Hand a signal on to the children, which save their step; kill them at the second."""
-
-        def answer(number: int, frame: object) -> None:
-            self.signals.append(number)
-            if number == signal.SIGHUP:
-                worker.detach_terminal()
-            for pid in list(self.live):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number if len(self.signals) == 1 else signal.SIGKILL)
-
-        before = {number: signal.signal(number, answer) for number in worker.stop_signals()}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        self.signals.append(number)
+        if number == signal.SIGHUP:
+            worker.detach_terminal()
+        for pid in list(self.live):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number if len(self.signals) == 1 else signal.SIGKILL)
 
     def _start(self) -> None:
         """Start what can start now, as far as there is room."""
@@ -138,13 +141,13 @@ class Pool:
         try:
             run = open_run(task.composed.cfg, task.composed.overrides, command=task.composed.command)
             done = worker.is_finished(run)
-        except FolderError as error:  # such as a paper that is garbage, or rows that have changed since
+        except FolderError as error:  # such as a file that is garbage, or rows that have changed since
             self.waiting.remove(task)
             self._end(task, error.code, "failed", str(error))
             return
         status, was_elsewhere = run.status(), task.folder in self.elsewhere
         if status["state"] != "finished" and held(run):
-            self.elsewhere[task.folder] = time.monotonic() + LOOK_ELSEWHERE
+            self.elsewhere[task.folder] = time.monotonic() + POLL_ELSEWHERE
             return
         self.waiting.remove(task)
         if done:
@@ -159,10 +162,13 @@ class Pool:
         taken = {child.slot for child in self.live.values()}
         slot = next(number for number in range(self.settings.jobs) if number not in taken)
         self.show.started(task)
-        news, tell = os.pipe()
-        pid = worker.fork(lambda: self._be_child(run, slot, news, tell))
-        os.close(tell)
-        child = Child(task, slot, pid, news)
+        # Not by multiprocessing's forkserver: a sweep of 6 tiny runs, 2 at a time, takes 16.5 s of CPU like this, and
+        # 19.4 s with a forkserver that has preloaded the same modules (medians of 3): Python starts a second time, and
+        # each child imports again what only training loads. Nor could a number be kept until all of a run is killed.
+        imports, report = os.pipe()
+        pid = worker.fork(lambda: self._be_child(run, slot, imports, report))
+        os.close(report)
+        child = Child(task, slot, pid, imports)
         if self.settings.timeout_seconds:
             child.deadline = child.began + self.settings.timeout_seconds
         self.live[pid] = child
@@ -183,16 +189,20 @@ class Pool:
         # What is here by now lives as long as the process: no child needs to look through it for garbage (0.4 s each).
         gc.freeze()
 
-    def _be_child(self, run: Run, slot: int, news: int, tell: int) -> int:
-        """Train, tell what had to be imported for that, and return the exit code."""
-        os.close(news)
+    def _be_child(self, run: Run, slot: int, imports: int, report: int) -> int:
+        """Train, report what had to be imported for that, and return the exit code."""
+        os.close(imports)
         os.setpgid(0, 0)
-        log = None if self.settings.attached else _write_into(run.log)
-        faulthandler.enable(log or sys.stderr)
+        if not self.settings.attached:
+            file = HidingFile(open(run.log, "ab"), encoding="utf-8", line_buffering=True)  # noqa: SIM115  until it ends
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+            sys.stdout = sys.stderr = file
+        faulthandler.enable(sys.stderr)
         known = set(sys.modules)
         confine(slot, self.settings, run.cfg)
         code = launch(run, debug=self.settings.debug)
-        os.write(tell, loaded_since(known))
+        os.write(report, imports_since(known))
         return code
 
     def _reap(self) -> None:
@@ -205,9 +215,9 @@ class Pool:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
-            os.set_blocking(child.news, False)  # something that it left may still hold the other end
-            with os.fdopen(child.news, "rb", buffering=0) as news:
-                learn(news.read(PIPE))
+            os.set_blocking(child.imports, False)  # something that it left may still hold the other end
+            with os.fdopen(child.imports, "rb", buffering=0) as imported:
+                import_reported(imported.read(PIPE))
             self._judge(child, os.waitstatus_to_exitcode(status))
 
     def _judge(self, child: Child, ended: int) -> None:
@@ -216,24 +226,20 @@ class Pool:
         status, code = run.status(), 128 - ended if ended < 0 else ended
         seconds = time.monotonic() - child.began
         if status["state"] == "finished":
-            self._end(task, 0, "finished", seconds=seconds)
-        elif code == FolderError.code and status["state"] != "failed":
-            self.waiting.append(task)  # another process was quicker
+            return self._end(task, 0, "finished", seconds=seconds)
+        if code == FolderError.code and status["state"] != "failed":  # another process was quicker
+            self.waiting.append(task)
             self.elsewhere[task.folder] = 0.0
-        elif child.timed_out:
-            cause = f"no end after {self.settings.timeout_seconds:g} s (launcher.timeout_seconds)"
-            self._fail(task, run, code or 1, cause, seconds)
-        elif status["state"] in ("created", "running"):
-            state = "interrupted" if self.signals else "failed"
-            self._fail(task, run, code or 1, _cause(ended), seconds, state)
-        else:
-            self._end(task, code or 1, status["state"], str(status["cause"]), seconds)
-
-    def _fail(self, task: Task, run: Run, code: int, cause: str, seconds: float, state: str = "failed") -> None:
-        """Write down why a run ended that could not do so itself, unless another process has it by now."""
-        with contextlib.suppress(FolderError), locked(run):
-            run.set_status(state, cause=cause)
-        self._end(task, code, state, cause, seconds)
+            return None
+        state, cause = status["state"], str(status["cause"])
+        if child.timed_out or state in ("created", "running"):  # it could not record its end itself
+            state = "interrupted" if self.signals and not child.timed_out else "failed"
+            cause = f"the process {worker.describe_exit(ended)}"
+            if child.timed_out:
+                cause = f"no end after {self.settings.timeout_seconds:g} s (launcher.timeout_seconds)"
+            with contextlib.suppress(FolderError), locked(run):  # unless another process has it by now
+                run.set_status(state, cause=cause)
+        return self._end(task, code or 1, state, cause, seconds)
 
     def _end(self, task: Task, code: int, state: str, cause: str = "", seconds: float | None = None) -> None:
         self.codes[task.folder] = code
@@ -247,21 +253,16 @@ class Pool:
                 continue
             os.kill(child.pid, signal.SIGKILL if child.timed_out else signal.SIGTERM)
             child.timed_out = True
-            child.deadline = now + min(MOST_GRACE, float(self.settings.timeout_seconds or MOST_GRACE))
+            child.deadline = now + min(MAX_GRACE, float(self.settings.timeout_seconds or MAX_GRACE))
 
     def _let_end(self) -> None:
         """Have what still trains save its step, where the handler of somebody else has this process leave."""
-        deadline = time.monotonic() + MOST_GRACE
+        deadline = time.monotonic() + MAX_GRACE
         for pid in self.live:
             os.kill(pid, signal.SIGUSR2)
         while self.live and time.monotonic() < deadline:
-            time.sleep(LOOK)
+            time.sleep(POLL)
             self._reap()
-
-    def _kill(self) -> None:
-        for pid in self.live:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
 
 
 def train_all(tasks: Sequence[Task], settings: Settings, show: Show) -> tuple[dict[Path, int], list[int]]:
@@ -270,7 +271,9 @@ def train_all(tasks: Sequence[Task], settings: Settings, show: Show) -> tuple[di
     return pool.run(), pool.signals
 
 
-def settings_of(launcher: dict[str, Any], runs: Sequence[Composed] = (), **others: Any) -> Settings:
+def settings_of(
+    launcher: Mapping[str, Any], runs: Sequence[Composed] = (), *, attached: bool = False, debug: bool = False
+) -> Settings:
     """The pool's part of a launcher's keys; devices are those of this machine where none are named.
 
     Raises ConfigError where the processes of these ``runs`` are more than the devices, one for each.
@@ -288,7 +291,7 @@ def settings_of(launcher: dict[str, Any], runs: Sequence[Composed] = (), **other
             fix += f", or launcher.devices=[{','.join((devices * jobs)[:jobs])}] to share them"
         found = f"{jobs} x {processes} processes (launcher.jobs x num_processes) for {len(devices)} devices"
         raise ConfigError(Fault(f"launcher.{key}", found, "a device for each process", fix))
-    return Settings(jobs, processes, launcher.get("timeout_seconds"), devices, **others)
+    return Settings(jobs, processes, launcher.get("timeout_seconds"), devices, attached, debug)
 
 
 def idle_devices(settings: Settings, cfg: Mapping[str, Any]) -> str:
@@ -313,25 +316,7 @@ def confine(slot: int, settings: Settings, cfg: Mapping[str, Any]) -> None:
         torch.set_num_threads(threads)
 
 
-def _write_into(path: Path) -> Any:
-    """Send all that this process says to a file, and give that."""
-    binary = open(path, "ab")  # noqa: SIM115  open as long as the process lives
-    file = HidingFile(binary, encoding="utf-8", line_buffering=True)
-    os.dup2(file.fileno(), 1)
-    os.dup2(file.fileno(), 2)
-    sys.stdout = sys.stderr = file
-    return file
-
-
-def _cause(ended: int) -> str:
-    """Why a process ended without a word."""
-    if ended >= 0:
-        return f"the process left with exit code {ended} before the run was finished"
-    hint = " (by a person, or by the system for want of memory)" if ended == -signal.SIGKILL else ""
-    return f"killed by {signal.Signals(-ended).name}{hint}"
-
-
-def loaded_since(known: Container[str]) -> bytes:
+def imports_since(known: Container[str]) -> bytes:
     """The library modules that a child had to import beyond those it inherited, in as much as a pipe takes."""
     loaded = [name for name in sys.modules if name not in known and name.split(".")[0] in WARM]
     while len(text := json.dumps(loaded).encode()) > PIPE:
@@ -339,8 +324,8 @@ def loaded_since(known: Container[str]) -> bytes:
     return text
 
 
-def learn(text: bytes | None) -> None:
-    """Import what a child told by :func:`loaded_since`, for those that come after it."""
+def import_reported(text: bytes | None) -> None:
+    """Import the modules that a child has reported by :func:`imports_since`, for those that come after it."""
     for name in json.loads(text or b"[]"):
         # Not every module can be imported by itself; such a one is imported by each child again.
         with contextlib.suppress(Exception):

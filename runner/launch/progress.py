@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import TextIO
 
 from runner.io.files import read_last_row
 from runner.launch.plan import Plan, Task
@@ -18,20 +18,8 @@ REFRESH = 0.5  # seconds between two pictures on a terminal
 PULSE = 60.0  # seconds between two totals in a log file
 
 
-class Show(Protocol):
-    """The events that the pool reports as it goes."""
-
-    def started(self, task: Task) -> None: ...
-
-    def ended(self, task: Task, state: str, cause: str = "", seconds: float | None = None) -> None: ...
-
-    def tick(self, live: Sequence[tuple[Task, float]], waiting: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Stages(Show):
-    """One run after the other, each with the terminal to itself: only its beginning is told."""
+class Stages:
+    """One run after the other, each with the terminal to itself: only its beginning is shown."""
 
     def __init__(self, tasks: Sequence[Task]):
         self.numbers = {task.folder: number for number, task in enumerate(tasks, 1)}
@@ -48,9 +36,15 @@ class Stages(Show):
         elif seconds is None:
             print(f"{state:<9} {run}: {one_line(cause, heading=False)}", flush=True)
 
+    def tick(self, live: Sequence[tuple[Task, float]], waiting: int) -> None:
+        """Nothing: the run itself shows how far it is."""
 
-class LiveProgress(Show):
-    """Many runs at a time, drawn over and over on a terminal, or told one event a line."""
+    def close(self) -> None:
+        """Nothing: no picture is open."""
+
+
+class LiveProgress:
+    """Many runs at a time, drawn over and over on a terminal, or one event a line."""
 
     def __init__(self, plan: Plan, jobs: int, out: TextIO | None = None):
         from rich import console, live
@@ -72,14 +66,16 @@ class LiveProgress(Show):
             self.console.print(f"start     {self.labels[task.folder]}")
 
     def ended(self, task: Task, state: str, cause: str = "", seconds: float | None = None) -> None:
-        kind = "finished" if state == "finished" else "failed"
-        self.counts[kind] += 1
-        if state == "finished" and seconds is None and cause == "already":
-            return  # the plan has counted it
-        if state == "finished" and seconds is not None:
+        self.counts["finished" if state == "finished" else "failed"] += 1
+        if state != "finished":
+            outcome = one_line(cause, heading=False)
+        elif seconds is not None:
             self.seconds.append(seconds)
-        took = format_duration(seconds) if seconds is not None else cause
-        outcome = took if state == "finished" else one_line(cause, heading=False)
+            outcome = format_duration(seconds)
+        elif cause == "already":
+            return  # the plan has counted it
+        else:
+            outcome = cause
         self.console.print(f"{state:<9} {self.labels[task.folder]}  {outcome}")
 
     def tick(self, live: Sequence[tuple[Task, float]], waiting: int) -> None:
@@ -106,15 +102,11 @@ class LiveProgress(Show):
         done = sum(self.counts.values())
         parts = [f"{self.counts['finished']} of {self.total} finished", f"{len(live)} running"]
         parts += [f"{self.counts['failed']} failed"] if self.counts["failed"] else []
-        if self.seconds and done < self.total:
-            parts.append(f"about {format_duration(self._remaining(live, waiting))} left")
+        if self.seconds and done < self.total:  # the others may take as long as those that have finished
+            each = sum(self.seconds) / len(self.seconds)
+            running = sum(max(0.0, each - seconds) for _, seconds in live)
+            parts.append(f"about {format_duration((each * waiting + running) / max(1, self.jobs))} left")
         return f"progress  {', '.join(parts)}"
-
-    def _remaining(self, live: Sequence[tuple[Task, float]], waiting: int) -> float:
-        """Seconds until all are done, if the others take as long as those that have finished."""
-        each = sum(self.seconds) / len(self.seconds)
-        on = sum(max(0.0, each - seconds) for _, seconds in live)
-        return (each * waiting + on) / max(1, self.jobs)
 
 
 def format_duration(seconds: float) -> str:
@@ -135,7 +127,7 @@ def _figures(folder: Path) -> str:
     line = read_last_row(folder / "metrics.jsonl")
     shown = [f"step {status['step']}/{status['max_steps']}"] if status["max_steps"] else ["starting"]
     for name in ("objective/scores", "reward", "rewards/margins", "loss"):
-        value: Any = line.get(name)
+        value = line.get(name)
         if isinstance(value, int | float):
             shown.append(f"{name.rpartition('/')[2]} {value:.4g}")
             break

@@ -21,7 +21,7 @@ from runner.config.user_folder import use_folders
 from runner.errors import ConfigError, EnvironmentFault, Fault, code_of
 from runner.io.files import MENU
 from runner.launch import axis, stages
-from runner.launch.plan import Plan, compose_jobs, tasks_of
+from runner.launch.plan import Plan, tasks_of
 from runner.launch.plugin import Job, failed_since
 from runner.launch.pool import Settings, confine, idle_devices, settings_of, train_all
 from runner.launch.progress import LiveProgress, Stages
@@ -44,7 +44,7 @@ def start_runs(overrides: Sequence[str], folders: Sequence[Path], *, dry_run: bo
 
     Stages train like the jobs of a sweep, so that each is what it would be alone.
     """
-    runs = stages.compose(overrides, folders)
+    runs = stages.compose_runs(overrides, folders)
     check_ahead([runs], starts=not dry_run)
     if dry_run:
         print("\n".join(Plan(tasks_of([runs])).lines()))
@@ -90,7 +90,7 @@ def start_sweep(
     if plugin:
         return _start_plugin(latest(overrides), axes, folders, dry_run, debug)
     overrides = latest([*axes, *latest(overrides)])
-    jobs = compose_jobs(overrides, folders)
+    jobs = stages.compose_jobs(overrides, folders)
     tasks = tasks_of(jobs)
     check_ahead(jobs, starts=not dry_run)
     plan = Plan(tasks, axis.axes(overrides))
@@ -115,7 +115,7 @@ def _start_plugin(
     overrides: Sequence[str], axes: Sequence[str], folders: Sequence[Path], dry_run: bool, debug: bool
 ) -> int:
     """Let a launcher or sweeper of Hydra's own start the jobs, each of which is a run like ours."""
-    runs = stages.compose(axis.first_of([*axes, *overrides]), folders)
+    runs = stages.compose_runs(axis.first_of([*axes, *overrides]), folders)
     check_ahead([runs], starts=not dry_run, elsewhere=True)
     if dry_run:
         raise ConfigError(Fault("--dry-run", "a plugin chooses the jobs, one after the other", "a sweep of ours"))

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from runner import config
@@ -42,7 +43,7 @@ from runner.run import (
 )
 from runner.run.adjustments import is_out_of_memory
 from runner.run.disk import full, is_full
-from runner.run.inputs import check_material
+from runner.run.inputs import check_fingerprints
 from runner.validate import find_dangers
 from runner.validate.context import OWN
 
@@ -60,7 +61,7 @@ ENVIRONMENT = {
     "TRL_EXPERIMENTAL_SILENCE": "1",  # each such trainer says so in its YAML
 }
 RANK = int(os.environ.get("RANK", "0"))
-RecordEnd = Callable[[Run, str | None, RunnerError, bool], None]  # of a run, its last state, the error, --debug
+RecordEnd = Callable[[Run, str | None, RunnerError, bool], None]  # takes a run, its last state, the error, --debug
 
 
 class Stop:
@@ -87,15 +88,9 @@ class Stop:
         name = signal.Signals(number).name
         return Interrupted(Fault(name, "asked to stop", fix="run the same command again to continue"), number)
 
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[Stop]:
+    def installed(self) -> contextlib.AbstractContextManager[None]:
         """Answer the signals that ask to stop here, and give the old answers back afterwards."""
-        before = {number: signal.signal(number, self) for number in stop_signals()}
-        try:
-            yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        return handle_signals(self)
 
 
 def detach_terminal() -> None:
@@ -116,18 +111,42 @@ def stop_signals() -> list[int]:
     return [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *limit, *([] if deaf else [signal.SIGHUP])]
 
 
+@contextlib.contextmanager
+def handle_signals(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Answer the signals that ask to stop by a handler, and give the old answers back afterwards."""
+    before = {number: signal.signal(number, handler) for number in stop_signals()}
+    try:
+        yield
+    finally:
+        for number, answer in before.items():
+            signal.signal(number, answer)
+
+
+def describe_exit(code: int) -> str:
+    """The end of a process that has not said itself why it ended, by its exit code or the signal below zero.
+
+    >>> describe_exit(-9)
+    'was killed by SIGKILL (by a person, or by the system for want of memory)'
+    """
+    if code >= 0:
+        return f"left with exit code {code} before the run was finished"
+    hint = " (by a person, or by the system for want of memory)" if code == -signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-code).name}{hint}"
+
+
 def main(words: Sequence[str]) -> int:
     """Run the folder that the words name and return the exit code."""
     folders = [word for word in words if not word.startswith("-")]
     if len(folders) != 1 or not (Path(folders[0]) / "config.yaml").exists():
-        print(
-            ConfigError(Fault("command line", " ".join(words), "one run folder", "python -m runner.launch <folder>")),
-            file=sys.stderr,
-        )
+        fault = Fault("command line", " ".join(words), "one run folder", "python -m runner.launch <folder>")
+        print(ConfigError(fault), file=sys.stderr)
         return ConfigError.code
     try:
         run, world = Run(Path(folders[0])), config.world_size()
-        _check_trust(run, "--trust" in words)
+        check_metadata(run)
+        if "--trust" not in words and (dangers := find_dangers(run.cfg)):  # the folder can come from anybody
+            fix = f"python -m runner.launch {run} --trust  (if you trust who wrote its config.yaml)"
+            raise ConfigError([replace(danger, fix=fix) for danger in dangers])
         own = processes_of(run.cfg)
         if world not in (1, own):
             found, fix = f"a world of {world} processes", f"python -m runner.launch {run}  (which starts them itself)"
@@ -145,16 +164,8 @@ def launch(run: Run, debug: bool = False) -> int:
     return locate(node["_target_"])(run.folder, debug=debug, **own)
 
 
-def _check_trust(run: Run, trusted: bool) -> None:
-    """Raise where a folder would run or change what nobody has allowed; it can come from anybody."""
-    check_metadata(run)
-    if not trusted and (dangers := find_dangers(run.cfg)):
-        fix = f"python -m runner.launch {run} --trust  (if you trust who wrote its config.yaml)"
-        raise ConfigError([replace(danger, fix=fix) for danger in dangers])
-
-
 def conclude(run: Run, state: str | None, error: RunnerError, debug: bool = False) -> None:
-    """Write down how a run ended, unless that is not ours to say, and tell it; of several processes, the first does."""
+    """Record how a run ended, where it has a ``state``, and print it; of several processes, the first does."""
     if RANK == 0 and state:
         if isinstance(error, EnvironmentFault):
             remove_unfinished(run)  # what a full disk has cut off would only keep it full
@@ -186,7 +197,11 @@ def work(folder: str | Path, command: str = "train", debug: bool = False, record
             held.enter_context(_logging(run.log))
             try:
                 if RANK == 0:
-                    _check_inputs(run)
+                    check_lines(run)
+                    for line in check_fingerprints(run):
+                        log.warning(line)
+                        note = f"at step {run.status()['step']}: {line}"
+                        write_manifest(run, notes=[*run.manifest().get("notes", []), note])
                 getattr(import_module(f"runner.command.{command}"), command)(run, stop)
                 return 0
             except (Exception, SystemExit) as ended:
@@ -270,31 +285,19 @@ def is_finished(run: Run) -> bool:
     """
     if run.status()["state"] != "finished":
         return False
-    if damage := _damage(run):
+    damage = {}
+    if run.manifest().get("files"):  # else there is no model whose files were sealed
+        damage = damage_of(run.model, touched_only=True) if run.model.is_dir() else {"model/": "missing"}
+    if damage:
         found = f"the run is finished, and its model is damaged: {describe_damage(damage)}"
         if not sealed_checkpoints(run):
             fix = "a whole copy of it put back, or name=<another name> to train it again"
             raise FolderError(Fault(str(run.model), found, "the files that were sealed", fix))
         log.warning("%s: %s; it is written again from the newest checkpoint", run, found)
         return False
-    for line in check_material(run):
+    for line in check_fingerprints(run):
         print(f"note      {line}")
     return True
-
-
-def _damage(run: Run) -> dict[str, str]:
-    """The damage of the model that a finished run has recorded, by file."""
-    if not run.manifest().get("files"):
-        return {}
-    return damage_of(run.model, touched_only=True) if run.model.is_dir() else {"model/": "missing"}
-
-
-def _check_inputs(run: Run) -> None:
-    """Raise where the folder does not hold together, and note which of the run's inputs have changed."""
-    check_lines(run)
-    for line in check_material(run):
-        log.warning(line)
-        write_manifest(run, notes=[*run.manifest().get("notes", []), f"at step {run.status()['step']}: {line}"])
 
 
 def _explained(run: Run, error: BaseException) -> RunnerError:
@@ -310,14 +313,8 @@ def _explained(run: Run, error: BaseException) -> RunnerError:
     if isinstance(error, ConnectionError):
         return EnvironmentFault(Fault("network", text, "a connection", "run the same command again when there is one"))
     if is_out_of_memory(error):
-        return EnvironmentFault(
-            Fault(
-                "memory",
-                text.splitlines()[0],
-                "a smaller step",
-                "trainer.args.per_device_train_batch_size=<half>",
-            )
-        )
+        fix = "trainer.args.per_device_train_batch_size=<half>"
+        return EnvironmentFault(Fault("memory", text.splitlines()[0], "a smaller step", fix))
     if isinstance(error, ImportError):
         return EnvironmentFault(Fault("library", text, "an installed package", "pip install <the package named above>"))
     return RunnerError(Fault(str(run.log), text, fix="read the traceback there, or run again with --debug"))

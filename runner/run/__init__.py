@@ -1,9 +1,9 @@
-"""The run folder: its name, its lock, its states, its manifest, and its newest sealed checkpoint.
+"""The run folder: its name, its format, its lock, its states, its manifest, and its newest sealed checkpoint.
 
-The folder is the contract between the door, the worker and every command that comes after. Nothing
-here trains, and nothing heavy is imported.
+The folder is the contract between the command line, the worker and every command that comes after. Nothing here trains,
+and nothing heavy is imported.
 
-    config.yaml     frozen and resolved          status.json     created, running, interrupted, ...
+    config.yaml     the format, and the run      status.json     created, running, interrupted, ...
     manifest.json   what it was made with        metrics.jsonl   one line per logged step
     scores.json     held-out, before and after   log.txt         everything that was said
     checkpoints/    sealed one by one            model/          what others can load
@@ -20,11 +20,12 @@ import logging
 import os
 import platform
 import re
+import shlex
 import shutil
 import socket
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib import metadata
@@ -33,7 +34,7 @@ from typing import Any
 
 import yaml
 
-from runner.config.limits import check_yaml
+from runner.config.limits import read_yaml
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import (
     SEAL,
@@ -51,6 +52,9 @@ from runner.schema import walk
 
 log = logging.getLogger(__name__)
 
+# Of a run folder. It grows where a file in it, or what a key of its config means, is no longer what it was; a folder of
+# another format is refused by everything that reads it.
+FORMAT = 2
 # What names, places or launches a run but cannot change its result stays out of its key; so do the two settings that
 # act only through what the trainer calls them, the run to resume from, which ends where this one would by itself, how
 # a run without memory goes on, which sees the same rows in each step, and what is done about a sick one or one that
@@ -66,18 +70,7 @@ STATES = ("created", "running", "interrupted", "failed", "finished")
 # What is not committed, in git's own words whatever programs its settings name.
 CHANGES = ("diff", "--no-ext-diff", "--no-textconv", "HEAD")
 HALF = re.compile(r"\..+\.(json|jsonl|yaml)\.[a-z0-9_]{8}")  # what ``write_text`` has not renamed
-LIBRARIES = (
-    "torch",
-    "transformers",
-    "trl",
-    "peft",
-    "datasets",
-    "accelerate",
-    "bitsandbytes",
-    "hydra-core",
-)
-
-
+LIBRARIES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "bitsandbytes", "hydra-core")
 # Seconds: one who only looks whether a folder is held has let go by then, and one who holds it has written who it is.
 PATIENCE = 1.0
 
@@ -90,18 +83,20 @@ class Run:
 
     @cached_property
     def cfg(self) -> dict[str, Any]:
-        """The frozen configuration; what the run is, whatever YAML files say today. FolderError where it is garbage."""
+        """The frozen configuration: what the run is, whatever YAML files say today.
+
+        Raises FolderError where it is garbage, or the folder is of another format.
+        """
         path = self.folder / "config.yaml"
+        fix = f"rm {path}  (and the command that made the run, which writes it again)"
         try:
-            check_yaml(path)
-            found = yaml.safe_load(path.read_text(encoding="utf-8"))
+            found = read_yaml(path)
         except ConfigError as error:
-            raise FolderError(error.faults) from None
-        except (yaml.YAMLError, ValueError):
-            found = None
+            raise FolderError(replace(fault, fix=fix) for fault in error.faults) from None
         if not isinstance(found, dict):
-            fix = f"rm {path}  (and the command that made the run, which writes it again)"
             raise FolderError(Fault(str(path), "it cannot be read", "the configuration of the run", fix))
+        if (number := found.pop("format", 1)) != FORMAT:
+            raise FolderError(format_fault(self.folder, number))
         return found
 
     def __str__(self) -> str:
@@ -134,22 +129,34 @@ class Run:
         found = read_json(self.folder / "manifest.json")
         return found if isinstance(found, dict) else {}
 
-    def set_status(self, state: str | None = None, **changes: Any) -> None:
+    def set_status(self, state: str | None = None, **changes: object) -> None:
         """Replace the state atomically, keeping what is not named."""
         now = _now()
-        status = {
-            "state": "created",
-            "step": 0,
-            "max_steps": 0,
-            "cause": None,
-            "started": now,
-        } | self.status()
-        status |= changes | {"pid": os.getpid(), "host": socket.gethostname(), "updated": now}
+        status = self.status()
+        status |= {"cause": status.get("cause"), "started": status.get("started", now)} | changes
+        status |= {"pid": os.getpid(), "host": socket.gethostname(), "updated": now}
         if state:
             status["state"] = state
         if state == "running":
             status["since"] = now
         write_json(self.folder / "status.json", status)
+
+
+def format_fault(folder: Path, number: object) -> Fault:
+    """The fault of a run folder of another format, with the command that trains the same run in a new folder."""
+    found = f"format {number}, of {'an older' if number in range(FORMAT) else 'a newer'} runner"
+    command = Run(folder).manifest().get("command")
+    fix = "name=<another name>, and the words of the command that made it"
+    if isinstance(command, list) and command[:3] == ["python", "-m", "runner"]:
+        words = [word for word in command if not str(word).startswith("name=")]
+        fix = shlex.join(map(str, [*words, f"name={folder.parent.name}-again"]))
+    return Fault(display_path(folder), found, f"format {FORMAT}", f"{fix}  (trains it again, in a new folder)")
+
+
+def write_config(folder: Path, cfg: Mapping[str, Any]) -> None:
+    """Freeze a configuration in a run folder, below the format of the folder."""
+    whole = {"format": FORMAT} | dict(cfg)
+    write_text(folder / "config.yaml", yaml.safe_dump(whole, sort_keys=False, allow_unicode=True))
 
 
 def key_of(cfg: Mapping[str, Any]) -> str:
@@ -161,7 +168,7 @@ def key_of(cfg: Mapping[str, Any]) -> str:
     >>> key_of({"seed": 1, "name": "a"}) == key_of({"name": "b", "seed": 1.0})
     True
     """
-    lasting = _alike({key: value for key, value in cfg.items() if key not in VOLATILE})
+    lasting = {key: _alike(value) for key, value in cfg.items() if key not in VOLATILE}
     # More processes make a larger batch, and that is another training.
     if (processes := processes_of(cfg)) > 1:
         lasting["processes"] = processes
@@ -178,7 +185,7 @@ def processes_of(cfg: Mapping[str, Any]) -> int:
     return launcher.get("num_processes", 1)
 
 
-def _alike(value: Any) -> Any:
+def _alike(value: object) -> object:
     """The same value, with 1.0 written as 1 wherever it is."""
     if isinstance(value, Mapping):
         return {key: _alike(entry) for key, entry in value.items()}
@@ -221,53 +228,37 @@ def open_run(cfg: Mapping[str, Any], overrides: Sequence[str], command: Sequence
 
     ``command`` are the words of the command line that make this run alone, for whoever wants to repeat it.
     """
-    key = key_of(cfg)
-    _check_name(cfg)
-    folder = folder_of(cfg, overrides).absolute()
-    run = Run(folder)
+    root = Path(str(cfg["output_root"])).resolve()
+    group = (root / str(cfg["name"])).resolve()
+    if not str(cfg["name"]).strip() or not group.is_relative_to(root) or group == root:
+        found = f"{cfg['name']!r} leads out of {root}"
+        raise FolderError(Fault("name", found, "a folder name", "name=<letters and digits>"))
+    key, folder = key_of(cfg), folder_of(cfg, overrides).absolute()
+    run, recorded = Run(folder), {"command": ["python", "-m", "runner", *map(hidden, command or overrides)]}
     check_metadata(run)
     if not (folder / "config.yaml").exists():
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FolderError), locked(run, PATIENCE):  # who holds it by now has written them
-            _write_metadata(run, cfg, command or overrides)
+            if not (folder / "status.json").exists():
+                run.set_status("created")
+            if not (folder / "manifest.json").exists():
+                write_json(folder / "manifest.json", recorded)
+            if not (folder / "config.yaml").exists():
+                write_config(folder, cfg)  # last, because a folder is a run's where this file is
     elif key_of(run.cfg) != key:
-        raise FolderError(
-            Fault(
-                str(folder),
-                "its config.yaml is that of another run",
-                f"the key {key}",
-                "name=<another name>",
-            )
-        )
+        found = "its config.yaml is that of another run"
+        raise FolderError(Fault(str(folder), found, f"the key {key}", "name=<another name>"))
     elif run.status()["state"] != "finished" and _volatile(run.cfg) != _volatile(cfg):
         with contextlib.suppress(FolderError), locked(run):  # who holds it has read the old one
-            _freeze(run, cfg)
-            write_json(run.folder / "manifest.json", run.manifest() | _command(command or overrides))
+            write_config(folder, cfg)
+            write_json(folder / "manifest.json", run.manifest() | recorded)
         return Run(folder)
     return run
 
 
-def _write_metadata(run: Run, cfg: Mapping[str, Any], command: Sequence[str]) -> None:
-    """Write the first files of a new folder, as far as no other process has done so meanwhile."""
-    if not (run.folder / "status.json").exists():
-        run.set_status("created")
-    if not (run.folder / "manifest.json").exists():
-        write_json(run.folder / "manifest.json", _command(command))
-    if not (run.folder / "config.yaml").exists():
-        _freeze(run, cfg)  # last, because a folder is a run's where this file is
-
-
-def _command(words: Sequence[str]) -> dict[str, list[str]]:
-    return {"command": ["python", "-m", "runner", *map(hidden, words)]}
-
-
-def _freeze(run: Run, cfg: Mapping[str, Any]) -> None:
-    write_text(run.folder / "config.yaml", yaml.safe_dump(dict(cfg), sort_keys=False, allow_unicode=True))
-
-
 def _volatile(cfg: Mapping[str, Any]) -> str:
     """The part that the key leaves open, as text that can be compared."""
-    return json.dumps(_alike({key: cfg.get(key) for key in sorted(VOLATILE)}), sort_keys=True, default=str)
+    return json.dumps({key: _alike(cfg.get(key)) for key in VOLATILE}, sort_keys=True, default=str)
 
 
 def check_metadata(run: Run) -> None:
@@ -278,13 +269,14 @@ def check_metadata(run: Run) -> None:
         if known not in (None, key):
             fix = "name=<another name>, and the command with the new values"
             faults.append(Fault(str(run.folder / "config.yaml"), f"changed since the run began: {key}", known, fix))
-    after = {"status.json": "goes on from its newest whole checkpoint", "manifest.json": "is recorded anew"}
+    after = {"status.json": "goes on from its newest whole checkpoint", "manifest.json": "is recorded again"}
     after |= {"scores.json": "is measured at its end only", "adjustments.json": "goes on as its config says"}
-    for name in after:
+    for name, consequence in after.items():
         path = run.folder / name
-        is_right = _is_status if name == "status.json" else _is_mapping
-        if path.exists() and not is_right(read_json(path)):
-            faults.append(Fault(str(path), "it cannot be read", "JSON", f"rm {path}  (the run then {after[name]})"))
+        found = read_json(path)
+        is_right = _is_status(found) if name == "status.json" else isinstance(found, dict)
+        if path.exists() and not is_right:
+            faults.append(Fault(str(path), "it cannot be read", "JSON", f"rm {path}  (the run then {consequence})"))
     if faults:
         raise FolderError(faults)
 
@@ -315,12 +307,8 @@ def _is_line(text: bytes) -> bool:
     return False
 
 
-def _is_mapping(found: Any) -> bool:
-    return isinstance(found, dict)
-
-
-def _is_status(found: Any) -> bool:
-    return _is_mapping(found) and found.get("state") in STATES
+def _is_status(found: object) -> bool:
+    return isinstance(found, dict) and found.get("state") in STATES
 
 
 @contextlib.contextmanager
@@ -339,15 +327,10 @@ def locked(run: Run, patience: float = 0.0) -> Iterator[None]:
             yield
     except Timeout:
         holder = run.status()
-        found = f"held by pid {holder.get('pid')} on {holder.get('host')}"
-        raise FolderError(
-            Fault(
-                str(run.folder),
-                f"{found} since {holder.get('since', holder.get('started'))}",
-                "a folder that no other process trains in",
-                "wait for it, or start another run: name=<another name>",
-            )
-        ) from None
+        since = holder.get("since", holder.get("started"))
+        found = f"held by pid {holder.get('pid')} on {holder.get('host')} since {since}"
+        fix = "wait for it, or start another run: name=<another name>"
+        raise FolderError(Fault(str(run.folder), found, "a folder that no other process trains in", fix)) from None
 
 
 def held(run: Run) -> bool:
@@ -376,7 +359,12 @@ def last_checkpoint(run: Run, clean: bool = True) -> Path | None:
     A torn checkpoint must go before training: the next save of the same step would otherwise mix with it. Where there
     were sealed ones and none of them is whole, ``clean`` raises FolderError, since to start over would hide the loss.
     """
-    good, damaged = None, _lost(run)
+    good: Path | None = None
+    damaged: dict[Path, dict[str, str]] = {}
+    step = run.status().get("sealed")  # the step that was sealed last; its checkpoint may be gone, or its seal
+    path = run.checkpoints / f"checkpoint-{step}"
+    if step is not None and not (path / SEAL).exists():
+        damaged[path] = damage_of(path) if path.is_dir() else {"the folder": "missing"}
     for path in reversed(sealed_checkpoints(run)):
         if not (wrong := damage_of(path)):
             good = path
@@ -399,15 +387,6 @@ def last_checkpoint(run: Run, clean: bool = True) -> Path | None:
     return good
 
 
-def _lost(run: Run) -> dict[Path, dict[str, str]]:
-    """The checkpoint that was sealed last, by the status, where its seal or all of it is gone."""
-    step = run.status().get("sealed")
-    path = run.checkpoints / f"checkpoint-{step}"
-    if step is None or (path / SEAL).exists():
-        return {}
-    return {path: damage_of(path) if path.is_dir() else {"the folder": "missing"}}
-
-
 def remove_unfinished(run: Run) -> None:
     """Delete what a save has begun and not sealed; the caller holds the run."""
     torn = [path for path in run.checkpoints.glob("checkpoint-*") if not (path / SEAL).exists()]
@@ -425,15 +404,16 @@ def remove_leftovers(run: Run) -> None:
         shutil.rmtree(path)
 
 
-def write_manifest(run: Run, **facts: Any) -> None:
+def write_manifest(run: Run, **facts: object) -> None:
     """Record what is needed to repeat this run, keeping what earlier starts recorded."""
+    commit, diff = run_git("rev-parse", "HEAD"), run_git(*CHANGES)
     known = {
         "key": key_of(run.cfg),
         "command": ["python", "-m", "runner.launch", str(run)],
         "created": _now(),
         "python": platform.python_version(),
         "versions": {name: installed_version(name) for name in LIBRARIES},
-        "git": _git(),
+        "git": None if commit is None or diff is None else {"commit": commit, "diff": hidden_source(diff)},
         "seed": run.cfg.get("seed"),
         "uses": uses_of(run.cfg),
         "starts": 0,
@@ -453,21 +433,6 @@ def uses_of(cfg: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _check_name(cfg: Mapping[str, Any]) -> None:
-    """Raise FolderError where ``<output_root>/<name>`` leads out of the root."""
-    root = Path(str(cfg["output_root"])).absolute()
-    group = (root / str(cfg["name"])).resolve()
-    if not str(cfg["name"]).strip() or not group.is_relative_to(root.resolve()) or group == root.resolve():
-        raise FolderError(
-            Fault(
-                "name",
-                f"{cfg['name']!r} leads out of {root}",
-                "a folder name",
-                "name=<letters and digits>",
-            )
-        )
-
-
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
@@ -485,9 +450,3 @@ def run_git(*words: str, text: str | None = None, folder: Path | None = None) ->
         words = ("git", *words)
         return subprocess.run(words, capture_output=True, text=True, check=True, input=text, cwd=folder).stdout.strip()
     return None
-
-
-def _git() -> dict[str, str] | None:
-    """The commit of the working folder and its uncommitted changes, or None outside a repository."""
-    commit, diff = run_git("rev-parse", "HEAD"), run_git(*CHANGES)
-    return None if commit is None or diff is None else {"commit": commit, "diff": hidden_source(diff)}

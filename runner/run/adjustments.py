@@ -17,19 +17,19 @@ from typing import Any
 from runner.io.files import read_json, write_json
 
 ROLLBACK, HALVING = "rollback", "halving"
-PAPER = "adjustments.json"
+FILE = "adjustments.json"
 # What torch and its devices say when there is no memory left, beside errors of their own kind.
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "bad allocation")
 
 
 def read_adjustments(folder: Path) -> list[dict[str, Any]]:
     """The adjustments of a run folder, oldest first."""
-    return (read_json(folder / PAPER) or {}).get("adjustments", [])
+    return (read_json(folder / FILE) or {}).get("adjustments", [])
 
 
 def write_adjustments(folder: Path, adjustments: Sequence[Mapping[str, Any]]) -> None:
     """Put them all in place of those that are there; atomically."""
-    write_json(folder / PAPER, {"adjustments": list(adjustments)})
+    write_json(folder / FILE, {"adjustments": list(adjustments)})
 
 
 def count_of(adjustments: Sequence[Mapping[str, Any]], kind: str) -> int:

@@ -7,6 +7,7 @@ itself, bit for bit. Which fields these are is listed here and nowhere else; any
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import damage_of, describe_damage, find_links, read_json, write_json
 from runner.run import VOLATILE, Run, folder_of, held, link_faults, processes_of, sealed_checkpoints, step_of
 from runner.run.find import find_run
-from runner.schema import Parameter, flatten, last_key, nodes, read_signature, to_override, to_text, walk
+from runner.schema import flatten, last_key, nodes, read_signature, to_override, to_text, walk
 from runner.schema.read import UNKNOWN
 
 # Fields of a trainer's config that no step of the training reads.
@@ -31,24 +32,26 @@ FREE = frozenset(
 )
 # Those of when something is logged, at which a sample of completions may be drawn to be printed.
 LOGGED = frozenset({"logging_strategy", "logging_steps", "logging_first_step", "log_completions"})
-# Those that a step could only hear of through a callback, or through the choice of a best checkpoint.
-UNHEARD = frozenset(
+# Those that could reach a step only through a callback, or through the choice of a best checkpoint.
+CALLBACK_VISIBLE = frozenset(
     {
         *("save_strategy", "save_steps", "save_total_limit", "eval_strategy", "eval_steps", "eval_delay"),
         *("eval_on_start", "per_device_eval_batch_size", "eval_accumulation_steps"),
     }
 )
 # Those that do not change the order of rows which are all there.
-UNSTREAMED = frozenset({"dataloader_num_workers"})
+MAP_STYLE_ONLY = frozenset({"dataloader_num_workers"})
 # Those that may grow, under a schedule that does not look at how many steps there will be.
 LONGER = ("max_steps", "num_train_epochs")
-EXTENDABLE = FREE | LOGGED | UNHEARD | UNSTREAMED | frozenset(LONGER)
+EXTENDABLE = FREE | LOGGED | CALLBACK_VISIBLE | MAP_STYLE_ONLY | frozenset(LONGER)
 # Those whose default is not the library's but ours or this machine's (``training.build.args``), so that to name the
 # library's is a change.
-OVERRULED = frozenset({"logging_nan_inf_filter", "restore_callback_states_from_checkpoint", "use_cpu", "bf16"})
-OVERRULED |= {"activation_checkpointing", "gradient_checkpointing"}
-STEADY = ("constant", "constant_with_warmup", "inverse_sqrt")
+MACHINE_DEFAULTS = frozenset({"logging_nan_inf_filter", "restore_callback_states_from_checkpoint", "use_cpu", "bf16"})
+MACHINE_DEFAULTS |= {"activation_checkpointing", "gradient_checkpointing"}
+LENGTH_INDEPENDENT_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt")
 PREFIX = "trainer.args."
+OURS = "runner."  # of which a user can choose samples alone, which listens to no log
+LENGTH_INDEPENDENT_CALLBACKS = (OURS, "transformers.")
 
 
 def find_resume_faults(cfg: Mapping[str, Any]) -> list[Fault]:
@@ -60,7 +63,16 @@ def find_resume_faults(cfg: Mapping[str, Any]) -> list[Fault]:
         return [other]
     if other.folder.resolve() == folder_of(cfg, []).resolve():  # its own folder, in which it goes on anyway
         return []
-    return [*_unfit(other), *_differences(other, cfg)]
+    differences = list(_differences(other, cfg))  # first, because it changes no byte of a folder of another format
+    if faults := link_faults(find_links(other.folder)):
+        return faults + differences
+    if held(other):
+        found = f"{other} is being trained by pid {other.status().get('pid')}"
+        return [Fault("resume", found, "a run that stands still", "wait for it"), *differences]
+    if not sealed_checkpoints(other):
+        found, fix = f"{other} has no checkpoint", "leave resume out, to start from the first step"
+        return [Fault("resume", found, "a run that was saved", fix), *differences]
+    return differences
 
 
 def other_run(cfg: Mapping[str, Any]) -> Run | None:
@@ -75,17 +87,17 @@ def other_run(cfg: Mapping[str, Any]) -> Run | None:
 
 def begin_from(other: Run, cycle_steps: int) -> Path:
     """The newest checkpoint of another run from which a resume is exact; FolderError where there is none."""
-    told_of = []
+    refused = []
     for path in reversed(sealed_checkpoints(other)):
         step = step_of(path)
         if wrong := damage_of(path):
-            told_of.append(f"{path.name}: {describe_damage(wrong)}")
+            refused.append(f"{path.name}: {describe_damage(wrong)}")
         elif step % cycle_steps:
-            told_of.append(f"{path.name}: inside a generation cycle of {cycle_steps} steps")
+            refused.append(f"{path.name}: inside a generation cycle of {cycle_steps} steps")
         else:
             return path
     fix = "leave resume out, to start from the first step"
-    raise FolderError(Fault("resume", "; ".join(told_of) or "no checkpoint", f"a whole checkpoint of {other}", fix))
+    raise FolderError(Fault("resume", "; ".join(refused) or "no checkpoint", f"a whole checkpoint of {other}", fix))
 
 
 def find_offer(cfg: Mapping[str, Any], folder: Path) -> str:
@@ -93,9 +105,10 @@ def find_offer(cfg: Mapping[str, Any], folder: Path) -> str:
     others = [path.parent for path in sorted(folder.parent.glob("*/status.json")) if path.parent != folder]
     for other in map(Run, others[:50]):
         step = other.status().get("sealed") if (other.folder / "config.yaml").exists() else 0
-        word = f"{other.folder.parent.name}/{other.folder.name}"
-        if step and not find_resume_faults({**cfg, "resume": str(other.folder)}):
-            return f"{word} has taken {step} of the same steps; to go on from them, add resume={other}"
+        with contextlib.suppress(FolderError):  # of another format, or torn
+            if step and not find_resume_faults({**cfg, "resume": str(other.folder)}):
+                word = f"{other.folder.parent.name}/{other.folder.name}"
+                return f"{word} has taken {step} of the same steps; to go on from them, add resume={other}"
     return ""
 
 
@@ -106,24 +119,12 @@ def _named(cfg: Mapping[str, Any]) -> Run | Fault:
     return Run(found.absolute())
 
 
-def _unfit(other: Run) -> Iterator[Fault]:
-    """A fault where there is nothing to go on from."""
-    status = other.status()
-    if faults := link_faults(find_links(other.folder)):
-        yield from faults
-    elif held(other):
-        found = f"{other} is being trained by pid {status.get('pid')}"
-        yield Fault("resume", found, "a run that stands still", "wait for it")
-    elif not sealed_checkpoints(other):
-        fix = "leave resume out, to start from the first step"
-        yield Fault("resume", f"{other} has no checkpoint", "a run that was saved", fix)
-
-
 def _differences(other: Run, cfg: Mapping[str, Any]) -> Iterator[Fault]:
     """A fault for each value that is another one and not on the list, or that does not fit its condition there."""
     then, now = (flatten({k: v for k, v in each.items() if k not in VOLATILE}) for each in (other.cfg, cfg))
     defaults = read_signature(cfg["trainer"]["args"]["_target_"])
-    known = {name: _default(each) for name, each in defaults.parameters.items()} if defaults else {}
+    known = {name: each.default for name, each in defaults.parameters.items()} if defaults else {}
+    known |= {name: None for name, value in known.items() if value is UNKNOWN or name in MACHINE_DEFAULTS}
     longer = False
     if (before := processes_of(other.cfg)) != (after := processes_of(cfg)):
         reason, fix = "as many processes, because each draws rows of its own", f"launcher.num_processes={before}"
@@ -136,9 +137,9 @@ def _differences(other: Run, cfg: Mapping[str, Any]) -> Iterator[Fault]:
         longer = longer or name in LONGER
         if reason := _objection(path, old, new, cfg, known):
             unknown = path not in then and name not in known
-            theirs = path not in then and name in OVERRULED
-            was = "its default" if theirs else to_text(old)
-            fix = f"leave {path} out" if theirs or unknown else to_override(path, old)
+            is_default = path not in then and name in MACHINE_DEFAULTS
+            was = "its default" if is_default else to_text(old)
+            fix = f"leave {path} out" if is_default or unknown else to_override(path, old)
             fix += ", or leave resume out, to start from the first step"
             yield Fault(path, f"{was} -> {to_text(new)}", reason, fix)
     status = other.status()
@@ -147,49 +148,39 @@ def _differences(other: Run, cfg: Mapping[str, Any]) -> Iterator[Fault]:
         yield Fault("resume", found, "steps that are left", "a larger trainer.args.max_steps, or leave resume out")
 
 
-def _default(parameter: Parameter) -> Any:
-    return None if parameter.default is UNKNOWN or parameter.name in OVERRULED else parameter.default
-
-
-def _objection(path: str, old: Any, new: Any, cfg: Mapping[str, Any], known: Mapping[str, Any]) -> str:
+def _objection(path: str, old: object, new: object, cfg: Mapping[str, Any], known: Mapping[str, Any]) -> str:
     """Why a run from the start would not have taken the same steps with the new value; empty where it would."""
     name = path.removeprefix(PREFIX) if path.startswith(PREFIX) else ""
     args = {**known, **cfg["trainer"]["args"]}
-    if name in UNHEARD and (heard := _listener(cfg, args)):
-        return f"the same, because {heard} may act on it"
-    if name in LOGGED | UNHEARD and args.get("num_completions_to_print"):
+    if name in CALLBACK_VISIBLE:
+        acting = ["trainer.args.load_best_model_at_end"] if args.get("load_best_model_at_end") else []
+        acting += [path for path, target in _callbacks(cfg) if not target.startswith(OURS)]
+        if acting:
+            return f"the same, because {acting[0]} may act on it"
+    if name in LOGGED | CALLBACK_VISIBLE and args.get("num_completions_to_print"):
         return "the same, because trainer.args.num_completions_to_print draws some each time"
-    if name in UNSTREAMED and any(last_key(key) == "streaming" and each for key, each in walk(cfg["dataset"])):
+    if name in MAP_STYLE_ONLY and any(last_key(key) == "streaming" and each for key, each in walk(cfg["dataset"])):
         return "the same, because streamed rows come in another order"
     if name in LONGER:
-        return _no_longer(old, new, cfg, args)
+        return _length_objection(old, new, cfg, args)
     return "" if name in EXTENDABLE else "the same, because the steps so far were taken with it"
-
-
-def _listener(cfg: Mapping[str, Any], args: Mapping[str, Any]) -> str:
-    if args.get("load_best_model_at_end"):
-        return "trainer.args.load_best_model_at_end"
-    return next((path for path, target in _callbacks(cfg) if not target.startswith(OURS)), "")
 
 
 def _callbacks(cfg: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(path, node["_target_"]) for path, node in nodes(cfg.get("callback"), "callback")]
 
 
-OURS = "runner."  # of which a user can choose samples alone, which listens to no log
-OFFERED = (OURS, "transformers.")  # none of whose callbacks looks at how many steps there will be
-
-
-def _no_longer(old: Any, new: Any, cfg: Mapping[str, Any], args: Mapping[str, Any]) -> str:
+def _length_objection(old: object, new: object, cfg: Mapping[str, Any], args: Mapping[str, Any]) -> str:
     """Why a training cannot be made longer; empty where it can."""
-    if not all(isinstance(each, int | float) and each > 0 for each in (old, new)):
+    if not (isinstance(old, int | float) and isinstance(new, int | float) and min(old, new) > 0):
         return "the same, because its length was given otherwise"
     if new < old:
         return f"more than {to_text(old)}"
     if args.get("load_best_model_at_end"):
         return "the same, because the best checkpoint so far stays behind (trainer.args.load_best_model_at_end)"
-    if theirs := [path for path, target in _callbacks(cfg) if not target.startswith(OFFERED)]:
-        return f"the same, because {theirs[0]} may look at how many steps there will be"
+    users = [path for path, target in _callbacks(cfg) if not target.startswith(LENGTH_INDEPENDENT_CALLBACKS)]
+    if users:
+        return f"the same, because {users[0]} may look at how many steps there will be"
     own = (cfg.get("optimizer") or {}).get("scheduler")
     if own:
         signature = read_signature(own["_target_"])
@@ -197,9 +188,9 @@ def _no_longer(old: Any, new: Any, cfg: Mapping[str, Any], args: Mapping[str, An
     else:
         schedule = str(args.get("lr_scheduler_type"))
         warmup = args.get("warmup_steps") or 0
-        ahead = schedule not in STEADY or 0 < warmup < 1
-    told = f"the same, because the schedule ({schedule}) was drawn for {to_text(old)} from the first step"
-    return told if ahead else ""
+        ahead = schedule not in LENGTH_INDEPENDENT_SCHEDULES or 0 < warmup < 1
+    reason = f"the same, because the schedule ({schedule}) was drawn for {to_text(old)} from the first step"
+    return reason if ahead else ""
 
 
 def copy_history(run: Run, other: Run) -> None:

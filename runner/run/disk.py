@@ -15,8 +15,8 @@ from runner.errors import EnvironmentFault, Fault, RunnerError
 from runner.run import Run, sealed_checkpoints
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# How writers that are not Python's own tell of a write that failed: torch's archives, safetensors, arrow.
-SIGNS = (
+# In messages of writers that are not Python's own when a write has failed: torch's archives, safetensors, arrow.
+WRITE_FAILURES = (
     *("unexpected pos", "PytorchStreamWriter", "iostream", "No space left", "Disk quota"),
     *(f"os error {number}" for number in FULL),
 )
@@ -26,20 +26,23 @@ MIN_FREE_BYTES = 1 << 20  # bytes; with less than that left, what failed did so 
 
 def check_space(run: Run) -> None:
     """Raise EnvironmentFault where what the run will keep at the same time cannot fit on its disk."""
-    need, room = needed(run), free(run.folder)
+    need, description = needed(run)
+    room = free(run.folder)
     if need > room:
         fix = "free some, trainer.args.save_total_limit=1, or output_root=<a folder on a larger disk>"
-        raise EnvironmentFault(Fault(str(run), f"{sized(room)} free", f"{sized(need)}: {_told(run)}", fix))
+        raise EnvironmentFault(Fault(str(run), f"{sized(room)} free", description, fix))
 
 
-def needed(run: Run) -> int:
-    """Bytes that the run has yet to write: its checkpoints, one more than it keeps, and ``model/``.
+def needed(run: Run) -> tuple[int, str]:
+    """Bytes that the run has yet to write, and what they are: its checkpoints, one more than it keeps, and ``model/``.
 
     0 where nothing is known of them yet.
     """
-    disk = run.manifest().get("disk") or {}
-    missing = disk.get("checkpoints", 0) - len(sealed_checkpoints(run))
-    return max(0, missing) * disk.get("checkpoint", 0) + disk.get("model", 0)
+    disk = {"checkpoints": 0, "checkpoint": 0, "model": 0} | (run.manifest().get("disk") or {})
+    more = max(0, disk["checkpoints"] - len(sealed_checkpoints(run)))
+    size = more * disk["checkpoint"] + disk["model"]
+    parts = f"{more} more checkpoints of {sized(disk['checkpoint'])}, and {sized(disk['model'])} for model/"
+    return size, f"{sized(size)}: {parts}"
 
 
 def checkpoints_at_once(keep: int, save_strategy: str, save_steps: float, max_steps: int | None) -> int:
@@ -65,23 +68,25 @@ def free(path: Path) -> int:
 def is_full(error: BaseException, folder: Path) -> bool:
     """True for an error that is, or came from, a disk that took no more bytes."""
     chain = list(_chain(error))
-    if any(isinstance(one, OSError) and one.errno in FULL for one in chain):
-        return True
-    if any(word in str(one) for one in chain for word in SIGNS):
+    if any(
+        (isinstance(one, OSError) and one.errno in FULL) or any(sign in str(one) for sign in WRITE_FAILURES)
+        for one in chain
+    ):
         return True
     return not isinstance(error, RunnerError) and free(folder) < MIN_FREE_BYTES
 
 
 def full(run: Run, error: BaseException) -> EnvironmentFault:
     """A full disk as a fault: where, how much is free there and how much is needed."""
-    named = [one.filename for one in _chain(error) if isinstance(one, OSError) and isinstance(one.filename, str)]
-    place = Path(named[0]) if named else run.folder
+    failed = [one for one in _chain(error) if isinstance(one, OSError)]
+    place = Path(next((one.filename for one in failed if isinstance(one.filename, str)), run.folder))
     text = next(iter(str(error).splitlines()), "") or type(error).__name__
-    if any(isinstance(one, OSError) and one.errno == errno.EFBIG for one in _chain(error)) or "os error 27" in text:
+    if any(one.errno == errno.EFBIG for one in failed) or "os error 27" in text:
         fix = "ulimit -f unlimited, and the same command again"
         return EnvironmentFault(Fault(str(place), text, "a file as large as it needs to be", fix))
     found = f"the disk is full: {sized(free(place))} free ({text})"
-    expected = f"{sized(needed(run))}: {_told(run)}" if needed(run) else "free space"
+    need, description = needed(run)
+    expected = description if need else "free space"
     return EnvironmentFault(Fault(str(place), found, expected, "free some and run the same command again"))
 
 
@@ -95,12 +100,6 @@ def sized(count: int) -> str:
         if count >= size:
             return f"{count / size:.3g} {name}"
     return f"{count} bytes"
-
-
-def _told(run: Run) -> str:
-    disk = run.manifest().get("disk") or {}
-    more = max(0, disk["checkpoints"] - len(sealed_checkpoints(run)))
-    return f"{more} more checkpoints of {sized(disk['checkpoint'])}, and {sized(disk['model'])} for model/"
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

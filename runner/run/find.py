@@ -15,16 +15,18 @@ from runner.run.read import RunRecord, find_folders, is_run, read_run
 def find_runs(words: Sequence[str], verb: str, count: int, root: Path = Path("outputs")) -> list[RunRecord]:
     """The runs that a verb was given, all faults at once; ConfigError where they are not ``count`` words."""
     if len(words) != count:
-        found = f"{len(words)} of them: {' '.join(words)}" if words else "none"
+        given = f"{len(words)} of them: {' '.join(words)}" if words else "none"
         expected = "one run" if count == 1 else f"{count} runs"
         fix = f"python -m runner {verb} {' '.join([str(root / '<name>/<run>')] * count)}"
-        raise ConfigError(Fault("RUN", found, expected, fix))
-    runs = [find_run(word, verb, root) for word in words]
-    faults = [run for run in runs if isinstance(run, Fault)]
-    faults += link_faults(path for run in runs if isinstance(run, Path) for path in find_links(run))
+        raise ConfigError(Fault("RUN", given, expected, fix))
+    found = [find_run(word, verb, root) for word in words]
+    runs = [read_run(each) for each in found if isinstance(each, Path)]
+    faults = [each for each in found if isinstance(each, Fault)]
+    faults += link_faults(path for run in runs for path in find_links(run.folder))
+    faults += [fault for run in runs for fault in run.format_faults]
     if faults:
         raise FolderError(dict.fromkeys(faults))
-    return [read_run(run) for run in runs if isinstance(run, Path)]
+    return runs
 
 
 def find_run(word: str, verb: str, root: Path) -> Path | Fault:
@@ -41,7 +43,13 @@ def find_run(word: str, verb: str, root: Path) -> Path | Fault:
     if runs or keyed:
         several = runs or keyed
         return Fault(word, f"{len(several)} runs", "one of them", f"python -m runner {verb} {Run(several[-1])}")
-    return _no_run(word, verb, root, bool(places))
+    folders = [path for group in sorted(root.glob("[!.]*")) if group.is_dir() for path in find_folders(group)]
+    named = {str(path.relative_to(root)): path for path in folders} | {path.parent.name: path for path in folders}
+    tail = "/".join(Path(word).parts[-2:])
+    near = difflib.get_close_matches(tail, named, 1) or difflib.get_close_matches(Path(word).name, named, 1)
+    reason = "no run is in it" if places else "no such folder"
+    fix = f"python -m runner {verb} {Run(named[near[0]])}" if near else "python -m runner report  (lists the runs)"
+    return Fault(word, reason, f"the folder of a run, such as {root}/<name>/<run>", fix)
 
 
 def check_finished(run: RunRecord, verb: str) -> None:
@@ -52,14 +60,3 @@ def check_finished(run: RunRecord, verb: str) -> None:
         found = run.standing + (f": {run.cause}" if run.cause else "")
         fix = f"python -m runner.launch {run}  (to finish it)"
         raise FolderError(Fault(str(run), found, f"a finished run to {verb}", fix))
-
-
-def _no_run(word: str, verb: str, root: Path, there: bool) -> Fault:
-    """The fault of a word that is no run, with the nearest folder that is one."""
-    folders = [path for group in sorted(root.glob("[!.]*")) if group.is_dir() for path in find_folders(group)]
-    named = {str(path.relative_to(root)): path for path in folders} | {path.parent.name: path for path in folders}
-    tail = "/".join(Path(word).parts[-2:])
-    near = difflib.get_close_matches(tail, named, 1) or difflib.get_close_matches(Path(word).name, named, 1)
-    found = "no run is in it" if there else "no such folder"
-    fix = f"python -m runner {verb} {Run(named[near[0]])}" if near else "python -m runner report  (lists the runs)"
-    return Fault(word, found, f"the folder of a run, such as {root}/<name>/<run>", fix)

@@ -21,40 +21,57 @@ from runner.schema import find_module, flatten, last_key, nodes, walk
 from runner.schema.source import NOT_OF_THE_USER
 
 NAMES = ("path", "file", "files", "template", "deepspeed", "fsdp_config")  # how a key ends whose value is read
-READ = {".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".gz", ".safetensors", ".bin", ".model", ".txt"}
-READ |= {".jinja", ".tiktoken", ".py", ".yaml", ".yml"}
-NOT_READ = {"training_args.json", "trainer_state.json", "seal.json"}
+SUFFIXES = {".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".gz", ".safetensors", ".bin", ".model", ".txt"}
+SUFFIXES |= {".jinja", ".tiktoken", ".py", ".yaml", ".yml"}
+NOT_INPUTS = {"training_args.json", "trainer_state.json", "seal.json"}
 CODE = "code"
 FACTS = ("data", "tokenizer", "model")  # of a manifest
-ANEW = "name=<another name>, to train anew with what is there now"
-WHOLE = 64 << 20  # bytes; of a larger file as many are read, in pieces from all over it
+TRAIN_AGAIN = "name=<another name>, to train again with what is there now"
+MAX_BYTES_HASHED_WHOLE = 64 << 20  # bytes; of a larger file as many are read, in pieces from all over it
 
-Entry = list[Any]  # size in bytes, time of the last change in ns, digest
-Material = dict[str, dict[str, Entry]]
+Fingerprint = list[int | str]  # size in bytes, time of the last change in ns, digest
+Fingerprints = dict[str, dict[str, Fingerprint]]  # by key of the configuration, by file
 
 
-def read_material(cfg: Mapping[str, Any], known: Mapping[str, Mapping[str, Entry]] | None = None) -> Material:
-    """The files behind each key of a configuration, with fingerprints; ``known`` ones spare reading files again."""
-    known = known or {}
-    places = {key: sorted(set(files)) for key, files in (*_paths(cfg), *_code(cfg))}
-    return {
-        key: {str(file): _entry(file, known.get(key, {}).get(str(file))) for file in files}
-        for key, files in places.items()
-        if files
-    }
+def read_fingerprints(
+    cfg: Mapping[str, Any], known: Mapping[str, Mapping[str, Fingerprint]] | None = None
+) -> Fingerprints:
+    """The fingerprints of the files behind each key of a configuration; ``known`` ones spare reading files again."""
+    found: Fingerprints = {}
+    for key, files in (*_paths(cfg), *_code(cfg)):
+        before = (known or {}).get(key, {})
+        for file in sorted(set(files)):
+            now, old = file.stat(), before.get(str(file))
+            same = old and old[:2] == [now.st_size, now.st_mtime_ns]
+            digest = str(old[2]) if old and same else _digest(file, now.st_size)
+            found.setdefault(key, {})[str(file)] = [now.st_size, now.st_mtime_ns, digest]
+    return found
 
 
 def find_changes(run: Run) -> dict[str, list[str]]:
     """The inputs that have changed since the run last began: for each key of the configuration a line per file."""
-    then = run.manifest().get("material")
+    then = run.manifest().get("inputs")
     if not isinstance(then, dict):
         return {}
-    now = read_material(run.cfg, then)
-    lines = {key: list(_differences(then.get(key, {}), now.get(key, {}))) for key in {**then, **now}}
-    return {key: each for key, each in lines.items() if each}
+    now = read_fingerprints(run.cfg, then)
+    changes: dict[str, list[str]] = {}
+    for key in {**then, **now}:
+        before, after = then.get(key, {}), now.get(key, {})
+        for file in {**before, **after}:
+            old, new = before.get(file), after.get(file)
+            if old is None or new is None:
+                line = f"{file} is {'new' if old is None else 'gone'}"
+            elif old[0] != new[0]:
+                line = f"{file}: {old[0]} -> {new[0]} bytes"
+            elif old[2] != new[2]:
+                line = f"{file}: {str(old[2])[:10]} -> {str(new[2])[:10]}"
+            else:
+                continue
+            changes.setdefault(key, []).append(line)
+    return changes
 
 
-def check_material(run: Run) -> list[str]:
+def check_fingerprints(run: Run) -> list[str]:
     """Raise FolderError where a run's files have changed and its checkpoints or its model came from the old ones.
 
     Returns what there is to say of the user's code: a fault that is mended there must not cost the steps so far.
@@ -62,7 +79,7 @@ def check_material(run: Run) -> list[str]:
     changes = find_changes(run)
     if not changes or not (run.status()["state"] == "finished" or sealed_checkpoints(run)):
         return []
-    faults = [Fault(key, "; ".join(lines), "as the run began with", ANEW) for key, lines in changes.items()]
+    faults = [Fault(key, "; ".join(lines), "as the run began with", TRAIN_AGAIN) for key, lines in changes.items()]
     if refused := [fault for fault in faults if not fault.where.startswith(CODE)]:
         raise FolderError(refused)
     return [f"{fault.where} has changed since the run began: {fault.found}" for fault in faults]
@@ -73,21 +90,10 @@ def find_other_facts(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Fa
     old, new = (flatten({key: facts.get(key) or {} for key in FACTS}) for facts in (then, now))
     differing = [key for key in old if None not in (old[key], new.get(key)) and old[key] != new[key]]
     return [
-        Fault(key, f"{str(old[key])[:12]} -> {str(new[key])[:12]}", "as the checkpoints were trained on", ANEW)
+        Fault(key, f"{str(old[key])[:12]} -> {str(new[key])[:12]}", "as the checkpoints were trained on", TRAIN_AGAIN)
         for key in differing
-        if key != "model.path"  # where it was found; what was found there is told by the others
+        if key != "model.path"  # where it was found; the others say what was found there
     ]
-
-
-def _differences(then: Mapping[str, Entry], now: Mapping[str, Entry]) -> Iterator[str]:
-    for file in {**then, **now}:
-        old, new = then.get(file), now.get(file)
-        if old is None or new is None:
-            yield f"{file} is {'new' if old is None else 'gone'}"
-        elif old[0] != new[0]:
-            yield f"{file}: {old[0]} -> {new[0]} bytes"
-        elif old[2] != new[2]:
-            yield f"{file}: {old[2][:10]} -> {new[2][:10]}"
 
 
 def _paths(cfg: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
@@ -105,7 +111,7 @@ def _files(value: str) -> Iterable[Path]:
         return map(Path, glob(str(place), recursive=True))
     if place.is_dir():
         inner = (file for folder in (place, place / "data", place / "policy") for file in folder.glob("[!.]*"))
-        return [file for file in inner if file.suffix in READ and file.name not in NOT_READ]
+        return [file for file in inner if file.suffix in SUFFIXES and file.name not in NOT_INPUTS]
     return [place]
 
 
@@ -118,20 +124,13 @@ def _code(cfg: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
         yield f"{CODE} {top}", [*files, *(file for folder in folders for file in Path(folder).rglob("*.py"))]
 
 
-def _entry(file: Path, known: Entry | None) -> Entry:
-    now = file.stat()
-    if known and known[:2] == [now.st_size, now.st_mtime_ns]:
-        return list(known)
-    return [now.st_size, now.st_mtime_ns, _digest(file, now.st_size)]
-
-
 def _digest(file: Path, size: int) -> str:
-    """The sha256 of a file; of one beyond ``WHOLE``, of 64 pieces of it."""
+    """The sha256 of a file; of one beyond ``MAX_BYTES_HASHED_WHOLE``, of 64 pieces of it."""
     sha = hashlib.sha256()
     with open(file, "rb") as bytes_:
-        if size <= WHOLE:
+        if size <= MAX_BYTES_HASHED_WHOLE:
             return hashlib.file_digest(bytes_, "sha256").hexdigest()
         for piece in range(64):
-            bytes_.seek(piece * (size - (WHOLE >> 6)) // 63, os.SEEK_SET)
-            sha.update(bytes_.read(WHOLE >> 6))
+            bytes_.seek(piece * (size - (MAX_BYTES_HASHED_WHOLE >> 6)) // 63, os.SEEK_SET)
+            sha.update(bytes_.read(MAX_BYTES_HASHED_WHOLE >> 6))
     return sha.hexdigest()

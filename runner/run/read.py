@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from runner.config.limits import read_yaml
-from runner.errors import ConfigError
+from runner.errors import ConfigError, Fault
 from runner.io.files import read_json, read_rows
-from runner.run import Run
+from runner.run import FORMAT, Run, format_fault
 
 METADATA = ("config.yaml", "status.json", "manifest.json", "scores.json", "metrics.jsonl")
 SAMPLE_FILES = ("completions.jsonl", "checkpoints/completions.jsonl")
@@ -27,7 +27,10 @@ SAMPLE_FILES = ("completions.jsonl", "checkpoints/completions.jsonl")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run folder as it was read; ``damaged`` names the files that could not be."""
+    """One run folder as it was read; ``damaged`` names the files that could not be.
+
+    Of a folder of another ``format`` nothing is read but that.
+    """
 
     folder: Path
     cfg: Mapping[str, Any]
@@ -35,6 +38,7 @@ class RunRecord:
     manifest: Mapping[str, Any]
     scores: Mapping[str, Any]
     damaged: tuple[str, ...] = ()
+    format: object = FORMAT
 
     def __str__(self) -> str:
         return str(self.run)
@@ -46,20 +50,32 @@ class RunRecord:
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
         """The logged lines, in the order of the steps."""
-        return read_metrics(self.folder / "metrics.jsonl")
+        return [] if self.format_faults else read_metrics(self.folder / "metrics.jsonl")
+
+    @property
+    def format_faults(self) -> list[Fault]:
+        """The fault of a folder that this runner cannot read as a run; none of one that it can."""
+        return [] if self.format == FORMAT else [format_fault(self.folder, self.format)]
 
     @property
     def before(self) -> dict[str, float]:
-        return _numbers(self.scores.get("before"))
+        """The scores before the first step that are numbers."""
+        return self._numbers("before")
 
     @property
     def after(self) -> dict[str, float]:
-        return _numbers(self.scores.get("after"))
+        """The scores after the last step that are numbers."""
+        return self._numbers("after")
+
+    def _numbers(self, moment: str) -> dict[str, float]:
+        scores = self.scores.get(moment)
+        found = scores.items() if isinstance(scores, Mapping) else ()
+        return {name: value for name, value in found if is_finite(value)}
 
     @cached_property
     def state(self) -> str:
         """The state of ``status.json``, or ``lost`` where it says running and the process is gone, or ``unknown``."""
-        if "status.json" in self.damaged:
+        if "status.json" in self.damaged or self.format_faults:
             return "unknown"
         state = str(self.status.get("state") or "created")
         return "lost" if state == "running" and _gone(self.status) else state
@@ -79,6 +95,7 @@ class RunRecord:
     def cause(self) -> str:
         """The reason why it is not finished, in one line."""
         damaged = [f"{name} cannot be read" for name in self.damaged]
+        damaged += [f"{fault.found}; expected {fault.expected}" for fault in self.format_faults]
         heard = f"last heard of {format_time(self.status.get('updated'))}"
         why = {
             "created": "not started",
@@ -101,18 +118,13 @@ class RunRecord:
 
 def read_run(folder: Path) -> RunRecord:
     """Read the files of one folder; never raises because of what is in them."""
-    damaged: list[str] = []
-
-    def mapping(name: str, read: Any) -> Mapping[str, Any]:
-        found = read(folder / name) if (folder / name).exists() else {}
-        if not isinstance(found, Mapping):
-            damaged.append(name)
-        return found if isinstance(found, Mapping) else {}
-
-    found = [mapping(name, _read_yaml if name.endswith("yaml") else read_json) for name in METADATA[:4]]
-    if not (folder / "config.yaml").exists():
-        damaged.append("config.yaml")
-    return RunRecord(folder, *found, damaged=tuple(damaged))
+    found = {name: _read_file(folder / name) for name in METADATA[:4]}
+    missing = {name for name in found if name != "config.yaml" and not (folder / name).exists()}
+    damaged = tuple(name for name, content in found.items() if content is None and name not in missing)
+    cfg, status, manifest, scores = (content or {} for content in found.values())
+    if "config.yaml" not in damaged and (number := cfg.pop("format", 1)) != FORMAT:
+        return RunRecord(folder, {}, {}, {}, {}, format=number)
+    return RunRecord(folder, cfg, status, manifest, scores, damaged)
 
 
 def read_group(group: Path) -> list[RunRecord]:
@@ -141,10 +153,12 @@ def read_samples(folder: Path, dense: bool = False) -> list[dict[str, Any]]:
 
     A trainer may write a table of its own beside the runner's: ``dense`` takes the one with more steps.
     """
-    tables = [table for name in SAMPLE_FILES if (table := _samples(folder / name))]
-    if not tables:
-        return []
-    return max(tables, key=lambda table: len({row["step"] for row in table})) if dense else tables[0]
+    tables, texts = [], ("prompt", "completion")
+    for name in SAMPLE_FILES:
+        rows = [row for row in read_rows(folder / name) if row.keys() >= {*texts} and is_finite(row.get("step"))]
+        tables.append([row | {text: plain_text(row[text]) for text in texts} for row in rows])
+    tables.sort(key=lambda table: len({row["step"] for row in table}) if dense else bool(table), reverse=True)
+    return tables[0]
 
 
 def curve(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
@@ -187,7 +201,7 @@ def one_line(cause: str, heading: bool = True) -> str:
     return " ".join(lines) if heading else next(iter(lines), "no cause was written")
 
 
-def format_time(moment: Any) -> str:
+def format_time(moment: object) -> str:
     """A time as it was written, without its seconds.
 
     >>> format_time("2026-11-20T17:28:06+00:00")
@@ -197,44 +211,32 @@ def format_time(moment: Any) -> str:
     return f"{text[:10]} {text[11:16]} UTC" if text.endswith("+00:00") else text
 
 
-def plain_text(said: Any) -> str:
+def plain_text(content: object) -> str:
     """A prompt or completion as text; of a conversation each turn, with its role where there are several."""
-    if not isinstance(said, list):
-        return str(said)
-    turns = [turn if isinstance(turn, Mapping) else {"content": turn} for turn in said]
+    if not isinstance(content, list):
+        return str(content)
+    turns = [turn if isinstance(turn, Mapping) else {"content": turn} for turn in content]
     if len(turns) == 1:
         return str(turns[0].get("content"))
     return "\n".join(f"{turn.get('role')}: {turn.get('content')}" for turn in turns)
 
 
-def _samples(path: Path) -> list[dict[str, Any]]:
-    names = ("prompt", "completion")
-    rows = [row for row in read_rows(path) if row.keys() >= {*names} and is_finite(row.get("step"))]
-    return [row | {name: plain_text(row[name]) for name in names} for row in rows]
-
-
-def _read_yaml(path: Path) -> Any:
-    """Read a YAML file; None where it is torn, or no person could have written it."""
+def _read_file(path: Path) -> dict[str, Any] | None:
+    """The mapping in a YAML or JSON file; None where there is none, or it is torn."""
     try:
-        return read_yaml(path)
+        found = read_yaml(path) if path.suffix == ".yaml" else read_json(path)
     except (OSError, ConfigError):
-        return None
-
-
-def _numbers(scores: Any) -> dict[str, float]:
-    """The scores that are numbers."""
-    found = scores.items() if isinstance(scores, Mapping) else ()
-    return {name: value for name, value in found if is_finite(value)}
+        found = None
+    return found if isinstance(found, dict) else None
 
 
 def _gone(status: Mapping[str, Any]) -> bool:
     """True where the process that wrote a status ran on this machine and runs no more."""
-    if status.get("host") != socket.gethostname() or not isinstance(status.get("pid"), int):
-        return False
-    try:
-        os.kill(status["pid"], 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):
-        return False
+    if status.get("host") == socket.gethostname() and isinstance(status.get("pid"), int):
+        try:
+            os.kill(status["pid"], 0)
+        except ProcessLookupError:
+            return True
+        except (OSError, OverflowError):  # somebody else's, or none that there can be
+            return False
     return False

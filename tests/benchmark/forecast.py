@@ -88,7 +88,7 @@ def train(words: list[str], place: Path) -> None:
     from runner.run import open_run
     from runner.training.build import build_components
 
-    (composed,) = stages.compose([*words, f"output_root={place}"])
+    (composed,) = stages.compose_runs([*words, f"output_root={place}"])
     build_components(open_run(composed.cfg, []), Stop()).trainer.train()
 
 
@@ -131,7 +131,7 @@ def forecast(name: str) -> int:
         write_rows(rows, CASES[name][1])
         row = json.loads(rows.read_text().splitlines()[-1])
         write_rows(rows, 20)
-        (composed,) = stages.compose(words_of(name, rows))
+        (composed,) = stages.compose_runs(words_of(name, rows))
         cfg = composed.cfg
         small = reduce(cfg, place / "small", Clones(place / "models")).cfg
         seen, why = measure_small(small, source_of(cfg), bool(cfg["trainer"]["args"].get("bf16")), place / "measured")

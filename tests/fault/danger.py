@@ -36,6 +36,7 @@ from warm import Warm
 
 from runner.__main__ import main
 from runner.config import compose
+from runner.run import FORMAT, write_config
 
 SECONDS, MEGABYTES = 1.0, 200  # for a bomb, beyond what the same command takes with a file that is none
 TINY = ROOT / "runner" / "model" / "tiny"
@@ -251,7 +252,7 @@ def explode(work: Path, door: str, bomb: str, frozen: str) -> Outcome:
     file = work / place
     file.parent.mkdir(parents=True)
     head = {"--config-dir": "# @package _global_\n", "import": "learning_rate: 1e-5\n"}.get(door, frozen)
-    file.write_text(head + bomb)
+    file.write_text((f"format: {FORMAT}\n" if place.startswith("outputs/") else "") + head + bomb)
     return fork(words, work)
 
 
@@ -294,7 +295,7 @@ def lay_stranger(folder: Path, words: Sequence[str] = ()) -> Path:
     """A run folder of somebody else's that looks interrupted, with a good configuration."""
     folder.mkdir(parents=True)
     cfg = compose(["dataset.limit={train: 8, eval: 2}", "trainer.args.max_steps=1", *words]).cfg
-    (folder / "config.yaml").write_text(yaml.safe_dump(cfg | {"name": folder.parent.name}, sort_keys=False))
+    write_config(folder, cfg | {"name": folder.parent.name})
     (folder / "status.json").write_text(json.dumps({"state": "interrupted", "step": 0, "max_steps": 1}))
     (folder / "manifest.json").write_text(json.dumps({"command": ["python", "-m", "runner"]}))
     return folder

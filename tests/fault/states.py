@@ -189,7 +189,7 @@ def made_up(way: str, when: int) -> Iterator[None]:
         patches.enter_context(mock.patch("accelerate.utils.set_seed"))
         patches.enter_context(mock.patch("runner.model.saved.find_missing", lambda *args: []))
         patches.enter_context(mock.patch("runner.run.installed_version", lambda name: None))
-        patches.enter_context(mock.patch("runner.run._git", lambda: None))
+        patches.enter_context(mock.patch("runner.run.run_git", lambda *words: None))
         patches.enter_context(mock.patch("runner.report.plot.write_plots", lambda *args, **more: None))
         yield
 
