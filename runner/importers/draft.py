@@ -17,7 +17,7 @@ import yaml
 from runner.errors import Fault
 from runner.importers.convert import to_mapping
 from runner.importers.read import ForeignConfig
-from runner.importers.table import Case, Table, is_wanted
+from runner.importers.table import Rule, Table, is_wanted
 from runner.io.files import MENU
 from runner.io.secrets import LOGIN_KEY, SECRET_KEY, looks_secret
 from runner.schema import Signature, read_signature
@@ -38,7 +38,7 @@ class Note:
 
     kind: str
     key: str
-    value: Any
+    value: object
     ours: str = ""
     why: str = ""
     implied: bool = False
@@ -82,8 +82,8 @@ class Draft:
         self.keys |= absent
         self.implied |= absent.keys()
 
-    def find_cases(self, key: str) -> list[Case]:
-        """The cases of a key in the table, in their order."""
+    def find_rules(self, key: str) -> list[Rule]:
+        """The rules of a key in the table, in their order."""
         return self.table.keys.get(key) or self.table.keys.get(f"{key.partition('.')[0]}.*", [])
 
     def take(self, key: str, to: Callable[[object], T], default: D) -> T | D:
@@ -124,9 +124,12 @@ class Draft:
 
     def get(self, path: str) -> Any:
         """The value at a dotted path, or None."""
-        return functools.reduce(lambda node, name: (node or {}).get(name), path.split("."), self.values)
+        value: Any = self.values
+        for name in path.split("."):
+            value = (value or {}).get(name)
+        return value
 
-    def put(self, path: str, value: Any) -> None:
+    def put(self, path: str, value: object) -> None:
         """Write a value at a dotted path of the experiment; what concerns rows, for each part of a mixture."""
         *nodes, last = path.split(".")
         for place in self.parts if nodes[:1] == ["dataset"] else [self.values]:
@@ -145,7 +148,7 @@ class Draft:
         """Say that a key has no equivalent, why, and what comes nearest."""
         self.note(NO_EQUIVALENT, key, nearest, why)
 
-    def write(self, key: str, path: str, value: Any, why: str = "") -> bool:
+    def write(self, key: str, path: str, value: object, why: str = "") -> bool:
         """Write a value that comes from a key where the trainer or the adapter takes it, and say so.
 
         A default of TRL is not written. False where it has no equivalent.
@@ -157,7 +160,7 @@ class Draft:
             return kind == SAME
         elif is_unset(value):
             # A reference to nothing: no run starts with it, where ??? would mean the default.
-            reference = f"${{shell.{re.search(r'[A-Za-z_]+', value)[0]}}}"
+            reference = f"${{shell.{re.findall(r'[A-Za-z_]+', str(value))[0]}}}"
             self.put(path, "???" if path == "model.path" else reference)
             self.asked.add(key)
             self.nothing(key, f"{value} is set by the shell, and not in this file", f"{path}=<value>")
@@ -166,7 +169,7 @@ class Draft:
             self.note(MAPPED, key, f"{path}: {to_single_line(value)}", why)
         return True
 
-    def _note_known(self, key: str, name: str, value: Any, why: str) -> str:
+    def _note_known(self, key: str, name: str, value: object, why: str) -> str:
         """Note a value that is not for the trainer's config, as no field of it, its default, or of another type."""
         known, is_new = self.config.parameters.get(name.partition(".")[0]), self.get(f"trainer.args.{name}") is None
         if known is None and value in (False, None):
@@ -188,10 +191,11 @@ class Draft:
 @functools.cache
 def _read_config(trainer: str) -> Signature:
     node = yaml.safe_load((MENU / "trainer" / f"{trainer}.yaml").read_text(encoding="utf-8"))
-    return read_signature(node["trainer"]["args"]["_target_"])
+    target = node["trainer"]["args"]["_target_"]
+    return read_signature(target) or Signature(target, target)
 
 
-def _without_secrets(key: str, value: Any) -> Any:
+def _without_secrets(key: str, value: object) -> Any:
     """The same value, every secret in it replaced by dots, however deep it is."""
     if isinstance(value, Mapping):
         return {name: _without_secrets(str(name), entry) for name, entry in value.items()}

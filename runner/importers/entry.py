@@ -40,7 +40,7 @@ def write_rows(draft: Draft, nodes: Sequence[dict[str, Any]]) -> None:
     key = next((key for key in section["keys"] if draft.keys.get(key) is not None), section["keys"][0])
     nodes = nodes or [{"path": "???"}]
     _hold_out(draft, section["held_out"], nodes)
-    weights = draft.take(section["weights"], to_weights, []) or [node.get("weight") for node in nodes]
+    weights = draft.take(section["weights"], to_weights, []) or [node["weight"] for node in nodes if "weight" in node]
     forms = {node.get("form") for node in nodes}
     nodes = [_to_shortest(node) for node in nodes]
     if len(nodes) == 1:

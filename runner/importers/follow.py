@@ -10,23 +10,23 @@ from runner.dataset.convert import SPEAKERS
 from runner.errors import Fault
 from runner.importers.convert import COMPUTED, CONVERSIONS, to_list, to_number, to_whole_number, to_words
 from runner.importers.draft import HIDDEN, IGNORED, MAPPED, SAME, Draft, is_unset, to_single_line
-from runner.importers.table import OFF, Case, is_wanted
+from runner.importers.table import OFF, Rule, is_wanted
 from runner.schema import nearest as find_nearest
 
-SECRET = Case(kind="ignored", reason="a secret, which no file of ours holds: export it in the environment")
+SECRET = Rule(kind="ignored", reason="a secret, which no file of ours holds: export it in the environment")
 
 
 def follow(draft: Draft, *keys: str) -> None:
-    """Deal with these keys, in this order, by the first case of their row that holds."""
+    """Deal with these keys, in this order, by the first rule of their row that holds."""
     for key in keys:
         value = draft.keys.get(key)
         if value is None or key in draft.taken:
             continue
-        cases = [SECRET] if value == HIDDEN else draft.find_cases(key)
-        if case := next((case for case in cases if holds(draft, case, value)), None):
+        rules = [SECRET] if value == HIDDEN else draft.find_rules(key)
+        if rule := next((rule for rule in rules if holds(draft, rule, value)), None):
             draft.taken.add(key)
-            written = _apply(draft, case, key, value, cases)
-            for path, constant in case.also.items() if written else ():
+            written = _apply(draft, rule, key, value, rules)
+            for path, constant in rule.also.items() if written else ():
                 if draft.get(path) is None:
                     draft.put(path, _filled(draft, key, constant))
 
@@ -37,7 +37,7 @@ def follow_rest(draft: Draft) -> None:
         follow(draft, key)
         if value is None or key in draft.taken:
             continue
-        is_known = bool(draft.find_cases(key))
+        is_known = bool(draft.find_rules(key))
         if key in draft.config.parameters and not is_known:
             draft.write(key, f"trainer.args.{key}", value)
         elif value in OFF and key not in draft.implied:
@@ -48,57 +48,52 @@ def follow_rest(draft: Draft) -> None:
             draft.nothing(key, why, f"trainer.args.{near[0]}" if near else "")
 
 
-def holds(draft: Draft, case: Case, value: object = None) -> bool:
-    """True where every condition of a case is met by a key's value and the draft."""
-    facts = {name: [draft.choices.get(name)] for name in ("trainer", "peft", "optimizer")}
+def holds(draft: Draft, rule: Rule, value: object = None) -> bool:
+    """True where every condition of a rule is met by a key's value and the draft."""
+    facts: dict[str, list[object]] = {name: [draft.choices.get(name)] for name in ("trainer", "peft", "optimizer")}
     facts |= {"value": [value], "command": [draft.reading.command], "held_out": [draft.has_held_out]}
     facts["form"] = [part.get("form") for part in draft.parts]
     return (
-        all(any(is_wanted(fact, wanted) for fact in facts[name]) for name, wanted in case.when.items())
-        and (not case.like or bool(re.search(case.like, to_single_line(value))))
-        and all(is_wanted(draft.keys.get(key), wanted) for key, wanted in case.beside.items())
-        and not any(is_wanted(draft.keys.get(key), wanted) for key, wanted in case.without.items())
+        all(any(is_wanted(fact, wanted) for fact in facts[name]) for name, wanted in rule.when.items())
+        and (not rule.like or bool(re.search(rule.like, to_single_line(value))))
+        and all(is_wanted(draft.keys.get(key), wanted) for key, wanted in rule.beside.items())
+        and not any(is_wanted(draft.keys.get(key), wanted) for key, wanted in rule.without.items())
     )
 
 
-def _apply(draft: Draft, case: Case, key: str, value: Any, cases: list[Case]) -> bool:
-    """Do what a case says with a key; False where there was something to write, and it was not."""
-    reason, nearest, why = (_filled(draft, key, text) for text in (case.reason, case.typed or case.nearest, case.why))
-    if case.choose:
-        group, _, option = case.choose.partition("=")
+def _apply(draft: Draft, rule: Rule, key: str, value: object, rules: list[Rule]) -> bool:
+    """Do what a rule says with a key; False where there was something to write, and it was not."""
+    reason, nearest, why = (_filled(draft, key, text) for text in (rule.reason, rule.typed or rule.nearest, rule.why))
+    if rule.choose:
+        group, _, option = rule.choose.partition("=")
         draft.choices[group] = None if option == "null" else option
-    if case.by:
-        FUNCTIONS[case.by](draft, key)
-    elif case.to:
-        return _write(draft, case, key, value, why)
-    elif case.kind == "refused":
-        methods = [to_single_line(method) for each in cases if each.choose for method in to_list(each.when["value"])]
+    if rule.by:
+        FUNCTIONS[rule.by](draft, key)
+    elif rule.to:
+        path, count = rule.to.replace("*", key.partition(".")[2]), len(draft.faults)
+        if rule.write is not None:
+            value = _filled(draft, key, rule.write)
+        elif rule.convert and (rule.convert in COMPUTED or not is_unset(value)):
+            if rule.rest and (more := draft.convert(key, value, to_words, [])[1:]):
+                draft.nothing(key, f"{', '.join(more)}: {rule.rest}", rule.nearest)
+            value = draft.convert(key, value, CONVERSIONS[rule.convert], None)
+        return len(draft.faults) == count and draft.write(key, path, value, why)
+    elif rule.kind == "refused":
+        methods = [to_single_line(method) for each in rules if each.choose for method in to_list(each.when["value"])]
         expected = why or f"one of {', '.join(methods)}"
         draft.faults.append(Fault(key, reason, expected, "python -m runner --help  (lists the trainers)"))
-    elif case.kind in ("no_equivalent", "asked"):
-        draft.asked |= {key} if case.kind == "asked" else set()
-        draft.words += nearest.split() if case.typed else []
+    elif rule.kind in ("no_equivalent", "asked"):
+        draft.asked |= {key} if rule.kind == "asked" else set()
+        draft.words += nearest.split() if rule.typed else []
         draft.nothing(key, reason, nearest)
-    elif case.choose:
-        draft.note(MAPPED, key, case.choose, why)
+    elif rule.choose:
+        draft.note(MAPPED, key, rule.choose, why)
     else:
-        draft.note(IGNORED if case.kind == "ignored" else SAME, key, why=reason)
+        draft.note(IGNORED if rule.kind == "ignored" else SAME, key, why=reason)
     return True
 
 
-def _write(draft: Draft, case: Case, key: str, value: Any, why: str) -> bool:
-    """Write the value of a key, converted, or a constant in its place; False where nothing of it was written."""
-    path, count = case.to.replace("*", key.partition(".")[2]), len(draft.faults)
-    if case.write is not None:
-        value = _filled(draft, key, case.write)
-    elif case.convert and (case.convert in COMPUTED or not is_unset(value)):
-        if case.rest and (more := draft.convert(key, value, to_words, [])[1:]):
-            draft.nothing(key, f"{', '.join(more)}: {case.rest}", case.nearest)
-        value = draft.convert(key, value, CONVERSIONS[case.convert], None)
-    return len(draft.faults) == count and draft.write(key, path, value, why)
-
-
-def _filled(draft: Draft, key: str, text: Any) -> Any:
+def _filled(draft: Draft, key: str, text: object) -> Any:
     """A text of a table, its names in braces replaced by values; anything else as it is."""
     names = {"key": key, "value": draft.keys[key], "trainer": draft.trainer}
     if not isinstance(text, str):

@@ -79,7 +79,7 @@ def find_tool(path: Path, keys: Mapping[str, Any]) -> tuple[str, str]:
     return best, ", ".join(found[best][:5])
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """The value as it was meant: YAML reads 2e-5 as a text, and a shell everything.
 
     >>> plain("2e-5"), plain("true"), plain("a"), plain('{"min_lr": 1e-6}')

@@ -1,8 +1,8 @@
 """Tables of other tools' keys: what each key becomes, as data.
 
 A table is ``<tool>.yaml``, with ``shared.yaml`` below it. Its section ``keys`` has a row for each key: a path of ours,
-or a case, or a list of cases of which the first counts that holds. The sections ``ignored`` (of the machine),
-``no_equivalent`` (why, and what comes nearest) and ``same`` (by default) are short for rows of one such case. ``rows``
+or a rule, or a list of rules of which the first counts that holds. The sections ``ignored`` (of the machine),
+``no_equivalent`` (why, and what comes nearest) and ``same`` (by default) are short for rows of one such rule. ``rows``
 is the same for the keys of one dataset. ``defaults`` are what the tool does where a file is silent. The keys in
 ``first`` are dealt with before the datasets, those in ``then`` right after them. ``outer.inner`` is a nested key,
 ``outer.*`` any other below it.
@@ -26,7 +26,7 @@ KINDS = ("same", "ignored", "no_equivalent", "asked", "refused")
 
 
 @dataclass(frozen=True)
-class Case:
+class Rule:
     """One thing that may become of a key.
 
     When: a row lists values of the key as ``value``, where enabled and disabled stand for many; what was chosen before
@@ -48,7 +48,7 @@ class Case:
     choose: str = ""
     to: str = ""
     convert: str = ""
-    write: Any = None
+    write: object = None
     rest: str = ""
     also: Mapping[str, Any] = field(default_factory=dict)
     give: Mapping[str, Any] = field(default_factory=dict)
@@ -64,9 +64,9 @@ class Case:
 class Table:
     """The rows of a tool by key, those of one dataset, its defaults, and its other sections as they are."""
 
-    keys: Mapping[str, list[Case]]
-    rows: Mapping[str, list[Case]]
-    defaults: list[Case]
+    keys: Mapping[str, list[Rule]]
+    rows: Mapping[str, list[Rule]]
+    defaults: list[Rule]
     sections: Mapping[str, Any]
 
 
@@ -74,8 +74,8 @@ class Table:
 def read_table(tool: str) -> Table:
     """The table of a tool, with the rows that all share."""
     node = read_section(tool)
-    keys = {key: cases for name in ("shared", tool) for key, cases in _read_rows(read_section(name)).items()}
-    return Table(keys, _read_rows({"keys": node.get("rows", {})}), list(map(_to_case, node["defaults"])), node)
+    rows = _read_rows({"keys": node.get("rows", {})})
+    return Table(_read_rows(read_section("shared")) | _read_rows(node), rows, _to_rules(node["defaults"]), node)
 
 
 @functools.cache
@@ -84,25 +84,29 @@ def read_section(name: str) -> dict[str, Any]:
     return yaml.load((Path(__file__).parent / f"{name}.yaml").read_text(encoding="utf-8"), LOADER)
 
 
-def _read_rows(node: Mapping[str, Any]) -> dict[str, list[Case]]:
-    rows = {key: list(map(_to_case, row if isinstance(row, list) else [row])) for key, row in node["keys"].items()}
+def _read_rows(node: Mapping[str, Any]) -> dict[str, list[Rule]]:
+    """The rules of each key of a table."""
+    rows = {key: _to_rules(row) for key, row in node["keys"].items()}
     for kind in KINDS[:3]:
         for key, said in node.get(kind, {}).items():
             why, *nearest = said if isinstance(said, list) else [said]
-            rows[key] = [Case(kind=kind, reason=why, nearest=" ".join(nearest))]
+            rows[key] = [Rule(kind=kind, reason=why, nearest=" ".join(nearest))]
     return rows
 
 
-def _to_case(row: str | Mapping[str, Any]) -> Case:
+def _to_rules(row: str | Mapping[str, Any] | list[Any]) -> list[Rule]:
+    """The rules of a row: a text is a path of ours."""
+    if isinstance(row, list):
+        return [rule for each in row for rule in _to_rules(each)]
     if isinstance(row, str):
-        return Case(to=row)
+        return [Rule(to=row)]
     rest = {name: value for name, value in row.items() if name not in (*CONDITIONS, *KINDS)}
     kind = next((kind for kind in KINDS if kind in row), "")
-    return Case({name: row[name] for name in CONDITIONS if name in row}, kind=kind, reason=row.get(kind, ""), **rest)
+    return [Rule({name: row[name] for name in CONDITIONS if name in row}, kind=kind, reason=row.get(kind, ""), **rest)]
 
 
-def is_wanted(value: object, wanted: Any) -> bool:
-    """True for a value that is one of those that a case lists, compared as texts.
+def is_wanted(value: object, wanted: object) -> bool:
+    """True for a value that is one of those that a rule lists, compared as texts.
 
     >>> is_wanted(True, "true"), is_wanted(0, ["disabled"]), is_wanted(None, [None, "bnb"]), is_wanted("x", "enabled")
     (True, True, True, True)

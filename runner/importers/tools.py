@@ -1,20 +1,27 @@
-"""The datasets of each tool, and the little else that no table can say."""
+"""The datasets and rewards of each tool, and the little else that no table can say."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from runner.config.limits import check_size
 from runner.errors import ConfigError, Fault
-from runner.importers.convert import to_entries, to_mapping, to_number, to_plain_text, to_whole_number, to_words
+from runner.importers.convert import (
+    to_entries,
+    to_mapping,
+    to_number,
+    to_plain_text,
+    to_weights,
+    to_whole_number,
+    to_words,
+)
 from runner.importers.draft import FIX, MAPPED, SAME, Draft, is_unset, to_single_line
 from runner.importers.entry import is_local, read_entry
-from runner.importers.rewards import read_rewards, type_rewards
 from runner.importers.table import read_section
 
 PER_ROW = "dataset.map._target_=<function of a row>"
@@ -217,6 +224,57 @@ def finish_trl(draft: Draft) -> None:
     type_rewards(draft, "reward_funcs", read_rewards(draft, "reward_funcs", "reward_model_name_or_path"))
     if isinstance(variables := draft.keys.get("env"), Mapping):
         draft.keys["env"] = ", ".join(variables)
+
+
+# --- Rewards ------------------------------------------------------------------------------------
+
+
+def read_rewards(draft: Draft, names_key: str, model_key: str = "") -> list[tuple[str, list[float]]]:
+    """Write the rewards that are ours, by the section ``rewards`` of the table, and reward models.
+
+    The others come back by name, each with its weight if there is one.
+    """
+    ours: dict[str, dict[str, Any]] = draft.table.sections["rewards"]
+    names, models = draft.take(names_key, to_words, []), draft.take(model_key, to_words, []) if model_key else []
+    weights = draft.take(names_key.replace("funcs", "weights"), to_weights, [])
+    entries: dict[str, Any] = {}
+    others = []
+    for place, name in enumerate([*names, *models]):
+        weight = {"weight": weights[place]} if weights[place:] else {}
+        if name in models:
+            key = "model" if "model" not in entries else f"model_{len(entries)}"
+            entries[key] = {"_target_": "runner.reward.outcome.load_reward_model", "path": name, "weight": 1.0} | weight
+            draft.note(MAPPED, model_key, f"reward.{key}.path: {name}")
+        elif name in ours:
+            entry = dict(ours[name])
+            why = entry.pop("remark", "")
+            if entry["_target_"].endswith("get_soft_overlong_punishment"):
+                key = "soft_max_length" if draft.keys.get("soft_max_length") else "max_completion_length"
+                longest = draft.convert(key, draft.keys.get(key) or 512, to_whole_number, 512)
+                draft.taken.add("soft_max_length")
+                last = draft.take("soft_cache_length", to_whole_number, 0) or longest // 5
+                settings = {"max_completion_len": longest, "soft_punish_cache": last}
+                entry = {"_target_": entry["_target_"]} | settings | entry
+                why = f"of {longest} tokens the last {last}"
+            entries[name] = entry | weight
+            draft.note(MAPPED, names_key, f"reward.{name}: {entry['_target_']}", why)
+        else:
+            others.append((name, weights[place : place + 1]))
+    if entries:
+        draft.values["reward"] = entries
+    if weights and entries:
+        draft.note(MAPPED, names_key.replace("funcs", "weights"), "reward.<name>.weight")
+    return others
+
+
+def type_rewards(draft: Draft, key: str, rewards: Iterable[tuple[str, list[float]]]) -> None:
+    """Have the user type functions of their own, with their weights: only the command line may let them run."""
+    for name, weights in rewards:
+        short, package = name.rpartition(".")[2], name.partition(".")[0]
+        word, allow = f"reward.{short}._target_={name}", f"allow=[{package}]"
+        draft.words += [word, *(f"reward.{short}.weight={weight}" for weight in weights)]
+        draft.words += [allow] if allow not in draft.words else []
+        draft.nothing(key, f"{name} is code of your own, which is allowed when it is typed", f"{word} {allow}")
 
 
 READERS: Mapping[str, tuple[Callable[[Draft], list[Node]], Callable[[Draft], None]]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -55,13 +56,12 @@ def to_yaml(draft: Draft, head: str) -> str:
 
 def describe_batch(draft: Draft) -> str:
     """The number of rows that a step takes here, and took there."""
-    names = ("per_device_train_batch_size", "gradient_accumulation_steps")
-    fields = draft.config.parameters
-    batch, accumulated = (draft.get(f"trainer.args.{name}") or fields[name].default for name in names)
-    if isinstance(batch, str) or isinstance(accumulated, str):
-        return "how many rows a step takes is still to be said"
-    said = f"{batch} x {accumulated} = {batch * accumulated} rows a step on one device"
-    if (devices := draft.reading.devices) > 1:
-        count = batch * accumulated * devices
-        said += f"; theirs ran on {devices}, so {count}: launcher.num_processes={devices}"
-    return said
+    fields, counts = draft.config.parameters, []
+    for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
+        count = draft.get(f"trainer.args.{name}") or fields[name].default
+        if not isinstance(count, int):
+            return "how many rows a step takes is still to be said"
+        counts.append(count)
+    rows, devices = math.prod(counts), draft.reading.devices
+    many = f"; theirs ran on {devices}, so {rows * devices}: launcher.num_processes={devices}" if devices > 1 else ""
+    return f"{counts[0]} x {counts[1]} = {rows} rows a step on one device{many}"
