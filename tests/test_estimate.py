@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from runner.estimate.device import Device
-from runner.estimate.memory import Training, source_of
+from runner.estimate.measure import measure_small
+from runner.estimate.memory import Training
 from runner.estimate.reduce import Clones, reduce
-from runner.estimate.smoke import measure_small
 from runner.estimate.steps import Rows, cycle_of, rows_per_step, steps_of
-from runner.estimate.table import Forecast, to_lines
+from runner.estimate.table import Forecast, format_forecasts
+from runner.estimate.weights import source_of
 from runner.launch import stages
 from runner.model.clone import Source
 
@@ -184,7 +185,7 @@ def test_a_trainer_nobody_has_heard_of_is_forecast_with_its_sampling(composed, m
 
 @pytest.mark.slow
 def test_what_could_not_be_measured_is_unknown():
-    lines = "\n".join(to_lines([counted(configured())]))
+    lines = "\n".join(format_forecasts([counted(configured())]))
     assert "unknown      activations" in lines and "not measured" in lines
 
 
@@ -230,10 +231,10 @@ def test_a_cycle_of_generation_and_its_rows():
 
 @pytest.mark.slow
 def test_what_does_not_fit_is_said_with_what_to_type():
-    lines = "\n".join(to_lines([counted(configured(), memory=1_000_000, speed=1e9, how="measured")]))
+    lines = "\n".join(format_forecasts([counted(configured(), memory=1_000_000, speed=1e9, how="measured")]))
     assert "warning" in lines and "more than the memory that is there" in lines
     assert "of them trained" in lines and "39 of" in lines
-    roomy = "\n".join(to_lines([counted(configured(), memory=10**12)]))
+    roomy = "\n".join(format_forecasts([counted(configured(), memory=10**12)]))
     assert "warning" not in roomy
 
 

@@ -33,12 +33,12 @@ class Imported:
         self.reading = read_file(path)
         self.draft = translate(self.reading, verb.name_of(path), trainer)
         self.text = verb.to_file(self.draft)
-        self.told = verb.describe(self.draft)
+        self.lines = verb.describe(self.draft)
         (folder / "experiment").mkdir(exist_ok=True)
         (folder / "experiment" / f"{self.draft.name}.yaml").write_text(self.text)
         # Rewards of the user's own are typed; here one of ours stands in for them.
-        foreign = any(word.startswith("allow=") for word in self.draft.words)
-        words = ["reward.length._target_=runner.reward.rule.length"] if foreign else self.draft.words
+        foreign = any(word.startswith("allow=") for word in self.draft.overrides)
+        words = ["reward.length._target_=runner.reward.rule.length"] if foreign else self.draft.overrides
         self.composed = compose([f"experiment={self.draft.name}", *words], [folder])
         self.faults = faults_of(self.composed, [folder])
         self.cfg = self.composed.cfg
@@ -48,7 +48,7 @@ class Imported:
         return [note.kind for note in self.draft.notes if note.key == key]
 
     def why(self, key: str) -> str:
-        return " ".join(f"{note.ours} {note.why}" for note in self.draft.notes if note.key == key)
+        return " ".join(f"{note.target} {note.why}" for note in self.draft.notes if note.key == key)
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +90,9 @@ def test_a_sample_becomes_an_experiment_that_passes_the_check(imported, name):
 @pytest.mark.parametrize("name", FILES)
 def test_every_key_of_a_sample_is_accounted_for(imported, name):
     done = imported(name)
-    told = {name for note in done.draft.notes for name in (note.key, note.key.partition(".")[0])}
-    silent = {key for key, value in done.reading.keys.items() if value is not None} - told
-    # What several keys say together is told once.
+    noted = {name for note in done.draft.notes for name in (note.key, note.key.partition(".")[0])}
+    silent = {key for key, value in done.reading.keys.items() if value is not None} - noted
+    # What several keys say together is noted once.
     assert silent <= {"soft_cache_length"}
     assert {note.kind for note in done.draft.notes} <= set(KINDS)
     assert not [note for note in done.draft.notes if "not a key that is known" in note.why]
@@ -101,8 +101,8 @@ def test_every_key_of_a_sample_is_accounted_for(imported, name):
 @pytest.mark.parametrize("name", FILES)
 def test_what_is_told_fits_80_columns_and_holds_no_secret(imported, name):
     done = imported(name)
-    text = "\n".join([done.text, *done.told])
-    assert max(map(len, done.told)) <= 80
+    text = "\n".join([done.text, *done.lines])
+    assert max(map(len, done.lines)) <= 80
     assert not any(secret in text for secret in SECRETS)
     assert "\x1b" not in text
 
@@ -136,7 +136,7 @@ def test_axolotl_dpo(imported):
 def test_axolotl_grpo_leaves_code_of_the_users_own_to_the_command_line(imported):
     done = imported("axolotl_grpo.yml")
     assert "reward" not in done.draft.values
-    assert {"allow=[rewards]", "reward.length_reward._target_=rewards.length_reward"} <= set(done.draft.words)
+    assert {"allow=[rewards]", "reward.length_reward._target_=rewards.length_reward"} <= set(done.draft.overrides)
     assert done.kinds("trl.reward_funcs") == ["no equivalent"] * 2
     assert done.cfg["kl_coef"] == 0.001 and done.args["scale_rewards"] == "none"
     assert done.args["lr_scheduler_type"] == "cosine" and "rex" in done.why("lr_scheduler")
@@ -145,7 +145,7 @@ def test_axolotl_grpo_leaves_code_of_the_users_own_to_the_command_line(imported)
 def test_axolotl_chats(imported):
     done = imported("axolotl_chat.yml")
     assert done.args["assistant_only_loss"] is True
-    assert "their default" in "\n".join(done.told)
+    assert "their default" in "\n".join(done.lines)
     assert set(done.cfg["dataset"]["parts"]) == {"support", "tickets"}
     assert done.args["gradient_accumulation_steps"] == 4
     assert done.cfg["callback"]["early_stopping"]["early_stopping_patience"] == 3
@@ -184,7 +184,7 @@ def test_llama_factory_reads_the_list_of_datasets(imported):
     assert parts["chats"]["columns"] == {"messages": "dialogue"} and parts["chats"]["limit"] == {"train": 1000}
     assert done.cfg["trainer"]["form"] == "messages", "else the two would not mix"
     assert done.cfg["peft"]["lora_alpha"] == 16, "twice the rank, where the file is silent"
-    assert done.draft.words == ["model.trust_remote_code=true"]
+    assert done.draft.overrides == ["model.trust_remote_code=true"]
 
 
 def test_llama_factory_simpo_is_another_trainer(imported):
@@ -241,7 +241,7 @@ def test_swift_sft_has_weights_of_tokens(imported):
 def test_swift_dpo_counts_its_devices_and_hides_its_token(imported):
     done = imported("swift_dpo.sh")
     assert done.args["gradient_accumulation_steps"] == 2, "16 rows a step over four devices"
-    assert "launcher.num_processes=4" in done.draft.words
+    assert "launcher.num_processes=4" in done.draft.overrides
     assert (done.args["loss_type"], done.args["loss_weights"]) == (["sigmoid", "sft"], [1.0, 0.1])
     assert "secret" in done.why("hub_token") and done.cfg["peft"] is None
 
@@ -289,7 +289,7 @@ def test_trl_flags_count_more_than_the_file_that_they_name(imported):
     assert {"accuracy_reward", "think_format_reward"} <= set(done.cfg["reward"])
 
 
-def test_a_trl_file_may_be_told_its_trainer(written):
+def test_the_trainer_of_a_trl_file_may_be_typed(written):
     keys = {"model_name_or_path": "a/b", "dataset_name": "c/d", "beta": 0.3, "max_length": 64}
     assert written(keys, trainer="kto").cfg["trainer"]["_target_"] == "trl.KTOTrainer"
     grpo = written(keys | {"reward_funcs": ["accuracy_reward"], "num_generations": 4}, name="other.yaml")
@@ -301,7 +301,7 @@ def test_a_variable_that_the_shell_sets_is_asked_for(tmp_path):
     path.write_text("swift sft --model $BASE --dataset $ROWS --learning_rate 1e-4\n")
     draft = translate(read_file(path), "train")
     assert draft.values["model"]["path"] == draft.values["dataset"]["path"] == "???"
-    faults = verb.faults_of("train", verb.to_file(draft), draft.words)
+    faults = verb.faults_of("train", verb.to_file(draft), draft.overrides)
     assert faults and all(fault.where.endswith("path") for fault in faults)
 
 
@@ -331,7 +331,7 @@ def test_a_script_is_read_as_bash_reads_it(tmp_path, text, rate, accumulated):
     assert draft.values["dataset"]["limit"] == {"train": 500} and draft.values["learning_rate"] == rate
     args = draft.values["trainer"]["args"]
     assert args.get("gradient_accumulation_steps") == accumulated and (args["max_length"] == 99) == ("99" in text)
-    faults = verb.faults_of("train", verb.to_file(draft), draft.words)
+    faults = verb.faults_of("train", verb.to_file(draft), draft.overrides)
     assert bool(faults) == (rate != 3e-5) and all("${shell." in fault.found for fault in faults)
 
 
@@ -355,7 +355,7 @@ def test_none_is_a_value(written):
 def test_a_key_that_nobody_knows_is_told(written):
     done = written({"base_model": "a/b", "datasets": [{"path": "a/b", "type": "alpaca"}], "lerning_rate": 1e-5})
     assert done.kinds("lerning_rate") == ["no equivalent"] and "trainer.args.learning_rate" in done.why("lerning_rate")
-    assert "lerning_rate" in "\n".join(done.told)
+    assert "lerning_rate" in "\n".join(done.lines)
 
 
 def test_gdpo_is_grpo_that_scales_each_reward_by_itself(written):
@@ -427,7 +427,7 @@ def test_no_secret_comes_through_whatever_it_is_called(written):
         "report_to": ["wandb", "hf_ABCDEFGHIJKLMNOPQRSTUVWXYZ012345"],
     }
     done = written(keys)
-    text = done.text + "\n".join(done.told)
+    text = done.text + "\n".join(done.lines)
     assert not any(secret in text for secret in ("abcdEFGH", "short", "pass@", *SECRETS))
 
 
@@ -601,7 +601,7 @@ def test_without_a_menu_it_only_prints(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ([], "one file"),
         (["none.yaml"], "No such file"),
@@ -614,14 +614,14 @@ def test_without_a_menu_it_only_prints(tmp_path, monkeypatch, capsys):
     ],
     ids=str,
 )
-def test_what_is_no_configuration_is_a_fault(tmp_path, monkeypatch, capsys, words, told):
+def test_what_is_no_configuration_is_a_fault(tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.yaml").write_text("lerning: 1\n")
     (tmp_path / "own.sh").write_text("python train.py --rate 1\n")
     (tmp_path / "list.yaml").write_text("- 1\n")
     (tmp_path / "broken.yaml").write_text("a: [1\n")
     assert main(["import", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_file_that_could_be_of_two_is_asked_about(tmp_path):

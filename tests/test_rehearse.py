@@ -1,11 +1,14 @@
-"""A run played through in small: what is played, what is told, and that nothing is left."""
+"""A run played through in small: the parts that are played, the outcome, and that nothing is left."""
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -14,10 +17,15 @@ from tiny import tiny_model
 from runner.command._option import split_options
 from runner.command.rehearse import OWN
 from runner.config import Composed
+from runner.errors import Interrupted
+from runner.estimate import smoke
 from runner.estimate.group import group_by_structure, model_of, structure_of
-from runner.estimate.parts import phase_of
+from runner.estimate.process import run_apart
+from runner.estimate.reduce import Clones, Reduced, reduce
+from runner.estimate.smoke import phase_of
 from runner.io.files import write_json
 from runner.launch.stages import compose_runs
+from runner.launch.worker import Stop
 from runner.run import Run
 
 FAULTY = """
@@ -39,7 +47,7 @@ class AtResume(TrainerCallback):
 
 
 def composed(**cfg):
-    whole = {"name": "run", "output_root": "outputs", "trainer": {"args": {}}} | cfg
+    whole = {"name": "run", "output_root": "outputs", "trainer": {"_target_": "own.Trainer", "args": {}}} | cfg
     return Composed(whole, [f"seed={cfg.get('seed', 0)}"])
 
 
@@ -63,26 +71,80 @@ def test_stages_are_compared_with_what_they_build_on():
     assert len(chains) == 1 and [len(case.runs) for case in cases] == [2, 2]
 
 
-# --- How far a play came --------------------------------------------------------------------------
+# --- The phase of a failure --------------------------------------------------------------------------
 
 
-def test_a_failure_is_placed_by_the_papers_that_there_are(tmp_path):
+def test_the_phase_of_a_failure_is_read_from_the_files_of_the_run(tmp_path):
     run = Run(tmp_path)
-    assert phase_of(run, "look") == "reading the rows"
-    assert phase_of(run, "begin") == "loading"
+    assert phase_of(run, "inspect") == "reading the rows"
+    assert phase_of(run, "train") == "loading"
     run.set_status("running", max_steps=2)
-    assert phase_of(run, "begin") == "evaluating before the first step"
+    assert phase_of(run, "train") == "evaluating before the first step"
     write_json(tmp_path / "scores.json", {"before": {}})
-    assert phase_of(run, "begin") == "taking the first step"
+    assert phase_of(run, "train") == "taking the first step"
     run.set_status("running", step=1)
-    assert phase_of(run, "begin") == "saving" and phase_of(run, "go on") == "resuming"
+    assert phase_of(run, "train") == "saving" and phase_of(run, "resume") == "resuming"
     run.set_status("running", step=2)
-    assert phase_of(run, "go on") == "saving"
+    assert phase_of(run, "resume") == "saving"
     for step in (1, 2):
         write_json(run.checkpoints / f"checkpoint-{step}" / "seal.json", {})
-    assert phase_of(run, "go on") == "evaluating"
+    assert phase_of(run, "resume") == "evaluating"
     (tmp_path / ".model.new").mkdir()
-    assert phase_of(run, "go on") == "writing model/"
+    assert phase_of(run, "resume") == "writing model/"
+
+
+# --- Parts in processes of their own --------------------------------------------------------------
+
+
+@pytest.fixture
+def play(tmp_path, monkeypatch):
+    """The results of jobs that are left as they are, whose parts only give these exit codes, one after the other."""
+
+    def call(jobs, *codes):
+        ends = iter(codes)
+        monkeypatch.setattr(smoke, "reduce", lambda cfg, place, clones: Reduced(dict(cfg), dict(cfg)))
+        monkeypatch.setattr(smoke, "run_apart", lambda *_: next(ends, 0))
+        return smoke.SmokeRunner(tmp_path).play(group_by_structure(jobs)[0])
+
+    return call
+
+
+def test_structures_that_are_alike_in_small_have_folders_of_their_own(play, monkeypatch):
+    one = composed(trainer={"_target_": "own.Trainer", "args": {"dataloader_num_workers": 1}})
+    other = composed(trainer={"_target_": "own.Trainer", "args": {"dataloader_num_workers": 2}})
+    results, code = play([[one], [other]])
+    assert code == 0 and len({result.run.folder.parents[2] for result in results}) == 2
+
+
+def test_a_stage_is_not_begun_where_the_one_before_has_failed(play, capsys):
+    first = composed(seed=1)
+    jobs = [[first, composed(model={"path": model_of(first)})], [composed(reward={"_target_": "a.b"})]]
+    results, code = play(jobs, 0, 137)
+    assert code == 137 and [result.code for result in results] == [137, 137, 0]
+    out = capsys.readouterr().out
+    assert "failed    run seed-1: loading" in out and "not begun run" in out and out.count("ok  ") == 1
+    assert results[0].run.status()["cause"] == "the process ended with exit code 137"
+
+
+def test_a_part_writes_into_its_log_and_its_death_is_an_exit_code(tmp_path):
+    def part():
+        print("hello")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert run_apart(part, tmp_path / "log.txt", tmp_path / "cache") == 137
+    assert (tmp_path / "log.txt").read_text() == "hello\n"
+
+
+def test_a_signal_ends_the_part_that_is_played(tmp_path):
+    def part():
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(600)
+
+    with Stop().installed(), pytest.raises(Interrupted):
+        run_apart(part, tmp_path / "log.txt", tmp_path / "cache")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 # --- The first rows -------------------------------------------------------------------------------
@@ -108,13 +170,13 @@ def test_of_a_dataset_the_shortest_of_its_first_rows_are_kept(tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_a_run_in_small_tells_no_tracker(tmp_path):
-    from runner.estimate.reduce import Clones, reduce
-
-    (whole,) = compose_runs(["trainer=sft", "metric=none", "tracker=wandb"])
-    small = reduce(whole.cfg, tmp_path, Clones(tmp_path / "models")).cfg
+def test_a_run_in_small_tells_no_tracker_and_has_a_narrow_model(tmp_path):
+    model = ("model=new", "model.hidden_size=768", "model.num_hidden_layers=6")
+    (whole,) = compose_runs(["trainer=sft", "metric=none", "tracker=wandb", *model])
+    small = reduce(whole.cfg, tmp_path, Clones(tmp_path / "models"))
     assert whole.cfg["tracker"]["report_to"] == "wandb" and whole.cfg["tracker"]["environment"]
-    assert (small["tracker"]["report_to"], small["tracker"]["environment"]) == ("none", None)
+    assert (small.cfg["tracker"]["report_to"], small.cfg["tracker"]["environment"]) == ("none", None)
+    assert small.cfg["model"]["hidden_size"] < 768 and "made narrow and shallow" in " ".join(small.notes)
 
 
 # --- Models in small ------------------------------------------------------------------------------
@@ -158,23 +220,17 @@ def kept_folder(done) -> Path:
 
 
 @pytest.mark.slow
-def test_a_run_is_played_through_and_nothing_is_left(runner):
-    done = runner("rehearse", "trainer=sft", "peft=lora", "name=leaves-nothing", "memory=80", "speed=200")
+def test_a_sweep_is_played_through_once_for_each_structure_and_nothing_is_left(runner):
+    words = ("trainer=dpo,kto", "learning_rate=1e-6,3e-6", "metric=none", "peft=lora", "name=leaves-nothing")
+    done = runner("rehearse", "-m", *words, "memory=80", "speed=200")
+    assert "4 jobs, 2 of them to play" in done.stdout
+    assert done.stdout.count("for 2 runs that differ in numbers only") == done.stdout.count("forecast ") == 2
     assert re.search(r"a step, saved +[\d.]+ s  checkpoint-1", done.stdout)
     assert "held-out scores, such as eval_loss" in done.stdout and "as transformers loads it" in done.stdout
     assert "80 GB" in done.stdout and "a GPU at 200 TFLOP/s (as typed)" in done.stdout
     assert not [path for path in runner.folder.iterdir() if path.name != "hf"]
-    assert not list(Path(tempfile.gettempdir()).glob("rehearsal-*/outputs/leaves-nothing"))
+    assert not list(Path(tempfile.gettempdir()).glob("rehearsal-*/*/outputs/leaves-nothing"))
     assert max(map(len, done.stdout.splitlines())) <= 120
-
-
-@pytest.mark.slow
-def test_a_sweep_is_played_once_for_each_structure(runner):
-    words = ("trainer=dpo,kto", "learning_rate=1e-6,3e-6", "metric=none", "model=new", "model.hidden_size=768")
-    done = runner("rehearse", "-m", *words, "model.num_hidden_layers=6")
-    assert "4 jobs, 2 of them to play" in done.stdout
-    assert done.stdout.count("for 2 runs that differ in numbers only") == 2
-    assert "made narrow and shallow" in done.stdout and done.stdout.count("forecast ") == 2
 
 
 @pytest.mark.slow

@@ -75,20 +75,20 @@ def to_file(draft: Draft) -> str:
     cost = f"# cost: not yet timed; {describe_batch(draft)}"
     head = [
         f"# {draft.reading.title}'s {draft.reading.path.name}, imported.",
-        f"# run: {' '.join(['python -m runner', *_words(draft)])}",
+        f"# run: {' '.join(['python -m runner', *_overrides(draft)])}",
         *textwrap.wrap(cost, WIDTH, subsequent_indent="#   "),
         "# result: not yet seen",
     ]
     for note in draft.notes:
-        if note.key in draft.asked:
-            question = f"# open: {note.key}: {to_single_line(note.value)}; {note.why}; {note.ours}"
+        if note.key in draft.unset:
+            question = f"# open: {note.key}: {to_single_line(note.value)}; {note.why}; {note.target}"
             head += textwrap.wrap(question, WIDTH, subsequent_indent="#   ")
     return to_yaml(draft, "\n".join(head) + "\n")
 
 
-def _words(draft: Draft) -> list[str]:
+def _overrides(draft: Draft) -> list[str]:
     """The words that start the experiment, in the quotes that a shell takes away."""
-    words = [f"experiment={draft.name}", *draft.words]
+    words = [f"experiment={draft.name}", *draft.overrides]
     return [f"'{word}'" if set(word) & set(" []{}$*") else word for word in words]
 
 
@@ -110,8 +110,8 @@ def describe(draft: Draft) -> list[str]:
         lines += ["", f"{kind} ({len(notes)})"] if notes else []
         for note in notes:
             key = f"  {note.key}" + ("" if isinstance(note.value, dict | list) else f": {to_single_line(note.value)}")
-            ours = f"nearest: {note.ours}" if note.ours and kind == NO_EQUIVALENT else note.ours
-            why = f"({note.why})" if note.why and note.ours else note.why
+            ours = f"nearest: {note.target}" if note.target and kind == NO_EQUIVALENT else note.target
+            why = f"({note.why})" if note.why and note.target else note.why
             rest = " ".join(filter(None, ["(their default)" if note.implied else "", ours, why]))
             if rest and len(key) <= 38 and len(rest) <= WIDTH - 40:
                 lines.append(f"{key:<40}{rest}")
@@ -126,12 +126,12 @@ def _describe_next(draft: Draft, text: str, target: Path | None) -> list[str]:
     folder = target.parent.parent if target else Path("<folder>")
     menu = [] if folder.resolve() == MENU else ["--config-dir", str(folder)]
     lines = ["next      python -m runner"]
-    for word in [*_words(draft), *menu, "--dry-run"]:
+    for word in [*_overrides(draft), *menu, "--dry-run"]:
         if len(lines[-1]) + len(word) + 3 > WIDTH:
             lines[-1] += " \\"
             lines.append(" " * 11 + word)
         else:
             lines[-1] += f" {word}"
-    faults = faults_of(draft.name, text, draft.words)
+    faults = faults_of(draft.name, text, draft.overrides)
     written = f"written   {target}" if target else "printed only: there is no conf/experiment here; to=<file> writes"
     return [written, *lines, *(["before it runs:", *map(str, faults)] if faults else [])]

@@ -31,10 +31,12 @@ from runner.config.override import latest
 from runner.errors import ConfigError, Fault, Interrupted
 from runner.estimate.device import Device, this_device
 from runner.estimate.group import group_by_structure, model_of
-from runner.estimate.memory import Precision, Training, source_of
-from runner.estimate.smoke import SmokeResult, SmokeRunner, measure_small
+from runner.estimate.measure import measure_small
+from runner.estimate.memory import Precision, Training
+from runner.estimate.smoke import SmokeResult, SmokeRunner
 from runner.estimate.steps import Rows
-from runner.estimate.table import Forecast, to_lines
+from runner.estimate.table import Forecast, format_forecasts
+from runner.estimate.weights import source_of
 from runner.io.terminal import quiet
 from runner.launch import axis, stages
 from runner.launch.worker import Stop, prepare_environment
@@ -63,20 +65,20 @@ def main(line: CommandLine) -> int:
     if len(jobs) > 1:
         others = "the others differ in numbers only"
         print(f"rehearsal {len(jobs)} jobs, {len(cases)} of them to play: {others}", flush=True)
-    place = Path(tempfile.mkdtemp(prefix="rehearsal-"))
+    folder = Path(tempfile.mkdtemp(prefix="rehearsal-"))
     code = 0
     try:
         with quiet():
             with one_thread():
-                results, code = SmokeRunner(place, line.debug).play(chains)
-            print_forecasts([] if code else results, target, place / "measured")
+                results, code = SmokeRunner(folder, line.debug).play(chains)
+            print_forecasts([] if code else results, target, folder / "measured")
         causes = [str(cause) for each in results if each.failed and (cause := each.run.status().get("cause"))]
         print("\n".join(causes), end="\n" if causes else "", file=sys.stderr)
     finally:
         if code:
-            print(f"kept      {place}", flush=True)
+            print(f"kept      {folder}", flush=True)
         else:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
     return code
 
 
@@ -89,7 +91,7 @@ def jobs_of(overrides: Sequence[str], folders: Sequence[Path], multirun: bool) -
     return [stages.compose_runs(axis.first_of(whole), folders)] if plugin else stages.compose_jobs(whole, folders)
 
 
-def print_forecasts(results: Sequence[SmokeResult], target: Mapping[str, float], place: Path) -> None:
+def print_forecasts(results: Sequence[SmokeResult], target: Mapping[str, float], folder: Path) -> None:
     """Print what each real run will need, as far as its rows could be read."""
     import torch
 
@@ -103,9 +105,9 @@ def print_forecasts(results: Sequence[SmokeResult], target: Mapping[str, float],
             if result.rows:
                 precisions = [Precision.of(cfg["trainer"]["args"], gpu).autocast for gpu in gpus]
                 wanted = {*precisions} if number < MAX_WHOLE_FORECASTS else set()
-                small = {autocast: measure_small(result.small.cfg, source, autocast, place) for autocast in wanted}
+                small = {autocast: measure_small(result.small.cfg, source, autocast, folder) for autocast in wanted}
                 measured.append((result, dict(origins), [small.get(each, ([], "")) for each in precisions]))
-            origins |= dict.fromkeys(map(model_of, result.case.runs), source)
+            origins |= dict.fromkeys(map(model_of, result.case.runs.values()), source)
     if not measured:
         return
     # Only now: with threads in this process, which measuring its speed begins, no other could be forked from it.
@@ -125,7 +127,7 @@ def print_forecasts(results: Sequence[SmokeResult], target: Mapping[str, float],
             Forecast(Training(cfg, rows, step, gpu=device.gpu, origins=known), device, why)
             for device, (step, why) in zip(devices, steps, strict=True)
         ]
-        lines = to_lines(forecasts)
+        lines = format_forecasts(forecasts)
         shown = lines if number < MAX_WHOLE_FORECASTS else lines[:1]
         print(f"forecast  {result.name}", *shown, sep="\n", flush=True)
 

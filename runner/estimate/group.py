@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from runner.config import Composed
 from runner.run import VOLATILE, folder_of, key_of
+from runner.schema import Config, scalars
 
 # Whole numbers that say how long, how often, or from which chance.
 LENGTHS = (
@@ -22,27 +22,24 @@ LENGTHS = (
 
 @dataclass
 class Case:
-    """One run that is tried, the key of its structure, and the runs that it stands for, itself among them."""
+    """One run that is tried, the key of its structure, and the runs that it stands for by key, itself among them."""
 
     key: str
     composed: Composed
-    runs: list[Composed] = field(default_factory=list)
+    runs: dict[str, Composed] = field(default_factory=dict)
 
 
 def group_by_structure(jobs: Sequence[Sequence[Composed]]) -> tuple[list[list[Case]], list[Case]]:
     """The jobs that differ in structure, each as its cases in order, and every case once."""
     cases: dict[str, Case] = {}
     chains: dict[tuple[str, ...], list[Case]] = {}
-    seen: dict[str, set[str]] = {}
     for runs in jobs:
         links: dict[str, str] = {}
         chain = []
         for composed in runs:
             key = structure_of(composed.cfg, links)
             case = cases.setdefault(key, Case(key, composed))
-            if (own := key_of(composed.cfg)) not in seen.setdefault(key, set()):
-                seen[key].add(own)
-                case.runs.append(composed)
+            case.runs.setdefault(key_of(composed.cfg), composed)
             links[model_of(composed)] = key
             chain.append(case)
         chains.setdefault(tuple(case.key for case in chain), chain)
@@ -54,23 +51,19 @@ def model_of(composed: Composed) -> str:
     return str(folder_of(composed.cfg, composed.overrides) / "model")
 
 
-def structure_of(cfg: Mapping[str, Any], links: Mapping[str, str]) -> str:
+def structure_of(cfg: Config, links: Mapping[str, str]) -> str:
     """Ten hex digits that are equal where two runs do the same with other numbers.
+
+    ``links`` has the structures of earlier stages by the folders of their models.
 
     >>> one, other = ({"trainer": {"args": {"beta": beta}}, "seed": 1} for beta in (0.1, 0.2))
     >>> structure_of(one, {}) == structure_of(other, {}), structure_of(one, {}) == structure_of({"seed": 1}, {})
     (True, False)
     """
-    return key_of(_plain({key: value for key, value in cfg.items() if key not in VOLATILE}, "", links))
-
-
-def _plain(value: Any, path: str, links: Mapping[str, str]) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(entry, f"{path}.{key}", links) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_plain(entry, path, links) for entry in value]
-    if isinstance(value, str):
-        return links.get(value, value)
-    if isinstance(value, float) or (isinstance(value, int) and re.search(rf"\.({LENGTHS})$", path)):
-        return "a number" if value else 0
-    return value
+    structure = {}
+    for path, value in scalars({key: node for key, node in cfg.items() if key not in VOLATILE}):
+        is_length = isinstance(value, int) and re.search(rf"(^|\.)({LENGTHS})$", path)
+        if isinstance(value, float) or is_length:
+            value = "a number" if value else 0
+        structure[path] = links.get(value, value) if isinstance(value, str) else value
+    return key_of(structure)

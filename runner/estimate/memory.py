@@ -7,42 +7,57 @@ allocators keep some more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from runner.config.build import build
-from runner.estimate.measure import Measured
-from runner.estimate.steps import Rows, batch_size, completion_of, fields_of, setting
-from runner.estimate.weights import Shape, Weights
+from runner.estimate.steps import Rows, batch_size, completion_of, config_fields, setting
+from runner.estimate.weights import ModelWeights, Shape, others_of, source_of
 from runner.generate.batch import TOKENS_PER_PASS
 from runner.model.clone import Source
+from runner.schema import Config, Node
 
-LOADERS = (
-    "runner.model.load.load_model",
-    "runner.reward.outcome.load_reward_model",
-    "runner.reward.outcome.Classifier",
-    "runner.reward.process.ProcessModel",
-)
-NOT_ARCHITECTURE = ("_target_", "tokenizer", "head", "dtype", "seed")
 DRAWS = 4  # copies of a step's logits while a token is drawn from them
 RECOMPUTE = ("activation_checkpointing", "gradient_checkpointing")  # the newer name counts before the older
 
 
+@dataclass
+class MeasuredStep:
+    """A step of a small model. Bytes are those of the first micro-batch, operations those of a whole optimizer step.
+
+    ``tokens`` go through the model at a time, in so many ``rows``; ``sampled`` rows are sampled side by side.
+    """
+
+    rows: int = 0
+    tokens: int = 0
+    sampled: int = 0
+    body: int = 0  # activations inside the layers that wait for the backward pass
+    maps: int = 0  # those of them that grow with the square of a row's length
+    casts: int = 0  # copies of weights in another precision
+    hidden: int = 0  # states between two layers
+    peak: int = 0  # all that was alive at once
+    peak_in_place: int = 0  # the same where fused functions need no room of their own
+    accumulates: bool = False  # gradients are there while another batch goes through
+    reference: bool = False  # there is a second model to compare with
+    passed: int = 0  # tokens that go forward and backward in an optimizer step
+    width: float = 0.0  # of the rows in it, with their padding
+    linear: int = 0  # operations that grow with the number of tokens
+    square: int = 0  # and those that grow with the length of their rows too
+
+
 @dataclass(frozen=True)
 class Precision:
-    """The precision of passes: under bf16 autocast or not, and whether activations are recomputed on the way back."""
+    """The precision of passes: under bf16 autocast or not, and whether the backward pass recomputes activations."""
 
     autocast: bool
     recompute: bool
 
     @staticmethod
-    def of(args: Mapping[str, Any], gpu: bool) -> Precision:
-        """The precision of a config on a GPU; on a CPU only what was asked for, as ``training.build.args`` has it."""
-        asked = [value for name in RECOMPUTE if (value := args.get(name)) is not None]
+    def of(args: Node, gpu: bool) -> Precision:
+        """The precision of a config on a GPU; on a CPU only what was typed, as ``training.build.args`` has it."""
+        typed = [value for name in RECOMPUTE if (value := args.get(name)) is not None]
         if not gpu:
-            return Precision(bool(args.get("bf16")), any(asked[:1]))
-        recompute = any(asked) if asked else any(setting(args, name, False) for name in RECOMPUTE)
+            return Precision(bool(args.get("bf16")), any(typed[:1]))
+        recompute = any(typed) if typed else any(setting(args, name, False) for name in RECOMPUTE)
         return Precision(args.get("bf16", True) is not False and not args.get("fp16"), recompute)
 
 
@@ -55,50 +70,42 @@ class Training:
 
     def __init__(
         self,
-        cfg: Mapping[str, Any],
+        cfg: Config,
         rows: Rows,
-        small: Sequence[tuple[Shape, Measured]],
+        small: Sequence[tuple[Shape, MeasuredStep]],
         *,
         gpu: bool,
         origins: Mapping[str, Source] | None = None,
     ):
-        model, own = cfg["model"], cfg.get("optimizer") or {}
+        own = cfg.get("optimizer") or {}
         self.cfg, self.args, self.rows, self.small, self.gpu = cfg, cfg["trainer"]["args"], rows, small, gpu
         self.precision = Precision.of(self.args, gpu)
-        dtype = model.get("dtype", "float32")
-        self.policy = Weights(source_of(cfg, origins), dtype=dtype, peft=cfg["peft"], quant=cfg["quant"])
+        dtype = cfg["model"].get("dtype", "float32")
+        self.policy = ModelWeights(source_of(cfg, origins), dtype=dtype, peft=cfg["peft"], quant=cfg["quant"])
         self.others = dict(others_of(cfg, origins))
         self.optimizer = (own.get("_target_", "") + (".fused" if own.get("fused") else "")).lower()
         self.optimizer = self.optimizer or str(setting(self.args, "optim", "adamw_torch_fused"))
-        self.written = completion_of(cfg)
+        self.completion = completion_of(cfg)
         self.packed = rows.limit if setting(self.args, "packing", False) else None
-        self.width = self.packed or rows.longest + self.written
-
-    # What is there all the time.
-
-    @property
-    def critic(self) -> str:
-        """The critic of a trainer that has one: a model without a head, a second adapter, or a head on the policy's."""
-        asked = str(setting(self.args, "critic", "auto")) if "critic" in fields_of(self.args) else ""
-        return asked if asked != "auto" else "adapter" if self.policy.is_adapted else "model"
-
-    @property
-    def critic_bytes(self) -> int:
+        self.width = self.packed or rows.longest + self.completion
+        self.sampled = max((seen.sampled for _, seen in small), default=0)  # completions at a time
+        # Texts that go through the model for each row of a batch, such as two of a pair.
+        self.texts = max((seen.rows // batch_size(self.args) for _, seen in small), default=1) or 1
+        # The critic of a trainer that has one: a model without a head, a second adapter, or a head on the policy's.
+        self.critic = str(setting(self.args, "critic", "auto")) if "critic" in config_fields(self.args) else ""
+        if self.critic == "auto":
+            self.critic = "adapter" if self.policy.is_adapted else "model"
         whole = self.policy.bytes - (0 if self.policy.is_tied else self.policy.head_bytes)
-        return {"model": whole, "adapter": self.policy.trained_bytes}.get(self.critic, 0)
-
-    @property
-    def gradients(self) -> int:
-        return self.policy.trained_bytes + self.critic_bytes
+        self.critic_bytes = {"model": whole, "adapter": self.policy.trained_bytes}.get(self.critic, 0)
+        self.gradients = self.policy.trained_bytes + self.critic_bytes
 
     @property
     def held(self) -> dict[str, int]:
         """Bytes by what holds them."""
-        learnt = max(1, self.policy.trained_bytes)
         reference = any(seen.reference for _, seen in self.small) and not self.args.get("precompute_ref_log_probs")
         held = {
             "weights": self.policy.bytes,
-            "optimizer": round(self.state_bytes * self.gradients / learnt),
+            "optimizer": round(self.state_bytes * self.gradients / max(1, self.policy.trained_bytes)),
             "reference": self.policy.bytes if reference else 0,
             "critic": self.critic_bytes,
         }
@@ -116,8 +123,6 @@ class Training:
         if "adam" in name:
             return (3 if "ademamix" in name else 2) * policy.trained_bytes
         return policy.trained_bytes if any(word in name for word in ("lion", "rmsprop", "adagrad", "muon")) else 0
-
-    # What comes and goes.
 
     @property
     def peak(self) -> int:
@@ -146,7 +151,7 @@ class Training:
 
     @property
     def update_bytes(self) -> int:
-        """Bytes on the way there, whose gradients come on the way back; those of earlier batches are there already."""
+        """Bytes of the forward pass, before its gradients; those of earlier batches are there already."""
         policy, layers = self.policy, self.policy.shape.layers
         (first, seen), (_, tokens) = self.small[0], self.batch
         casts = seen.casts / first.weights * policy.shape.weights
@@ -161,11 +166,11 @@ class Training:
 
     @property
     def activations(self) -> float:
-        """Bytes inside all layers that wait for the way back of the largest batch."""
+        """Bytes inside all layers that wait for the backward pass of the largest batch."""
         (first, seen), real, (rows, tokens) = self.small[0], self.policy.shape, self.batch
-        layer = line([(shape.width, own.body / own.tokens / shape.layers) for shape, own in self.small], real.width)
+        points = [(shape.width, own.body / own.tokens / shape.layers) for shape, own in self.small]
         share = tokens / rows / (seen.tokens / seen.rows) * real.heads / first.heads * real.layers / first.layers
-        return tokens * (layer * real.layers + seen.maps / seen.tokens * share)
+        return tokens * (extrapolate(points, real.width) * real.layers + seen.maps / seen.tokens * share)
 
     @property
     def _beside(self) -> float:
@@ -173,23 +178,18 @@ class Training:
         kept = [own.body + own.maps + own.casts for _, own in self.small]
         peaks = [own.peak_in_place if self.gpu else own.peak for _, own in self.small]
         points = [(each[0].hidden, peak - rest) for each, peak, rest in zip(self.small, peaks, kept, strict=True)]
-        head = line(points, self.policy.shape.hidden) - line(points, 0)
-        return line(points, 0) * self.batch[1] / self.small[0][1].tokens + head
+        none = extrapolate(points, 0)
+        return none * self.batch[1] / self.small[0][1].tokens + extrapolate(points, self.policy.shape.hidden) - none
 
     @property
     def batch(self) -> tuple[int, int]:
         """Rows and tokens of the largest batch that goes through the policy at a time."""
         most, rows = self.args.get("max_tokens_per_micro_batch"), batch_size(self.args)
-        if "max_tokens_per_micro_batch" in fields_of(self.args) and (most or not self.gpu):
+        if "max_tokens_per_micro_batch" in config_fields(self.args) and (most or not self.gpu):
             rows *= int(setting(self.args, "gradient_accumulation_steps", 1))
             return rows, min(rows * self.width, max(self.width, most or TOKENS_PER_PASS))
         rows *= self.texts
         return rows, rows * self.width
-
-    @property
-    def sampled(self) -> int:
-        """Completions that are sampled side by side."""
-        return max((seen.sampled for _, seen in self.small), default=0)
 
     @property
     def sampling_bytes(self) -> int:
@@ -201,82 +201,26 @@ class Training:
         cache = 2 * keys * size * item * shape.layers * self.width * self.sampled
         return int(cache + 2 * cache / shape.layers + DRAWS * self.sampled * text.vocab_size * 4)
 
-    # What is computed.
-
     @property
     def operations_per_step(self) -> float:
         """Operations of one optimizer step on one process, with rows of the mean width."""
-        (first, seen), real = self.small[0], self.policy.shape
-        end_to_end = seen.rows == 1 < batch_size(self.args)
-        share = self.mean_width / (seen.tokens / batch_size(self.args) if end_to_end else seen.width)
+        (first, seen), real, rows = self.small[0], self.policy.shape, batch_size(self.args)
+        width = self.packed or self.rows.padded(rows) + self.completion
+        end_to_end = seen.rows == 1 < rows
+        share = width / (seen.tokens / rows if end_to_end else seen.width)
         linear = [(shape.weights / shape.hidden, own.linear / shape.hidden) for shape, own in self.small]
-        there = line(linear, real.weights / real.hidden) * real.hidden
-        again = 2 * real.weights * seen.passed if self.precision.recompute else 0
+        products = extrapolate(linear, real.weights / real.hidden) * real.hidden
+        recomputed = 2 * real.weights * seen.passed if self.precision.recompute else 0
         square = seen.square * real.hidden / first.hidden * real.layers / first.layers
-        square *= 9 / 7 if self.precision.recompute else 1  # two parts there, five on the way back
-        return (there + again) * share + square * share**2
-
-    @property
-    def mean_width(self) -> float:
-        return self.packed or self.rows.padded(batch_size(self.args)) + self.written
-
-    @property
-    def texts(self) -> int:
-        """The texts that go through the model for each row of a batch, such as two of a pair."""
-        return max((seen.rows // batch_size(self.args) for _, seen in self.small), default=1) or 1
-
-    @property
-    def computed(self) -> str:
-        """The precision in words."""
-        kind = "bf16 autocast" if self.precision.autocast else str(self.policy.dtype).removeprefix("torch.")
-        return kind + (" with activations recomputed" if self.precision.recompute else "")
+        square *= 9 / 7 if self.precision.recompute else 1  # two parts forward, five backward
+        return (products + recomputed) * share + square * share**2
 
 
-def line(points: Sequence[tuple[float, float]], at: float) -> float:
+def extrapolate(points: Sequence[tuple[float, float]], at: float) -> float:
     """The straight line through the first and the last point, at a place; level where they are one.
 
-    >>> line([(1, 10), (2, 12)], 10), line([(1, 10)], 5)
+    >>> extrapolate([(1, 10), (2, 12)], 10), extrapolate([(1, 10)], 5)
     (28.0, 10)
     """
     (left, low), (right, high) = points[0], points[-1]
     return low if left == right else low + (high - low) * (at - left) / (right - left)
-
-
-# --- The models of a configuration ----------------------------------------------------------------
-
-
-def source_of(cfg: Mapping[str, Any], origins: Mapping[str, Source] | None = None) -> Source:
-    """The source of a run's policy; ``origins`` have those of models that earlier stages have yet to train."""
-    model, head = cfg["model"], cfg["trainer"]["head"]
-    path = cfg["trainer"]["args"].get("sft_model_path") or model.get("path")
-    if path:
-        return _origin(Source(path, model.get("revision"), bool(model.get("trust_remote_code")), head), origins)
-    return Source(head=head, architecture=architecture_of(model))
-
-
-def architecture_of(node: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a new model's architecture, its vocabulary being that of its tokenizer if nothing else is said."""
-    own = {key: value for key, value in node.items() if key not in NOT_ARCHITECTURE}
-    return own if "vocab_size" in own else {"vocab_size": len(build(node["tokenizer"]))} | own
-
-
-def _origin(source: Source, origins: Mapping[str, Source] | None) -> Source:
-    """The model itself, or that which the stage that will train it begins with."""
-    known = origins or {}
-    return replace(known[source.path], head=source.head) if source.path in known else source
-
-
-def others_of(cfg: Mapping[str, Any], origins: Mapping[str, Source] | None = None) -> Iterator[tuple[str, int]]:
-    """Models that are only asked: reward models and a teacher, by name with their bytes."""
-    rewards = cfg.get("reward") or {}
-    rewards = {"": rewards} if "_target_" in rewards else rewards
-    nodes = {f"reward {name}".strip(): node for name, node in rewards.items()}
-    nodes |= {name.removesuffix("_model"): node for name, node in cfg["trainer"].items() if name != "args"}
-    for name, node in nodes.items():
-        if isinstance(node, Mapping) and node.get("_target_") in LOADERS and isinstance(node.get("path"), str):
-            head = "score" if name.startswith("reward") else "lm"
-            source = Source(node["path"], node.get("revision"), bool(node.get("trust_remote_code")), head)
-            kind = node.get("dtype", "float32")
-            yield name, Weights(_origin(source, origins), dtype=kind, trained=False).bytes
-    if path := cfg["trainer"]["args"].get("reward_model_path"):
-        yield "reward model", Weights(Source(path, head="score"), trained=False).bytes

@@ -1,7 +1,7 @@
 """A run's configuration -> the same run in small: models as random clones, a few short rows, two steps.
 
 The batch, the number of completions, the adapter, the optimizer, callbacks, rewards and metrics stay as they are. What
-is changed and could matter is told.
+is changed and could matter is noted.
 """
 
 from __future__ import annotations
@@ -13,23 +13,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from runner.dataset.head import write_head
 from runner.errors import ConfigError, Fault
-from runner.estimate.memory import LOADERS, architecture_of
-from runner.estimate.steps import COMPLETION_LENGTHS, cycle_of, fields_of, rows_per_step, setting
+from runner.estimate.steps import config_fields, cycle_of, rows_per_step, setting
+from runner.estimate.weights import LOADERS, architecture_of
 from runner.model.clone import Source, count_weights, shrink, write_clone
 from runner.run import processes_of
-from runner.schema.text import nodes
-from runner.training.inspection import SAMPLE
+from runner.schema import Config, nodes
+from runner.schema.upstream import COMPLETION_LENGTHS
 
 NEW = "runner.model.load.new_model"
 ROWS = "runner.dataset.load.load_rows"
 OTHER_PATHS = ("sft_model_path", "reward_model_path", "teacher_model_name_or_path")
 TOLERATED = {"truncated": 1.0, **dict.fromkeys(("nothing_trained", "no_end", "doubled_bos", "other_template"), True)}
+FIRST_ROWS = 256  # of each source, among which those to train on are the shortest
 MAX_WEIGHTS = 5_000_000  # of a model that is taken as it is
 HELD_OUT = 8  # rows of each held-out set
 COMPLETION = 8  # tokens
 PACKED_ROW = 128  # tokens
-# Without a word: they only say how often something is done, where to, or by how many processes.
+# Changed without a note: they only say how often something is done, where to, or by how many processes.
 CADENCE = {"logging_steps": 1, "save_steps": 1, "eval_steps": 1, "eval_delay": 0, "logging_first_step": True}
 PLAIN = {"push_to_hub": False, "total_episodes": None, "dataset_num_proc": None}
 # What needs another machine or a server, and what it becomes.
@@ -38,6 +42,7 @@ ELSEWHERE = {
     **dict.fromkeys(("deepspeed", "fsdp", "parallelism_config"), None),
 }
 ON_A_GPU = {"tf32": None, "use_liger_kernel": False}
+GPU_ATTENTION = ("flash", "kernels", "paged", "sdpa_paged")  # what names of such kernels begin with
 
 
 @dataclass
@@ -53,15 +58,15 @@ class Reduced:
     notes: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:
-        if text not in self.notes:
+        if text and text not in self.notes:
             self.notes.append(text)
 
 
 class Clones:
     """Small random models in the place of large ones, each made once; ``links`` has those that a rehearsal trains."""
 
-    def __init__(self, place: Path):
-        self.place = place
+    def __init__(self, folder: Path):
+        self.folder = folder
         self.links: dict[str, str] = {}
         self.made: dict[Source, tuple[str, str]] = {}
 
@@ -70,13 +75,13 @@ class Clones:
         if source.path in self.links.values() or is_small(source):
             return source.path, ""
         if source not in self.made:
-            folder = self.place / f"{len(self.made)}-{source.path.rstrip('/').rpartition('/')[2]}"
-            described = write_clone(source, folder)
+            small = self.folder / f"{len(self.made)}-{source.path.rstrip('/').rpartition('/')[2]}"
+            described = write_clone(source, small)
             if described is None:
                 found = f"{source.path}: a {source.config().model_type}, which cannot be made small"
                 fix = "model=tiny, to rehearse everything but the architecture"
                 raise ConfigError(Fault("model.path", found, "an architecture of transformers", fix))
-            self.made[source] = str(folder), f"{source.path}: {described}"
+            self.made[source] = str(small), f"{source.path}: {described}"
         return self.made[source]
 
 
@@ -87,16 +92,16 @@ def is_small(source: Source) -> bool:
     return local and count_weights(config, source.trust) <= MAX_WEIGHTS
 
 
-def reduce(cfg: Mapping[str, Any], place: Path, clones: Clones) -> Reduced:
-    """The run in small; its files go below ``place``."""
+def reduce(cfg: Config, folder: Path, clones: Clones) -> Reduced:
+    """The run in small; its files go below ``folder``."""
     small = Reduced(linked(copy.deepcopy(dict(cfg)), clones.links), copy.deepcopy(dict(cfg)))
     small.unreduced["model"] = linked(small.unreduced["model"], clones.links)
     _replace_models(small, clones)
     _cut_args(small)
-    _cut_rows(small, place)
+    _cut_rows(small, folder)
     _replace_foreign(small)
     small.cfg |= {"tracker": {"report_to": "none", "environment": None}, "resume": None}
-    small.cfg["tolerate"] = (cfg.get("tolerate") or {}) | TOLERATED
+    small.cfg |= {"launcher": None, "tolerate": (cfg.get("tolerate") or {}) | TOLERATED}
     if cfg.get("resume"):
         small.note(f"resume={cfg['resume']}: from its own first checkpoint instead")
     for node in (small.cfg["metric"] or {}).values():
@@ -105,7 +110,7 @@ def reduce(cfg: Mapping[str, Any], place: Path, clones: Clones) -> Reduced:
     return small
 
 
-def linked(value: Any, links: Mapping[str, str]) -> Any:
+def linked(value: object, links: Mapping[str, str]) -> Any:
     """The same value with the models of earlier stages where their rehearsals leave them."""
     if isinstance(value, Mapping):
         return {key: linked(entry, links) for key, entry in value.items()}
@@ -114,7 +119,9 @@ def linked(value: Any, links: Mapping[str, str]) -> Any:
     return links.get(value, value) if isinstance(value, str) else value
 
 
-# --- Its parts ----------------------------------------------------------------------------------
+def rows_of(cfg: Config) -> list[dict[str, Any]]:
+    """The nodes of a configuration that read rows."""
+    return [node for _, node in nodes(cfg["dataset"]) if node["_target_"] == ROWS]
 
 
 def _replace_models(small: Reduced, clones: Clones) -> None:
@@ -123,32 +130,25 @@ def _replace_models(small: Reduced, clones: Clones) -> None:
         if node["_target_"] in LOADERS and isinstance(node.get("path"), str):
             own = bool(node.get("trust_remote_code"))
             node["path"], note = clones.of(Source(node["path"], node.get("revision"), own))
-            if note:
-                small.note(note)
-                node |= {"revision": None} if "revision" in node else {}
+            small.note(note)
+            node |= {"revision": None} if note and "revision" in node else {}
         for name in OTHER_PATHS:
             if isinstance(node.get(name), str):
                 node[name], note = clones.of(Source(node[name], trust=trust))
-                small.note(note) if note else None
-        if node["_target_"] == NEW:
-            _shrink_new(node, small)
+                small.note(note)
+        # A model from nothing has its architecture in its keys.
+        if node["_target_"] == NEW and not is_small(source := Source(architecture=architecture_of(node))):
+            config = source.config()
+            node |= {name: value for name, value in vars(shrink(config)).items() if value != vars(config).get(name)}
+            small.note(f"model: {count_weights(config) / 1e6:.0f} M weights made narrow and shallow")
     if (target := small.cfg["model"]["_target_"]) not in (*LOADERS, NEW):
         small.note(f"model: as {target} loads it, because it is not ours to make small")
-
-
-def _shrink_new(node: dict[str, Any], small: Reduced) -> None:
-    """Make small what a model from nothing is told of its architecture."""
-    source = Source(architecture=architecture_of(node))
-    if not is_small(source):
-        config = source.config()
-        node |= {name: value for name, value in vars(shrink(config)).items() if value != vars(config).get(name)}
-        small.note(f"model: {count_weights(config) / 1e6:.0f} M weights made narrow and shallow")
 
 
 def _cut_args(small: Reduced) -> None:
     """Two steps, logged and saved each, with short completions."""
     args = small.cfg["trainer"]["args"]
-    known = fields_of(args)
+    known = config_fields(args)
     args |= {name: value for name, value in (CADENCE | PLAIN).items() if name in known}
     args["max_steps"] = 2 * cycle_of(args)
     for name in COMPLETION_LENGTHS:
@@ -163,36 +163,29 @@ def _cut_args(small: Reduced) -> None:
         args["dataloader_num_workers"] = 1
 
 
-def _cut_rows(small: Reduced, place: Path) -> None:
+def _cut_rows(small: Reduced, folder: Path) -> None:
     """The first rows of each source in place of it: the shortest of them to train on, all of them to be looked at."""
-    from runner.dataset.head import write_head
-
-    args, total = small.cfg["trainer"]["args"], []
+    args, dataset = small.cfg["trainer"]["args"], small.cfg["dataset"]
+    counts: list[int | None] = []
     least = max(2, round(1.25 * rows_per_step(args) * args["max_steps"]) + 1)
-    few = SAMPLE if args.get("packing") else least
+    few = FIRST_ROWS if args.get("packing") else least
     for number, (node, seen) in enumerate(zip(rows_of(small.cfg), rows_of(small.unreduced), strict=True)):
-        head = write_head(node, place / f"rows{number}", count=max(SAMPLE, few), train=few, held_out=HELD_OUT)
-        for one, folder in ((node, head.short), (seen, head.whole)):
-            one |= {"path": str(folder), "split": head.split, "limit": {"train": None, "eval": None}}
+        head = write_head(node, folder / f"rows{number}", count=max(FIRST_ROWS, few), train=few, held_out=HELD_OUT)
+        for one, first_rows in ((node, head.short), (seen, head.whole)):
+            one |= {"path": str(first_rows), "split": head.split, "limit": {"train": None, "eval": None}}
             one |= {name: None for name in ("config", "revision") if name in one}
-        total.append(head.rows)
-    top = small.cfg["dataset"].get("limit")
-    if total and small.cfg["dataset"]["_target_"] != ROWS and isinstance(top, dict) and top.get("train"):
-        total = [top["train"]]
-    small.rows = None if None in total or not total else sum(total)
-    if not total:
-        small.note(f"dataset: all that {small.cfg['dataset']['_target_']} gives")
-
-
-def rows_of(cfg: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The nodes of a configuration that read rows."""
-    return [node for _, node in nodes(cfg["dataset"]) if node["_target_"] == ROWS]
+        counts.append(head.rows)
+    top = dataset.get("limit")
+    if counts and dataset["_target_"] != ROWS and isinstance(top, dict) and top.get("train"):
+        counts = [top["train"]]
+    known = [count for count in counts if count is not None]
+    small.rows = sum(known) if known and len(known) == len(counts) else None
+    if not counts:
+        small.note(f"dataset: all that {dataset['_target_']} gives")
 
 
 def _replace_foreign(small: Reduced) -> None:
-    """Leave out what this machine has not, and what is meant for several processes or a server, and say so."""
-    import torch
-
+    """Leave out what this machine has not, and what is meant for several processes or a server, and note it."""
     cfg, args = small.cfg, small.cfg["trainer"]["args"]
     on_cpu = not torch.accelerator.is_available()
     for name, value in (ELSEWHERE | (ON_A_GPU if on_cpu else {})).items():
@@ -202,22 +195,16 @@ def _replace_foreign(small: Reduced) -> None:
     if args.get("rollout_engine") == "vllm":
         small.note("completions by this process instead of vllm")
         args["rollout_engine"] = "auto"
-    if on_cpu:
-        _replace_devices(small)
-    if cfg["quant"] and importlib.util.find_spec("bitsandbytes") is None:
-        small.note("without quant, because bitsandbytes is not installed here (pip install 'runner[quant]')")
-        cfg["quant"] = None
-    if (processes := processes_of(cfg)) > 1:
-        small.note(f"one process instead of {processes}")
-
-
-def _replace_devices(small: Reduced) -> None:
-    """Replace what only a GPU has, in every model of the run."""
-    for _, node in nodes(small.cfg):
-        if str(node.get("attention") or "").startswith(("flash", "kernels", "paged", "sdpa_paged")):
+    for _, node in nodes(cfg) if on_cpu else ():
+        if str(node.get("attention") or "").startswith(GPU_ATTENTION):
             small.note(f"attention: what the CPU has instead of {node['attention']}")
             node["attention"] = None
         for name in ("device", "device_map"):
             if node.get(name) not in (None, "auto", "cpu"):
                 small.note(f"{name}: the CPU instead of {node[name]}")
                 node[name] = None
+    if cfg["quant"] and importlib.util.find_spec("bitsandbytes") is None:
+        small.note("without quant, because bitsandbytes is not installed here (pip install 'runner[quant]')")
+        cfg["quant"] = None
+    if (processes := processes_of(cfg)) > 1:
+        small.note(f"one process instead of {processes}")

@@ -1,63 +1,58 @@
-"""Cases -> smoke runs, one after the other, each in a folder of its own below one place, and their measured steps."""
+"""Smoke runs: of each case rows are looked at, a step is trained and saved, the run goes on from it and is exported.
+
+Each part is a process of its own, so that a resume is one. The parts leave the files of any run, from which it is read
+how far they came.
+"""
 
 from __future__ import annotations
 
-import copy
+import gc
 import os
+import tempfile
+import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
+from pyarrow import parquet
 
-from runner.config import Composed
-from runner.errors import RunnerError, code_of
+from runner.config.build import locate
+from runner.errors import ConfigError, Fault, RunnerError
 from runner.estimate.group import Case, model_of
-from runner.estimate.measure import Measured, measure_step
-from runner.estimate.memory import RECOMPUTE
-from runner.estimate.parts import PARTS, phase_of, wait_for
-from runner.estimate.reduce import Clones, Reduced, is_small, reduce
-from runner.estimate.steps import cycle_of, fields_of
-from runner.estimate.weights import Shape
-from runner.io.files import read_json, write_json, write_text
-from runner.launch.plan import Task, tasks_of
-from runner.launch.pool import settings_of, train_all
-from runner.model.clone import Source, write_clone
+from runner.estimate.process import run_apart
+from runner.estimate.reduce import Clones, Reduced, reduce, rows_of
+from runner.io.files import read_json, write_json
+from runner.io.terminal import quiet
+from runner.launch import worker
 from runner.report.number import number
-from runner.run import Run, folder_of, label_of, sealed_checkpoints
+from runner.run import Run, label_of, open_run, sealed_checkpoints, write_config
 from runner.run.disk import sized
+from runner.run.read import read_run
+from runner.schema import Config
+from runner.training.build import build_components
+from runner.training.build.model import policy_of
+from runner.training.export import export
+from runner.training.inspection import SAMPLE, ends_of, find_faults, inspect_training, summary_of
+from runner.training.stand_in import lighten, write_stand_in
 
-PLAY = "runner.estimate.parts.play"
-TITLES = {"look": "rows read", "begin": "a step, saved", "go on": "resumed, scored", "export": "exported"}
-HEAD_SIZES = (8, 16)  # of the two models that are measured
-LOADER = "runner.model.load.load_model"
+TITLES = {"inspect": "rows read", "train": "a step, saved", "resume": "resumed, scored", "export": "exported"}
 
 
-@dataclass(frozen=True)
+@dataclass
 class SmokeResult:
-    """A case with the run in small that was played for it, and how that went by the files that it left."""
+    """A case with the run in small that is played for it, and how that goes.
+
+    ``seconds`` has those of each part that was played; ``failed`` is the phase in which one failed with an exit code.
+    """
 
     case: Case
     small: Reduced
     run: Run
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Seconds that each part took which was played."""
-        return {part["part"]: part["seconds"] for part in self._parts}
-
-    @property
-    def failed(self) -> str:
-        """The phase in which it failed, if it did."""
-        parts = self._parts
-        whole = len(parts) == len(PARTS) and not parts[-1]["code"]
-        return "" if whole else phase_of(self.run, parts[-1]["part"] if parts else "")
-
-    @property
-    def _parts(self) -> list[dict[str, Any]]:
-        return (read_json(self.run.folder / "play.json") or {"parts": []})["parts"]
+    seconds: dict[str, float] = field(default_factory=dict)
+    failed: str = ""
+    code: int = 0
 
     @property
     def rows(self) -> dict[str, Any]:
@@ -69,80 +64,156 @@ class SmokeResult:
         """A case as a person knows it: the name of its runs, and its stage."""
         composed = self.case.composed
         label = label_of(composed.overrides)
-        return " ".join(filter(None, (str(composed.cfg["name"]), "" if label == "default" else label)))
+        return f"{composed.cfg['name']} {'' if label == 'default' else label}".rstrip()
 
 
 class SmokeRunner:
-    """Plays cases below a folder, telling each as it ends."""
+    """Plays cases below a folder, and prints the outcome of each as it ends."""
 
-    def __init__(self, place: Path, debug: bool = False):
-        self.place, self.debug = place, debug
-        self.clones = Clones(place / "models")
-        self.small: dict[str, tuple[Composed, Reduced]] = {}
-        self.results: dict[Path, SmokeResult] = {}
+    def __init__(self, folder: Path, debug: bool = False):
+        self.folder, self.debug = folder, debug
+        self.clones = Clones(folder / "models")
+        self.results: dict[str, SmokeResult] = {}
+        # Asked without the driver, which a process that is about to fork must not wake.
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
     def play(self, chains: Sequence[Sequence[Case]]) -> tuple[list[SmokeResult], int]:
-        """The results of every case of these chains, played once, and the exit code of the first that fails."""
-        codes, signals = train_all(
-            tasks_of([[self._prepared(case) for case in chain] for chain in chains]),
-            settings_of({"jobs": 1}, debug=self.debug),
-            self,
-        )
-        first = next((code for code in codes.values() if code), 0)
-        return list(self.results.values()), code_of(signals[0]) if signals else first
+        """The results of every case of these chains, played once, and the exit code of the first that fails.
 
-    def _prepared(self, case: Case) -> Composed:
-        """The case in small, and its model noted for those that build on it."""
-        if case.key not in self.small:
-            place = self.place / f"{len(self.small)}"
-            small = reduce(case.composed.cfg, place, self.clones)
-            unreduced = place / "unreduced.yaml"
-            write_text(unreduced, yaml.safe_dump(small.unreduced, sort_keys=False, allow_unicode=True))
-            small.cfg["launcher"] = {"_target_": PLAY, "unreduced": str(unreduced)}
-            small.cfg["output_root"] = str(self.place / "outputs")
-            composed = replace(case.composed, cfg=small.cfg)
-            folder = folder_of(composed.cfg, composed.overrides)
-            self.small[case.key] = composed, small
-            self.results.setdefault(folder, SmokeResult(case, small, Run(folder.absolute())))
-        composed, _ = self.small[case.key]
-        for run in case.runs:
-            self.clones.links[model_of(run)] = model_of(composed)
-        return composed
+        Raises Interrupted at a signal, after the process of a part was ended.
+        """
+        for chain in chains:
+            for case in chain:
+                self._prepare(case)
+        gc.freeze()  # no part needs to look through what is here by now for garbage
+        with worker.Stop().installed():
+            for chain in chains:
+                before = None
+                for case in chain:
+                    result = self.results[case.key]
+                    if before and before.code:
+                        result.code = before.code
+                        print(f"not begun {result.name}: it builds on {before.name}, which has failed", flush=True)
+                    elif not result.seconds:
+                        self._play(result)
+                    before = result
+        results = list(self.results.values())
+        return results, next((each.code for each in results if each.code), 0)
 
-    # What the pool tells.
+    def _prepare(self, case: Case) -> None:
+        """Make a case small, open its run, and note where that leaves its model, for those that build on it."""
+        if case.key not in self.results:
+            folder = self.folder / f"{len(self.results)}"
+            small = reduce(case.composed.cfg, folder, self.clones)
+            small.cfg["output_root"] = str(folder / "outputs")
+            run = open_run(small.cfg, case.composed.overrides, command=case.composed.command)
+            self.results[case.key] = SmokeResult(case, small, run)
+            target = str(small.cfg["trainer"]["_target_"])
+            if target.startswith(("trl.", "runner.")):  # imported once for all parts; a user's module may hold a state
+                locate(target)
+        self.clones.links |= {model_of(each): str(self.results[case.key].run.model) for each in case.runs.values()}
 
-    def started(self, task: Task) -> None:
-        pass
+    def _play(self, result: SmokeResult) -> None:
+        """Play one part after the other, up to the first that fails."""
+        run = result.run
+        parts: dict[str, Callable[[], int]] = {
+            "inspect": lambda: _code_of(run, lambda: inspect_rows(run, result.small.unreduced)),
+            "train": lambda: worker.work(run.folder, command="rehearse", debug=self.debug),
+            "resume": lambda: worker.work(run.folder, debug=self.debug),
+            "export": lambda: _code_of(run, lambda: export_model(run)),
+        }
+        for name, part in parts.items():
+            began = time.monotonic()
+            result.code = run_apart(part, run.log, self.folder / "cache")
+            result.seconds[name] = time.monotonic() - began
+            if result.code:
+                result.failed = phase_of(run, name)
+                if not run.status()["cause"]:
+                    run.set_status("failed", cause=f"the process ended with exit code {result.code}")
+                break
+        print("\n".join(describe_result(result)), flush=True)
 
-    def ended(self, task: Task, state: str, cause: str = "", seconds: float | None = None) -> None:
-        print("\n".join(to_lines(self.results[task.folder], state, cause)), flush=True)
 
-    def tick(self, live: Sequence[tuple[Task, float]], waiting: int) -> None:
-        pass
+def _code_of(run: Run, call: Callable[[], None]) -> int:
+    """The exit code of a part that is not a worker's, its error written down as a worker does."""
+    try:
+        call()
+        return 0
+    except Exception as error:
+        traceback.print_exc()
+        fault = Fault(str(run.log), f"{type(error).__name__}: {error}", fix="read it")
+        known = error if isinstance(error, RunnerError) else RunnerError(fault)
+        run.set_status("failed", cause=str(known))
+        return known.code
 
-    def close(self) -> None:
-        pass
+
+def inspect_rows(run: Run, cfg: Config) -> None:
+    """Look at the first rows as the real run would see them, and write down how long they are.
+
+    Raises ConfigError for what a training would be refused for.
+    """
+    node = cfg["trainer"]
+    with quiet(), tempfile.TemporaryDirectory(prefix="rehearsal-") as folder:
+        light = lighten(cfg, SAMPLE, write_stand_in(cfg, Path(folder) / "model"))
+        other = Run(Path(folder) / "inspected" / "run")
+        write_config(other.folder, light)
+        components = build_components(other, None)
+        how = {"form": node["form"], "head": node["head"], "ends": ends_of(cfg, policy_of(components.trainer))}
+        rows = components.train_rows
+        seen = inspect_training(components.trainer, rows, **how, count=SAMPLE)
+    lengths = [len(row.ids) for row in seen.rows] or [row.length for row in seen.encoded]
+    kept = len(rows) if hasattr(rows, "__len__") else len(seen.encoded)
+    heads = [Path(node["path"]) / "train.parquet" for node in rows_of(cfg)]
+    read = sum(parquet.read_metadata(head).num_rows for head in heads if head.exists())
+    facts = {"lengths": lengths, "rows": kept, "read": read or kept, "limit": seen.limit, "lines": summary_of(seen)}
+    write_json(run.folder / "rows.json", facts)
+    if faults := find_faults(seen, cfg.get("tolerate")):
+        raise ConfigError(faults)
 
 
-def to_lines(result: SmokeResult, state: str, cause: str) -> list[str]:
+def export_model(run: Run) -> None:
+    """Export the model as the verb does; what can be shared only as it is, is left as it is."""
+    trust = bool(run.cfg["model"].get("trust_remote_code"))
+    try:
+        export(read_run(run.folder), run.folder / "export", trust=trust)
+    except ConfigError as error:
+        write_json(run.folder / "unexported.json", {"why": error.faults[0].found})
+
+
+def phase_of(run: Run, part: str) -> str:
+    """The phase in which a run was when its last part failed, by what there is of it."""
+    status = run.status()
+    if part == "train":
+        if not status["max_steps"]:
+            return "loading"
+        if not (run.folder / "scores.json").exists():
+            return "evaluating before the first step"
+        return "saving" if status["step"] else "taking the first step"
+    if part == "resume":
+        if status["step"] < status["max_steps"]:
+            return "resuming"
+        if len(sealed_checkpoints(run)) < 2:
+            return "saving"
+        return "writing model/" if (run.folder / ".model.new").exists() else "evaluating"
+    return {"inspect": "reading the rows", "export": "exporting"}[part]
+
+
+def describe_result(result: SmokeResult) -> list[str]:
     """The outcome of a case in lines: what was done, and how long each part took."""
-    seconds, runs = result.seconds, len(result.case.runs)
-    head = f"{state:<9} {result.name}: {cause}"
-    if state == "finished":
-        many = f", for {runs} runs that differ in numbers only" if runs > 1 else ""
-        head = f"ok        {result.name}: {number(sum(seconds.values()), 2)} s{many}"
-    elif result.failed and seconds:
+    runs = len(result.case.runs)
+    many = f", for {runs} runs that differ in numbers only" if runs > 1 else ""
+    head = f"ok        {result.name}: {number(sum(result.seconds.values()), 2)} s{many}"
+    if result.code:
         head = f"failed    {result.name}: {result.failed}"
-    done = zip(seconds.items(), _done(result), strict=False)
-    parts = [f"  {TITLES[part]:<16}{lasted:6.1f} s  {what}".rstrip() for (part, lasted), what in done]
+    parts = zip(result.seconds.items(), _outcomes(result), strict=False)
     return [
         head,
-        *parts,
-        *(f"  {'' if place else 'instead':<10}{note}" for place, note in enumerate(result.small.notes)),
+        *(f"  {TITLES[part]:<16}{lasted:6.1f} s  {outcome}".rstrip() for (part, lasted), outcome in parts),
+        *(f"  {'' if index else 'instead':<10}{note}" for index, note in enumerate(result.small.notes)),
     ]
 
 
-def _done(result: SmokeResult) -> Iterator[str]:
+def _outcomes(result: SmokeResult) -> Iterator[str]:
     """The outcome of each part, in a few words."""
     run = result.run
     yield next(iter(result.rows.get("lines", [])), "")
@@ -155,66 +226,3 @@ def _done(result: SmokeResult) -> Iterator[str]:
     yield reached if run.status()["state"] == "finished" else ""
     why = (read_json(run.folder / "unexported.json") or {}).get("why")
     yield f"not: {why}" if why else "as transformers loads it" if (run.folder / "export").is_dir() else ""
-
-
-# --- Its step, measured ---------------------------------------------------------------------------
-
-
-def measure_small(
-    cfg: Mapping[str, Any], source: Source, autocast: bool, place: Path
-) -> tuple[list[tuple[Shape, Measured]], str]:
-    """A step of models like that of a source, of two widths, or why none could be measured.
-
-    They train in a process of their own with the small run's configuration; its files go below ``place``.
-    """
-    place.mkdir(parents=True, exist_ok=True)
-    found = place / "measured.json"
-    found.unlink(missing_ok=True)
-
-    def measure() -> int:
-        log = os.open(place / "log.txt", os.O_WRONLY | os.O_CREAT)
-        for descriptor in (1, 2):
-            os.dup2(log, descriptor)
-        try:
-            seen = [
-                (asdict(shape), asdict(measure_step(small, place, cycle_of(cfg["trainer"]["args"]))))
-                for shape, small in _narrow(bare(cfg, autocast), source, place)
-            ]
-            write_json(found, {"seen": seen})
-        except Exception as error:  # whatever a trainer may raise
-            traceback.print_exc()
-            first = error.faults[0].found if isinstance(error, RunnerError) else f"{type(error).__name__}: {error}"
-            write_json(found, {"why": first.splitlines()[0]})
-        return 0
-
-    wait_for(measure)
-    read = read_json(found) or {"why": "the process that measured it was killed"}
-    return [(Shape(**shape), Measured(**seen)) for shape, seen in read.get("seen", ())], read.get("why", "")
-
-
-def bare(cfg: Mapping[str, Any], autocast: bool) -> dict[str, Any]:
-    """The configuration of a training alone, for one cycle of generation, whose activations are all kept."""
-    cfg = copy.deepcopy(dict(cfg))
-    args, known = cfg["trainer"]["args"], fields_of(cfg["trainer"]["args"])
-    args |= {name: False for name in RECOMPUTE if name in known}
-    args |= {"use_cpu": True, "bf16": autocast, "fp16": False, "max_steps": cycle_of(args)}
-    args |= {"save_strategy": "no", "eval_strategy": "no", "load_best_model_at_end": False}
-    return cfg | dict.fromkeys(("callback", "metric", "quant"))  # a quantised product has no count of operations
-
-
-def _narrow(cfg: dict[str, Any], source: Source, place: Path) -> Iterator[tuple[Shape, dict[str, Any]]]:
-    """The configuration with a small model of each width, and its shape; as it is where the model itself is small."""
-    if is_small(source):
-        yield Shape.of_source(source), cfg
-        return
-    kept = {name: cfg["model"].get(name) for name in ("tokenizer", "attention", "trust_remote_code", "dtype")}
-    for head_size in HEAD_SIZES:
-        folder = place / f"model{head_size}"
-        write_clone(source, folder, head_size)
-        model = {"_target_": LOADER, "path": str(folder)}
-        model |= {name: value for name, value in kept.items() if value is not None}
-        args = dict(cfg["trainer"]["args"])
-        if args.get("sft_model_path"):
-            args["sft_model_path"] = str(folder)
-        shape = Shape.of_source(Source(str(folder), trust=source.trust))
-        yield shape, cfg | {"model": model, "trainer": cfg["trainer"] | {"args": args}}

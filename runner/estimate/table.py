@@ -14,7 +14,7 @@ from runner.run.disk import checkpoints_at_once, free, sized
 
 TIGHT = 0.9  # of what is there, from which on a forecast warns: allocators keep some more than what is alive
 ASSUMED = 100e12  # operations a second, as a scale where nothing was measured
-KEPT = 2  # checkpoints, where nothing else is said
+KEPT = 2  # checkpoints, where nothing else is configured
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,14 @@ class Forecast:
         """Tokens of one optimizer step over all processes, without padding; of sampled ones all that may be written."""
         args, training = self.training.args, self.training
         rows = batch_size(args) * setting(args, "gradient_accumulation_steps", 1) * processes_of(training.cfg)
-        return round(rows * training.texts * (training.packed or training.rows.mean + training.written))
+        return round(rows * training.texts * (training.packed or training.rows.mean + training.completion))
 
-    def columns(self) -> dict[str, int | None]:
+    def shares(self) -> dict[str, int | None]:
         """Bytes by what holds them; activations and sampling take turns, and the peak is with the larger."""
-        training = self.training
-        held, phases, gradients = dict(training.held), training.phases, training.gradients
-        shares = {"weights": held.pop("weights"), "gradients": gradients, **held}
-        shares |= {"activations": None if self.why else max(0, phases["update"] - gradients)}
-        if "sampling" in phases:
-            shares["or sampling"] = phases["sampling"]
-        return shares | {"peak": training.peak, "there": self.device.memory}
+        held, phases, gradients = self.training.held, self.training.phases, self.training.gradients
+        activations = None if self.why else max(0, phases["update"] - gradients)
+        shares = {"weights": held.pop("weights"), "gradients": gradients, **held, "activations": activations}
+        return shares | ({"or sampling": phases["sampling"]} if "sampling" in phases else {})
 
     def warning(self) -> list[str]:
         """A line where the run will hardly fit, with what to type for less of what takes most."""
@@ -59,6 +56,12 @@ class Forecast:
                 lighter = "trainer.args.activation_checkpointing=true"
         over = "more than" if peak > there else "nearly all of"
         return [f"  warning      {self.device.name}: {over} the memory that is there; {lighter}"]
+
+    def computed(self) -> str:
+        """The device, and its precision in words."""
+        precision = self.training.precision
+        kind = "bf16 autocast" if precision.autocast else str(self.training.policy.dtype).removeprefix("torch.")
+        return f"{self.device.name} in {kind}" + (" with activations recomputed" if precision.recompute else "")
 
     def time(self) -> str:
         """The time that all steps take at the speed of a device, and where that speed comes from."""
@@ -85,37 +88,32 @@ class Forecast:
         return [line, full] if need > room else [line]
 
 
-def to_lines(forecasts: Sequence[Forecast]) -> list[str]:
+def format_forecasts(forecasts: Sequence[Forecast]) -> list[str]:
     """Forecasts of one run, a column for each device, ending with a warning where something will not fit."""
     first = forecasts[0]
-    training, policy = first.training, first.training.policy
-    trained = "all of them trained" if policy.trained == policy.count else f"{_many(policy.trained)} of them trained"
-    steps, tokens = first.steps, first.tokens_per_step
+    training, policy, steps, tokens = first.training, first.training.policy, first.steps, first.tokens_per_step
+    trained = "all" if policy.trained == policy.count else _many(policy.trained)
     counted = f"{steps:,} of {tokens:,} tokens, {_many(tokens * steps)} in all" if steps else ""
-    sampled = f"  {'':<13}sampling may take several times as long: memory bounds it"
-    lines = [
-        f"  {'model':<13}{_many(policy.count)} weights, {trained}",
-        f"  {'batch':<13}{training.batch[0]} rows of {training.width} tokens, the longest that were seen, at a time",
-        f"  {'computed':<13}{'; '.join(f'{each.device.name} in {each.training.computed}' for each in forecasts)}",
-        *_table(forecasts),
-        f"  {'steps':<13}{counted or f'unknown, nobody has counted the rows; {tokens:,} tokens each'}",
-        *(f"  {'time' if each is first else '':<13}{each.time()}" for each in forecasts),
-        *([sampled] if training.written else []),
-        *first.disk(),
-        *([f"  unknown      activations, and with them the peak: {first.why}"] if first.why else []),
-    ]
-    return [*lines, *(line for each in forecasts for line in each.warning())]
-
-
-def _table(forecasts: Sequence[Forecast]) -> list[str]:
-    """Bytes by what holds them, a column for each device."""
-    shares = [each.columns() for each in forecasts]
-    names = list(dict.fromkeys(name for share in shares for name in share))
-    names.sort(key=lambda name: name in ("peak", "there"))
-    cells = {name: ["-" if share.get(name) is None else sized(share[name]) for share in shares] for name in names}
+    shares = [each.shares() for each in forecasts]
+    sizes = {
+        name: [share.get(name) for share in shares] for name in dict.fromkeys(name for each in shares for name in each)
+    }
+    sizes |= {"peak": [each.training.peak for each in forecasts], "there": [each.device.memory for each in forecasts]}
+    cells = {name: ["-" if size is None else sized(size) for size in row] for name, row in sizes.items()}
     cells = {"": [each.device.name for each in forecasts], **cells}
     width = max(len(cell) for row in cells.values() for cell in row)
-    return [f"  {name:<13}{'  '.join(cell.rjust(width) for cell in row)}" for name, row in cells.items()]
+    return [
+        f"  {'model':<13}{_many(policy.count)} weights, {trained} of them trained",
+        f"  {'batch':<13}{training.batch[0]} rows of {training.width} tokens, the longest that were seen, at a time",
+        f"  {'computed':<13}{'; '.join(each.computed() for each in forecasts)}",
+        *(f"  {name:<13}{'  '.join(cell.rjust(width) for cell in row)}" for name, row in cells.items()),
+        f"  {'steps':<13}{counted or f'unknown, nobody has counted the rows; {tokens:,} tokens each'}",
+        *(f"  {'time' if each is first else '':<13}{each.time()}" for each in forecasts),
+        *([f"  {'':<13}sampling may take several times as long: memory bounds it"] if training.completion else []),
+        *first.disk(),
+        *([f"  unknown      activations, and with them the peak: {first.why}"] if first.why else []),
+        *(line for each in forecasts for line in each.warning()),
+    ]
 
 
 def _many(count: float) -> str:
@@ -136,7 +134,7 @@ def _span(seconds: float) -> str:
     >>> _span(42), _span(7200), _span(300_000)
     ('42 s', '2 h', '3.5 days')
     """
-    for size, name in ((86_400 * 2, "days"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / (86_400 if name == 'days' else size):.2g} {name}"
+    for least, size, name in ((2 * 86_400, 86_400, "days"), (3600, 3600, "h"), (60, 60, "min")):
+        if seconds >= least:
+            return f"{seconds / size:.2g} {name}"
     return f"{seconds:.2g} s"

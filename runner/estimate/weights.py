@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
+from peft import PeftConfig, get_peft_model
 from torch import nn
 from transformers import PreTrainedModel
 
+from runner.config.build import build
 from runner.model.clone import Source, auto_class_of
+from runner.model.load import HEADS, read_adapter
+from runner.schema import Config, Node
+from runner.schema.text import named
+from runner.training.build.model import build_tuner
 
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+LOADERS = (
+    "runner.model.load.load_model",
+    "runner.reward.outcome.load_reward_model",
+    "runner.reward.outcome.Classifier",
+    "runner.reward.process.ProcessModel",
+)
+NOT_ARCHITECTURE = ("_target_", "tokenizer", "head", "dtype", "seed")
 # Bytes of a quantised weight beside its bits: one scale of 4 bytes for 64 weights, or with double quantisation one of
 # 1 byte, and another of 4 for 256 of those.
 SCALE, SCALE_OF_SCALES = 4 / 64, 1 / 64 + 4 / (64 * 256)
@@ -61,7 +77,7 @@ def trunks_of(model: nn.Module) -> Iterator[PreTrainedModel]:
             yield part
 
 
-class Weights:
+class ModelWeights:
     """The weights of a source as a run loads it, with the adapter of a ``peft`` node; frozen unless ``trained``.
 
     ``bytes`` are those in memory, ``trained`` the numbers and bytes of the weights that are trained, ``largest`` the
@@ -73,57 +89,52 @@ class Weights:
         source: Source,
         *,
         dtype: str = "float32",
-        peft: Mapping[str, Any] | None = None,
-        quant: Mapping[str, Any] | None = None,
+        peft: Node | None = None,
+        quant: Node | None = None,
         trained: bool = True,
     ):
-        from runner.model.load import HEADS, read_adapter
-
         config = copy.deepcopy(source.config())
         if hasattr(config, "quantization_config"):
             del config.quantization_config
         if source.head == "score":
             config.num_labels = 1
-        kind = (getattr(config, "dtype", None) or torch.float32) if dtype == "auto" else getattr(torch, dtype)
+        self.dtype = (getattr(config, "dtype", None) or torch.float32) if dtype == "auto" else getattr(torch, dtype)
         with torch.device("meta"):
-            made = HEADS[source.head].from_config(config, dtype=kind, trust_remote_code=source.trust)
-            self.model, self.shape = made.requires_grad_(trained), Shape.of(made)
-            adapter = read_adapter(source.path, source.revision) if source.path and peft is None else None
-            if trained and (peft or adapter or quant):
-                self.model = _adapted(made, peft, adapter, source.head)
+            made = HEADS[source.head].from_config(config, dtype=self.dtype, trust_remote_code=source.trust)
+            made.requires_grad_(trained)
+            self.shape = Shape.of(made)
+            model = _adapted(made, peft, source) if trained else made
         bits, head = _bits(quant), made.get_output_embeddings()
-        weights = {id(each): each for each in self.model.parameters()}.values()
+        weights = {id(each): each for each in model.parameters()}.values()
         small = {id(part.weight) for name, part in made.named_modules() if bits and _is_quantised(name, part)}
-        learnt = [each for each in weights if each.requires_grad]
+        learned = [each for each in weights if each.requires_grad]
         self.count = sum(each.numel() for each in weights)
         self.bytes = int(sum(each.numel() * bits / 8 if id(each) in small else each.nbytes for each in weights))
         self.largest = max((each.nbytes for each in weights if id(each) in small), default=0)
-        self.trained, self.trained_bytes = sum(each.numel() for each in learnt), sum(each.nbytes for each in learnt)
-        self.trained_sizes = [each.shape for each in learnt]
-        self.text, self.is_adapted = config.get_text_config(), hasattr(self.model, "peft_config")
+        self.trained, self.trained_bytes = sum(each.numel() for each in learned), sum(each.nbytes for each in learned)
+        self.trained_sizes = [each.shape for each in learned]
+        self.text, self.is_adapted = config.get_text_config(), hasattr(model, "peft_config")
         self.head_bytes = 0 if head is None else head.weight.nbytes
         self.head_is_trained = head is not None and any(each.requires_grad for each in head.parameters())
         self.is_tied = head is not None and head.weight is made.get_input_embeddings().weight
-        self.dtype = kind
 
 
-def _adapted(model: Any, peft: Mapping[str, Any] | None, adapter: Any, head: str) -> Any:
+def _adapted(model: PreTrainedModel, peft: Node | None, source: Source) -> PreTrainedModel | PeftModel:
     """The model with the adapter on it that is configured, or that it came with; or with a part of it frozen."""
-    from peft import get_peft_model
-
-    from runner.training.build.model import build_tuner
-
-    changed, config = build_tuner(peft, model, head)
-    config = config or copy.deepcopy(adapter)
+    config: PeftConfig | None
+    if peft is None:
+        config = copy.deepcopy(read_adapter(source.path, source.revision)) if source.path else None
+    else:
+        model, config = build_tuner(peft, model, source.head)
     if config is None:
-        return changed
+        return model
     config.inference_mode = False
     if isinstance(getattr(config, "init_lora_weights", None), str):
         config.init_lora_weights = True  # of the same size, without taking weights apart that are not there
-    return get_peft_model(changed, config)
+    return get_peft_model(model, config)
 
 
-def _bits(quant: Mapping[str, Any] | None) -> float:
+def _bits(quant: Node | None) -> float:
     """Bits that a quantised weight takes with its scales; 0 where none is."""
     if not quant:
         return 0
@@ -135,3 +146,39 @@ def _bits(quant: Mapping[str, Any] | None) -> float:
 def _is_quantised(name: str, part: nn.Module) -> bool:
     base = isinstance(part, nn.Linear) and "lora_" not in name and "modules_to_save" not in name
     return base and name.rpartition(".")[2] not in NOT_QUANTISED
+
+
+def source_of(cfg: Config, origins: Mapping[str, Source] | None = None) -> Source:
+    """The source of a run's policy; ``origins`` have those of models that earlier stages have yet to train."""
+    model, head = cfg["model"], cfg["trainer"]["head"]
+    path = cfg["trainer"]["args"].get("sft_model_path") or model.get("path")
+    if path:
+        return _origin(Source(path, model.get("revision"), bool(model.get("trust_remote_code")), head), origins)
+    return Source(head=head, architecture=architecture_of(model))
+
+
+def architecture_of(node: Node) -> dict[str, Any]:
+    """The keys of a new model's architecture, its vocabulary being that of its tokenizer if nothing else is said."""
+    own = {key: value for key, value in node.items() if key not in NOT_ARCHITECTURE}
+    return own if "vocab_size" in own else {"vocab_size": len(build(node["tokenizer"]))} | own
+
+
+def _origin(source: Source, origins: Mapping[str, Source] | None) -> Source:
+    """The model itself, or that which the stage that will train it begins with."""
+    known = origins or {}
+    return replace(known[source.path], head=source.head) if source.path in known else source
+
+
+def others_of(cfg: Config, origins: Mapping[str, Source] | None = None) -> Iterator[tuple[str, int]]:
+    """Models that are only asked: reward models and a teacher, by name with their bytes."""
+    rewards = named(cfg.get("reward") or {}, "")
+    nodes = {f"reward {name}".strip(): node for name, node in rewards.items()}
+    nodes |= {name.removesuffix("_model"): node for name, node in cfg["trainer"].items() if name != "args"}
+    for name, node in nodes.items():
+        if isinstance(node, Mapping) and node.get("_target_") in LOADERS and isinstance(node.get("path"), str):
+            head = "score" if name.startswith("reward") else "lm"
+            source = Source(node["path"], node.get("revision"), bool(node.get("trust_remote_code")), head)
+            kind = node.get("dtype", "float32")
+            yield name, ModelWeights(_origin(source, origins), dtype=kind, trained=False).bytes
+    if path := cfg["trainer"]["args"].get("reward_model_path"):
+        yield "reward model", ModelWeights(Source(path, head="score"), trained=False).bytes

@@ -34,19 +34,19 @@ D = TypeVar("D")
 
 @dataclass(frozen=True)
 class Note:
-    """A key of theirs and what became of it: ``ours`` is where it went, ``why`` a remark, ``implied`` their default."""
+    """A key and what became of it: ``target`` is where it went, ``why`` a remark, ``implied`` a default of the tool."""
 
     kind: str
     key: str
     value: object
-    ours: str = ""
+    target: str = ""
     why: str = ""
     implied: bool = False
 
 
 @dataclass
 class Draft:
-    """The experiment: an option for some groups, values, and the notes; ``words`` still have to be typed."""
+    """The experiment: an option for some groups, values, and the notes; ``overrides`` still have to be typed."""
 
     name: str
     table: Table
@@ -56,13 +56,11 @@ class Draft:
     choices: dict[str, str | None] = field(default_factory=lambda: {"trainer": "sft", "model": "hub"})
     values: dict[str, Any] = field(default_factory=lambda: {"model": {"path": "???"}, "dataset": {"path": "???"}})
     notes: list[Note] = field(default_factory=list)
-    words: list[str] = field(default_factory=list)
+    overrides: list[str] = field(default_factory=list)
     taken: set[str] = field(default_factory=set)
-    asked: set[str] = field(default_factory=set)  # keys whose value the user has to say before it runs
+    unset: set[str] = field(default_factory=set)  # keys whose value the user has to say before it runs
     faults: list[Fault] = field(default_factory=list)
     where: str = ""  # in which entry of their file the keys stand
-
-    # --- Their side -------------------------------------------------------------------------------
 
     def add(self, keys: Mapping[str, Any]) -> None:
         """Add keys of theirs without their secrets, nested ones that have rows of their own as ``outer.inner``."""
@@ -89,8 +87,11 @@ class Draft:
     def take(self, key: str, to: Callable[[object], T], default: D) -> T | D:
         """The converted value of a key, which is dealt with by this; the default where there is none, or false."""
         self.taken.add(key)
-        value = self.keys.get(key)
-        return self.convert(key, None if value is False else value, to, default)
+        return default if self.keys.get(key) is False else self.read(key, to, default)
+
+    def read(self, key: str, to: Callable[[object], T], default: D) -> T | D:
+        """The converted value of a key; the default where there is none, or where it is a fault."""
+        return self.convert(key, self.keys.get(key), to, default)
 
     def convert(self, where: str, value: object, to: Callable[[object], T], default: D) -> T | D:
         """A value as a conversion has it; the default where there is none, or where it is a fault."""
@@ -100,12 +101,15 @@ class Draft:
             self.faults.append(Fault(self.where + where, to_single_line(value), str(error), FIX))
             return default
 
-    # --- Our side ---------------------------------------------------------------------------------
-
     @property
     def trainer(self) -> str:
         """The option of the group trainer."""
         return str(self.choices["trainer"])
+
+    @property
+    def form(self) -> str | None:
+        """The form of rows that the trainer takes, where the table says."""
+        return self.table.sections["forms"].get(self.trainer)
 
     @property
     def config(self) -> Signature:
@@ -131,20 +135,19 @@ class Draft:
 
     def put(self, path: str, value: object) -> None:
         """Write a value at a dotted path of the experiment; what concerns rows, for each part of a mixture."""
-        *nodes, last = path.split(".")
-        for place in self.parts if nodes[:1] == ["dataset"] else [self.values]:
-            for node in nodes if place is self.values else nodes[1:]:
-                place = place.setdefault(node, {})
-            place[last] = copy.deepcopy(value)
+        *outer, last = path.split(".")
+        is_of_rows = outer[:1] == ["dataset"]
+        for node in self.parts if is_of_rows else [self.values]:
+            for name in outer[1:] if is_of_rows else outer:
+                node = node.setdefault(name, {})
+            node[last] = copy.deepcopy(value)
 
-    # --- Both -------------------------------------------------------------------------------------
-
-    def note(self, kind: str, key: str, ours: str = "", why: str = "") -> None:
+    def note(self, kind: str, key: str, target: str = "", why: str = "") -> None:
         """Say what became of a key."""
         self.taken.add(key)
-        self.notes.append(Note(kind, key, self.keys.get(key), ours, why, key in self.implied))
+        self.notes.append(Note(kind, key, self.keys.get(key), target, why, key in self.implied))
 
-    def nothing(self, key: str, why: str, nearest: str = "") -> None:
+    def no_equivalent(self, key: str, why: str, nearest: str = "") -> None:
         """Say that a key has no equivalent, why, and what comes nearest."""
         self.note(NO_EQUIVALENT, key, nearest, why)
 
@@ -162,8 +165,8 @@ class Draft:
             # A reference to nothing: no run starts with it, where ??? would mean the default.
             reference = f"${{shell.{re.findall(r'[A-Za-z_]+', str(value))[0]}}}"
             self.put(path, "???" if path == "model.path" else reference)
-            self.asked.add(key)
-            self.nothing(key, f"{value} is set by the shell, and not in this file", f"{path}=<value>")
+            self.unset.add(key)
+            self.no_equivalent(key, f"{value} is set by the shell, and not in this file", f"{path}=<value>")
         else:
             self.put(path, value)
             self.note(MAPPED, key, f"{path}: {to_single_line(value)}", why)
@@ -176,13 +179,13 @@ class Draft:
             self.note(SAME, key, why="off")
         elif known is None:
             trainer = self.config.name.removesuffix("Config")
-            self.nothing(key, f"{trainer} has no {name}" + (f"; {why}" if why else ""))
+            self.no_equivalent(key, f"{trainer} has no {name}" + (f"; {why}" if why else ""))
         elif "." in name or is_unset(value):
             return ""
         elif is_new and known.default == value and isinstance(known.default, bool) == isinstance(value, bool):
             self.note(SAME, key, why=why or f"{name} is {to_single_line(value)}")
         elif not known.type.accepts(value):
-            self.nothing(key, f"{name} takes {known.type}", why)
+            self.no_equivalent(key, f"{name} takes {known.type}", why)
         else:
             return ""
         return self.notes[-1].kind

@@ -26,10 +26,10 @@ def read_entry(draft: Draft, key: str, where: str, entry: Mapping[str, Any]) -> 
     for note in inner.notes:
         if note.kind == NO_EQUIVALENT:
             said = f"{note.key}: {to_single_line(note.value)}"
-            draft.nothing(key, f"{said}; {note.why}" if note.why else said, note.ours)
+            draft.no_equivalent(key, f"{said}; {note.why}" if note.why else said, note.target)
     for name in names:
         if name not in inner.taken and inner.keys[name] not in (None, False):
-            draft.nothing(key, f"{name}: {to_single_line(inner.keys[name])}")
+            draft.no_equivalent(key, f"{name}: {to_single_line(inner.keys[name])}")
     draft.faults += inner.faults
     return inner.values["dataset"]
 
@@ -51,7 +51,7 @@ def write_rows(draft: Draft, nodes: Sequence[dict[str, Any]]) -> None:
     # Demonstrations of several kinds, or of kinds that nobody knows, become conversations before they are mixed.
     if draft.trainer == "sft" and forms not in ({"messages"}, {"prompt_completion"}, {"text"}):
         if "text" in forms:
-            draft.nothing(key, "text and other rows, which do not mix", "two runs, the second from the first")
+            draft.no_equivalent(key, "text and other rows, which do not mix", "two runs, the second from the first")
         else:
             draft.put("trainer.form", "messages")
     parts: dict[str, Any] = {}
@@ -96,7 +96,7 @@ def _hold_out(draft: Draft, key: str, nodes: Sequence[dict[str, Any]]) -> None:
     if size and all(remarks):
         draft.note(MAPPED, key, f"dataset.split.eval: {nodes[0]['split']['eval']}", remarks[0])
     elif size:
-        draft.nothing(key, "the split is a slice already", "dataset.split.eval=<slice>")
+        draft.no_equivalent(key, "the split is a slice already", "dataset.split.eval=<slice>")
 
 
 def _cut_off(node: dict[str, Any], size: float) -> str:

@@ -45,7 +45,7 @@ def follow_rest(draft: Draft) -> None:
         elif key not in draft.implied:
             near = find_nearest(key, draft.config.parameters, 0.85)
             why = "it goes with another adapter or trainer" if is_known else "not a key that is known here"
-            draft.nothing(key, why, f"trainer.args.{near[0]}" if near else "")
+            draft.no_equivalent(key, why, f"trainer.args.{near[0]}" if near else "")
 
 
 def holds(draft: Draft, rule: Rule, value: object = None) -> bool:
@@ -75,7 +75,7 @@ def _apply(draft: Draft, rule: Rule, key: str, value: object, rules: list[Rule])
             value = _filled(draft, key, rule.write)
         elif rule.convert and (rule.convert in COMPUTED or not is_unset(value)):
             if rule.rest and (more := draft.convert(key, value, to_words, [])[1:]):
-                draft.nothing(key, f"{', '.join(more)}: {rule.rest}", rule.nearest)
+                draft.no_equivalent(key, f"{', '.join(more)}: {rule.rest}", rule.nearest)
             value = draft.convert(key, value, CONVERSIONS[rule.convert], None)
         return len(draft.faults) == count and draft.write(key, path, value, why)
     elif rule.kind == "refused":
@@ -83,9 +83,9 @@ def _apply(draft: Draft, rule: Rule, key: str, value: object, rules: list[Rule])
         expected = why or f"one of {', '.join(methods)}"
         draft.faults.append(Fault(key, reason, expected, "python -m runner --help  (lists the trainers)"))
     elif rule.kind in ("no_equivalent", "asked"):
-        draft.asked |= {key} if rule.kind == "asked" else set()
-        draft.words += nearest.split() if rule.typed else []
-        draft.nothing(key, reason, nearest)
+        draft.unset |= {key} if rule.kind == "asked" else set()
+        draft.overrides += nearest.split() if rule.typed else []
+        draft.no_equivalent(key, reason, nearest)
     elif rule.choose:
         draft.note(MAPPED, key, rule.choose, why)
     else:
@@ -101,12 +101,9 @@ def _filled(draft: Draft, key: str, text: object) -> Any:
     return re.sub(r"\{(\w+)\}", lambda found: to_single_line(names.get(found[1], draft.keys.get(found[1]))), text)
 
 
-# --- Functions that a row may call, for keys that need others or of which several values come -----
-
-
 def divide_batch(draft: Draft, key: str) -> None:
     """Take the whole batch by the small one as the number of accumulated steps."""
-    micro = draft.convert("micro_batch_size", draft.keys.get("micro_batch_size"), to_whole_number, 1)
+    micro = draft.read("micro_batch_size", to_whole_number, 1)
     steps = max(1, draft.take(key, to_whole_number, 1) // max(1, micro))
     draft.write(key, "trainer.args.gradient_accumulation_steps", steps, "the whole batch by the small one")
 
@@ -114,7 +111,7 @@ def divide_batch(draft: Draft, key: str) -> None:
 def divide_epoch(draft: Draft, key: str) -> None:
     """Write so many times in an epoch as a share of all steps."""
     path = f"trainer.args.{'eval' if key.startswith('evals') else 'save'}"
-    epochs = draft.convert("num_epochs", draft.keys["num_epochs"], to_number, 1.0)
+    epochs = draft.read("num_epochs", to_number, 1.0)
     times = draft.take(key, to_number, 1.0) * epochs
     share = round(1 / times, 6) if times else 1
     draft.put(f"{path}_strategy", "epoch" if share >= 1 else "steps")
@@ -128,7 +125,7 @@ def limit_warmup(draft: Draft, key: str) -> None:
     """Write a number of warm-up steps, if the training is longer."""
     steps, warmup = draft.keys.get("max_steps"), draft.keys[key]
     if isinstance(steps, int) and isinstance(warmup, int | float) and 0 < steps <= warmup:
-        draft.nothing(key, "the learning rate would never be reached")
+        draft.no_equivalent(key, "the learning rate would never be reached")
     else:
         draft.write(key, "trainer.args.warmup_steps", warmup)
 
@@ -136,14 +133,14 @@ def limit_warmup(draft: Draft, key: str) -> None:
 def pair_betas(draft: Draft, key: str) -> None:
     """Write both betas of Adam as one argument of an optimizer of ours."""
     usual = {"adam_beta1": 0.9, "adam_beta2": 0.999}
-    betas = [draft.convert(name, draft.keys.get(name), to_number, usual[name]) for name in usual]
+    betas = [draft.read(name, to_number, default) for name, default in usual.items()]
     draft.write(key, "optimizer.betas", betas)
 
 
 def compare_speakers(draft: Draft, key: str) -> None:
     """Note a role of a dataset whose speakers are not those that ours reads in this role."""
     if any(SPEAKERS.get(name.lower()) != key.rpartition(".")[2] for name in draft.take(key, to_words, [])):
-        draft.nothing(key, "", "dataset.map._target_=<function of a row>")
+        draft.no_equivalent(key, "", "dataset.map._target_=<function of a row>")
 
 
 CALLED = (divide_batch, divide_epoch, limit_warmup, pair_betas, compare_speakers)

@@ -121,9 +121,6 @@ def _read_mapping(path: Path, text: str) -> dict[str, Any]:
     return {str(key): value for key, value in keys.items()}
 
 
-# --- Shell scripts --------------------------------------------------------------------------------
-
-
 def _read_script(path: Path, text: str) -> ForeignConfig:
     """The one training command of a script, its flags, and what stands in a file that it names."""
     reading = ForeignConfig(path, {})
@@ -145,10 +142,10 @@ def _read_script(path: Path, text: str) -> ForeignConfig:
         while words and re.fullmatch(r"[A-Za-z_]\w*=.*", words[0], re.S):
             name, _, value = words.pop(0).partition("=")
             reading.variables[name] = value
-        for place, (word, after) in enumerate(pairwise([*words, ""])):
+        for index, (word, after) in enumerate(pairwise([*words, ""])):
             if count := _find_training(reading, word, after):
                 _check_end(path, lines[number + 1 :])
-                start = place + count
+                start = index + count
                 launcher = DEVICES.search(" ".join(words[:start]))
                 devices = launcher[1] if launcher else reading.variables.get("NPROC_PER_NODE", "")
                 reading.devices = int(devices) if re.fullmatch("[0-9]{1,6}", devices) else 1
@@ -195,11 +192,11 @@ def _read_flags(reading: ForeignConfig, words: Sequence[str]) -> None:
     """Each flag with its value, its values, or true, over the keys of a file that the command names."""
     first = _until_flag(words)
     flags: dict[str, Any] = {key: value for key, mark, value in (word.partition("=") for word in first) if mark}
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         if not word.startswith("--"):
             continue
         key, mark, value = word.partition("=")
-        key, values = key[2:].replace("-", "_"), [value] if mark else _until_flag(words[place + 1 :])
+        key, values = key[2:].replace("-", "_"), [value] if mark else _until_flag(words[index + 1 :])
         if not values and key.startswith("no_"):
             flags[key.removeprefix("no_")] = False
         else:

@@ -28,21 +28,18 @@ PER_ROW = "dataset.map._target_=<function of a row>"
 Node = dict[str, Any]
 
 
-# --- Axolotl --------------------------------------------------------------------------------------
-
-
 def read_axolotl(draft: Draft) -> list[Node]:
     """The nodes of the datasets, each of which has a type."""
     nodes: list[Node] = []
     key = "datasets" if draft.keys.get("datasets") is not None else "pretraining_dataset"
-    for place, entry in enumerate(draft.take(key, to_entries, [])):
+    for index, entry in enumerate(draft.take(key, to_entries, [])):
         if draft.trainer != "grpo" and entry.get("type") is None:
             entry["type"] = "chat_template"
-        nodes.append(read_entry(draft, key, f"{key}[{place}]", entry))
+        nodes.append(read_entry(draft, key, f"{key}[{index}]", entry))
         if isinstance(entry.get("type"), dict):
-            nodes[-1]["form"] = draft.table.sections["forms"].get(draft.trainer, "prompt_completion")
+            nodes[-1]["form"] = draft.form or "prompt_completion"
     if not nodes:
-        draft.nothing("datasets", "none", "dataset=hub dataset.path=<org/name>")
+        draft.no_equivalent("datasets", "none", "dataset=hub dataset.path=<org/name>")
     tests = draft.convert("test_datasets", draft.keys.get("test_datasets") or None, to_entries, [])
     if len(nodes) == len(tests) == 1 and tests[0].get("path") == nodes[0]["path"]:
         split = draft.convert("test_datasets[0].split", tests[0].get("split"), to_plain_text, "test")
@@ -56,16 +53,13 @@ def finish_axolotl(draft: Draft) -> None:
     type_rewards(draft, "trl.reward_funcs", read_rewards(draft, "trl.reward_funcs"))
 
 
-# --- LLaMA-Factory --------------------------------------------------------------------------------
-
-
 def read_llama_factory(draft: Draft) -> list[Node]:
     """The nodes of the datasets, which are names in a list of theirs, or are guessed from their names."""
-    folder = draft.convert("dataset_dir", draft.keys.get("dataset_dir"), to_plain_text, "data").rstrip("/")
+    folder = draft.read("dataset_dir", to_plain_text, "data").rstrip("/")
     info = _read_info(Path(folder), draft.reading.path.parent)
     names = draft.take("dataset", to_words, [])
     nodes = [_to_node(draft, name, folder, info) for name in names]
-    if len(names) == 1 and draft.convert("eval_dataset", draft.keys.get("eval_dataset"), to_words, []) == names:
+    if len(names) == 1 and draft.read("eval_dataset", to_words, []) == names:
         split = nodes[0].get("split", {}).get("train", "train")
         nodes[0]["split"] = {"train": split, "eval": split}
         draft.note(MAPPED, "eval_dataset", f"dataset.split.eval: {split}")
@@ -86,14 +80,14 @@ def _read_info(folder: Path, beside: Path) -> dict[str, Any]:
 
 
 def _to_node(draft: Draft, name: str, folder: str, info: Mapping[str, Any]) -> Node:
-    """One dataset by its name in their list; without it, by a guess that is told."""
-    form = "text" if draft.keys.get("stage") == "pt" else draft.table.sections["forms"].get(draft.trainer)
+    """One dataset by its name in their list; without it, by a guess that is noted."""
+    form = "text" if draft.keys.get("stage") == "pt" else draft.form
     where = f"dataset_info.json: {name}"
     entry = draft.convert(where, info.get(name) or {}, to_mapping, {})
     if not entry:
         path = name if "/" in name else f"{folder}/{name}.json"
         if "/" not in name:
-            draft.nothing("dataset", f"{name} is in no dataset_info.json here", f"dataset.path: {path}, a guess")
+            draft.no_equivalent("dataset", f"{name} is in no dataset_info.json here", f"dataset.path: {path}, a guess")
         return {"path": path} | ({"form": form} if form != "prompt_completion" else {})
     if "file_name" in entry:
         entry["file_name"] = f"{folder}/{entry['file_name']}"
@@ -101,18 +95,14 @@ def _to_node(draft: Draft, name: str, folder: str, info: Mapping[str, Any]) -> N
         entry["columns"] = {"messages": "conversations"} | entry.get("columns", {})
     node = {"form": form} | read_entry(draft, "dataset", where, entry)
     if node["path"] == "???":
-        draft.nothing("dataset", f"{name} is neither a file nor of the hub", "dataset.path=<folder>")
+        draft.no_equivalent("dataset", f"{name} is neither a file nor of the hub", "dataset.path=<folder>")
     return node
 
 
 def finish_llama_factory(draft: Draft) -> None:
     """Make the alpha of LoRA twice its rank, where they do not say it."""
     if draft.choices.get("peft") == "lora":
-        rank = draft.convert("lora_rank", draft.keys["lora_rank"], to_whole_number, 0)
-        draft.imply({"lora_alpha": 2 * rank})
-
-
-# --- ms-swift -------------------------------------------------------------------------------------
+        draft.imply({"lora_alpha": 2 * draft.read("lora_rank", to_whole_number, 0)})
 
 
 def read_swift(draft: Draft) -> list[Node]:
@@ -122,21 +112,20 @@ def read_swift(draft: Draft) -> list[Node]:
         path, _, count = word.partition("#")
         site, _, path = path.rpartition("::") if path.startswith(("hf::", "ms::")) else ("", "", path)
         path, _, subset = path.partition(":") if not re.match(r"^[A-Za-z]:[\\/]", path) else (path, "", "")
-        node = {"path": path, "config": subset.split("/")[0], "form": draft.table.sections["forms"].get(draft.trainer)}
+        node = {"path": path, "config": subset.split("/")[0], "form": draft.form}
         nodes.append(node | ({"limit": {"train": int(count)}} if re.fullmatch("[0-9]{1,15}", count) else {}))
         if "/" in subset:
-            draft.nothing("dataset", f"several subsets of {path}", "dataset=mixture, a part for each")
+            draft.no_equivalent("dataset", f"several subsets of {path}", "dataset=mixture, a part for each")
         if not is_local(path) and site != "hf" and not draft.keys.get("use_hf"):
             why = f"{path} is of ModelScope, where names may differ"
-            draft.nothing("dataset", why, "dataset.path=<name on the hub>")
+            draft.no_equivalent("dataset", why, "dataset.path=<name on the hub>")
     columns: dict[str, str] = {}
-    for column, role in draft.take("columns", to_mapping, {}).items():  # theirs says column: role
-        ours = draft.table.sections["roles"].get(draft.convert(f"columns.{column}", role, to_plain_text, ""))
-        if ours is None:
-            draft.nothing("columns", f"{column} as {to_single_line(role)}", PER_ROW)
+    for column, role in draft.take("columns", to_mapping, {}).items():  # column: role, and not role: column
+        role_here = draft.table.sections["roles"].get(draft.convert(f"columns.{column}", role, to_plain_text, ""))
+        if role_here is None:
+            draft.no_equivalent("columns", f"{column} as {to_single_line(role)}", PER_ROW)
         else:
-            preferred = draft.table.sections["forms"].get(draft.trainer) == "preference"
-            columns["chosen" if ours == "target" and preferred else ours] = column
+            columns["chosen" if role_here == "target" and draft.form == "preference" else role_here] = column
     if columns:
         draft.note(MAPPED, "columns", f"dataset.columns: {to_single_line(columns)}")
     return [node | {"columns": columns} for node in nodes]
@@ -151,7 +140,7 @@ def finish_swift(draft: Draft) -> None:
     _read_weights(draft)
     for name, _ in read_rewards(draft, "reward_funcs", "reward_model"):
         word = f"reward.{name}._target_=<module>.{name} allow=[<module>]"
-        draft.nothing("reward_funcs", f"{name}: a plugin, whose code is your own", word)
+        draft.no_equivalent("reward_funcs", f"{name}: a plugin, whose code is your own", word)
     if not is_unset(batch := draft.keys["per_device_train_batch_size"]):
         rows = max(1.0, draft.convert("per_device_train_batch_size", batch, to_number, 1.0))
         # They make it 16 rows a step over all devices.
@@ -174,17 +163,14 @@ def _read_weights(draft: Draft) -> None:
     wanted = [word for word in words if word in rules and (sft or word not in ("last_round", "default"))]
     unknown = [word for word in words if word not in rules and word != "all"]
     for word in unknown:
-        draft.nothing("loss_scale", f"{word}: no such rule", "weight=pattern weight.pattern=... weight.weight=2")
+        draft.no_equivalent("loss_scale", f"{word}: no such rule", "weight=pattern weight.pattern=... weight.weight=2")
     if draft.trainer not in ("sft", "dpo", "kto") and wanted:
-        draft.nothing("loss_scale", f"{draft.trainer} takes no weights of tokens")
+        draft.no_equivalent("loss_scale", f"{draft.trainer} takes no weights of tokens")
     elif wanted:
         draft.values["weight"] = {word: dict(rules[word]) for word in wanted}
         draft.note(MAPPED, "loss_scale", f"weight: {', '.join(wanted)}", "rules that multiply")
     elif not unknown:
         draft.note(SAME, "loss_scale", why="what the trainer trains on anyway")
-
-
-# --- TRL ------------------------------------------------------------------------------------------
 
 
 def read_trl(draft: Draft) -> list[Node]:
@@ -195,10 +181,10 @@ def read_trl(draft: Draft) -> list[Node]:
     if draft.keys.get("datasets") is None:
         return [{"path": draft.take("dataset_name", to_plain_text, "???")}]
     entries = enumerate(draft.take("datasets", to_entries, []))
-    nodes = [read_entry(draft, "datasets", f"datasets[{place}]", entry) for place, entry in entries]
+    nodes = [read_entry(draft, "datasets", f"datasets[{index}]", entry) for index, entry in entries]
     if any(node.get("weight") for node in nodes):
         why = "fraction: theirs leaves rows out, ours repeats small parts"
-        draft.nothing("datasets", why, "dataset.weights")
+        draft.no_equivalent("datasets", why, "dataset.weights")
     return nodes
 
 
@@ -220,13 +206,10 @@ def finish_trl(draft: Draft) -> None:
     """Read the rewards, and say which layers their adapter has where they leave it to peft."""
     if draft.choices.get("peft") and draft.keys.get("lora_target_modules") is None:
         why = "theirs is peft's own choice for the model"
-        draft.nothing("lora_target_modules", why, "peft.target_modules=all-linear")
+        draft.no_equivalent("lora_target_modules", why, "peft.target_modules=all-linear")
     type_rewards(draft, "reward_funcs", read_rewards(draft, "reward_funcs", "reward_model_name_or_path"))
     if isinstance(variables := draft.keys.get("env"), Mapping):
         draft.keys["env"] = ", ".join(variables)
-
-
-# --- Rewards ------------------------------------------------------------------------------------
 
 
 def read_rewards(draft: Draft, names_key: str, model_key: str = "") -> list[tuple[str, list[float]]]:
@@ -234,19 +217,19 @@ def read_rewards(draft: Draft, names_key: str, model_key: str = "") -> list[tupl
 
     The others come back by name, each with its weight if there is one.
     """
-    ours: dict[str, dict[str, Any]] = draft.table.sections["rewards"]
+    known: dict[str, dict[str, Any]] = draft.table.sections["rewards"]
     names, models = draft.take(names_key, to_words, []), draft.take(model_key, to_words, []) if model_key else []
     weights = draft.take(names_key.replace("funcs", "weights"), to_weights, [])
     entries: dict[str, Any] = {}
     others = []
-    for place, name in enumerate([*names, *models]):
-        weight = {"weight": weights[place]} if weights[place:] else {}
+    for index, name in enumerate([*names, *models]):
+        weight = {"weight": weights[index]} if weights[index:] else {}
         if name in models:
             key = "model" if "model" not in entries else f"model_{len(entries)}"
             entries[key] = {"_target_": "runner.reward.outcome.load_reward_model", "path": name, "weight": 1.0} | weight
             draft.note(MAPPED, model_key, f"reward.{key}.path: {name}")
-        elif name in ours:
-            entry = dict(ours[name])
+        elif name in known:
+            entry = dict(known[name])
             why = entry.pop("remark", "")
             if entry["_target_"].endswith("get_soft_overlong_punishment"):
                 key = "soft_max_length" if draft.keys.get("soft_max_length") else "max_completion_length"
@@ -259,7 +242,7 @@ def read_rewards(draft: Draft, names_key: str, model_key: str = "") -> list[tupl
             entries[name] = entry | weight
             draft.note(MAPPED, names_key, f"reward.{name}: {entry['_target_']}", why)
         else:
-            others.append((name, weights[place : place + 1]))
+            others.append((name, weights[index : index + 1]))
     if entries:
         draft.values["reward"] = entries
     if weights and entries:
@@ -272,9 +255,9 @@ def type_rewards(draft: Draft, key: str, rewards: Iterable[tuple[str, list[float
     for name, weights in rewards:
         short, package = name.rpartition(".")[2], name.partition(".")[0]
         word, allow = f"reward.{short}._target_={name}", f"allow=[{package}]"
-        draft.words += [word, *(f"reward.{short}.weight={weight}" for weight in weights)]
-        draft.words += [allow] if allow not in draft.words else []
-        draft.nothing(key, f"{name} is code of your own, which is allowed when it is typed", f"{word} {allow}")
+        draft.overrides += [word, *(f"reward.{short}.weight={weight}" for weight in weights)]
+        draft.overrides += [allow] if allow not in draft.overrides else []
+        draft.no_equivalent(key, f"{name} is code of your own, which is allowed when it is typed", f"{word} {allow}")
 
 
 READERS: Mapping[str, tuple[Callable[[Draft], list[Node]], Callable[[Draft], None]]] = {

@@ -39,7 +39,7 @@ def translate(reading: ForeignConfig, name: str, trainer: str | None = None) -> 
         draft.note(SAME, key, why="as where it is left out")
     if draft.faults:
         raise ConfigError(dict.fromkeys(draft.faults))
-    draft.words += [f"launcher.num_processes={reading.devices}"] if reading.devices > 1 else []
+    draft.overrides += [f"launcher.num_processes={reading.devices}"] if reading.devices > 1 else []
     return draft
 
 

@@ -119,10 +119,11 @@ def forecast(name: str) -> int:
     """The forecast of a case, told how long its rows are, after steps of small models on short ones."""
     from transformers import AutoTokenizer
 
-    from runner.estimate.memory import Training, source_of
+    from runner.estimate.measure import measure_small
+    from runner.estimate.memory import Training
     from runner.estimate.reduce import Clones, reduce
-    from runner.estimate.smoke import measure_small
     from runner.estimate.steps import Rows
+    from runner.estimate.weights import source_of
     from runner.io.files import shipped
     from runner.launch import stages
 

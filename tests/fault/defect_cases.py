@@ -877,7 +877,7 @@ DEFECTS = (
         "rehearsal_skips_batch_sizes",
         "Runs that differ in a batch size are rehearsed as one.",
         "runner/estimate/group.py",
-        r'isinstance(value, int) and re.search(rf"\.({LENGTHS})$", path)',
+        r'isinstance(value, int) and re.search(rf"(^|\.)({LENGTHS})$", path)',
         r"isinstance(value, int)",
         tests=("tests/test_rehearse.py::test_a_batch_size_is_no_mere_number",),
     ),
@@ -887,7 +887,7 @@ DEFECTS = (
         "runner/estimate/reduce.py",
         'small.cfg |= {"tracker": {"report_to": "none", "environment": None}, "resume": None}',
         'small.cfg |= {"resume": None}',
-        slow=("tests/test_rehearse.py::test_a_run_in_small_tells_no_tracker",),
+        slow=("tests/test_rehearse.py::test_a_run_in_small_tells_no_tracker_and_has_a_narrow_model",),
     ),
     # --- Importers --------------------------------------------------------------------------------
     Defect(
