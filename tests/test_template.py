@@ -5,8 +5,8 @@ import json
 import pytest
 from tiny import CHATML, tiny_tokenizer
 
-from runner import __main__ as door
 from runner.errors import ConfigError
+from runner.launch.stages import compose_runs
 from runner.model.chat import check_template, read_template, set_template, template_names
 from runner.run import key_of
 
@@ -154,7 +154,7 @@ def test_a_template_reaches_nothing_of_python(tmp_path):
 
 
 def compose(*words):
-    [composed] = door.compose(door.read_command_line(words), words)
+    [composed] = compose_runs(words)
     return composed.cfg
 
 

@@ -1,6 +1,6 @@
-"""A vLLM server, which may stand in for the sampler in PPO; it needs a GPU.
+"""Engines that may stand in for the sampler in PPO: continuous batching of transformers, and a vLLM server.
 
-It draws with random numbers of its own, for which it takes a seed from the noise.
+Both are made for GPUs and draw with random numbers of their own, for which they take a seed from the noise.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from peft import PeftModel
 from torch import Tensor
+from transformers import GenerationConfig
 
 from runner.errors import EnvironmentFault, Fault
-from runner.generate.sampler import Model, Responses, Sampling, cut, sample
+from runner.generate.sampler import Model, Responses, Sampling, cut, sample, without_generation_defaults
 
 Engine = Callable[[Model, Sequence[Sequence[int]], Sampling, Tensor], Responses]
 
@@ -23,10 +24,45 @@ Engine = Callable[[Model, Sequence[Sequence[int]], Sampling, Tensor], Responses]
 def build_engine(name: str, vllm_server_base_url: str) -> Engine:
     """A function of prompts that samples completions: ``engine(policy, prompts, sampling, noise_BR)``.
 
-    ``noise_BR`` are uniform random numbers, one for each token that may be drawn. All but ``vllm`` are engines of
-    :func:`runner.generate.sampler.sample`.
+    ``noise_BR`` are uniform random numbers, one for each token that may be drawn. All but ``vllm`` and ``continuous``
+    are engines of :func:`runner.generate.sampler.sample`.
     """
-    return VLLMServer(connect(vllm_server_base_url)) if name == "vllm" else functools.partial(sample, engine=name)
+    if name == "vllm":
+        return VLLMServer(connect(vllm_server_base_url))
+    return sample_by_continuous_batching if name == "continuous" else functools.partial(sample, engine=name)
+
+
+@torch.no_grad()
+def sample_by_continuous_batching(
+    policy: Model, prompts: Sequence[Sequence[int]], how: Sampling, noise_BR: Tensor
+) -> Responses:
+    """Completions by ``model.generate_batch``, where a finished row gives way to the next."""
+    model = policy.get_base_model() if isinstance(policy, PeftModel) else policy
+    config = GenerationConfig(
+        max_new_tokens=how.max_new_tokens,
+        do_sample=True,
+        temperature=how.temperature,
+        top_k=0,
+        top_p=1.0,
+        eos_token_id=list(how.stop_ids) or None,
+        pad_token_id=0,
+    )
+    with without_generation_defaults(model), torch.random.fork_rng():
+        torch.manual_seed(_seed(noise_BR))
+        inputs = [list(prompt) for prompt in prompts]
+        answers = model.generate_batch(inputs=inputs, generation_config=config, progress_bar=False)
+    # Requests are numbered in the order of the prompts; answers come back in any.
+    ordered = sorted(answers.values(), key=lambda answer: int(answer.request_id.rpartition("_")[2]))
+    return _to_responses([answer.generated_tokens for answer in ordered], how)
+
+
+def _seed(noise_BR: Tensor) -> int:
+    return int(noise_BR.flatten()[0].double() * 2**31)
+
+
+def _to_responses(completions: Sequence[Sequence[int]], how: Sampling) -> Responses:
+    tokens = (torch.tensor(ids)[: how.max_new_tokens] for ids in completions)
+    return Responses([cut(tokens_R, how.stop_ids) for tokens_R in tokens])
 
 
 def connect(base_url: str) -> Any:
@@ -61,16 +97,14 @@ class VLLMServer:
             self.client.reset_prefix_cache()
         if torch.distributed.is_initialized():
             torch.distributed.barrier()
-        seed = int(noise_BR.flatten()[0].double() * 2**31)
         answer = self.client.generate(
             prompts=[list(prompt) for prompt in prompts],
             temperature=how.temperature,
             max_tokens=how.max_new_tokens,
             logprobs=None,
-            generation_kwargs={"stop_token_ids": list(how.stop_ids), "ignore_eos": True, "seed": seed},
+            generation_kwargs={"stop_token_ids": list(how.stop_ids), "ignore_eos": True, "seed": _seed(noise_BR)},
         )
-        tokens = (torch.tensor(ids)[: how.max_new_tokens] for ids in answer["completion_ids"])
-        return Responses([cut(tokens_R, how.stop_ids) for tokens_R in tokens])
+        return _to_responses(answer["completion_ids"], how)
 
 
 def merged_weights(policy: Model) -> Iterator[tuple[str, Tensor]]:

@@ -170,7 +170,7 @@ class PPOConfig(TrainingArguments):
     stop_token: Literal["eos"] | None = "eos"  # every end token that tokenizer and model declare
     stop_token_id: int | None = None  # a further token that ends a completion
     missing_eos_penalty: float | None = None  # off the score of a completion that was cut off (Huang et al. 2024)
-    rollout_engine: Literal["auto", "loop", "generate", "vllm"] = "auto"  # the last needs a GPU
+    rollout_engine: Literal["auto", "loop", "generate", "continuous", "vllm"] = "auto"  # the last two need a GPU
     vllm_server_base_url: str = "http://localhost:8000"
     local_rollout_forward_batch_size: int = 64  # rows sampled side by side
     num_sample_generations: int = 10  # times in a training that held-out samples go to completions.jsonl

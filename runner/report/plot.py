@@ -50,7 +50,7 @@ CURVES = (
 MAX_CURVES = 8
 TRADES = (("objective/kl", "objective/scores"), ("kl", "reward"))
 
-# Told apart by eyes that see few colours, and against white as well as against black.
+# Distinct to eyes that see few colours, and against white as well as against black.
 COLOURS = ("#3b7fc4", "#d9702b", "#2b9a66", "#c2508c", "#8a6fd0", "#9a8420", "#2a97ad", "#b5544d")
 OTHERS = "#8c939c"
 INK = "#1f2329"
