@@ -7,7 +7,6 @@ is made from, so that it is written again only where something has changed.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from runner.io.files import write_text
 from runner.report.compare import facts_of
 from runner.report.importance import METHOD
-from runner.report.number import number, percent, short, spread, value
+from runner.report.number import spread, value
 from runner.report.plot import (
     MAX_POINTS_BESIDE,
     OTHERS,
@@ -28,19 +27,28 @@ from runner.report.plot import (
     write_plots,
     write_png,
 )
+from runner.report.render import render
 from runner.report.repeat import command_of
 from runner.report.single import RunView
 from runner.report.sweep import Summary
 from runner.report.table import to_csv, to_jsonl
-from runner.run.read import RunRecord, format_time, read_samples
+from runner.run.read import RunRecord, read_samples
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
 MAX_PROMPTS = 6  # on a page
 MAX_COLUMNS = 6  # settings, or steps of one run, whose completions stand side by side
-MAX_CHARACTERS = 700  # of a prompt or completion
 ENVIRONMENT = ("versions", "code", "data", "model", "hardware")  # subjects of facts
+# What the templates of reports use beside their own figures.
+FUNCTIONS = {
+    "spread": spread,
+    "command_of": command_of,
+    "others": OTHERS,
+    "method": METHOD,
+    "max_points": MAX_POINTS_BESIDE,
+    "max_prompts": MAX_PROMPTS,
+}
 
 Row = Mapping[str, Any]  # a sampled completion
 Column = tuple[str, str | None, Mapping[str, Row]]  # a label, its colour, and the completion of each prompt
@@ -73,7 +81,7 @@ def write_report(summary: Summary) -> Path:
         "prompts": side_by_side(summary),
         "facts": count_facts(summary.runs),
     }
-    write_text(page, render_page("sweep.html", title=summary.group.name, mark=mark, **context))
+    write_text(page, render("sweep.html", title=summary.group.name, mark=mark, **FUNCTIONS, **context))
     return page
 
 
@@ -90,7 +98,7 @@ def write_run_report(view: RunView) -> Path:
             "steps": over_time(view.run),
             "facts": count_facts([view.run]),
         }
-        write_text(page, render_page("run.html", title=folder.name, mark=mark, **context))
+        write_text(page, render("run.html", title=folder.name, mark=mark, **FUNCTIONS, **context))
     return page
 
 
@@ -172,32 +180,3 @@ def _to_svgs(pictures: Iterable[Picture]) -> list[tuple[Picture, Markup]]:
     from markupsafe import Markup
 
     return [(picture, Markup(to_svg(picture, f"p{index}"))) for index, picture in enumerate(pictures)]
-
-
-def render_page(template: str, **context: object) -> str:
-    """A template of the folder ``template`` filled in; whatever comes from run files is escaped."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    folder = FileSystemLoader(Path(__file__).parent / "template")
-    jinja = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    jinja.filters |= {"breakable": breakable, "clipped": _clipped, "number": number, "percent": percent}
-    jinja.filters |= {"format_time": format_time, "cell": lambda entry: short(value(entry), 40)}
-    jinja.globals |= {"spread": spread, "command_of": command_of, "others": OTHERS, "method": METHOD}
-    jinja.globals |= {"max_points": MAX_POINTS_BESIDE, "max_prompts": MAX_PROMPTS}
-    return jinja.get_template(template).render(context)
-
-
-def breakable(name: str) -> Markup:
-    """A name as HTML that may be broken after its dashes and slashes.
-
-    >>> str(breakable("a_b/<c>"))
-    'a_<wbr>b/<wbr>&lt;c&gt;'
-    """
-    from markupsafe import Markup, escape
-
-    parts = re.split(r"(?<=[_/+])", name)
-    return Markup("<wbr>").join(map(escape, parts))
-
-
-def _clipped(text: str) -> str:
-    return text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}… ({len(text)} characters)"

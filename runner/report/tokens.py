@@ -177,7 +177,7 @@ CLASSES = {" ": "", "^": "trained", "+": "more", "-": "less", "0": "none"}
 
 def to_page(title: str, sheets: Sequence[Sheet]) -> str:
     """All sheets as one HTML page, which needs no network and no script."""
-    from runner.report.page import render_page
+    from runner.report.render import render
 
     functions = {"to_blocks": to_blocks, "to_mark": to_mark, "to_visible": to_visible}
-    return render_page("tokens.html", title=title, sheets=sheets, classes=CLASSES, **functions)
+    return render("tokens.html", title=title, sheets=sheets, classes=CLASSES, **functions)
