@@ -25,7 +25,7 @@ from resume import (
 
 from runner.run import Run
 from runner.run.continuation import EXTENDABLE, MACHINE_DEFAULTS, find_resume_faults
-from runner.training.build.args import build_args
+from runner.training.components.args import build_args
 from runner.validate.keys import SET_BY_RUNNER
 
 

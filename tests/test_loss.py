@@ -18,7 +18,7 @@ from runner.run import open_run
 from runner.schema import choices_compared, find_definition, read_signature
 from runner.schema.upstream import LOSS_INTERFACES, OWN_LOSS, UNWEIGHABLE, loss_interface
 from runner.training import objective
-from runner.training.build import build_components
+from runner.training.components import build_components
 from runner.training.extension import Hooks
 from runner.training.objective import aligned, call, watched
 from runner.validate.objective import ALSO_GIVES, GIVES

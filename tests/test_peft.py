@@ -37,7 +37,7 @@ from runner.model.adapter import changes_base, check_adapter, moves_start, write
 from runner.model.freeze import train_last_layers
 from runner.model.load import load_model, load_tokenizer
 from runner.model.reference import copy_reference, match_reference, needs_reference
-from runner.training.build.model import build_tuner
+from runner.training.components.model import build_tuner
 
 OPTIONS = sorted(path.stem for path in (MENU / "peft").glob("*.yaml"))
 TEXT = "Anna saw a dog at the park."

@@ -207,15 +207,15 @@ def old_words() -> list[str]:
 
 # Where a goal is not yet reached, the bound is what has been; it is lowered with the figure, and never raised.
 BUDGETS = {
-    lines: 30_100,  # 30,000, of which 25,000 without what is planned
+    lines: 28_600,  # 25,000, and 30,000 with all that is planned
     lines_of_importers: 1_300,  # 1,200
     names_at_the_top: 24,
-    longest_import_chain: 16,  # 13
-    private_functions_with_one_caller: 475,  # 12 in 1,000 lines
-    public_names_defined_twice: 15,  # 0
+    longest_import_chain: 13,
+    private_functions_with_one_caller: 340,  # 12 in 1,000 lines
+    public_names_defined_twice: 0,
     docstrings_that_begin_with_a_question: 0,
     functions_over_60_lines: 0,
-    old_words: 62,  # 0
+    old_words: 0,
 }
 
 
@@ -268,7 +268,6 @@ def test_every_module_says_what_lives_there():
     assert not [path for path, tree in TREES.items() if not ast.get_docstring(tree)]
 
 
-@pytest.mark.xfail(strict=False, reason="some rooms still have errors; to be removed with the last of them")
 def test_the_types_are_right(tmp_path):
     command = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

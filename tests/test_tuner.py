@@ -18,7 +18,7 @@ from runner.io.files import shipped
 from runner.model.adapter import train_beside
 from runner.model.freeze import train_weights
 from runner.model.load import load_model, load_tokenizer
-from runner.training.build.model import build_tuner
+from runner.training.components.model import build_tuner
 
 TINY = "runner://model/tiny"
 LORA = {"_target_": "peft.LoraConfig", "r": 4, "target_modules": "all-linear"}

@@ -296,7 +296,7 @@ def laid_out(tmp_path, monkeypatch):
     """The parts of a run that nobody trains, and its first batch, with a policy that is not its reference."""
     from runner.launch.stages import compose_runs
     from runner.launch.worker import Stop
-    from runner.training.build import build_components
+    from runner.training.components import build_components
 
     monkeypatch.chdir(tmp_path)
 

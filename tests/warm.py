@@ -122,7 +122,7 @@ def serve() -> None:
     from runner.report import plot
 
     worker.prepare_environment()
-    import_module("runner.training.build")
+    import_module("runner.training.components")
     for trainer in ("SFTTrainer", "DPOTrainer", "GRPOTrainer"):
         build.locate(f"trl.{trainer}")
     config.compose(["trainer=sft"])  # the sources of configurations are read

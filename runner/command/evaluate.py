@@ -51,7 +51,7 @@ from runner.io.terminal import progress_bar, quiet
 from runner.report.number import number
 from runner.report.table import Column, format_table
 from runner.schema.text import named
-from runner.training.build.rewards import build_metrics, build_rewards
+from runner.training.components.rewards import build_metrics, build_rewards
 from runner.training.trained import load_trained
 from runner.validate.parts import find_metric_faults
 from runner.validate.values import NOT_NEGATIVE

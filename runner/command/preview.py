@@ -38,8 +38,8 @@ from runner.model.encoding import to_texts
 from runner.report.tokens import MAX_WIDTH, Sheet, format_sheet, to_page
 from runner.run import Run, folder_of, key_of, write_config
 from runner.run.find import find_runs
-from runner.training.build import build_components
-from runner.training.build.model import policy_of
+from runner.training.components import build_components
+from runner.training.components.model import policy_of
 from runner.training.inspection import (
     SAMPLE,
     Inspection,

@@ -1,7 +1,7 @@
 """Run folder -> trained model: train or go on training, measure, save, and say what came out.
 
-Not here: how the parts are built (``training.build``), what is measured (``training.evaluation``), how the loop runs
-(the Trainer).
+Not here: how the parts are built (``training.components``), what is measured (``training.evaluation``), how the loop
+runs (the Trainer).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from runner.run import Run, last_checkpoint, write_manifest
 from runner.run.continuation import begin_from, copy_history, other_run
 from runner.run.disk import check_space
 from runner.run.inputs import check_fingerprints, find_other_facts, read_fingerprints
-from runner.training.build import Components, build_components
-from runner.training.build.model import has_base, path_of, policy_of
+from runner.training.components import Components, build_components
+from runner.training.components.model import has_base, path_of, policy_of
 from runner.training.evaluation import build_measure, held_out_scores
 from runner.training.inspection import find_faults, inspect_training
 from runner.training.recovery import adjust, record_adjustments

@@ -91,14 +91,14 @@ def of_machine(name: str) -> Iterator[tuple[str, Setting]]:
         "fixed": "the runner, always",
         "ON_CPU": "the runner, on a machine without a GPU",
     }
-    file = PACKAGE / "training" / "build" / "args.py"
+    file = PACKAGE / "training" / "components" / "args.py"
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         match node:
             case ast.Assign(targets=[ast.Name(id=kind)], value=ast.Dict() as table) if kind in notes:
                 for key, entry in zip(table.keys, table.values, strict=True):
                     if isinstance(key, ast.Constant) and key.value == name:
                         text = to_text(entry.value) if isinstance(entry, ast.Constant) else ast.unparse(entry)
-                        place = f"runner/training/build/args.py:{key.lineno}"
+                        place = f"runner/training/components/args.py:{key.lineno}"
                         yield kind, Setting(f"trainer.args.{name}", text, place, notes[kind])
 
 

@@ -35,7 +35,7 @@ from runner.io.files import read_json, write_json
 from runner.model.clone import Source, write_clone
 from runner.run import open_run
 from runner.schema import Config
-from runner.training.build import build_components
+from runner.training.components import build_components
 
 aten = torch.ops.aten
 # By torch's own formulas, which it applies to the kernels of GPUs only.

@@ -53,7 +53,7 @@ class Precision:
 
     @staticmethod
     def of(args: Node, gpu: bool) -> Precision:
-        """The precision of a config on a GPU; on a CPU only what was typed, as ``training.build.args`` has it."""
+        """The precision of a config on a GPU; on a CPU only what was typed, as ``training.components.args`` has it."""
         typed = [value for name in RECOMPUTE if (value := args.get(name)) is not None]
         if not gpu:
             return Precision(bool(args.get("bf16")), any(typed[:1]))

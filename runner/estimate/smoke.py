@@ -31,8 +31,8 @@ from runner.run import Run, label_of, open_run, sealed_checkpoints, write_config
 from runner.run.disk import sized
 from runner.run.read import read_run
 from runner.schema import Config
-from runner.training.build import build_components
-from runner.training.build.model import policy_of
+from runner.training.components import build_components
+from runner.training.components.model import policy_of
 from runner.training.export import export
 from runner.training.inspection import SAMPLE, ends_of, find_faults, inspect_training, summary_of
 from runner.training.stand_in import lighten, write_stand_in

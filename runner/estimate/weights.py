@@ -17,7 +17,7 @@ from runner.model.clone import Source, auto_class_of
 from runner.model.load import HEADS, read_adapter
 from runner.schema import Config, Node
 from runner.schema.text import named
-from runner.training.build.model import build_tuner
+from runner.training.components.model import build_tuner
 
 if TYPE_CHECKING:
     from peft import PeftModel

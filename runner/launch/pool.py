@@ -180,7 +180,7 @@ class Pool:
             worker.prepare_environment()
             # Asked without the driver, which a process that is about to fork must not wake.
             os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-            import_module("runner.training.build")
+            import_module("runner.training.components")
         # Before trainers bring their trackers along, some of which read where to write as they are imported.
         set_variables(task.composed.cfg["tracker"], task.folder.absolute(), str(task.composed.cfg["name"]))
         if target.split(".")[0] in WARM:  # a user's own module may hold a state, which no two runs share

@@ -14,7 +14,7 @@ from runner.run.read import format_time
 MAX_CHARACTERS = 700  # of a prompt or completion
 
 
-def render(template: str, **context: object) -> str:
+def render_page(template: str, **context: object) -> str:
     """A template filled in; StrictUndefined makes a name that is not in ``context`` an error."""
     folder = FileSystemLoader(Path(__file__).parent / "template")
     jinja = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

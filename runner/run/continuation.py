@@ -44,8 +44,8 @@ MAP_STYLE_ONLY = frozenset({"dataloader_num_workers"})
 # Those that may grow, under a schedule that does not look at how many steps there will be.
 LONGER = ("max_steps", "num_train_epochs")
 EXTENDABLE = FREE | LOGGED | CALLBACK_VISIBLE | MAP_STYLE_ONLY | frozenset(LONGER)
-# Those whose default is not the library's but ours or this machine's (``training.build.args``), so that to name the
-# library's is a change.
+# Those whose default is not the library's but ours or this machine's (``training.components.args``), so that to name
+# the library's is a change.
 MACHINE_DEFAULTS = frozenset({"logging_nan_inf_filter", "restore_callback_states_from_checkpoint", "use_cpu", "bf16"})
 MACHINE_DEFAULTS |= {"activation_checkpointing", "gradient_checkpointing"}
 LENGTH_INDEPENDENT_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt")

@@ -17,14 +17,14 @@ from runner.run import Run
 from runner.schema import nearest
 from runner.schema.type import shortened
 from runner.schema.upstream import completion_length
-from runner.training.build.model import policy_of
-from runner.training.build.rewards import build_metrics
+from runner.training.components.model import policy_of
+from runner.training.components.rewards import build_metrics
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
-    from runner.training.build import Components
+    from runner.training.components import Components
 
 BATCH_SIZE = 64  # prompts side by side, until memory runs out
 CLOCK = ("_runtime", "_per_second", "_time", "epoch", "num_tokens")

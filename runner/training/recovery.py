@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import Trainer, TrainingArguments
 
     from runner.schema.text import Node
-    from runner.training.build import Components
+    from runner.training.components import Components
 
 log = logging.getLogger(__name__)
 ATTEMPTS = 4  # of either kind, unless the config says otherwise

@@ -10,8 +10,8 @@ from runner.errors import Fault, FolderError
 from runner.generate.weights import Weights
 from runner.io.files import display_path
 from runner.schema.text import Config
-from runner.training.build.args import check_devices
-from runner.training.build.model import path_of
+from runner.training.components.args import check_devices
+from runner.training.components.model import path_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -86,7 +86,7 @@ def train(words: list[str], place: Path) -> None:
     from runner.launch import stages
     from runner.launch.worker import Stop
     from runner.run import open_run
-    from runner.training.build import build_components
+    from runner.training.components import build_components
 
     (composed,) = stages.compose_runs([*words, f"output_root={place}"])
     build_components(open_run(composed.cfg, []), Stop()).trainer.train()

@@ -296,7 +296,7 @@ DEFECTS = (
     Defect(
         "reward_weight_unread",
         "The weights of rewards in the YAML do not reach the trainer.",
-        "runner/training/build/rewards.py",
+        "runner/training/components/rewards.py",
         'weights = [float(entry.get("weight", 1.0)) for entry in entries.values()]',
         "weights = [1.0 for entry in entries.values()]",
         slow=("tests/test_reward_runs.py::test_a_reward_model_by_its_name_counts_beside_those_of_the_group",),
@@ -400,7 +400,7 @@ DEFECTS = (
     Defect(
         "resume_without_optimizer",
         "Checkpoints hold the weights alone, so that a resume begins with a new optimizer and other random numbers.",
-        "runner/training/build/args.py",
+        "runner/training/components/args.py",
         '        "save_total_limit": None,',
         '        "save_only_model": True,\n        "save_total_limit": None,',
         slow=("tests/test_resume.py::test_the_same_command_continues_to_the_same_bits",),
@@ -408,7 +408,7 @@ DEFECTS = (
     Defect(
         "resume_sees_rows_again",
         "A resume does not skip the rows that were trained on before.",
-        "runner/training/build/args.py",
+        "runner/training/components/args.py",
         '        "logging_nan_inf_filter": False,',
         '        "ignore_data_skip": True,\n        "logging_nan_inf_filter": False,',
         slow=("tests/test_resume.py::test_the_same_command_continues_to_the_same_bits",),
@@ -840,7 +840,7 @@ DEFECTS = (
     Defect(
         "page_without_escape",
         "What stands in a run folder becomes a part of the page of a report.",
-        "runner/report/page.py",
+        "runner/report/render.py",
         "autoescape=True",
         "autoescape=False",
         tests=("tests/test_sweep_report.py::test_nothing_from_a_folder_is_taken_for_html",),

@@ -363,7 +363,7 @@ def overhead(folder: Path) -> int:
     from runner.config import compose
     from runner.launch.worker import Stop
     from runner.run import open_run
-    from runner.training.build import build_components
+    from runner.training.components import build_components
 
     dear = 0
     for name, words in MODELS.items():

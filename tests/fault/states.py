@@ -54,9 +54,9 @@ from runner.launch import worker
 from runner.launch.plan import state_of
 from runner.run import Run, open_run, sealed_checkpoints
 from runner.run.read import read_metrics, read_run
-from runner.training.build import Components
 from runner.training.callback import Record, StopAtStep
 from runner.training.checkpoint import Seal
+from runner.training.components import Components
 
 STEPS, SAVE = 7, 2
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)

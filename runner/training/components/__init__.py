@@ -20,9 +20,9 @@ from runner.run import Run
 from runner.run.adjustments import adjust_logs, read_adjustments
 from runner.schema.text import Node
 from runner.schema.upstream import cycle_steps
-from runner.training.build.args import build_args
-from runner.training.build.callbacks import add_callbacks, build_callbacks, build_health, for_callbacks
-from runner.training.build.loss import (
+from runner.training.components.args import build_args
+from runner.training.components.callbacks import add_callbacks, build_callbacks, build_health, for_callbacks
+from runner.training.components.loss import (
     build_collator,
     build_loss,
     build_rules,
@@ -30,9 +30,9 @@ from runner.training.build.loss import (
     packed_later,
     set_weights,
 )
-from runner.training.build.model import build_model
-from runner.training.build.rewards import rewards_of
-from runner.training.build.trainer import build_trainer, optimizer_maker, schedule_maker
+from runner.training.components.model import build_model
+from runner.training.components.rewards import rewards_of
+from runner.training.components.trainer import build_trainer, optimizer_maker, schedule_maker
 
 if TYPE_CHECKING:
     from datasets import Dataset
