@@ -64,7 +64,7 @@ def train(run: Run, stop: StopRequest) -> None:
 def _train(run: Run, components: Components, stop: StopRequest) -> None:
     """Train from the newest checkpoint, from one of another run, or from the start model, and finish the run."""
     from runner.tracker.callback import trackers_closed
-    from runner.training.checkpoint import resume
+    from runner.training.checkpoint import all_steps_taken, restore
 
     began = time.monotonic()
     trainer, rows = components.trainer, components.train_rows
@@ -80,15 +80,17 @@ def _train(run: Run, components: Components, stop: StopRequest) -> None:
                 trainer.accelerator.wait_for_everyone()  # the first process tells, and ends the others
             raise ConfigError(faults)
     with trackers_closed(components.trackers, is_first=is_first):
+        checkpoint = newest
         if other:
             checkpoint = begin_from(other, components.seal.cycle_steps)
             if is_first:
                 copy_history(run, other)
                 print(f"begins    with {checkpoint.name} of {other}", flush=True)
             trainer.accelerator.wait_for_everyone()
-            trainer.train(resume_from_checkpoint=str(checkpoint))  # whatever was the last step there
+        if newest and all_steps_taken(newest):
+            restore(trainer, newest)
         else:
-            resume(trainer, newest)
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         if stop.number is not None:
             raise stop.error()
         if trainer.state.global_step == 0:

@@ -85,15 +85,15 @@ class Restore(TrainerCallback):
         raise Restored
 
 
-def resume(trainer: Trainer, checkpoint: Path | None) -> None:
-    """Train on from a checkpoint, from the start without one, and not at all where all steps are done.
+def all_steps_taken(checkpoint: Path) -> bool:
+    """True for a checkpoint of the last step; the stock Trainer would take one more when it resumes from there."""
+    state = read_json(checkpoint / "trainer_state.json")
+    return state is not None and state["global_step"] >= state["max_steps"]
 
-    The stock Trainer takes one more step each time a finished training is resumed.
-    """
-    state = read_json(checkpoint / "trainer_state.json") if checkpoint else None
-    if not state or state["global_step"] < state["max_steps"]:
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        return
+
+def restore(trainer: Trainer, checkpoint: Path) -> None:
+    """Load a finished training from its last checkpoint, or its best one where the trainer asks for that."""
+    state = read_json(checkpoint / "trainer_state.json") or {}
     best = state["best_model_checkpoint"] if trainer.args.load_best_model_at_end else None
     loader, callbacks = Restore(), trainer.callback_handler.callbacks
     callbacks.insert(0 if best else len(callbacks), loader)  # none may take the best step for that of the training

@@ -390,8 +390,8 @@ DEFECTS = (
         "finished_trained_further",
         "A training whose steps are all done takes one more when it is resumed.",
         "runner/training/checkpoint.py",
-        'if not state or state["global_step"] < state["max_steps"]:',
-        'if not state or state["global_step"] <= state["max_steps"]:',
+        'return state is not None and state["global_step"] >= state["max_steps"]',
+        'return state is not None and state["global_step"] > state["max_steps"]',
         slow=(
             "tests/test_train.py::test_a_training_that_ended_before_it_was_saved_is_not_trained_further",
             "tests/test_resume.py::test_a_run_killed_behind_its_last_step_ends_with_the_best_checkpoint_and_the_whole_record",
