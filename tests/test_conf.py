@@ -1,5 +1,6 @@
 """The menu, globbed: every option composes and passes the check, and every run line is a command that composes."""
 
+import re
 import shlex
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from runner.__main__ import read_command_line
 from runner.io.files import MENU
 from runner.launch.axis import combinations
 from runner.launch.stages import compose_runs
+from runner.schema import find_definition
 
 FILES = sorted(MENU.rglob("*.yaml"))
 
@@ -45,3 +47,21 @@ def test_every_experiment_says_what_it_costs_and_what_came_out(path):
     text = path.read_text()
     assert "# cost:" in text and "# result:" in text
     assert f"experiment={path.stem}" in text
+
+
+def listed_names() -> set[str]:
+    """The targets that conf/README.md promises; a name without dots is of the module of the one before it."""
+    text = (MENU / "README.md").read_text().partition("## Names that your files may hold")[2].partition("## Changes")[0]
+    found: list[str] = []
+    for name in re.findall(r"`([A-Za-z][\w.]+)`", text):
+        if "." in name:
+            found.append(name)
+        elif found:
+            found.append(f"{found[-1].rpartition('.')[0]}.{name}")
+    return set(found)
+
+
+def test_every_target_of_the_menu_is_a_promised_name_and_every_promised_name_is_there():
+    used = {name for path in FILES for name in re.findall(r"_target_: (runner\.[\w.]+)", path.read_text())}
+    assert used <= listed_names()
+    assert not [name for name in listed_names() if find_definition(name) is None]
