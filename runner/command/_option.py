@@ -25,9 +25,14 @@ class Option:
         """The value that a text stands for; raises ConfigError where it is none, as for a key of a configuration."""
         known, value = Type("choice", values=self.words) if self.words else Type(self.kind), text
         if self.kind != "str":
+            import yaml
             from omegaconf import OmegaConf
+            from omegaconf.errors import OmegaConfBaseException
 
-            value = OmegaConf.from_dotlist([f"value={text}"])["value"]
+            try:
+                value = OmegaConf.from_dotlist([f"value={text}"])["value"]
+            except (yaml.YAMLError, OmegaConfBaseException):  # such as an open bracket, or a reference to nothing
+                value = text
         fault = misfit_number(key, value, self.numbers) if known.accepts(value) else misfit_type(key, value, known)
         if self.parts and not re.fullmatch(re.sub(r"\w+", "[^/]+", self.parts), text):
             fault = Fault(key, text, self.parts, f"{key}={self.parts}")

@@ -208,7 +208,8 @@ def _other_side(line: CommandLine, request: InferenceRequest) -> list[Side]:
         raise ConfigError(Fault("against", f"{wish} is a {other.head} model", f"an {request.head} model"))
     shared = {name: request.cfg.get(name) for name in ("dataset", "metric", "reward", "allow", "seed", "tolerate")}
     options = {"max_new_tokens": request.max_new_tokens, **request.options}
-    return [Side(dataclasses.replace(other, options=options, cfg=other.cfg | shared, chosen=request.chosen))]
+    other = dataclasses.replace(other, options=options, cfg=other.cfg | shared)
+    return [Side(dataclasses.replace(other, chosen=request.chosen, temperature=request.temperature))]
 
 
 # --- Figures ---------------------------------------------------------------------------------------

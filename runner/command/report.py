@@ -55,7 +55,9 @@ def report(folder: Path, objective: str | None = None, direction: str | None = N
     width = shutil.get_terminal_size((80, 24)).columns
     # Of a name only the pictures: its runs may be links to where they are.
     links = find_links(folder) if is_run(folder) else filter(Path.is_symlink, [folder / "plots"])
-    faults = link_faults(links) + (read_run(folder).format_faults if is_run(folder) else [])
+    faults = link_faults(links)
+    if not faults and is_run(folder):
+        faults = read_run(folder).format_faults
     if faults:
         raise FolderError(faults)
     if is_run(folder):

@@ -48,12 +48,6 @@ def parse_yaml(text: str | bytes, where: str) -> Any:
         raise ConfigError(yaml_fault(error, where)) from None
 
 
-def check_yaml(path: Path) -> None:
-    """Raise ConfigError for a file that is too large, too deep, or stands for too much."""
-    check_size(path)
-    check_text(path.read_bytes(), str(path))
-
-
 def check_size(path: Path) -> None:
     """Raise ConfigError for a file that nobody has written by hand."""
     size = path.stat().st_size

@@ -8,10 +8,12 @@ Standard library only, but for packed files and the footer of parquet; what the 
 
 import codecs
 import csv
+import gzip
 import io
 import json
 import re
 import sys
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -207,8 +209,8 @@ def _scan(path: Path, reader: str, limit: int | None = None, max_bytes: int | No
     except PermissionError:
         found, expected = "you have no permission to read it", "a file that this process may read"
         yield Fault(str(path), found, expected, f"chmod +r {path}")
-    except OSError as error:
-        if not kind:
+    except (EOFError, zlib.error, OSError) as error:
+        if not kind or getattr(error, "errno", None):  # an error of the disk is none of the data
             raise
         found, fix = f"broken {kind} data: {error}", f"copy or download {path.name} again"
         yield Fault(str(path), found, f"a whole {path.suffix} file", fix)
@@ -222,15 +224,14 @@ def _head_of(path: Path) -> bytes:
 @contextmanager
 def _open(path: Path) -> Iterator[io.BufferedReader]:
     """The bytes of a file, unpacked where it is packed."""
-    if path.suffix.lower() not in PACKED:
-        with open(path, "rb") as file:
-            yield file
-    else:
+    if path.suffix.lower() == ".zst":
         import pyarrow
 
-        compression = pyarrow.Codec.detect(path.suffix.lower()).name
-        with io.BufferedReader(pyarrow.input_stream(str(path), compression)) as unpacked:
+        with io.BufferedReader(pyarrow.input_stream(str(path), "zstd")) as unpacked:
             yield unpacked
+    else:
+        with open(path, "rb") as file:  # pyarrow refuses the zeros with which a tape or a tar ends a .gz file
+            yield io.BufferedReader(gzip.GzipFile(fileobj=file)) if path.suffix.lower() == ".gz" else file
 
 
 @dataclass

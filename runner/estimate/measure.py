@@ -228,7 +228,7 @@ class Meter(TrainerCallback):
 def read_peaks(trace: Path) -> tuple[int, int]:
     """The most bytes that were alive at once from the first pass with gradients on, above what there was before it.
 
-    Second with fused functions in folder, as GPUs have kernels for: of what lives within one, only the largest counts.
+    Second with fused functions in place, as GPUs have kernels for: of what lives within one, only the largest counts.
     """
     events = json.loads(trace.read_text())["traceEvents"]
     begin = min((float(event["ts"]) for event in events if event.get("name") == UPDATE), default=0.0)

@@ -192,8 +192,8 @@ def _replace_foreign(small: Reduced) -> None:
         if args.get(name):
             small.note(f"without trainer.args.{name}={args[name]}")
             args[name] = value
-    if args.get("rollout_engine") == "vllm":
-        small.note("completions by this process instead of vllm")
+    if args.get("rollout_engine") in ("vllm", "continuous"):
+        small.note(f"completions by this process instead of {args['rollout_engine']}")
         args["rollout_engine"] = "auto"
     for _, node in nodes(cfg) if on_cpu else ():
         if str(node.get("attention") or "").startswith(GPU_ATTENTION):

@@ -23,6 +23,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 HUB_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]{1,96}")  # of a model or a dataset
 SHIPPED = "runner://"
 SEAL = "seal.json"
+LEFT_BY_WRITES = re.compile(r"\..+\.(json|jsonl|yaml)\.[0-9a-f]{16}")  # temporary files of a write that was killed
 # The files of a run that hold the rows of its steps.
 ROWS = ("metrics.jsonl", "samples.jsonl", "completions.jsonl", "checkpoints/completions.jsonl")
 # A checkout keeps the menu of configs beside the package; a wheel carries it inside.
@@ -68,7 +69,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     The temporary name is a new one each time, and a link in its place or in that of the file is not followed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}")  # ``LEFT_BY_WRITES``
     try:
         with open(temporary, "xb") as file:
             file.write(content)

@@ -154,9 +154,9 @@ class References:
             fault = Fault(key, f"${{run:{name}}} is {stage}", expected, self._fix(key, name, []))
         else:
             finished = _finished(root, name)
-            meant = read_run((finished or _folders(root, name))[-1]) if _folders(root, name) else None
-            if meant and meant.format_faults:
-                self.of_other_formats += meant.format_faults
+            meant = [read_run(folder).format_faults for folder in finished[-1:] or _folders(root, name)]
+            if meant and all(meant):
+                self.of_other_formats += meant[-1]
             elif finished:
                 return str(finished[-1] / "model")
             else:

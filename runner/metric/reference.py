@@ -77,5 +77,5 @@ def _pairs(
 
 def _need(module: str) -> None:
     if importlib.util.find_spec(module) is None:
-        found = f"{module} is not installed"
-        raise EnvironmentFault(Fault("metric", found, f"the package {module}", 'pip install "runner[text]"'))
+        package, fix = module.replace("_", "-"), 'pip install "runner[text]"'
+        raise EnvironmentFault(Fault("metric", f"{package} is not installed", f"the package {package}", fix))

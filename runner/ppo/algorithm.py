@@ -629,6 +629,9 @@ class PPOTrainer(Trainer):
         return self.accelerator.reduce(values, "sum")
 
     def _mean(self, values_B: Tensor) -> float:
+        return self._total(values_B.float().mean()).item() / self.accelerator.num_processes
+
+    def _mean_of_given(self, values_B: Tensor) -> float:
         """The mean over the rows of all processes but those that are NaN; NaN where all are."""
         added, count = self._total(torch.stack([values_B.float().nansum(), (~values_B.isnan()).sum()])).tolist()
         return added / count if count else math.nan
@@ -653,7 +656,9 @@ class PPOTrainer(Trainer):
         figures["objective/rlhf_reward"] = total_B + non_score_B
         figures["objective/entropy"] = -rollout.logprobs_BR.sum(1)
         for name, values_B in figures.items():
-            if not math.isnan(mean := self._mean(values_B)):
+            if not name.startswith("rewards/"):
+                self._note(name, self._mean(values_B))  # NaN too, which the alarms must see
+            elif not math.isnan(mean := self._mean_of_given(values_B)):
                 self._note(name, mean)
         ended = torch.tensor(sum(completions.ended), device=self.args.device)
         self._note("val/num_eos_tokens", self._total(ended).item())

@@ -81,7 +81,7 @@ def write_report(summary: Summary) -> Path:
         "prompts": side_by_side(summary),
         "facts": count_facts(summary.runs),
     }
-    write_text(page, render_page("sweep.html", title=summary.group.name, mark=mark, **FUNCTIONS, **context))
+    write_text(page, render_page("sweep.html", title=summary.group.name, mark=mark, functions=FUNCTIONS, **context))
     return page
 
 
@@ -98,7 +98,7 @@ def write_run_report(view: RunView) -> Path:
             "steps": over_time(view.run),
             "facts": count_facts([view.run]),
         }
-        write_text(page, render_page("run.html", title=folder.name, mark=mark, **FUNCTIONS, **context))
+        write_text(page, render_page("run.html", title=folder.name, mark=mark, functions=FUNCTIONS, **context))
     return page
 
 

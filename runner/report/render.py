@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -14,12 +15,13 @@ from runner.run.read import format_time
 MAX_CHARACTERS = 700  # of a prompt or completion
 
 
-def render_page(template: str, **context: object) -> str:
-    """A template filled in; StrictUndefined makes a name that is not in ``context`` an error."""
+def render_page(template: str, functions: Mapping[str, object] | None = None, **context: object) -> str:
+    """A template filled in; ``functions`` are known in what it imports too, and an unknown name is an error."""
     folder = FileSystemLoader(Path(__file__).parent / "template")
     jinja = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     jinja.filters |= {"breakable": breakable, "clipped": _clipped, "number": number, "percent": percent}
     jinja.filters |= {"format_time": format_time, "cell": lambda entry: short(value(entry), 40)}
+    jinja.globals |= functions or {}
     return jinja.get_template(template).render(context)
 
 

@@ -162,9 +162,9 @@ def _text_lines(row: TokenRow, colour: bool, width: int) -> Iterator[str]:
 
 def _wrapped(cells: Sequence[tuple[str, str]], width: int) -> Iterator[Sequence[tuple[str, str]]]:
     """The characters in lines of at most so many columns, a new one after each line break of the text."""
-    start = 0
-    for paragraph in "".join(character for character, _ in cells).split("\n"):
-        for line in chop_cells(paragraph, width):
+    start, text = 0, "".join(character for character, _ in cells)
+    for paragraph in text.removesuffix("\n").split("\n") if text else ():
+        for line in chop_cells(paragraph, width) or [""]:
             yield cells[start : start + len(line)]
             start += len(line)
         start += 1  # the line break

@@ -37,6 +37,7 @@ import yaml
 from runner.config.limits import read_yaml
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import (
+    LEFT_BY_WRITES,
     SEAL,
     damage_of,
     describe_damage,
@@ -48,6 +49,7 @@ from runner.io.files import (
     write_text,
 )
 from runner.io.secrets import hidden, hidden_source
+from runner.io.terminal import to_visible
 from runner.schema import walk
 
 log = logging.getLogger(__name__)
@@ -69,7 +71,7 @@ IN_THE_NAME = frozenset({"trainer", "model", "dataset", "experiment", "sweep"}) 
 STATES = ("created", "running", "interrupted", "failed", "finished")
 # What is not committed, in git's own words whatever programs its settings name.
 CHANGES = ("diff", "--no-ext-diff", "--no-textconv", "HEAD")
-HALF = re.compile(r"\..+\.(json|jsonl|yaml)\.[a-z0-9_]{8}")  # what ``write_text`` has not renamed
+TRUSTING = ("allow=", "--config-dir", "-cd")  # words of a command that let files or code of somebody run
 LIBRARIES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "bitsandbytes", "hydra-core")
 # Seconds: one who only looks whether a folder is held has let go by then, and one who holds it has written who it is.
 PATIENCE = 1.0
@@ -148,8 +150,10 @@ def format_fault(folder: Path, number: object) -> Fault:
     command = Run(folder).manifest().get("command")
     fix = "name=<another name>, and the words of the command that made it"
     if isinstance(command, list) and command[:3] == ["python", "-m", "runner"]:
-        words = [word for word in command if not str(word).startswith("name=")]
-        fix = shlex.join(map(str, [*words, f"name={folder.parent.name}-again"]))
+        words = [str(word) for word in command if not str(word).startswith("name=")]
+        fix = to_visible(shlex.join([*words, f"name={folder.parent.name}-again"]))
+        if any(word.startswith(TRUSTING) or "trust" in word for word in words):
+            fix += "  (if you trust who wrote its manifest.json)"
     return Fault(display_path(folder), found, f"format {FORMAT}", f"{fix}  (trains it again, in a new folder)")
 
 
@@ -398,7 +402,7 @@ def remove_unfinished(run: Run) -> None:
 def remove_leftovers(run: Run) -> None:
     """Delete the half of a file or of a checkpoint that a kill has left; the caller holds the run."""
     for path in run.folder.glob(".*"):
-        if HALF.fullmatch(path.name) and path.is_file():
+        if LEFT_BY_WRITES.fullmatch(path.name) and path.is_file():
             path.unlink()
     for path in run.checkpoints.glob(".checkpoint-*.removed"):
         shutil.rmtree(path)

@@ -20,9 +20,10 @@ def find_runs(words: Sequence[str], verb: str, count: int, root: Path = Path("ou
         fix = f"python -m runner {verb} {' '.join([str(root / '<name>/<run>')] * count)}"
         raise ConfigError(Fault("RUN", given, expected, fix))
     found = [find_run(word, verb, root) for word in words]
-    runs = [read_run(each) for each in found if isinstance(each, Path)]
+    folders = [each for each in found if isinstance(each, Path)]
     faults = [each for each in found if isinstance(each, Fault)]
-    faults += link_faults(path for run in runs for path in find_links(run.folder))
+    faults += link_faults(path for folder in folders for path in find_links(folder))
+    runs = [] if faults else [read_run(folder) for folder in folders]  # which follows links
     faults += [fault for run in runs for fault in run.format_faults]
     if faults:
         raise FolderError(dict.fromkeys(faults))

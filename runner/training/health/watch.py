@@ -97,7 +97,8 @@ class Health(TrainerCallback):
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Mapping[str, float], **_
     ) -> None:
-        losses = {name: value for name, value in metrics.items() if name.startswith("eval_") and name.endswith("loss")}
+        numbers = {name: value for name, value in metrics.items() if isinstance(value, float)}
+        losses = {name: value for name, value in numbers.items() if name.startswith("eval_") and name.endswith("loss")}
         bad = [f"{name} is {value}" for name, value in losses.items() if not math.isfinite(value)]
         if bad and (sickness := self._not_finite(state.global_step, ", ".join(bad))):
             raise sickness
