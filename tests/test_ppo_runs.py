@@ -57,7 +57,7 @@ def test_a_sweep_over_kl_and_learning_rate(runner):
         (("dataset.limit.train=8",), "at least the 32 of one update"),
         (("trainer.args.response_length=5000",), "prompts are too long"),
         (("trainer.args.critic=adapter",), "peft=lora"),
-        (("trainer.args.kl_target=3", "kl_coef=0"), "both above 0"),
+        (("trainer.args.kl_target=3", "kl_coef=0"), "above 0, beside kl_target"),
         (("peft=prompt",), "an adapter inside the layers"),
     ],
 )

@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup, escape
+from typing import TYPE_CHECKING
 
 from runner.report.number import number, percent, short, value
 from runner.run.read import format_time
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 MAX_CHARACTERS = 700  # of a prompt or completion
 
 
 def render_page(template: str, functions: Mapping[str, object] | None = None, **context: object) -> str:
     """A template filled in; ``functions`` are known in what it imports too, and an unknown name is an error."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     folder = FileSystemLoader(Path(__file__).parent / "template")
     jinja = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     jinja.filters |= {"breakable": breakable, "clipped": _clipped, "number": number, "percent": percent}
@@ -31,6 +34,8 @@ def breakable(name: str) -> Markup:
     >>> str(breakable("a_b/<c>"))
     'a_<wbr>b/<wbr>&lt;c&gt;'
     """
+    from markupsafe import Markup, escape
+
     return Markup("<wbr>").join(map(escape, re.split(r"(?<=[_/+])", name)))
 
 

@@ -179,5 +179,5 @@ def to_page(title: str, sheets: Sequence[Sheet]) -> str:
     """All sheets as one HTML page, which needs no network and no script."""
     from runner.report.render import render_page
 
-    functions = {"to_blocks": to_blocks, "to_mark": to_mark, "to_visible": to_visible}
-    return render_page("tokens.html", title=title, sheets=sheets, classes=CLASSES, **functions)
+    functions: dict[str, object] = {"to_blocks": to_blocks, "to_mark": to_mark, "to_visible": to_visible}
+    return render_page("tokens.html", title=title, sheets=sheets, classes=CLASSES, functions=functions)
