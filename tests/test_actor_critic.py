@@ -219,6 +219,15 @@ def test_a_critic_model_beside_an_adapter_has_the_adapted_backbone():
     assert not any("lora" in name for name, _ in critic.named_parameters())
 
 
+def test_a_critic_of_a_half_precision_policy_keeps_the_angles_of_positions_in_float32():
+    policy = letter_model().bfloat16()
+    policy.model.rotary_emb.inv_freq = policy.model.rotary_emb.inv_freq.float()
+    critic = build_critic_model(policy, None)
+    angles = [buffer for name, buffer in critic.named_buffers() if name.endswith("inv_freq")]
+    assert angles and all(buffer.dtype == torch.float32 for buffer in angles)
+    assert {weight.dtype for weight in critic.parameters()} == {torch.bfloat16}
+
+
 def test_a_critic_from_the_reward_model_gives_its_scores():
     judge = letter_model(labels=1, seed=3).requires_grad_(False)
     critic = build_critic_model(letter_model(), judge.half())

@@ -104,6 +104,12 @@ def test_every_kind_of_file(tmp_path, name, packed):
     assert list(train) == rows and evals is None
 
 
+def test_a_packed_file_may_end_in_the_zeros_of_a_tape(tmp_path):
+    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(LINE * 3) + bytes(512))
+    train, _ = load_rows(str(tmp_path / "rows.jsonl.gz"), shuffle=False)
+    assert len(train) == 3
+
+
 def test_text_in_csv_stays_as_it_is_written(tmp_path):
     text = 'prompt,completion,label\n1+1=, 02,true\nand?,NA,FALSE\n"say ""hi""",None,1\n'
     (tmp_path / "rows.csv").write_text(text)

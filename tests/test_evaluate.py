@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 import sys
 from importlib import util
 from pathlib import Path
@@ -13,9 +14,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from runner.__main__ import main
+from runner.__main__ import main, read_command_line
 from runner.errors import EnvironmentFault
-from runner.io.files import PACKAGE, read_json
+from runner.io.files import PACKAGE, read_json, seal
 from runner.launch.stages import compose_runs
 from runner.metric.paired import compare, interval, resampled_means
 from runner.run import open_run
@@ -139,6 +140,17 @@ def test_an_own_dataset_brings_what_fits_it_and_the_rest_is_told(evaluate, tmp_p
     assert {"train_reward", "train_words"} <= set(found["scores"]) and "train_loss" not in found["scores"]
     assert "note      no known answers" in said.out
     assert [row["reward"] for row in rows] == [float(len(row["completion"])) for row in rows]
+
+
+def test_both_sides_are_asked_at_one_temperature(laid):
+    from runner.command import evaluate
+
+    shutil.copytree(TINY, laid.folder / "model")
+    seal(laid.folder / "model")
+    line = read_command_line(["evaluate", "laid", f"against={laid.folder}", "checkpoint=start", "temperature=0"])
+    request = evaluate.read_request(line, "evaluate", evaluate.OWN, evaluate.PARTS)
+    (other,) = evaluate._other_side(line, request)
+    assert (request.temperature, other.request.temperature) == (0, 0)
 
 
 @pytest.mark.slow

@@ -327,6 +327,11 @@ def test_marks_stand_below_the_tokens_that_they_are_of():
     )
 
 
+def test_blank_lines_of_a_text_stay():
+    text = format_sheet(Sheet("train", [], [row_of(["a\n", "\n\n", "b\n"], [0, 0, 1])]))
+    assert [line.strip() for line in text.splitlines()[4:]] == ["a↵", "↵", "↵", "b↵", "^^"]
+
+
 def test_the_two_of_a_pair_share_their_prompt():
     pair = [row_of(["p", "q", "a"], [0, 0, 1], "chosen"), row_of(["p", "q", "b"], [0, 0, 1], "rejected")]
     text = format_sheet(Sheet("train", [], pair))

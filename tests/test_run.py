@@ -13,7 +13,7 @@ from laid import lay_run, set_status
 from runner.__main__ import main
 from runner.command.report import report
 from runner.errors import FolderError
-from runner.io.files import files_of, seal
+from runner.io.files import files_of, seal, write_json
 from runner.launch import worker
 from runner.launch.stages import compose_runs
 from runner.run import (
@@ -26,6 +26,7 @@ from runner.run import (
     last_checkpoint,
     locked,
     open_run,
+    remove_leftovers,
     write_config,
     write_manifest,
 )
@@ -263,6 +264,33 @@ def test_the_format_of_a_folder_is_no_key_and_the_command_against_another_one_wo
     assert main(["format=2", "--dry-run"]) == 2
     assert main([*format_fault(run.folder, 1).fix.partition("  (")[0].split()[3:], "--dry-run"]) == 0
     assert "new       outputs/old-again/" in capsys.readouterr().out
+
+
+def test_a_command_of_a_strangers_folder_is_offered_to_who_trusts_it(tmp_path):
+    lay_run(tmp_path / "a", words=("allow=[theirs]", "a\x1b[2J"))
+    fix = format_fault(tmp_path / "a", 1).fix
+    assert "(if you trust who wrote its manifest.json)" in fix and "\x1b" not in fix
+
+
+def test_the_leftovers_of_a_write_that_was_killed_go(tmp_path, monkeypatch):
+    left = []
+    monkeypatch.setattr("os.replace", lambda old, new: left.append(Path(old).name))
+    write_json(tmp_path / "status.json", {})
+    (tmp_path / left[0]).write_text("{")
+    (tmp_path / ".mine.json.0123").write_text("{}")
+    remove_leftovers(Run(tmp_path))
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [".mine.json.0123"]
+
+
+def test_a_link_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    lay_run(tmp_path / "a")
+    (tmp_path / "a" / "status.json").unlink()
+    (tmp_path / "a" / "status.json").symlink_to(tmp_path / "elsewhere")
+    monkeypatch.setattr("runner.run.find.read_run", lambda folder: pytest.fail("it was read"))
+    monkeypatch.setattr("runner.command.report.read_run", lambda folder: pytest.fail("it was read"))
+    for call in (lambda: find_runs([str(tmp_path / "a")], "diff", 1), lambda: report(tmp_path / "a")):
+        with pytest.raises(FolderError, match="link"):
+            call()
 
 
 def test_a_report_of_many_names_the_run_of_another_format_and_goes_on(tmp_path, monkeypatch, capsys):
