@@ -147,6 +147,7 @@ def test_both_sides_are_asked_at_one_temperature(laid):
 
     shutil.copytree(TINY, laid.folder / "model")
     seal(laid.folder / "model")
+    laid.set_status("finished")
     line = read_command_line(["evaluate", "laid", f"against={laid.folder}", "checkpoint=start", "temperature=0"])
     request = evaluate.read_request(line, "evaluate", evaluate.OWN, evaluate.PARTS)
     (other,) = evaluate._other_side(line, request)
