@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import datasets
 
-from runner.io.terminal import HidingFile
+from runner.io.terminal import write_output_to
 from runner.launch import worker
 
 
@@ -24,10 +23,7 @@ def run_apart(call: Callable[[], int], log: Path, cache: Path) -> int:
     def apart() -> int:
         os.setpgid(0, 0)
         datasets.config.HF_DATASETS_CACHE = cache
-        output = HidingFile(log.open("ab"), encoding="utf-8", line_buffering=True)
-        for descriptor in (1, 2):
-            os.dup2(output.fileno(), descriptor)
-        sys.stdout = sys.stderr = output
+        write_output_to(log)
         return call()
 
     process = worker.fork(apart)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 import shutil
 import sys
 import traceback
 import unicodedata
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +38,14 @@ class HidingFile(io.TextIOWrapper):
     def write(self, text: str) -> int:
         super().write(without_values(text))
         return len(text)
+
+
+def write_output_to(log: Path) -> None:
+    """Append all that this process prints from here on, and its libraries in C, to a log, without secrets."""
+    file = HidingFile(log.open("ab"), encoding="utf-8", line_buffering=True)
+    for descriptor in (1, 2):
+        os.dup2(file.fileno(), descriptor)
+    sys.stdout = sys.stderr = file
 
 
 def print_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

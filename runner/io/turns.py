@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Turns = Sequence[Mapping[str, Any]]
+Completion = str | list[dict[str, Any]]  # a text, or a conversation that ends with the answer
+Values = Sequence[Any]  # of a column of the rows
 
 
 def text_of(side: str | Turns) -> str:

@@ -25,7 +25,7 @@ from runner import config
 from runner.config import Composed
 from runner.config.build import locate
 from runner.errors import ConfigError, Fault, FolderError
-from runner.io.terminal import HidingFile
+from runner.io.terminal import write_output_to
 from runner.launch import worker
 from runner.launch.plan import Task
 from runner.launch.worker import launch
@@ -194,10 +194,7 @@ class Pool:
         os.close(imports)
         os.setpgid(0, 0)
         if not self.settings.attached:
-            file = HidingFile(open(run.log, "ab"), encoding="utf-8", line_buffering=True)  # noqa: SIM115  until it ends
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-            sys.stdout = sys.stderr = file
+            write_output_to(run.log)
         faulthandler.enable(sys.stderr)
         known = set(sys.modules)
         confine(slot, self.settings, run.cfg)

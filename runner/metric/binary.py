@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from runner.errors import DataError, Fault
-from runner.io.turns import text_of
-from runner.metric.text import Values, read_column
+from runner.io.turns import Values, text_of
+from runner.metric.text import read_column
 
 
 def accuracy(

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from runner.errors import DataError, EnvironmentFault, Fault
-from runner.io.turns import text_of
-from runner.metric.text import Completion, Values, read_column
+from runner.io.turns import Completion, Values, text_of
+from runner.metric.text import read_column
 
 
 def bleu(

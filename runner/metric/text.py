@@ -8,10 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runner.errors import DataError, Fault
-from runner.io.turns import text_of
-
-Completion = str | list[dict[str, Any]]  # a text, or a conversation that ends with the answer
-Values = Sequence[Any]  # of a column of the rows
+from runner.io.turns import Completion, Values, text_of
 
 
 def words(completions: Sequence[Completion]) -> list[float]:

@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 
 from runner.errors import EnvironmentFault, Fault
-from runner.io.turns import text_of
-from runner.reward.rule import Completion, Values, known_answers
+from runner.io.turns import Completion, Values, text_of
+from runner.reward.rule import known_answers
 
 # How texts of solutions mark an answer that is not boxed.
 MARKED = re.compile(r"(?:####|final answer(?: is)?:?|answer:)\s*([^\n]+)", re.IGNORECASE)

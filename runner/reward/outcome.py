@@ -25,8 +25,7 @@ from transformers.utils import find_adapter_config_file
 
 from runner.errors import ConfigError, Fault
 from runner.io.files import shipped
-from runner.io.turns import text_of
-from runner.reward.rule import Completion
+from runner.io.turns import Completion, text_of
 
 AutoClass = type[AutoModelForSequenceClassification] | type[AutoModelForTokenClassification]
 TRAIN_ONE = "python -m runner trainer=reward, then {where}=<its model folder>"

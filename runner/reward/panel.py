@@ -18,8 +18,8 @@ from typing import Any
 from torch import nn
 
 from runner.errors import DataError, EnvironmentFault, Fault, RunnerError, SickRun
+from runner.io.turns import Completion
 from runner.reward.limit import within
-from runner.reward.rule import Completion
 
 TIMEOUT = 1800.0  # seconds for one batch, unless the config says otherwise
 # What the runner and the trainers give beside columns; never offered as a column.

@@ -14,9 +14,8 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from runner.io.files import shipped
-from runner.io.turns import text_of
+from runner.io.turns import Completion, text_of
 from runner.reward.outcome import column_of, load_scorer, longest_text, to_scores, translate_errors
-from runner.reward.rule import Completion
 
 Aggregate = Literal["last", "min", "mean", "product"]
 

@@ -19,7 +19,7 @@ from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_ope
 
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault
 from runner.io.secrets import mark_secret
-from runner.reward.rule import Completion, Values
+from runner.io.turns import Completion, Values
 
 BUSY = (408, 425, 429, 500, 502, 503, 504)  # worth another try
 MAX_MEBIBYTES = 64  # of an answer

@@ -11,10 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from runner.errors import ConfigError, DataError, Fault
-from runner.io.turns import text_of
-
-Completion = str | list[dict[str, Any]]  # a text, or a conversation that ends with the answer
-Values = Sequence[Any]  # of a column of the rows
+from runner.io.turns import Completion, Values, text_of
 
 PRAISE, COMPLAINT = (
     frozenset(words.split())
