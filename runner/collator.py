@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from runner.errors import ConfigError, Fault
+from runner.schema import upstream
 
 Collator = Callable[[list[dict[str, Any]]], dict[str, Any]]
 IGNORED = -100  # the label of a token that no loss counts
@@ -24,7 +25,7 @@ class Buckets:
     """
 
     def __init__(self, inner: Collator, pad_token_id: int, lengths: Sequence[int] = (64, 128, 256, 512, 1024)):
-        if getattr(inner, "padding_free", False):
+        if getattr(inner, upstream.PADDING_FREE, False):
             found = "padding to buckets, and sequences without padding"
             fix = "trainer.args.padding_free=false, or collator=none"
             raise ConfigError(Fault("collator", found, "one of the two", fix))

@@ -11,9 +11,9 @@ from textwrap import dedent
 import pytest
 import yaml
 
-from runner.schema import likeness, nearest, nodes, read_signature
+from runner.schema import likeness, nearest, nodes, read_signature, upstream
 from runner.validate import find_all_faults, find_dangers
-from runner.validate.context import FROM_GROUP, ValidationContext
+from runner.validate.context import ValidationContext
 from runner.validate.keys import SET_BY_RUNNER
 from runner.validate.targets import is_allowed
 from runner.validate.values import BY_CLASS, BY_GROUP
@@ -513,7 +513,7 @@ def test_what_is_known_of_fields_is_of_fields_that_there_are():
     }
     for group in ("trainer", "peft", "optimizer"):
         assert set(BY_GROUP[group]) - shipped[group] == set()
-    assert {*SET_BY_RUNNER, *FROM_GROUP} - shipped["trainer"] == set()
+    assert {*SET_BY_RUNNER, *upstream.FROM_GROUP} - shipped["trainer"] == set()
     others = {f"{name}Config": signature for name, signature in ValidationContext({}).others.items()}
     others |= {target.rpartition(".")[2]: read_signature(target) for target in (
         "runner.training.callback.Samples", "transformers.EarlyStoppingCallback", "peft.OFTConfig",

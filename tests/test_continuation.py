@@ -24,7 +24,8 @@ from resume import (
 )
 
 from runner.run import Run
-from runner.run.continuation import EXTENDABLE, MACHINE_DEFAULTS, find_resume_faults
+from runner.run.continuation import find_resume_faults
+from runner.schema import upstream
 from runner.training.components.args import build_args
 from runner.validate.keys import SET_BY_RUNNER
 
@@ -43,7 +44,7 @@ def test_every_field_of_a_trainer_is_on_the_list_or_refused(trainer, tmp_path):
 
 
 def test_the_list_is_the_one_that_is_written_down():
-    assert EXTENDABLE == ALLOWED
+    assert upstream.EXTENDABLE == ALLOWED
 
 
 def test_every_other_key_is_refused(tmp_path):
@@ -80,7 +81,7 @@ def test_what_the_runner_sets_against_the_library_is_known(tmp_path, trainer):
     given = {name: value for name, value in cfg["trainer"]["args"].items() if name != "_target_"}
     plain = type(ours)(output_dir=ours.output_dir, bf16=False, **given)
     differing = {name for name in changes_of(cfg) if vars(ours)[name] != vars(plain)[name]}
-    assert differing - set(SET_BY_RUNNER) - ALLOWED <= MACHINE_DEFAULTS
+    assert differing - set(SET_BY_RUNNER) - ALLOWED <= upstream.MACHINE_DEFAULTS
 
 
 @pytest.fixture(scope="module")

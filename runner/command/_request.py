@@ -24,8 +24,7 @@ from runner.generate.weights import Weights, find_weights
 from runner.launch.stages import draft
 from runner.run import Run
 from runner.run.find import find_runs
-from runner.schema import nearest
-from runner.schema.upstream import completion_length
+from runner.schema import nearest, upstream
 from runner.validate import find_all_faults
 from runner.validate.values import COUNT, NOT_NEGATIVE, SEED, SHARE
 
@@ -85,7 +84,7 @@ class InferenceRequest:
     @property
     def max_new_tokens(self) -> int:
         """The most tokens of a completion: as typed, or as the run trained with."""
-        trained = completion_length(self.cfg["trainer"].get("args") or {})
+        trained = upstream.completion_length(self.cfg["trainer"].get("args") or {})
         return int(self.options.get("max_new_tokens", trained or MAX_NEW_TOKENS))
 
     @property

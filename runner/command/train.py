@@ -26,6 +26,7 @@ from runner.run import Run, last_checkpoint, write_manifest
 from runner.run.continuation import begin_from, copy_history, other_run
 from runner.run.disk import check_space
 from runner.run.inputs import check_fingerprints, find_other_facts, read_fingerprints
+from runner.schema import upstream
 from runner.training.components import Components, build_components
 from runner.training.components.model import has_base, path_of, policy_of
 from runner.training.evaluation import build_measure, held_out_scores
@@ -141,7 +142,9 @@ def _check_sharded(trainer: Trainer) -> None:
     model = trainer.model_wrapped
     if trainer.args.fsdp and not isinstance(model, FSDPModule | FullyShardedDataParallel):
         found = f"true, and the model that was prepared is a {type(model).__name__}"
-        raise RunnerError(Fault("trainer.args.fsdp", found, "a model that is sharded", "trainer.args.fsdp=null"))
+        raise RunnerError(
+            Fault(f"trainer.args.{upstream.FSDP}", found, "a model that is sharded", "trainer.args.fsdp=null")
+        )
 
 
 def _finish(run: Run, components: Components, stop: StopRequest, seconds: float) -> None:
@@ -200,7 +203,7 @@ def save_model(run: Run, trainer: Trainer) -> None:
         fix = f"python -m runner.launch {run}  (which saves again what the newest checkpoint holds)"
         raise RunnerError(Fault(str(run.model), found, "every weight of the model", fix))
     # Without places and names of this run; tokens are masked by transformers.
-    own = ("output_dir", "logging_dir", "run_name")
+    own = (upstream.OUTPUT_DIR, "logging_dir", upstream.RUN_NAME)
     args = {name: value for name, value in trainer.args.to_dict().items() if name not in own}
     text = json.dumps(strict(args), indent=2, ensure_ascii=False, default=str)
     (new / "training_args.bin").unlink(missing_ok=True)
@@ -238,9 +241,12 @@ def _push(run: Run, stop: StopRequest) -> None:
     from runner.command.export import push
 
     args = run.cfg["trainer"]["args"]
-    if not args.get("push_to_hub"):
+    if not args.get(upstream.PUSH_TO_HUB):
         return
-    name, private = args.get("hub_model_id") or run.folder.parent.name, args.get("hub_private_repo") is not False
+    name, private = (
+        args.get(upstream.HUB_MODEL_ID) or run.folder.parent.name,
+        args.get(upstream.HUB_PRIVATE_REPO) is not False,
+    )
     try:
         print(f"pushed to {push(run.model, name, private)}")
     except EnvironmentFault as error:
@@ -250,7 +256,7 @@ def _push(run: Run, stop: StopRequest) -> None:
         words = "" if private else " private=false"
         words += " trust_remote_code=true" if run.cfg["model"].get("trust_remote_code") else ""
         fix = f"python -m runner export {shlex.quote(str(run))} push={named}{words}"
-        fault = replace(error.faults[0], where="trainer.args.push_to_hub", fix=fix)
+        fault = replace(error.faults[0], where=f"trainer.args.{upstream.PUSH_TO_HUB}", fix=fix)
         log.warning("the run is finished, and its model was not pushed\n%s", fault)
         write_manifest(run, notes=[*run.manifest().get("notes", []), hidden(f"not pushed: {fault.found}")])
 
@@ -300,7 +306,7 @@ def describe_rows(rows: Any) -> dict[str, Any] | None:
 
 def _rows_per_step(args: TrainingArguments) -> int:
     """Rows that one optimizer step draws over all processes; fewer rows than that and some trainers do nothing."""
-    generated = getattr(args, "generation_batch_size", None)
+    generated = getattr(args, upstream.GENERATION_BATCH_SIZE, None)
     return generated // args.num_generations if generated else 1
 
 

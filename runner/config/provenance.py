@@ -16,6 +16,7 @@ import yaml
 from runner import config
 from runner.config.limits import LOADER
 from runner.io.files import MENU, PACKAGE, display_path
+from runner.schema import upstream
 from runner.schema.read import UNKNOWN, Parameter, Signature, read_signature
 from runner.schema.source import Definition, find_definition
 from runner.schema.spelling import to_text
@@ -96,7 +97,8 @@ def of_machine(name: str) -> Iterator[tuple[str, Setting]]:
         match node:
             case ast.Assign(targets=[ast.Name(id=kind)], value=ast.Dict() as table) if kind in notes:
                 for key, entry in zip(table.keys, table.values, strict=True):
-                    if isinstance(key, ast.Constant) and key.value == name:
+                    field = vars(upstream)[key.attr] if isinstance(key, ast.Attribute) else getattr(key, "value", None)
+                    if key and field == name:
                         text = to_text(entry.value) if isinstance(entry, ast.Constant) else ast.unparse(entry)
                         place = f"runner/training/components/args.py:{key.lineno}"
                         yield kind, Setting(f"trainer.args.{name}", text, place, notes[kind])

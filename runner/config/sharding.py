@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from runner.errors import Fault
+from runner.schema import upstream
 
-FIELDS = ("fsdp", "deepspeed", "parallelism_config")
+FIELDS = (upstream.FSDP, upstream.DEEPSPEED, upstream.PARALLELISM_CONFIG)
 VARIABLES = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")  # as accelerate launch sets them
 # Nodes of devices: NVIDIA (in WSL too), AMD, Intel and others, Huawei, Habana and TPU.
 DEVICES = ("nvidia[0-9]*", "dxg", "kfd", "dri/renderD*", "davinci[0-9]*", "accel/*", "accel[0-9]*", "vfio/[0-9]*")

@@ -34,6 +34,7 @@ from trl import pack_dataset
 from runner.dataset.load import Rows, cache_key
 from runner.dataset.step import Cells
 from runner.errors import ConfigError, DataError, Fault
+from runner.schema import upstream
 
 log = logging.getLogger(__name__)
 
@@ -349,7 +350,7 @@ class WeightCollator:
 
     def __init__(self, inner: Callable[[list[dict[str, Any]]], dict[str, Any]]):
         self.inner = inner
-        self.from_end = getattr(inner, "truncation_mode", "keep_start") == "keep_end"
+        self.from_end = getattr(inner, upstream.TRUNCATION_MODE, "keep_start") == "keep_end"
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         batch = self.inner(rows)

@@ -34,7 +34,7 @@ from runner.estimate.weights import Shape, trunks_of
 from runner.io.files import read_json, write_json
 from runner.model.clone import Source, write_clone
 from runner.run import open_run
-from runner.schema import Config
+from runner.schema import Config, upstream
 from runner.training.components import build_components
 
 aten = torch.ops.aten
@@ -82,8 +82,8 @@ def training_alone(cfg: Config, autocast: bool) -> dict[str, Any]:
     own = copy.deepcopy(dict(cfg))
     args = own["trainer"]["args"]
     args |= {name: False for name in RECOMPUTE if name in config_fields(args)}
-    args |= {"use_cpu": True, "bf16": autocast, "fp16": False, "max_steps": cycle_of(args)}
-    args |= {"save_strategy": "no", "eval_strategy": "no", "load_best_model_at_end": False}
+    args |= {upstream.USE_CPU: True, upstream.BF16: autocast, upstream.FP16: False, upstream.MAX_STEPS: cycle_of(args)}
+    args |= {upstream.SAVE_STRATEGY: "no", upstream.EVAL_STRATEGY: "no", upstream.LOAD_BEST_MODEL_AT_END: False}
     return own | dict.fromkeys(("callback", "metric", "quant"))  # a quantised product has no count of operations
 
 
@@ -106,7 +106,7 @@ def _narrow(cfg: dict[str, Any], source: Source, folder: Path) -> Iterator[tuple
 
 def measure_step(cfg: Config, folder: Path) -> MeasuredStep:
     """Train in a folder of its own, as many steps as a cycle of generation has, and measure them."""
-    steps = cfg["trainer"]["args"]["max_steps"]
+    steps = cfg["trainer"]["args"][upstream.MAX_STEPS]
     trainer = build_components(open_run({**cfg, "output_root": str(folder)}, []), None).trainer
     meter = Meter(folder / "profile.json")
     trainer.add_callback(meter)

@@ -14,10 +14,13 @@ from runner.estimate.steps import Rows, batch_size, completion_of, config_fields
 from runner.estimate.weights import ModelWeights, Shape, others_of, source_of
 from runner.generate.batch import TOKENS_PER_PASS
 from runner.model.clone import Source
-from runner.schema import Config, Node
+from runner.schema import Config, Node, upstream
 
 DRAWS = 4  # copies of a step's logits while a token is drawn from them
-RECOMPUTE = ("activation_checkpointing", "gradient_checkpointing")  # the newer name counts before the older
+RECOMPUTE = (
+    upstream.ACTIVATION_CHECKPOINTING,
+    upstream.GRADIENT_CHECKPOINTING,
+)  # the newer name counts before the older
 
 
 @dataclass
@@ -56,9 +59,9 @@ class Precision:
         """The precision of a config on a GPU; on a CPU only what was typed, as ``training.components.args`` has it."""
         typed = [value for name in RECOMPUTE if (value := args.get(name)) is not None]
         if not gpu:
-            return Precision(bool(args.get("bf16")), any(typed[:1]))
+            return Precision(bool(args.get(upstream.BF16)), any(typed[:1]))
         recompute = any(typed) if typed else any(setting(args, name, False) for name in RECOMPUTE)
-        return Precision(args.get("bf16", True) is not False and not args.get("fp16"), recompute)
+        return Precision(args.get(upstream.BF16, True) is not False and not args.get(upstream.FP16), recompute)
 
 
 class Training:
@@ -84,9 +87,9 @@ class Training:
         self.policy = ModelWeights(source_of(cfg, origins), dtype=dtype, peft=cfg["peft"], quant=cfg["quant"])
         self.others = dict(others_of(cfg, origins))
         self.optimizer = (own.get("_target_", "") + (".fused" if own.get("fused") else "")).lower()
-        self.optimizer = self.optimizer or str(setting(self.args, "optim", "adamw_torch_fused"))
+        self.optimizer = self.optimizer or str(setting(self.args, upstream.OPTIM, "adamw_torch_fused"))
         self.completion = completion_of(cfg)
-        self.packed = rows.limit if setting(self.args, "packing", False) else None
+        self.packed = rows.limit if setting(self.args, upstream.PACKING, False) else None
         self.width = self.packed or rows.longest + self.completion
         self.sampled = max((seen.sampled for _, seen in small), default=0)  # completions at a time
         # Texts that go through the model for each row of a batch, such as two of a pair.
@@ -102,7 +105,9 @@ class Training:
     @property
     def held(self) -> dict[str, int]:
         """Bytes by what holds them."""
-        reference = any(seen.reference for _, seen in self.small) and not self.args.get("precompute_ref_log_probs")
+        reference = any(seen.reference for _, seen in self.small) and not self.args.get(
+            upstream.PRECOMPUTE_REF_LOG_PROBS
+        )
         held = {
             "weights": self.policy.bytes,
             "optimizer": round(self.state_bytes * self.gradients / max(1, self.policy.trained_bytes)),
@@ -186,7 +191,7 @@ class Training:
         """Rows and tokens of the largest batch that goes through the policy at a time."""
         most, rows = self.args.get("max_tokens_per_micro_batch"), batch_size(self.args)
         if "max_tokens_per_micro_batch" in config_fields(self.args) and (most or not self.gpu):
-            rows *= int(setting(self.args, "gradient_accumulation_steps", 1))
+            rows *= int(setting(self.args, upstream.GRADIENT_ACCUMULATION_STEPS, 1))
             return rows, min(rows * self.width, max(self.width, most or TOKENS_PER_PASS))
         rows *= self.texts
         return rows, rows * self.width

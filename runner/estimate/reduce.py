@@ -21,12 +21,11 @@ from runner.estimate.steps import config_fields, cycle_of, rows_per_step, settin
 from runner.estimate.weights import LOADERS, architecture_of
 from runner.model.clone import Source, count_weights, shrink, write_clone
 from runner.run import processes_of
-from runner.schema import Config, nodes
-from runner.schema.upstream import COMPLETION_LENGTHS
+from runner.schema import Config, nodes, upstream
 
 NEW = "runner.model.load.new_model"
 ROWS = "runner.dataset.load.load_rows"
-OTHER_PATHS = ("sft_model_path", "reward_model_path", "teacher_model_name_or_path")
+OTHER_PATHS = ("sft_model_path", upstream.REWARD_MODEL_PATH, upstream.TEACHER_MODEL_NAME_OR_PATH)
 TOLERATED = {"truncated": 1.0, **dict.fromkeys(("nothing_trained", "no_end", "doubled_bos", "other_template"), True)}
 FIRST_ROWS = 256  # of each source, among which those to train on are the shortest
 MAX_WEIGHTS = 5_000_000  # of a model that is taken as it is
@@ -34,14 +33,20 @@ HELD_OUT = 8  # rows of each held-out set
 COMPLETION = 8  # tokens
 PACKED_ROW = 128  # tokens
 # Changed without a note: they only say how often something is done, where to, or by how many processes.
-CADENCE = {"logging_steps": 1, "save_steps": 1, "eval_steps": 1, "eval_delay": 0, "logging_first_step": True}
-PLAIN = {"push_to_hub": False, "total_episodes": None, "dataset_num_proc": None}
+CADENCE = {
+    upstream.LOGGING_STEPS: 1,
+    upstream.SAVE_STEPS: 1,
+    upstream.EVAL_STEPS: 1,
+    upstream.EVAL_DELAY: 0,
+    upstream.LOGGING_FIRST_STEP: True,
+}
+PLAIN = {upstream.PUSH_TO_HUB: False, "total_episodes": None, upstream.DATASET_NUM_PROC: None}
 # What needs another machine or a server, and what it becomes.
 ELSEWHERE = {
-    **dict.fromkeys(("use_vllm", "torch_compile"), False),
-    **dict.fromkeys(("deepspeed", "fsdp", "parallelism_config"), None),
+    **dict.fromkeys((upstream.USE_VLLM, upstream.TORCH_COMPILE), False),
+    **dict.fromkeys((upstream.DEEPSPEED, upstream.FSDP, upstream.PARALLELISM_CONFIG), None),
 }
-ON_A_GPU = {"tf32": None, "use_liger_kernel": False}
+ON_A_GPU = {upstream.TF32: None, upstream.USE_LIGER_KERNEL: False}
 GPU_ATTENTION = ("flash", "kernels", "paged", "sdpa_paged")  # what names of such kernels begin with
 
 
@@ -150,25 +155,25 @@ def _cut_args(small: Reduced) -> None:
     args = small.cfg["trainer"]["args"]
     known = config_fields(args)
     args |= {name: value for name, value in (CADENCE | PLAIN).items() if name in known}
-    args["max_steps"] = 2 * cycle_of(args)
-    for name in COMPLETION_LENGTHS:
+    args[upstream.MAX_STEPS] = 2 * cycle_of(args)
+    for name in upstream.COMPLETION_LENGTHS:
         length = setting(args, name)
         if isinstance(length, int) and length > COMPLETION and name in known:
             args[name] = COMPLETION
             small.note(f"completions of {COMPLETION} tokens instead of {length}")
-    if args.get("packing") and (setting(args, "max_length") or PACKED_ROW) >= PACKED_ROW:
+    if args.get(upstream.PACKING) and (setting(args, "max_length") or PACKED_ROW) >= PACKED_ROW:
         args["max_length"] = PACKED_ROW
         small.note(f"packed rows of {PACKED_ROW} tokens")
-    if args.get("dataloader_num_workers"):
-        args["dataloader_num_workers"] = 1
+    if args.get(upstream.DATALOADER_NUM_WORKERS):
+        args[upstream.DATALOADER_NUM_WORKERS] = 1
 
 
 def _cut_rows(small: Reduced, folder: Path) -> None:
     """The first rows of each source in place of it: the shortest of them to train on, all of them to be looked at."""
     args, dataset = small.cfg["trainer"]["args"], small.cfg["dataset"]
     counts: list[int | None] = []
-    least = max(2, round(1.25 * rows_per_step(args) * args["max_steps"]) + 1)
-    few = FIRST_ROWS if args.get("packing") else least
+    least = max(2, round(1.25 * rows_per_step(args) * args[upstream.MAX_STEPS]) + 1)
+    few = FIRST_ROWS if args.get(upstream.PACKING) else least
     for number, (node, seen) in enumerate(zip(rows_of(small.cfg), rows_of(small.unreduced), strict=True)):
         head = write_head(node, folder / f"rows{number}", count=max(FIRST_ROWS, few), train=few, held_out=HELD_OUT)
         for one, first_rows in ((node, head.short), (seen, head.whole)):

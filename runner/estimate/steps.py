@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from runner.run import processes_of
-from runner.schema import Config, Node, Parameter, read_signature
-from runner.schema.upstream import COMPLETION_LENGTHS, cycle_steps
+from runner.schema import Config, Node, Parameter, read_signature, upstream
 
-WHOLE_BATCHES = {"num_generations", "num_ppo_epochs"}  # fields of trainers that leave out a last batch not full
+WHOLE_BATCHES = {upstream.NUM_GENERATIONS, "num_ppo_epochs"}  # fields of trainers that leave out a last batch not full
 
 
 @dataclass(frozen=True)
@@ -56,26 +55,31 @@ def setting(args: Node, name: str, otherwise: Any = None) -> Any:
 
 def batch_size(args: Node) -> int:
     """Rows of a micro-batch."""
-    return int(setting(args, "per_device_train_batch_size", 8))
+    return int(setting(args, upstream.PER_DEVICE_TRAIN_BATCH_SIZE, 8))
 
 
 def cycle_of(args: Node) -> int:
     """Optimizer steps from one generation to the next, from the arguments as they are written."""
-    whole, names = args.get("generation_batch_size"), ("gradient_accumulation_steps", "num_iterations")
-    micro = args.get("steps_per_generation") or (whole and max(1, whole // batch_size(args)))
-    return cycle_steps({"steps_per_generation": micro} | {name: setting(args, name, 1) for name in names})
+    whole, names = (
+        args.get(upstream.GENERATION_BATCH_SIZE),
+        (upstream.GRADIENT_ACCUMULATION_STEPS, upstream.NUM_ITERATIONS),
+    )
+    micro = args.get(upstream.STEPS_PER_GENERATION) or (whole and max(1, whole // batch_size(args)))
+    return upstream.cycle_steps(
+        {upstream.STEPS_PER_GENERATION: micro} | {name: setting(args, name, 1) for name in names}
+    )
 
 
 def rows_per_step(args: Node) -> float:
     """Rows of the dataset that one process draws for an optimizer step, on average."""
-    rows = batch_size(args) * setting(args, "gradient_accumulation_steps", 1)
-    return rows / (setting(args, "num_generations", 1) * setting(args, "num_iterations", 1))
+    rows = batch_size(args) * setting(args, upstream.GRADIENT_ACCUMULATION_STEPS, 1)
+    return rows / (setting(args, upstream.NUM_GENERATIONS, 1) * setting(args, upstream.NUM_ITERATIONS, 1))
 
 
 def steps_of(cfg: Config, rows: Rows) -> int | None:
     """Optimizer steps of the whole training; None where nobody knows how many rows there are."""
     args = cfg["trainer"]["args"]
-    if (most := setting(args, "max_steps", -1)) > 0:
+    if (most := setting(args, upstream.MAX_STEPS, -1)) > 0:
         return int(most)
     share = rows_per_step(args) * processes_of(cfg)
     if episodes := args.get("total_episodes"):
@@ -83,14 +87,14 @@ def steps_of(cfg: Config, rows: Rows) -> int | None:
     if rows.total is None:
         return None
     total = rows.total
-    if setting(args, "packing", False) and rows.limit:
+    if setting(args, upstream.PACKING, False) and rows.limit:
         total = math.ceil(total * rows.mean / rows.limit)
     whole = math.floor if WHOLE_BATCHES & config_fields(args).keys() else math.ceil
-    return math.ceil(whole(total / share) * float(setting(args, "num_train_epochs", 3.0)))
+    return math.ceil(whole(total / share) * float(setting(args, upstream.NUM_TRAIN_EPOCHS, 3.0)))
 
 
 def completion_of(cfg: Config) -> int:
     """Most tokens of a completion that is sampled after each prompt; 0 where rows hold their completions."""
     args = cfg["trainer"]["args"]
-    lengths = [setting(args, name) for name in COMPLETION_LENGTHS if cfg["trainer"]["form"] == "prompt"]
+    lengths = [setting(args, name) for name in upstream.COMPLETION_LENGTHS if cfg["trainer"]["form"] == "prompt"]
     return int(next(filter(None, lengths), 0))

@@ -11,6 +11,7 @@ from runner.estimate.memory import Training
 from runner.estimate.steps import batch_size, setting, steps_of
 from runner.run import processes_of
 from runner.run.disk import checkpoints_at_once, free, sized
+from runner.schema import upstream
 
 TIGHT = 0.9  # of what is there, from which on a forecast warns: allocators keep some more than what is alive
 ASSUMED = 100e12  # operations a second, as a scale where nothing was measured
@@ -33,7 +34,7 @@ class Forecast:
     def tokens_per_step(self) -> int:
         """Tokens of one optimizer step over all processes, without padding; of sampled ones all that may be written."""
         args, training = self.training.args, self.training
-        rows = batch_size(args) * setting(args, "gradient_accumulation_steps", 1) * processes_of(training.cfg)
+        rows = batch_size(args) * setting(args, upstream.GRADIENT_ACCUMULATION_STEPS, 1) * processes_of(training.cfg)
         return round(rows * training.texts * (training.packed or training.rows.mean + training.completion))
 
     def shares(self) -> dict[str, int | None]:
@@ -76,11 +77,14 @@ class Forecast:
         """Checkpoints that are on the disk at a time, those that are kept and one that is written, and the model."""
         training, args, policy = self.training, self.training.args, self.training.policy
         model = policy.trained_bytes if policy.is_adapted else policy.bytes
-        state = 0 if args.get("save_only_model") else training.held.get("optimizer", training.state_bytes)
+        state = 0 if args.get(upstream.SAVE_ONLY_MODEL) else training.held.get("optimizer", training.state_bytes)
         # A trainer with a critic saves that, and its policy once more for others.
         checkpoint = model + state + (training.gradients if training.critic else 0)
-        keep, strategy = int(args.get("save_total_limit") or KEPT), setting(args, "save_strategy", "steps")
-        saves = checkpoints_at_once(keep, strategy, float(setting(args, "save_steps", 500)), self.steps)
+        keep, strategy = (
+            int(args.get(upstream.SAVE_TOTAL_LIMIT) or KEPT),
+            setting(args, upstream.SAVE_STRATEGY, "steps"),
+        )
+        saves = checkpoints_at_once(keep, strategy, float(setting(args, upstream.SAVE_STEPS, 500)), self.steps)
         room, need = free(Path(str(training.cfg["output_root"]))), saves * checkpoint + model
         many = f"{saves} checkpoint{'s' * (saves > 1)} of {sized(checkpoint)} at a time" if saves else "no checkpoint"
         line = f"  {'disk':<13}{many}, {sized(model)} for model/; {sized(room)} free"

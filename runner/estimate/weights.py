@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from runner.config.build import build
 from runner.model.clone import Source, auto_class_of
 from runner.model.load import HEADS, read_adapter
-from runner.schema import Config, Node
+from runner.schema import Config, Node, upstream
 from runner.schema.text import named
 from runner.training.components.model import build_tuner
 
@@ -180,5 +180,5 @@ def others_of(cfg: Config, origins: Mapping[str, Source] | None = None) -> Itera
             source = Source(node["path"], node.get("revision"), bool(node.get("trust_remote_code")), head)
             kind = node.get("dtype", "float32")
             yield name, ModelWeights(_origin(source, origins), dtype=kind, trained=False).bytes
-    if path := cfg["trainer"]["args"].get("reward_model_path"):
+    if path := cfg["trainer"]["args"].get(upstream.REWARD_MODEL_PATH):
         yield "reward model", ModelWeights(Source(path, head="score"), trained=False).bytes

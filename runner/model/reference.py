@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, Trainer
 
 from runner.errors import ConfigError, Fault
 from runner.model.adapter import changes_base, loaded_config
+from runner.schema import upstream
 
 
 def needs_reference(
@@ -51,9 +52,9 @@ def match_reference(trainer: Trainer) -> list[str]:
     where the weights are spread over processes they are left alone. Raises ConfigError where the
     trainer would switch an adapter off that has changed the base.
     """
-    model, reference = trainer.model, getattr(trainer, "ref_model", None)
+    model, reference = trainer.model, getattr(trainer, upstream.REF_MODEL, None)
     if isinstance(model, PeftModel):
-        penalizes_kl = hasattr(trainer, "ref_model") and bool(getattr(trainer, "beta", 0))
+        penalizes_kl = hasattr(trainer, upstream.REF_MODEL) and bool(getattr(trainer, "beta", 0))
         if reference is None and changes_base(loaded_config(model)) and penalizes_kl:
             found = f"{type(trainer).__name__} cannot tell the start model from below this adapter"
             expected = "an adapter that leaves the base as it is, or no KL"

@@ -74,6 +74,7 @@ from runner.ppo.actor_critic import ActorCritic, Policy, TokenLogProbs, build_ac
 from runner.ppo.batching import MicroBatch, Rollout, Row, check_rows, find_stop_ids
 from runner.ppo.minibatches import find_minibatch_faults
 from runner.ppo.scoring import Completions, Reward, Rewards, TokenRewards
+from runner.schema import upstream
 
 Rows: TypeAlias = Dataset | IterableDataset
 Sums: TypeAlias = defaultdict[str, Tensor]  # over all micro-batches of an update, of what is logged
@@ -237,8 +238,13 @@ def _find_faults(args: PPOConfig) -> Iterator[Fault]:
         ("dual_clip", args.dual_clip is None or args.dual_clip > 1, "above 1", "3.0"),
         ("kl_target", args.kl_target is None or args.kl_target > 0, "above 0", "6.0"),
         ("kl_coef", args.kl_target is None or args.kl_coef > 0, "above 0, beside kl_target", "0.05"),
-        ("remove_unused_columns", not args.remove_unused_columns, "false: rewards may want any column", "false"),
-        ("missing_eos_penalty", args.missing_eos_penalty is None or ends, "a stop_token or a stop_token_id", "null"),
+        (upstream.REMOVE_UNUSED_COLUMNS, not args.remove_unused_columns, "false: rewards may want any column", "false"),
+        (
+            upstream.MISSING_EOS_PENALTY,
+            args.missing_eos_penalty is None or ends,
+            "a stop_token or a stop_token_id",
+            "null",
+        ),
     ]
     for name, holds, expected, fix in checks:
         if not holds:
@@ -797,7 +803,7 @@ def _load_policy(model: Policy | str | None) -> Policy:
 def _adapt_to_loop(given: PPOConfig) -> PPOConfig:
     """The arguments as the Trainer's loop shall see them: one batch is one rollout, and one step."""
     if given.reward_model_path:
-        where, expected = "trainer.args.reward_model_path", "the model itself, among reward_funcs"
+        where, expected = f"trainer.args.{upstream.REWARD_MODEL_PATH}", "the model itself, among reward_funcs"
         fix = "reward_funcs=runner.reward.outcome.load_reward_model(<path>)"
         raise ConfigError(Fault(where, given.reward_model_path, expected, fix))
     args = copy.copy(given)

@@ -23,7 +23,7 @@ from runner.errors import ConfigError, Fault
 from runner.generate.batch import pad, split_by_tokens
 from runner.ppo.actor_critic import last_hidden_states
 from runner.reward.panel import Prompt, check_answer, check_some_apply
-from runner.schema import to_text
+from runner.schema import to_text, upstream
 
 Reward: TypeAlias = Callable[..., Any] | nn.Module
 
@@ -72,7 +72,10 @@ class Rewards:
             fix = "reward=<one of conf/reward>, or trainer.args.reward_model_path=<model>"
             raise ConfigError(Fault("reward", "no reward", "at least one", fix))
         if weights is not None and len(weights) != len(rewards):
-            where, found = "trainer.args.reward_weights", f"{len(weights)} weights for {len(rewards)} rewards"
+            where, found = (
+                f"trainer.args.{upstream.REWARD_WEIGHTS}",
+                f"{len(weights)} weights for {len(rewards)} rewards",
+            )
             raise ConfigError(Fault(where, found, "one for each", f"{where}={to_text([1.0] * len(rewards))}"))
         self.tokenizer = tokenizer
         self.step_separator = step_separator

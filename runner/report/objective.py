@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from runner.errors import ConfigError, Fault
 from runner.run.read import RunRecord, names
+from runner.schema import upstream
 
 LOW = re.compile(r"(^|[_/])(loss|perplexity|ppl|kl|nll|error|wer|cer|repetition|toxicity)($|[_/])")
 # What tells more than a loss, whose size may depend on the very keys that are swept.
@@ -84,8 +85,12 @@ def _found(runs: Sequence[RunRecord], known: Sequence[str]) -> tuple[str | None,
     for run in runs:
         trainer = run.cfg.get("trainer")
         args = (trainer.get("args") if isinstance(trainer, dict) else None) or {}
-        if best := args.get("metric_for_best_model"):
-            return _full_name(str(best), known), "trainer.args.metric_for_best_model", args.get("greater_is_better")
+        if best := args.get(upstream.METRIC_FOR_BEST_MODEL):
+            return (
+                _full_name(str(best), known),
+                f"trainer.args.{upstream.METRIC_FOR_BEST_MODEL}",
+                args.get(upstream.GREATER_IS_BETTER),
+            )
     metrics = {metric: None for run in runs for metric in (run.cfg.get("metric") or {})}
     reasons = {re.escape(metric): f"metric.{metric} of the configuration" for metric in metrics}
     for pattern, why in (reasons | dict.fromkeys(LIKELY, "the most telling held-out score")).items():

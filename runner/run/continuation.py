@@ -17,37 +17,9 @@ from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import damage_of, describe_damage, find_links, read_json, write_json
 from runner.run import VOLATILE, Run, folder_of, held, link_faults, processes_of, sealed_checkpoints, step_of
 from runner.run.find import find_run
-from runner.schema import flatten, last_key, nodes, read_signature, to_override, to_text, walk
+from runner.schema import flatten, last_key, nodes, read_signature, to_override, to_text, upstream, walk
 from runner.schema.read import UNKNOWN
 
-# Fields of a trainer's config that no step of the training reads.
-FREE = frozenset(
-    {
-        *("log_on_each_node", "log_level", "log_level_replica", "log_unique_prompts", "skip_memory_metrics"),
-        *("report_to", "run_name", "project"),
-        *("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),
-        *("push_to_hub", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push"),
-        *("hub_revision", "dataloader_pin_memory", "dataloader_prefetch_factor", "dataset_num_proc", "ddp_timeout"),
-    }
-)
-# Those of when something is logged, at which a sample of completions may be drawn to be printed.
-LOGGED = frozenset({"logging_strategy", "logging_steps", "logging_first_step", "log_completions"})
-# Those that could reach a step only through a callback, or through the choice of a best checkpoint.
-CALLBACK_VISIBLE = frozenset(
-    {
-        *("save_strategy", "save_steps", "save_total_limit", "eval_strategy", "eval_steps", "eval_delay"),
-        *("eval_on_start", "per_device_eval_batch_size", "eval_accumulation_steps"),
-    }
-)
-# Those that do not change the order of rows which are all there.
-MAP_STYLE_ONLY = frozenset({"dataloader_num_workers"})
-# Those that may grow, under a schedule that does not look at how many steps there will be.
-LONGER = ("max_steps", "num_train_epochs")
-EXTENDABLE = FREE | LOGGED | CALLBACK_VISIBLE | MAP_STYLE_ONLY | frozenset(LONGER)
-# Those whose default is not the library's but ours or this machine's (``training.components.args``), so that to name
-# the library's is a change.
-MACHINE_DEFAULTS = frozenset({"logging_nan_inf_filter", "restore_callback_states_from_checkpoint", "use_cpu", "bf16"})
-MACHINE_DEFAULTS |= {"activation_checkpointing", "gradient_checkpointing"}
 LENGTH_INDEPENDENT_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt")
 PREFIX = "trainer.args."
 OURS = "runner."  # of which a user can choose samples alone, which listens to no log
@@ -124,7 +96,7 @@ def _differences(other: Run, cfg: Mapping[str, Any]) -> Iterator[Fault]:
     then, now = (flatten({k: v for k, v in each.items() if k not in VOLATILE}) for each in (other.cfg, cfg))
     defaults = read_signature(cfg["trainer"]["args"]["_target_"])
     known = {name: each.default for name, each in defaults.parameters.items()} if defaults else {}
-    known |= {name: None for name, value in known.items() if value is UNKNOWN or name in MACHINE_DEFAULTS}
+    known |= {name: None for name, value in known.items() if value is UNKNOWN or name in upstream.MACHINE_DEFAULTS}
     longer = False
     if (before := processes_of(other.cfg)) != (after := processes_of(cfg)):
         reason, fix = "as many processes, because each draws rows of its own", f"launcher.num_processes={before}"
@@ -134,10 +106,10 @@ def _differences(other: Run, cfg: Mapping[str, Any]) -> Iterator[Fault]:
         old, new = (each.get(path, known.get(name) if path.startswith(PREFIX) else None) for each in (then, now))
         if old == new:
             continue
-        longer = longer or name in LONGER
+        longer = longer or name in upstream.LONGER
         if reason := _objection(path, old, new, cfg, known):
             unknown = path not in then and name not in known
-            is_default = path not in then and name in MACHINE_DEFAULTS
+            is_default = path not in then and name in upstream.MACHINE_DEFAULTS
             was = "its default" if is_default else to_text(old)
             fix = f"leave {path} out" if is_default or unknown else to_override(path, old)
             fix += ", or leave resume out, to start from the first step"
@@ -152,18 +124,22 @@ def _objection(path: str, old: object, new: object, cfg: Mapping[str, Any], know
     """Why a run from the start would not have taken the same steps with the new value; empty where it would."""
     name = path.removeprefix(PREFIX) if path.startswith(PREFIX) else ""
     args = {**known, **cfg["trainer"]["args"]}
-    if name in CALLBACK_VISIBLE:
-        acting = ["trainer.args.load_best_model_at_end"] if args.get("load_best_model_at_end") else []
+    if name in upstream.CALLBACK_VISIBLE:
+        acting = (
+            [f"trainer.args.{upstream.LOAD_BEST_MODEL_AT_END}"] if args.get(upstream.LOAD_BEST_MODEL_AT_END) else []
+        )
         acting += [path for path, target in _callbacks(cfg) if not target.startswith(OURS)]
         if acting:
             return f"the same, because {acting[0]} may act on it"
-    if name in LOGGED | CALLBACK_VISIBLE and args.get("num_completions_to_print"):
+    if name in upstream.LOGGED | upstream.CALLBACK_VISIBLE and args.get(upstream.NUM_COMPLETIONS_TO_PRINT):
         return "the same, because trainer.args.num_completions_to_print draws some each time"
-    if name in MAP_STYLE_ONLY and any(last_key(key) == "streaming" and each for key, each in walk(cfg["dataset"])):
+    if name in upstream.MAP_STYLE_ONLY and any(
+        last_key(key) == "streaming" and each for key, each in walk(cfg["dataset"])
+    ):
         return "the same, because streamed rows come in another order"
-    if name in LONGER:
+    if name in upstream.LONGER:
         return _length_objection(old, new, cfg, args)
-    return "" if name in EXTENDABLE else "the same, because the steps so far were taken with it"
+    return "" if name in upstream.EXTENDABLE else "the same, because the steps so far were taken with it"
 
 
 def _callbacks(cfg: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -176,7 +152,7 @@ def _length_objection(old: object, new: object, cfg: Mapping[str, Any], args: Ma
         return "the same, because its length was given otherwise"
     if new < old:
         return f"more than {to_text(old)}"
-    if args.get("load_best_model_at_end"):
+    if args.get(upstream.LOAD_BEST_MODEL_AT_END):
         return "the same, because the best checkpoint so far stays behind (trainer.args.load_best_model_at_end)"
     users = [path for path, target in _callbacks(cfg) if not target.startswith(LENGTH_INDEPENDENT_CALLBACKS)]
     if users:
@@ -186,8 +162,8 @@ def _length_objection(old: object, new: object, cfg: Mapping[str, Any], args: Ma
         signature = read_signature(own["_target_"])
         ahead, schedule = not signature or "num_training_steps" in signature.parameters, own["_target_"]
     else:
-        schedule = str(args.get("lr_scheduler_type"))
-        warmup = args.get("warmup_steps") or 0
+        schedule = str(args.get(upstream.LR_SCHEDULER_TYPE))
+        warmup = args.get(upstream.WARMUP_STEPS) or 0
         ahead = schedule not in LENGTH_INDEPENDENT_SCHEDULES or 0 < warmup < 1
     reason = f"the same, because the schedule ({schedule}) was drawn for {to_text(old)} from the first step"
     return reason if ahead else ""

@@ -17,10 +17,17 @@ from typing import Any
 from runner.errors import Fault, FolderError
 from runner.io.files import SHIPPED
 from runner.run import VOLATILE, Run, sealed_checkpoints
-from runner.schema import find_module, flatten, last_key, nodes, walk
+from runner.schema import find_module, flatten, last_key, nodes, upstream, walk
 from runner.schema.source import NOT_OF_THE_USER
 
-NAMES = ("path", "file", "files", "template", "deepspeed", "fsdp_config")  # how a key ends whose value is read
+NAMES = (
+    "path",
+    "file",
+    "files",
+    "template",
+    upstream.DEEPSPEED,
+    upstream.FSDP_CONFIG,
+)  # how a key ends whose value is read
 SUFFIXES = {".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".gz", ".safetensors", ".bin", ".model", ".txt"}
 SUFFIXES |= {".jinja", ".tiktoken", ".py", ".yaml", ".yml"}
 NOT_INPUTS = {"training_args.json", "trainer_state.json", "seal.json"}

@@ -1,6 +1,8 @@
 """The names of TRL and transformers that our code relies on, in one place. Standard library only.
 
-A test holds each against the installed libraries, and fails where a new version has renamed it.
+A test holds each against the installed libraries, and fails where a new version has renamed it: then change it here and
+in ``conf/``. No other Python holds one as text, but for messages that say what to type, which the same test reads, and
+the tables of ``importers``, whose names are those of other tools.
 """
 
 from __future__ import annotations
@@ -11,6 +13,102 @@ from typing import Any
 
 from runner.schema.read import Signature
 from runner.schema.source import public_names
+
+# --- Names, each once -----------------------------------------------------------------------------
+
+# Arguments of trainers' constructors.
+PROCESSING_CLASS = "processing_class"
+TRAIN_DATASET = "train_dataset"
+DATA_COLLATOR = "data_collator"
+CALLBACKS = "callbacks"
+REWARD_FUNCS = "reward_funcs"
+REWARD_PROCESSING_CLASSES = "reward_processing_classes"
+REF_MODEL = "ref_model"
+TEACHER_MODEL = "teacher_model"
+ENVIRONMENT_FACTORY = "environment_factory"
+COMPUTE_LOSS_FUNC = "compute_loss_func"
+COMPUTE_METRICS = "compute_metrics"
+# Fields of their configs: how long, how many rows at a time, how often.
+MAX_STEPS = "max_steps"
+NUM_TRAIN_EPOCHS = "num_train_epochs"
+WARMUP_STEPS = "warmup_steps"
+LR_SCHEDULER_TYPE = "lr_scheduler_type"
+PER_DEVICE_TRAIN_BATCH_SIZE = "per_device_train_batch_size"
+PER_DEVICE_EVAL_BATCH_SIZE = "per_device_eval_batch_size"
+GRADIENT_ACCUMULATION_STEPS = "gradient_accumulation_steps"
+TRAIN_SAMPLING_STRATEGY = "train_sampling_strategy"
+SHUFFLE_DATASET = "shuffle_dataset"
+EVAL_STRATEGY = "eval_strategy"
+EVAL_STEPS = "eval_steps"
+EVAL_DELAY = "eval_delay"
+SAVE_STRATEGY = "save_strategy"
+SAVE_STEPS = "save_steps"
+SAVE_TOTAL_LIMIT = "save_total_limit"
+LOGGING_STEPS = "logging_steps"
+LOGGING_FIRST_STEP = "logging_first_step"
+LOAD_BEST_MODEL_AT_END = "load_best_model_at_end"
+METRIC_FOR_BEST_MODEL = "metric_for_best_model"
+GREATER_IS_BETTER = "greater_is_better"
+# What is computed how, where and by how many.
+OPTIM = "optim"
+ACTIVATION_CHECKPOINTING = "activation_checkpointing"
+GRADIENT_CHECKPOINTING = "gradient_checkpointing"
+BF16 = "bf16"
+FP16 = "fp16"
+TF32 = "tf32"
+USE_CPU = "use_cpu"
+USE_LIGER_KERNEL = "use_liger_kernel"
+TORCH_COMPILE = "torch_compile"
+DEEPSPEED = "deepspeed"
+FSDP = "fsdp"
+FSDP_CONFIG = "fsdp_config"
+PARALLELISM_CONFIG = "parallelism_config"
+DATALOADER_NUM_WORKERS = "dataloader_num_workers"
+DATALOADER_PREFETCH_FACTOR = "dataloader_prefetch_factor"
+DATASET_NUM_PROC = "dataset_num_proc"
+# How rows become batches, and what is learnt from them.
+PACKING = "packing"
+PACKING_STRATEGY = "packing_strategy"
+PADDING_FREE = "padding_free"
+PAD_TO_MULTIPLE_OF = "pad_to_multiple_of"
+TRUNCATION_MODE = "truncation_mode"
+ASSISTANT_ONLY_LOSS = "assistant_only_loss"
+REMOVE_UNUSED_COLUMNS = "remove_unused_columns"
+LOSS_TYPE = "loss_type"
+DESIRABLE_WEIGHT = "desirable_weight"
+PRECOMPUTE_REF_LOG_PROBS = "precompute_ref_log_probs"
+# Completions, and what they are worth.
+NUM_GENERATIONS = "num_generations"
+NUM_GENERATIONS_EVAL = "num_generations_eval"
+STEPS_PER_GENERATION = "steps_per_generation"
+NUM_ITERATIONS = "num_iterations"
+GENERATION_BATCH_SIZE = "generation_batch_size"
+USE_VLLM = "use_vllm"
+VLLM_SERVER_HOST = "vllm_server_host"
+MISSING_EOS_PENALTY = "missing_eos_penalty"
+REWARD_WEIGHTS = "reward_weights"
+REWARD_MODEL_PATH = "reward_model_path"
+TEACHER_MODEL_NAME_OR_PATH = "teacher_model_name_or_path"
+TEACHER_MODEL_SERVER_URL = "teacher_model_server_url"
+TEACHER_SERVER_URLS = "teacher_server_urls"
+NUM_COMPLETIONS_TO_PRINT = "num_completions_to_print"
+# Where a run writes, and what it sends to others.
+OUTPUT_DIR = "output_dir"
+RUN_NAME = "run_name"
+PROJECT = "project"
+DISABLE_TQDM = "disable_tqdm"
+SAVE_ONLY_MODEL = "save_only_model"
+LOGGING_NAN_INF_FILTER = "logging_nan_inf_filter"
+RESTORE_CALLBACK_STATES_FROM_CHECKPOINT = "restore_callback_states_from_checkpoint"
+PUSH_TO_HUB = "push_to_hub"
+HUB_MODEL_ID = "hub_model_id"
+HUB_PRIVATE_REPO = "hub_private_repo"
+LOG_COMPLETIONS_HUB_REPO = "log_completions_hub_repo"
+TRACKIO_SPACE_ID = "trackio_space_id"
+TRACKIO_STATIC_SPACE_ID = "trackio_static_space_id"
+TRACKIO_BUCKET_ID = "trackio_bucket_id"
+
+# --- What is asked of them ------------------------------------------------------------------------
 
 # The field of a trainer's arguments that says how many tokens a completion may have, under its several names.
 COMPLETION_LENGTHS = ("max_completion_length", "response_length", "max_new_tokens")
@@ -24,8 +122,6 @@ LOSS_INTERFACES = {
     "contrasts": ("cpo_loss",),
     "scores": ("center_rewards_coefficient",),
 }
-# Arguments of trainers that learn from something else than a loss of labels.
-REWARDS, TEACHER = "reward_funcs", "teacher_model"
 # Fields of TRL's own losses, each with the value that leaves it out.
 OWN_LOSS = {
     **{"loss_weights": None, "label_smoothing": 0.0, "f_divergence_type": "reverse_kl", "use_weighting": False},
@@ -73,36 +169,81 @@ NUMERIC_FIELDS = {
     "group": ("num_generations",),
     "workers": ("dataloader_num_workers",),
 }
-# The other names that our Python holds as text, so that a rename of any is noticed: of every trainer's config, of the
-# configs of some, and of the trainers' constructors.
-FIELDS = (
-    *("activation_checkpointing", "bf16", "dataloader_pin_memory", "deepspeed", "disable_tqdm", "eval_on_start"),
-    *("eval_strategy", "fp16", "fsdp", "fsdp_config", "gradient_checkpointing", "greater_is_better"),
-    *("hub_always_push", "hub_model_id", "hub_private_repo", "hub_revision", "hub_strategy", "hub_token"),
-    *("load_best_model_at_end", "log_level", "log_level_replica", "log_on_each_node", "logging_first_step"),
-    *("logging_nan_inf_filter", "logging_strategy", "lr_scheduler_type", "metric_for_best_model", "optim"),
-    *("output_dir", "parallelism_config", "project", "push_to_hub", "remove_unused_columns"),
-    *("restore_callback_states_from_checkpoint", "run_name", "save_only_model", "save_strategy"),
-    *("skip_memory_metrics", "tf32", "torch_compile", "trackio_bucket_id", "trackio_space_id"),
-    *("trackio_static_space_id", "train_sampling_strategy", "use_cpu", "use_liger_kernel"),
+# Arguments of a trainer that are filled from a group rather than from the trainer's own keys.
+FROM_GROUP = {
+    "model": "model",
+    "processing_class": "model",
+    "train_dataset": "dataset",
+    "eval_dataset": "dataset",
+    "quantization_config": "quant",
+    "peft_config": "peft",
+    "reward_funcs": "reward",
+    "data_collator": "collator",
+    "callbacks": "callback",
+    "compute_loss_func": "loss",
+    "optimizers": "optimizer",
+    "optimizer_cls_and_kwargs": "optimizer",
+}
+# Fields of a trainer's config that a key of the top level sets.
+FROM_TOP = {"learning_rate": "learning_rate", "seed": "seed", "beta": "kl_coef", "kl_coef": "kl_coef"}
+# Names in other libraries, or in earlier versions of these.
+FORMER_NAMES = {
+    "lr": "learning_rate",
+    "epochs": "num_train_epochs",
+    "batch_size": "per_device_train_batch_size",
+    "train_batch_size": "per_device_train_batch_size",
+    "eval_batch_size": "per_device_eval_batch_size",
+    "evaluation_strategy": "eval_strategy",
+    "warmup_ratio": "warmup_steps",
+    "group_by_length": "train_sampling_strategy",  # whose value it became
+    "max_seq_length": "max_length",
+    "max_new_tokens": "max_completion_length",
+    "no_cuda": "use_cpu",
+    "kl_coef": "beta",
+    "torch_dtype": "dtype",
+    "attn_implementation": "attention",
+    "model_name_or_path": "path",
+    "pretrained_model_name_or_path": "path",
+}
+
+# --- What may change when a run goes on -----------------------------------------------------------
+
+# Fields of a trainer's config that no step of the training reads.
+READ_BY_NO_STEP = frozenset(
+    {
+        *("log_on_each_node", "log_level", "log_level_replica", "log_unique_prompts", "skip_memory_metrics"),
+        *("report_to", "run_name", "project"),
+        *("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),
+        *("push_to_hub", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push"),
+        *("hub_revision", "dataloader_pin_memory", "dataloader_prefetch_factor", "dataset_num_proc", "ddp_timeout"),
+    }
 )
-FIELDS_OF_SOME = (
-    *("alpha", "assistant_only_loss", "callbacks", "chat_template_kwargs", "completion_only_loss"),
-    *("log_completions", "log_completions_hub_repo", "log_unique_prompts", "loss_type", "missing_eos_penalty"),
-    *("num_completions_to_print", "packing", "packing_strategy", "padding_free", "precompute_ref_log_probs"),
-    *("reward_model_path", "reward_weights", "shuffle_dataset", "teacher_model_name_or_path"),
-    *("teacher_model_server_url", "teacher_server_urls", "truncation_mode", "use_vllm", "vllm_server_host"),
+# Those of when something is logged, at which a sample of completions may be drawn to be printed.
+LOGGED = frozenset({"logging_strategy", "logging_steps", "logging_first_step", "log_completions"})
+# Those that could reach a step only through a callback, or through the choice of a best checkpoint.
+CALLBACK_VISIBLE = frozenset(
+    {
+        *("save_strategy", "save_steps", "save_total_limit", "eval_strategy", "eval_steps", "eval_delay"),
+        *("eval_on_start", "per_device_eval_batch_size", "eval_accumulation_steps"),
+    }
 )
-CONSTRUCTOR_ARGUMENTS = (
-    *("compute_loss_func", "compute_metrics", "data_collator", "environment_factory", "optimizer_cls_and_kwargs"),
-    *("optimizers", "processing_class", "ref_model", "reward_funcs", "reward_processing_classes", "teacher_model"),
-    "train_dataset",
-)
+# Those that do not change the order of rows which are all there.
+MAP_STYLE_ONLY = frozenset({"dataloader_num_workers"})
+# Those that may grow, under a schedule that does not look at how many steps there will be.
+LONGER = ("max_steps", "num_train_epochs")
+EXTENDABLE = READ_BY_NO_STEP | LOGGED | CALLBACK_VISIBLE | MAP_STYLE_ONLY | frozenset(LONGER)
+# Those whose default is not the library's but ours or this machine's (``training.components.args``), so that to name
+# the library's is a change.
+MACHINE_DEFAULTS = frozenset({"logging_nan_inf_filter", "restore_callback_states_from_checkpoint", "use_cpu", "bf16"})
+MACHINE_DEFAULTS |= {"activation_checkpointing", "gradient_checkpointing"}
+
+
+# --- Questions ------------------------------------------------------------------------------------
 
 
 def loss_interface(trainer: Signature | None, config: Signature | None) -> str | None:
     """The key in LOSS_INTERFACES of a trainer with this config; None for one that computes its loss in another way."""
-    if trainer is None or {REWARDS, TEACHER} & set(trainer.parameters):
+    if trainer is None or {REWARD_FUNCS, TEACHER_MODEL} & set(trainer.parameters):
         return None
     names = {*trainer.parameters, *(config.parameters if config else ()), *public_names(trainer.target)}
     return next((kind for kind, needed in LOSS_INTERFACES.items() if names.issuperset(needed)), None)

@@ -15,6 +15,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from runner.io.files import SEAL, read_json, remove, seal
 from runner.run import step_of
 from runner.run.disk import STEPS_TO_NOTICE, checkpoints_at_once
+from runner.schema import upstream
 
 
 class Seal(TrainerCallback):
@@ -37,7 +38,7 @@ class Seal(TrainerCallback):
         if control.should_save:
             control.should_log = True
             self.waiting = False
-            backend = getattr(given.get("processing_class"), "backend_tokenizer", None)
+            backend = getattr(given.get(upstream.PROCESSING_CLASS), "backend_tokenizer", None)
             if backend is not None:  # the settings of its last call would be saved with it, and differ after a resume
                 backend.no_padding()
                 backend.no_truncation()

@@ -14,9 +14,8 @@ from runner.generate.rows import held_out_sets
 from runner.io.files import replace_rows
 from runner.metric.ask import Metric
 from runner.run import Run
-from runner.schema import nearest
+from runner.schema import nearest, upstream
 from runner.schema.type import shortened
-from runner.schema.upstream import completion_length
 from runner.training.components.model import policy_of
 from runner.training.components.rewards import build_metrics
 
@@ -40,7 +39,7 @@ def held_out_scores(components: Components) -> dict[str, float]:
 
 def _check_best(args: TrainingArguments, scores: Mapping[str, float]) -> None:
     """Raise ConfigError where the best checkpoint is to be chosen by a figure that no evaluation gives."""
-    wanted, where = args.metric_for_best_model, "trainer.args.metric_for_best_model"
+    wanted, where = args.metric_for_best_model, f"trainer.args.{upstream.METRIC_FOR_BEST_MODEL}"
     key = f"eval_{str(wanted).removeprefix('eval_')}"
     if wanted is not None and args.eval_strategy != "no" and key not in scores:
         names = [name for name in scores if not name.endswith(CLOCK)]
@@ -54,7 +53,7 @@ def build_measure(
 ) -> HeldOutMetrics | None:
     """The configured metrics, for a trainer to call with the prefix of each evaluation; None without any."""
     metrics = build_metrics(run.cfg["metric"], tokenizer)
-    halvings = sum("per_device_eval_batch_size" in each.get("args", {}) for each in adjustments)
+    halvings = sum(upstream.PER_DEVICE_EVAL_BATCH_SIZE in each.get("args", {}) for each in adjustments)
     return HeldOutMetrics(run, args, tokenizer, metrics, max(1, BATCH_SIZE >> halvings)) if metrics else None
 
 
@@ -98,7 +97,7 @@ class HeldOutMetrics:
 
         rows, limits, model = self._rows("prompt", name), [metric.limit for metric in metrics], policy_of(trainer)
         rows = list(rows if None in limits else rows.take(max(limit for limit in limits if limit is not None)))
-        how = Sampling(completion_length(vars(self.args)) or 64, rows=self.batch_size)
+        how = Sampling(upstream.completion_length(vars(self.args)) or 64, rows=self.batch_size)
         with evaluating(model):
             figures = judge_completions(TextGenerator(model, self.tokenizer, how), rows, metrics)
         if trainer.is_world_process_zero():

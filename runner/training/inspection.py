@@ -21,6 +21,7 @@ from runner.errors import Fault
 from runner.io.files import shipped
 from runner.model.encoding import EncodedRow, decode, encode_prompt, encode_row, stop_ids
 from runner.report.tokens import TokenRow
+from runner.schema import upstream
 from runner.schema.text import Config
 
 if TYPE_CHECKING:
@@ -137,8 +138,10 @@ def inspect_training(
         from accelerate.utils import gather_object
 
         found = gather_object(found)  # each process has its part of every batch
-    packs = bool(getattr(args, "packing", False))
-    splits = packs and getattr(args, "packing_strategy", "") != "bfd"  # then what is too long goes on in the next one
+    packs = bool(getattr(args, upstream.PACKING, False))
+    splits = (
+        packs and getattr(args, upstream.PACKING_STRATEGY, "") != "bfd"
+    )  # then what is too long goes on in the next one
     goal = "prompt" if form == "prompt" else "score" if head == "score" else "tokens"
     limit = None if goal == "prompt" or splits else getattr(args, "max_length", None)
     encoded = [] if goal == "prompt" else [encode_row(tokenizer, row) for row in head_of(rows, count)]
@@ -149,8 +152,8 @@ def inspect_training(
         tokenizer=tokenizer,
         ends=frozenset(ends) | {tokenizer.eos_token_id},
         limit=limit,
-        comparable=not packs and not getattr(args, "shuffle_dataset", False),
-        answers_only=getattr(args, "assistant_only_loss", False),
+        comparable=not packs and not getattr(args, upstream.SHUFFLE_DATASET, False),
+        answers_only=getattr(args, upstream.ASSISTANT_ONLY_LOSS, False),
     )
 
 

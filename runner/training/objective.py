@@ -20,8 +20,7 @@ from transformers import Trainer
 from transformers.utils import ModelOutput
 
 from runner.errors import ConfigError, Fault, SickRun
-from runner.schema import read_signature
-from runner.schema.upstream import loss_interface
+from runner.schema import read_signature, upstream
 from runner.training.extension import Hooks
 
 WEIGHTS = "token_weights"
@@ -331,4 +330,4 @@ OBJECTIVES: dict[str | None, type[Objective]] = {
 
 def objective_class(trainer: str, config: str) -> type[Objective] | None:
     """The class that gives the named trainer a loss of the user's own; None for one that has to take it by itself."""
-    return OBJECTIVES.get(loss_interface(read_signature(trainer), read_signature(config)))
+    return OBJECTIVES.get(upstream.loss_interface(read_signature(trainer), read_signature(config)))

@@ -21,9 +21,17 @@ from transformers import Trainer, TrainingArguments
 from transformers.data.data_collator import DataCollatorMixin
 
 from runner.dataset.load import HeldOut
+from runner.schema import upstream
 
 # Of the arguments that every trainer has, those on which a log-probability depends; of TRL's own all but these two.
-RELEVANT = ("bf16", "fp16", "tf32", "use_cpu", "per_device_train_batch_size", "per_device_eval_batch_size")
+RELEVANT = (
+    upstream.BF16,
+    upstream.FP16,
+    upstream.TF32,
+    upstream.USE_CPU,
+    upstream.PER_DEVICE_TRAIN_BATCH_SIZE,
+    upstream.PER_DEVICE_EVAL_BATCH_SIZE,
+)
 FREE = ("beta", "learning_rate")
 
 
@@ -32,11 +40,11 @@ def is_shared(offered: Mapping[str, Any]) -> bool:
     args, held_out = offered["args"], offered["eval_dataset"]
     sets = held_out.values() if isinstance(held_out, Mapping) else [] if held_out is None else [held_out]
     return (
-        getattr(args, "precompute_ref_log_probs", False)
+        getattr(args, upstream.PRECOMPUTE_REF_LOG_PROBS, False)
         and args.max_length is not None
-        and offered["data_collator"] is None
-        and offered["processing_class"].pad_token_id is not None
-        and all(isinstance(part, Dataset) for part in (offered["train_dataset"], *sets))
+        and offered[upstream.DATA_COLLATOR] is None
+        and offered[upstream.PROCESSING_CLASS].pad_token_id is not None
+        and all(isinstance(part, Dataset) for part in (offered[upstream.TRAIN_DATASET], *sets))
     )
 
 
@@ -52,9 +60,9 @@ def shared(offered: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         fingerprint = hashlib.sha256(f"{rows._fingerprint} {stamp}".encode()).hexdigest()[:16]
         return rows.select(range(len(rows)), new_fingerprint=fingerprint)
 
-    changed = {"train_dataset": stamped(offered["train_dataset"])}
+    changed = {upstream.TRAIN_DATASET: stamped(offered[upstream.TRAIN_DATASET])}
     changed["eval_dataset"] = map_sets(stamped, offered["eval_dataset"])
-    changed["data_collator"] = _build_collator(args, offered["processing_class"].pad_token_id)
+    changed[upstream.DATA_COLLATOR] = _build_collator(args, offered[upstream.PROCESSING_CLASS].pad_token_id)
     args.max_length = None
     try:
         yield {**offered, **changed}
@@ -70,7 +78,7 @@ def drop_filled(trainer: Trainer) -> None:
         short = [number for number, length in enumerate(lengths) if length < trainer.args.max_length]
         return rows if len(short) == len(rows) else rows.select(short)
 
-    if getattr(trainer.args, "truncation_mode", "keep_start") == "keep_start":
+    if getattr(trainer.args, upstream.TRUNCATION_MODE, "keep_start") == "keep_start":
         trainer.train_dataset = without_filled(trainer.train_dataset)
         trainer.eval_dataset = map_sets(without_filled, trainer.eval_dataset)
 
@@ -87,7 +95,7 @@ def _build_collator(args: TrainingArguments, pad_token_id: int) -> DataCollatorM
     from trl.trainer.dpo_trainer import DataCollatorForPreference
     from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 
-    given = {"max_length": args.max_length, "pad_to_multiple_of": args.pad_to_multiple_of}
-    if hasattr(args, "truncation_mode"):
+    given = {"max_length": args.max_length, upstream.PAD_TO_MULTIPLE_OF: args.pad_to_multiple_of}
+    if hasattr(args, upstream.TRUNCATION_MODE):
         return DataCollatorForPreference(pad_token_id, truncation_mode=args.truncation_mode, **given)
     return DataCollatorForUnpairedPreference(pad_token_id, **given)

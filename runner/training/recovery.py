@@ -22,6 +22,7 @@ from runner.run.adjustments import (
     read_adjustments,
     write_adjustments,
 )
+from runner.schema import upstream
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainingArguments
@@ -118,15 +119,15 @@ def halve_training(given: Node, args: TrainingArguments) -> dict[str, int] | Non
 
     size = args.per_device_train_batch_size
     parts = next((part for part in range(2, size + 1) if size % part == 0), 1)
-    pairs_of_a_batch = hasattr(args, "desirable_weight")  # KTO compares the rows of a batch with each other
+    pairs_of_a_batch = hasattr(args, upstream.DESIRABLE_WEIGHT)  # KTO compares the rows of a batch with each other
     if parts == 1 or (pairs_of_a_batch and size // parts < 2):
         return None
     changes = {
-        "per_device_train_batch_size": size // parts,
-        "gradient_accumulation_steps": args.gradient_accumulation_steps * parts,
+        upstream.PER_DEVICE_TRAIN_BATCH_SIZE: size // parts,
+        upstream.GRADIENT_ACCUMULATION_STEPS: args.gradient_accumulation_steps * parts,
     }
-    if given.get("steps_per_generation"):
-        changes["steps_per_generation"] = args.steps_per_generation * parts
+    if given.get(upstream.STEPS_PER_GENERATION):
+        changes[upstream.STEPS_PER_GENERATION] = args.steps_per_generation * parts
     if hasattr(args, "max_tokens_per_micro_batch"):  # PPO's own passes, which its batches do not rule
         tokens = args.max_tokens_per_micro_batch or (TOKENS_PER_PASS if args.device.type == "cpu" else None)
         passes = {"local_rollout_forward_batch_size": args.local_rollout_forward_batch_size}
@@ -137,7 +138,7 @@ def halve_training(given: Node, args: TrainingArguments) -> dict[str, int] | Non
 
 def halve_evaluation(args: TrainingArguments) -> dict[str, int] | None:
     """A smaller batch of evaluation that still holds whole groups of completions; None where there is none."""
-    group = getattr(args, "num_generations_eval", None) or getattr(args, "num_generations", None) or 1
+    group = getattr(args, upstream.NUM_GENERATIONS_EVAL, None) or getattr(args, upstream.NUM_GENERATIONS, None) or 1
     rows = args.per_device_eval_batch_size
     smaller = [size for size in range(rows // 2, 0, -1) if size * args.world_size % group == 0]
-    return {"per_device_eval_batch_size": smaller[0]} if smaller else None
+    return {upstream.PER_DEVICE_EVAL_BATCH_SIZE: smaller[0]} if smaller else None

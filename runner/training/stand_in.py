@@ -8,13 +8,27 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.build import asked_for, build
+from runner.schema import upstream
 from runner.schema.text import Config
 
 LOADER = "runner.model.load.load_model"
 # What would load, start or send something that no row depends on.
 LEFT_OUT = {
-    **dict.fromkeys(("precompute_ref_log_probs", "use_vllm", "torch_compile", "push_to_hub", "bf16", "fp16"), False),
-    **dict.fromkeys(("sft_model_path", "reward_model_path", "deepspeed", "fsdp", "parallelism_config"), None),
+    **dict.fromkeys(
+        (
+            upstream.PRECOMPUTE_REF_LOG_PROBS,
+            upstream.USE_VLLM,
+            upstream.TORCH_COMPILE,
+            upstream.PUSH_TO_HUB,
+            upstream.BF16,
+            upstream.FP16,
+        ),
+        False,
+    ),
+    **dict.fromkeys(
+        ("sft_model_path", upstream.REWARD_MODEL_PATH, upstream.DEEPSPEED, upstream.FSDP, upstream.PARALLELISM_CONFIG),
+        None,
+    ),
     "rollout_engine": "auto",
 }
 
@@ -25,15 +39,15 @@ def lighten(cfg: Config, rows: int, stand_in: Path) -> dict[str, Any]:
     trainer, args = light["trainer"], light["trainer"]["args"]
     known = asked_for(args["_target_"])
     args |= {name: value for name, value in LEFT_OUT.items() if name in args}
-    if "train_sampling_strategy" in known:
-        args["train_sampling_strategy"] = "sequential"
+    if upstream.TRAIN_SAMPLING_STRATEGY in known:
+        args[upstream.TRAIN_SAMPLING_STRATEGY] = "sequential"
     small = {"_target_": LOADER, "path": str(stand_in)}
     if cfg["model"]["_target_"] == LOADER:
         light["model"] = small | {"tokenizer": cfg["model"]["tokenizer"]}
     others = [name for name, part in trainer.items() if isinstance(part, Mapping) and part.get("_target_") == LOADER]
     trainer |= dict.fromkeys(others, small)
-    if "reward_funcs" in asked_for(trainer["_target_"]):
-        count = len(args.get("reward_weights") or [1])
+    if upstream.REWARD_FUNCS in asked_for(trainer["_target_"]):
+        count = len(args.get(upstream.REWARD_WEIGHTS) or [1])
         light["reward"] = {f"reward{number}": {"_target_": "runner.reward.rule.length"} for number in range(count)}
     limit = cfg["dataset"].get("limit")
     if isinstance(limit, Mapping):

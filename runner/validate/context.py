@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runner.config.menu import GROUPS
+from runner.schema import upstream
 from runner.schema.read import Parameter, Signature, read_signature
 from runner.schema.source import public_names
 from runner.schema.text import Config, Node, nodes, select
@@ -50,23 +51,6 @@ OWN = {
 }
 # Arguments by which rewards and metrics say what they judge; the other arguments may be columns of the rows.
 JUDGED = ("completions", "completion_ids", "scores", "log_probs", "labels", "logits")
-# Arguments of a trainer that are filled from a group rather than from the trainer's own keys.
-FROM_GROUP = {
-    "model": "model",
-    "processing_class": "model",
-    "train_dataset": "dataset",
-    "eval_dataset": "dataset",
-    "quantization_config": "quant",
-    "peft_config": "peft",
-    "reward_funcs": "reward",
-    "data_collator": "collator",
-    "callbacks": "callback",
-    "compute_loss_func": "loss",
-    "optimizers": "optimizer",
-    "optimizer_cls_and_kwargs": "optimizer",
-}
-# Fields of a trainer's config that a key of the top level sets.
-FROM_TOP = {"learning_rate": "learning_rate", "seed": "seed", "beta": "kl_coef", "kl_coef": "kl_coef"}
 
 
 @dataclass(frozen=True)
@@ -122,7 +106,7 @@ class ValidationContext:
 
     def origin(self, path: str, value: object) -> str:
         """The key to change for a value: that of the top level where the value comes from there."""
-        top = FROM_TOP.get(path.removeprefix(ARGS), "")
+        top = upstream.FROM_TOP.get(path.removeprefix(ARGS), "")
         given = self.cfg.get(top)
         if not path.startswith(ARGS) or path in self.typed or given is None:
             return path
@@ -135,7 +119,7 @@ class ValidationContext:
         for path, node in nodes(self.cfg):
             signature = self.signature(node)
             for key in keys_of(path, signature) if signature else ():
-                if not (path == "trainer" and key in FROM_GROUP):
+                if not (path == "trainer" and key in upstream.FROM_GROUP):
                     places.setdefault(key, []).append(f"{path}.{key}")
         return places
 

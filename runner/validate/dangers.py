@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from runner.errors import Fault
 from runner.io.secrets import LOGIN_KEY, MIXED_TEXT, SECRET_KEY, form_of, hidden, holder_of, names_secret
+from runner.schema import upstream
 from runner.schema.text import Config, last_key, scalars, short_text, to_override
 from runner.validate.values import by_name
 
@@ -61,14 +62,24 @@ RISKS: dict[str, Risk] = by_name(
         (lambda value: value is False, PICKLE): ["safetensors_only", "use_safetensors", "weights_only"],
         (lambda value: value is True, KERNEL): ["use_kernels"],
         (lambda value: "/" in str(value), KERNEL): ["attention", "attn_implementation", "experts_implementation"],
-        (lambda value: value is True, "publishes the model"): ["push_to_hub"],
-        (bool, "publishes completions"): ["log_completions_hub_repo"],
+        (lambda value: value is True, "publishes the model"): [upstream.PUSH_TO_HUB],
+        (bool, "publishes completions"): [upstream.LOG_COMPLETIONS_HUB_REPO],
         (bool, "publishes the metrics"): [
-            *("trackio_space_id", "trackio_static_space_id", "trackio_bucket_id", "TRACKIO_SPACE_ID")
+            *(
+                upstream.TRACKIO_SPACE_ID,
+                upstream.TRACKIO_STATIC_SPACE_ID,
+                upstream.TRACKIO_BUCKET_ID,
+                "TRACKIO_SPACE_ID",
+            )
         ],
         (bool, SENDS_TEXTS): ["url"],
         (_is_elsewhere, SENDS_TEXTS): [
-            *("vllm_server_base_url", "vllm_server_host", "teacher_model_server_url", "teacher_server_urls")
+            *(
+                "vllm_server_base_url",
+                upstream.VLLM_SERVER_HOST,
+                upstream.TEACHER_MODEL_SERVER_URL,
+                upstream.TEACHER_SERVER_URLS,
+            )
         ],
         (bool, "sends a variable of the environment to a server"): ["token_variable"],
         (bool, "sends all that is loaded through another machine"): ["proxies"],

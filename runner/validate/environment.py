@@ -18,24 +18,25 @@ from runner.config.sharding import find_unshardable, has_devices
 from runner.errors import Fault
 from runner.io.files import PACKAGE, hub_home
 from runner.run import processes_of
+from runner.schema import upstream
 from runner.schema.text import Config, nodes, select
 from runner.validate.context import ARGS
 
 # The keys of a configuration that need a library, by which values, and what installs it.
 WANTED = (
     ("quant._target_", r".*BitsAndBytesConfig", "bitsandbytes", "'runner[quant]'"),
-    (f"{ARGS}optim", r"(?!galore|adamw_torch).*8bit|paged_.*", "bitsandbytes", "'runner[quant]'"),
-    (f"{ARGS}optim", r"(?!.*8bit)(?:lion_|ademamix|rmsprop_bnb).*", "bitsandbytes", "'runner[quant]'"),
-    (f"{ARGS}optim", r"adamw_torch_[48]bit", "torchao", "torchao"),
-    (f"{ARGS}optim", r"galore_.*", "galore_torch", "galore-torch"),
-    (f"{ARGS}optim", r"apollo_.*", "apollo_torch", "apollo-torch"),
-    (f"{ARGS}optim", r"lomo|adalomo", "lomo_optim", "lomo-optim"),
-    (f"{ARGS}optim", r"grokadamw", "grokadamw", "grokadamw"),
-    (f"{ARGS}optim", r"schedule_free_.*", "schedulefree", "schedulefree"),
-    (f"{ARGS}optim", r"stable_adamw", "optimi", "torch-optimi"),
-    (f"{ARGS}use_liger_kernel", "True", "liger_kernel", "liger-kernel"),
-    (f"{ARGS}use_vllm", "True", "vllm", "'runner[vllm]'"),
-    (f"{ARGS}deepspeed", r".+", "deepspeed", "deepspeed"),
+    (f"{ARGS}{upstream.OPTIM}", r"(?!galore|adamw_torch).*8bit|paged_.*", "bitsandbytes", "'runner[quant]'"),
+    (f"{ARGS}{upstream.OPTIM}", r"(?!.*8bit)(?:lion_|ademamix|rmsprop_bnb).*", "bitsandbytes", "'runner[quant]'"),
+    (f"{ARGS}{upstream.OPTIM}", r"adamw_torch_[48]bit", "torchao", "torchao"),
+    (f"{ARGS}{upstream.OPTIM}", r"galore_.*", "galore_torch", "galore-torch"),
+    (f"{ARGS}{upstream.OPTIM}", r"apollo_.*", "apollo_torch", "apollo-torch"),
+    (f"{ARGS}{upstream.OPTIM}", r"lomo|adalomo", "lomo_optim", "lomo-optim"),
+    (f"{ARGS}{upstream.OPTIM}", r"grokadamw", "grokadamw", "grokadamw"),
+    (f"{ARGS}{upstream.OPTIM}", r"schedule_free_.*", "schedulefree", "schedulefree"),
+    (f"{ARGS}{upstream.OPTIM}", r"stable_adamw", "optimi", "torch-optimi"),
+    (f"{ARGS}{upstream.USE_LIGER_KERNEL}", "True", "liger_kernel", "liger-kernel"),
+    (f"{ARGS}{upstream.USE_VLLM}", "True", "vllm", "'runner[vllm]'"),
+    (f"{ARGS}{upstream.DEEPSPEED}", r".+", upstream.DEEPSPEED, upstream.DEEPSPEED),
     ("model.attention", "flash_attention_2", "flash_attn", "flash-attn"),
     *(("tracker.report_to", name, name, f"'runner[{name}]'") for name in ("tensorboard", "wandb", "trackio", "mlflow")),
 )
@@ -48,7 +49,12 @@ OF_TARGETS = {
 }
 # What serves instead of a library, where it is there.
 INSTEAD = {"flash_attn": ("kernels", "torch_npu"), "tensorboard": ("tensorboardX",)}
-OTHER_VALUES = {"optim": "adamw_torch", "attention": "sdpa", "report_to": "none", "use_liger_kernel": "false"}
+OTHER_VALUES = {
+    upstream.OPTIM: "adamw_torch",
+    "attention": "sdpa",
+    "report_to": "none",
+    upstream.USE_LIGER_KERNEL: "false",
+}
 
 
 def find_environment_faults(to_do: Sequence[Composed], elsewhere: bool) -> Iterator[Fault]:
@@ -56,7 +62,7 @@ def find_environment_faults(to_do: Sequence[Composed], elsewhere: bool) -> Itera
     for composed in to_do:
         args = composed.cfg["trainer"]["args"]
         yield from _missing_libraries(composed.cfg)
-        if args.get("use_cpu") or not (elsewhere or has_devices()):
+        if args.get(upstream.USE_CPU) or not (elsewhere or has_devices()):
             yield from find_unshardable(args)
     if not all((composed.cfg.get("tolerate") or {}).get("versions") for composed in to_do):
         yield from find_other_versions()

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from runner.errors import Fault
+from runner.schema import upstream
 from runner.schema.read import Parameter, Signature, choices_compared
 from runner.schema.spelling import likeness, nearest, to_text
 from runner.schema.text import Node, short_text, to_override
@@ -14,7 +15,6 @@ from runner.schema.type import expression, shortened, to_type
 from runner.validate.context import (
     ALARMS,
     ARGS,
-    FROM_GROUP,
     OWN,
     SPECIAL,
     TOP,
@@ -138,15 +138,22 @@ def _nothing_chosen(context: ValidationContext, group: str, found: str) -> Fault
 
 # What the train command gives to a part whose signature names it, so that no config needs to.
 SERVED = {
-    "trainer": {*FROM_GROUP, "tokenizer", "ref_model", "teacher_model", "reward_model", "compute_metrics"}
-    | {"reward_processing_classes"},
+    "trainer": {
+        *upstream.FROM_GROUP,
+        "tokenizer",
+        upstream.REF_MODEL,
+        upstream.TEACHER_MODEL,
+        "reward_model",
+        upstream.COMPUTE_METRICS,
+    }
+    | {upstream.REWARD_PROCESSING_CLASSES},
     "model": {"tokenizer", "head", "quantization_config"},
     "dataset": {"to", "keep", "seed"},
     "peft": {"model", "task_type"},
-    "collator": {"tokenizer", "processing_class", "pad_token_id", "inner"},
+    "collator": {"tokenizer", upstream.PROCESSING_CLASS, "pad_token_id", "inner"},
     "optimizer": {"params", "model"},
     "optimizer.scheduler": {"optimizer", "num_training_steps"},
-    "callback": {"tokenizer", "processing_class", "folder", "train_dataset", "eval_dataset", "trainer"}
+    "callback": {"tokenizer", upstream.PROCESSING_CLASS, "folder", upstream.TRAIN_DATASET, "eval_dataset", "trainer"}
     | {"generate", "prompts"},
     "launcher": {"folder", "debug"},
 }
@@ -157,14 +164,14 @@ GIVEN_LATER = {"completions", "messages", "row"}
 NODE_KEYS = ("trainer.args", "trainer.teacher_model", "model.tokenizer")
 # Fields that the runner sets whatever the config says; to set them would be in vain.
 SET_BY_RUNNER = {
-    "output_dir": ("nothing: the run folder is the runner's", "output_root=<folder>"),
+    upstream.OUTPUT_DIR: ("nothing: the run folder is the runner's", "output_root=<folder>"),
     "resume_from_checkpoint": (
         "nothing: the same command resumes",
         "resume=<the run folder>, to go on from another run",
     ),
-    "save_only_model": ("nothing: a run must be able to resume", "leave it out"),
+    upstream.SAVE_ONLY_MODEL: ("nothing: a run must be able to resume", "leave it out"),
     "seed": ("nothing: the runner's own seed goes everywhere", "seed=<number>"),
-    "disable_tqdm": ("nothing: the progress bar is the runner's", "leave it out"),
+    upstream.DISABLE_TQDM: ("nothing: the progress bar is the runner's", "leave it out"),
 }
 
 
@@ -197,7 +204,7 @@ def _in_vain(context: ValidationContext, path: str, value: object, default: obje
     node, _, key = path.rpartition(".")
     if node == "trainer.args" and key in SET_BY_RUNNER and value not in (None, context.cfg.get(key, default)):
         yield Fault(path, short_text(value), *SET_BY_RUNNER[key])
-    group = FROM_GROUP.get(key) if node == "trainer" and value is not None else None
+    group = upstream.FROM_GROUP.get(key) if node == "trainer" and value is not None else None
     if group is not None and group in context.groups:
         options = context.options(group)
         fix = f"{group}={options[0]}" if options else f"{group}._target_=<module.name>"
@@ -240,25 +247,6 @@ def _missing(path: str, node: Node, signature: Signature) -> Iterator[Fault]:
 
 # --- Stray keys -------------------------------------------------------------------------------------
 
-# Names in other libraries, or in earlier versions of these.
-FORMER_NAMES = {
-    "lr": "learning_rate",
-    "epochs": "num_train_epochs",
-    "batch_size": "per_device_train_batch_size",
-    "train_batch_size": "per_device_train_batch_size",
-    "eval_batch_size": "per_device_eval_batch_size",
-    "evaluation_strategy": "eval_strategy",
-    "warmup_ratio": "warmup_steps",
-    "group_by_length": "train_sampling_strategy",  # whose value it became
-    "max_seq_length": "max_length",
-    "max_new_tokens": "max_completion_length",
-    "no_cuda": "use_cpu",
-    "kl_coef": "beta",
-    "torch_dtype": "dtype",
-    "attn_implementation": "attention",
-    "model_name_or_path": "path",
-    "pretrained_model_name_or_path": "path",
-}
 MIN_LIKENESS = 0.8  # from here on, a key is taken for a misspelling of its neighbour
 
 
@@ -275,8 +263,8 @@ def _unknown(context: ValidationContext, path: str, node: Node, key: str, signat
         return
     is_open = signature.is_open and not is_called_later(path, signature)
     keys = keys_of(path, signature)
-    free = [name for name in keys if path != "trainer" or name not in FROM_GROUP]
-    former = FORMER_NAMES.get(key)
+    free = [name for name in keys if path != "trainer" or name not in upstream.FROM_GROUP]
+    former = upstream.FORMER_NAMES.get(key)
     near = [former] if former in free else nearest(key, free, 0.85 if is_open else 0.6)
     if not near and len(begun := [name for name in free if len(key) > 2 and name.startswith(key)]) == 1:
         near = begun

@@ -12,11 +12,11 @@ import yaml
 
 from runner.errors import Fault
 from runner.io.files import MENU
+from runner.schema import upstream
 from runner.schema.read import Signature, read_signature
 from runner.schema.spelling import nearest
 from runner.schema.text import Node, short_text
 from runner.schema.type import shortened
-from runner.schema.upstream import OWN_LOSS, PLAIN_LOSS_TYPES, REWARDS, TEACHER, UNWEIGHABLE, loss_interface
 from runner.validate.context import ARGS, ValidationContext
 
 WHOLE_BATCH = ("outputs", "labels", "num_items_in_batch")
@@ -43,19 +43,19 @@ def find_objective_faults(context: ValidationContext) -> Iterator[Fault]:
     loss, weight, args = context.mapping("loss"), context.mapping("weight"), context.mapping("trainer.args")
     if not trainer or not trainer.parameters or not (loss or weight):
         return
-    kind, signature = loss_interface(trainer, context.signature(args)), context.signature(loss)
+    kind, signature = upstream.loss_interface(trainer, context.signature(args)), context.signature(loss)
     why = "it computes its loss in a way of its own"
-    why = "its loss is the distance to a teacher" if TEACHER in trainer.parameters else why
-    why = "it learns from rewards, and has no labels" if REWARDS in trainer.parameters else why
+    why = "its loss is the distance to a teacher" if upstream.TEACHER_MODEL in trainer.parameters else why
+    why = "it learns from rewards, and has no labels" if upstream.REWARD_FUNCS in trainer.parameters else why
     if loss and kind:
         yield from _not_given(loss, signature, kind, trainer.name)
-        overruled = [name for name, off in OWN_LOSS.items() if args.get(name, off) != off]
-        if args.get("loss_type", "nll") not in PLAIN_LOSS_TYPES:
-            overruled.append("loss_type")
+        overruled = [name for name, off in upstream.OWN_LOSS.items() if args.get(name, off) != off]
+        if args.get(upstream.LOSS_TYPE, "nll") not in upstream.PLAIN_LOSS_TYPES:
+            overruled.append(upstream.LOSS_TYPE)
         for name in overruled:  # settings of TRL's own loss, which this one replaces
             found, fix = f"{short_text(args[name])}, in vain beside a loss", f"leave {name} out, or loss=none"
             yield Fault(f"{ARGS}{name}", found, "one of the two", fix)
-    elif loss and "compute_loss_func" not in trainer.parameters:
+    elif loss and upstream.COMPUTE_LOSS_FUNC not in trainer.parameters:
         yield _unusable("loss", trainer.name, why, tuple(GIVES))
     if not weight:
         return
@@ -66,7 +66,7 @@ def find_objective_faults(context: ValidationContext) -> Iterator[Fault]:
     if signature and set(signature.parameters) & set(WHOLE_BATCH):
         found = f"weights of tokens, and {signature.name} makes one number of the whole batch"
         yield Fault("weight", found, "a loss of log_probs, or of logits and targets", "weight=none")
-    if args.get("packing") and context.mapping("dataset").get("streaming"):
+    if args.get(upstream.PACKING) and context.mapping("dataset").get("streaming"):
         yield Fault("weight", "streamed rows that are packed", "rows on disk", "dataset.streaming=false")
 
 
@@ -74,7 +74,7 @@ def _unusable(group: str, trainer: str, why: str, kinds: Sequence[str]) -> Fault
     able: dict[str | None, list[str]] = {}
     for file in sorted(MENU.glob("trainer/*.yaml")):
         node = yaml.safe_load(file.read_text(encoding="utf-8"))["trainer"]
-        kind = loss_interface(read_signature(node["_target_"]), read_signature(node["args"]["_target_"]))
+        kind = upstream.loss_interface(read_signature(node["_target_"]), read_signature(node["args"]["_target_"]))
         able.setdefault(kind, []).append(file.stem)
     expected = f"one of these trainers: {', '.join(name for kind in kinds for name in able.get(kind, ()))}"
     return Fault(group, f"set, but {trainer} takes none: {why}", expected, f"{group}=none")
@@ -99,10 +99,10 @@ def _not_given(loss: Node, signature: Signature | None, kind: str, trainer: str)
 
 def _not_weighable(args: Node) -> Iterator[Fault]:
     """A fault for each setting under which weights would be wrong or without effect."""
-    for name, (right, why) in UNWEIGHABLE.items():
+    for name, (right, why) in upstream.UNWEIGHABLE.items():
         if name in args and args[name] != right:
             found, fix = f"{short_text(args[name])} beside weights of tokens", f"leave {name} out, or weight=none"
             yield Fault(f"{ARGS}{name}", found, f"{short_text(right)}: {why}", fix)
-    if args.get("loss_type") == "dft":
+    if args.get(upstream.LOSS_TYPE) == "dft":
         fix = "trainer.args.loss_type=nll loss=rescaled"
-        yield Fault(f"{ARGS}loss_type", "dft, which weighs tokens itself", "the same as a loss", fix)
+        yield Fault(f"{ARGS}{upstream.LOSS_TYPE}", "dft, which weighs tokens itself", "the same as a loss", fix)

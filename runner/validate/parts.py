@@ -15,13 +15,13 @@ from runner.errors import Fault
 from runner.io.files import MENU
 from runner.metric import kind_of
 from runner.ppo.minibatches import find_minibatch_faults
+from runner.schema import upstream
 from runner.schema.read import Signature, read_signature
 from runner.schema.spelling import nearest
 from runner.schema.text import Config, last_key, named, scalars, short_text
 from runner.schema.type import shortened
-from runner.schema.upstream import REWARDS, TEACHER
 from runner.tracker.variable import find_foreign_variables
-from runner.validate.context import ARGS, FROM_GROUP, ValidationContext
+from runner.validate.context import ARGS, ValidationContext
 from runner.validate.values import is_plain_number
 
 # Groups that only some trainers can use; the others every run needs.
@@ -38,7 +38,7 @@ def find_part_faults(context: ValidationContext) -> Iterator[Fault]:
         node = context.cfg.get(group)
         if not _is_given(node) or trainer.is_open or _changes_model(context, node):
             continue
-        if not any(FROM_GROUP.get(name) == group for name in trainer.parameters):
+        if not any(upstream.FROM_GROUP.get(name) == group for name in trainer.parameters):
             off = "none" if "none" in context.menu.get(group, ()) else "null"
             found = f"set, but {trainer.name} takes no {group}"
             yield Fault(group, found, "none, or a trainer that takes one", f"{group}={off}")
@@ -67,14 +67,21 @@ def _changes_model(context: ValidationContext, node: object) -> bool:
 def _not_given(context: ValidationContext, trainer: Signature) -> Iterator[Fault]:
     """A fault where there is nothing that the trainer learns from."""
     node, options = context.mapping("trainer"), context.options("reward")
-    given = _is_given(context.cfg.get("reward")) or node.get("environment_factory")
-    if REWARDS in trainer.parameters and not given and not context.mapping("trainer.args").get("reward_model_path"):
+    given = _is_given(context.cfg.get("reward")) or node.get(upstream.ENVIRONMENT_FACTORY)
+    if (
+        upstream.REWARD_FUNCS in trainer.parameters
+        and not given
+        and not context.mapping("trainer.args").get(upstream.REWARD_MODEL_PATH)
+    ):
         expected = f"one of {shortened(options)}" if options else "entries with a _target_"
         fix = f"reward={options[0]}" if options else "reward.<name>._target_=<module.name>"
         yield Fault("reward", f"none, and {trainer.name} learns from rewards", expected, fix)
-    if TEACHER in trainer.parameters and not node.get(TEACHER):
-        found, fix = f"none, and {trainer.name} learns from a teacher", f"trainer.{TEACHER}.path=<org/name>"
-        yield Fault(f"trainer.{TEACHER}", found, "a model that shares the tokenizer", fix)
+    if upstream.TEACHER_MODEL in trainer.parameters and not node.get(upstream.TEACHER_MODEL):
+        found, fix = (
+            f"none, and {trainer.name} learns from a teacher",
+            f"trainer.{upstream.TEACHER_MODEL}.path=<org/name>",
+        )
+        yield Fault(f"trainer.{upstream.TEACHER_MODEL}", found, "a model that shares the tokenizer", fix)
 
 
 def _adapter(context: ValidationContext) -> Iterator[Fault]:
@@ -92,7 +99,7 @@ def _adapter(context: ValidationContext) -> Iterator[Fault]:
     if signature and peft.get("full") and _changes_model(context, peft):
         found = f"set, and {signature.name} puts on no adapter"
         yield Fault("peft.full", found, "an adapter beside which layers are trained whole", "peft=lora")
-    if signature and context.mapping("trainer.args").get("fsdp"):
+    if signature and context.mapping("trainer.args").get(upstream.FSDP):
         if "num_virtual_tokens" in signature.parameters:
             found = f"{signature.name} on a sharded model, no process of which has its tokens whole to save them"
             yield Fault("peft", found, "an adapter inside the layers", "peft=lora")
@@ -137,38 +144,41 @@ def _patterns(context: ValidationContext) -> Iterator[Fault]:
 
 def _selection(context: ValidationContext) -> Iterator[Fault]:
     """A fault where the best checkpoint, or an early end, is chosen by what nobody measures or saves, or wrongly."""
-    args, where = context.mapping("trainer.args"), f"{ARGS}greater_is_better"
-    wanted = str(args.get("metric_for_best_model") or "")
+    args, where = context.mapping("trainer.args"), f"{ARGS}{upstream.GREATER_IS_BETTER}"
+    wanted = str(args.get(upstream.METRIC_FOR_BEST_MODEL) or "")
     for name, entry in context.entries("metric").items():
         better, name = entry.get("better") if isinstance(entry, dict) else None, name.removeprefix("metric.")
-        chosen = args.get("greater_is_better", not wanted.endswith("loss"))
+        chosen = args.get(upstream.GREATER_IS_BETTER, not wanted.endswith("loss"))
         if better and (wanted == name or wanted.endswith(f"_{name}")) and chosen is not (better == "higher"):
             found = f"{wanted} is better when it is {better}, and {'higher' if chosen else 'lower'} would be chosen"
             right = "true" if better == "higher" else "false"
             yield Fault(where, found, right, f"{where}={right}")
-    evaluates, loads_best = _evaluates(context), context.field("load_best_model_at_end") is True
+    evaluates, loads_best = _evaluates(context), context.field(upstream.LOAD_BEST_MODEL_AT_END) is True
     signatures = map(context.signature, context.entries("callback").values())
     if any(signature and "EarlyStoppingCallback" in signature.lineage for signature in signatures):
         if not evaluates:
-            where, fix = f"{ARGS}eval_strategy", f"{ARGS}eval_strategy=steps {ARGS}eval_steps=20"
+            where, fix = f"{ARGS}{upstream.EVAL_STRATEGY}", f"{ARGS}eval_strategy=steps {ARGS}eval_steps=20"
             yield Fault(where, "no, and a training is to stop early", "evaluations", fix)
         if not wanted and not loads_best:
-            where = f"{ARGS}metric_for_best_model"
+            where = f"{ARGS}{upstream.METRIC_FOR_BEST_MODEL}"
             yield Fault(where, "none, and a training is to stop early", "a held-out figure", f"{where}=eval_loss")
     if not loads_best:
         return
-    where, saves, strategy = f"{ARGS}load_best_model_at_end", *map(context.field, ("save_strategy", "eval_strategy"))
+    where, saves, strategy = (
+        f"{ARGS}{upstream.LOAD_BEST_MODEL_AT_END}",
+        *map(context.field, (upstream.SAVE_STRATEGY, upstream.EVAL_STRATEGY)),
+    )
     if not evaluates:
         yield Fault(where, "true, but nothing is evaluated", "an eval_strategy", f"{ARGS}eval_strategy=steps")
         return
     if saves != "best" and isinstance(saves, str) and saves != strategy:
         found = f"true, with save_strategy {saves} and eval_strategy {strategy}"
         yield Fault(where, found, "what is evaluated to be saved too", f"{ARGS}save_strategy={strategy}")
-    each, step = context.field("save_steps"), context.field("eval_steps")
+    each, step = context.field(upstream.SAVE_STEPS), context.field(upstream.EVAL_STEPS)
     if saves == strategy == "steps" and all(is_plain_number(one) and one >= 1 for one in (each, step)) and each % step:
         found = f"{each}, and evaluations every {step} steps, so that the best may not be saved"
         fix = f"{ARGS}save_steps={max(1, round(each / step)) * step}"
-        yield Fault(f"{ARGS}save_steps", found, f"a multiple of eval_steps ({step})", fix)
+        yield Fault(f"{ARGS}{upstream.SAVE_STEPS}", found, f"a multiple of eval_steps ({step})", fix)
 
 
 # --- Fields of the trainer's config -----------------------------------------------------------------
@@ -177,7 +187,7 @@ def _selection(context: ValidationContext) -> Iterator[Fault]:
 
 
 def _evaluates(context: ValidationContext) -> bool:
-    return context.field("eval_strategy") not in ("no", False, None)
+    return context.field(upstream.EVAL_STRATEGY) not in ("no", False, None)
 
 
 def _counts(context: ValidationContext, *names: str) -> list[int]:
@@ -189,16 +199,25 @@ def _counts(context: ValidationContext, *names: str) -> list[int]:
 def _steps(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each number of steps or epochs that another one overrules, and each cadence of broken steps."""
     args = context.mapping("trainer.args")
-    steps, warmup, epochs = args.get("max_steps"), args.get("warmup_steps"), f"{ARGS}num_train_epochs"
+    steps, warmup, epochs = (
+        args.get(upstream.MAX_STEPS),
+        args.get(upstream.WARMUP_STEPS),
+        f"{ARGS}{upstream.NUM_TRAIN_EPOCHS}",
+    )
     if is_plain_number(steps) and is_plain_number(warmup) and 1 <= steps <= warmup:
         found = f"{warmup} of {steps} steps, so the learning rate would never be reached"
         fix = f"{ARGS}warmup_steps=0.1"
-        yield Fault(f"{ARGS}warmup_steps", found, "fewer than max_steps, or a share below 1", fix)
+        yield Fault(f"{ARGS}{upstream.WARMUP_STEPS}", found, "fewer than max_steps, or a share below 1", fix)
     # Steps that nobody typed may have come with the model.
-    if epochs in context.typed and is_plain_number(steps) and steps > 0 and f"{ARGS}max_steps" not in context.typed:
-        found = f"{args['num_train_epochs']}, overruled by max_steps={steps}"
+    if (
+        epochs in context.typed
+        and is_plain_number(steps)
+        and steps > 0
+        and f"{ARGS}{upstream.MAX_STEPS}" not in context.typed
+    ):
+        found = f"{args[upstream.NUM_TRAIN_EPOCHS]}, overruled by max_steps={steps}"
         yield Fault(epochs, found, "no number of steps beside it", f"{ARGS}max_steps=-1")
-    for name in ("logging_steps", "save_steps", "eval_steps"):
+    for name in (upstream.LOGGING_STEPS, upstream.SAVE_STEPS, upstream.EVAL_STEPS):
         value = context.field(name)
         if is_plain_number(value) and value > 1 and value != int(value):
             expected, fix = "a whole number, or a share below 1", f"{ARGS}{name}={round(value)}"
@@ -207,20 +226,20 @@ def _steps(context: ValidationContext) -> Iterator[Fault]:
 
 def _exclusions(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each field that means nothing without, or beside, another one."""
-    args, parallelism = context.mapping("trainer.args"), context.field("parallelism_config")
-    fetched, schedule = context.field("dataloader_prefetch_factor"), context.field("lr_scheduler_type")
-    if args.get("fp16") is True and args.get("bf16") is True:
-        yield Fault(f"{ARGS}fp16", "true beside bf16: true", "one of the two", f"{ARGS}fp16=false")
-    if fetched and context.field("dataloader_num_workers") == 0:
-        where, fix = f"{ARGS}dataloader_prefetch_factor", f"{ARGS}dataloader_num_workers=2"
+    args, parallelism = context.mapping("trainer.args"), context.field(upstream.PARALLELISM_CONFIG)
+    fetched, schedule = context.field(upstream.DATALOADER_PREFETCH_FACTOR), context.field(upstream.LR_SCHEDULER_TYPE)
+    if args.get(upstream.FP16) is True and args.get(upstream.BF16) is True:
+        yield Fault(f"{ARGS}{upstream.FP16}", "true beside bf16: true", "one of the two", f"{ARGS}fp16=false")
+    if fetched and context.field(upstream.DATALOADER_NUM_WORKERS) == 0:
+        where, fix = f"{ARGS}{upstream.DATALOADER_PREFETCH_FACTOR}", f"{ARGS}dataloader_num_workers=2"
         yield Fault(where, f"{fetched}, and no worker fetches", "workers", fix)
     if schedule in SCHEDULES_BY_SCORE and not _evaluates(context):
-        where, found = f"{ARGS}lr_scheduler_type", f"{schedule}, and nothing is evaluated"
+        where, found = f"{ARGS}{upstream.LR_SCHEDULER_TYPE}", f"{schedule}, and nothing is evaluated"
         yield Fault(where, found, "an eval_strategy", f"{ARGS}eval_strategy=steps")
     if isinstance(parallelism, dict) and "_target_" not in parallelism:
-        where, kind = f"{ARGS}parallelism_config", "accelerate.ParallelismConfig"
+        where, kind = f"{ARGS}{upstream.PARALLELISM_CONFIG}", "accelerate.ParallelismConfig"
         yield Fault(where, "a mapping", f"{kind}, built from it", f"{where}._target_={kind}")
-    if context.field("packing") is True and "max_length" in args and args["max_length"] is None:
+    if context.field(upstream.PACKING) is True and "max_length" in args and args["max_length"] is None:
         found, fix = "null, and rows are to be packed up to it", f"{ARGS}max_length=1024"
         yield Fault(f"{ARGS}max_length", found, "a length", fix)
 
@@ -228,20 +247,26 @@ def _exclusions(context: ValidationContext) -> Iterator[Fault]:
 def _batches(context: ValidationContext) -> Iterator[Fault]:
     """A fault where a batch of completions does not hold whole groups of one prompt, or equal mini-batches."""
     processes = context.mapping("launcher").get("num_processes")
-    own, rounds = context.field("generation_batch_size"), context.field("steps_per_generation")
+    own, rounds = context.field(upstream.GENERATION_BATCH_SIZE), context.field(upstream.STEPS_PER_GENERATION)
     if own and rounds:
-        where, found = f"{ARGS}generation_batch_size", f"{own} beside steps_per_generation={rounds}"
+        where, found = f"{ARGS}{upstream.GENERATION_BATCH_SIZE}", f"{own} beside steps_per_generation={rounds}"
         yield Fault(where, found, "one of the two, which makes the other", f"{ARGS}steps_per_generation=null")
         return
-    names = ("per_device_train_batch_size", "num_generations")
-    if counts := _counts(context, *names, "steps_per_generation" if rounds else "gradient_accumulation_steps"):
+    names = (upstream.PER_DEVICE_TRAIN_BATCH_SIZE, upstream.NUM_GENERATIONS)
+    if counts := _counts(
+        context, *names, upstream.STEPS_PER_GENERATION if rounds else upstream.GRADIENT_ACCUMULATION_STEPS
+    ):
         size, group, rounds = counts
         batch = own or size * rounds * (processes if isinstance(processes, int) and processes > 0 else 1)
         if isinstance(batch, int) and group > 1 and batch % group:
             found = f"{group} completions a prompt, in batches of {batch}"
             expected = "a batch that holds whole groups: batch size x accumulation x processes"
-            yield Fault(f"{ARGS}num_generations", found, expected, f"{ARGS}per_device_train_batch_size={group}")
-    counts = _counts(context, "per_device_train_batch_size", "gradient_accumulation_steps", "num_mini_batches")
+            yield Fault(
+                f"{ARGS}{upstream.NUM_GENERATIONS}", found, expected, f"{ARGS}per_device_train_batch_size={group}"
+            )
+    counts = _counts(
+        context, upstream.PER_DEVICE_TRAIN_BATCH_SIZE, upstream.GRADIENT_ACCUMULATION_STEPS, "num_mini_batches"
+    )
     if counts:
         yield from find_minibatch_faults(counts[0] * counts[1], counts[2])
 
@@ -264,10 +289,10 @@ def find_mismatches(cfg: Config, menu: Mapping[str, Sequence[str]]) -> list[Faul
     faults += find_callback_faults(cfg)
     faults += find_foreign_variables(cfg["tracker"])
     holds_out = "split" not in rows or (rows["split"] or {}).get("eval")
-    if args.get("eval_strategy", "no") not in ("no", False) and not holds_out:
-        where = f"{ARGS}eval_strategy"
-        faults.append(Fault(where, str(args["eval_strategy"]), "held-out rows", "dataset.split.eval=<split>"))
-    if rows.get("streaming") and int(args.get("max_steps") or -1) < 1:
+    if args.get(upstream.EVAL_STRATEGY, "no") not in ("no", False) and not holds_out:
+        where = f"{ARGS}{upstream.EVAL_STRATEGY}"
+        faults.append(Fault(where, str(args[upstream.EVAL_STRATEGY]), "held-out rows", "dataset.split.eval=<split>"))
+    if rows.get("streaming") and int(args.get(upstream.MAX_STEPS) or -1) < 1:
         found, fix = "a stream, whose length nobody knows", f"{ARGS}max_steps=<steps>"
         faults.append(Fault("dataset.streaming", found, "a number of steps", fix))
     return faults

@@ -19,7 +19,7 @@ from runner.errors import ConfigError, DataError, EnvironmentFault, Fault
 from runner.model.check import find_model_faults, find_scorer_faults, find_tokenizer_faults, read_vocab_size
 from runner.model.folder import find_folder
 from runner.run import Run, folder_of
-from runner.schema import Config, nodes, read_signature
+from runner.schema import Config, nodes, read_signature, upstream
 from runner.validate.context import JUDGED
 from runner.validate.environment import find_environment_faults, find_other_worlds
 
@@ -53,7 +53,7 @@ def _read_parts(cfg: Config) -> dict[str, Any]:
     """The parts of a configuration that are read here, which most jobs of a sweep have in common."""
     trainer, args = cfg["trainer"], cfg["trainer"]["args"]
     parts = {name: cfg.get(name) for name in ("dataset", "model", "peft", "reward", "metric", "tolerate")}
-    fields = {name: args.get(name) for name in ("max_length", "reward_model_path")}
+    fields = {name: args.get(name) for name in ("max_length", upstream.REWARD_MODEL_PATH)}
     return {**parts, "trainer": {**trainer, "args": fields}}
 
 
@@ -83,7 +83,7 @@ def _find_faults(cfg: Config, folders: set[Path]) -> Iterator[Fault]:
         if str(node["_target_"]).startswith(("runner.model.", "runner.reward.")):
             scores = node["_target_"].startswith("runner.reward.outcome.") and not node.get("random_head")
             others |= {f"{path}.{key}": (node.get(key), scores) for key in ("path", "model")}
-    others["trainer.args.reward_model_path"] = (args.get("reward_model_path"), True)
+    others[f"trainer.args.{upstream.REWARD_MODEL_PATH}"] = (args.get(upstream.REWARD_MODEL_PATH), True)
     for where, (path_of_other, scores) in others.items():
         if not isinstance(path_of_other, str) or _is_ahead(path_of_other, folders):
             continue

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import TypeGuard, TypeVar
 
 from runner.errors import Fault
+from runner.schema import upstream
 from runner.schema.read import Parameter, Signature
 from runner.schema.spelling import nearest, to_text
 from runner.schema.text import scalars, short_text, to_override
 from runner.schema.type import Type, shortened
-from runner.schema.upstream import NUMERIC_FIELDS
 from runner.validate.context import ALARMS, ValidationContext
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ RANGES = {
     "workers": Range(0, 1024),  # each is a process
 }
 BY_GROUP = {
-    "trainer": by_name({RANGES[kind]: names for kind, names in NUMERIC_FIELDS.items()}),
+    "trainer": by_name({RANGES[kind]: names for kind, names in upstream.NUMERIC_FIELDS.items()}),
     "peft": by_name(
         {
             COUNT: ["r", "init_r", "target_r", "num_virtual_tokens"],

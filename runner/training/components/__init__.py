@@ -18,8 +18,8 @@ from runner.errors import ConfigError, Fault
 from runner.io.terminal import mute_libraries
 from runner.run import Run
 from runner.run.adjustments import adjust_logs, read_adjustments
+from runner.schema import upstream
 from runner.schema.text import Node
-from runner.schema.upstream import cycle_steps
 from runner.training.components.args import build_args
 from runner.training.components.callbacks import add_callbacks, build_callbacks, build_health, for_callbacks
 from runner.training.components.loss import (
@@ -91,19 +91,19 @@ def build_components(run: Run, stop: StopRequest | None, build_measure: BuildMea
     rules = build_rules(cfg.get("weight"))
     rows, held_out = serve(cfg["dataset"], to=cfg["trainer"]["form"], seed=cfg["seed"], keep=columns_asked_for(rules))
     rewards, panel = rewards_of(cfg, args)
-    _check_rows(cfg["trainer"], tokenizer, rows, answers_only=getattr(args, "assistant_only_loss", False))
+    _check_rows(cfg["trainer"], tokenizer, rows, answers_only=getattr(args, upstream.ASSISTANT_ONLY_LOSS, False))
     model, peft_config, reference = build_model(cfg, tokenizer, args)
     served = for_callbacks(run, tokenizer, rows, held_out)
     offered = {
         "model": model,
-        "ref_model": reference,
+        upstream.REF_MODEL: reference,
         "args": args,
-        "processing_class": tokenizer,
-        "train_dataset": rows,
+        upstream.PROCESSING_CLASS: tokenizer,
+        upstream.TRAIN_DATASET: rows,
         "eval_dataset": held_out,
-        "data_collator": build_collator(cfg["collator"], tokenizer),
-        "reward_funcs": rewards,
-        "callbacks": build_callbacks(cfg, served),
+        upstream.DATA_COLLATOR: build_collator(cfg["collator"], tokenizer),
+        upstream.REWARD_FUNCS: rewards,
+        upstream.CALLBACKS: build_callbacks(cfg, served),
         "peft_config": peft_config,
     }
     health = build_health(cfg, args, peft_config, panel)
@@ -124,7 +124,9 @@ def build_components(run: Run, stop: StopRequest | None, build_measure: BuildMea
     if rules:
         set_weights(trainer, rules, pack)
     trackers = replace_trackers(trainer, cfg, run.folder)
-    seal = Seal(cfg["trainer"]["args"].get("save_total_limit") or 2, cycle_steps(vars(args)), run.set_status)
+    seal = Seal(
+        cfg["trainer"]["args"].get(upstream.SAVE_TOTAL_LIMIT) or 2, upstream.cycle_steps(vars(args)), run.set_status
+    )
     add_callbacks(trainer, run, served, stop, health, seal, adjustments)
     return Components(args, model, tokenizer, rows, held_out, trainer, health, seal, trackers, adjustments)
 

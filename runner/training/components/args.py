@@ -10,7 +10,7 @@ from runner.config.sharding import find_unshardable, shards_on_cpu
 from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.run import Run
 from runner.run.adjustments import adjusted_args
-from runner.schema import nodes
+from runner.schema import nodes, upstream
 from runner.schema.text import Config, Node
 from runner.tracker.variable import check_installed, find_foreign_variables, set_variables
 
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from transformers import TrainingArguments
 
 # Measured on CPU: activation checkpointing 1.25 times slower, bf16 autocast 1.28 times slower for a small model.
-ON_CPU = {"use_cpu": True, "bf16": False, "activation_checkpointing": False}
-ALIASES = {"gradient_checkpointing": "activation_checkpointing"}  # which counts where the new name is not set
+ON_CPU = {upstream.USE_CPU: True, upstream.BF16: False, upstream.ACTIVATION_CHECKPOINTING: False}
+ALIASES = {
+    upstream.GRADIENT_CHECKPOINTING: upstream.ACTIVATION_CHECKPOINTING
+}  # which counts where the new name is not set
 # Where a model may lie on any machine, as accelerate has it.
 ANYWHERE = ("cpu", "disk", "meta", "auto", "balanced", "balanced_low_0", "sequential")
 
@@ -34,17 +36,17 @@ def build_args(run: Run, adjustments: Sequence[Mapping[str, Any]] = ()) -> Train
     set_variables(cfg["tracker"], run.folder, cfg["name"])
     defaults = {
         "seed": cfg["seed"],
-        "run_name": run.folder.name,
+        upstream.RUN_NAME: run.folder.name,
         "report_to": cfg["tracker"]["report_to"],
-        "project": "runner",  # in trackio
-        "logging_nan_inf_filter": False,  # a loss that is not finite must be seen, not averaged away
-        "restore_callback_states_from_checkpoint": True,  # early stopping goes on counting
+        upstream.PROJECT: "runner",  # in trackio
+        upstream.LOGGING_NAN_INF_FILTER: False,  # a loss that is not finite must be seen, not averaged away
+        upstream.RESTORE_CALLBACK_STATES_FROM_CHECKPOINT: True,  # early stopping goes on counting
     }
     fixed = {
-        "output_dir": str(run.checkpoints),
-        "disable_tqdm": True,  # callback.Progress has a bar
-        "save_total_limit": None,  # checkpoint.Seal rotates after sealing, the Trainer before
-        "push_to_hub": False,  # at the end, without the pickled arguments
+        upstream.OUTPUT_DIR: str(run.checkpoints),
+        upstream.DISABLE_TQDM: True,  # callback.Progress has a bar
+        upstream.SAVE_TOTAL_LIMIT: None,  # checkpoint.Seal rotates after sealing, the Trainer before
+        upstream.PUSH_TO_HUB: False,  # at the end, without the pickled arguments
     }
     known = asked_for(node["_target_"])
     check_devices(cfg)
@@ -62,14 +64,18 @@ def _for_this_machine(known: set[str], args: Node) -> dict[str, bool]:
 
     if not torch.accelerator.is_available():
         found = "true, and there is no GPU here"
-        asked = [f"trainer.args.{name}" for name in ("fp16", "tf32", "use_liger_kernel") if args.get(name) is True]
+        asked = [
+            f"trainer.args.{name}"
+            for name in (upstream.FP16, upstream.TF32, upstream.USE_LIGER_KERNEL)
+            if args.get(name) is True
+        ]
         faults = [Fault(where, found, "a GPU", f"{where}=false") for where in asked]
         if faults := faults + list(find_unshardable(args)):
             raise EnvironmentFault(faults)
         typed = {ALIASES.get(name) for name, value in args.items() if value is not None}
         return {name: value for name, value in ON_CPU.items() if name in known and name not in typed}
     if torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
-        return {"bf16": False}
+        return {upstream.BF16: False}
     return {}
 
 

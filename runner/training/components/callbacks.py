@@ -12,8 +12,8 @@ from runner.errors import ConfigError, Fault
 from runner.generate.rows import held_out_sets
 from runner.run import Run
 from runner.run.adjustments import ROLLBACK, adjusted_share, count_of
+from runner.schema import upstream
 from runner.schema.text import Config, Node, named
-from runner.schema.upstream import completion_length
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -71,16 +71,16 @@ def build_health(
 
     asked = asked_for(cfg["trainer"]["_target_"])
     # A prompt or prefix starts elsewhere by nature, with a right reference.
-    starts_at_reference = "ref_model" in asked and not moves_start(peft_config)
+    starts_at_reference = upstream.REF_MODEL in asked and not moves_start(peft_config)
     rounding = 5e-2 if args.bf16 or args.fp16 else 1e-4
     alarms = functools.partial(
         build_alarms,
         cfg.get("tolerate"),
-        online="reward_funcs" in asked,
-        anchored="ref_model" in asked,
+        online=upstream.REWARD_FUNCS in asked,
+        anchored=upstream.REF_MODEL in asked,
         pairs=args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size,
         rounding=rounding if starts_at_reference else None,
-        length=completion_length(vars(args)),
+        length=upstream.completion_length(vars(args)),
     )
     return Health(lambda resumed: alarms(resumed=resumed), panel.spread if panel else None)
 
@@ -94,8 +94,8 @@ def for_callbacks(run: Run, tokenizer: PreTrainedTokenizerBase, rows: Dataset, h
     from runner.generate.completion import generate
 
     cfg = run.cfg
-    served = {"tokenizer": tokenizer, "processing_class": tokenizer, "folder": run.folder}
-    served |= {"train_dataset": rows, "eval_dataset": held_out}
+    served = {"tokenizer": tokenizer, upstream.PROCESSING_CLASS: tokenizer, "folder": run.folder}
+    served |= {upstream.TRAIN_DATASET: rows, "eval_dataset": held_out}
     if cfg["trainer"]["head"] == "lm":  # PPO has a policy beside a critic
         served["generate"] = lambda model, prompts, **how: generate(
             getattr(model, "policy", model), tokenizer, prompts, **how

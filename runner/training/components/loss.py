@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from runner.config.build import asked_for, build, locate, serve
+from runner.schema import upstream
 from runner.schema.text import Node, named
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def build_collator(
     """
     if node is None or ("inner" in asked_for(node["_target_"])) != (inner is not None):
         return None
-    served = {"tokenizer": tokenizer, "processing_class": tokenizer, "pad_token_id": tokenizer.pad_token_id}
+    served = {"tokenizer": tokenizer, upstream.PROCESSING_CLASS: tokenizer, "pad_token_id": tokenizer.pad_token_id}
     served |= {"inner": inner}
     return serve(node, **{name: part for name, part in served.items() if name not in node})
 
@@ -70,12 +71,12 @@ def packed_later(args: TrainingArguments | None) -> Iterator[dict[str, Any] | No
 
     Its own packing keeps token ids and labels only, and the weights would be lost.
     """
-    if args is None or not getattr(args, "packing", False):
+    if args is None or not getattr(args, upstream.PACKING, False):
         yield None
         return
     pack = {"seq_length": args.max_length, "strategy": args.packing_strategy, "shuffle": args.shuffle_dataset}
-    changed = {"packing": False, "max_length": None}
-    changed["padding_free"] = args.padding_free or pack["strategy"] != "wrapped"
+    changed = {upstream.PACKING: False, "max_length": None}
+    changed[upstream.PADDING_FREE] = args.padding_free or pack["strategy"] != "wrapped"
     before = {name: getattr(args, name) for name in changed}
     vars(args).update(changed)
     try:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from runner.config.build import asked_for, build, serve
 from runner.errors import ConfigError, Fault
+from runner.schema import upstream
 from runner.schema.text import Config, Node
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ def build_model(
     model, peft_config = build_tuner(cfg["peft"], model, head)
     check_adapter(model, peft_config)
     check_merged(cfg, peft_config, args)
-    precomputed = getattr(args, "precompute_ref_log_probs", False)
-    takes_one = "ref_model" in asked_for(cfg["trainer"]["_target_"]) and getattr(args, "penalises_kl", True)
+    precomputed = getattr(args, upstream.PRECOMPUTE_REF_LOG_PROBS, False)
+    takes_one = upstream.REF_MODEL in asked_for(cfg["trainer"]["_target_"]) and getattr(args, "penalises_kl", True)
     if takes_one and needs_reference(model, peft_config, precomputed=precomputed):
         return model, peft_config, copy_reference(model)
     return model, peft_config, None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from runner.config.build import asked_for, build, locate, serve
 from runner.errors import ConfigError, Fault
+from runner.schema import upstream
 from runner.schema.text import Config, Node, named
 
 if TYPE_CHECKING:
@@ -47,11 +48,13 @@ def rewards_of(cfg: Config, args: TrainingArguments) -> tuple[list[Reward], Rewa
     # Only a trainer that knows where steps end can use a reward for each.
     per_step = hasattr(args, "step_separator")
     rewards, weights, panel = build_rewards(cfg["reward"], per_step=per_step, random_head=random_head)
-    if path := getattr(args, "reward_model_path", None):
+    if path := getattr(args, upstream.REWARD_MODEL_PATH, None):
         from runner.reward.outcome import load_reward_model
 
         args.reward_model_path = None  # the trainer is given the model
-        rewards.append(load_reward_model(path, random_head=random_head, where="trainer.args.reward_model_path"))
+        rewards.append(
+            load_reward_model(path, random_head=random_head, where=f"trainer.args.{upstream.REWARD_MODEL_PATH}")
+        )
         weights = weights and [*weights, 1.0]
     if weights:
         args.reward_weights = weights

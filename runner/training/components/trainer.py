@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from runner.config.build import asked_for, build, locate, serve
+from runner.schema import upstream
 from runner.schema.text import Config, Node, named
 
 if TYPE_CHECKING:
@@ -31,14 +32,14 @@ def build_trainer(cfg: Config, offered: Mapping[str, Any], hooks: Hooks, *, weig
     from runner.training.objective import objective_class
     from runner.training.precompute import drop_filled, is_shared, shared
 
-    node, tokenizer = cfg["trainer"], offered["processing_class"]
+    node, tokenizer = cfg["trainer"], offered[upstream.PROCESSING_CLASS]
     wanted, trainer_class = asked_for(node["_target_"]), locate(node["_target_"])
     own = {key: _build_inside(value, tokenizer) for key, value in node.items() if key not in NOT_FOR_THE_TRAINER}
     own_loss = hooks.loss or weighs_tokens
     objective = objective_class(node["_target_"], node["args"]["_target_"]) if own_loss else None
     shares_reference = is_shared(offered)
     with shared(offered) if shares_reference else contextlib.nullcontext(offered) as given:
-        parts = dict(given) | ({} if objective else {"compute_loss_func": hooks.loss})
+        parts = dict(given) | ({} if objective else {upstream.COMPUTE_LOSS_FUNC: hooks.loss})
         served = {name: part for name, part in parts.items() if name in wanted and part is not None and part != []}
         trainer = extend(trainer_class, objective)(hooks=hooks, **served | own)
     trainer.remove_callback(PrinterCallback)
