@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from runner.config import compose
-from runner.dataset.convert import ARROWS, FORMS_FOR, Conversion, RowLayout, convert, fits
+from runner.dataset.convert import Conversion, RowRequest
 from runner.dataset.detect import kept_columns, read_layout
+from runner.dataset.form import FORMS, FORMS_FOR, RowLayout, convert, fits
 from runner.errors import DataError
 from runner.validate.parts import find_mismatches
 
@@ -231,13 +232,13 @@ def test_every_raw_form_in_every_trainer_form(name, to):
 
 
 def test_the_table_of_arrows():
-    assert {form for _, form, _ in CELLS.values()} == set(ARROWS)
+    assert {form for _, form, _ in CELLS.values()} == set(FORMS)
     assert FORMS_FOR["preference"] == ("preference",)
     assert FORMS_FOR["demonstration"] == (*("preference", "unpaired", "messages", "prompt_completion", "text"),)
     assert fits(None, "preference") and fits("text", None) and not fits("text", "prompt")
 
 
-@pytest.mark.parametrize("form", [*ARROWS, "promt", "stepwise"])
+@pytest.mark.parametrize("form", [*FORMS, "promt", "stepwise"])
 def test_a_trainer_eats_one_of_its_forms(form):
     found = [fault.fix for fault in find_mismatches(compose([f"trainer.form={form}"]).cfg, {})]
     fixes = {
@@ -405,7 +406,7 @@ def test_texts_are_cut_where_their_answers_begin(chosen, rejected, cut):
     assert [prompt + answer for answer in answers] == [chosen, rejected]
 
 
-@pytest.mark.parametrize("to", ARROWS["preference"])
+@pytest.mark.parametrize("to", FORMS["preference"].becomes)
 @pytest.mark.parametrize(
     "row",
     [
@@ -494,7 +495,7 @@ def test_a_reward_that_asks_for_what_is_not_there():
 def test_a_reference_of_the_source_stays():
     row = {"prompt": "2+2=", "completion": " 4", "reference": "four"}
     layout = read_layout(row, row, to="prompt")
-    conversion = Conversion(layout, "prompt", kept=kept(row, "prompt"))
+    conversion = Conversion(RowRequest(to="prompt"), layout, kept=kept(row, "prompt"))
     assert conversion.one(row) == [{"prompt": "2+2=", "reference": "four"}]
 
 
@@ -574,7 +575,7 @@ def test_silence_may_be_judged_bad():
 def batched(rows, to, **how):
     """The rows of a whole source, and the Conversion that made them."""
     layout = read_layout(rows[0], rows[0], to=to)
-    conversion = Conversion(layout, to, label="data train", total=len(rows), **how)
+    conversion = Conversion(RowRequest(to=to, **how), layout, label="data train", total=len(rows))
     conversion.first(rows)
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     made = conversion.batch(columns, range(len(rows)))
@@ -622,7 +623,7 @@ def test_one_column_holds_one_kind():
 
 
 def test_a_stream_tells_its_bad_rows_with_each_batch():
-    conversion = Conversion(RowLayout("text", {"text": "text"}), "demonstration", like={"text": ""})
+    conversion = Conversion(RowRequest(to="demonstration"), RowLayout("text", {"text": "text"}), like={"text": ""})
     assert conversion.batch({"text": ["a"]}, [0]) == {"text": ["a"]}
     with pytest.raises(DataError) as caught:
         conversion.batch({"text": ["b", None]}, [1, 2])

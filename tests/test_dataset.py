@@ -16,9 +16,9 @@ import yaml
 from datasets import Audio, Dataset, Features, Image, IterableDataset, List, Value
 
 from runner.dataset.check import LOADER, MAX_BYTES_READ, check_dataset
+from runner.dataset.convert import RowRequest
 from runner.dataset.load import _read_stream, convert_rows, fingerprint, load_rows
 from runner.dataset.mix import mix_rows
-from runner.dataset.request import RowRequest
 from runner.errors import DataError, EnvironmentFault, RunnerError
 
 ROOT = Path(__file__).parent.parent

@@ -10,7 +10,7 @@ from runner import config
 from runner.__main__ import main, read_command_line
 from runner.command._option import split_options
 from runner.command.preview import OWN
-from runner.dataset.convert import FORMS_FOR
+from runner.dataset.form import FORMS_FOR
 from runner.errors import RunnerError
 from runner.launch.axis import combinations
 from runner.launch.stages import compose_runs

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any
 from runner.command import CommandLine
 from runner.command._option import Option
 from runner.command._request import OPTIONS, InferenceRequest, read_request
-from runner.dataset.convert import fits
+from runner.dataset.form import fits
 from runner.errors import ConfigError, DataError, Fault
 from runner.generate.prediction import prediction_key, to_line
 from runner.generate.rows import find_form_fault

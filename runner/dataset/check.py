@@ -17,8 +17,10 @@ from pathlib import Path
 
 from runner.dataset import disk
 from runner.dataset import request as keys
-from runner.dataset.convert import ARROWS, Row
+from runner.dataset.convert import RowRequest
 from runner.dataset.detect import MEDIA, check_without, misnamed, read_layout, refuse_media
+from runner.dataset.form import FORMS
+from runner.dataset.step import Row
 from runner.errors import DataError, Fault
 from runner.io.files import HUB_NAME, SHIPPED
 from runner.schema.text import Node
@@ -73,8 +75,8 @@ def _check_rows_of(node: Node, to: str, seen: DatasetCheck) -> None:
     """Note what is wrong with the keys of a node, its files, and their rows; the first two all at once."""
     files, path = None, str(node["path"])
     cuts: list[tuple[keys.Use, str]] = []
-    if node.get("form") not in (None, *ARROWS):
-        seen.faults.append(misnamed("dataset.form", node["form"], ARROWS, "dataset.form={}"))
+    if node.get("form") not in (None, *FORMS):
+        seen.faults.append(misnamed("dataset.form", node["form"], FORMS, "dataset.form={}"))
     with seen.noting():
         keys.read_limits(node.get("limit"))
     with seen.noting():
@@ -120,7 +122,7 @@ def _check_slices(
     Of what ships, which is good, the ``first`` rows are enough.
     """
     how = {name: node[name] for name in ("form", "columns", "system", "bad_rows", "without") if node.get(name)}
-    request, limits = keys.RowRequest(**how, to=to), keys.read_limits(node.get("limit"))
+    request, limits = RowRequest(**how, to=to), keys.read_limits(node.get("limit"))
     read: dict[str, list[Row]] = {}
     for use, cut in cuts:
         if (name := keys.split_of(cut)) not in read:
@@ -137,7 +139,7 @@ def _check_slices(
             seen.columns = columns if use == "train" else seen.columns
 
 
-def _find_columns(request: keys.RowRequest, rows: Sequence[Row], label: str, *, all_used: bool) -> set[str]:
+def _find_columns(request: RowRequest, rows: Sequence[Row], label: str, *, all_used: bool) -> set[str]:
     """The columns that the trainer will see; raises DataError where the rows do not fit it, or some are bad."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     check_without(request.without, columns)
@@ -155,7 +157,7 @@ def _find_columns(request: keys.RowRequest, rows: Sequence[Row], label: str, *, 
         return _convert(request, rows, label)
 
 
-def _convert(request: keys.RowRequest, rows: Sequence[Row], label: str) -> set[str]:
+def _convert(request: RowRequest, rows: Sequence[Row], label: str) -> set[str]:
     """The columns of the converted rows; raises DataError with the bad ones, or where none comes out."""
     conversion = request.start_conversion(list(rows[0]), rows[0], label, len(rows))
     made = conversion.first(rows)

@@ -7,47 +7,13 @@ What is then done with the rows is in ``convert``.
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Literal, get_args
 
-from runner.dataset.convert import ARROWS, FORMS_FOR, RowLayout, fits, is_finite_number
+from runner.dataset.form import FORMS, FORMS_FOR, ROLES, Role, RowLayout, fits, is_finite_number
 from runner.dataset.step import Cells
 from runner.errors import DataError, Fault
 
 log = logging.getLogger(__name__)
 
-# Text in `prompt` or `completion` is continued as it stands; in `input` or `target` it is a turn of
-# a conversation.
-Role = Literal[
-    "prompt", "completion", "chosen", "rejected", "label", "messages", "system", "input", "target", "text", "margin"
-]
-ROLES = get_args(Role)
-
-# What a form needs: one role of each group; and what it also reads where it is there.
-NEEDS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "preference": (("chosen",), ("rejected",)),
-    "unpaired": (("prompt", "input"), ("completion", "target"), ("label",)),
-    "messages": (("messages",),),
-    "prompt_completion": (("prompt", "input"), ("completion", "target")),
-    "text": (("text",),),
-    "prompt": (("prompt", "input"),),
-}
-ALSO_READS = {
-    "preference": (("prompt", "input"), ("context",), ("margin",)),
-    "prompt_completion": (("context",),),
-}
-
-# Other people's names for the two turns of an exchange, and for what stands below an instruction.
-EXCHANGES = (
-    ("instruction", "output", "input"),
-    ("instruction", "response", "context"),
-    ("input", "target", ""),
-    ("input", "output", ""),
-    ("question", "answer", ""),
-    ("query", "response", ""),
-    ("prompt", "response", ""),
-)
-CONVERSATIONS = ("messages", "conversations", "conversation")
-QUESTIONS = ("instruction", "input", "question", "query")
 MEDIA = ("image", "images", "audio", "audios", "video", "videos")
 EVERY = "*"  # all columns, where names of columns are asked for
 
@@ -58,7 +24,8 @@ CLASHES: dict[str, str] = {
         "TRL gives reward functions an argument of its own by this name",
     ),
     **dict.fromkeys(
-        ("completion", "messages", "chosen", "rejected", "label"), "TRL would take the rows for another form"
+        sorted({group[0] for form in FORMS.values() for group in form.needs} - {"prompt", "text"}),
+        "TRL would take the rows for another form",
     ),
     **dict.fromkeys(("image", "images"), "TRL would take the rows for pictures"),
     **dict.fromkeys(
@@ -82,7 +49,7 @@ def read_layout(
     ``given`` maps roles to columns. Raises DataError where nothing fits.
     """
     columns, chosen = list(columns), {str(role): column for role, column in (given or {}).items()}
-    faults = [misnamed("dataset.form", form, ARROWS)] if form is not None and form not in ARROWS else []
+    faults = [misnamed("dataset.form", form, FORMS)] if form is not None and form not in FORMS else []
     for role, column in chosen.items():
         where = f"dataset.columns.{role}"
         if role not in ROLES:
@@ -91,12 +58,12 @@ def read_layout(
             faults.append(misnamed(where, column, columns, where + "={}"))
     if faults:
         raise DataError(faults)
-    readings = [_read_as(name, columns, chosen) for name in ([form] if form else ARROWS)]
+    readings = [_read_as(name, columns, chosen) for name in ([form] if form else FORMS)]
     layouts = [layout for layout in readings if layout is not None]
     if not layouts:
         roles = "".join(f", {column} given as {role}" for role, column in chosen.items())
-        forms = [form] if form else FORMS_FOR[to] if to else list(ARROWS)
-        needed = "; or ".join(f"{name}: {' with '.join(map(' or '.join, NEEDS[name]))}" for name in forms)
+        forms = [form] if form else FORMS_FOR[to] if to else list(FORMS)
+        needed = "; or ".join(f"{name}: {' with '.join(map(' or '.join, FORMS[name].needs))}" for name in forms)
         found = f"the columns {', '.join(columns)}{roles}"
         raise DataError(Fault("dataset.columns", found, needed, _to_type(form or to or "prompt_completion")))
     layout = next((layout for layout in layouts if fits(layout.form, to or None)), layouts[0])
@@ -119,39 +86,15 @@ def _read_as(form: str, columns: Sequence[str], given: Mapping[str, str]) -> Row
     """The layout if the rows can be read as this form with every given role in use, else None."""
     free = [name for name in columns if name not in given.values()]
     named = {role: role for role in ROLES if role in free} | dict(given)
-    if form == "prompt_completion":
-        named |= _guess_exchange(free, named)
-    elif form == "preference":
-        named |= _guess_question(free, named)
-    elif form == "messages" and (found := [name for name in CONVERSATIONS if name in free]):
-        named.setdefault("messages", found[0])
-    groups = (*NEEDS[form], *ALSO_READS.get(form, ()), ("system",))
+    known = FORMS[form]
+    named |= known.guess(free, named)
     played: dict[str, str] = {}
-    for group in groups:  # of roles that stand in for each other the given one is meant, else the first
+    # Of roles that stand in for each other the given one is meant, else the first.
+    for group in (*known.needs, *known.also, ("system",)):
         there = sorted((role for role in group if role in named), key=lambda role: role not in given)
         played |= {role: named[role] for role in there[:1]}
-    missing = [group for group in NEEDS[form] if not set(group) & set(played)]
+    missing = [group for group in known.needs if not set(group) & set(played)]
     return None if missing or set(given) - set(played) else RowLayout(form, played)
-
-
-def _guess_exchange(columns: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
-    """The two turns of an exchange under other names; none where a column is called `prompt`."""
-    if {"prompt", "completion"} <= set(named) or {"input", "target"} <= set(named):
-        return {}
-    for user, assistant, below in EXCHANGES:
-        if {user, assistant} <= set(columns) and ("prompt" not in named or user == "prompt"):
-            context = {"context": below} if below in columns else {}
-            return {"input": user, "target": assistant} | context
-    return {}
-
-
-def _guess_question(columns: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
-    """The prompt of a pair under another name; an instruction may have an input below it."""
-    found = [name for name in QUESTIONS if name in columns]
-    if "prompt" in named or not found or named.get("input", "input") != "input":
-        return {}
-    below = {"context": "input"} if found[:2] == ["instruction", "input"] else {}
-    return {"input": found[0]} | below
 
 
 def _without_lost(layout: RowLayout, row: Cells, given: Mapping[str, str]) -> RowLayout:
@@ -170,7 +113,7 @@ def _without_lost(layout: RowLayout, row: Cells, given: Mapping[str, str]) -> Ro
 def _to_type(form: str) -> str:
     """The keys to type so that rows are read as this form."""
     form = "prompt_completion" if form in ("demonstration", "answer") else form
-    roles = " ".join(f"dataset.columns.{group[0]}=<column>" for group in NEEDS[form])
+    roles = " ".join(f"dataset.columns.{group[0]}=<column>" for group in FORMS[form].needs)
     return f"{roles}, or choose another dataset"
 
 

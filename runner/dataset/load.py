@@ -1,7 +1,7 @@
 """Rows from the hub or from files: split, shuffled, limited, and in the form that a trainer takes.
 
 What costs time is cached by its content, so that a second process, or the next run of a sweep, finds
-the converted rows on disk whatever else has changed. The forms are in ``convert``, what files may
+the converted rows on disk whatever else has changed. The forms are in ``form``, what files may
 hold in ``disk``, and several sources at once in ``mix``.
 """
 
@@ -22,10 +22,11 @@ import pyarrow as pa
 from datasets import Dataset, DatasetBuilder, Features, IterableDataset, Json, List, Value
 from datasets.exceptions import DatasetGenerationError
 
-from runner.dataset.convert import CONVERT_VERSION, TURN_EXTRAS, Conversion
-from runner.dataset.detect import Role, check_without, refuse_media
+from runner.dataset.convert import CONVERT_VERSION, Conversion, RowRequest
+from runner.dataset.detect import check_without, refuse_media
 from runner.dataset.disk import CHOOSE, Files, check_files, find_files, read_columns
-from runner.dataset.request import RowRequest, Use, check_cut, check_words, no_row, read_cuts, read_limits
+from runner.dataset.form import TURN_EXTRAS, Role
+from runner.dataset.request import Use, check_cut, check_words, no_row, read_cuts, read_limits
 from runner.dataset.step import first_made, key_of_steps, list_steps
 from runner.errors import DataError, EnvironmentFault, Fault
 
@@ -247,7 +248,7 @@ def convert_rows(
         for start in range(0, len(rows), BATCH):
             conversion.batch(rows[start : start + BATCH], numbers[start : start + BATCH])
         raise DataError(conversion.nothing_left(len(rows)))
-    how = [conversion.to, conversion.system, conversion.kept, conversion.bad_rows, *key_of_steps(conversion.steps)]
+    how = [request.to, request.system, conversion.kept, request.bad_rows, *key_of_steps(request.steps)]
     converted = rows.map(
         lambda cells, indices: conversion.batch(cells, [numbers[index] for index in indices]),
         batched=True,
@@ -290,7 +291,7 @@ def _conversion(rows: Rows, request: RowRequest, label: str, total: int | None =
 
 def _features(conversion: Conversion, source: Features) -> Features:
     """The types of the converted columns, which must not be guessed from a first batch of nulls."""
-    if conversion.steps:  # which may make anything of the source's columns
+    if conversion.request.steps:  # which may make anything of the source's columns
         turn = Json() if conversion.chats else TURN
         found = {name: conversion.like[name] for name in conversion.kept}  # null counts as text
         kinds = {name: pa.string() if value is None else pa.array([value]).type for name, value in found.items()}

@@ -1,4 +1,4 @@
-"""A dataset's keys besides its path: splits, slices and limits, and how its rows are read.
+"""A dataset's keys besides its path and the form of its rows: splits, slices, limits, and the weights of a mixture.
 
 Without the datasets library, because they are checked before anything loads, and again by ``load``.
 """
@@ -6,44 +6,18 @@ Without the datasets library, because they are checked before anything loads, an
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
-from runner.dataset.convert import Conversion, Row
-from runner.dataset.detect import Role, kept_columns, misnamed, read_layout
+from runner.dataset.detect import misnamed
 from runner.dataset.disk import Files
-from runner.dataset.step import Step
 from runner.errors import DataError, Fault
 
 Use = Literal["train", "eval"]
 BAD_ROWS = ("refuse", "drop")
 SLICE = re.compile(r"\w[\w.-]*(?:\[(?:-?[\d_]+%?)?:(?:-?[\d_]+%?)?\])?(?:\(\w+\))?")
 EXAMPLE = "train[:90%], train[500:] or train+extra"
-
-
-@dataclass(frozen=True)
-class RowRequest:
-    """The way rows are read, whichever split they are of; ``load.load_rows`` says what each key means.
-
-    ``to`` is empty where rows stay as they are.
-    """
-
-    form: str | None = None
-    columns: Mapping[Role, str] | None = None
-    system: str | None = None
-    bad_rows: str = "refuse"
-    to: str = ""
-    keep: Sequence[str] | None = None
-    steps: tuple[Step, ...] = ()
-    without: Sequence[str] = ()
-
-    def start_conversion(self, columns: Sequence[str], row: Row, label: str, total: int | None = None) -> Conversion:
-        """The conversion of rows with these columns, the first being ``row``; raises DataError where none fits."""
-        layout = read_layout(columns, row, form=self.form, given=self.columns, to=self.to)
-        kept = kept_columns(columns, layout, self.to, self.keep)
-        chats = bool(self.steps) and any(isinstance(row[column], list) for column in layout.columns.values())
-        return Conversion(layout, self.to, self.system, kept, self.bad_rows, label, total, self.steps, chats)
 
 
 def read_cuts(split: Mapping[Use, Any] | None) -> tuple[str | None, dict[str, str]]:

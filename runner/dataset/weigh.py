@@ -31,6 +31,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from trl import pack_dataset
 
+from runner.dataset.form import answer_columns
 from runner.dataset.load import Rows, cache_key
 from runner.dataset.step import Cells
 from runner.errors import ConfigError, DataError, Fault
@@ -128,14 +129,9 @@ class Weigher:
         """
         tools, end = row.get("tools"), self.tokenizer.eos_token or ""
         tools = json.loads(tools) if isinstance(tools, str) else tools
-        columns, prompt = {WEIGHTS: next((name for name in ("messages", "text") if name in row), "completion")}, None
-        if columns[WEIGHTS] == "completion":
-            prompt = row["prompt"]
-            if "chosen" in row:
-                columns = {"chosen_weights": "chosen", "rejected_weights": "rejected"}
-        found = {}
-        for name, column in columns.items():
-            side = row[column]
+        answers, prompt, found = answer_columns(row), row.get("prompt"), {}
+        for column in answers:
+            side, name = row[column], WEIGHTS if len(answers) == 1 else f"{column}_weights"
             if isinstance(side, str):  # behind plain text, TRL puts the end token
                 rendered = _render_text(prompt or "", side if side.endswith(end) else side + end)
             else:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from runner.dataset.form import answer_columns
 from runner.generate.batch import pad, split_by_tokens
 from runner.generate.rows import Row
 from runner.model.encoding import encode_prompt, encode_row
@@ -104,9 +105,8 @@ def to_ids(tokenizer: PreTrainedTokenizerBase, row: Row) -> tuple[list[int], int
 
     Text is closed by the end token, as TRL does in training; a chat by its template.
     """
-    names = ("text",) if "text" in row else ("prompt", "completion", "tools", "chat_template_kwargs")
-    (whole,) = encode_row(tokenizer, {name: row[name] for name in names if name in row}).texts
-    if "text" in row:
+    (whole,) = encode_row(tokenizer, row, answer_columns(row)).texts
+    if "prompt" not in row:
         return whole, 1
     before = encode_prompt(tokenizer, row["prompt"], row)
     # A token that joins the two belongs to the answer.

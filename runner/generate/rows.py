@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runner.config.build import asked_for, serve
-from runner.dataset.convert import fits
+from runner.dataset.form import fits
 from runner.errors import ConfigError, DataError, Fault
 
 LOADER = "runner.dataset.load.load_rows"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from runner.dataset.convert import SPEAKERS
+from runner.dataset.form import SPEAKERS
 from runner.errors import Fault
 from runner.importers.convert import COMPUTED, CONVERSIONS, to_list, to_number, to_whole_number, to_words
 from runner.importers.draft import HIDDEN, IGNORED, MAPPED, SAME, Draft, is_unset, to_single_line

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -41,21 +41,19 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | list[Any], r
     return _encode_turns(tokenizer, prompt, row, add_generation_prompt=True)
 
 
-def encode_row(tokenizer: PreTrainedTokenizerBase, row: Row) -> EncodedRow:
-    """A row of the dataset as the tokenizer's own template writes it, which is how generation will."""
-    turns = row.get("messages")
-    if turns:
-        answered = turns[-1]["role"] == "assistant" and len(turns) > 1
-        opened = [encode_prompt(tokenizer, turns[:-1], row)] if answered else []
-        return EncodedRow(opened, [_encode_turns(tokenizer, turns, row)])
-    prompt, names = row.get("prompt", ""), ("completion", "chosen", "rejected", "text")
-    answers = [row[name] for name in names if row.get(name) is not None]
-    if isinstance(prompt, str):
+def encode_row(tokenizer: PreTrainedTokenizerBase, row: Row, answers: Iterable[str]) -> EncodedRow:
+    """A row of the dataset as the tokenizer's own template writes it, which is how generation will.
+
+    ``answers`` are the columns that hold what is learnt to write: texts, or turns behind those of the prompt.
+    """
+    prompt, sides = row.get("prompt"), [row[name] for name in answers]
+    if any(isinstance(side, str) for side in sides):
         end = tokenizer.eos_token or ""
-        texts = [f"{prompt}{answer.removesuffix(end)}{end}" for answer in answers]
+        texts = [f"{prompt or ''}{side.removesuffix(end)}{end}" for side in sides]
         return EncodedRow([], [tokenizer(text)["input_ids"] for text in texts])
-    whole = [_encode_turns(tokenizer, prompt + answer, row) for answer in answers]
-    return EncodedRow([encode_prompt(tokenizer, prompt, row)], whole)
+    opened = [prompt] if prompt else [turns[:-1] for turns in sides if turns[-1]["role"] == "assistant" and turns[1:]]
+    whole = [_encode_turns(tokenizer, [*(prompt or ()), *turns], row) for turns in sides]
+    return EncodedRow([encode_prompt(tokenizer, turns, row) for turns in opened], whole)
 
 
 def _encode_turns(tokenizer: PreTrainedTokenizerBase, turns: list[Any], row: Row, **how: bool) -> list[int]:

@@ -73,7 +73,7 @@ def to_blocks(rows: Iterable[TokenRow], scored: bool = False) -> Iterator[list[B
     """The blocks of each row: one, or for a pair its shared prompt and then both answers."""
     for number, group in itertools.groupby(rows, key=lambda row: row.number):
         together, name = list(group), f"row {number + 1}"
-        if [row.role for row in together] != ["chosen", "rejected"]:
+        if len(together) != 2 or not all(row.role for row in together):
             yield [Block(f"{f'{name} {row.role}'.strip()}: {_counts(row, scored)}", row) for row in together]
             continue
         chosen, rejected = together

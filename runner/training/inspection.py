@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from runner.dataset.form import FORMS, answer_columns
 from runner.errors import Fault
 from runner.io.files import shipped
 from runner.model.encoding import EncodedRow, decode, encode_prompt, encode_row, stop_ids
@@ -144,7 +145,9 @@ def inspect_training(
     )  # then what is too long goes on in the next one
     goal = "prompt" if form == "prompt" else "score" if head == "score" else "tokens"
     limit = None if goal == "prompt" or splits else getattr(args, "max_length", None)
-    encoded = [] if goal == "prompt" else [encode_row(tokenizer, row) for row in head_of(rows, count)]
+    encoded = (
+        [] if goal == "prompt" else [encode_row(tokenizer, row, answer_columns(row)) for row in head_of(rows, count)]
+    )
     return Inspection(
         goal=goal,
         rows=[_with_length(row, encoded, limit) for row in found],
@@ -204,16 +207,18 @@ def read_batches(batches: Iterable[Batch], form: str, head: str) -> list[TokenRo
 
 def read_batch(batch: Batch, form: str, head: str, first: int = 0) -> Iterator[TokenRow]:
     """The sequences of one batch, numbered from ``first``, whatever its collator calls their parts."""
-    if "chosen_input_ids" in batch:
-        for role in ("chosen", "rejected"):
+    sides = FORMS[form].answers if form in FORMS else ()
+    count = max(1, len(sides))
+    if count > 1 and f"{sides[0]}_input_ids" in batch:
+        for role in sides:
             part = {name: batch[f"{role}_{name}"] for name in ("input_ids", "attention_mask", "labels")}
             for number, row in enumerate(_sequences(part, head)):
                 yield replace(row, number=first + number, role=role)
         return
     rows = list(_sequences(batch, head))
-    pairs = len(rows) // 2 if form == "preference" else len(rows)
+    pairs = len(rows) // count
     for index, row in enumerate(rows):
-        role = ("chosen", "rejected")[index // pairs] if form == "preference" else ""
+        role = sides[index // pairs] if count > 1 else ""
         if form == "unpaired" and "label" in batch:
             role = "good" if batch["label"][index] else "bad"
         yield replace(row, number=first + index % pairs, role=role)

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 
 import yaml
 
-from runner.dataset.convert import ARROWS, FORMS_FOR, TRAINER_FORMS, fits
+from runner.dataset.form import FORMS, FORMS_FOR, TRAINER_FORMS, fits
 from runner.errors import Fault
 from runner.io.files import MENU
 from runner.metric import kind_of
@@ -279,7 +279,8 @@ def find_mismatches(cfg: Config, menu: Mapping[str, Sequence[str]]) -> list[Faul
     rows, args, form = cfg["dataset"], cfg["trainer"]["args"], cfg["trainer"].get("form")
     faults = []
     if form not in TRAINER_FORMS:
-        near = ARROWS.get(form) or get_close_matches(str(form), TRAINER_FORMS) or ["<one of them>"]
+        own = FORMS[form].becomes if form in FORMS else ()
+        near = [*own, *get_close_matches(str(form), TRAINER_FORMS), "<one of them>"]
         faults.append(Fault("trainer.form", str(form), ", ".join(TRAINER_FORMS), f"trainer.form={near[0]}"))
     elif not fits(rows.get("form"), form):
         found = f"{rows.get('form')} rows ({rows.get('path')})"

@@ -619,7 +619,7 @@ DEFECTS = (
     Defect(
         "chosen_and_rejected_swapped",
         "Of a pair that is taken apart the rejected answer is called good.",
-        "runner/dataset/convert.py",
+        "runner/dataset/form.py",
         '"label": side == "chosen"}',
         '"label": side == "rejected"}',
         tests=(
@@ -630,7 +630,7 @@ DEFECTS = (
     Defect(
         "prompt_ends_with_the_assistant",
         "Turns of the assistant that both answers share are left in the prompt.",
-        "runner/dataset/convert.py",
+        "runner/dataset/form.py",
         '    while shared and chosen[shared - 1]["role"] == "assistant":\n        shared -= 1\n',
         "",
         tests=("tests/test_convert.py::test_a_prompt_never_ends_with_the_assistant",),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner.config.build import asked_for, serve
-from runner.dataset.convert import fits
+from runner.dataset.form import fits
 from runner.errors import ConfigError, Fault
 from runner.generate.rows import held_out_sets
 from runner.run import Run

@@ -1,0 +1,455 @@
+"""The forms of rows: one record of each in ``FORMS``, which everything that knows of forms asks.
+
+A row goes two hops. Its form reads it from the columns that play its roles, and it is canonical: one key per role, and
+all of it conversations or all of it text. Then one arrow takes it to the form of a trainer, whose rows have the same
+keys. Rows that cannot be meant, and rows that TRL would silently take for something else, are refused.
+
+A new form is a record below, and a row in the tables of ``tests/test_convert.py`` and of the README. Which form a
+source has is found in ``detect``, many rows are converted in ``convert``. Nothing here needs torch or datasets, because
+the config check asks before either is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import takewhile
+from math import isfinite
+from typing import Any, Literal, TypeGuard, get_args
+
+from runner.dataset.step import Cells, Row
+from runner.errors import DataError, Fault
+from runner.io.turns import text_of
+
+Turns = list[dict[str, Any]]
+# Text in `prompt` or `completion` is continued as it stands; in `input` or `target` it is a turn of
+# a conversation.
+Role = Literal[
+    "prompt", "completion", "chosen", "rejected", "label", "messages", "system", "input", "target", "text", "margin"
+]
+ROLES = get_args(Role)
+TWINS = {"prompt": "input", "completion": "target"}
+SPEAKERS = {name: name for name in ("system", "developer", "user", "assistant", "tool")}
+SPEAKERS |= {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
+# What a turn may carry besides its text, because templates render it, or a rule of weights reads it; scores and ids
+# stay behind.
+TURN_EXTRAS = ("tool_calls", "tool_call_id", "name", "reasoning_content", "thinking", "weight")
+
+
+@dataclass(frozen=True)
+class RowForm:
+    """A form of rows: the roles that its columns play, the way it is read, and what its rows can become.
+
+    ``needs`` has a group of roles that stand in for each other for each key of its canonical rows, the key first;
+    ``also`` are those that it reads where they are there. ``guess`` finds roles in columns of other names, given the
+    free columns and the roles that are named already. ``read`` makes a canonical row of the cells by role, an empty one
+    where it teaches nothing. ``becomes`` has an arrow to each form that a trainer takes, and to ``answer``, which
+    metrics read: it gives usually one row, two for a pair that is taken apart, none where it teaches nothing in this
+    form, and ``left_out`` says why. ``answers`` are the keys that hold what is learnt to write.
+    """
+
+    needs: tuple[tuple[str, ...], ...]
+    answers: tuple[str, ...]
+    read: Callable[[Row], Row]
+    becomes: Mapping[str, Callable[[Row], list[Row]]]
+    also: tuple[tuple[str, ...], ...] = ()
+    guess: Callable[[Sequence[str], Mapping[str, str]], dict[str, str]] = lambda columns, named: {}
+    left_out: str = ""
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """The way to read the rows of one source: their raw form, and the column that plays each role."""
+
+    form: str
+    columns: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return f"{self.form} ({', '.join(f'{role}={name}' for role, name in self.columns.items())})"
+
+
+# --- Cells --------------------------------------------------------------------------------------
+
+
+def _bad(where: str, found: str, expected: str = "", fix: str = "") -> DataError:
+    return DataError(Fault(where, found, expected, fix))
+
+
+def _text(value: object, where: str, *, empty: bool = False) -> str:
+    """The value if it is text; blank text only where ``empty`` allows it."""
+    if not isinstance(value, str):
+        raise _bad(where, describe_cell(value), "text")
+    if not empty and not value.strip():
+        raise _bad(where, "empty text", "text")
+    return value
+
+
+def is_finite_number(value: Any) -> bool:
+    """True for a finite number, also one in text, as csv has them.
+
+    >>> is_finite_number("-0.5"), is_finite_number(True), is_finite_number(None)
+    (True, False, False)
+    """
+    with suppress(TypeError, ValueError):
+        return not isinstance(value, bool) and isfinite(float(value))
+    return False
+
+
+def describe_cell(value: object) -> str:
+    return "null" if value is None else f"{type(value).__name__} {str(value)[:40]!r}"
+
+
+def _is_turns(value: object) -> TypeGuard[Turns]:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
+
+
+def to_turns(value: object, where: str) -> Turns:
+    """A conversation as turns of role and content, read from role/content or from/value."""
+    if not _is_turns(value):
+        raise _bad(where, describe_cell(value), "a list of turns")
+    turns = []
+    for index, turn in enumerate(value):
+        if not isinstance(turn, Mapping):
+            raise _bad(f"{where}[{index}]", describe_cell(turn), "a turn with role and content")
+        speaker = turn.get("role") or turn.get("from")
+        role = SPEAKERS.get(str(speaker).lower())
+        if role is None:
+            raise _bad(f"{where}[{index}].role", describe_cell(speaker), "one of " + ", ".join(SPEAKERS))
+        extras = {key: turn[key] for key in TURN_EXTRAS if turn.get(key) is not None}
+        content = turn.get("value") if turn.get("content") is None else turn["content"]
+        if content is None and "tool_calls" in extras:
+            content = ""  # a turn that only calls a tool says nothing
+        if _is_turns(content) and all(isinstance(part.get("text"), str) for part in content):
+            content = "".join(part["text"] for part in content)  # given in parts, all of them text
+        turns.append({"role": role, "content": _text(content, f"{where}[{index}].content", empty=True)} | extras)
+    return turns
+
+
+def _one_turn(text: str, role: str) -> Turns:
+    return [{"role": role, "content": text}]
+
+
+def _side(cells: Cells, name: str) -> str | Turns:
+    """A prompt or a completion as it stands, or one turn where it was given as input or target."""
+    where = TWINS[name] if TWINS[name] in cells else name
+    value = cells[where]
+    if isinstance(value, list):
+        return to_turns(value, where)
+    text = _text(value, where, empty=name == "completion")
+    if where == name:
+        return text
+    if name == "prompt" and cells.get("context"):  # the input below an instruction, if it has one
+        text += "\n\n" + _text(cells["context"], "context")
+    return _one_turn(text, "user" if name == "prompt" else "assistant")
+
+
+def _alike(prompt: str | Turns, *answers: str | Turns) -> tuple[Any, ...]:
+    """Prompt and answers as they are if all are text, else all of them as conversations."""
+    if isinstance(prompt, str) and all(isinstance(answer, str) for answer in answers):
+        return prompt, *answers
+    turns = [_one_turn(side, "assistant") if isinstance(side, str) else side for side in answers]
+    return (_one_turn(prompt, "user") if isinstance(prompt, str) else prompt), *turns
+
+
+def _check_answer(answer: str | Turns, where: str, *, empty: bool = False) -> None:
+    """Refuse an answer that does not end with the assistant, or that says nothing."""
+    if isinstance(answer, str):
+        _text(answer, where, empty=empty)
+        return
+    last = answer[-1]
+    if last["role"] != "assistant":
+        found = f"a conversation that ends with the {last['role']}"
+        raise _bad(where, found, "one that ends with the assistant")
+    if not empty and not last["content"].strip() and not last.get("tool_calls"):
+        raise _bad(where, "empty text from the assistant", "text")
+
+
+# --- Raw to canonical ---------------------------------------------------------------------------
+
+
+def _read_exchange(cells: Row) -> Row:
+    """Prompt and completion, and of an unpaired row its label."""
+    label = cells.get("label", True)
+    if isinstance(label, str):
+        label = {"true": True, "1": True, "false": False, "0": False}.get(label.lower(), label)
+    if label not in (0, 1):  # True and False equal them
+        raise _bad("label", describe_cell(label), "true or false")
+    prompt, completion = _alike(_side(cells, "prompt"), _side(cells, "completion"))
+    # An empty answer judged bad teaches something; one judged good teaches silence.
+    _check_answer(completion, "completion", empty=not label)
+    row = {"prompt": prompt, "completion": completion}
+    return row | {"label": bool(label)} if "label" in cells else row
+
+
+def _read_preference(cells: Row) -> Row:
+    """Prompt, chosen and rejected, also where the prompt is repeated in both or stands nowhere; none of equals."""
+    chosen, rejected = cells["chosen"], cells["rejected"]
+    if isinstance(chosen, list) != isinstance(rejected, list):
+        raise _bad("rejected", "text beside a conversation, or the reverse", "two of a kind")
+    prompt = _side(cells, "prompt") if {"prompt", "input"} & set(cells) else None
+    if isinstance(chosen, list):
+        turns = to_turns(chosen, "chosen"), to_turns(rejected, "rejected")
+        listed = isinstance(cells.get("prompt", cells.get("input")), list)
+        parts = _split_turns(prompt, *turns, listed=listed)
+    else:
+        texts = _text(chosen, "chosen"), _text(rejected, "rejected", empty=True)
+        parts = _split_text(*texts) if prompt is None else _alike(prompt, *texts)
+    row: Row = dict(zip(("prompt", "chosen", "rejected"), parts, strict=True))
+    if "margin" in cells:
+        if not is_finite_number(cells["margin"]):
+            raise _bad("margin", describe_cell(cells["margin"]), "a number", "dataset.without=[margin]")
+        row["margin"] = float(cells["margin"])
+    _check_answer(row["chosen"], "chosen")
+    _check_answer(row["rejected"], "rejected", empty=True)
+    return row if row["chosen"] != row["rejected"] else {}
+
+
+def _split_turns(
+    prompt: str | Turns | None, chosen: Turns, rejected: Turns, *, listed: bool
+) -> tuple[Turns, Turns, Turns]:
+    """The turns that both conversations open with are the prompt; without any, the given one is.
+
+    Each conversation keeps its last turn, also where both are equal, and no prompt ends with the
+    assistant. A given text repeats the shared turns; given turns (``listed``) may precede them.
+    """
+    shared = 0
+    while shared < min(len(chosen), len(rejected)) - 1 and chosen[shared] == rejected[shared]:
+        shared += 1
+    while shared and chosen[shared - 1]["role"] == "assistant":
+        shared -= 1
+    opening = chosen[:shared]
+    if not opening and prompt is None:
+        found = "conversations that share no first turn, and no prompt"
+        raise _bad("chosen", found, "a prompt", "dataset.columns.prompt=<column>")
+    given = _one_turn(prompt, "user") if isinstance(prompt, str) else prompt or []
+    repeated = opening and (not listed or given[-1] in opening)
+    return (opening if repeated else given + opening), chosen[shared:], rejected[shared:]
+
+
+def _split_text(chosen: str, rejected: str) -> tuple[str, str, str]:
+    """Two texts cut where their answers begin: after a last shared ``Assistant:``, else at a word.
+
+    The texts alone cannot say where the prompt ends if the answers begin alike. Whole words on the
+    wrong side weigh nothing in the difference that preferences are learnt from; half a word would
+    change the tokens, so none is cut.
+    """
+    if chosen == rejected:
+        return "", chosen, rejected
+    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))
+    shared, marker = "".join(left for left, _ in pairs), "\n\nAssistant:"
+    if marker in shared:
+        cut = shared.rindex(marker) + len(marker)
+    else:
+        # Where one text only continues the other, the last shared word belongs to the answer.
+        within = shared.rstrip() if shared in (chosen, rejected) else shared
+        cut = max(within.rfind(blank) for blank in " \n\t")
+    if not shared[: max(cut, 0)].strip():
+        found = "texts that share no beginning, and no prompt"
+        raise _bad("chosen", found, "a prompt", "dataset.columns.prompt=<column>")
+    return chosen[:cut], chosen[cut:], rejected[cut:]
+
+
+# --- Canonical to trainer form ------------------------------------------------------------------
+
+
+def _keep(row: Row) -> list[Row]:
+    return [row]
+
+
+def _imitate(row: Row) -> list[Row]:
+    """The prompt with its good answer; none where the only one is bad."""
+    good = row["chosen"] if "chosen" in row else row["completion"]
+    return [{"prompt": row["prompt"], "completion": good}] if row.get("label", True) else []
+
+
+def _join(row: Row) -> list[Row]:
+    """One conversation that ends with the assistant; texts become turns, without outer blanks."""
+    found = []
+    for made in _imitate(row):
+        prompt, answer = made["prompt"], made["completion"]
+        if isinstance(prompt, str):
+            prompt, answer = _one_turn(prompt.strip(), "user"), _one_turn(answer.strip(), "assistant")
+        found.append({"messages": prompt + answer})
+    return found
+
+
+def _judge(row: Row) -> list[Row]:
+    """Both answers of a pair, each with its prompt and whether it is good."""
+    sides = ("chosen", "rejected")
+    return [{"prompt": row["prompt"], "completion": row[side], "label": side == "chosen"} for side in sides]
+
+
+def _ask(row: Row) -> list[Row]:
+    """The prompt of the policy, and as ``reference`` the text of a good answer or None."""
+    good = _imitate(row)
+    return [{"prompt": row["prompt"], "reference": text_of(good[0]["completion"]) if good else None}]
+
+
+def _know(row: Row) -> list[Row]:
+    """A right answer with its prompt, or a text."""
+    return [row | {"label": True}]
+
+
+def _check_turns(row: Row) -> list[Row]:
+    _check_answer(row["messages"], "messages")
+    return [row]
+
+
+def _ask_last(row: Row) -> list[Row]:
+    *opening, last = row["messages"]
+    if last["role"] != "assistant":  # nobody has answered, so all of it is a prompt
+        return [{"prompt": row["messages"], "reference": None}]
+    if not opening:
+        raise _bad("messages", "an answer alone", "something to answer before it")
+    return [{"prompt": opening, "reference": last["content"]}]
+
+
+def _know_last(row: Row) -> list[Row]:
+    *prompt, answer = row["messages"]
+    if not prompt or answer["role"] != "assistant":
+        return []
+    return [{"prompt": prompt, "completion": [answer], "label": True}]
+
+
+# --- Other names --------------------------------------------------------------------------------
+
+# Other people's names for the two turns of an exchange, and for what stands below an instruction.
+EXCHANGES = (
+    ("instruction", "output", "input"),
+    ("instruction", "response", "context"),
+    ("input", "target", ""),
+    ("input", "output", ""),
+    ("question", "answer", ""),
+    ("query", "response", ""),
+    ("prompt", "response", ""),
+)
+CONVERSATIONS = ("conversations", "conversation")
+QUESTIONS = ("instruction", "input", "question", "query")
+
+
+def _guess_exchange(columns: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
+    """The two turns of an exchange under other names; none where a column is called `prompt`."""
+    if {"prompt", "completion"} <= set(named) or {"input", "target"} <= set(named):
+        return {}
+    for user, assistant, below in EXCHANGES:
+        if {user, assistant} <= set(columns) and ("prompt" not in named or user == "prompt"):
+            context = {"context": below} if below in columns else {}
+            return {"input": user, "target": assistant} | context
+    return {}
+
+
+def _guess_question(columns: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
+    """The prompt of a pair under another name; an instruction may have an input below it."""
+    found = [name for name in QUESTIONS if name in columns]
+    if "prompt" in named or not found or named.get("input", "input") != "input":
+        return {}
+    below = {"context": "input"} if found[:2] == ["instruction", "input"] else {}
+    return {"input": found[0]} | below
+
+
+def _guess_messages(columns: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
+    found = [name for name in CONVERSATIONS if name in columns]
+    return {"messages": found[0]} if found and "messages" not in named else {}
+
+
+# --- The forms ----------------------------------------------------------------------------------
+# The order is the order of recognition: what needs more columns comes first, and messages before prompt_completion,
+# which would lose the earlier turns.
+
+_PROMPT, _COMPLETION = ("prompt", "input"), ("completion", "target")
+FORMS = {
+    "preference": RowForm(
+        needs=(("chosen",), ("rejected",)),
+        also=(_PROMPT, ("context",), ("margin",)),
+        guess=_guess_question,
+        answers=("chosen", "rejected"),
+        read=_read_preference,
+        left_out="chosen equals rejected",
+        becomes={
+            "demonstration": _imitate,
+            "messages": _join,
+            "preference": _keep,
+            "unpaired": _judge,
+            "prompt": _ask,
+            "answer": _judge,
+        },
+    ),
+    "unpaired": RowForm(
+        needs=(_PROMPT, _COMPLETION, ("label",)),
+        answers=("completion",),
+        read=_read_exchange,
+        left_out="the label is false",
+        becomes={"demonstration": _imitate, "messages": _join, "unpaired": _keep, "prompt": _ask, "answer": _keep},
+    ),
+    "messages": RowForm(
+        needs=(("messages",),),
+        guess=_guess_messages,
+        answers=("messages",),
+        read=lambda cells: {"messages": to_turns(cells["messages"], "messages")},
+        left_out="it has no answer behind a prompt",
+        becomes={"demonstration": _check_turns, "messages": _check_turns, "prompt": _ask_last, "answer": _know_last},
+    ),
+    "prompt_completion": RowForm(
+        needs=(_PROMPT, _COMPLETION),
+        also=(("context",),),
+        guess=_guess_exchange,
+        answers=("completion",),
+        read=_read_exchange,
+        becomes={"demonstration": _keep, "messages": _join, "prompt": _ask, "answer": _know},
+    ),
+    "text": RowForm(
+        needs=(("text",),),
+        answers=("text",),
+        read=lambda cells: {"text": _text(cells["text"], "text")},
+        becomes={"demonstration": _keep, "answer": _know},
+    ),
+    "prompt": RowForm(
+        needs=(_PROMPT,),
+        answers=(),
+        read=lambda cells: {"prompt": _side(cells, "prompt")},
+        becomes={"prompt": _keep},
+    ),
+}
+# The raw forms that can feed each form that is asked for; the last of these feeds no trainer.
+FORMS_FOR = {to: tuple(raw for raw, form in FORMS.items() if to in form.becomes) for to in FORMS["preference"].becomes}
+TRAINER_FORMS = tuple(to for to in FORMS_FOR if to != "answer")
+
+
+def fits(raw: str | None, trainer: str | None) -> bool:
+    """True where rows of a raw form can feed a trainer form; an unknown one (None) is not refused.
+
+    >>> fits("preference", "demonstration"), fits("text", "preference"), fits(None, "unpaired")
+    (True, False, True)
+    """
+    return trainer is None or raw not in FORMS or trainer in FORMS[raw].becomes
+
+
+def answer_columns(row: Cells) -> tuple[str, ...]:
+    """The columns of a row in a trainer's form that hold what is learnt to write; of a pair two, of a prompt none.
+
+    >>> answer_columns({"prompt": "1+1=", "completion": "2"}), answer_columns({"prompt": "1+1="})
+    (('completion',), ())
+    """
+    there = {name for name, value in row.items() if value is not None}
+    return next((form.answers for form in FORMS.values() if form.answers and there.issuperset(form.answers)), ())
+
+
+def convert(row: Cells, layout: RowLayout, to: str, system: str | None = None) -> list[Row]:
+    """The rows of a trainer form that one raw row becomes; none where it teaches nothing in this form.
+
+    ``system`` opens each conversation that has no system turn of its own.
+    Raises DataError at the role that is wrong.
+    """
+    form, cells = FORMS[layout.form], {role: row.get(column) for role, column in layout.columns.items()}
+    system = cells.pop("system", None) or system
+    canonical = form.read(cells)
+    if canonical and system:
+        key = next(key for key in ("messages", "prompt", "text") if key in canonical)
+        turns = canonical[key]
+        if isinstance(turns, str):
+            fix = "dataset.columns.input=<column> (and .target) make conversations of prompts"
+            raise _bad(key, "a system prompt for rows of plain text", "conversations", fix)
+        if turns[0]["role"] not in ("system", "developer"):
+            canonical |= {key: _one_turn(_text(system, "system"), "system") + turns}
+    return form.becomes[to](canonical) if canonical else []
