@@ -38,20 +38,12 @@ def build_optimizer(
     if idle := [pattern for pattern in groups if pattern not in used]:
         where, expected = "optimizer.groups", "a pattern in the names of the weights that train"
         raise ConfigError([Fault(f"{where}.{one}", "no weight is called so", expected) for one in idle])
+    made = []
     # Weights without a pattern go first: the rate that the Trainer logs is that of the first group.
-    ordered = sorted(parts.items(), key=lambda part: part[0][0] is not None)
-    return make([_group(key, members, settings, groups) for key, members in ordered], **settings)
-
-
-def _group(
-    key: tuple[str | None, bool],
-    weights: list[nn.Parameter],
-    settings: Mapping[str, Any],
-    groups: Mapping[str, Mapping[str, Any]],
-) -> dict[str, Any]:
-    pattern, is_decayed = key
-    own = dict(groups[pattern]) if pattern is not None else {}
-    if "lr_ratio" in own:
-        own["lr"] = own.pop("lr_ratio") * settings["lr"]
-    undecayed = {} if is_decayed or "weight_decay" not in settings else {"weight_decay": 0.0}
-    return {"params": weights} | undecayed | own
+    for (pattern, is_decayed), members in sorted(parts.items(), key=lambda part: part[0][0] is not None):
+        own = dict(groups[pattern]) if pattern is not None else {}
+        if "lr_ratio" in own:
+            own["lr"] = own.pop("lr_ratio") * settings["lr"]
+        undecayed = {} if is_decayed or "weight_decay" not in settings else {"weight_decay": 0.0}
+        made.append({"params": members} | undecayed | own)
+    return make(made, **settings)

@@ -28,9 +28,8 @@ from runner.schema.text import Node
 LOADER = "runner.dataset.load.load_rows"
 MIXER = "runner.dataset.mix.mix_rows"
 MAX_BYTES_READ = 4 << 20  # of a dataset
-MAX_ROWS_CONVERTED = 500  # where one of them is bad, all are
 MAX_LINES_STREAMED = 100
-SHIPPED_ROWS = 3  # rows of what ships, which show its columns
+SHIPPED_ROWS = 3  # rows of what ships, which is good, that show its columns
 
 
 @dataclass
@@ -119,7 +118,7 @@ def _check_slices(
 ) -> None:
     """Note where the rows of a slice cannot be read as the trainer needs them, or where there are none.
 
-    Of what ships, which is good, the ``first`` rows are enough.
+    Of what ships, the ``first`` rows are enough.
     """
     how = {name: node[name] for name in ("form", "columns", "system", "bad_rows", "without") if node.get(name)}
     request, limits = RowRequest(**how, to=to), keys.read_limits(node.get("limit"))
@@ -133,9 +132,9 @@ def _check_slices(
         if count == 0:
             seen.faults.append(keys.no_row(use, cut, f"{label} of {len(rows)}"))
             continue
-        whole = count == len(rows) and count <= (limits[use] or count)
+        all_used = count == len(rows) and count <= (limits[use] or count)
         with seen.noting():
-            columns = _find_columns(request, rows, label, all_used=whole)
+            columns = _find_columns(request, rows, label, all_used=all_used)
             seen.columns = columns if use == "train" else seen.columns
 
 
@@ -148,20 +147,10 @@ def _find_columns(request: RowRequest, rows: Sequence[Row], label: str, *, all_u
     if not request.to:
         read_layout(columns, rows[0], form=request.form, given=request.columns)
         return set()
-    if not all_used:  # a bad row may be one that nobody asked for
-        conversion = request.start_conversion(columns, rows[0], label)
-        return {*conversion.first(rows), *conversion.kept}
-    try:
-        return _convert(request, rows[:MAX_ROWS_CONVERTED], label)
-    except DataError:
-        return _convert(request, rows, label)
-
-
-def _convert(request: RowRequest, rows: Sequence[Row], label: str) -> set[str]:
-    """The columns of the converted rows; raises DataError with the bad ones, or where none comes out."""
-    conversion = request.start_conversion(list(rows[0]), rows[0], label, len(rows))
+    conversion = request.start_conversion(columns, rows[0], label, len(rows))
     made = conversion.first(rows)
-    conversion.batch({name: [row[name] for row in rows] for name in rows[0]}, range(len(rows)))
-    if not made:
-        raise DataError(conversion.nothing_left(len(rows)))
+    if all_used:  # else a bad row may be one that nobody asked for
+        conversion.batch({name: [row[name] for row in rows] for name in columns}, range(len(rows)))
+        if not made:
+            raise DataError(conversion.nothing_left(len(rows)))
     return {*made, *conversion.kept}

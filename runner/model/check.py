@@ -24,7 +24,6 @@ from runner.model.folder import (
     LOCATION,
     WEIGHTS,
     ModelFolder,
-    check_json_ends,
     find_folder,
 )
 from runner.schema import find_definition, read_signature
@@ -42,7 +41,6 @@ MODEL_CLASSES = {
     "score": "transformers.models.auto.modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
 }
 OUTPUT_LAYERS = ("lm_head", "embed_out", "score")  # in no file where they share the embeddings' weights, or are new
-MAX_JSON_BYTES = 4 << 20  # of a larger tokenizer only both ends are looked at
 VOCABULARIES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "spiece.model"),
     *("sentencepiece.bpe.model", "tekken.json", "vocab.bpe", "encoder.json"),
@@ -425,12 +423,8 @@ def _find_vocabulary_faults(
 
 
 def _read_vocabulary(folder: ModelFolder, config: Node, named: Mapping[str, str | None]) -> Vocabulary | None:
-    """Every token; None where the file is large, or of another kind."""
-    path = folder.path / "tokenizer.json"
-    if not path.is_file():
-        return None
-    if path.stat().st_size > MAX_JSON_BYTES:
-        check_json_ends(path)
+    """Every token; None where they are in a file of another kind."""
+    if not folder.has("tokenizer.json"):
         return None
     whole = folder.read("tokenizer.json")
     entries = (whole.get("model") or {}).get("vocab") or {}

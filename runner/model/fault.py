@@ -62,16 +62,10 @@ KNOWN = (
         EnvironmentFault,
     ),
     Known(
-        json.JSONDecodeError,
-        "a file of {path} is not JSON: {message}",
-        "whole config and tokenizer files",
-        "model.path=<another folder>, or download it again",
-    ),
-    Known(
-        SafetensorError,
-        "the weights of {path} are cut off or damaged: {message}",
-        "whole safetensors files",
-        "hf download {path} --force-download",
+        (json.JSONDecodeError, SafetensorError),
+        "a file of {path} is cut off or damaged: {message}",
+        "whole files",
+        "hf download {path} --force-download, or copy it again",
     ),
     Known(
         OSError,

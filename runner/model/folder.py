@@ -1,17 +1,18 @@
 """A model's folder, or the snapshot of one from the hub: where it is, and what its config and weights' headers hold.
 
-Nothing is imported that could compute: a safetensors file begins with the names, shapes and places of what it holds,
-and everything else is JSON. What is wrong with a model is found in ``check``.
+Nothing is imported that could compute: of a safetensors file the header is read, and everything else is JSON. What is
+wrong with a model is found in ``check``.
 """
 
 from __future__ import annotations
 
 import json
-import struct
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from runner.errors import ConfigError, Fault
 from runner.io.files import HUB_NAME, shipped
@@ -22,7 +23,6 @@ JsonObject = dict[str, Any]
 LOCATION = "a folder of this machine, runner://..., or org/name on the hub"
 WEIGHTS, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
 CONFIGS = ("config.json", "tokenizer_config.json", "adapter_config.json")  # all that a snapshot is sure to hold
-MAX_HEADER_BYTES = 100 << 20  # the safetensors library allows no more
 DOWNLOAD_AGAIN = "copy or download it again"
 # Architectures whose files name each weight as the model does, with the same names in every layer.
 PLAIN = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "olmo2", "smollm3", "gpt_neox", "gpt2", "opt", "phi3")
@@ -105,8 +105,7 @@ class ModelFolder:
             if missing := [name for name in files if not self.has(name)]:
                 found = f"{INDEX} names {', '.join(missing[:3])}, and there is no such file"
                 raise ConfigError(self.fault(found, "every file of the index", f"{DOWNLOAD_AGAIN}: {missing[0]}"))
-        headers = [read_header(self.path / name) for name in files]
-        return {name: entry["shape"] for header in headers for name, entry in header.items()}
+        return {name: shape for file in files for name, shape in read_shapes(self.path / file).items()}
 
 
 def find_folder(path: object, where: str) -> ModelFolder | None:
@@ -126,36 +125,16 @@ def find_folder(path: object, where: str) -> ModelFolder | None:
     return None
 
 
-def read_header(path: Path) -> dict[str, JsonObject]:
-    """The entries of a safetensors file by name; raises ConfigError where it is none, or not whole."""
-    size, again = path.stat().st_size, f"{DOWNLOAD_AGAIN}: {path}"
+def read_shapes(path: Path) -> dict[str, list[int]]:
+    """The shape of each weight of a safetensors file by its name; raises ConfigError where it is none, or not whole."""
     with open(path, "rb") as file:
         first = file.read(HEAD)
-        if odd := sniff(first, str(path)) if not first[8:9] == b"{" else None:
-            raise ConfigError(Fault(str(path), odd.found, "weights in safetensors", odd.fix))
-        length = struct.unpack("<Q", first[:8])[0] if len(first) >= 8 else 0
-        if length > MAX_HEADER_BYTES or (first[8:9] not in (b"{", b"")):
-            found = "a file that is no safetensors"
-            raise ConfigError(Fault(str(path), found, "weights in safetensors", again))
-        file.seek(8)
-        header = file.read(length)
+    if first[8:9] != b"{" and (odd := sniff(first, str(path))):
+        raise ConfigError(Fault(str(path), odd.found, "weights in safetensors", odd.fix))
     try:
-        entries = json.loads(header)
-        entries.pop("__metadata__", None)
-        whole = 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        whole = -1
-    if whole != size:
-        written = f", and {whole:,} were written" if whole > size else ""
-        raise ConfigError(Fault(str(path), f"the weights are cut off: {size:,} bytes{written}", "a whole file", again))
-    return entries
-
-
-def check_json_ends(path: Path) -> None:
-    """Raise ConfigError where a large JSON file does not begin and end as an object does."""
-    with open(path, "rb") as file:
-        first = file.read(1)
-        file.seek(-64, 2)
-        last = file.read().rstrip()[-1:]
-    if (first, last) != (b"{", b"}"):
-        raise ConfigError(Fault(str(path), "the file is cut off", "a whole JSON file", f"{DOWNLOAD_AGAIN}: {path}"))
+        with safe_open(path, "numpy") as weights:
+            names = weights.keys()
+            return {name: weights.get_slice(name).get_shape() for name in names}
+    except SafetensorError as error:
+        found = f"the weights are cut off, or no safetensors: {path.stat().st_size:,} bytes ({error})"
+        raise ConfigError(Fault(str(path), found, "a whole file", f"{DOWNLOAD_AGAIN}: {path}")) from None

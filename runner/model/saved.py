@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from runner.errors import ConfigError, Fault, FolderError
-from runner.model.folder import ADAPTER, read_header
+from runner.model.folder import ADAPTER, read_shapes
 
 
 def find_missing(model: nn.Module, folder: Path, weights: Mapping[str, Any] | None = None) -> list[str]:
@@ -26,7 +26,7 @@ def find_missing(model: nn.Module, folder: Path, weights: Mapping[str, Any] | No
         model = model if isinstance(model, PreTrainedModel | PeftModel) else model.base_model
         if isinstance(model, PeftModel) and not (folder / "config.json").exists():  # else it was merged
             known = get_peft_model_state_dict(model, weights, adapter_name="default", save_embedding_layers=False)
-            there = {name for name, entry in read_header(folder / ADAPTER).items() if all(entry["shape"])}
+            there = {name for name, shape in read_shapes(folder / ADAPTER).items() if all(shape)}
             return sorted(known.keys() - there)
         base = model.get_base_model() if isinstance(model, PeftModel) else model
         kind: Any = next(each for each in type(base).__mro__ if not issubclass(each, FSDPModule))

@@ -740,8 +740,8 @@ DEFECTS = (
         "cut_weights_pass",
         "A file of weights that is cut off is taken for whole.",
         "runner/model/folder.py",
-        "    if whole != size:\n",
-        "    if whole < 0:\n",
+        'raise ConfigError(Fault(str(path), found, "a whole file", f"{DOWNLOAD_AGAIN}: {path}")) from None',
+        "return {}",
         tests=("tests/test_bad_input.py::test_weights_that_are_cut_off_raise_one",),
     ),
     Defect(
