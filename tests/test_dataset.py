@@ -15,8 +15,9 @@ import pytest
 import yaml
 from datasets import Audio, Dataset, Features, Image, IterableDataset, List, Value
 
-from runner.dataset.check import LOADER, MAX_BYTES_READ, check_dataset
+from runner.dataset.check import LOADER, check_dataset
 from runner.dataset.convert import RowRequest
+from runner.dataset.disk import MAX_BYTES_READ
 from runner.dataset.load import _read_stream, convert_rows, fingerprint, load_rows
 from runner.dataset.mix import mix_rows
 from runner.errors import DataError, EnvironmentFault, RunnerError

@@ -27,8 +27,6 @@ from runner.schema.text import Node
 
 LOADER = "runner.dataset.load.load_rows"
 MIXER = "runner.dataset.mix.mix_rows"
-MAX_BYTES_READ = 4 << 20  # of a dataset
-MAX_LINES_STREAMED = 100
 SHIPPED_ROWS = 3  # rows of what ships, which is good, that show its columns
 
 
@@ -101,15 +99,15 @@ def _check_rows_of(node: Node, to: str, seen: DatasetCheck) -> None:
             keys.check_cut(f"dataset.split.{use}", cut, files.splits, path, streaming=streaming)
     if not is_shipped:
         with seen.noting():
-            disk.check_files(files, MAX_LINES_STREAMED if streaming else None, MAX_BYTES_READ)
+            disk.check_files(files, disk.MAX_BYTES_READ)
     if seen.faults or node.get("map"):
         return
     if to:
         with seen.noting():
             without, given = node.get("without") or (), (node.get("columns") or {}).values()
-            left = [name for name in disk.read_columns(files, MAX_BYTES_READ) if name not in (*without, *given)]
+            left = [name for name in disk.read_columns(files, disk.MAX_BYTES_READ) if name not in (*without, *given)]
             refuse_media(name for name in left if name in (MEDIA[:2] if to == "prompt" else MEDIA))
-    if not seen.faults and not streaming and disk.holds_at_most(files, MAX_BYTES_READ):
+    if not seen.faults and not streaming and disk.holds_at_most(files, disk.MAX_BYTES_READ):
         _check_slices(node, to, files, cuts, SHIPPED_ROWS if is_shipped else None, seen)
 
 

@@ -36,6 +36,7 @@ OPTIONS: dict[str, dict[str, object]] = {
 }
 PACKED = {".gz": "gzip", ".zst": "zstandard"}
 READABLE = "a file that ends in " + ", ".join(READERS) + "; .gz or .zst may follow"
+MAX_BYTES_READ = 4 << 20  # of a large dataset, before it is loaded
 CHOOSE = "dataset.path=<file, folder, pattern, or org/name>"
 WRAPPERS = ("data", "rows", "train", "examples", "instances", "records", "items", "dataset")
 SAVED_TO_DISK = {"dataset_dict.json", "state.json"}
@@ -150,19 +151,19 @@ def read_columns(files: Files, max_bytes: int | None = None) -> list[str]:
         from pyarrow import parquet
 
         return parquet.read_schema(files.paths[0]).names
-    rows = islice(_scan(files.paths[0], files.reader, None, max_bytes), SHOWN)
+    rows = islice(_scan(files.paths[0], files.reader, max_bytes), SHOWN)
     return list(dict.fromkeys(name for row in rows if isinstance(row, dict) for name in row))
 
 
 # --- Which bytes --------------------------------------------------------------------------------
 
 
-def check_files(files: Files, limit: int | None = None, max_bytes: int | None = None) -> None:
-    """Raise DataError with file and line for what cannot be read; of each file ``limit`` lines or ``max_bytes``."""
+def check_files(files: Files, max_bytes: int | None = None) -> None:
+    """Raise DataError with file and line for what cannot be read, in the first ``max_bytes`` of each file."""
     if locked := [path for path in files.paths if path.suffix == ".zst" and find_spec("zstandard") is None]:
         found, fix = "zstandard data, and that package is missing", "pip install zstandard"
         raise EnvironmentFault(Fault(str(locked[0]), found, "the package zstandard", fix))
-    entries = (entry for path in files.paths for entry in _scan(path, files.reader, limit, max_bytes))
+    entries = (entry for path in files.paths for entry in _scan(path, files.reader, max_bytes))
     if faults := list(islice((entry for entry in entries if isinstance(entry, Fault)), SHOWN)):
         raise DataError(faults)
 
@@ -191,7 +192,7 @@ def holds_at_most(files: Files, max_bytes: int) -> bool:
     return True
 
 
-def _scan(path: Path, reader: str, limit: int | None = None, max_bytes: int | None = None) -> Iterator[Entry]:
+def _scan(path: Path, reader: str, max_bytes: int | None = None) -> Iterator[Entry]:
     """The rows of a file, but for those of parquet, and a fault in place of each that cannot be read."""
     kind = PACKED.get(path.suffix.lower(), "")
     try:
@@ -202,7 +203,7 @@ def _scan(path: Path, reader: str, limit: int | None = None, max_bytes: int | No
             return
         with _open(path) as file:
             read = {"json": _read_json, "csv": _read_csv, "parquet": _check_parquet}[reader]
-            yield from read(file, path, limit, max_bytes)
+            yield from read(file, path, max_bytes)
     except UnicodeDecodeError as error:
         odd = undecodable(error.object, path.name)
         yield Fault(str(path), odd.found, "UTF-8", odd.fix)
@@ -253,7 +254,7 @@ class _Lines:
             yield number, line
 
 
-def _read_json(file: io.BufferedReader, path: Path, limit: int | None, max_bytes: int | None) -> Iterator[Entry]:
+def _read_json(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Iterator[Entry]:
     """Rows that stand one in a line, or in a .json file also as one list."""
     lines, start = _Lines(file, max_bytes), file.peek(HEAD).lstrip()
     is_list, numbered = start.startswith(b"["), iter(lines)
@@ -268,7 +269,7 @@ def _read_json(file: io.BufferedReader, path: Path, limit: int | None, max_bytes
         yield Fault(f"{path}:1", f"a list: {_quoted(start.splitlines()[0])}", _EXPECTED["json"], fix)
         return
     rows = 0
-    for number, line in islice(chain([(begin, first)], numbered), limit):
+    for number, line in chain([(begin, first)], numbered):
         if line.strip():
             rows += 1
             yield _read_line(line, path, number)
@@ -352,7 +353,7 @@ def _read_document(text: bytes, path: Path) -> Iterator[Entry]:
             yield _as_row(row, f"{path} row {number}", fix, has_escapes=has_escapes)
 
 
-def _read_csv(file: io.BufferedReader, path: Path, limit: int | None, max_bytes: int | None) -> Iterator[Entry]:
+def _read_csv(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Iterator[Entry]:
     """Rows of text, and faults of records that have another number of fields than the header."""
     if file.peek(1)[:1] in (b"{", b"["):
         found, fix = f"json in a {_suffix(path)} file", f"mv {path.name} {path.stem}.jsonl"
@@ -371,7 +372,7 @@ def _read_csv(file: io.BufferedReader, path: Path, limit: int | None, max_bytes:
             return
         for name in sorted({name for name in header if header.count(name) > 1}):
             yield Fault(f"{path}:1", f"the column {name!r} twice", "each name once", "rename one of the two")
-        for record in islice(filter(None, records), limit):
+        for record in filter(None, records):
             rows += 1
             if len(record) == len(header):
                 yield dict(zip(header, record, strict=True))
@@ -387,7 +388,7 @@ def _read_csv(file: io.BufferedReader, path: Path, limit: int | None, max_bytes:
         yield _no_rows(path)
 
 
-def _check_parquet(file: io.BufferedReader, path: Path, limit: int | None, max_bytes: int | None) -> Iterator[Entry]:
+def _check_parquet(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Iterator[Entry]:
     """Faults of the mark that stands at both ends of a whole file, and of its footer; its reader checks the rest."""
     from pyarrow import ArrowException, parquet
 

@@ -24,7 +24,7 @@ from datasets.exceptions import DatasetGenerationError
 
 from runner.dataset.convert import CONVERT_VERSION, Conversion, RowRequest
 from runner.dataset.detect import check_without, refuse_media
-from runner.dataset.disk import CHOOSE, Files, check_files, find_files, read_columns
+from runner.dataset.disk import CHOOSE, MAX_BYTES_READ, Files, check_files, find_files, read_columns
 from runner.dataset.form import TURN_EXTRAS, Role
 from runner.dataset.request import Use, check_cut, check_words, no_row, read_cuts, read_limits
 from runner.dataset.step import first_made, key_of_steps, list_steps
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 Rows: TypeAlias = Dataset | IterableDataset
 HeldOut: TypeAlias = Rows | dict[str, Rows] | None
 STREAM_BUFFER = 10_000  # rows of a stream that are shuffled among each other
-STREAM_HEAD = 1_000  # lines of a streamed file that are checked before it is read
+STREAM_HEAD = 1_000  # rows of a stream among which there must be a good one
 BATCH = 1_000
 TURN = {"role": Value("string"), "content": Value("string")}
 MEDIUM = re.compile(r"(?:List\()*(?:Image|Audio|Video)\(")  # as datasets writes the types of its columns
@@ -156,7 +156,7 @@ def open_source(path: str, files: Files | None, config: str | None, revision: st
         builder = _file_builder(files) if files else datasets.load_dataset_builder(path, config, revision=revision)
         if streaming:
             if files:
-                check_files(files, STREAM_HEAD)
+                check_files(files, MAX_BYTES_READ)
             streams = builder.as_streaming_dataset()
             return RowSource(path, builder, tuple(streams), streams)
         if files and not os.path.exists(builder.cache_dir):  # else they were checked, and are unchanged
