@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from runner.errors import ConfigError, Fault
 from runner.model import jinja
@@ -28,6 +28,9 @@ from runner.model.folder import (
 )
 from runner.schema import find_definition, read_signature
 from runner.schema.text import Node
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken
 
 LOADER = "runner.model.load.load_model"
 NEW = "runner.model.load.new_model"
@@ -318,30 +321,23 @@ def find_adapter_faults(folder: ModelFolder, head: str, *, is_safe: bool) -> lis
 # --- The tokenizer --------------------------------------------------------------------------------
 
 
-class AddedToken(NamedTuple):
-    """A token beside those that were learnt from text."""
-
-    text: str
-    number: int
-    is_special: bool
-
-
 @dataclass(frozen=True)
 class Vocabulary:
     """The tokens of a tokenizer, by its files or by what was loaded.
 
-    ``used`` are the special tokens that it writes by itself, ``template`` what else may write some.
+    ``added`` are those beside the ones that were learnt from text, by number; ``used`` are the special tokens that it
+    writes by itself, ``template`` what else may write some.
     """
 
     tokens: Collection[str]
-    added: Sequence[AddedToken]
+    added: Mapping[int, AddedToken]
     used: Collection[str | None] = ()
     template: str = ""
 
     @property
     def marks(self) -> str:
         """Special tokens to choose from."""
-        return ", ".join([token.text for token in self.added if token.is_special][:5])
+        return ", ".join([token.content for token in self.added.values() if token.special][:5])
 
 
 def find_token_faults(wanted: Mapping[str, str | None], vocabulary: Vocabulary) -> list[Fault]:
@@ -369,12 +365,9 @@ def find_size_faults(vocabulary: Vocabulary, rows: int) -> list[Fault]:
 
     A special token that nothing here writes may lie beyond: that of Gemma's images does in its models of text alone.
     """
-    beyond = [token for token in vocabulary.added if token.number >= rows]
-    written = [
-        token
-        for token in beyond
-        if not token.is_special or token.text in vocabulary.used or token.text in vocabulary.template
-    ]
+    beyond = [token for number, token in vocabulary.added.items() if number >= rows]
+    used, template = vocabulary.used, vocabulary.template
+    written = any(not token.special or token.content in used or token.content in template for token in beyond)
     if not written and len(vocabulary.tokens) - len(beyond) <= rows:
         return []
     found = f"the tokenizer has {len(vocabulary.tokens)} tokens, the model {rows}"
@@ -426,13 +419,17 @@ def _read_vocabulary(folder: ModelFolder, config: Node, named: Mapping[str, str 
     """Every token; None where they are in a file of another kind."""
     if not folder.has("tokenizer.json"):
         return None
+    from tokenizers import AddedToken
+
     whole = folder.read("tokenizer.json")
     entries = (whole.get("model") or {}).get("vocab") or {}
     listed = whole.get("added_tokens") or ()
-    added = [AddedToken(entry["content"], entry["id"], bool(entry.get("special"))) for entry in listed]
+    added = {entry["id"]: AddedToken(entry["content"], special=bool(entry.get("special"))) for entry in listed}
     names = entries if isinstance(entries, Mapping) else (entry[0] for entry in entries)
     used = {*named.values(), _token(config.get("unk_token"))}
-    return Vocabulary({*names, *(token.text for token in added)}, added, used, str(config.get("chat_template") or ""))
+    return Vocabulary(
+        {*names, *(entry["content"] for entry in listed)}, added, used, str(config.get("chat_template") or "")
+    )
 
 
 def _find_template_faults(

@@ -89,11 +89,10 @@ def load_tokenizer(
 
 
 def _vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> check.Vocabulary:
-    added = [
-        check.AddedToken(str(token), number, token.special) for number, token in tokenizer.added_tokens_decoder.items()
-    ]
     used = {tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token}
-    return check.Vocabulary(tokenizer.get_vocab(), added, used, str(tokenizer.chat_template or ""))
+    return check.Vocabulary(
+        tokenizer.get_vocab(), tokenizer.added_tokens_decoder, used, str(tokenizer.chat_template or "")
+    )
 
 
 def _refuse(faults: list[Fault]) -> None:
