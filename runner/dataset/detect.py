@@ -87,7 +87,12 @@ def _read_as(form: str, columns: Sequence[str], given: Mapping[str, str]) -> Row
     free = [name for name in columns if name not in given.values()]
     named = {role: role for role in ROLES if role in free} | dict(given)
     known = FORMS[form]
-    named |= known.guess(free, named)
+    for names in known.known_as:
+        # A prompt is never passed over for another name, and below one that was given stands nothing.
+        is_other = "input" in names and "prompt" in named and "prompt" not in names.values()
+        if set(names.values()) <= set(free) and not is_other and not ("context" in names and "input" in given):
+            named |= {role: column for role, column in names.items() if role not in given}
+            break
     played: dict[str, str] = {}
     # Of roles that stand in for each other the given one is meant, else the first.
     for group in (*known.needs, *known.also, ("system",)):

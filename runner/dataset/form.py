@@ -11,7 +11,7 @@ the config check asks before either is imported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
@@ -42,8 +42,8 @@ class RowForm:
     """A form of rows: the roles that its columns play, the way it is read, and what its rows can become.
 
     ``needs`` has a group of roles that stand in for each other for each key of its canonical rows, the key first;
-    ``also`` are those that it reads where they are there. ``guess`` finds roles in columns of other names, given the
-    free columns and the roles that are named already. ``read`` makes a canonical row of the cells by role, an empty one
+    ``also`` are those that it reads where they are there. ``known_as`` has other people's names for the columns of
+    roles, the first being meant that are all there. ``read`` makes a canonical row of the cells by role, an empty one
     where it teaches nothing. ``becomes`` has an arrow to each form that a trainer takes, and to ``answer``, which
     metrics read: it gives usually one row, two for a pair that is taken apart, none where it teaches nothing in this
     form, and ``left_out`` says why. ``answers`` are the keys that hold what is learnt to write.
@@ -54,7 +54,7 @@ class RowForm:
     read: Callable[[Row], Row]
     becomes: Mapping[str, Callable[[Row], list[Row]]]
     also: tuple[tuple[str, ...], ...] = ()
-    guess: Callable[[Sequence[str], Mapping[str, str]], dict[str, str]] = lambda columns, named: {}
+    known_as: tuple[dict[str, str], ...] = ()
     left_out: str = ""
 
 
@@ -312,47 +312,6 @@ def _know_last(row: Row) -> list[Row]:
     return [{"prompt": prompt, "completion": [answer], "label": True}]
 
 
-# --- Other names --------------------------------------------------------------------------------
-
-# Other people's names for the two turns of an exchange, and for what stands below an instruction.
-EXCHANGES = (
-    ("instruction", "output", "input"),
-    ("instruction", "response", "context"),
-    ("input", "target", ""),
-    ("input", "output", ""),
-    ("question", "answer", ""),
-    ("query", "response", ""),
-    ("prompt", "response", ""),
-)
-CONVERSATIONS = ("conversations", "conversation")
-QUESTIONS = ("instruction", "input", "question", "query")
-
-
-def _guess_exchange(columns: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
-    """The two turns of an exchange under other names; none where a column is called `prompt`."""
-    if {"prompt", "completion"} <= set(named) or {"input", "target"} <= set(named):
-        return {}
-    for user, assistant, below in EXCHANGES:
-        if {user, assistant} <= set(columns) and ("prompt" not in named or user == "prompt"):
-            context = {"context": below} if below in columns else {}
-            return {"input": user, "target": assistant} | context
-    return {}
-
-
-def _guess_question(columns: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
-    """The prompt of a pair under another name; an instruction may have an input below it."""
-    found = [name for name in QUESTIONS if name in columns]
-    if "prompt" in named or not found or named.get("input", "input") != "input":
-        return {}
-    below = {"context": "input"} if found[:2] == ["instruction", "input"] else {}
-    return {"input": found[0]} | below
-
-
-def _guess_messages(columns: Sequence[str], named: Mapping[str, str]) -> dict[str, str]:
-    found = [name for name in CONVERSATIONS if name in columns]
-    return {"messages": found[0]} if found and "messages" not in named else {}
-
-
 # --- The forms ----------------------------------------------------------------------------------
 # The order is the order of recognition: what needs more columns comes first, and messages before prompt_completion,
 # which would lose the earlier turns.
@@ -362,7 +321,10 @@ FORMS = {
     "preference": RowForm(
         needs=(("chosen",), ("rejected",)),
         also=(_PROMPT, ("context",), ("margin",)),
-        guess=_guess_question,
+        known_as=(
+            {"input": "instruction", "context": "input"},
+            *({"input": name} for name in ("instruction", "input", "question", "query")),
+        ),
         answers=("chosen", "rejected"),
         read=_read_preference,
         left_out="chosen equals rejected",
@@ -384,7 +346,7 @@ FORMS = {
     ),
     "messages": RowForm(
         needs=(("messages",),),
-        guess=_guess_messages,
+        known_as=tuple({"messages": name} for name in ("messages", "conversations", "conversation")),
         answers=("messages",),
         read=lambda cells: {"messages": to_turns(cells["messages"], "messages")},
         left_out="it has no answer behind a prompt",
@@ -393,7 +355,18 @@ FORMS = {
     "prompt_completion": RowForm(
         needs=(_PROMPT, _COMPLETION),
         also=(("context",),),
-        guess=_guess_exchange,
+        known_as=(
+            {"prompt": "prompt", "input": "input", "target": "target"},
+            {"input": "input", "target": "target"},
+            {"input": "instruction", "target": "output", "context": "input"},
+            {"input": "instruction", "target": "output"},
+            {"input": "instruction", "target": "response", "context": "context"},
+            {"input": "instruction", "target": "response"},
+            {"input": "input", "target": "output"},
+            {"input": "question", "target": "answer"},
+            {"input": "query", "target": "response"},
+            {"input": "prompt", "target": "response"},
+        ),
         answers=("completion",),
         read=_read_exchange,
         becomes={"demonstration": _keep, "messages": _join, "prompt": _ask, "answer": _know},
