@@ -65,12 +65,10 @@ def mix_rows(
     evals: dict[str, Any] = {}
     for part, (_, held_out) in loaded.items():
         named = held_out if isinstance(held_out, Mapping) else {} if held_out is None else {"": held_out}
-        evals |= {"_".join(filter(None, (part, name))): _take(rows, limits["eval"]) for name, rows in named.items()}
-    return _take(mixed, limits["train"]), evals or None
-
-
-def _take(rows: Rows, limit: int | None) -> Rows:
-    return rows if limit is None else rows.take(limit)
+        evals |= {"_".join(filter(None, (part, name))): rows for name, rows in named.items()}
+    if limits["eval"]:
+        evals = {name: rows.take(limits["eval"]) for name, rows in evals.items()}
+    return mixed.take(limits["train"]) if limits["train"] else mixed, evals or None
 
 
 def _check_types(trains: Mapping[str, Rows]) -> None:

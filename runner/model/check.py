@@ -78,8 +78,8 @@ def find_model_faults(node: Node, head: str, length: object = None, peft: object
         freezes = isinstance(peft, Mapping) and str(peft.get("_target_")).startswith("runner.model.freeze.")
         if peft and not is_merged and not freezes:
             faults.append(SECOND_ADAPTER)
-        if base := folder.adapter.get("base_model_name_or_path"):
-            faults += _find_base_faults(base, folder.where, head, **how)
+        if folder.base:
+            faults += _find_base_faults(folder.base[0], folder.where, head, **how)
     except ConfigError as error:
         faults += error.faults
     return faults
@@ -311,7 +311,7 @@ def find_adapter_faults(folder: ModelFolder, head: str, *, is_safe: bool) -> lis
         trainers = {"SEQ_CLS": "trainer=reward, or ", "CAUSAL_LM": "a trainer of language models, or "}
         found, expected = f"{folder.source} is an adapter for {task}", f"{TASKS[head]}, which this trainer trains"
         faults.append(Fault(folder.where, found, expected, f"{trainers.get(str(task), '')}another model.path"))
-    if not adapter.get("base_model_name_or_path"):
+    if not folder.base:
         found = f"adapter_config.json of {folder.source} names no base_model_name_or_path"
         fix = f"{DOWNLOAD_AGAIN}: {folder.source}"
         faults.append(Fault(folder.where, found, "the model that it belongs on", fix))
@@ -381,8 +381,8 @@ def find_tokenizer_faults(node: object, rows: int | None) -> list[Fault]:
         return []
     try:
         folder = find_folder(node["path"], "model.tokenizer.path")
-        if folder and (base := folder.tokenizer_base):
-            folder = find_folder(base[0], folder.where)
+        if folder and folder.base and not folder.has("tokenizer_config.json"):
+            folder = find_folder(folder.base[0], folder.where)
         if folder is None:
             return _find_template_faults(node, {})
         config = folder.read("tokenizer_config.json") if folder.has("tokenizer_config.json") else {}

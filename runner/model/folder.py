@@ -85,11 +85,10 @@ class ModelFolder:
         return self.read("adapter_config.json") if self.has("adapter_config.json") else None
 
     @property
-    def tokenizer_base(self) -> tuple[str, str | None] | None:
-        """The model, and its revision, whose tokenizer is that of an adapter which brings none; else None."""
-        if self.has("tokenizer_config.json") or not self.adapter or not self.adapter.get("base_model_name_or_path"):
-            return None
-        return self.adapter["base_model_name_or_path"], self.adapter.get("revision")
+    def base(self) -> tuple[str, str | None] | None:
+        """The model, and its revision, that an adapter belongs on; None of a whole model, or where none is named."""
+        name = (self.adapter or {}).get("base_model_name_or_path")
+        return (name, (self.adapter or {}).get("revision")) if name else None
 
     @property
     def is_plain(self) -> bool:

@@ -60,8 +60,8 @@ def load_tokenizer(
     shipped template or a ``.jinja`` file; None leaves the tokenizer's own, or none.
     """
     folder = fetch(path, "model.tokenizer", revision)
-    if base := folder.tokenizer_base:
-        folder = fetch(base[0], "model.tokenizer", base[1])
+    if folder.base and not folder.has("tokenizer_config.json"):
+        folder = fetch(folder.base[0], "model.tokenizer", folder.base[1])
     if not folder.has("tokenizer_config.json"):  # then it is the architecture that names the kind of tokenizer
         _refuse(check.find_config_faults(folder, trust=trust_remote_code) if folder.has("config.json") else [])
     with translate_model_errors(folder.source, folder.revision, "model.tokenizer"):
@@ -162,10 +162,8 @@ def fetch(path: str, part: str = "model", revision: str | None = None) -> ModelF
 def read_adapter(path: str, revision: str | None = None) -> PeftConfig | None:
     """The config of the adapter at this path, or None where a whole model is."""
     folder = fetch(path, "model", revision)
-    return _read_adapter(folder) if folder.adapter is not None else None
-
-
-def _read_adapter(folder: ModelFolder) -> PeftConfig:
+    if folder.adapter is None:
+        return None
     with translate_model_errors(folder.source, folder.revision):
         return PeftConfig.from_pretrained(str(folder.path))
 
@@ -173,9 +171,8 @@ def _read_adapter(folder: ModelFolder) -> PeftConfig:
 def read_config(path: str, revision: str | None = None, trust_remote_code: bool = False) -> PretrainedConfig:
     """The config of the model at this path, or that of the base of an adapter."""
     folder = fetch(path, "model", revision)
-    if folder.adapter is not None:
-        adapter = _read_adapter(folder)
-        folder = fetch(adapter.base_model_name_or_path, "model", adapter.revision)
+    if folder.base:
+        folder = fetch(folder.base[0], "model", folder.base[1])
     _refuse(check.find_config_faults(folder, trust=trust_remote_code))
     with translate_model_errors(folder.source, folder.revision):
         how = {"revision": folder.revision, "trust_remote_code": trust_remote_code}
@@ -210,7 +207,7 @@ def _load_adapter(folder: ModelFolder, head: str, seed: int, how: Mapping[str, A
     """The adapter at this folder on the base that it names, trainable."""
     with translate_model_errors(folder.source, folder.revision):
         is_safe = not how["use_safetensors"] or has_file(folder.source, ADAPTER, revision=folder.revision)
-    adapter = _read_adapter(folder)
+        adapter = PeftConfig.from_pretrained(str(folder.path))
     faults = check.find_adapter_faults(folder, head, is_safe=is_safe)
     if adapter.is_prompt_learning:
         found = f"{folder.source} holds a learnt prompt, which peft cannot train any further"
