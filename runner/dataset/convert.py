@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from runner.dataset.detect import kept_columns, read_layout
-from runner.dataset.form import FORMS, TWINS, Role, RowLayout, convert, describe_cell
+from runner.dataset.form import FORMS, TWINS, Role, RowLayout, answer_columns, convert, describe_cell
 from runner.dataset.step import Row, Step, apply_steps
 from runner.errors import DataError, Fault
 
@@ -111,7 +111,7 @@ class Conversion:
                 self.left_out["dataset.map gave None"] += 1
                 return []
             for new in made:
-                for name in ("prompt", "completion", "chosen"):
+                for name in ("prompt", *answer_columns(self.like)):
                     is_chat = isinstance(self.like.get(name), list)
                     if isinstance(new.get(name), list) != is_chat:
                         kind = "conversations" if is_chat else "plain text"

@@ -31,7 +31,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from trl import pack_dataset
 
-from runner.dataset.form import answer_columns
+from runner.dataset.form import FORMS, answer_columns
 from runner.dataset.load import Rows, cache_key
 from runner.dataset.step import Cells
 from runner.errors import ConfigError, DataError, Fault
@@ -48,6 +48,7 @@ Tools = Sequence[Cells] | None
 # Part of the key under which weighed rows are cached: count up when weights come out otherwise.
 WEIGH_VERSION = 2
 WEIGHTS = "token_weights"
+PAIR = tuple(f"{side}_weights" for side in FORMS["preference"].answers)
 # Private use characters, which no text holds and no template treats specially.
 STAND_IN = "\ue0fe\ue0ff\ue0fe"
 
@@ -249,13 +250,6 @@ def _entries(rule: Rule, messages: Sequence[Cells], row: Cells) -> list[tuple[fl
 
 # --- Rows that a trainer has made of it ---------------------------------------------------------
 
-# Of each trainer's rows: the weights, and the columns whose tokens they belong to.
-TOKENS = {
-    WEIGHTS: (("input_ids",), ("prompt_ids", "completion_ids")),
-    "chosen_weights": (("prompt_ids", "chosen_ids"),),
-    "rejected_weights": (("prompt_ids", "rejected_ids"),),
-}
-
 
 def weigh_rows(rows: Rows, weigher: Weigher, key: str, workers: int | None = None) -> Rows:
     """A trainer's tokenised rows with the weights of their tokens, without rows in which nothing is left to learn.
@@ -292,7 +286,8 @@ def weigh_row(row: Cells, weigher: Weigher, index: int | None = None) -> dict[st
     new: dict[str, list[Any]] = {}
     try:
         for name, (ids, weights) in weigher(row).items():
-            columns = next(names for names in TOKENS[name] if all(column in row for column in names))
+            answer = "completion" if name == WEIGHTS else name.removesuffix("_weights")
+            columns = ("input_ids",) if "input_ids" in row else ("prompt_ids", f"{answer}_ids")
             kept = [token for column in columns for token in row[column]]
             count, rest = len(kept), len(ids) - len(kept)  # the trainer keeps the beginning of a row, or its end
             if list(ids[:count]) == kept:
@@ -350,8 +345,8 @@ class WeightCollator:
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         batch = self.inner(rows)
-        if "chosen_weights" in rows[0]:
-            weights = [row[name] for name in ("chosen_weights", "rejected_weights") for row in rows]
+        if PAIR[0] in rows[0]:
+            weights = [row[name] for name in PAIR for row in rows]
             return batch | self._beside(batch, weights)
         batch |= self._beside(batch, [row[WEIGHTS] for row in rows])
         if f"KL_{WEIGHTS}" in rows[0]:

@@ -23,6 +23,7 @@ JsonObject = dict[str, Any]
 LOCATION = "a folder of this machine, runner://..., or org/name on the hub"
 WEIGHTS, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
 CONFIGS = ("config.json", "tokenizer_config.json", "adapter_config.json")  # all that a snapshot is sure to hold
+MAX_JSON_BYTES = 256 << 20  # the largest tokenizers take a tenth of it
 DOWNLOAD_AGAIN = "copy or download it again"
 # Architectures whose files name each weight as the model does, with the same names in every layer.
 PLAIN = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "olmo2", "smollm3", "gpt_neox", "gpt2", "opt", "phi3")
@@ -53,6 +54,9 @@ class ModelFolder:
     def read(self, name: str) -> JsonObject:
         """The object in a JSON file of the folder; raises ConfigError where it holds none."""
         path = self.path / name
+        if (size := path.stat().st_size) > MAX_JSON_BYTES:
+            found, expected = f"{size:,} bytes of JSON", f"at most {MAX_JSON_BYTES:,}"
+            raise ConfigError(Fault(str(path), found, expected, f"{DOWNLOAD_AGAIN}: {path}"))
         head = path.read_bytes()
         if odd := sniff(head[:HEAD], str(path)):
             raise ConfigError(Fault(str(path), odd.found, "a JSON file", odd.fix))
