@@ -6,7 +6,8 @@ import pytest
 from laid import lay_run, write
 
 from runner.__main__ import main
-from runner.report.compare import changed_files, deviations, sections_of
+from runner.report.compare import deviations, sections_of
+from runner.report.facts import changed_files
 from runner.run.read import read_run
 
 PATCH = "diff --git a/x.py b/x.py\n--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a\n+{}\n"

@@ -25,7 +25,8 @@ from runner.io.terminal import sample_lines, to_visible
 from runner.launch.stages import compose_runs
 from runner.model.chat import read_template
 from runner.model.encoding import to_texts
-from runner.report.tokens import Sheet, TokenRow, format_sheet, to_page
+from runner.report.page import to_preview_page
+from runner.report.tokens import Sheet, TokenRow, format_sheet
 from runner.run import key_of
 from runner.training.inspection import find_faults, inspect_training, read_batches
 
@@ -378,7 +379,7 @@ class Reader(HTMLParser):
 
 def test_the_page_is_whole_by_itself_and_no_text_of_others_is_part_of_it():
     pair = [row_of(["p", HOSTILE], [0, 1], "chosen"), row_of(["p", "b"], [0, 1], "rejected")]
-    page = to_page("<b>name", [Sheet("train", ["x < y"], pair)])
+    page = to_preview_page("<b>name", [Sheet("train", ["x < y"], pair)])
     reader = Reader()
     reader.feed(page)
     assert "script" not in reader.tags and reader.links == [] and "url(" not in page and "http:" not in page
@@ -457,7 +458,7 @@ document.body.dataset.found = page.scrollWidth + " of " + page.clientWidth }}</s
 def test_nothing_of_the_page_runs_off_a_phone(tmp_path, width):
     rows = [row_of(["prompt\n", "x" * 300, "word " * 80], [0, 1, 1], role, 0) for role in ("chosen", "rejected")]
     rows += [row_of(["https://example.org/" + "y" * 200], [1], "", 1)]
-    (tmp_path / "page.html").write_text(to_page("A name_" + "n" * 90, [Sheet("train", ["s" * 120], rows)]))
+    (tmp_path / "page.html").write_text(to_preview_page("A name_" + "n" * 90, [Sheet("train", ["s" * 120], rows)]))
     (tmp_path / "harness.html").write_text(HARNESS.format(width=width))
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]
     command += [f"--user-data-dir={tmp_path}/profile", "--virtual-time-budget=2000", "--dump-dom"]

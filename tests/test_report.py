@@ -6,10 +6,9 @@ import pytest
 from laid import lay_run
 
 from runner.config import compose
+from runner.report.facts import command_of, differing, first_rows
 from runner.report.page import over_time, write_run_report
 from runner.report.plot import thinned, write_plots
-from runner.report.repeat import command_of
-from runner.report.single import differing, view_of
 from runner.report.table import run_table
 from runner.run import write_config
 from runner.run.read import read_metrics, read_run, read_samples
@@ -45,10 +44,11 @@ def test_a_run_differs_from_the_options_that_it_chose_in_what_was_typed(tmp_path
     words = ["trainer=dpo", "dataset=toy_sort", "kl_coef=0.3", "trainer.args.max_steps=5", "name=x"]
     folder = lay_run(tmp_path / "x" / "run", words=words)
     write_config(folder, compose(words).cfg)
-    view = view_of(folder)
-    assert {key: ours for key, ours, _ in view.differing} == {"kl_coef": "0.3", "trainer.args.max_steps": "5"}
-    assert [name for name, _ in view.rows[0]][:2] == ["prompt", "chosen"]
-    text = run_table(view)
+    run = read_run(folder)
+    found = differing(run)
+    assert {key: ours for key, ours, _ in found} == {"kl_coef": "0.3", "trainer.args.max_steps": "5"}
+    assert [name for name, _ in first_rows(run.cfg)[0]][:2] == ["prompt", "chosen"]
+    text = run_table(run, found)
     assert "kl_coef=0.3 (0.1)" in text and f"repeat    python -m runner {' '.join(words)}" in text
 
 
@@ -70,7 +70,7 @@ def test_a_run_page_shows_what_was_said_at_the_first_and_the_last_step(tmp_path)
     ((prompt, cells),) = over_time(read_run(folder))
     assert prompt == "p<i>"
     assert [row["completion"] for _, _, row in cells] == ["c0", "c8", "c16", "c23", "c31", "c39"]
-    page = write_run_report(view_of(folder))
+    page = write_run_report(run := read_run(folder), differing(run))
     text, changed = page.read_text(), page.stat().st_mtime_ns
     assert (
         "<b>9.75</b>" in text
@@ -79,7 +79,7 @@ def test_a_run_page_shows_what_was_said_at_the_first_and_the_last_step(tmp_path)
         and "<svg" in text
         and "<script" not in text
     )
-    write_run_report(view_of(folder))
+    write_run_report(run, differing(run))
     assert page.stat().st_mtime_ns == changed
 
 
@@ -94,9 +94,9 @@ def test_a_folder_with_nothing_readable_has_a_page_too(tmp_path):
     folder.mkdir(parents=True)
     for name in ("config.yaml", "status.json", "manifest.json", "scores.json", "metrics.jsonl", "completions.jsonl"):
         (folder / name).write_bytes(b"\xff[1, {")
-    view = view_of(folder)
-    assert view.run.state == "unknown" and "config.yaml cannot be read" in view.run.cause
-    assert "manifest.json cannot be read" in write_run_report(view).read_text()
+    run = read_run(folder)
+    assert run.state == "unknown" and "config.yaml cannot be read" in run.cause
+    assert "manifest.json cannot be read" in write_run_report(run, differing(run)).read_text()
 
 
 def test_long_curves_are_averaged_not_cut():

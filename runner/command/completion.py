@@ -12,7 +12,7 @@ Keys are read from conf/ and from the installed source of what the chosen traine
 Folders that --config-dir names are looked into. Nothing heavy is imported.
 """
 
-# Called at every press of a key: only light rooms may be imported here, and Hydra composes too slowly.
+# Called at every press of a key: only light rooms may be imported here, and Hydra only where a key is asked for.
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from runner.command import VERBS, CommandLine
-from runner.config.limits import read_yaml
 from runner.config.menu import read_menu
-from runner.errors import ConfigError, Fault
-from runner.io.files import MENU, PACKAGE
-from runner.schema import Parameter, choices_compared, read_signature
+from runner.errors import ConfigError, Fault, RunnerError
+from runner.io.files import PACKAGE
+from runner.schema import Parameter, choices_compared, read_signature, select
 
 WITHOUT_RUN = ("train", "doctor", "completion", "import", "rehearse")  # verbs that take none
 COMPOSING = ("", "train", "evaluate", "predict", "preview", "rehearse", "why")  # that take what a training takes
@@ -98,11 +97,11 @@ def _candidates(words: Sequence[str], current: str) -> Iterator[str]:
     elif verb == "completion":
         yield from SHELLS
     elif "=" in current:
-        yield from Layout(words).values(current)
+        yield from Chosen(words).values(current)
     else:
         yield from VERBS if not verb else ()
         if verb in COMPOSING:
-            yield from Layout(words).keys(current, end="" if takes_key else "=")
+            yield from Chosen(words).keys(current, end="" if takes_key else "=")
         if verb and not takes_key:
             source = (PACKAGE / "command" / f"{verb}.py").read_text(encoding="utf-8")
             yield from re.findall(r"^    (\w+=)", source.split('"""')[1], re.MULTILINE)  # as its help lists them
@@ -123,15 +122,14 @@ def _paths(text: str, folders: bool = False) -> Iterator[str]:
             yield f"{head}{slash}{path.name}{'/' if is_open else ''}"
 
 
-class Layout:
-    """A configuration as far as completion needs it: the chosen files laid over each other, in about their order."""
+class Chosen:
+    """The options that some words choose, and the keys and values that their configuration has room for."""
 
     def __init__(self, words: Sequence[str]):
-        folders = [Path(word) for flag, word in itertools.pairwise(words) if flag in FOLDER_FLAGS]
-        pairs = [word.lstrip("+").partition("=") for word in words if "=" in word]
-        self.roots = [*folders, MENU]
-        self.menu = read_menu(folders)
-        self.typed = {key: value for key, _, value in pairs if key in self.menu}
+        self.folders = [Path(word) for flag, word in itertools.pairwise(words) if flag in FOLDER_FLAGS]
+        self.menu = read_menu(self.folders)
+        pairs = [word.lstrip("+").partition("=") for word in words]
+        self.choices = [f"{key}={option}" for key, _, option in pairs if option in self.menu.get(key, ())]
 
     def keys(self, current: str, end: str) -> Iterator[str]:
         """The next part of a key: with a dot where it goes on, with ``end`` where it may stop."""
@@ -166,21 +164,19 @@ class Layout:
 
     @cached_property
     def tree(self) -> dict[str, Any]:
-        """The keys that the chosen files set, with their values."""
-        chosen = self._choices("config") | self._choices(f"experiment/{self.typed.get('experiment')}") | self.typed
-        for group, option in list(chosen.items()):
-            brought = self._choices(f"{group}/{option}")
-            chosen |= {other: name for other, name in brought.items() if other not in self.typed}
-        tree = dict.fromkeys(self.menu) | self._read("config")
-        for group, option in chosen.items():
-            self._lay(tree, f"{group}/{option}", "")
-        return {key: entry for key, entry in tree.items() if key not in ("defaults", "hydra")}
+        """The keys that the chosen files set, with their values; where they do not go together, the groups alone."""
+        from omegaconf import OmegaConf
+
+        from runner.config import compose_unresolved
+
+        tree: dict[str, Any] = dict.fromkeys(self.menu)
+        with contextlib.suppress(RunnerError):
+            tree |= OmegaConf.to_container(compose_unresolved(self.choices, self.folders)[0], resolve=False)
+        return {key: entry for key, entry in tree.items() if key != "hydra"}
 
     def _node(self, path: str) -> Mapping[str, Any]:
         """The mapping at a dotted key, empty where there is none."""
-        node: Any = self.tree
-        for part in path.split(".") if path else ():
-            node = node.get(part) if isinstance(node, Mapping) else None
+        node = select(self.tree, path)
         return node if isinstance(node, Mapping) else {}
 
     def _parameters(self, path: str) -> Mapping[str, Parameter]:
@@ -190,47 +186,6 @@ class Layout:
         target = self._node(path).get("_target_")
         signature = read_signature(target) if isinstance(target, str) else None
         return keys_of(path, signature) if signature else {}
-
-    def _choices(self, file: str) -> dict[str, str]:
-        """The options of other groups that a file, or one that it builds on, chooses."""
-        found: dict[str, str] = {}
-        for entry in self._read(file).get("defaults", []):
-            if isinstance(entry, str) and entry != "_self_":
-                found |= self._choices(f"{file.partition('/')[0]}/{entry.partition('@')[0]}")
-            elif isinstance(entry, Mapping):
-                found |= {str(group).removeprefix("override ").lstrip("/"): str(entry[group]) for group in entry}
-        return found
-
-    def _lay(self, tree: dict[str, Any], file: str, key: str) -> None:
-        """Lay a file into the tree after those that it builds on: at a key, at the top, or at its group."""
-        group, own = file.partition("/")[0], dict(self._read(file))
-        for entry in own.pop("defaults", []):
-            if isinstance(entry, str) and entry != "_self_":
-                name, _, inner = entry.partition("@")
-                self._lay(tree, f"{group}/{name}", inner or key)
-        path = self._path(file)
-        is_global = path is not None and path.read_text(encoding="utf-8").startswith("# @package _global_")
-        _merge(tree, {key: own} if key else own if is_global else {group: own} if own else {})
-
-    def _read(self, file: str) -> dict[str, Any]:
-        """The content of a file of the menu, empty where it is none."""
-        path = self._path(file)
-        with contextlib.suppress(ConfigError):
-            return (read_yaml(path) or {}) if path else {}
-        return {}
-
-    def _path(self, file: str) -> Path | None:
-        return next((path for root in self.roots if (path := root / f"{file}.yaml").is_file()), None)
-
-
-def _merge(into: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Lay a mapping over another one, key by key."""
-    for key, entry in more.items():
-        if isinstance(entry, Mapping):
-            into[key] = into[key] if isinstance(into.get(key), dict) else {}
-            _merge(into[key], entry)
-        else:
-            into[key] = entry
 
 
 if __name__ == "__main__":

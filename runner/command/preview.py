@@ -35,7 +35,8 @@ from runner.io.terminal import quiet
 from runner.launch import stages
 from runner.launch.worker import take_devices, visible_devices
 from runner.model.encoding import to_texts
-from runner.report.tokens import MAX_WIDTH, Sheet, format_sheet, to_page
+from runner.report.page import to_preview_page
+from runner.report.tokens import MAX_WIDTH, Sheet, format_sheet
 from runner.run import Run, folder_of, key_of, write_config
 from runner.run.find import find_runs
 from runner.training.components import build_components
@@ -84,7 +85,7 @@ def main(line: CommandLine) -> int:
         first, key = runs[0], key_of(runs[0].cfg)
         default = folder_of(first.cfg, first.overrides).parent / f"preview-{key}.html"
         path = default if html in ("", "true") else Path(html)
-        write_text(path, to_page(f"What {first.cfg['name']} ({key}) trains on", sheets))
+        write_text(path, to_preview_page(f"What {first.cfg['name']} ({key}) trains on", sheets))
         print(f"page      {path}", flush=True)
     if faults := [fault for sheet in sheets for fault in sheet.faults]:
         print(ConfigError(dict.fromkeys(faults)), file=sys.stderr)

@@ -16,10 +16,9 @@ from runner.command._option import Option, read_options
 from runner.errors import Fault, FolderError
 from runner.io.files import display_path, find_links
 from runner.io.terminal import print_visible
+from runner.report.facts import differing
 from runner.report.number import short
-from runner.report.objective import check_objective
 from runner.report.page import write_report, write_run_report
-from runner.report.single import view_of
 from runner.report.sweep import list_states, summarise
 from runner.report.table import Column, format_table, run_table, table
 from runner.run import link_faults
@@ -55,18 +54,15 @@ def report(folder: Path, objective: str | None = None, direction: str | None = N
     width = shutil.get_terminal_size((80, 24)).columns
     # Of a name only the pictures: its runs may be links to where they are.
     links = find_links(folder) if is_run(folder) else filter(Path.is_symlink, [folder / "plots"])
-    faults = link_faults(links)
-    if not faults and is_run(folder):
-        faults = read_run(folder).format_faults
-    if faults:
+    if faults := link_faults(links):
         raise FolderError(faults)
     if is_run(folder):
-        view = view_of(folder)
-        text = run_table(view, width)
-        return f"{text}\npage      {display_path(write_run_report(view))}"
+        run = read_run(folder)
+        if run.format_faults:
+            raise FolderError(run.format_faults)
+        found = differing(run)
+        return f"{run_table(run, found, width)}\npage      {display_path(write_run_report(run, found))}"
     summary = summarise(folder, objective, direction)
-    if objective:
-        check_objective(summary.runs, objective)
     page = display_path(write_report(summary))
     return f"{table(summary, width)}\nrows      {page.removesuffix('report.html')}summary.csv\npage      {page}"
 

@@ -36,8 +36,8 @@ from runner.io.files import write_json
 from runner.io.secrets import HIDDEN, hidden_source
 from runner.launch.worker import launch
 from runner.report.compare import deviations
+from runner.report.facts import folders_in, words_of
 from runner.report.number import number
-from runner.report.repeat import folders_in, words_of
 from runner.run import CHANGES, Run, installed_version, open_run, run_git
 from runner.run.find import check_finished, find_runs
 from runner.run.read import RunRecord, read_run

@@ -21,11 +21,12 @@ from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, Folde
 from runner.io.files import files_of, read_json, seal, shipped, strict, write_json, write_text
 from runner.io.secrets import hidden
 from runner.model.encoding import stop_ids
-from runner.report.objective import informative
+from runner.report.table import score_table
 from runner.run import Run, last_checkpoint, write_manifest
 from runner.run.continuation import begin_from, copy_history, other_run
 from runner.run.disk import check_space
 from runner.run.inputs import check_fingerprints, find_other_facts, read_fingerprints
+from runner.run.read import read_run
 from runner.schema import upstream
 from runner.training.components import Components, build_components
 from runner.training.components.model import has_base, path_of, policy_of
@@ -168,7 +169,7 @@ def _finish(run: Run, components: Components, stop: StopRequest, seconds: float)
     components.seal.rotate(run.checkpoints, trainer.state.best_model_checkpoint, healthy=True)
     _push(run, stop)
     run.set_status("finished", step=trainer.state.global_step, cause=None)
-    print(_closing(run, scores, trainer.state.global_step, seconds))
+    print(_closing(run, seconds))
 
 
 def save_model(run: Run, trainer: Trainer) -> None:
@@ -316,16 +317,10 @@ def _no_steps(args: TrainingArguments, rows: int) -> Fault:
     return Fault("dataset", f"{rows} training rows", expected, fix)
 
 
-def _closing(run: Run, scores: Mapping[str, Mapping[str, float]], steps: int, seconds: float) -> str:
+def _closing(run: Run, seconds: float) -> str:
     """The last words of a run: what changed, where it is, and what to type next."""
-    before, after = scores.get("before", {}), scores["after"]
-    shown = informative(list(after))
-    width = max(map(len, [*shown, "held out"]))
-    lines = [f"finished  {steps} steps in {seconds:.0f} s"]
-    lines += [f"  {'held out':<{width}}    before     after"] if shown else []
-    for name in shown:
-        start = f"{before[name]:8.3f}" if name in before else f"{'-':>8}"
-        lines.append(f"  {name:<{width}}  {start}  {after[name]:8.3f}")
+    record = read_run(run.folder)
+    lines = [f"finished  {record.status['step']} steps in {seconds:.0f} s", *score_table(record)]
     lines += [f"model     {run}/model", f"curves    {run}/plots"]
     node, model = run.cfg["trainer"], f"{run}/model"
     if node["form"] == "prompt":

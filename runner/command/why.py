@@ -25,8 +25,8 @@ from runner.errors import ConfigError, Fault
 from runner.io.secrets import hidden
 from runner.io.terminal import print_visible
 from runner.launch import stages
+from runner.report.facts import command_of, folders_in, words_of
 from runner.report.number import short
-from runner.report.repeat import command_of, folders_in, words_of
 from runner.report.table import Column, format_table
 from runner.run import key_of
 from runner.run.find import find_runs

@@ -16,9 +16,8 @@ import yaml
 from runner.io.files import read_json
 from runner.io.secrets import looks_secret
 from runner.report.axis import short_target
+from runner.report.facts import differing, score_rows, words_of
 from runner.report.number import number
-from runner.report.repeat import words_of
-from runner.report.single import differing, score_rows
 from runner.run.read import RunRecord, read_run
 from runner.schema import walk
 

@@ -1,17 +1,18 @@
-"""Differences of two runs, from their files alone: section by section for people, and to the bit for a repetition."""
+"""Differences of two runs, from their files alone: section by section for people, and to the bit for a repetition.
+
+What is said of each of them is gathered in ``facts``.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import re
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from runner.report.axis import MISSING, TOP, is_of_launch, lasting_keys
+from runner.report.facts import facts_of
 from runner.report.number import number, value
 from runner.report.objective import CLOCK, informative
-from runner.report.repeat import command_of
 from runner.run.read import RunRecord, is_finite
 from runner.schema import Config, flatten
 
@@ -19,20 +20,16 @@ from runner.schema import Config, flatten
 TIMED = re.compile(r"(^|_)(runtime|seconds|step_time)$|_per_second$|^(eval_)?(eps|time/|profiling/|memory/)")
 WEIGHTS = ".safetensors"
 
-Row = tuple[str, str, str]
-
 
 @dataclass(frozen=True)
 class Section:
     """One respect in which two runs are compared: rows of a name and both values, none where they are alike.
 
-    ``change`` has the difference of each row where its values are numbers; ``unknown`` is whether neither run says
-    anything of it.
+    A row of numbers ends in their difference. ``unknown`` is whether neither run says anything of it.
     """
 
     title: str
-    rows: Sequence[Row]
-    change: Sequence[str] = ()
+    rows: Sequence[tuple[str, ...]]
     unknown: bool = False
 
 
@@ -48,27 +45,7 @@ def sections_of(ours: RunRecord, theirs: RunRecord) -> list[Section]:
     return sorted(found, key=lambda section: len(section.rows))
 
 
-def facts_of(run: RunRecord) -> dict[str, dict[str, object]]:
-    """The facts of a manifest by their subject, the words of the command, and the state.
-
-    Of a fingerprint its beginning, which is enough to distinguish two.
-    """
-    nodes = {title: run.manifest.get(title) for title in ("data", "versions", "hardware", "model", "git")}
-    facts = {title: flatten(node) if isinstance(node, Mapping) else {} for title, node in nodes.items()}
-    facts["data"] |= {key: str(f)[:12] for key, f in facts["data"].items() if key.endswith("fingerprint") and f}
-    facts["versions"] |= {"python": run.manifest["python"]} if "python" in run.manifest else {}
-    facts["model"].pop("path", None)
-    git = facts.pop("git")
-    facts["code"] = {"commit": str(git.get("commit", ""))[:12]} if git else {}
-    for file, added, removed, mark in changed_files(str(git.get("diff") or "")):
-        facts["code"][f"changed {file}"] = f"+{added} -{removed} ({mark})"
-    words = [word.partition("=") for word in shlex.split(command_of(run))[3:]]
-    facts["command"] = {key: text if sign else "" for key, sign, text in words if key != "name"}
-    facts["state"] = {"state": run.state, "step": run.progress}
-    return facts
-
-
-def _config(ours: Config, theirs: Config) -> list[Row]:
+def _config(ours: Config, theirs: Config) -> list[tuple[str, str, str]]:
     """The keys whose values differ; those that say the same stand beside the first of them.
 
     A whole node that only one of them has is one row.
@@ -104,27 +81,15 @@ def _node(entry: object) -> str:
     return value(entry)
 
 
-def changed_files(diff: str) -> Iterator[tuple[str, int, int, str]]:
-    """Each file of a git diff with its added and removed lines and a short mark of what they are.
-
-    >>> [entry[:3] for entry in changed_files("diff --git a/x.py b/x.py\\n@@ -1 +1 @@\\n-a\\n+b")]
-    [('x.py', 1, 1)]
-    """
-    for part in re.split(r"^diff --git ", diff, flags=re.MULTILINE)[1:]:
-        head, *lines = part.splitlines()
-        changed = [line for line in lines if line[:1] in "+-" and not line.startswith(("+++ ", "--- "))]
-        mark = hashlib.sha256("\n".join(changed).encode()).hexdigest()[:6]
-        added = sum(line[0] == "+" for line in changed)
-        yield head.rpartition(" b/")[2], added, len(changed) - added, mark
-
-
 def _scored(title: str, ours: Mapping[str, float], theirs: Mapping[str, float]) -> Section:
     """The figures of both, with the difference where both have one."""
     names = informative(list(dict.fromkeys([*ours, *theirs])))
-    pairs = {name: (ours.get(name), theirs.get(name)) for name in names if ours.get(name) != theirs.get(name)}
-    rows = [(name, number(a), number(b)) for name, (a, b) in pairs.items()]
-    change = ["" if a is None or b is None else f"{'+' if b > a else ''}{number(b - a, 3)}" for a, b in pairs.values()]
-    return Section(title, rows, change, unknown=not names)
+    rows = []
+    for name, a, b in ((name, ours.get(name), theirs.get(name)) for name in names):
+        if a != b:
+            change = "" if a is None or b is None else f"{'+' if b > a else ''}{number(b - a, 3)}"
+            rows.append((name, number(a), number(b), change))
+    return Section(title, rows, unknown=not names)
 
 
 def _last(run: RunRecord) -> dict[str, float]:

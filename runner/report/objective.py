@@ -17,7 +17,6 @@ LIKELY = ("objective/scores", "reward", "rewards/accuracies", "accuracy", "mean_
 # Figures that stay in the files, because they say little about whether something was learned.
 QUIET = ("logits/", "logps/", "_length", "clip", "min_reward", "max_reward", "frac_reward", "/std", "_std")
 CLOCK = ("_runtime", "_per_second", "_seconds", "epoch", "num_tokens", "max_steps", "percentage", "total_flos", "step")
-DIRECTIONS = ("max", "min")
 
 
 @dataclass(frozen=True)
@@ -36,16 +35,24 @@ class SweepObjective:
 def choose_objective(
     runs: Sequence[RunRecord], name: str | None = None, direction: str | None = None
 ) -> SweepObjective | None:
-    """The objective of some runs; None where none of them has a score, ConfigError where what was asked is not there.
+    """The objective of some runs; None where none of them has a score.
+
+    Raises ConfigError where runs have finished and none of them has the score that was asked for.
 
     >>> choose_objective([])
     """
-    if direction not in (None, *DIRECTIONS):
-        raise ConfigError(Fault("direction", repr(direction), " or ".join(DIRECTIONS), "direction=max"))
-    known = score_names(runs)
-    name, why, more = (_full_name(name, known), "asked for", None) if name else _found(runs, known)
+    if direction not in (None, "max", "min"):
+        raise ConfigError(Fault("direction", repr(direction), "max or min", "direction=max"))
+    known, finished = score_names(runs), [run for run in runs if run.state == "finished"]
+    asked, (name, why, more) = name, (_full_name(name, known), "asked for", None) if name else _found(runs, known)
     if name is None:
         return None
+    if asked and finished and all(run.score(name) is None for run in finished):
+        logged = {found for run in finished for found in names(run.lines) if not found.endswith(CLOCK)}
+        expected = list(dict.fromkeys(informative([*known, *sorted(logged)])))
+        near = difflib.get_close_matches(asked, [*known, *sorted(logged)], 1)
+        fix = f"objective={near[0] if near else '<one of them>'}"
+        raise ConfigError(Fault("objective", f"no finished run has {asked!r}", f"one of {', '.join(expected)}", fix))
     more = direction == "max" if direction else not LOW.search(name) if more is None else more
     return SweepObjective(name, more, why)
 
@@ -63,19 +70,6 @@ def informative(found: Sequence[str]) -> list[str]:
 def _full_name(name: str, known: Sequence[str]) -> str:
     """The score that was asked for, with or without ``eval_``; it need not be known where it may have been logged."""
     return next((found for found in (name, f"eval_{name}") if found in known), name)
-
-
-def check_objective(runs: Sequence[RunRecord], name: str) -> None:
-    """Raise ConfigError where runs have finished and none of them has this score."""
-    finished = [run for run in runs if run.state == "finished"]
-    if not finished or any(run.score(_full_name(name, score_names(runs))) is not None for run in finished):
-        return
-    logged = {found for run in finished for found in names(run.lines)}
-    known = [*score_names(runs), *sorted(found for found in logged if not found.endswith(CLOCK))]
-    near = difflib.get_close_matches(name, known, 1)
-    expected = f"one of {', '.join(dict.fromkeys(informative(known)))}"
-    fix = f"objective={near[0]}" if near else "objective=<one of them>"
-    raise ConfigError(Fault("objective", f"no finished run has {name!r}", expected, fix))
 
 
 def _found(runs: Sequence[RunRecord], known: Sequence[str]) -> tuple[str | None, str, bool | None]:

@@ -1,21 +1,25 @@
 """A report as one HTML page that needs nothing else: no script, no font, no network, light or dark as the reader's.
 
-What stands on it comes from ``sweep`` and ``single``; how it looks is in ``template/``. The page holds a hash of all it
-is made from, so that it is written again only where something has changed.
+Of one run, of the runs of a name, or of a preview's tokens. What stands on it comes from ``sweep``, ``facts`` and
+``tokens``, the pictures from ``plot``; how it looks is in ``template/``. The page of a report holds a hash of all it is
+made from, so that it is written again only where something has changed. Whatever comes from run files is escaped.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from runner.io.files import write_text
-from runner.report.compare import facts_of
+from runner.io.terminal import to_visible
+from runner.report.facts import command_of, count_facts, first_rows, score_rows
 from runner.report.importance import METHOD
-from runner.report.number import spread, value
+from runner.report.number import number, percent, short, spread, value
 from runner.report.plot import (
     MAX_POINTS_BESIDE,
     OTHERS,
@@ -27,27 +31,22 @@ from runner.report.plot import (
     write_plots,
     write_png,
 )
-from runner.report.render import render_page
-from runner.report.repeat import command_of
-from runner.report.single import RunView
 from runner.report.sweep import Summary
 from runner.report.table import to_csv, to_jsonl
-from runner.run.read import RunRecord, read_samples
+from runner.report.tokens import CLASSES, Sheet, to_blocks, to_mark
+from runner.run.read import RunRecord, format_time, read_samples
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
 MAX_PROMPTS = 6  # on a page
 MAX_COLUMNS = 6  # settings, or steps of one run, whose completions stand side by side
-ENVIRONMENT = ("versions", "code", "data", "model", "hardware")  # subjects of facts
-# What the templates of reports use beside their own figures.
-FUNCTIONS = {
-    "spread": spread,
-    "command_of": command_of,
-    "others": OTHERS,
-    "method": METHOD,
-    "max_points": MAX_POINTS_BESIDE,
-    "max_prompts": MAX_PROMPTS,
+MAX_CHARACTERS = 700  # of a prompt or completion
+# What the templates use beside their own figures.
+GLOBALS = {
+    **{"spread": spread, "command_of": command_of, "others": OTHERS, "method": METHOD},
+    **{"max_points": MAX_POINTS_BESIDE, "max_prompts": MAX_PROMPTS},
+    **{"to_blocks": to_blocks, "to_mark": to_mark, "to_visible": to_visible, "classes": CLASSES},
 }
 
 Row = Mapping[str, Any]  # a sampled completion
@@ -81,25 +80,60 @@ def write_report(summary: Summary) -> Path:
         "prompts": side_by_side(summary),
         "facts": count_facts(summary.runs),
     }
-    write_text(page, render_page("sweep.html", title=summary.group.name, mark=mark, functions=FUNCTIONS, **context))
+    write_text(page, _render("sweep.html", title=summary.group.name, mark=mark, **context))
     return page
 
 
-def write_run_report(view: RunView) -> Path:
+def write_run_report(run: RunRecord, differing: Sequence[tuple[str, str, str]] | None) -> Path:
     """Write ``report.html`` and ``plots/`` into the run's folder; nothing, where nothing has changed."""
-    folder, page = view.run.folder, view.run.folder / "report.html"
-    mark = fingerprint_of([view.run], view.differing)
+    folder, page = run.folder, run.folder / "report.html"
+    mark = fingerprint_of([run], differing)
     if not _is_written(page, mark):
         write_plots(folder / "metrics.jsonl", folder / "plots", title=folder.parent.name)
         context = {
-            "view": view,
-            "run": view.run,
-            "curves": _to_svgs(run_pictures(view.run.lines)),
-            "steps": over_time(view.run),
-            "facts": count_facts([view.run]),
+            "run": run,
+            "differing": differing,
+            "config": yaml.safe_dump(dict(run.cfg), sort_keys=False, allow_unicode=True) if run.cfg else "",
+            "scores": score_rows(run),
+            "rows": first_rows(run.cfg),
+            "curves": _to_svgs(run_pictures(run.lines)),
+            "steps": over_time(run),
+            "facts": count_facts([run]),
         }
-        write_text(page, render_page("run.html", title=folder.name, mark=mark, functions=FUNCTIONS, **context))
+        write_text(page, _render("run.html", title=folder.name, mark=mark, **context))
     return page
+
+
+def to_preview_page(title: str, sheets: Sequence[Sheet]) -> str:
+    """All sheets of a preview as one HTML page."""
+    return _render("tokens.html", title=title, sheets=sheets)
+
+
+def _render(template: str, **context: object) -> str:
+    """A template filled in; a name that it does not know is an error."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    folder = FileSystemLoader(Path(__file__).parent / "template")
+    jinja = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    jinja.filters |= {"breakable": breakable, "number": number, "percent": percent, "format_time": format_time}
+    jinja.filters |= {"cell": lambda entry: short(value(entry), 40), "clipped": _clipped}
+    jinja.globals |= GLOBALS
+    return jinja.get_template(template).render(context)
+
+
+def breakable(name: str) -> Markup:
+    """A name as HTML that may be broken after its dashes and slashes.
+
+    >>> str(breakable("a_b/<c>"))
+    'a_<wbr>b/<wbr>&lt;c&gt;'
+    """
+    from markupsafe import Markup, escape
+
+    return Markup("<wbr>").join(map(escape, re.split(r"(?<=[_/+])", name)))
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}… ({len(text)} characters)"
 
 
 def fingerprint_of(runs: Iterable[RunRecord], *asked: object) -> str:
@@ -164,16 +198,6 @@ def _shared(columns: Sequence[Column]) -> list[Prompt]:
     """The prompts that every column has, each with what was written to it."""
     prompts = [prompt for prompt in columns[0][2] if all(prompt in rows for *_, rows in columns)] if columns else []
     return [(prompt, [(label, colour, rows[prompt]) for label, colour, rows in columns]) for prompt in prompts]
-
-
-def count_facts(runs: Sequence[RunRecord]) -> dict[str, Counter[str]]:
-    """The facts on software, data, model and machine by their names, each with the number of runs of each value."""
-    found: dict[str, Counter[str]] = {}
-    for facts in map(facts_of, runs):
-        for subject in ENVIRONMENT:
-            for name, fact in facts[subject].items():
-                found.setdefault(f"{subject} {name}", Counter())[value(fact)] += 1
-    return found
 
 
 def _to_svgs(pictures: Iterable[Picture]) -> list[tuple[Picture, Markup]]:

@@ -18,10 +18,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from runner.report.axis import Axis, axes_of
+from runner.report.facts import choices_of, command_of
 from runner.report.importance import Importance, importance_of
 from runner.report.number import plural, value
 from runner.report.objective import SweepObjective, choose_objective, informative, score_names
-from runner.report.repeat import choices_of, command_of
 from runner.run.read import RunRecord, read_group
 
 STATES = ("finished", "running", "interrupted", "failed", "lost", "created", "unknown")

@@ -13,10 +13,10 @@ from typing import Any
 from runner.io.files import display_path, strict
 from runner.report.axis import MISSING, UNREAD
 from runner.report.compare import Section
+from runner.report.facts import command_of, score_rows
 from runner.report.number import percent, plural, short, spread, value
-from runner.report.repeat import command_of
-from runner.report.single import RunView
 from runner.report.sweep import Summary, list_states
+from runner.run.read import RunRecord
 
 MAX_LINES = 40  # settings or runs that a terminal is shown
 MAX_VALUE_WIDTH = 24  # characters of a value, before its middle is cut
@@ -65,29 +65,34 @@ def table(summary: Summary, width: int = 80) -> str:
     return "\n".join([*parts, *([f"repeat    {summary.best_command}"] if summary.best else [])])
 
 
-def run_table(view: RunView, width: int = 80) -> str:
+def run_table(run: RunRecord, differing: Sequence[tuple[str, str, str]] | None, width: int = 80) -> str:
     """A run as it stands: its state, scores before and after, what differs from the defaults, and its command."""
-    run = view.run
     parts = [f"report    {run}: {run.standing}"]
     parts += [f"cause     {run.cause}"] if run.cause else []
-    if view.scores:
-        names, before, after = (list(column) for column in zip(*view.scores, strict=True))
-        columns = [Column("held out", names, True, True), Column("before", before), Column("after", after, True)]
-        parts += ["", *format_table(columns, width), ""]
-    if view.differing:
+    parts += ["", *scores, ""] if (scores := score_table(run, width)) else []
+    if differing:
         parts += ["differs   from the defaults of what it chose in"]
-        parts += [f"          {short(f'{key}={ours} ({theirs})', width - 10)}" for key, ours, theirs in view.differing]
+        parts += [f"          {short(f'{key}={ours} ({theirs})', width - 10)}" for key, ours, theirs in differing]
     return "\n".join([*parts, f"repeat    {command_of(run)}"])
+
+
+def score_table(run: RunRecord, width: int = 80) -> list[str]:
+    """The lines with each score before and after training; none where no rows were held out."""
+    if not (rows := score_rows(run)):
+        return []
+    names, before, after = zip(*rows, strict=True)
+    return format_table(
+        [Column("held out", names, True, True), Column("before", before), Column("after", after, True)], width
+    )
 
 
 def section_table(section: Section, width: int = 80) -> list[str]:
     """The lines of one respect in which two runs differ, as a small table."""
-    keys, ours, theirs = (list(column) for column in zip(*section.rows, strict=True))
+    keys, *others = zip(*section.rows, strict=True)
     columns = [Column(section.title, [short(key, 40) for key in keys], True, True)]
-    for title, entries in (("A", ours), ("B", theirs)):
-        cells = [short(entry, MAX_SECTION_WIDTH) for entry in entries]
-        columns.append(Column(title, cells, True, left=not section.change))
-    return format_table(columns + ([Column("B - A", section.change, True)] if section.change else []), width)
+    for title, entries in zip(("A", "B", "B - A"), others, strict=False):
+        columns.append(Column(title, [short(entry, MAX_SECTION_WIDTH) for entry in entries], True, len(others) == 2))
+    return format_table(columns, width)
 
 
 def to_rows(summary: Summary) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
-"""Rows of tokens as a person reads them: marked text for a terminal, and one page without any other file.
+"""Rows of tokens as a person reads them: what each of them counts for, and marked text for a terminal.
 
 What is shown comes from ``training.inspection``; nothing here knows a tokenizer. The texts are other people's, so that
-no character of theirs steers the terminal or becomes part of the page.
+no character of theirs steers the terminal. The same as a page is in ``page``.
 """
 
 from __future__ import annotations
@@ -118,6 +118,7 @@ def to_mark(row: TokenRow, place: int) -> str:
 # --- Terminal -----------------------------------------------------------------------------------
 
 STYLES = {" ": "2", "^": "32;4", "+": "1;35;4", "-": "33;4", "0": "9;31"}
+CLASSES = {" ": "", "^": "trained", "+": "more", "-": "less", "0": "none"}  # of the page
 LEGEND = {"^": "trained", "+": "weighs more than 1", "-": "less than 1", "0": "nothing"}
 
 
@@ -168,16 +169,3 @@ def _wrapped(cells: Sequence[tuple[str, str]], width: int) -> Iterator[Sequence[
             yield cells[start : start + len(line)]
             start += len(line)
         start += 1  # the line break
-
-
-# --- Page ---------------------------------------------------------------------------------------
-
-CLASSES = {" ": "", "^": "trained", "+": "more", "-": "less", "0": "none"}
-
-
-def to_page(title: str, sheets: Sequence[Sheet]) -> str:
-    """All sheets as one HTML page, which needs no network and no script."""
-    from runner.report.render import render_page
-
-    functions: dict[str, object] = {"to_blocks": to_blocks, "to_mark": to_mark, "to_visible": to_visible}
-    return render_page("tokens.html", title=title, sheets=sheets, classes=CLASSES, functions=functions)

@@ -1,0 +1,169 @@
+"""Facts of a run, as tables, pages, cards and comparisons tell them: each is gathered here and nowhere else.
+
+How it was made and the command that makes it again, what differs from the defaults, its scores and first rows, and
+the environment that its manifest holds. How they look is not here (``table``, ``page``, ``card``, ``compare``), nor
+what several runs say together (``sweep``); states and scores themselves are read in ``run.read``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from runner.errors import RunnerError
+from runner.io.files import read_rows, shipped
+from runner.io.secrets import hidden
+from runner.report.axis import MISSING, TOP, lasting_keys
+from runner.report.number import number, value
+from runner.report.objective import informative
+from runner.run.read import RunRecord, plain_text
+from runner.schema import Config, flatten
+
+FOLDER_FLAGS = ("--config-dir", "-cd")
+WHOLE = ("experiment", "sweep")  # options that set keys of other groups; what they set does differ
+MAX_ROWS = 3
+ENVIRONMENT = ("versions", "code", "data", "model", "hardware")  # subjects of facts that a page shows
+
+
+# --- How it was made --------------------------------------------------------------------------------
+
+
+def command_of(run: RunRecord, seeds: Sequence[object] = ()) -> str:
+    """The command of one run, or with ``seeds`` of the same with each of these; shell-quoted.
+
+    Where the folder does not say how it was made, the command continues or finishes what is in the folder.
+    """
+    words = words_of(run)
+    if words is None:
+        return shlex.join(["python", "-m", "runner.launch", str(run)])
+    if len(seeds) > 1:
+        words = [word for word in words if not word.lstrip("+").startswith("seed=")]
+        words = ["-m", *words, f"seed={','.join(map(str, seeds))}"]
+    return shlex.join(["python", "-m", "runner", *words])
+
+
+def words_of(run: RunRecord) -> list[str] | None:
+    """The words of the command line that make this run alone; None where its folder does not have them."""
+    command = run.manifest.get("command")
+    if not isinstance(command, list) or "runner" not in command:
+        return None
+    words = [hidden(str(word)).removeprefix("++") for word in command[command.index("runner") + 1 :]]
+    return None if {"-m", "--multirun"} & set(words) else words
+
+
+def folders_in(words: Sequence[str]) -> tuple[list[str], list[Path]]:
+    """The overrides among some words, and the user's own config folders."""
+    overrides, folders, queue = [], [], list(words)
+    while queue:
+        word = queue.pop(0)
+        if word in FOLDER_FLAGS and queue:
+            folders.append(Path(queue.pop(0)))
+        elif not word.startswith("-"):
+            overrides.append(word)
+    return overrides, folders
+
+
+def choices_of(run: RunRecord) -> dict[str, str]:
+    """The option of each group that was typed for this run."""
+    words = [word.lstrip("+").partition("=") for word in words_of(run) or () if "=" in word]
+    groups = {key for key, node in run.cfg.items() if node is None or isinstance(node, Mapping)}
+    return {key: option for key, _, option in words if key in groups}
+
+
+def differing(run: RunRecord) -> list[tuple[str, str, str]] | None:
+    """Each key whose value is not what the chosen options bring, with the run's value and theirs.
+
+    The options are looked up in the menu as it is today; None where they are not known or no longer there.
+    """
+    words = words_of(run)
+    if words is None or not run.cfg:
+        return None
+    from runner.config import compose, differences
+
+    overrides, folders = folders_in(words)
+    try:
+        choices = compose(overrides, folders).choices.items()
+        chosen = [f"{group}={option}" for group, option in choices if "/" not in group and group not in WHOLE]
+        baseline = compose([word for word in chosen if not word.endswith("=None")], folders).cfg
+    except RunnerError:
+        return None
+    found = [
+        (key, *(MISSING if entry is None else value(entry) for entry in pair))
+        for key, *pair in differences(lasting_keys(run.cfg), lasting_keys(baseline))
+    ]
+    of_top = {(mine, other) for key, mine, other in found if key in TOP}
+    return [(key, mine, other) for key, mine, other in found if key in TOP or (mine, other) not in of_top]
+
+
+# --- Its scores and rows -----------------------------------------------------------------------------
+
+
+def score_rows(run: RunRecord) -> list[tuple[str, str, str]]:
+    """The name of each score that says something, with its value before and after training."""
+    names = informative(list(dict.fromkeys([*run.after, *run.before])))
+    return [(name, number(run.before.get(name)), number(run.after.get(name))) for name in names]
+
+
+def first_rows(cfg: Config) -> list[list[tuple[str, str]]]:
+    """Column and text of the first training rows, where the data is local JSON lines; other data takes libraries."""
+    rows = cfg.get("dataset")
+    if not isinstance(rows, Mapping) or not isinstance(rows.get("path"), str):
+        return []
+    splits = rows.get("split")
+    split = str((isinstance(splits, Mapping) and splits.get("train")) or "train").partition("[")[0]
+    path = Path(shipped(rows["path"]))
+    file = path / f"{split}.jsonl" if path.is_dir() else path
+    if file.suffix != ".jsonl" or not file.is_file():
+        return []
+    return [[(name, plain_text(entry)) for name, entry in row.items()] for row in read_rows(file, MAX_ROWS)]
+
+
+# --- What its manifest holds -------------------------------------------------------------------------
+
+
+def facts_of(run: RunRecord) -> dict[str, dict[str, object]]:
+    """The facts of a manifest by their subject, the words of the command, and the state.
+
+    Of a fingerprint its beginning, which is enough to distinguish two.
+    """
+    nodes = {title: run.manifest.get(title) for title in ("data", "versions", "hardware", "model", "git")}
+    facts = {title: flatten(node) if isinstance(node, Mapping) else {} for title, node in nodes.items()}
+    facts["data"] |= {key: str(f)[:12] for key, f in facts["data"].items() if key.endswith("fingerprint") and f}
+    facts["versions"] |= {"python": run.manifest["python"]} if "python" in run.manifest else {}
+    facts["model"].pop("path", None)
+    git = facts.pop("git")
+    facts["code"] = {"commit": str(git.get("commit", ""))[:12]} if git else {}
+    for file, added, removed, mark in changed_files(str(git.get("diff") or "")):
+        facts["code"][f"changed {file}"] = f"+{added} -{removed} ({mark})"
+    words = [word.partition("=") for word in words_of(run) or ()]
+    facts["command"] = {key: text if sign else "" for key, sign, text in words if key != "name"}
+    facts["state"] = {"state": run.state, "step": run.progress}
+    return facts
+
+
+def changed_files(diff: str) -> Iterator[tuple[str, int, int, str]]:
+    """Each file of a git diff with its added and removed lines and a short mark of what they are.
+
+    >>> [entry[:3] for entry in changed_files("diff --git a/x.py b/x.py\\n@@ -1 +1 @@\\n-a\\n+b")]
+    [('x.py', 1, 1)]
+    """
+    for part in re.split(r"^diff --git ", diff, flags=re.MULTILINE)[1:]:
+        head, *lines = part.splitlines()
+        changed = [line for line in lines if line[:1] in "+-" and not line.startswith(("+++ ", "--- "))]
+        mark = hashlib.sha256("\n".join(changed).encode()).hexdigest()[:6]
+        added = sum(line[0] == "+" for line in changed)
+        yield head.rpartition(" b/")[2], added, len(changed) - added, mark
+
+
+def count_facts(runs: Sequence[RunRecord]) -> dict[str, Counter[str]]:
+    """The facts on software, data, model and machine by their names, each with the number of runs of each value."""
+    found: dict[str, Counter[str]] = {}
+    for facts in map(facts_of, runs):
+        for subject in ENVIRONMENT:
+            for name, fact in facts[subject].items():
+                found.setdefault(f"{subject} {name}", Counter())[value(fact)] += 1
+    return found
