@@ -68,10 +68,24 @@ def test_the_hub_is_asked_once_and_not_when_offline(monkeypatch):
     assert "not asked" in doctor.ask_hub() and len(heads) == 1
 
 
-def test_who_takes_too_long_is_not_waited_for():
+def test_a_hub_that_takes_too_long_is_not_waited_for(capsys, monkeypatch):
     never = threading.Event()
-    assert doctor.wait_for(never.wait, 0.01) == "no answer in 0.01 s"
+    monkeypatch.setattr(doctor, "ask_hub", never.wait)
+    monkeypatch.setattr(doctor, "MAX_SECONDS_FOR_HUB", 0.01)
+    assert "hub       no answer in 0.01 s" in screen(capsys)
     never.set()
+
+
+def test_the_hub_is_asked_while_the_rest_is_read(capsys, monkeypatch):
+    asked = threading.Event()
+    monkeypatch.setattr(doctor, "ask_hub", lambda: asked.set() or "there")
+    monkeypatch.setattr(doctor, "describe_cache", lambda *_: f"asked: {asked.wait(5)}")
+    assert "models    asked: True" in screen(capsys)
+
+
+def test_a_cache_at_home_is_shown_as_one_types_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert doctor.describe_cache(tmp_path / "hub", "*") == "nothing yet in ~/hub"
 
 
 def test_a_cache_is_measured_without_following_links(tmp_path):

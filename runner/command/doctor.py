@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from itertools import zip_longest
 from pathlib import Path
@@ -44,6 +44,10 @@ HUB = "https://huggingface.co"
 def main(line: CommandLine) -> int:
     """Print the screen; 5 where a needed package is missing or of another version."""
     options = read_options(line.overrides, {"output_root": Option()}, "doctor")
+    answers: list[str] = []  # of the hub, which is asked first: the rest is read while it answers, or does not
+    asking = threading.Thread(target=lambda: answers.append(ask_hub()), daemon=True)
+    asking.start()
+    end = time.monotonic() + MAX_SECONDS_FOR_HUB
     needed = [status_of(requirement) for requirement in read_requirements() if "extra ==" not in requirement]
     print("\n".join(versions_table(needed)))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -60,8 +64,9 @@ def main(line: CommandLine) -> int:
         "models": describe_cache(Path(os.environ.get("HF_HUB_CACHE") or home / "hub"), "models--*"),
         "datasets": describe_cache(Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets"), "*"),
         "disk": f"{sized(disk.free)} of {sized(disk.total)} free at {display_path(outputs)}/{closed}",
-        "hub": wait_for(ask_hub, MAX_SECONDS_FOR_HUB + 0.5),
     }
+    asking.join(max(0.5, end - time.monotonic()))
+    rows["hub"] = answers[0] if answers else f"no answer in {number(MAX_SECONDS_FOR_HUB)} s"
     print("\n".join(f"{title:<10}{short(hidden(text), WIDTH - 10)}" for title, text in rows.items()))
     print("\n".join(["", *extras_table(read_extras())]))
     return EnvironmentFault.code if any(problem for *_, problem in needed) else 0
@@ -161,9 +166,10 @@ def _gpus() -> str:
 
 def describe_cache(folder: Path, pattern: str) -> str:
     """The size of a cache, links not followed and of a large one a part, and the number of its folders."""
-    folder = folder.expanduser()
+    folder, home = folder.expanduser(), Path.home()
+    place = f"~/{folder.relative_to(home)}" if folder.is_relative_to(home) else str(folder)
     if not folder.is_dir():
-        return f"nothing yet in {display_path(folder)}"
+        return f"nothing yet in {place}"
     size, end, is_whole = 0, time.monotonic() + MAX_SECONDS_FOR_CACHE, True
     for path, _, names in os.walk(folder):
         for name in names:
@@ -173,7 +179,7 @@ def describe_cache(folder: Path, pattern: str) -> str:
             is_whole = False
             break
     count = sum(path.is_dir() for path in folder.glob(pattern))
-    return f"{'' if is_whole else 'more than '}{sized(size)}, {count} of them in {display_path(folder)}"
+    return f"{'' if is_whole else 'more than '}{sized(size)}, {count} of them in {place}"
 
 
 # --- The hub --------------------------------------------------------------------------------------
@@ -198,12 +204,3 @@ def ask_hub() -> str:
         return f"{address} answers {error.code}; {token}"
     except (OSError, ValueError) as error:
         return f"{address} is not reachable ({getattr(error, 'reason', error)}); {token}"
-
-
-def wait_for(answer: Callable[[], str], seconds: float) -> str:
-    """The text that a function returns, or that there was none in so many seconds; it is not waited for any longer."""
-    found: list[str] = []
-    thread = threading.Thread(target=lambda: found.append(answer()), daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return found[0] if found else f"no answer in {number(seconds)} s"

@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
+SEEDS = "seeds (noise)"
 SPARE = 2  # degrees of freedom that must be left, or the shares would add up to one whatever the runs did
 
 METHOD = (
     "Share of the variance of the score over the finished runs that goes with the key's own means (eta squared, the "
-    "main effect of an analysis of variance). 'By chance' is what a key without any effect reaches on average."
+    "main effect of an analysis of variance). 'By chance' is what a key without any effect reaches on average. What is "
+    "left goes with keys together; where not every combination has equally many runs, the shares overlap."
 )
 
 
 @dataclass(frozen=True)
 class Importance:
-    """Shares of the variance by key, largest first; ``refused`` says why there are none.
+    """Shares of the variance by key, largest first, and that of the seeds inside a setting, where it has several runs.
 
-    ``chance`` is what a key without any effect has on average, ``seeds`` the share inside the settings, ``rest`` what
-    is left: keys that act together. ``even`` is whether every combination has equally many runs; where not, the shares
-    of keys overlap.
+    ``chance`` is what a key without any effect has on average; ``refused`` says why there are no shares.
     """
 
     runs: int
     shares: Mapping[str, float] = field(default_factory=dict)
     chance: Mapping[str, float] = field(default_factory=dict)
-    seeds: float | None = None
-    rest: float = 0.0
-    even: bool = True
     refused: str = ""
-
-    @property
-    def bars(self) -> list[tuple[str, float, float | None]]:
-        """Every share by name, with what is reached by chance where that is known."""
-        found: list[tuple[str, float, float | None]] = [(k, s, self.chance[k]) for k, s in self.shares.items()]
-        found += [("seeds (noise)", self.seeds, None)] if self.seeds is not None else []
-        return found + ([("keys together", self.rest, None)] if len(self.shares) > 1 and self.even else [])
 
 
 def importance_of(columns: Mapping[str, Sequence[Hashable]], scores: Sequence[float]) -> Importance:
@@ -57,18 +46,12 @@ def importance_of(columns: Mapping[str, Sequence[Hashable]], scores: Sequence[fl
     total = _squares(scores, [0] * count)
     if total <= 1e-24 * max(1.0, max(map(abs, scores))) ** 2:
         return Importance(count, refused="all finished runs score the same")
-    shares = {key: 1 - _squares(scores, column) / total for key, column in varied.items()}
+    shares = {key: max(0.0, 1 - _squares(scores, column) / total) for key, column in varied.items()}
+    shares = dict(sorted(shares.items(), key=lambda entry: -entry[1]))
     settings = list(zip(*varied.values(), strict=True))
-    sizes = [settings.count(setting) for setting in set(settings)]
-    inside = _squares(scores, settings) / total if max(sizes) > 1 else None
-    return Importance(
-        count,
-        {key: max(0.0, shares[key]) for key in sorted(shares, key=shares.__getitem__, reverse=True)},
-        {key: (levels[key] - 1) / (count - 1) for key in varied},
-        inside,
-        max(0.0, 1 - sum(shares.values()) - (inside or 0.0)),
-        len(set(sizes)) == 1 and len(sizes) == math.prod(levels[key] for key in varied),
-    )
+    if len(set(settings)) < count:
+        shares[SEEDS] = _squares(scores, settings) / total
+    return Importance(count, shares, {key: (levels[key] - 1) / (count - 1) for key in varied})
 
 
 def _squares(scores: Sequence[float], groups: Sequence[Hashable]) -> float:

@@ -181,6 +181,5 @@ def _conclusions(summary: Summary) -> list[tuple[str, str]]:
         lines.append(("matters", f"not stated: {found.refused}"))
     elif found:
         shares = [f"{name} {percent(share)}" for name, share in found.shares.items()]
-        shares += [f"seeds {percent(found.seeds)}"] if found.seeds is not None else []
         lines.append(("matters", f"{', '.join(shares)} of the variance over {found.runs} runs"))
     return lines

@@ -14,8 +14,8 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,48 +36,32 @@ MAX_TAG_LETTERS = 64  # of wandb
 FORBIDDEN = re.compile(r"[^\w\-. :/]")  # in a name of MLflow
 
 
-@dataclass(frozen=True)
-class RunInfo:
-    """The facts of a run that trackers get: its frozen ``config``, and the folder that holds its own record."""
+class Tracker(TrainerCallback):
+    """The part that all trackers share: each figure once, and an end that comes after the last held-out scores.
 
-    config: Mapping[str, Any]
-    folder: Path
+    A tracker gets the frozen ``config`` of a run, in a word each its trainer, model, dataset and adapter (``facts``),
+    these with the user's own words as ``tags``, and the name that the runs of a sweep share (``group``).
+    """
 
-    @property
-    def group(self) -> str:
-        """The name that the runs of a sweep share."""
-        return str(self.config["name"])
+    remembers = True  # whether what an earlier start sent is still there, also of steps that are trained again
 
-    @property
-    def facts(self) -> dict[str, str]:
-        """In a word each: trainer, model, dataset and adapter."""
-        cfg = self.config
-        paths = {part: str(cfg[part].get("path") or "").rstrip("/").rpartition("/")[2] for part in ("model", "dataset")}
-        targets = {part: (cfg.get(part) or {}).get("_target_", "") for part in ("trainer", "dataset", "peft")}
+    def __init__(self, config: Mapping[str, Any], folder: Path):
+        super().__init__()
+        self.config, self.folder, self.group = config, folder, str(config["name"])
+        paths = {
+            part: str(config[part].get("path") or "").rstrip("/").rpartition("/")[2] for part in ("model", "dataset")
+        }
+        targets = {part: (config.get(part) or {}).get("_target_", "") for part in ("trainer", "dataset", "peft")}
         classes = {part: target.rpartition(".")[2].lower() for part, target in targets.items()}
-        parts = {
+        facts = {
             "trainer": classes["trainer"].removesuffix("trainer"),
             "model": paths["model"] or "new",
             "dataset": paths["dataset"] or classes["dataset"],
             "peft": classes["peft"].removesuffix("config") or "full",
         }
-        return {name: text[:MAX_TAG_LETTERS] for name, text in parts.items()}
-
-    @property
-    def tags(self) -> list[str]:
-        """The same as a list, with ``tracker.tags``."""
-        return list(dict.fromkeys([*self.facts.values(), *((self.config.get("tracker") or {}).get("tags") or ())]))
-
-
-class Tracker(TrainerCallback):
-    """The part that all trackers share: each figure once, and an end that comes after the last held-out scores."""
-
-    remembers = True  # whether what an earlier start sent is still there, also of steps that are trained again
-
-    def __init__(self, info: RunInfo):
-        super().__init__()
-        self.info = info
-        rows = read_rows(info.folder / "metrics.jsonl") if self.remembers else ()
+        self.facts = {name: text[:MAX_TAG_LETTERS] for name, text in facts.items()}
+        self.tags = list(dict.fromkeys([*self.facts.values(), *((config.get("tracker") or {}).get("tags") or ())]))
+        rows = read_rows(folder / "metrics.jsonl") if self.remembers else ()
         self.sent = {row["step"]: set(row) for row in rows}
         self.ending: Callable[[], None] | None = None
 
@@ -123,10 +107,10 @@ class TensorBoard(Tracker, TensorBoardCallback):
         again = any(Path(self.logging_dir).glob("events.out.tfevents.*"))
         self.tb_writer = SummaryWriter(log_dir=self.logging_dir, purge_step=state.global_step + 1)
         if not again:
-            text = yaml.safe_dump(dict(self.info.config), sort_keys=False, allow_unicode=True)
+            text = yaml.safe_dump(dict(self.config), sort_keys=False, allow_unicode=True)
             self.tb_writer.add_text("config", f"```yaml\n{text}```")
-            self.tb_writer.add_text("tags", ", ".join(self.info.tags))
-            self.tb_writer.add_text("group", self.info.group)
+            self.tb_writer.add_text("tags", ", ".join(self.tags))
+            self.tb_writer.add_text("group", self.group)
             super().on_train_begin(args, state, control, **kwargs)
 
     def close(self, finished: bool) -> None:
@@ -143,7 +127,7 @@ class Wandb(Tracker, WandbCallback):
 
             if wandb.run is not None and wandb.run.id != os.environ.get("WANDB_RUN_ID"):
                 wandb.finish()  # of an earlier run in this process
-            wandb.init(name=args.run_name, tags=self.info.tags, config={"runner": self.info.config})
+            wandb.init(name=args.run_name, tags=self.tags, config={"runner": self.config})
         super().setup(args, state, model, **kwargs)
 
     def close(self, finished: bool) -> None:
@@ -161,16 +145,15 @@ class Trackio(Tracker, TrackioCallback):
         if state.is_world_process_zero:
             import trackio
 
-            info = self.info
             with _to_log():
                 trackio.init(
                     project=args.project,
                     name=args.run_name,
-                    group=info.group,
+                    group=self.group,
                     space_id=args.trackio_space_id,
                     private=args.hub_private_repo,
                     bucket_id=args.trackio_bucket_id,
-                    config={"runner": info.config, "tags": info.tags, "args": args.to_dict()},
+                    config={"runner": self.config, "tags": self.tags, "args": args.to_dict()},
                     resume="allow",
                     embed=False,
                 )
@@ -194,12 +177,12 @@ class MLflow(Tracker, MLflowCallback):
         if state.is_world_process_zero:
             import mlflow
 
-            info, word = self.info, id_of(self.info.folder)
+            word = id_of(self.folder)
             # Two processes that make the same database at once would stop each other.
-            with FileLock(info.folder.parent.parent / ".mlflow.lock"):
-                mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or info.group)
+            with FileLock(self.folder.parent.parent / ".mlflow.lock"):
+                mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or self.group)
                 known = mlflow.search_runs(filter_string=f"tags.run_id = '{word}'", output_format="list")
-            tags = info.facts | {"group": info.group, "tags": ", ".join(info.tags), "run_id": word}
+            tags = self.facts | {"group": self.group, "tags": ", ".join(self.tags), "run_id": word}
             if mlflow.active_run() is not None:
                 mlflow.end_run()  # of an earlier run in this process
             if known:
@@ -207,12 +190,12 @@ class MLflow(Tracker, MLflowCallback):
             else:
                 mlflow.start_run(run_name=args.run_name, tags=tags)
             settings = {}
-            for name, value in flatten(info.config).items():
+            for name, value in flatten(self.config).items():
                 text = value if isinstance(value, str) else json.dumps(value, default=str)
                 settings[FORBIDDEN.sub("_", f"config.{name}")[:250]] = text[:6000]
-            pairs = list(settings.items())
-            for begin in range(0, len(pairs), 100):  # as many as it takes at once
-                mlflow.log_params(dict(pairs[begin : begin + 100]))
+            pairs = iter(settings.items())
+            while part := dict(islice(pairs, 100)):  # as many as it takes at once
+                mlflow.log_params(part)
         super().setup(args, state, model)
 
     def close(self, finished: bool) -> None:
@@ -229,8 +212,8 @@ COMPLETE = {TensorBoardCallback: TensorBoard, WandbCallback: Wandb, TrackioCallb
 
 def replace_trackers(trainer: Trainer, config: Mapping[str, Any], folder: Path) -> list[Tracker]:
     """Put the callbacks above, which log all that belongs to a run, in the places of the trainer's stock ones."""
-    callbacks, info = trainer.callback_handler.callbacks, RunInfo(config, folder)
-    callbacks[:] = [COMPLETE[type(one)](info) if type(one) in COMPLETE else one for one in callbacks]
+    callbacks = trainer.callback_handler.callbacks
+    callbacks[:] = [COMPLETE[type(one)](config, folder) if type(one) in COMPLETE else one for one in callbacks]
     return [one for one in callbacks if isinstance(one, Tracker)]
 
 
