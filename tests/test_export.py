@@ -14,7 +14,7 @@ from runner.command.export import push
 from runner.config import compose
 from runner.errors import ConfigError, EnvironmentFault, FolderError
 from runner.io.files import files_of, seal, verify
-from runner.report.card import Export, base_of, to_card
+from runner.report.card import base_of, to_card
 from runner.run import write_config
 from runner.run.read import read_run
 
@@ -131,7 +131,7 @@ def test_a_base_that_brings_code_needs_the_word_again(tmp_path, monkeypatch, cap
 
 
 def test_the_card_tells_what_the_model_is_and_how_to_get_it_again(laid):
-    card = to_card(read_run(laid), Export("float32", False, license="mit"), ["plots/loss.png"])
+    card = to_card(read_run(laid), ["as trained"], "mit", ["plots/loss.png"])
     _, head, text = card.split("---\n", 2)
     fields = yaml.safe_load(head)
     assert fields["license"] == "mit" and fields["pipeline_tag"] == "text-generation" and "dpo" in fields["tags"]
@@ -150,7 +150,7 @@ def test_the_card_holds_no_path_of_this_machine_and_no_secret(tmp_path):
     manifest = json.loads((run / "manifest.json").read_text())
     command = [*manifest["command"], f"output_root={tmp_path}", f"model.revision={SECRET}"]
     write(run / "manifest.json", manifest | {"command": command})
-    card = to_card(read_run(run), Export("float32", False))
+    card = to_card(read_run(run), ["as trained"])
     assert "<folder>/rows.jsonl" in card and "output_root=<folder>" in card
     for hidden in (str(tmp_path), SECRET, "alice", "~/box", os.uname().nodename):
         assert hidden not in card

@@ -24,7 +24,7 @@ from runner.report.axis import axes_of
 from runner.report.importance import importance_of
 from runner.report.page import write_report
 from runner.report.plot import COLOURS, band, heat_cells, sweep_pictures, to_svg
-from runner.report.sweep import summarise
+from runner.report.sweep import count_states, summarise
 from runner.report.table import table, to_csv, to_jsonl
 from runner.run.read import read_run
 
@@ -236,7 +236,7 @@ def partial(tmp_path_factory) -> Path:
 
 def test_every_state_is_shown_as_what_it_is(partial):
     summary = summarise(partial)
-    assert summary.states == {
+    assert count_states(summary.runs) == {
         **{"finished": 5, "running": 1, "interrupted": 1, "failed": 2},
         **{"lost": 1, "created": 1, "unknown": 1},
     }

@@ -20,7 +20,6 @@ import copy
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,19 +36,10 @@ from runner.launch.worker import take_devices, visible_devices
 from runner.model.encoding import to_texts
 from runner.report.page import to_preview_page
 from runner.report.tokens import MAX_WIDTH, Sheet, format_sheet
-from runner.run import Run, folder_of, key_of, write_config
+from runner.run import folder_of, key_of
 from runner.run.find import find_runs
-from runner.training.components import build_components
-from runner.training.components.model import policy_of
-from runner.training.inspection import (
-    SAMPLE,
-    Inspection,
-    ends_of,
-    find_faults,
-    inspect_training,
-    summary_of,
-)
-from runner.training.stand_in import lighten, write_stand_in
+from runner.training.inspection import Inspection, find_faults, inspect_training, summary_of
+from runner.training.stand_in import LOADER, first_rows_prepared
 from runner.validate import find_dangers
 from runner.validate.values import COUNT
 
@@ -125,16 +115,10 @@ def build_sheets(cfg: Mapping[str, Any], count: int, sets: str, stage: str = "")
 
     The run is built whole, but for the weights of its model.
     """
-    with tempfile.TemporaryDirectory(prefix="preview-") as folder:
-        light = lighten(cfg, max(SAMPLE, count), write_stand_in(cfg, Path(folder) / "model"))
-        run = Run(Path(folder) / "preview" / "run")
-        write_config(run.folder, light)
-        take_devices(run.cfg, visible_devices())
-        components = build_components(run, None)
-        trainer, node = components.trainer, cfg["trainer"]
-        how = {"form": node["form"], "head": node["head"], "ends": ends_of(cfg, policy_of(trainer))}
-        how["count"] = max(SAMPLE, count)
-        sheets = []
+    # The small model that stands in for a large one is on one device, whatever the ``device_map`` of that one says.
+    take_devices({} if cfg["model"]["_target_"] == LOADER else cfg, visible_devices())
+    with first_rows_prepared(cfg, count) as (components, how):
+        trainer, sheets = components.trainer, []
         if sets != "eval":
             seen = inspect_training(trainer, components.train_rows, **how)
             faults = find_faults(seen, cfg.get("tolerate"))

@@ -14,6 +14,7 @@ counts, the lines below it are what it overrode, and references such as ${learni
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ from runner.report.table import Column, format_table
 from runner.run import key_of
 from runner.run.find import find_runs
 from runner.run.read import RunRecord
-from runner.schema import flatten, nearest, nodes, read_signature, select, to_text
-from runner.validate.context import keys_of
+from runner.schema import flatten, nearest, select, to_text, walk
+from runner.validate.context import ValidationContext
 
 MAX_VALUE_WIDTH = 36  # characters of a value
 
@@ -124,7 +125,8 @@ def find_key(key: str, cfg: Mapping[str, Any]) -> str:
     node = select(cfg, holder)
     if isinstance(node, Mapping) and name in node:
         return key
-    known = {path: None for path in _keys(cfg)}
+    # Every key that is there, and those that its targets take besides.
+    known = dict.fromkeys([*(path for path, _ in walk(cfg)), *chain(*ValidationContext(cfg).places.values())])
     if key in known:
         return key
     ends = [path for path in known if path.endswith(f".{key}")]
@@ -137,19 +139,6 @@ def find_key(key: str, cfg: Mapping[str, Any]) -> str:
     expected = ", ".join(near[:3]) if near else "a key of this configuration"
     found = f"{len(ends)} keys end so" if ends else "no such key"
     raise ConfigError(Fault(key, found, expected, f"python -m runner why {near[0] if near else 'trainer'}"))
-
-
-def _keys(cfg: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Every key that a configuration has, and those that its targets take besides."""
-    for name, entry in cfg.items():
-        inner = f"{path}.{name}".lstrip(".")
-        yield inner
-        if isinstance(entry, Mapping):
-            yield from _keys(entry, inner)
-    if not path:
-        for place, node in nodes(dict(cfg)):
-            signature = read_signature(str(node["_target_"]))
-            yield from (f"{place}.{name}" for name in (keys_of(place, signature) if signature else ()))
 
 
 # --- Of a run -------------------------------------------------------------------------------------

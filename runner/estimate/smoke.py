@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import os
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -27,15 +26,13 @@ from runner.io.files import read_json, write_json
 from runner.io.terminal import quiet
 from runner.launch import worker
 from runner.report.number import number
-from runner.run import Run, label_of, open_run, sealed_checkpoints, write_config
+from runner.run import Run, label_of, open_run, sealed_checkpoints
 from runner.run.disk import sized
 from runner.run.read import read_run
 from runner.schema import Config
-from runner.training.components import build_components
-from runner.training.components.model import policy_of
 from runner.training.export import export
-from runner.training.inspection import SAMPLE, ends_of, find_faults, inspect_training, summary_of
-from runner.training.stand_in import lighten, write_stand_in
+from runner.training.inspection import find_faults, inspect_training, summary_of
+from runner.training.stand_in import first_rows_prepared
 
 TITLES = {"inspect": "rows read", "train": "a step, saved", "resume": "resumed, scored", "export": "exported"}
 
@@ -152,15 +149,9 @@ def inspect_rows(run: Run, cfg: Config) -> None:
 
     Raises ConfigError for what a training would be refused for.
     """
-    node = cfg["trainer"]
-    with quiet(), tempfile.TemporaryDirectory(prefix="rehearsal-") as folder:
-        light = lighten(cfg, SAMPLE, write_stand_in(cfg, Path(folder) / "model"))
-        other = Run(Path(folder) / "inspected" / "run")
-        write_config(other.folder, light)
-        components = build_components(other, None)
-        how = {"form": node["form"], "head": node["head"], "ends": ends_of(cfg, policy_of(components.trainer))}
+    with quiet(), first_rows_prepared(cfg) as (components, how):
         rows = components.train_rows
-        seen = inspect_training(components.trainer, rows, **how, count=SAMPLE)
+        seen = inspect_training(components.trainer, rows, **how)
     lengths = [len(row.ids) for row in seen.rows] or [row.length for row in seen.encoded]
     kept = len(rows) if hasattr(rows, "__len__") else len(seen.encoded)
     heads = [Path(node["path"]) / "train.parquet" for node in rows_of(cfg)]

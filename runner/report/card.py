@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -27,23 +26,13 @@ LIBRARIES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate")
 NOT_SHOWN = ("output_root", "launcher", "tracker", "allow")  # keys that say nothing of the model
 
 
-@dataclass(frozen=True)
-class Export:
-    """An export as it was written: its precision, whether an adapter was merged, and notes on that."""
-
-    dtype: str
-    merged: bool
-    notes: Sequence[str] = ()
-    license: str | None = None
-
-
-def to_card(run: RunRecord, export: Export, pictures: Sequence[str] = ()) -> str:
-    """The model card of a run in Markdown, beginning with the fields that the hub reads."""
+def to_card(run: RunRecord, copy: Sequence[str], license: str | None = None, pictures: Sequence[str] = ()) -> str:
+    """The model card of a run in Markdown, beginning with the fields that the hub reads; ``copy`` are notes on it."""
     trainer, base = short_target(run.cfg.get("trainer")), base_of(run)
     is_scorer = (run.cfg.get("trainer") or {}).get("head") == "score"
     path = str((run.cfg.get("dataset") or {}).get("path") or "")
     metadata = {
-        "license": export.license,
+        "license": license,
         "base_model": base,
         "base_model_relation": "finetune" if base else None,
         "datasets": [path] if is_hub_name(path) else None,
@@ -58,6 +47,10 @@ def to_card(run: RunRecord, export: Export, pictures: Sequence[str] = ()) -> str
     rows = [
         (name, node.get("rows"), f"`{str(node['fingerprint'])[:16]}`") for name, node in data if "fingerprint" in node
     ]
+    model = run.manifest.get("model") or {}
+    counts = [f"{number(model[key])} {key}" for key in ("parameters", "trainable") if model.get(key)]
+    first, *others = copy
+    notes = [first, *([", ".join(counts)] if counts else []), *others]
     changed = [[f"`{text}`" for text in row] for row in differing(run) or ()]
     shown = {key: node for key, node in run.cfg.items() if key not in NOT_SHOWN}
     sections = {
@@ -65,7 +58,7 @@ def to_card(run: RunRecord, export: Export, pictures: Sequence[str] = ()) -> str
         "Data": _table(("set", "rows", "fingerprint"), rows),
         "What differs from the defaults": _table(("key", "here", "default"), changed),
         "Repeat": _repeat(run),
-        "This copy": "\n".join(f"- {note}" for note in _notes(run, export)),
+        "This copy": "\n".join(f"- {note}" for note in notes),
         "Curves": "\n".join(f"![{Path(name).stem}]({name})" for name in pictures),
         "The whole configuration": f"<details>\n\n```yaml\n{_yaml(shown)}```\n\n</details>",
     }
@@ -125,14 +118,6 @@ def _repeat(run: RunRecord) -> str:
         return ""
     pinned = [f"{name}=={versions[name].partition('+')[0]}" for name in LIBRARIES if versions.get(name)]
     return f"```bash\npip install {' '.join(pinned)}\n{shlex.join(['python', '-m', 'runner', *words])}\n```"
-
-
-def _notes(run: RunRecord, export: Export) -> list[str]:
-    """Remarks on the exported weights."""
-    origin = "the adapter was merged into its base in float32" if export.merged else "the weights as they were trained"
-    model = run.manifest.get("model") or {}
-    counts = [f"{number(model[key])} {key}" for key in ("parameters", "trainable") if model.get(key)]
-    return [f"{origin}, written as {export.dtype}", *([", ".join(counts)] if counts else []), *export.notes]
 
 
 def _yaml(node: Mapping[str, object]) -> str:

@@ -48,15 +48,6 @@ def value(entry: object) -> str:
     return entry if isinstance(entry, str) else to_text(entry)
 
 
-def percent(share: float) -> str:
-    """A share of one as percent.
-
-    >>> percent(0.756), percent(0.0)
-    ('76 %', '0 %')
-    """
-    return f"{100 * share:.0f} %"
-
-
 def short(text: str, width: int) -> str:
     """A text cut in its middle, where names differ least.
 

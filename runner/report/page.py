@@ -19,7 +19,7 @@ from runner.io.files import write_text
 from runner.io.terminal import to_visible
 from runner.report.facts import command_of, count_facts, first_rows, score_rows
 from runner.report.importance import METHOD
-from runner.report.number import number, percent, short, spread, value
+from runner.report.number import number, short, spread, value
 from runner.report.plot import (
     MAX_POINTS_BESIDE,
     OTHERS,
@@ -31,7 +31,7 @@ from runner.report.plot import (
     write_plots,
     write_png,
 )
-from runner.report.sweep import Summary
+from runner.report.sweep import Summary, count_states
 from runner.report.table import to_csv, to_jsonl
 from runner.report.tokens import CLASSES, Sheet, to_blocks, to_mark
 from runner.run.read import RunRecord, format_time, read_samples
@@ -44,7 +44,7 @@ MAX_COLUMNS = 6  # settings, or steps of one run, whose completions stand side b
 MAX_CHARACTERS = 700  # of a prompt or completion
 # What the templates use beside their own figures.
 GLOBALS = {
-    **{"spread": spread, "command_of": command_of, "others": OTHERS, "method": METHOD},
+    **{"spread": spread, "command_of": command_of, "count_states": count_states, "others": OTHERS, "method": METHOD},
     **{"max_points": MAX_POINTS_BESIDE, "max_prompts": MAX_PROMPTS},
     **{"to_blocks": to_blocks, "to_mark": to_mark, "to_visible": to_visible, "classes": CLASSES},
 }
@@ -115,7 +115,7 @@ def _render(template: str, **context: object) -> str:
 
     folder = FileSystemLoader(Path(__file__).parent / "template")
     jinja = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    jinja.filters |= {"breakable": breakable, "number": number, "percent": percent, "format_time": format_time}
+    jinja.filters |= {"breakable": breakable, "number": number, "format_time": format_time}
     jinja.filters |= {"cell": lambda entry: short(value(entry), 40), "clipped": _clipped}
     jinja.globals |= GLOBALS
     return jinja.get_template(template).render(context)

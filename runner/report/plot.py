@@ -11,6 +11,7 @@ import itertools
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import nan
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
@@ -249,28 +250,24 @@ def _axis_picture(summary: Summary, name: str, axis: Axis) -> Picture:
 
 def _heat_picture(summary: Summary, objective: SweepObjective) -> Picture:
     """The objective over the two axes that matter most, or the first two, averaged over the others."""
-    from matplotlib import colormaps
-
     shares = summary.importance.shares if summary.importance else {}
     ranked = sorted(summary.axes, key=lambda axis: -shares.get(axis.name, 0.0))[:2]
     across, up = (axis for axis in summary.axes if axis in ranked)  # in the order of the table
     cells = heat_cells(summary, objective.name, across, up)
-    means = [fmean(found) for found in cells.values()]
-    low, high = min(means, default=0.0), max(means, default=0.0)
-    colours = colormaps["viridis" if objective.maximise else "viridis_r"]
+    places = range(len(across.levels)), range(len(up.levels))
+    means = [[fmean(cells.get((x, y), [nan])) for x in places[0]] for y in places[1]]
     with _axes(up.name, across.name) as (figure, axes):
-        for (x, y), found in cells.items():
-            share = (fmean(found) - low) / (high - low) if high > low else 0.5
-            colour = colours(share)
-            axes.fill([x - 0.48, x + 0.48, x + 0.48, x - 0.48], [y - 0.46, y - 0.46, y + 0.46, y + 0.46], color=colour)
-            dark = 0.3 * colour[0] + 0.59 * colour[1] + 0.11 * colour[2] < 0.5
-            text = spread(fmean(found), stdev(found) if len(found) > 1 else None).replace(" ± ", "\n± ")
-            axes.text(x, y, text, ha="center", va="center", color="#ffffff" if dark else "#101010", fontsize=8.5)
-        for x, y in ((x, y) for x in range(len(across.levels)) for y in range(len(up.levels)) if (x, y) not in cells):
-            axes.text(x, y, "–", ha="center", va="center", color=OTHERS)
+        mesh = axes.pcolormesh(*places, means, cmap="viridis" if objective.maximise else "viridis_r")
+        for x, y in itertools.product(*places):
+            found = cells.get((x, y), [])
+            red, green, blue, _ = mesh.to_rgba(means[y][x])
+            ink = OTHERS if not found else "#ffffff" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else "#101010"
+            text = (
+                spread(means[y][x], stdev(found) if len(found) > 1 else None).replace(" ± ", "\n± ") if found else "–"
+            )
+            axes.text(x, y, text, ha="center", va="center", color=ink, fontsize=8.5)
         _ticks(axes, "x", across.levels)
         _ticks(axes, "y", up.levels)
-        axes.set(xlim=(-0.55, len(across.levels) - 0.45), ylim=(-0.55, len(up.levels) - 0.45))
         axes.tick_params(length=0)
     others = "" if len(summary.axes) == 2 else ", over all other keys"
     caption = f"{objective.name}: mean and standard deviation of the runs in each cell{others}; {objective.direction}"

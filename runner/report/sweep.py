@@ -43,16 +43,12 @@ class SweepSetting:
         return stdev(self.scores[name]) if len(self.scores.get(name, ())) > 1 else None
 
     @property
-    def states(self) -> dict[str, int]:
-        return count_states(self.runs)
-
-    @property
     def state(self) -> str:
         """The states of its runs in a word or two."""
         first, *others = self.runs
         if not others and first.state in ("running", "interrupted", "lost"):
             return first.standing
-        return first.state if len(self.states) == 1 else list_states(self.runs)
+        return first.state if len(count_states(self.runs)) == 1 else list_states(self.runs)
 
     @property
     def finished(self) -> list[RunRecord]:
@@ -78,12 +74,8 @@ class Summary:
     objective: SweepObjective | None
 
     @property
-    def states(self) -> dict[str, int]:
-        return count_states(self.runs)
-
-    @property
     def all_finished(self) -> bool:
-        return set(self.states) <= {"finished"}
+        return set(count_states(self.runs)) <= {"finished"}
 
     @property
     def unfinished(self) -> list[RunRecord]:

@@ -14,7 +14,7 @@ from runner.io.files import display_path, strict
 from runner.report.axis import MISSING, UNREAD
 from runner.report.compare import Section
 from runner.report.facts import command_of, score_rows
-from runner.report.number import percent, plural, short, spread, value
+from runner.report.number import plural, short, spread, value
 from runner.report.sweep import Summary, list_states
 from runner.run.read import RunRecord
 
@@ -180,6 +180,6 @@ def _conclusions(summary: Summary) -> list[tuple[str, str]]:
     if found and found.refused:
         lines.append(("matters", f"not stated: {found.refused}"))
     elif found:
-        shares = [f"{name} {percent(share)}" for name, share in found.shares.items()]
+        shares = [f"{name} {100 * share:.0f} %" for name, share in found.shares.items()]
         lines.append(("matters", f"{', '.join(shares)} of the variance over {found.runs} runs"))
     return lines

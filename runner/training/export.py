@@ -11,7 +11,7 @@ from pathlib import Path
 from runner.errors import EnvironmentFault, Fault, FolderError
 from runner.io.files import SEAL, display_path, files_of, read_json, remove, seal, verify, write_text
 from runner.io.terminal import quiet
-from runner.report.card import Export, base_of, to_card
+from runner.report.card import base_of, to_card
 from runner.report.number import number
 from runner.run.read import RunRecord
 
@@ -37,8 +37,13 @@ def export(
         for path in pictures:
             (new / "plots").mkdir(exist_ok=True)
             shutil.copyfile(path, new / "plots" / path.name)
-        card = Export(written, _is_adapter(run), notes, license or license_of(base_of(run)))
-        write_text(new / "README.md", to_card(run, card, [f"plots/{path.name}" for path in pictures]))
+        origin = (
+            "the adapter was merged into its base in float32"
+            if _is_adapter(run)
+            else "the weights as they were trained"
+        )
+        copy, license = [f"{origin}, written as {written}", *notes], license or license_of(base_of(run))
+        write_text(new / "README.md", to_card(run, copy, license, [f"plots/{path.name}" for path in pictures]))
         seal(new)
         if folder.exists():
             remove(folder)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from runner.config.build import asked_for, build
+from runner.run import Run, write_config
 from runner.schema import upstream
 from runner.schema.text import Config
+from runner.training.components import Components, build_components
+from runner.training.components.model import policy_of
+from runner.training.inspection import SAMPLE, ends_of
 
 LOADER = "runner.model.load.load_model"
 # What would load, start or send something that no row depends on.
@@ -31,6 +37,18 @@ LEFT_OUT = {
     ),
     "rollout_engine": "auto",
 }
+
+
+@contextlib.contextmanager
+def first_rows_prepared(cfg: Config, count: int = SAMPLE) -> Iterator[tuple[Components, dict[str, Any]]]:
+    """The parts of the same training on so many rows at least, and how ``inspect_training`` is to look at them."""
+    with tempfile.TemporaryDirectory(prefix="first-rows-") as folder:
+        count = max(SAMPLE, count)
+        run = Run(Path(folder) / "small" / "run")
+        write_config(run.folder, lighten(cfg, count, write_stand_in(cfg, Path(folder) / "model")))
+        components, node = build_components(run, None), cfg["trainer"]
+        ends = ends_of(cfg, policy_of(components.trainer))
+        yield components, {"form": node["form"], "head": node["head"], "ends": ends, "count": count}
 
 
 def lighten(cfg: Config, rows: int, stand_in: Path) -> dict[str, Any]:
