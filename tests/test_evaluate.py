@@ -151,7 +151,7 @@ def test_both_sides_are_asked_at_one_temperature(laid):
     line = read_command_line(["evaluate", "laid", f"against={laid.folder}", "checkpoint=start", "temperature=0"])
     request = evaluate.read_request(line, "evaluate", evaluate.OWN, evaluate.PARTS)
     (other,) = evaluate._other_side(line, request)
-    assert (request.temperature, other.request.temperature) == (0, 0)
+    assert (request.options["temperature"], other.request.options["temperature"]) == (0, 0)
 
 
 @pytest.mark.slow

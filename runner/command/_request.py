@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 PARTS = ("model", "dataset", "quant", "metric", "reward")  # of a configuration, what is used here
 SETTINGS = ("allow", "output_root")  # of its top level
 BATCH_SIZE = 32
+BATCH_SIZE_OF_HARNESS = 8  # which does not take fewer by itself where memory does not suffice
 MAX_NEW_TOKENS = 64  # where neither the options nor the run say otherwise
-
+SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")  # options
 
 OPTIONS = {
     "batch_size": Option("int", COUNT),
@@ -57,10 +58,9 @@ OPTIONS = {
 
 @dataclass(frozen=True)
 class InferenceRequest:
-    """The options of a command line, the run, weights and configuration that they mean.
+    """The options of a command line with their defaults, the run, weights and configuration that they mean.
 
-    ``chosen`` are the groups that were typed; ``data`` is a short name of the rows. The ``temperature`` is that of the
-    options, or of the verb.
+    ``chosen`` are the groups that were typed; ``data`` is a short name of the rows.
     """
 
     options: Mapping[str, Any]
@@ -69,7 +69,6 @@ class InferenceRequest:
     weights: Weights
     chosen: frozenset[str]
     data: str
-    temperature: float
 
     @property
     def head(self) -> str:
@@ -81,28 +80,6 @@ class InferenceRequest:
         """The run, or the model, as one would type it."""
         return str(self.run) if self.run else str(self.cfg["model"].get("path"))
 
-    @property
-    def max_new_tokens(self) -> int:
-        """The most tokens of a completion: as typed, or as the run trained with."""
-        trained = upstream.completion_length(self.cfg["trainer"].get("args") or {})
-        return int(self.options.get("max_new_tokens", trained or MAX_NEW_TOKENS))
-
-    @property
-    def batch_size(self) -> int:
-        """The number of rows side by side."""
-        return self.options.get("batch_size", BATCH_SIZE)
-
-    @property
-    def sampling(self) -> dict[str, Any]:
-        """The settings of sampling as the options and the run say them."""
-        return {
-            "max_new_tokens": self.max_new_tokens,
-            "temperature": self.temperature,
-            "top_k": self.options.get("top_k", 0),
-            "top_p": float(self.options.get("top_p", 1.0)),
-            "seed": self.options.get("seed", 0),
-        }
-
     def facts(self, parts: Sequence[str]) -> dict[str, Any]:
         """Everything on which the answers of the model depend, with these parts of the configuration."""
         return {
@@ -111,7 +88,7 @@ class InferenceRequest:
             "files": {name: file_states(self.cfg[name]) for name in ("model", "dataset")},
             "weights": [self.weights.name, self.weights.seal],
             "head": self.head,
-            "sampling": self.sampling,
+            "sampling": {name: self.options[name] for name in SAMPLING},
         }
 
     def read_sets(self, to: str, keep: Sequence[str] | None = None) -> dict[str, Rows]:
@@ -120,14 +97,13 @@ class InferenceRequest:
         return read_sets(self.cfg, to, name=name, limit=limit, falls_back=falls_back, keep=keep)
 
     def build_generator(self, model: Model, tokenizer: PreTrainedTokenizerBase) -> TextGenerator:
-        """The model as a generator of completions, with the settings of :attr:`sampling`."""
+        """The model as a generator of completions, with the settings of the options."""
         from runner.generate.completion import TextGenerator, context_length
         from runner.generate.sampler import Sampling
 
-        how = self.sampling
-        seed = how.pop("seed")
-        sampling = Sampling(**how, rows=self.batch_size, max_length=context_length(model))
-        return TextGenerator(model, tokenizer, sampling, seed, self.options.get("n", 1))
+        how = {name: self.options[name] for name in SAMPLING if name != "seed"}
+        sampling = Sampling(**how, rows=self.options["batch_size"], max_length=context_length(model))
+        return TextGenerator(model, tokenizer, sampling, self.options["seed"], self.options.get("n", 1))
 
     def folder(self, name: str) -> Path:
         """The folder for what a verb writes: in the run, or without one beside the runs."""
@@ -176,13 +152,20 @@ def read_request(line: CommandLine, verb: str, own: Mapping[str, Option], parts:
     if faults := [fault for fault in found_faults if fault.where != "trainer"]:  # which nobody needs here
         raise ConfigError(faults)
     weights = find_weights(run, options.get("checkpoint"))
-    chosen = frozenset(key.partition(".")[0] for key in typed)
-    temperature = float(options.get("temperature", 0 if verb == "predict" and options.get("n", 1) == 1 else 1))
+    defaults = {
+        "batch_size": BATCH_SIZE_OF_HARNESS if "evaluate" in options else BATCH_SIZE,
+        "max_new_tokens": int(upstream.completion_length(cfg["trainer"].get("args") or {}) or MAX_NEW_TOKENS),
+        "temperature": 0 if verb == "predict" and options.get("n", 1) == 1 else 1,
+        **{"top_k": 0, "top_p": 1, "seed": 0},
+    }
+    options = defaults | options
+    options |= {name: float(options[name]) for name in ("temperature", "top_p")}
     data = typed.get("dataset", "").partition("=")[2]
     if data in ("", "hub", "local"):  # of which the end of the path says more
         path = options.get("file") or (cfg.get("dataset") or {}).get("path") or ""
         data = str(path).rstrip("/").rpartition("/")[2].partition(".")[0]
-    return InferenceRequest(options, cfg, run, weights, chosen, in_a_name(data) or "rows", temperature)
+    chosen = frozenset(key.partition(".")[0] for key in typed)
+    return InferenceRequest(options, cfg, run, weights, chosen, in_a_name(data) or "rows")
 
 
 def _compose(run: Run | None, overrides: Sequence[str], folders: Sequence[Path]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.command import CommandLine
 from runner.command._option import Option
-from runner.command._request import OPTIONS, InferenceRequest, read_request
+from runner.command._request import OPTIONS, PARTS, InferenceRequest, read_request
 from runner.dataset.form import fits
 from runner.errors import ConfigError, DataError, Fault
 from runner.generate.prediction import prediction_key, to_line
@@ -73,7 +73,6 @@ OWN = OPTIONS | {
     "include": Option(),
     "trust_remote_code": Option("bool"),
 }
-PARTS = ("model", "dataset", "quant", "metric", "reward")
 OF_THE_HARNESS = ("tasks", "num_fewshot", "include", "trust_remote_code")
 TOKENS_PER_REWARD_PASS = 8192  # padded, that a reward model reads at once
 # What is measured of known answers beside the configured metrics.
@@ -128,7 +127,7 @@ def main(line: CommandLine) -> int:
     facts["weights"] = [[side.name, side.request.weights.name, side.request.weights.seal] for side in sides]
     found, comparison = sides[0].to_json() | {"notes": notes}, {}
     if len(sides) > 1:
-        seed = request.options.get("seed", 0)
+        seed = request.options["seed"]
         earned = {name: (figures.earned, sides[1].sets[name].earned) for name, figures in sides[0].sets.items()}
         comparison = {name: compare(*both, seed) for name, both in earned.items() if both[0]}
         found |= {"against": sides[1].to_json(), "comparison": comparison}
@@ -207,9 +206,8 @@ def _other_side(line: CommandLine, request: InferenceRequest) -> list[Side]:
     if other.head != request.head:
         raise ConfigError(Fault("against", f"{wish} is a {other.head} model", f"an {request.head} model"))
     shared = {name: request.cfg.get(name) for name in ("dataset", "metric", "reward", "allow", "seed", "tolerate")}
-    options = {"max_new_tokens": request.max_new_tokens, **request.options}
-    other = dataclasses.replace(other, options=options, cfg=other.cfg | shared)
-    return [Side(dataclasses.replace(other, chosen=request.chosen, temperature=request.temperature))]
+    other = dataclasses.replace(other, options=request.options, cfg=other.cfg | shared, chosen=request.chosen)
+    return [Side(other)]
 
 
 # --- Figures ---------------------------------------------------------------------------------------
@@ -252,7 +250,7 @@ def _measure_answers(side: Side, model: Model, tokenizer: PreTrainedTokenizerBas
     for name, rows in sets.items():
         known = _of_set(metrics, name)
         everything = is_scorer or any(metric.answers == "all" for metric in known)
-        how = {"max_length": context_length(model), "batch_size": request.batch_size}
+        how = {"max_length": context_length(model), "batch_size": request.options["batch_size"]}
         with progress_bar(f"{name}: known answers", sum(everything or row["label"] for row in rows), "answer") as bar:
             side.sets[name] = judge_answers(
                 model, tokenizer, rows, known, is_scorer=is_scorer, on_progress=bar.update, **how
@@ -365,8 +363,8 @@ def evaluate_tasks(side: Side) -> int:
     began = time.monotonic()
     with quiet():
         model, tokenizer = load_trained(request.cfg, request.weights, request.head)
-        size = options.get("batch_size", 8)
-        scores, errors = run_tasks(model, tokenizer, tasks, batch_size=size, include=options.get("include"), **how)
+        size, include = options["batch_size"], options.get("include")
+        scores, errors = run_tasks(model, tokenizer, tasks, batch_size=size, include=include, **how)
     facts = how | {"tasks": tasks, "weights": [side.name, request.weights.seal]}
     path = _write(request, "lm_eval", facts, {"model": side.name, "scores": scores, "errors": errors}, began)
     cells = [_with_error(scores, errors, name) for name in scores]

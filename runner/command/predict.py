@@ -31,6 +31,7 @@ Without a RUN, any model: predict model=hub model.path=org/name dataset=..., wit
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -163,7 +164,7 @@ def _write_scores(
     from runner.generate.likelihood import score_answers
 
     columns = ("prompt", "completion", "text", "label")
-    groups = split_by_rows([len(str(row)) for row in rows], request.batch_size)
+    groups = split_by_rows([len(str(row)) for row in rows], request.options["batch_size"])
     with progress_bar("predicting", len(rows), "answer") as bar:
 
         def score(batch: Sequence[GenerationRequest]) -> list[dict[str, Any]]:
@@ -225,18 +226,13 @@ def converse(request: InferenceRequest) -> int:
 
 def _read_lines() -> Iterator[str]:
     """The lines that are typed, or come through a pipe, without empty lines; the mark is only for people."""
-    is_terminal = sys.stdin.isatty()
-    if is_terminal:
+    mark = "> " if sys.stdin.isatty() else ""
+    if mark:
         import readline  # noqa: F401  gives input() a history
-    while True:
-        try:
-            text = input("> ") if is_terminal else next(sys.stdin).rstrip("\n")
-        except (EOFError, StopIteration):
-            return
-        if text.strip() == "/exit":
-            return
-        if text.strip():
-            yield text.strip() if text.startswith("/") else text
+    with contextlib.suppress(EOFError):
+        while (text := input(mark)).strip() != "/exit":
+            if text.strip():
+                yield text.strip() if text.startswith("/") else text
 
 
 def _reply(generator: TextGenerator, turns: list[dict[str, str]], count: int) -> str:

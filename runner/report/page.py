@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 MAX_PROMPTS = 6  # on a page
 MAX_COLUMNS = 6  # settings, or steps of one run, whose completions stand side by side
-MAX_CHARACTERS = 700  # of a prompt or completion
 # What the templates use beside their own figures.
 GLOBALS = {
     **{"spread": spread, "command_of": command_of, "count_states": count_states, "others": OTHERS, "method": METHOD},
@@ -116,7 +115,7 @@ def _render(template: str, **context: object) -> str:
     folder = FileSystemLoader(Path(__file__).parent / "template")
     jinja = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     jinja.filters |= {"breakable": breakable, "number": number, "format_time": format_time}
-    jinja.filters |= {"cell": lambda entry: short(value(entry), 40), "clipped": _clipped}
+    jinja.filters["cell"] = lambda entry: short(value(entry), 40)
     jinja.globals |= GLOBALS
     return jinja.get_template(template).render(context)
 
@@ -130,10 +129,6 @@ def breakable(name: str) -> Markup:
     from markupsafe import Markup, escape
 
     return Markup("<wbr>").join(map(escape, re.split(r"(?<=[_/+])", name)))
-
-
-def _clipped(text: str) -> str:
-    return text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}… ({len(text)} characters)"
 
 
 def fingerprint_of(runs: Iterable[RunRecord], *asked: object) -> str:
