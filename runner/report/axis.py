@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from runner.run import VOLATILE
 from runner.run.read import is_finite
-from runner.schema import Config, flatten
+from runner.schema import Config, flatten, select
 
 TOP = ("learning_rate", "kl_coef", "seed")
-SKIPPED = (VOLATILE - {*TOP, "launcher"}) | {"stages", "objective"}
+SKIPPED = (VOLATILE - {*TOP}) | {"launcher", "stages", "objective"}
 MISSING = "—"
 UNREAD = "?"  # in place of a value where the run's config could not be read
 
@@ -72,19 +72,16 @@ def axes_of(configs: Sequence[Config], typed: Sequence[Mapping[str, str]] | None
 
 
 def lasting_keys(cfg: Config) -> Config:
-    """The part of a configuration by which runs are distinguished."""
-    return {key: node for key, node in cfg.items() if key not in SKIPPED}
-
-
-def is_of_launch(key: str) -> bool:
-    """True for a key that says how a run is started, but for the one that changes its batch."""
-    return key.startswith("launcher.") and key != "launcher.num_processes"
+    """The part of a configuration by which runs are distinguished: of how they start only what changes the batch."""
+    lasting = {key: node for key, node in cfg.items() if key not in SKIPPED}
+    count = select(cfg, "launcher.num_processes")
+    return lasting | ({} if count is None else {"launcher": {"num_processes": count}})
 
 
 def _columns(configs: Sequence[Config], skipped: Mapping[str, object]) -> dict[str, tuple[Hashable, ...]]:
     """The values of each key over the runs, those of the top first."""
     flat = [flatten(lasting_keys(cfg)) for cfg in configs]
-    keys = {key: None for leaf in flat for key in leaf if not is_of_launch(key) and key not in skipped}
+    keys = {key: None for leaf in flat for key in leaf if key not in skipped}
     order = sorted(keys, key=lambda key: TOP.index(key) if key in TOP else len(TOP))
     return {key: tuple(_hashable(leaf.get(key, MISSING)) for leaf in flat) for key in order}
 
@@ -93,7 +90,7 @@ def _choices(configs: Sequence[Config], typed: Sequence[Mapping[str, str]]) -> d
     """The choice from each group, and where no word tells it, the path of its model or dataset."""
     groups = {key: None for cfg in configs for key, node in cfg.items() if isinstance(node, Mapping)}
     found: dict[str, tuple[Hashable, ...]] = {}
-    for group in (group for group in groups if group not in SKIPPED and group != "launcher"):
+    for group in (group for group in groups if group not in SKIPPED):
         nodes = [cfg.get(group) for cfg in configs]
         labels = _labels(nodes, [words.get(group) for words in typed])
         paths = tuple(_hashable(node.get("path")) if isinstance(node, Mapping) else None for node in nodes)

@@ -9,12 +9,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from runner.report.axis import MISSING, TOP, is_of_launch, lasting_keys
-from runner.report.facts import facts_of
-from runner.report.number import number, value
+from runner.report.facts import config_rows, facts_of, value_if_any
+from runner.report.number import number
 from runner.report.objective import CLOCK, informative
 from runner.run.read import RunRecord, is_finite
-from runner.schema import Config, flatten
 
 # What depends on the machine's mood and not on the run.
 TIMED = re.compile(r"(^|_)(runtime|seconds|step_time)$|_per_second$|^(eval_)?(eps|time/|profiling/|memory/)")
@@ -35,50 +33,18 @@ class Section:
 
 def sections_of(ours: RunRecord, theirs: RunRecord) -> list[Section]:
     """Every respect in which two runs can differ, the shortest first and those without a difference before them."""
-    found, others = [Section("config", _config(ours.cfg, theirs.cfg))], facts_of(theirs)
+    rows: list[tuple[str, ...]] = []
+    for (first, *others), mine, other in config_rows(ours.cfg, theirs.cfg):
+        also = ", ".join(dict.fromkeys(key.rpartition(".")[2] for key in others))
+        rows.append((f"{first} (also {also})" if also else first, mine, other))
+    found, their_facts = [Section("config", rows)], facts_of(theirs)
     for title, a in facts_of(ours).items():
-        b = others[title]
+        b = their_facts[title]
         keys = [key for key in dict.fromkeys([*a, *b]) if a.get(key) != b.get(key)]
-        rows = [(key, _node(a.get(key)), _node(b.get(key))) for key in keys]
+        rows = [(key, value_if_any(a.get(key)), value_if_any(b.get(key))) for key in keys]
         found.append(Section(title, rows, unknown=not a and not b))
     found += [_scored("results", ours.after, theirs.after), _scored("last metrics", _last(ours), _last(theirs))]
     return sorted(found, key=lambda section: len(section.rows))
-
-
-def _config(ours: Config, theirs: Config) -> list[tuple[str, str, str]]:
-    """The keys whose values differ; those that say the same stand beside the first of them.
-
-    A whole node that only one of them has is one row.
-    """
-    from runner.config import differences
-
-    found = [row for row in differences(lasting_keys(ours), lasting_keys(theirs)) if not is_of_launch(row[0])]
-    found.sort(key=lambda row: row[0] not in TOP)
-    rows: dict[tuple[str, str, str], list[str]] = {}
-    for key, mine, other in found:
-        # Words or numbers that go together are one thing; that two things are switched on is none.
-        plain = all(entry is None or is_finite(entry) or isinstance(entry, str) for entry in (mine, other))
-        rows.setdefault((_node(mine), _node(other), "" if plain else key), []).append(key)
-    named = []
-    for (mine, other, _), (first, *others) in rows.items():
-        also = ", ".join(dict.fromkeys(key.rpartition(".")[2] for key in others))
-        named.append((f"{first} (also {also})" if also else first, mine, other))
-    return named
-
-
-def _node(entry: object) -> str:
-    """A value as one would type it; of a whole node the class and its keys.
-
-    >>> _node({"_target_": "peft.LoraConfig", "r": 16}), _node(None), _node(1e-4)
-    ('LoraConfig(r=16)', '—', '0.0001')
-    """
-    if entry is None:
-        return MISSING
-    if isinstance(entry, Mapping):
-        called = str(entry.get("_target_", "")).rpartition(".")[2]
-        inner = ", ".join(f"{key}={value(inner)}" for key, inner in flatten(entry).items() if key != "_target_")
-        return f"{called}({inner})" if called else f"{{{inner}}}"
-    return value(entry)
 
 
 def _scored(title: str, ours: Mapping[str, float], theirs: Mapping[str, float]) -> Section:

@@ -20,7 +20,7 @@ from runner.io.secrets import hidden
 from runner.report.axis import MISSING, TOP, lasting_keys
 from runner.report.number import number, value
 from runner.report.objective import informative
-from runner.run.read import RunRecord, plain_text
+from runner.run.read import RunRecord, is_finite, plain_text
 from runner.schema import Config, flatten
 
 FOLDER_FLAGS = ("--config-dir", "-cd")
@@ -82,7 +82,7 @@ def differing(run: RunRecord) -> list[tuple[str, str, str]] | None:
     words = words_of(run)
     if words is None or not run.cfg:
         return None
-    from runner.config import compose, differences
+    from runner.config import compose
 
     overrides, folders = folders_in(words)
     try:
@@ -91,12 +91,29 @@ def differing(run: RunRecord) -> list[tuple[str, str, str]] | None:
         baseline = compose([word for word in chosen if not word.endswith("=None")], folders).cfg
     except RunnerError:
         return None
-    found = [
-        (key, *(MISSING if entry is None else value(entry) for entry in pair))
-        for key, *pair in differences(lasting_keys(run.cfg), lasting_keys(baseline))
-    ]
-    of_top = {(mine, other) for key, mine, other in found if key in TOP}
-    return [(key, mine, other) for key, mine, other in found if key in TOP or (mine, other) not in of_top]
+    rows = config_rows(run.cfg, baseline)
+    return [(key, mine, other) for keys, mine, other in rows for key in [key for key in keys if key in TOP] or keys]
+
+
+def config_rows(ours: Config, theirs: Config) -> list[tuple[list[str], str, str]]:
+    """The lasting keys whose values differ, those of the top first, with both values as text.
+
+    Keys with the same two words or numbers go together, such as a key of the top and what it sets.
+    """
+    from runner.config import differences
+
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for key, *pair in sorted(differences(lasting_keys(ours), lasting_keys(theirs)), key=lambda row: row[0] not in TOP):
+        # Words or numbers that go together are one thing; that two things are switched on is none.
+        plain = all(entry is None or is_finite(entry) or isinstance(entry, str) for entry in pair)
+        mine, other = map(value_if_any, pair)
+        found.setdefault((mine, other, "" if plain else key), []).append(key)
+    return [(keys, mine, other) for (mine, other, _), keys in found.items()]
+
+
+def value_if_any(entry: object) -> str:
+    """A value as in a table, or the sign for none."""
+    return MISSING if entry is None else value(entry)
 
 
 # --- Its scores and rows -----------------------------------------------------------------------------

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 
-from runner.schema import to_text
+from runner.schema import flatten, to_text
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -40,9 +41,15 @@ def spread(mean: float | None, sd: float | None) -> str:
 def value(entry: object) -> str:
     """A value of a configuration as in a table: a number short, a text without quotes, others as one would type them.
 
-    >>> value(1e-06), value(None), value(["q", "v"]), value("a, b")
-    ('1e-6', 'null', '[q,v]', 'a, b')
+    Of a whole node the class and its keys.
+
+    >>> value(1e-06), value(None), value(["q", "v"]), value("a, b"), value({"_target_": "peft.LoraConfig", "r": 16})
+    ('1e-6', 'null', '[q,v]', 'a, b', 'LoraConfig(r=16)')
     """
+    if isinstance(entry, Mapping):
+        called = str(entry.get("_target_", "")).rpartition(".")[2]
+        inner = ", ".join(f"{key}={value(inner)}" for key, inner in flatten(entry).items() if key != "_target_")
+        return f"{called}({inner})" if called else f"{{{inner}}}"
     if isinstance(entry, float):
         return number(entry, 6)
     return entry if isinstance(entry, str) else to_text(entry)
