@@ -165,9 +165,8 @@ def _explain_run(line: CommandLine, key: str, run: RunRecord) -> Iterator[str]:
     if not runs:
         yield "these words compose nothing today, or the folder does not have them"
         return
-    named = [composed for composed in runs if composed.cfg.get("name") == run.cfg.get("name")]
-    keyed = [composed for composed in runs if key_of(composed.cfg) == key_of(run.cfg)]
-    composed = [*keyed, *named, *runs][0]
+    name, key_of_run = run.cfg.get("name"), key_of(run.cfg)
+    composed = max(runs, key=lambda one: (key_of(one.cfg) == key_of_run, one.cfg.get("name") == name))
     today = select(composed.cfg, key)
     if today != frozen:
         yield f"changed   the files of today would make it {to_text(today)}:"
