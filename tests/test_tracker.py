@@ -8,10 +8,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from laid import lay_run
 
-from runner.errors import EnvironmentFault
+from runner.launch import worker
 from runner.run import Run
-from runner.tracker.variable import check_installed, id_of, variables_of
+from runner.tracker.variable import id_of, variables_of
+from runner.validate.environment import find_missing_libraries
 
 FEW = (
     *("trainer=sft", "metric=none", "dataset.limit.train=64", "dataset.limit.eval=8", "learning_rate=0.000123"),
@@ -55,11 +57,13 @@ def test_only_the_first_process_makes_an_id(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_missing_package_is_a_fault_that_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("runner.tracker.variable.find_spec", lambda name: None)
-    check_installed("none")
-    with pytest.raises(EnvironmentFault, match=r"pip install 'runner\[wandb\]'"):
-        check_installed(["tensorboard", "wandb"])
+def test_a_missing_package_is_a_fault_that_says_what_to_install_for_the_worker_too(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("runner.validate.environment.find_spec", lambda name: None)
+    assert not list(find_missing_libraries({"tracker": {"report_to": "none"}}))
+    run = lay_run(tmp_path / "x" / "run", state="created", tracker={"report_to": ["tensorboard", "wandb"]})
+    assert worker.work(run) == 5
+    told = capsys.readouterr().err
+    assert "pip install 'runner[wandb]'" in told and "pip install 'runner[tensorboard]'" in told
 
 
 # --- Whole runs -----------------------------------------------------------------------------------

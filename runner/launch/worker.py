@@ -46,6 +46,7 @@ from runner.run.disk import full, is_full
 from runner.run.inputs import check_fingerprints
 from runner.validate import find_dangers
 from runner.validate.context import OWN
+from runner.validate.environment import find_missing_libraries
 
 log = logging.getLogger("runner.launch.worker")
 
@@ -196,6 +197,10 @@ def work(folder: str | Path, command: str = "train", debug: bool = False, record
                 run.set_status("running", cause=None)
             held.enter_context(_logging(run.log))
             try:
+                if lacking := list(
+                    find_missing_libraries(run.cfg)
+                ):  # this may be another machine than that of the start
+                    raise EnvironmentFault(lacking)
                 if RANK == 0:
                     check_lines(run)
                     for line in check_fingerprints(run):

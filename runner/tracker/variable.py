@@ -4,7 +4,8 @@
     {name}    the name of the run        {key}   the last ten letters of its folder
     {id}      a word that no other run folder has, the same whenever this one goes on
 
-Standard library only, because variables have to be set before the tracker's package is imported.
+Standard library only, because variables have to be set before the tracker's package is imported. Whether that package
+is there is asked in ``validate.environment``.
 """
 
 from __future__ import annotations
@@ -13,17 +14,14 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from runner.errors import EnvironmentFault, Fault, FolderError
+from runner.errors import Fault, FolderError
 from runner.io.files import read_json, write_json
 
 # Any other variable could change what other programs do: git, the loader, the hub client.
 TRACKER_VARIABLES = ("WANDB_", "TRACKIO_", "MLFLOW_", "TENSORBOARD_")
-# The package of each tracker that the runner has an extra for.
-PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio", "mlflow": "mlflow"}
 
 
 def set_variables(node: Mapping[str, Any], folder: Path, name: str) -> None:
@@ -58,17 +56,6 @@ def id_of(folder: Path) -> str:
         known = {"id": f"{folder.name[-10:]}-{secrets.token_hex(3)}"}
         write_json(path, known)
     return known["id"] if known else folder.name[-10:]
-
-
-def check_installed(report_to: str | list[str]) -> None:
-    """Raise EnvironmentFault for each tracker whose package is missing."""
-    names = [report_to] if isinstance(report_to, str) else report_to
-    missing = [name for name in names if name in PACKAGES and find_spec(PACKAGES[name]) is None]
-    if missing:
-        raise EnvironmentFault(
-            Fault("tracker", f"{name} is not installed", "its package", f"pip install 'runner[{name}]'")
-            for name in missing
-        )
 
 
 def find_foreign_variables(node: Mapping[str, Any]) -> list[Fault]:

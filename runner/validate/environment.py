@@ -61,7 +61,7 @@ def find_environment_faults(to_do: Sequence[Composed], elsewhere: bool) -> Itera
     """A fault for each library that is missing or was not tried, and each place that must take files and does not."""
     for composed in to_do:
         args = composed.cfg["trainer"]["args"]
-        yield from _missing_libraries(composed.cfg)
+        yield from find_missing_libraries(composed.cfg)
         if args.get(upstream.USE_CPU) or not (elsewhere or has_devices()):
             yield from find_unshardable(args)
     if not all((composed.cfg.get("tolerate") or {}).get("versions") for composed in to_do):
@@ -82,7 +82,7 @@ def find_other_worlds(composed: Composed) -> Iterator[Fault]:
         yield Fault("accelerate launch", found, expected, f"{fix} {NUM_PROCESSES}={own if own > 1 else 2}")
 
 
-def _missing_libraries(cfg: Config) -> Iterator[Fault]:
+def find_missing_libraries(cfg: Config) -> Iterator[Fault]:
     """A fault for each library that a key of the configuration asks for and that is not there."""
     for path, pattern, library, package in WANTED:
         value = select(cfg, path)

@@ -12,7 +12,7 @@ from runner.run import Run
 from runner.run.adjustments import adjusted_args
 from runner.schema import nodes, upstream
 from runner.schema.text import Config, Node
-from runner.tracker.variable import check_installed, find_foreign_variables, set_variables
+from runner.tracker.variable import find_foreign_variables, set_variables
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -32,7 +32,6 @@ def build_args(run: Run, adjustments: Sequence[Mapping[str, Any]] = ()) -> Train
     node = cfg["trainer"]["args"] | adjusted_args(adjustments)
     if faults := find_foreign_variables(cfg["tracker"]):
         raise ConfigError(faults)
-    check_installed(cfg["tracker"]["report_to"])
     set_variables(cfg["tracker"], run.folder, cfg["name"])
     defaults = {
         "seed": cfg["seed"],
