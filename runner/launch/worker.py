@@ -197,9 +197,8 @@ def work(folder: str | Path, command: str = "train", debug: bool = False, record
                 run.set_status("running", cause=None)
             held.enter_context(_logging(run.log))
             try:
-                if lacking := list(
-                    find_missing_libraries(run.cfg)
-                ):  # this may be another machine than that of the start
+                # This may be another machine than that of the start.
+                if lacking := list(find_missing_libraries(run.cfg)):
                     raise EnvironmentFault(lacking)
                 if RANK == 0:
                     check_lines(run)
