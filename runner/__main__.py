@@ -24,7 +24,7 @@ from runner.io.terminal import print_uncaught
 from runner.launch import axis, stages
 from runner.launch.start import call_hydra, start_runs, start_sweep
 from runner.launch.worker import Stop, prepare_environment
-from runner.run import folder_of
+from runner.run.key import folder_of
 
 # Flags with which Hydra only prints something; others of that kind take a value.
 PRINTING = (("--help", "-h"), ("--hydra-help",), ("--version",), ("--resolve",), ("--shell-completion", "-sc"))

@@ -9,7 +9,7 @@ import torch
 
 from runner.config import compose
 from runner.errors import SickRun
-from runner.run import key_of
+from runner.run.key import key_of
 from runner.training.health.alarms import (
     KL,
     Alarm,

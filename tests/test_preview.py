@@ -27,7 +27,7 @@ from runner.model.chat import read_template
 from runner.model.encoding import to_texts
 from runner.report.page import to_preview_page
 from runner.report.tokens import Sheet, TokenRow, format_sheet
-from runner.run import key_of
+from runner.run.key import key_of
 from runner.training.inspection import find_faults, inspect_training, read_batches
 
 GOLDEN = Path(__file__).parent / "golden"

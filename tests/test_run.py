@@ -19,10 +19,7 @@ from runner.launch.stages import compose_runs
 from runner.run import (
     Run,
     check_lines,
-    folder_of,
     format_fault,
-    key_of,
-    label_of,
     last_checkpoint,
     locked,
     open_run,
@@ -32,6 +29,7 @@ from runner.run import (
 )
 from runner.run.continuation import find_offer
 from runner.run.find import find_runs
+from runner.run.key import folder_of, key_of, label_of
 from runner.run.read import read_run
 
 
@@ -59,6 +57,15 @@ def test_another_value_opens_another_folder(cfg):
 @pytest.mark.parametrize("volatile", ["name", "output_root", "launcher", "tracker", "allow", "tolerate", "on_sick"])
 def test_what_cannot_change_the_result_stays_out_of_the_key(cfg, volatile):
     assert key_of(cfg) == key_of(cfg | {volatile: {"x": "other"}})
+
+
+def test_the_key_of_a_configuration_is_what_it_was():
+    """Another one would have every run that is there train again; then ``FORMAT`` grows."""
+    parts = {"model": {"path": "org/name"}, "dataset": {"path": "runner://dataset/toy"}, "peft": None, "seed": 0}
+    args = {"beta": 1.0, "max_steps": 10, "loss_type": ["sigmoid", 0.5, None, True]}
+    trainer = {"_target_": "trl.DPOTrainer", "form": "preference", "args": args}
+    own = {"name": "a", "learning_rate": 1e-6, "launcher": {"num_processes": 2}, "tolerate": {"kl": True}}
+    assert key_of({**own, "trainer": trainer, **parts}) == "23bc5037da"
 
 
 def test_more_processes_are_another_training(cfg):

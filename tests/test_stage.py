@@ -12,7 +12,8 @@ from runner.errors import ConfigError
 from runner.io.files import files_of, read_json, write_json
 from runner.launch import pool
 from runner.launch.stages import compose_runs
-from runner.run import Run, folder_of, open_run, uses_of, write_config
+from runner.run import Run, open_run, uses_of, write_config
+from runner.run.key import folder_of
 
 CHAIN = {
     "sft": ["trainer=sft", "learning_rate=1e-3"],

@@ -8,7 +8,7 @@ from tiny import CHATML, tiny_tokenizer
 from runner.errors import ConfigError
 from runner.launch.stages import compose_runs
 from runner.model.chat import check_template, read_template, set_template, template_names
-from runner.run import key_of
+from runner.run.key import key_of
 
 TOOLS = [
     {

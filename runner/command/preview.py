@@ -36,8 +36,8 @@ from runner.launch.worker import take_devices, visible_devices
 from runner.model.encoding import to_texts
 from runner.report.page import to_preview_page
 from runner.report.tokens import MAX_WIDTH, Sheet, format_sheet
-from runner.run import folder_of, key_of
 from runner.run.find import find_runs
+from runner.run.key import folder_of, key_of
 from runner.training.inspection import Inspection, find_faults, inspect_training, summary_of
 from runner.training.stand_in import LOADER, first_rows_prepared
 from runner.validate import find_dangers

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from runner.config import Composed
-from runner.run import VOLATILE, folder_of, key_of
+from runner.run.key import folder_of, key_of, lasting
 from runner.schema import Config, scalars
 
 # Whole numbers that say how long, how often, or from which chance.
@@ -61,7 +61,7 @@ def structure_of(cfg: Config, links: Mapping[str, str]) -> str:
     (True, False)
     """
     structure = {}
-    for path, value in scalars({key: node for key, node in cfg.items() if key not in VOLATILE}):
+    for path, value in scalars(lasting(cfg)):
         is_length = isinstance(value, int) and re.search(rf"(^|\.)({LENGTHS})$", path)
         if isinstance(value, float) or is_length:
             value = "a number" if value else 0

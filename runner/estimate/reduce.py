@@ -20,7 +20,7 @@ from runner.errors import ConfigError, Fault
 from runner.estimate.steps import config_fields, cycle_of, rows_per_step, setting
 from runner.estimate.weights import LOADERS, architecture_of
 from runner.model.clone import Source, count_weights, shrink, write_clone
-from runner.run import processes_of
+from runner.run.key import processes_of
 from runner.schema import Config, nodes, upstream
 
 NEW = "runner.model.load.new_model"

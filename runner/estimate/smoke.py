@@ -26,8 +26,9 @@ from runner.io.files import read_json, write_json
 from runner.io.terminal import quiet
 from runner.launch import worker
 from runner.report.number import number
-from runner.run import Run, label_of, open_run, sealed_checkpoints
+from runner.run import Run, open_run, sealed_checkpoints
 from runner.run.disk import sized
+from runner.run.key import label_of
 from runner.run.read import read_run
 from runner.schema import Config
 from runner.training.export import export

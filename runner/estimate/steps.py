@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner.run import processes_of
+from runner.run.key import processes_of
 from runner.schema import Config, Node, Parameter, read_signature, upstream
 
 WHOLE_BATCHES = {upstream.NUM_GENERATIONS, "num_ppo_epochs"}  # fields of trainers that leave out a last batch not full

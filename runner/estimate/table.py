@@ -9,8 +9,8 @@ from pathlib import Path
 from runner.estimate.device import Device
 from runner.estimate.memory import Training
 from runner.estimate.steps import batch_size, setting, steps_of
-from runner.run import processes_of
 from runner.run.disk import checkpoints_at_once, free, sized
+from runner.run.key import processes_of
 from runner.schema import upstream
 
 TIGHT = 0.9  # of what is there, from which on a forecast warns: allocators keep some more than what is alive

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from runner.config import Composed
 from runner.errors import ConfigError, Fault, FolderError
-from runner.run import Run, folder_of, held, key_of, label_of
+from runner.run import Run, held
+from runner.run.key import folder_of, key_of, label_of
 from runner.run.read import read_run
 
 

@@ -29,7 +29,8 @@ from runner.io.terminal import write_output_to
 from runner.launch import worker
 from runner.launch.plan import Task
 from runner.launch.worker import launch
-from runner.run import Run, held, locked, open_run, processes_of
+from runner.run import Run, held, locked, open_run
+from runner.run.key import processes_of
 from runner.tracker.variable import set_variables
 
 POLL = 0.05  # seconds between two looks at the children

@@ -20,8 +20,9 @@ from runner import config
 from runner.config.override import dotted_key
 from runner.errors import ConfigError, Fault, FolderError
 from runner.launch import axis
-from runner.run import Run, folder_of
+from runner.run import Run
 from runner.run.continuation import find_resume_faults
+from runner.run.key import folder_of
 from runner.run.read import read_run
 from runner.schema import nearest
 from runner.schema.type import shortened

@@ -26,9 +26,10 @@ from runner.launch.plugin import Job, failed_since
 from runner.launch.pool import Settings, confine, idle_devices, settings_of, train_all
 from runner.launch.progress import LiveProgress, Stages
 from runner.launch.worker import finished, is_finished, launch
-from runner.run import Run, folder_of, open_run, sealed_checkpoints
+from runner.run import Run, open_run, sealed_checkpoints
 from runner.run.continuation import find_offer
 from runner.run.disk import full, is_full
+from runner.run.key import folder_of
 from runner.run.read import one_line
 from runner.validate.start import check_ahead
 

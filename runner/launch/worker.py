@@ -35,7 +35,6 @@ from runner.run import (
     check_lines,
     check_metadata,
     locked,
-    processes_of,
     remove_leftovers,
     remove_unfinished,
     sealed_checkpoints,
@@ -44,6 +43,7 @@ from runner.run import (
 from runner.run.adjustments import is_out_of_memory
 from runner.run.disk import full, is_full
 from runner.run.inputs import check_fingerprints
+from runner.run.key import processes_of
 from runner.validate import find_dangers
 from runner.validate.context import OWN
 from runner.validate.environment import find_missing_libraries

@@ -10,7 +10,7 @@ import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from runner.run import VOLATILE
+from runner.run.key import VOLATILE
 from runner.run.read import is_finite
 from runner.schema import Config, flatten, select
 

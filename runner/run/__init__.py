@@ -14,12 +14,10 @@ To find a run by a word is in ``find``, to read its files in whatever state they
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
 import platform
-import re
 import shlex
 import shutil
 import socket
@@ -50,6 +48,7 @@ from runner.io.files import (
 )
 from runner.io.secrets import hidden, hidden_source
 from runner.io.terminal import to_visible
+from runner.run.key import canonical_text, folder_of, key_of
 from runner.schema import walk
 
 log = logging.getLogger(__name__)
@@ -57,17 +56,6 @@ log = logging.getLogger(__name__)
 # Of a run folder. It grows where a file in it, or what a key of its config means, is no longer what it was; a folder of
 # another format is refused by everything that reads it.
 FORMAT = 2
-# What names, places or launches a run but cannot change its result stays out of its key; so do the two settings that
-# act only through what the trainer calls them, the run to resume from, which ends where this one would by itself, how
-# a run without memory goes on, which sees the same rows in each step, and what is done about a sick one or one that
-# looks so: what it tells to type must go on with its steps.
-VOLATILE = frozenset(
-    {"name", "output_root", "launcher", "tracker", "allow", "objective", "learning_rate", "kl_coef", "resume"}
-    | {"on_memory", "attempts", "on_sick", "tolerate"}
-)
-IN_THE_NAME = frozenset({"trainer", "model", "dataset", "experiment", "sweep"}) | (
-    VOLATILE - {"learning_rate", "kl_coef", "allow"}
-)
 STATES = ("created", "running", "interrupted", "failed", "finished")
 # What is not committed, in git's own words whatever programs its settings name.
 CHANGES = ("diff", "--no-ext-diff", "--no-textconv", "HEAD")
@@ -163,70 +151,6 @@ def write_config(folder: Path, cfg: Mapping[str, Any]) -> None:
     write_text(folder / "config.yaml", yaml.safe_dump(whole, sort_keys=False, allow_unicode=True))
 
 
-def key_of(cfg: Mapping[str, Any]) -> str:
-    """Ten hex digits that name a configuration: equal where the result must be equal, if there is one.
-
-    Runs that differ only in ``tolerate`` and ``on_sick`` are one: either ends a training or lets it go on, and the
-    folder says by its adjustments where a rollback has changed it.
-
-    >>> key_of({"seed": 1, "name": "a"}) == key_of({"name": "b", "seed": 1.0})
-    True
-    """
-    lasting = {key: _alike(value) for key, value in cfg.items() if key not in VOLATILE}
-    # More processes make a larger batch, and that is another training.
-    if (processes := processes_of(cfg)) > 1:
-        lasting["processes"] = processes
-    return hashlib.sha256(json.dumps(lasting, sort_keys=True, default=str).encode()).hexdigest()[:10]
-
-
-def processes_of(cfg: Mapping[str, Any]) -> int:
-    """The number of processes that train a configuration together.
-
-    >>> processes_of({"launcher": {"num_processes": 4}})
-    4
-    """
-    launcher = cfg.get("launcher") or {}
-    return launcher.get("num_processes", 1)
-
-
-def _alike(value: object) -> object:
-    """The same value, with 1.0 written as 1 wherever it is."""
-    if isinstance(value, Mapping):
-        return {key: _alike(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_alike(entry) for entry in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def label_of(overrides: Sequence[str]) -> str:
-    """The overrides as a short folder name, without what the name of the run says already.
-
-    Only characters that neither a shell nor Hydra's grammar reads as their own, because people type
-    ``model.path=outputs/...``.
-
-    >>> label_of(["trainer=dpo", "kl_coef=0.05", "trainer.args.max_steps=3"])
-    'kl_coef-0.05+max_steps-3'
-    """
-    words = []
-    for override in overrides:
-        key, _, value = override.lstrip("+").partition("=")
-        if key not in IN_THE_NAME and not key.startswith(("hydra", "launcher.", "tracker.", "tolerate.", "~")):
-            text = f"{key.rpartition('.')[2]}-{value.rstrip('/').rpartition('/')[2]}"
-            words.append(re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-."))
-    return "+".join(words)[:80].strip("-.+") or "default"
-
-
-def folder_of(cfg: Mapping[str, Any], overrides: Sequence[str]) -> Path:
-    """The folder in which a configuration is trained: the one that holds its key, or else the one that will.
-
-    >>> str(folder_of({"output_root": "outputs", "name": "a"}, ["seed=1"]))
-    'outputs/a/seed-1-44136fa355'
-    """
-    key, group = key_of(cfg), Path(str(cfg["output_root"])) / str(cfg["name"])
-    known = sorted(group.glob(f"*-{key}"))
-    return known[0] if known else group / f"{label_of(overrides)}-{key}"
-
-
 def open_run(cfg: Mapping[str, Any], overrides: Sequence[str], command: Sequence[str] = ()) -> Run:
     """The folder of this configuration: the one that holds its key already, or a new one with the config frozen.
 
@@ -252,17 +176,12 @@ def open_run(cfg: Mapping[str, Any], overrides: Sequence[str], command: Sequence
     elif key_of(run.cfg) != key:
         found = "its config.yaml is that of another run"
         raise FolderError(Fault(str(folder), found, f"the key {key}", "name=<another name>"))
-    elif run.status()["state"] != "finished" and _volatile(run.cfg) != _volatile(cfg):
+    elif run.status()["state"] != "finished" and canonical_text(run.cfg) != canonical_text(cfg):
         with contextlib.suppress(FolderError), locked(run):  # who holds it has read the old one
             write_config(folder, cfg)
             write_json(folder / "manifest.json", run.manifest() | recorded)
         return Run(folder)
     return run
-
-
-def _volatile(cfg: Mapping[str, Any]) -> str:
-    """The part that the key leaves open, as text that can be compared."""
-    return json.dumps({key: _alike(cfg.get(key)) for key in VOLATILE}, sort_keys=True, default=str)
 
 
 def check_metadata(run: Run) -> None:

@@ -15,8 +15,9 @@ from typing import Any
 
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import damage_of, describe_damage, find_links, read_json, write_json
-from runner.run import VOLATILE, Run, folder_of, held, link_faults, processes_of, sealed_checkpoints, step_of
+from runner.run import Run, held, link_faults, sealed_checkpoints, step_of
 from runner.run.find import find_run
+from runner.run.key import folder_of, lasting, processes_of
 from runner.schema import flatten, last_key, nodes, read_signature, to_override, to_text, upstream, walk
 from runner.schema.read import UNKNOWN
 
@@ -93,7 +94,7 @@ def _named(cfg: Mapping[str, Any]) -> Run | Fault:
 
 def _differences(other: Run, cfg: Mapping[str, Any]) -> Iterator[Fault]:
     """A fault for each value that is another one and not on the list, or that does not fit its condition there."""
-    then, now = (flatten({k: v for k, v in each.items() if k not in VOLATILE}) for each in (other.cfg, cfg))
+    then, now = map(flatten, (lasting(other.cfg), lasting(cfg)))
     defaults = read_signature(cfg["trainer"]["args"]["_target_"])
     known = {name: each.default for name, each in defaults.parameters.items()} if defaults else {}
     known |= {name: None for name, value in known.items() if value is UNKNOWN or name in upstream.MACHINE_DEFAULTS}

@@ -16,7 +16,8 @@ from typing import Any
 
 from runner.errors import Fault, FolderError
 from runner.io.files import SHIPPED
-from runner.run import VOLATILE, Run, sealed_checkpoints
+from runner.run import Run, sealed_checkpoints
+from runner.run.key import lasting
 from runner.schema import find_module, flatten, last_key, nodes, upstream, walk
 from runner.schema.source import NOT_OF_THE_USER
 
@@ -105,7 +106,7 @@ def find_other_facts(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Fa
 
 def _paths(cfg: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
     """Each key whose value is a file, a folder or a pattern here, with the files."""
-    for path, value in walk({name: node for name, node in cfg.items() if name not in VOLATILE}):
+    for path, value in walk(lasting(cfg)):
         is_path = isinstance(value, str) and len(value) < 256 and "\n" not in value
         is_read = is_path and last_key(path).endswith(NAMES) and not value.startswith(SHIPPED)
         if is_read and not path.startswith("callback."):

@@ -17,7 +17,7 @@ from runner.config import NUM_PROCESSES, Composed, world_size
 from runner.config.sharding import find_unshardable, has_devices
 from runner.errors import Fault
 from runner.io.files import PACKAGE, hub_home
-from runner.run import processes_of
+from runner.run.key import processes_of
 from runner.schema import upstream
 from runner.schema.text import Config, nodes, select
 from runner.validate.context import ARGS

@@ -18,7 +18,8 @@ from runner.dataset.check import DatasetCheck, check_dataset
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault
 from runner.model.check import find_model_faults, find_scorer_faults, find_tokenizer_faults, read_vocab_size
 from runner.model.folder import find_folder
-from runner.run import Run, folder_of
+from runner.run import Run
+from runner.run.key import folder_of
 from runner.schema import Config, nodes, read_signature, upstream
 from runner.validate.context import JUDGED
 from runner.validate.environment import find_environment_faults, find_other_worlds

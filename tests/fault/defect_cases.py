@@ -73,7 +73,7 @@ DEFECTS = (
     Defect(
         "key_without_seed",
         "The seed counts among what cannot change a result, so that two seeds are one run.",
-        "runner/run/__init__.py",
+        "runner/run/key.py",
         '    | {"on_memory", "attempts", "on_sick", "tolerate"}\n',
         '    | {"on_memory", "attempts", "on_sick", "tolerate", "seed"}\n',
         tests=(
@@ -84,7 +84,7 @@ DEFECTS = (
     Defect(
         "key_with_tracker",
         "The tracker counts for the key, so that a run that is told elsewhere starts again from the first step.",
-        "runner/run/__init__.py",
+        "runner/run/key.py",
         '"launcher", "tracker", "allow"',
         '"launcher", "allow"',
         tests=("tests/test_run.py::test_what_cannot_change_the_result_stays_out_of_the_key",),
@@ -92,9 +92,9 @@ DEFECTS = (
     Defect(
         "key_without_processes",
         "Two processes have the key of one, off by one.",
-        "runner/run/__init__.py",
-        "if (processes := processes_of(cfg)) > 1:",
-        "if (processes := processes_of(cfg)) > 2:",
+        "runner/run/key.py",
+        "if processes_of(cfg) > 1 else",
+        "if processes_of(cfg) > 2 else",
         tests=("tests/test_run.py::test_more_processes_are_another_training",),
     ),
     Defect(

@@ -40,7 +40,8 @@ from kill import TRAINERS, WORDS, Place
 from warm import Started, Warm
 
 from runner.launch.plan import state_of
-from runner.run import Run, key_of
+from runner.run import Run
+from runner.run.key import key_of
 
 COUNTS = {"pairs": 50, "starts": 50, "again": 10, "driver": 50}
 QUICK = (*WORDS[:4], "trainer=sft", "metric=none", "trainer.args.max_steps=1", "dataset.limit={train: 16, eval: 1}")

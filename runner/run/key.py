@@ -1,0 +1,102 @@
+"""The name of a run: its key, which is a hash of its configuration, and the label before it; together its folder.
+
+To change what enters the key, change ``VOLATILE``, here and nowhere else. What asks elsewhere follows it: only what
+lasts is compared by ``run.continuation``, ``run.inputs`` and ``estimate.group``; ``run.open_run`` freezes a config of
+the same key again where the rest of it differs; ``report.axis`` shows of the rest what people sweep. Where a key of the
+config means something else than before, ``run.FORMAT`` grows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# What names, places or launches a run but cannot change its result stays out of its key; so do the two settings that
+# act only through what the trainer calls them, the run to resume from, which ends where this one would by itself, how
+# a run without memory goes on, which sees the same rows in each step, and what is done about a sick one or one that
+# looks so: what it tells to type must go on with its steps.
+VOLATILE = frozenset(
+    {"name", "output_root", "launcher", "tracker", "allow", "objective", "learning_rate", "kl_coef", "resume"}
+    | {"on_memory", "attempts", "on_sick", "tolerate"}
+)
+# The choices that the name of a run is made of; ``model.path=`` is in its label, ``model=`` is not.
+NAMED_BY = ("trainer", "model", "dataset", "experiment", "sweep")
+
+
+def key_of(cfg: Mapping[str, Any]) -> str:
+    """Ten hex digits that name a configuration: equal where the result must be equal, if there is one.
+
+    Runs that differ only in ``tolerate`` and ``on_sick`` are one: either ends a training or lets it go on, and the
+    folder says by its adjustments where a rollback has changed it.
+
+    >>> key_of({"seed": 1, "name": "a"}) == key_of({"name": "b", "seed": 1.0})
+    True
+    """
+    # More processes make a larger batch, and that is another training.
+    processes = {"processes": processes_of(cfg)} if processes_of(cfg) > 1 else {}
+    return hashlib.sha256(canonical_text(lasting(cfg) | processes).encode()).hexdigest()[:10]
+
+
+def lasting(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a configuration that can change its result."""
+    return {key: value for key, value in cfg.items() if key not in VOLATILE}
+
+
+def processes_of(cfg: Mapping[str, Any]) -> int:
+    """The number of processes that train a configuration together.
+
+    >>> processes_of({"launcher": {"num_processes": 4}})
+    4
+    """
+    return (cfg.get("launcher") or {}).get("num_processes", 1)
+
+
+def canonical_text(cfg: object) -> str:
+    """A configuration as text that is equal for equal ones, in whatever order their keys are.
+
+    >>> canonical_text({"b": [1.0, 0.5], "a": True})
+    '{"a": true, "b": [1, 0.5]}'
+    """
+
+    def plain(value: object) -> object:
+        if isinstance(value, Mapping):
+            return {key: plain(entry) for key, entry in value.items()}
+        if isinstance(value, list):
+            return [plain(entry) for entry in value]
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
+    return json.dumps(plain(cfg), sort_keys=True, default=str)
+
+
+def label_of(overrides: Sequence[str]) -> str:
+    """The overrides as a short folder name, without what the name of the run or its key says already.
+
+    Only characters that neither a shell nor Hydra's grammar reads as their own, because people type
+    ``model.path=outputs/...``.
+
+    >>> label_of(["trainer=dpo", "kl_coef=0.05", "trainer.args.max_steps=3"])
+    'kl_coef-0.05+max_steps-3'
+    """
+    words = []
+    for override in overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        is_silent = key.partition(".")[0] in VOLATILE - {"learning_rate", "kl_coef", "allow"}
+        if not (is_silent or key in NAMED_BY or key.startswith(("hydra", "~"))):
+            text = f"{key.rpartition('.')[2]}-{value.rstrip('/').rpartition('/')[2]}"
+            words.append(re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-."))
+    return "+".join(words)[:80].strip("-.+") or "default"
+
+
+def folder_of(cfg: Mapping[str, Any], overrides: Sequence[str]) -> Path:
+    """The folder in which a configuration is trained: the one that holds its key, or else the one that will.
+
+    >>> str(folder_of({"output_root": "outputs", "name": "a"}, ["seed=1"]))
+    'outputs/a/seed-1-44136fa355'
+    """
+    key, group = key_of(cfg), Path(str(cfg["output_root"])) / str(cfg["name"])
+    known = sorted(group.glob(f"*-{key}"))
+    return known[0] if known else group / f"{label_of(overrides)}-{key}"
