@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from runner.io.files import seal, verify
+from runner.run.seal import checkpoints_at_once, damage_of, rotate, seal
 from runner.schema.upstream import cycle_steps
 from runner.training.checkpoint import Seal
+from runner.training.health.alarms import build_alarms, steps_to_notice
 
 
 def control(save):
@@ -18,7 +19,7 @@ def state(step, total=100, best=None):
 
 
 def test_a_save_inside_a_generation_cycle_waits_for_its_end():
-    keeper = Seal(keep=2, cycle_steps=4)
+    keeper = Seal(2, steps_to_notice(), cycle_steps=4)
     saved = []
     for step in range(1, 13):
         asked = control(save=step in (2, 5, 8))
@@ -30,7 +31,7 @@ def test_a_save_inside_a_generation_cycle_waits_for_its_end():
 
 
 def test_the_last_step_is_saved_wherever_it_falls():
-    keeper, asked = Seal(keep=2, cycle_steps=4), control(save=True)
+    keeper, asked = Seal(2, steps_to_notice(), cycle_steps=4), control(save=True)
     keeper.on_step_end(None, state(10, total=10), asked)
     assert asked.should_save
 
@@ -38,7 +39,7 @@ def test_the_last_step_is_saved_wherever_it_falls():
 @pytest.mark.parametrize("stops", [True, False])
 def test_the_steps_before_an_early_stop_are_logged(stops):
     asked = SimpleNamespace(should_save=False, should_log=False, should_training_stop=stops)
-    Seal(keep=2).on_epoch_end(None, state(7), asked)
+    Seal(2, steps_to_notice()).on_epoch_end(None, state(7), asked)
     assert asked.should_log == stops
 
 
@@ -50,20 +51,36 @@ def checkpoint(root, step):
 
 
 def test_older_checkpoints_go_after_the_new_one_is_sealed_and_the_best_stays(tmp_path):
-    keeper, args = Seal(keep=2), SimpleNamespace(output_dir=str(tmp_path))
+    keeper, args = Seal(2, steps_to_notice()), SimpleNamespace(output_dir=str(tmp_path))
     for step in (1, 2, 3, 4):
         checkpoint(tmp_path, step)
         keeper.on_save(args, state(step, best=str(tmp_path / "checkpoint-1")), None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-3", "checkpoint-4"]
-    assert all(verify(path) for path in tmp_path.iterdir())
+    assert not any(damage_of(path) for path in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("tolerate", [None, {"diverged": 20}], ids=["as_it_is", "patient"])
+@pytest.mark.parametrize("every", [1, 4, 10])
+def test_a_checkpoint_from_before_the_first_sick_step_stays_until_the_sickness_is_noticed(tmp_path, tolerate, every):
+    notice, args = steps_to_notice(tolerate), SimpleNamespace(output_dir=str(tmp_path))
+    keeper, most = Seal(2, notice), 0
+    for step in range(every, 90, every):
+        checkpoint(tmp_path, step)
+        most = max(most, len([*tmp_path.iterdir()]))
+        keeper.on_save(args, state(step), None)
+        there = [int(path.name.partition("-")[2]) for path in tmp_path.iterdir()]
+        for alarm in build_alarms(tolerate):
+            alarm.count = alarm.patience
+            healthy = alarm.sickness(step + 1, "sick").healthy
+            assert healthy < every or min(there) <= healthy
+    assert most == checkpoints_at_once(2, notice, "steps", every, 90)
 
 
 @pytest.mark.parametrize(("keep", "best", "left"), [(2, 1, [1, 9]), (2, 8, [8, 9]), (3, None, [7, 8, 9]), (1, 9, [9])])
 def test_a_finished_run_has_no_more_checkpoints_than_it_may_and_the_best_of_them(tmp_path, keep, best, left):
-    keeper, best = Seal(keep), best and str(tmp_path / f"checkpoint-{best}")
     for step in range(1, 10):
         seal(checkpoint(tmp_path, step))
-    keeper.rotate(tmp_path, best, healthy=True)
+    rotate(tmp_path, keep, best and f"checkpoint-{best}")
     assert sorted(int(path.name.partition("-")[2]) for path in tmp_path.iterdir()) == left
 
 

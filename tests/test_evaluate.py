@@ -16,10 +16,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from runner.__main__ import main, read_command_line
 from runner.errors import EnvironmentFault
-from runner.io.files import PACKAGE, read_json, seal
+from runner.io.files import PACKAGE, read_json
 from runner.launch.stages import compose_runs
 from runner.metric.paired import compare, interval, resampled_means
 from runner.run import open_run
+from runner.run.seal import seal
 
 TINY = PACKAGE / "model" / "tiny"
 TOY = ("model=tiny", "dataset=toy_sort", "limit=10", "batch_size=4")

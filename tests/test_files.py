@@ -49,48 +49,6 @@ def test_a_torn_json_file_reads_as_none(tmp_path):
     assert files.read_json(tmp_path / "missing.json") is None
 
 
-@pytest.fixture
-def sealed(tmp_path):
-    folder = tmp_path / "checkpoint-1"
-    (folder / "inner").mkdir(parents=True)
-    (folder / "weights").write_bytes(bytes(range(256)))
-    (folder / "inner" / "state").write_text("state")
-    files.seal(folder)
-    return folder
-
-
-def test_a_sealed_folder_verifies(sealed):
-    assert files.verify(sealed)
-
-
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[0] ^= 1
-    path.write_bytes(data)
-
-
-DAMAGE = {
-    "delete": lambda path: path.unlink(),
-    "truncate": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
-    "zero": lambda path: path.write_bytes(bytes(path.stat().st_size)),
-    "flip a bit": flip,
-}
-
-
-@pytest.mark.parametrize("name", ["weights", "inner/state", files.SEAL])
-@pytest.mark.parametrize("kind", DAMAGE)
-def test_every_damage_to_every_file_is_noticed(sealed, name, kind):
-    DAMAGE[kind](sealed / name)
-    assert [*files.damage_of(sealed)] == [name] and not files.verify(sealed)
-
-
-def test_a_bit_of_a_seal_that_makes_another_seal_is_the_seals_own_damage(sealed):
-    text = (sealed / files.SEAL).read_bytes()
-    for place in range(len(text)):
-        (sealed / files.SEAL).write_bytes(text[:place] + bytes([text[place] ^ 1]) + text[place + 1 :])
-        assert [*files.damage_of(sealed)] == [files.SEAL], place
-
-
 def test_shipped_files_are_named_without_a_machine():
     assert files.shipped("runner://errors.py") == str(files.PACKAGE / "errors.py")
     assert files.shipped("org/name") == "org/name"

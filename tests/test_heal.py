@@ -12,8 +12,9 @@ import torch
 from runner.__main__ import main
 from runner.generate.batch import TOKENS_PER_PASS
 from runner.io.files import files_of, read_json
-from runner.run import Run, sealed_checkpoints
+from runner.run import Run
 from runner.run.adjustments import adjusted_share, is_out_of_memory, read_adjustments
+from runner.run.seal import sealed_checkpoints
 from runner.training.callback import Slower
 from runner.training.recovery import halve_evaluation, halve_training
 
@@ -193,7 +194,7 @@ def test_a_run_that_stays_sick_ends_after_so_many_attempts(train, sabotage, caps
     done = train(*WORDS, *FRAGILE, "callback.x.rate=1e-6", "attempts=2")
     assert (done.code, done.state()) == (3, "failed")
     assert len(read_adjustments(done.run.folder)) == 2
-    assert [path.name for path in sealed_checkpoints(done.run)] == ["checkpoint-2"]
+    assert [path.name for path in sealed_checkpoints(done.run.checkpoints)] == ["checkpoint-2"]
     assert "checkpoint-2" in capsys.readouterr().err and not done.run.model.exists()
 
 

@@ -20,10 +20,11 @@ from runner.generate.completion import Completion, TextGenerator, generate
 from runner.generate.prediction import PredictionFile
 from runner.generate.sampler import Sampling
 from runner.generate.weights import find_weights
-from runner.io.files import PACKAGE, read_json, seal, write_json
+from runner.io.files import PACKAGE, read_json, write_json
 from runner.launch.stages import compose_runs
 from runner.model.saved import load_adapter_weights
 from runner.run import Run, open_run
+from runner.run.seal import seal
 
 TINY = PACKAGE / "model" / "tiny"
 SORT = "Sort these digits: "

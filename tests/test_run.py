@@ -13,24 +13,15 @@ from laid import lay_run, set_status
 from runner.__main__ import main
 from runner.command.report import report
 from runner.errors import FolderError
-from runner.io.files import files_of, seal, write_json
+from runner.io.files import files_of, write_json
 from runner.launch import worker
 from runner.launch.stages import compose_runs
-from runner.run import (
-    Run,
-    check_lines,
-    format_fault,
-    last_checkpoint,
-    locked,
-    open_run,
-    remove_leftovers,
-    write_config,
-    write_manifest,
-)
+from runner.run import Run, check_lines, format_fault, locked, open_run, write_config, write_manifest
 from runner.run.continuation import find_offer
 from runner.run.find import find_runs
 from runner.run.key import folder_of, key_of, label_of
 from runner.run.read import read_run
+from runner.run.seal import last_checkpoint, remove_leftovers, seal
 
 
 @pytest.fixture

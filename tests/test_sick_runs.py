@@ -11,8 +11,8 @@ sys.path.append(str(Path(__file__).parent / "fault"))
 
 from sick import HEALTHY, SICK, perform
 
-from runner.run import sealed_checkpoints
 from runner.run.read import read_metrics
+from runner.run.seal import sealed_checkpoints
 
 pytestmark = pytest.mark.slow
 # One of each alarm and kind of trainer, and the healthy ones that look most like them.
@@ -45,7 +45,7 @@ def test_what_a_sick_run_tells_to_type_goes_on_from_its_last_good_checkpoint(nam
         replace(case, words=(*case.words, "trainer.args.save_total_limit=9")) for case in SICK if case.name == name
     )
     sick = perform(case, tmp_path)
-    good = sealed_checkpoints(sick.run)[-1]
+    good = sealed_checkpoints(sick.run.checkpoints)[-1]
     again = perform(case, tmp_path)
     assert (again.code, again.text) == (sick.code, sick.text), "the same command alone is as sick"
     typed = re.search(r"tolerate\.\w+=true", sick.text)[0]

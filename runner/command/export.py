@@ -21,9 +21,9 @@ from pathlib import Path
 from runner.command import CommandLine
 from runner.command._option import Option, read_options
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError
-from runner.generate.weights import check_sealed
-from runner.io.files import SEAL, display_path
+from runner.io.files import display_path
 from runner.run.find import check_finished, find_runs
+from runner.run.seal import SEAL, check_sealed
 from runner.training.export import DTYPES, export
 
 OPTIONS = {

@@ -18,15 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, FolderError, RunnerError
-from runner.io.files import files_of, read_json, seal, shipped, strict, write_json, write_text
+from runner.io.files import files_of, read_json, shipped, strict, write_json, write_text
 from runner.io.secrets import hidden
 from runner.model.encoding import stop_ids
 from runner.report.table import score_table
-from runner.run import Run, last_checkpoint, write_manifest
+from runner.run import Run, write_manifest
 from runner.run.continuation import begin_from, copy_history, other_run
 from runner.run.disk import check_space
 from runner.run.inputs import check_fingerprints, find_other_facts, read_fingerprints
 from runner.run.read import read_run
+from runner.run.seal import last_checkpoint, rotate, seal
 from runner.schema import upstream
 from runner.training.components import Components, build_components
 from runner.training.components.model import has_base, path_of, policy_of
@@ -166,7 +167,7 @@ def _finish(run: Run, components: Components, stop: StopRequest, seconds: float)
     write_manifest(run, files=files_of(run.model))
     if stop.number is not None:  # a library has caught it, and what it left out nobody knows
         raise stop.error()
-    components.seal.rotate(run.checkpoints, trainer.state.best_model_checkpoint, healthy=True)
+    rotate(run.checkpoints, components.seal.keep, trainer.state.best_model_checkpoint)
     _push(run, stop)
     run.set_status("finished", step=trainer.state.global_step, cause=None)
     print(_closing(run, seconds))
@@ -274,7 +275,7 @@ def _facts(components: Components) -> dict[str, Any]:
     model, trainer = components.model, components.trainer
     counts = [(parameter.numel(), parameter.requires_grad) for parameter in trainer.model.parameters()]
     return {
-        "disk": disk_needed(trainer, components.seal.keep),
+        "disk": disk_needed(trainer, components.seal),
         "tokenizer": {"fingerprint": tokenizer_hash(components.tokenizer)},
         "data": {"train": describe_rows(components.train_rows), "eval": describe_rows(components.held_out)},
         "model": {

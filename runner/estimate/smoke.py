@@ -26,10 +26,11 @@ from runner.io.files import read_json, write_json
 from runner.io.terminal import quiet
 from runner.launch import worker
 from runner.report.number import number
-from runner.run import Run, open_run, sealed_checkpoints
+from runner.run import Run, open_run
 from runner.run.disk import sized
 from runner.run.key import label_of
 from runner.run.read import read_run
+from runner.run.seal import sealed_checkpoints
 from runner.schema import Config
 from runner.training.export import export
 from runner.training.inspection import find_faults, inspect_training, summary_of
@@ -184,7 +185,7 @@ def phase_of(run: Run, part: str) -> str:
     if part == "resume":
         if status["step"] < status["max_steps"]:
             return "resuming"
-        if len(sealed_checkpoints(run)) < 2:
+        if len(sealed_checkpoints(run.checkpoints)) < 2:
             return "saving"
         return "writing model/" if (run.folder / ".model.new").exists() else "evaluating"
     return {"inspect": "reading the rows", "export": "exporting"}[part]
@@ -209,7 +210,7 @@ def _outcomes(result: SmokeResult) -> Iterator[str]:
     """The outcome of each part, in a few words."""
     run = result.run
     yield next(iter(result.rows.get("lines", [])), "")
-    saved = next(iter(sealed_checkpoints(run)), None)
+    saved = next(iter(sealed_checkpoints(run.checkpoints)), None)
     files = saved.rglob("*") if saved else ()
     yield f"{saved.name}, {sized(sum(file.stat().st_size for file in files if file.is_file()))}" if saved else ""
     scores = (read_json(run.folder / "scores.json") or {}).get("after") or {}

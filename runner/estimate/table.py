@@ -9,8 +9,10 @@ from pathlib import Path
 from runner.estimate.device import Device
 from runner.estimate.memory import Training
 from runner.estimate.steps import batch_size, setting, steps_of
-from runner.run.disk import checkpoints_at_once, free, sized
+from runner.run.disk import free, sized
 from runner.run.key import processes_of
+from runner.run.seal import checkpoints_at_once
+from runner.training.health.alarms import steps_to_notice
 from runner.schema import upstream
 
 TIGHT = 0.9  # of what is there, from which on a forecast warns: allocators keep some more than what is alive
@@ -80,11 +82,9 @@ class Forecast:
         state = 0 if args.get(upstream.SAVE_ONLY_MODEL) else training.held.get("optimizer", training.state_bytes)
         # A trainer with a critic saves that, and its policy once more for others.
         checkpoint = model + state + (training.gradients if training.critic else 0)
-        keep, strategy = (
-            int(args.get(upstream.SAVE_TOTAL_LIMIT) or KEPT),
-            setting(args, upstream.SAVE_STRATEGY, "steps"),
-        )
-        saves = checkpoints_at_once(keep, strategy, float(setting(args, upstream.SAVE_STEPS, 500)), self.steps)
+        keep, strategy = int(args.get(upstream.SAVE_TOTAL_LIMIT) or KEPT), setting(args, upstream.SAVE_STRATEGY, "steps")
+        every, notice = float(setting(args, upstream.SAVE_STEPS, 500)), steps_to_notice(training.cfg.get("tolerate"))
+        saves = checkpoints_at_once(keep, notice, strategy, every, self.steps)
         room, need = free(Path(str(training.cfg["output_root"]))), saves * checkpoint + model
         many = f"{saves} checkpoint{'s' * (saves > 1)} of {sized(checkpoint)} at a time" if saves else "no checkpoint"
         line = f"  {'disk':<13}{many}, {sized(model)} for model/; {sized(room)} free"

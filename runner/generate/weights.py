@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.errors import ConfigError, Fault, FolderError
-from runner.io.files import SEAL, damage_of, describe_damage, display_path, read_json, sha256
-from runner.run import Run, last_checkpoint, sealed_checkpoints
+from runner.io.files import display_path, read_json, sha256
+from runner.run import Run
+from runner.run.seal import SEAL, check_sealed, damage_of, describe_damage, last_checkpoint, sealed_checkpoints
 
 WISHES = "model, best, last, start, or the step of a checkpoint"
 
@@ -70,22 +71,12 @@ def find_weights(run: Run | None, wish: str | None) -> Weights:
     raise FolderError(Fault(str(run), f"{found}; {progress}", "weights", fix))
 
 
-def check_sealed(folder: Path) -> Path:
-    """The same sealed folder; FolderError with every file that is not as it was sealed."""
-    if damage := damage_of(folder):
-        fix = "the command that made the run, which mends it from a checkpoint, or checkpoint=last"
-        raise FolderError(
-            Fault(display_path(folder), f"damaged: {describe_damage(damage)}", "the files that were sealed", fix)
-        )
-    return folder
-
-
 def _of_step(run: Run, step: int) -> Weights:
     folder = run.checkpoints / f"checkpoint-{step}"
     damage = damage_of(folder)
     if not damage:
         return Weights(folder.name, folder)
-    there = [path.name.rpartition("-")[2] for path in sealed_checkpoints(run)]
+    there = [path.name.rpartition("-")[2] for path in sealed_checkpoints(run.checkpoints)]
     found = f"checkpoint {step} is {f'damaged: {describe_damage(damage)}' if folder.is_dir() else 'not there'}"
     fix = f"checkpoint={there[-1]}" if there else "checkpoint=model"
     raise FolderError(Fault(display_path(run.checkpoints), found, f"one of {', '.join(there) or 'none'}", fix))

@@ -1,7 +1,7 @@
-"""Files that are either whole or absent: atomic writes, hashes, sealed folders, and what ships with the package.
+"""Files that are either whole or absent: atomic writes, hashes, and what ships with the package.
 
-No text that is written here holds a secret of the environment. Standard library only. Locks live in ``run``, because
-only runs are locked.
+No text that is written here holds a secret of the environment. Standard library only. Locks and seals live in ``run``,
+because only what runs write is locked and sealed.
 """
 
 import contextlib
@@ -15,14 +15,13 @@ import shutil
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, TypeGuard
+from typing import Any, BinaryIO
 
 from runner.io.secrets import without_values
 
 PACKAGE = Path(__file__).resolve().parent.parent
 HUB_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]{1,96}")  # of a model or a dataset
 SHIPPED = "runner://"
-SEAL = "seal.json"
 LEFT_BY_WRITES = re.compile(r"\..+\.(json|jsonl|yaml)\.[0-9a-f]{16}")  # temporary files of a write that was killed
 # The files of a run that hold the rows of its steps.
 ROWS = ("metrics.jsonl", "samples.jsonl", "completions.jsonl", "checkpoints/completions.jsonl")
@@ -187,65 +186,6 @@ def sha256(path: Path) -> str:
     """The hex digest of a file's bytes, read in pieces."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def seal(folder: Path) -> None:
-    """Put every byte of a folder on the disk, then its sizes and hashes, so that damage can be found."""
-    files = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SEAL):
-        path.chmod(0o644 if path.stat().st_mode & 0o077 == 0 else path.stat().st_mode)
-        sync(path)
-        files[path.relative_to(folder).as_posix()] = [path.stat().st_size, sha256(path)]
-    write_json(folder / SEAL, files | {SEAL: _own_entry(files)})
-    sync(folder.parent)
-
-
-def verify(folder: Path) -> bool:
-    """True where every file is there with the size and the hash of its seal."""
-    return not damage_of(folder)
-
-
-def damage_of(folder: Path, *, touched_only: bool = False) -> dict[str, str]:
-    """The damage of each file of a sealed folder, by its name; empty where all is as it was sealed.
-
-    ``touched_only`` reads only files that were written to after the seal, which costs no time where none was.
-    """
-    files = read_json(folder / SEAL)
-    if not _is_seal(files):
-        return {SEAL: "cannot be read" if (folder / SEAL).is_file() else "missing"}
-    if files.pop(SEAL) != _own_entry(files):
-        return {SEAL: "other bytes than were sealed"}
-    since = (folder / SEAL).stat().st_mtime_ns if touched_only else 0
-    found = {name: _damage(folder / name, size, digest, since) for name, (size, digest) in files.items()}
-    return {name: wrong for name, wrong in found.items() if wrong}
-
-
-def _damage(path: Path, size: int, digest: str, since: int) -> str:
-    if not path.is_file():
-        return "missing"
-    now = path.stat()
-    if now.st_size != size:
-        return f"{now.st_size} of {size} bytes"
-    return "other bytes than were sealed" if now.st_mtime_ns >= since and sha256(path) != digest else ""
-
-
-def _is_seal(files: object) -> TypeGuard[dict[str, list[Any]]]:
-    entries = list(files.values()) if isinstance(files, dict) and SEAL in files else []
-    return bool(entries) and all(isinstance(each, list) and [*map(type, each)] == [int, str] for each in entries)
-
-
-def _own_entry(files: Mapping[str, Sequence[object]]) -> list[object]:
-    """The entry of a seal about itself: how many files it seals, and the hash of its entries for them."""
-    return [len(files), hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()]
-
-
-def describe_damage(damage: Mapping[str, str]) -> str:
-    """Damage in one line.
-
-    >>> describe_damage({"optimizer.pt": "missing", "config.json": "3 of 9 bytes"})
-    'optimizer.pt: missing; config.json: 3 of 9 bytes'
-    """
-    return "; ".join(f"{name}: {wrong}" for name, wrong in damage.items())
 
 
 def find_links(folder: Path) -> list[Path]:

@@ -26,11 +26,12 @@ from runner.launch.plugin import Job, failed_since
 from runner.launch.pool import Settings, confine, idle_devices, settings_of, train_all
 from runner.launch.progress import LiveProgress, Stages
 from runner.launch.worker import finished, is_finished, launch
-from runner.run import Run, open_run, sealed_checkpoints
+from runner.run import Run, open_run
 from runner.run.continuation import find_offer
 from runner.run.disk import full, is_full
 from runner.run.key import folder_of
 from runner.run.read import one_line
+from runner.run.seal import sealed_checkpoints
 from runner.validate.start import check_ahead
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _train_here(composed: Composed, settings: Settings) -> int:
     if is_finished(run):
         print(finished(run))
         return 0
-    if offer := find_offer(composed.cfg, run.folder) if not sealed_checkpoints(run) else "":
+    if offer := find_offer(composed.cfg, run.folder) if not sealed_checkpoints(run.checkpoints) else "":
         print(f"note      {offer}")
     print(f"run       {run}", flush=True)
     confine(0, settings, run.cfg)

@@ -26,24 +26,14 @@ from typing import Any
 from runner import config
 from runner.config.build import build, locate
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, Interrupted, RunnerError
-from runner.io.files import damage_of, describe_damage
 from runner.io.secrets import hidden
 from runner.io.terminal import Hiding, to_terminal
-from runner.run import (
-    PATIENCE,
-    Run,
-    check_lines,
-    check_metadata,
-    locked,
-    remove_leftovers,
-    remove_unfinished,
-    sealed_checkpoints,
-    write_manifest,
-)
+from runner.run import PATIENCE, Run, check_lines, check_metadata, locked, write_manifest
 from runner.run.adjustments import is_out_of_memory
 from runner.run.disk import full, is_full
 from runner.run.inputs import check_fingerprints
 from runner.run.key import processes_of
+from runner.run.seal import damage_of, describe_damage, remove_leftovers, remove_unfinished, sealed_checkpoints
 from runner.validate import find_dangers
 from runner.validate.context import OWN
 from runner.validate.environment import find_missing_libraries
@@ -294,7 +284,7 @@ def is_finished(run: Run) -> bool:
         damage = damage_of(run.model, touched_only=True) if run.model.is_dir() else {"model/": "missing"}
     if damage:
         found = f"the run is finished, and its model is damaged: {describe_damage(damage)}"
-        if not sealed_checkpoints(run):
+        if not sealed_checkpoints(run.checkpoints):
             fix = "a whole copy of it put back, or name=<another name> to train it again"
             raise FolderError(Fault(str(run.model), found, "the files that were sealed", fix))
         log.warning("%s: %s; it is written again from the newest checkpoint", run, found)

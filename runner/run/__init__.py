@@ -1,4 +1,4 @@
-"""The run folder: its name, its format, its lock, its states, its manifest, and its newest sealed checkpoint.
+"""The run folder: its format, its lock, its states and its manifest.
 
 The folder is the contract between the command line, the worker and every command that comes after. Nothing here trains,
 and nothing heavy is imported.
@@ -8,7 +8,9 @@ and nothing heavy is imported.
     scores.json     held-out, before and after   log.txt         everything that was said
     checkpoints/    sealed one by one            model/          what others can load
 
-To find a run by a word is in ``find``, to read its files in whatever state they are in ``read``.
+What names a run is in ``key``, which checkpoints are whole in ``seal``, what may change before it goes on in
+``continuation`` and ``inputs``. To find a run by a word is in ``find``, to read its files in whatever state they are in
+``read``.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ import logging
 import os
 import platform
 import shlex
-import shutil
 import socket
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,18 +35,7 @@ import yaml
 
 from runner.config.limits import read_yaml
 from runner.errors import ConfigError, Fault, FolderError
-from runner.io.files import (
-    LEFT_BY_WRITES,
-    SEAL,
-    damage_of,
-    describe_damage,
-    display_path,
-    find_links,
-    read_json,
-    remove,
-    write_json,
-    write_text,
-)
+from runner.io.files import display_path, find_links, read_json, write_json, write_text
 from runner.io.secrets import hidden, hidden_source
 from runner.io.terminal import to_visible
 from runner.run.key import canonical_text, folder_of, key_of
@@ -263,68 +253,6 @@ def held(run: Run) -> bool:
             return False
     except FolderError:
         return True
-
-
-def step_of(checkpoint: Path) -> int:
-    """The step after which a checkpoint was taken, by the name of its folder."""
-    return int(checkpoint.name.rpartition("-")[2])
-
-
-def sealed_checkpoints(run: Run) -> list[Path]:
-    """The checkpoints that carry a seal, oldest first."""
-    found = sorted(run.checkpoints.glob("checkpoint-[0-9]*"), key=step_of)
-    return [path for path in found if (path / SEAL).exists()]
-
-
-def last_checkpoint(run: Run, clean: bool = True) -> Path | None:
-    """The newest checkpoint whose every file is as it was sealed; ``clean`` removes what is newer and broken.
-
-    A torn checkpoint must go before training: the next save of the same step would otherwise mix with it. Where there
-    were sealed ones and none of them is whole, ``clean`` raises FolderError, since to start over would hide the loss.
-    """
-    good: Path | None = None
-    damaged: dict[Path, dict[str, str]] = {}
-    step = run.status().get("sealed")  # the step that was sealed last; its checkpoint may be gone, or its seal
-    path = run.checkpoints / f"checkpoint-{step}"
-    if step is not None and not (path / SEAL).exists():
-        damaged[path] = damage_of(path) if path.is_dir() else {"the folder": "missing"}
-    for path in reversed(sealed_checkpoints(run)):
-        if not (wrong := damage_of(path)):
-            good = path
-            break
-        damaged[path] = wrong
-    for path, wrong in damaged.items():
-        log.warning("%s is damaged: %s", path, describe_damage(wrong))
-    if clean and damaged and good is None:
-        fix = "a whole copy of it put back, or name=<another name> to start over"
-        raise FolderError(
-            [Fault(str(path), describe_damage(each), "a whole checkpoint", fix) for path, each in damaged.items()]
-        )
-    step = step_of(good) if good else -1
-    for path in run.checkpoints.glob("checkpoint-*") if clean else ():
-        number = path.name.rpartition("-")[2]
-        if not number.isdigit() or int(number) > step:
-            remove(path)
-    if clean and damaged:
-        run.set_status(sealed=step)
-    return good
-
-
-def remove_unfinished(run: Run) -> None:
-    """Delete what a save has begun and not sealed; the caller holds the run."""
-    torn = [path for path in run.checkpoints.glob("checkpoint-*") if not (path / SEAL).exists()]
-    for path in (*torn, run.folder / ".model.new"):
-        if path.is_dir():
-            remove(path)
-
-
-def remove_leftovers(run: Run) -> None:
-    """Delete the half of a file or of a checkpoint that a kill has left; the caller holds the run."""
-    for path in run.folder.glob(".*"):
-        if LEFT_BY_WRITES.fullmatch(path.name) and path.is_file():
-            path.unlink()
-    for path in run.checkpoints.glob(".checkpoint-*.removed"):
-        shutil.rmtree(path)
 
 
 def write_manifest(run: Run, **facts: object) -> None:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import ConfigError, Fault, FolderError
-from runner.io.files import damage_of, describe_damage, find_links, read_json, write_json
-from runner.run import Run, held, link_faults, sealed_checkpoints, step_of
+from runner.io.files import find_links, read_json, write_json
+from runner.run import Run, held, link_faults
 from runner.run.find import find_run
 from runner.run.key import folder_of, lasting, processes_of
+from runner.run.seal import damage_of, describe_damage, sealed_checkpoints, step_of
 from runner.schema import flatten, last_key, nodes, read_signature, to_override, to_text, upstream, walk
 from runner.schema.read import UNKNOWN
 
@@ -42,7 +43,7 @@ def find_resume_faults(cfg: Mapping[str, Any]) -> list[Fault]:
     if held(other):
         found = f"{other} is being trained by pid {other.status().get('pid')}"
         return [Fault("resume", found, "a run that stands still", "wait for it"), *differences]
-    if not sealed_checkpoints(other):
+    if not sealed_checkpoints(other.checkpoints):
         found, fix = f"{other} has no checkpoint", "leave resume out, to start from the first step"
         return [Fault("resume", found, "a run that was saved", fix), *differences]
     return differences
@@ -61,7 +62,7 @@ def other_run(cfg: Mapping[str, Any]) -> Run | None:
 def begin_from(other: Run, cycle_steps: int) -> Path:
     """The newest checkpoint of another run from which a resume is exact; FolderError where there is none."""
     refused = []
-    for path in reversed(sealed_checkpoints(other)):
+    for path in reversed(sealed_checkpoints(other.checkpoints)):
         step = step_of(path)
         if wrong := damage_of(path):
             refused.append(f"{path.name}: {describe_damage(wrong)}")

@@ -6,13 +6,13 @@ The size of a checkpoint is counted in ``training.checkpoint``, where the weight
 from __future__ import annotations
 
 import errno
-import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from runner.errors import EnvironmentFault, Fault, RunnerError
-from runner.run import Run, sealed_checkpoints
+from runner.run import Run
+from runner.run.seal import sealed_checkpoints
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # In messages of writers that are not Python's own when a write has failed: torch's archives, safetensors, arrow.
@@ -20,7 +20,6 @@ WRITE_FAILURES = (
     *("unexpected pos", "PytorchStreamWriter", "iostream", "No space left", "Disk quota"),
     *(f"os error {number}" for number in FULL),
 )
-STEPS_TO_NOTICE = 6  # after so many a sickness has been noticed; what was saved before is good (``training.health``)
 MIN_FREE_BYTES = 1 << 20  # bytes; with less than that left, what failed did so for want of space
 
 
@@ -39,25 +38,10 @@ def needed(run: Run) -> tuple[int, str]:
     0 where nothing is known of them yet.
     """
     disk = {"checkpoints": 0, "checkpoint": 0, "model": 0} | (run.manifest().get("disk") or {})
-    more = max(0, disk["checkpoints"] - len(sealed_checkpoints(run)))
+    more = max(0, disk["checkpoints"] - len(sealed_checkpoints(run.checkpoints)))
     size = more * disk["checkpoint"] + disk["model"]
     parts = f"{more} more checkpoints of {sized(disk['checkpoint'])}, and {sized(disk['model'])} for model/"
     return size, f"{sized(size)}: {parts}"
-
-
-def checkpoints_at_once(keep: int, save_strategy: str, save_steps: float, max_steps: int | None) -> int:
-    """The most checkpoints that a run has at a time: those it keeps, one that is written, and one that surely is good.
-
-    >>> checkpoints_at_once(2, "steps", 100, 1000), checkpoints_at_once(2, "steps", 1, 1000)
-    (3, 4)
-    """
-    if save_strategy == "no":
-        return 0
-    early = save_steps >= 1 and (keep - 1) * save_steps < STEPS_TO_NOTICE
-    most = keep + 1 + early
-    if save_strategy != "steps" or save_steps < 1 or not max_steps or max_steps < 0:
-        return most
-    return min(most, math.ceil(max_steps / save_steps))
 
 
 def free(path: Path) -> int:

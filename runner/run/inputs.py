@@ -16,8 +16,9 @@ from typing import Any
 
 from runner.errors import Fault, FolderError
 from runner.io.files import SHIPPED
-from runner.run import Run, sealed_checkpoints
+from runner.run import Run
 from runner.run.key import lasting
+from runner.run.seal import sealed_checkpoints
 from runner.schema import find_module, flatten, last_key, nodes, upstream, walk
 from runner.schema.source import NOT_OF_THE_USER
 
@@ -85,7 +86,7 @@ def check_fingerprints(run: Run) -> list[str]:
     Returns what there is to say of the user's code: a fault that is mended there must not cost the steps so far.
     """
     changes = find_changes(run)
-    if not changes or not (run.status()["state"] == "finished" or sealed_checkpoints(run)):
+    if not changes or not (run.status()["state"] == "finished" or sealed_checkpoints(run.checkpoints)):
         return []
     faults = [Fault(key, "; ".join(lines), "as the run began with", TRAIN_AGAIN) for key, lines in changes.items()]
     if refused := [fault for fault in faults if not fault.where.startswith(CODE)]:

@@ -1,7 +1,7 @@
-"""When a checkpoint is taken, sealed, rotated, and how a finished training is loaded again.
+"""When a checkpoint is taken, sealed and rotated, and how a finished training is loaded again.
 
 All by public events of the Trainer, whose own save is neither atomic nor synced (of 200 random kills 72 left a newest
-checkpoint that could not be loaded). Which checkpoint is good is for ``run`` to say; it reads what is sealed here.
+checkpoint that could not be loaded). What a seal holds, and which checkpoint is good, is in ``run.seal``.
 """
 
 from __future__ import annotations
@@ -12,21 +12,25 @@ from pathlib import Path
 from accelerate.utils import wait_for_everyone
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from runner.io.files import SEAL, read_json, remove, seal
-from runner.run import step_of
-from runner.run.disk import STEPS_TO_NOTICE, checkpoints_at_once
+from runner.io.files import read_json
+from runner.run.seal import checkpoints_at_once, rotate, seal
 from runner.schema import upstream
 
 
 class Seal(TrainerCallback):
     """Seals each checkpoint the Trainer saved, and only then deletes the oldest ones beyond ``keep``.
 
+    What is older than a sickness takes to be noticed (``health.alarms``) is good, and the newest of that stays.
+
     Saves wait for a step from which a resume is exact: online trainers keep the rollouts of a generation cycle in
     memory only. Each save also logs, so that no logged average reaches across a place where a run may resume.
     """
 
-    def __init__(self, keep: int, cycle_steps: int = 1, set_status: Callable[..., None] | None = None):
+    def __init__(
+        self, keep: int, steps_to_notice: int, cycle_steps: int = 1, set_status: Callable[..., None] | None = None
+    ):
         self.keep = keep
+        self.steps_to_notice = steps_to_notice
         self.cycle_steps = cycle_steps
         self.set_status = set_status
         self.waiting = False
@@ -54,25 +58,8 @@ class Seal(TrainerCallback):
             seal(root / f"checkpoint-{state.global_step}")
             if self.set_status:
                 self.set_status(sealed=state.global_step)
-            self.rotate(root, state.best_model_checkpoint)
+            rotate(root, self.keep, state.best_model_checkpoint, self.steps_to_notice)
         wait_for_everyone()
-
-    def rotate(self, root: Path, best: str | None, healthy: bool = False) -> None:
-        """Delete the oldest checkpoints; ``healthy`` is what is known of a run that has come to its end.
-
-        Then the best is one of those that may stay, beside the newest, from which a run that is killed now goes on.
-        Before, what is newer than a sickness takes to be noticed may be sick: the newest that is older stays as well,
-        and the oldest that is newer, which will be that one.
-        """
-        sealed = [path for path in root.glob("checkpoint-[0-9]*") if (path / SEAL).exists()]
-        sealed.sort(key=step_of)
-        old = [path for path in sealed if step_of(path) <= step_of(sealed[-1]) - STEPS_TO_NOTICE]
-        safe = [path for path in sealed if best and path.name == Path(best).name]
-        beside = len(safe) if healthy and not {*safe} & {*sealed[-self.keep :]} else 0
-        safe += sealed[-max(1, self.keep - beside) :] + ([] if healthy else [*old[-1:], sealed[len(old)]])
-        for path in sealed:
-            if path not in safe:
-                remove(path)
 
 
 class Restored(Exception):
@@ -108,7 +95,7 @@ def restore(trainer: Trainer, checkpoint: Path) -> None:
         callbacks.remove(loader)
 
 
-def disk_needed(trainer: Trainer, keep: int) -> dict[str, int]:
+def disk_needed(trainer: Trainer, seal: Seal) -> dict[str, int]:
     """Bytes of one ``checkpoint`` and of the ``model`` at the end, and how many ``checkpoints`` there are at once.
 
     The least that can be: an optimizer that is not known counts as one without a state.
@@ -123,5 +110,6 @@ def disk_needed(trainer: Trainer, keep: int) -> dict[str, int]:
     state = sum(each.numel() if "8bit" in optimizer else each.nbytes for each in trained)
     state *= 2 if "adam" in optimizer or "8bit" in optimizer else 0
     weights = sum(each.nbytes for each in saved)
-    count = checkpoints_at_once(keep, args.save_strategy, args.save_steps, args.max_steps)
+    cadence = args.save_strategy, args.save_steps, args.max_steps
+    count = checkpoints_at_once(seal.keep, seal.steps_to_notice, *cadence)
     return {"checkpoint": weights + state, "checkpoints": count, "model": weights}

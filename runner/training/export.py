@@ -9,11 +9,12 @@ import tempfile
 from pathlib import Path
 
 from runner.errors import EnvironmentFault, Fault, FolderError
-from runner.io.files import SEAL, display_path, files_of, read_json, remove, seal, verify, write_text
+from runner.io.files import display_path, files_of, read_json, remove, write_text
 from runner.io.terminal import quiet
 from runner.report.card import base_of, to_card
 from runner.report.number import number
 from runner.run.read import RunRecord
+from runner.run.seal import SEAL, damage_of, seal
 
 DTYPES = ("float32", "bfloat16", "float16")
 LEFT = (SEAL, "training_args.bin", "README.md")  # of model/, what is the run's own
@@ -23,7 +24,7 @@ def export(
     run: RunRecord, folder: Path, dtype: str | None = None, license: str | None = None, trust: bool = False
 ) -> list[str]:
     """Write the model of a run into a folder, whole or not at all, and return what there is to say of it."""
-    is_replaceable = folder.is_dir() and (not any(folder.iterdir()) or verify(folder))
+    is_replaceable = folder.is_dir() and (not any(folder.iterdir()) or not damage_of(folder))
     if folder.is_symlink() or (folder.exists() and not is_replaceable):
         found = "a link" if folder.is_symlink() else "holds something else than an export as it was written"
         fault = Fault(display_path(folder), found, "no folder yet, or an earlier export", "to=<another folder>")

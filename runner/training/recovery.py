@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.errors import EnvironmentFault, Fault, RunnerError, SickRun
 from runner.io.files import remove
-from runner.run import Run, last_checkpoint, sealed_checkpoints, step_of, write_manifest
+from runner.run import Run, write_manifest
 from runner.run.adjustments import (
     HALVING,
     ROLLBACK,
@@ -22,6 +22,7 @@ from runner.run.adjustments import (
     read_adjustments,
     write_adjustments,
 )
+from runner.run.seal import last_checkpoint, sealed_checkpoints, step_of
 from runner.schema import upstream
 
 if TYPE_CHECKING:
@@ -74,10 +75,10 @@ def _of_sickness(run: Run, error: SickRun, healthy: int, trainer: Trainer) -> tu
     Checkpoints that were taken after the last ``healthy`` step, before the sickness was noticed, are deleted.
     """
     if trainer.is_world_process_zero():
-        for path in sealed_checkpoints(run):
+        for path in sealed_checkpoints(run.checkpoints):
             if step_of(path) > healthy:
                 remove(path)
-        run.set_status(sealed=max(map(step_of, sealed_checkpoints(run)), default=None))
+        run.set_status(sealed=max(map(step_of, sealed_checkpoints(run.checkpoints)), default=None))
     good = last_checkpoint(run, clean=False)
     place = f"{run}/checkpoints/{good.name}" if good else "the start"
     faults = [replace(fault, found=f"{fault.found}; the last good checkpoint is {place}") for fault in error.faults]

@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kill import TRAINERS, WORDS, Place, run_files, unbroken
 from warm import Warm
 
-from runner.io.files import SEAL, sha256
-from runner.run import sealed_checkpoints
+from runner.io.files import sha256
+from runner.run.seal import SEAL, sealed_checkpoints
 
 SFT = (*WORDS, *TRAINERS["sft"])
 PLAIN_WEIGHTS = "outputs/plain/model/model.safetensors"
@@ -65,7 +65,8 @@ class Sick:
         self.wanted = run_files(self.whole.run)
         self.killed = Place(root / "killed", root, warm)
         assert self.killed.start(SFT, pattern=LAST_SAVE, count=1).wait().returncode == -9
-        assert [path.name for path in sealed_checkpoints(self.killed.run)][-2:] == ["checkpoint-4", "checkpoint-6"]
+        sealed = [path.name for path in sealed_checkpoints(self.killed.run.checkpoints)]
+        assert sealed[-2:] == ["checkpoint-4", "checkpoint-6"]
 
     def copy(self, place: Place) -> Place:
         """The same folder once more."""
@@ -81,7 +82,7 @@ class Sick:
 
 def damaged_checkpoints(sick: Sick) -> Iterator[tuple[str, Callable[[], str]]]:
     """Every file of the newest checkpoint: named, and the older one used to the same bits."""
-    newest = sealed_checkpoints(sick.killed.run)[-1]
+    newest = sealed_checkpoints(sick.killed.run.checkpoints)[-1]
     for name in sick.files(newest):
         for kind, damage in DAMAGE.items():
             yield f"{name} {kind}", lambda name=name, damage=damage: _mended(sick, name, damage)
@@ -89,7 +90,7 @@ def damaged_checkpoints(sick: Sick) -> Iterator[tuple[str, Callable[[], str]]]:
 
 def _mended(sick: Sick, name: str, damage: Callable[[Path], object]) -> str:
     place = sick.copy(sick.killed)
-    damage(sealed_checkpoints(place.run)[-1] / name)
+    damage(sealed_checkpoints(place.run.checkpoints)[-1] / name)
     return _verdict(place, place.start(SFT).wait(), sick, name)
 
 
@@ -118,7 +119,7 @@ def lost_checkpoints(sick: Sick) -> Iterator[tuple[str, Callable[[], str]]]:
 
 def _refused_without_any(sick: Sick, damage: Callable[[Path], object]) -> str:
     place = sick.copy(sick.killed)
-    for path in sealed_checkpoints(place.run):
+    for path in sealed_checkpoints(place.run.checkpoints):
         damage(path)
     before = sick.files(place.run.checkpoints)
     done = place.start(SFT).wait()

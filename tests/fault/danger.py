@@ -331,7 +331,7 @@ TRAINED = [*QUICK, "name=x", "trainer.args.save_total_limit=4"]
 
 def misses_of_pickles(folder: Path, trained: Path, run: Run, verbs: Sequence[str] = tuple(VERBS)) -> Iterator[str]:
     """Each verb that runs a pickle planted in a trained run's folder; sealed, as if its owner had written it."""
-    from runner.io.files import SEAL, seal
+    from runner.run.seal import SEAL, seal
 
     for verb in verbs:
         work = folder / verb.replace(" ", "-")

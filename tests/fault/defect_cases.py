@@ -36,10 +36,10 @@ DEFECTS = (
     Defect(
         "seal_trusts_sizes",
         "A sealed file counts as whole when its size is right; its bytes are not hashed again.",
-        "runner/io/files.py",
+        "runner/run/seal.py",
         'return "other bytes than were sealed" if now.st_mtime_ns >= since and sha256(path) != digest else ""',
         'return ""',
-        tests=("tests/test_files.py::test_every_damage_to_every_file_is_noticed",),
+        tests=("tests/test_seal.py::test_every_damage_to_every_file_is_noticed",),
     ),
     Defect(
         "rows_doubled_on_resume",
@@ -100,7 +100,7 @@ DEFECTS = (
     Defect(
         "seal_not_verified",
         "The newest sealed checkpoint is taken without a look at its bytes.",
-        "runner/run/__init__.py",
+        "runner/run/seal.py",
         "        if not (wrong := damage_of(path)):\n",
         "        if not (wrong := {}):\n",
         tests=("tests/test_run.py::test_the_newest_checkpoint_that_verifies_is_used_and_broken_newer_ones_go",),
@@ -361,8 +361,8 @@ DEFECTS = (
         '            seal(root / f"checkpoint-{state.global_step}")\n'
         "            if self.set_status:\n"
         "                self.set_status(sealed=state.global_step)\n"
-        "            self.rotate(root, state.best_model_checkpoint)\n",
-        "            self.rotate(root, state.best_model_checkpoint)\n"
+        "            rotate(root, self.keep, state.best_model_checkpoint, self.steps_to_notice)\n",
+        "            rotate(root, self.keep, state.best_model_checkpoint, self.steps_to_notice)\n"
         '            seal(root / f"checkpoint-{state.global_step}")\n'
         "            if self.set_status:\n"
         "                self.set_status(sealed=state.global_step)\n",
@@ -371,7 +371,7 @@ DEFECTS = (
     Defect(
         "best_rotated_away",
         "The best checkpoint is deleted with the old ones.",
-        "runner/training/checkpoint.py",
+        "runner/run/seal.py",
         "safe = [path for path in sealed if best and path.name == Path(best).name]",
         "safe = []",
         tests=(

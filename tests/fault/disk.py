@@ -39,8 +39,9 @@ from instant import TOUCHES, _path
 from kill import TRAINERS, WORDS, Place, run_files, unbroken
 from warm import Warm
 
-from runner.io.files import damage_of, read_json
-from runner.run import Run, sealed_checkpoints
+from runner.io.files import read_json
+from runner.run import Run
+from runner.run.seal import damage_of, sealed_checkpoints
 
 TESTS = Path(__file__).resolve().parents[1]
 SFT = (*WORDS, *TRAINERS["sft"])
@@ -81,8 +82,8 @@ def on_a_small_disk(words: list[str]) -> int:
     facts = {"first": forked(words, asked, outputs)}
     runs = [Run(path.parent) for path in outputs.glob("run/*/config.yaml")]
     facts["torn"] = [str(path) for path in outputs.glob("*/**/checkpoint-*") if path.is_dir() and is_torn(path)]
-    facts["sealed"] = [path.name for run in runs for path in sealed_checkpoints(run)]
-    facts["damaged"] = [path.name for run in runs for path in sealed_checkpoints(run) if damage_of(path)]
+    facts["sealed"] = [path.name for run in runs for path in sealed_checkpoints(run.checkpoints)]
+    facts["damaged"] = [path.name for run in runs for path in sealed_checkpoints(run.checkpoints) if damage_of(path)]
     facts["state"] = runs[0].status()["state"] if runs else "none"
     (outputs / "ballast").unlink(missing_ok=True)
     facts["second"] = forked(words, None, outputs)
@@ -204,7 +205,7 @@ class Whole:
         place = Place(root / "whole", root, warm)
         unbroken(place, SFT)
         self.wanted = run_files(place.run)
-        files = sealed_checkpoints(place.run)[-1].iterdir()
+        files = sealed_checkpoints(place.run.checkpoints)[-1].iterdir()
         self.checkpoint = sum(-(-path.stat().st_size // BLOCK) * BLOCK for path in files)
 
     def place(self, door: str) -> Place:
@@ -235,7 +236,7 @@ class Whole:
             shutil.rmtree(place.folder)
             return False, ""
         torn = [str(path) for path in place.run.checkpoints.glob("checkpoint-*") if is_torn(path)]
-        damaged = [path.name for path in sealed_checkpoints(place.run) if damage_of(path)]
+        damaged = [path.name for path in sealed_checkpoints(place.run.checkpoints) if damage_of(path)]
         facts = {"first": {"code": done.returncode, "text": done.stderr}, "torn": torn, "damaged": damaged}
         bad = misses(facts) if done.returncode else ""  # a write to the terminal may fail and nobody mind
         place.door = "runner.__main__:main"

@@ -32,9 +32,10 @@ sys.path[:0] = [str(TESTS), str(TESTS.parent), str(Path(__file__).parent)]
 from instant import Instant
 from warm import DOOR, Started, Warm
 
-from runner.io.files import SEAL, read_json, sha256
-from runner.run import Run, sealed_checkpoints
+from runner.io.files import read_json, sha256
+from runner.run import Run
 from runner.run.read import read_metrics
+from runner.run.seal import SEAL, sealed_checkpoints
 
 PACKAGE = TESTS.parent / "runner"
 WORDS = (
@@ -163,7 +164,7 @@ def run_files(run: Run) -> dict[str, object]:
 
     Left out is what holds the clock or the place of the run.
     """
-    checkpoint = sealed_checkpoints(run)[-1]
+    checkpoint = sealed_checkpoints(run.checkpoints)[-1]
     files = [path for folder in (run.model, checkpoint) for path in folder.rglob("*") if path.is_file()]
     clocks = ("training_args.bin", "trainer_state.json", SEAL)
     found: dict[str, object] = {

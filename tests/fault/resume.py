@@ -38,9 +38,10 @@ from warm import Warm
 from runner.config import compose, parse
 from runner.config.override import quote_text
 from runner.errors import Fault
-from runner.io.files import files_of, read_json, seal
+from runner.io.files import files_of, read_json
 from runner.run import Run, open_run
 from runner.run.continuation import find_resume_faults
+from runner.run.seal import seal
 from runner.schema import flatten, read_signature, to_text
 from runner.schema.read import UNKNOWN
 

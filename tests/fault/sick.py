@@ -29,8 +29,8 @@ TESTS = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(TESTS), str(TESTS.parent), str(Path(__file__).parent)]
 
 from runner.__main__ import main
-from runner.io.files import verify
-from runner.run import Run, sealed_checkpoints
+from runner.run import Run
+from runner.run.seal import damage_of, sealed_checkpoints
 
 WITHIN = 5
 SMALL = (
@@ -243,7 +243,7 @@ class Outcome:
             wrong.append(f"noticed at step {self.noticed}")
         if self.run.model.exists():
             wrong.append("a model was saved")
-        kept = sealed_checkpoints(self.run)
+        kept = sealed_checkpoints(self.run.checkpoints)
         if not all(map(is_whole, kept)):
             wrong.append("a sick checkpoint is sealed")
         if case.fault > 3 and not kept:
@@ -256,7 +256,7 @@ def is_whole(checkpoint: Path) -> bool:
     from safetensors.torch import load_file
 
     tensors = [each for path in checkpoint.rglob("*.safetensors") for each in load_file(path).values()]
-    return verify(checkpoint) and bool(tensors) and all(bool(each.isfinite().all()) for each in tensors)
+    return not damage_of(checkpoint) and bool(tensors) and all(bool(each.isfinite().all()) for each in tensors)
 
 
 def perform(case: Case, folder: Path) -> Outcome:

@@ -39,7 +39,8 @@ from warm import Warm
 from runner.__main__ import main as door
 from runner.errors import code_of
 from runner.launch.plan import state_of
-from runner.run import Run, last_checkpoint
+from runner.run import Run
+from runner.run.seal import last_checkpoint
 
 # What stands for a phase: a function whose n-th call is the instant.
 PHASES = {

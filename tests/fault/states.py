@@ -49,14 +49,16 @@ from instant import TOUCHES, Instant, _path, watch
 
 from runner.command import train
 from runner.errors import code_of
-from runner.io.files import damage_of, read_json
+from runner.io.files import read_json
 from runner.launch import worker
 from runner.launch.plan import state_of
-from runner.run import Run, open_run, sealed_checkpoints
+from runner.run import Run, open_run
 from runner.run.read import read_metrics, read_run
+from runner.run.seal import damage_of, sealed_checkpoints
 from runner.training.callback import Record, StopAtStep
 from runner.training.checkpoint import Seal
 from runner.training.components import Components
+from runner.training.health.alarms import steps_to_notice
 
 STEPS, SAVE = 7, 2
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -82,7 +84,8 @@ class Trainer:
 
     def __init__(self, run: Run, stop: worker.Stop, way: str, when: int):
         self.way, self.when, self.begun = way, when, run.folder.parent / "begun"
-        self.callbacks = [StopAtStep(stop), Record(run.metrics, run.set_status), Seal(2, 1, run.set_status)]
+        seal = Seal(2, steps_to_notice(), set_status=run.set_status)
+        self.callbacks = [StopAtStep(stop), Record(run.metrics, run.set_status), seal]
         self.callback_handler = SimpleNamespace(callbacks=self.callbacks)
         self.args = SimpleNamespace(
             output_dir=str(run.checkpoints),
@@ -329,10 +332,10 @@ class Life(RuleBasedStateMachine):
             torn = [path for path in self.run.checkpoints.glob("checkpoint-*") if not (path / "seal.json").exists()]
             assert not [path for path in torn if path.name not in self.harmed], f"left {torn}: {said}"
 
-    @precondition(lambda self: sealed_checkpoints(self.run))
+    @precondition(lambda self: sealed_checkpoints(self.run.checkpoints))
     @rule(oldest=st.booleans(), kind=st.sampled_from(("flip", "cut", "delete", "seal", "remove")))
     def checkpoint_damaged(self, oldest: bool, kind: str) -> None:
-        path = sealed_checkpoints(self.run)[0 if oldest else -1]
+        path = sealed_checkpoints(self.run.checkpoints)[0 if oldest else -1]
         weights = path / "model.safetensors"
         if kind == "remove":
             shutil.rmtree(path)
@@ -407,7 +410,7 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def seals_are_true(self) -> None:
         """A checkpoint that nobody harmed is whole, and its weights are those of its step."""
-        for path in sealed_checkpoints(self.run) if hasattr(self, "run") else ():
+        for path in sealed_checkpoints(self.run.checkpoints) if hasattr(self, "run") else ():
             if path.name not in self.harmed:
                 assert not damage_of(path), path
                 step = int(path.name.rpartition("-")[2])
@@ -424,10 +427,10 @@ class Life(RuleBasedStateMachine):
 
     def sealed(self) -> bool:
         """Whether there was a checkpoint that was sealed."""
-        return bool(sealed_checkpoints(self.run)) or self.run.status().get("sealed") is not None
+        return bool(sealed_checkpoints(self.run.checkpoints)) or self.run.status().get("sealed") is not None
 
     def newest_whole(self) -> str | None:
-        whole = [path for path in sealed_checkpoints(self.run) if not damage_of(path)]
+        whole = [path for path in sealed_checkpoints(self.run.checkpoints) if not damage_of(path)]
         return whole[-1].name.rpartition("-")[2] if whole else None
 
     def lost_model(self, newest: str | None) -> bool:

@@ -81,6 +81,7 @@ def build_components(run: Run, stop: StopRequest | None, build_measure: BuildMea
     from runner.tracker.callback import replace_trackers
     from runner.training.checkpoint import Seal
     from runner.training.extension import Hooks
+    from runner.training.health.alarms import steps_to_notice
 
     cfg, adjustments = run.cfg, read_adjustments(run.folder)
     mute_libraries()
@@ -124,9 +125,8 @@ def build_components(run: Run, stop: StopRequest | None, build_measure: BuildMea
     if rules:
         set_weights(trainer, rules, pack)
     trackers = replace_trackers(trainer, cfg, run.folder)
-    seal = Seal(
-        cfg["trainer"]["args"].get(upstream.SAVE_TOTAL_LIMIT) or 2, upstream.cycle_steps(vars(args)), run.set_status
-    )
+    keep = cfg["trainer"]["args"].get(upstream.SAVE_TOTAL_LIMIT) or 2
+    seal = Seal(keep, steps_to_notice(cfg.get("tolerate")), upstream.cycle_steps(vars(args)), run.set_status)
     add_callbacks(trainer, run, served, stop, health, seal, adjustments)
     return Components(args, model, tokenizer, rows, held_out, trainer, health, seal, trackers, adjustments)
 

@@ -348,6 +348,16 @@ class FirstMargin(Alarm):
         return f"a reward margin of {margin:.3g}"
 
 
+def steps_to_notice(tolerate: Mapping[str, Any] | None = None) -> int:
+    """The most steps that pass from the last healthy one until a sickness is noticed, of whatever kind of training.
+
+    >>> steps_to_notice(), steps_to_notice({"kl": 20})
+    (6, 21)
+    """
+    alarms = [alarm for online in (True, False) for alarm in build_alarms(tolerate, online=online)]
+    return max(alarm.patience + alarm.lag for alarm in alarms)
+
+
 def build_alarms(
     tolerate: Mapping[str, Any] | None = None,
     *,

@@ -1,0 +1,185 @@
+"""Sealed folders, which are the checkpoints of a run and its model: what a seal holds, and how it is written, verified,
+found again and removed.
+
+A seal is a file in the folder with the size and the hash of every other file there; what has none was never finished.
+What files a save writes is for the Trainer to say (``model/``: ``command.train``), and when there is one for
+``training.checkpoint``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from runner.errors import Fault, FolderError
+from runner.io.files import LEFT_BY_WRITES, display_path, read_json, remove, sha256, sync, write_json
+from runner.run import Run
+
+log = logging.getLogger(__name__)
+SEAL = "seal.json"
+
+
+def seal(folder: Path) -> None:
+    """Put every byte of a folder on the disk, then its sizes and hashes, so that damage can be found."""
+    files = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SEAL):
+        path.chmod(0o644 if path.stat().st_mode & 0o077 == 0 else path.stat().st_mode)
+        sync(path)
+        files[path.relative_to(folder).as_posix()] = [path.stat().st_size, sha256(path)]
+    write_json(folder / SEAL, files | {SEAL: _own_entry(files)})
+    sync(folder.parent)
+
+
+def damage_of(folder: Path, *, touched_only: bool = False) -> dict[str, str]:
+    """The damage of each file of a sealed folder, by its name; empty where all is as it was sealed.
+
+    ``touched_only`` reads only files that were written to after the seal, which costs no time where none was.
+    """
+    files = read_json(folder / SEAL)
+    if not _is_seal(files):
+        return {SEAL: "cannot be read" if (folder / SEAL).is_file() else "missing"}
+    if files.pop(SEAL) != _own_entry(files):
+        return {SEAL: "other bytes than were sealed"}
+    since = (folder / SEAL).stat().st_mtime_ns if touched_only else 0
+    found = {name: _damage(folder / name, size, digest, since) for name, (size, digest) in files.items()}
+    return {name: wrong for name, wrong in found.items() if wrong}
+
+
+def _damage(path: Path, size: int, digest: str, since: int) -> str:
+    if not path.is_file():
+        return "missing"
+    now = path.stat()
+    if now.st_size != size:
+        return f"{now.st_size} of {size} bytes"
+    return "other bytes than were sealed" if now.st_mtime_ns >= since and sha256(path) != digest else ""
+
+
+def _is_seal(files: object) -> TypeGuard[dict[str, list[Any]]]:
+    entries = list(files.values()) if isinstance(files, dict) and SEAL in files else []
+    return bool(entries) and all(isinstance(each, list) and [*map(type, each)] == [int, str] for each in entries)
+
+
+def _own_entry(files: Mapping[str, Sequence[object]]) -> list[object]:
+    """The entry of a seal about itself: how many files it seals, and the hash of its entries for them."""
+    return [len(files), hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()]
+
+
+def describe_damage(damage: Mapping[str, str]) -> str:
+    """Damage in one line.
+
+    >>> describe_damage({"optimizer.pt": "missing", "config.json": "3 of 9 bytes"})
+    'optimizer.pt: missing; config.json: 3 of 9 bytes'
+    """
+    return "; ".join(f"{name}: {wrong}" for name, wrong in damage.items())
+
+
+def check_sealed(folder: Path) -> Path:
+    """The same sealed folder; FolderError with every file that is not as it was sealed."""
+    if damage := damage_of(folder):
+        fix = "the command that made the run, which mends it from a checkpoint, or checkpoint=last"
+        raise FolderError(
+            Fault(display_path(folder), f"damaged: {describe_damage(damage)}", "the files that were sealed", fix)
+        )
+    return folder
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step after which a checkpoint was taken, by the name of its folder."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def sealed_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a folder that carry a seal, oldest first."""
+    found = sorted(folder.glob("checkpoint-[0-9]*"), key=step_of)
+    return [path for path in found if (path / SEAL).exists()]
+
+
+def last_checkpoint(run: Run, clean: bool = True) -> Path | None:
+    """The newest checkpoint whose every file is as it was sealed; ``clean`` removes what is newer and broken.
+
+    A torn checkpoint must go before training: the next save of the same step would otherwise mix with it. Where there
+    were sealed ones and none of them is whole, ``clean`` raises FolderError, since to start over would hide the loss.
+    """
+    good: Path | None = None
+    damaged: dict[Path, dict[str, str]] = {}
+    step = run.status().get("sealed")  # the step that was sealed last; its checkpoint may be gone, or its seal
+    path = run.checkpoints / f"checkpoint-{step}"
+    if step is not None and not (path / SEAL).exists():
+        damaged[path] = damage_of(path) if path.is_dir() else {"the folder": "missing"}
+    for path in reversed(sealed_checkpoints(run.checkpoints)):
+        if not (wrong := damage_of(path)):
+            good = path
+            break
+        damaged[path] = wrong
+    for path, wrong in damaged.items():
+        log.warning("%s is damaged: %s", path, describe_damage(wrong))
+    if clean and damaged and good is None:
+        fix = "a whole copy of it put back, or name=<another name> to start over"
+        raise FolderError(
+            [Fault(str(path), describe_damage(each), "a whole checkpoint", fix) for path, each in damaged.items()]
+        )
+    step = step_of(good) if good else -1
+    for path in run.checkpoints.glob("checkpoint-*") if clean else ():
+        number = path.name.rpartition("-")[2]
+        if not number.isdigit() or int(number) > step:
+            remove(path)
+    if clean and damaged:
+        run.set_status(sealed=step)
+    return good
+
+
+def remove_unfinished(run: Run) -> None:
+    """Delete what a save has begun and not sealed; the caller holds the run."""
+    torn = [path for path in run.checkpoints.glob("checkpoint-*") if not (path / SEAL).exists()]
+    for path in (*torn, run.folder / ".model.new"):
+        if path.is_dir():
+            remove(path)
+
+
+def remove_leftovers(run: Run) -> None:
+    """Delete the half of a file or of a checkpoint that a kill has left; the caller holds the run."""
+    for path in run.folder.glob(".*"):
+        if LEFT_BY_WRITES.fullmatch(path.name) and path.is_file():
+            path.unlink()
+    for path in run.checkpoints.glob(".checkpoint-*.removed"):
+        shutil.rmtree(path)
+
+
+def rotate(folder: Path, keep: int, best: str | None, steps_to_notice: int = 0) -> None:
+    """Delete the oldest checkpoints in a folder: before the end of a run, and then with no ``steps_to_notice``.
+
+    At the end the best is one of those that may stay, beside the newest, from which a run that is killed now goes on.
+    Before, what is newer than a sickness takes to be noticed may be sick: the newest that is older stays as well,
+    and the oldest that is newer, which will be that one.
+    """
+    sealed = sealed_checkpoints(folder)
+    old = [path for path in sealed if step_of(path) <= step_of(sealed[-1]) - steps_to_notice]
+    safe = [path for path in sealed if best and path.name == Path(best).name]
+    beside = 0 if steps_to_notice or {*safe} & {*sealed[-keep:]} else len(safe)
+    safe += [*sealed[-max(1, keep - beside) :], *old[-1:], *sealed[len(old) :][:1]]
+    for path in sealed:
+        if path not in safe:
+            remove(path)
+
+
+def checkpoints_at_once(
+    keep: int, steps_to_notice: int, save_strategy: str, save_steps: float, max_steps: int | None
+) -> int:
+    """The most checkpoints that a run has at a time: one that is written, and those that ``rotate`` leaves.
+
+    >>> [checkpoints_at_once(2, 6, "steps", every, 1000) for every in (100, 5, 1)]
+    [3, 4, 5]
+    """
+    if save_strategy == "no":
+        return 0
+    early = [save_steps >= 1 and count * save_steps < steps_to_notice for count in (keep - 1, keep)]
+    most = keep + 1 + sum(early)
+    if save_strategy != "steps" or save_steps < 1 or not max_steps or max_steps < 0:
+        return most
+    return min(most, math.ceil(max_steps / save_steps))
