@@ -698,6 +698,12 @@ def test_a_dangerous_target_is_refused(target):
     assert is_offered or "allow=" not in fault.fix
 
 
+def test_a_launcher_is_the_function_of_its_modules_name():
+    others = ("worker.work", "pool.train_all", "local.os", "local.worker")
+    assert is_allowed("runner.launch.slurm.slurm", launcher=True)
+    assert not any(is_allowed(f"runner.launch.{each}", launcher=True) for each in others)
+
+
 @pytest.mark.parametrize("target", ["", ".", "os", "os.", ".os", "os..system", 3, None, ["os"]])
 def test_a_target_that_is_no_dotted_name(target):
     assert only(good(callback={"x": {"_target_": target}})).where == "callback.x._target_"

@@ -312,6 +312,40 @@ def test_a_child_of_a_dead_driver_is_told_to_save_its_step(tmp_path):
     assert (tmp_path / "x").exists()
 
 
+CLUSTER = """
+from runner.errors import EnvironmentFault, Fault
+from runner.launch.plan import state_of
+from runner.run import Run
+
+def cluster(folder, *, partition, num_processes=1, debug=False):
+    if partition == "none":
+        raise EnvironmentFault(Fault("launcher.partition", "no such partition"))
+    Run(folder).set_status("queued", queued={"cluster": 7})
+    print(state_of(folder), num_processes, Run(folder).status()["queued"])
+    Run(folder).set_status("finished")
+    return 0
+"""
+
+
+@pytest.mark.parametrize(
+    "kind", [(), ("-m", "seed=0,1"), ("launcher.timeout_seconds=60",)], ids=["one", "sweep", "late"]
+)
+def test_another_launcher_needs_its_file_and_its_function(tmp_path, monkeypatch, capfd, kind):
+    (tmp_path / "mine.py").write_text(CLUSTER)
+    (tmp_path / "conf" / "launcher").mkdir(parents=True)
+    keys = "num_processes: 8\njobs: 2\ntimeout_seconds: null\ndevices: []\n"
+    (tmp_path / "conf" / "launcher" / "cluster.yaml").write_text(f"_target_: mine.cluster\npartition: none\n{keys}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(pool.Pool, "_warm_up", lambda self, task: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    words = [*kind, "--config-dir", "conf", "launcher=cluster", "allow=[mine]", "trainer=sft", "trainer.args.fsdp=true"]
+    assert door.main(words) == 5
+    assert door.main([*words, "launcher.partition=long"]) == 0
+    shown = capfd.readouterr()
+    told = shown.out + shown.err + "".join(path.read_text() for path in Path("outputs").glob("*/*/log.txt"))
+    assert "no such partition" in told and "queued 8 {'cluster': 7}" in told and "Traceback" not in told
+
+
 # --- Devices, threads, progress -----------------------------------------------------------------
 
 

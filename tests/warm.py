@@ -5,6 +5,7 @@ environment and the words, calls the door as ``python -m runner`` does, and leav
 process of its own from the start, such as variables that libraries read when they are imported, is started cold.
 """
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -22,6 +23,7 @@ from pathlib import Path
 from instant import Instant, watch
 
 DOOR = "runner.__main__:main"
+LIBRARIES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib", "pyarrow", "runner")
 SUBREAPER = 36  # prctl's PR_SET_CHILD_SUBREAPER
 
 
@@ -118,7 +120,7 @@ def serve() -> None:
         config,
     )
     from runner.config import build
-    from runner.launch import pool, worker
+    from runner.launch import worker
     from runner.report import plot
 
     worker.prepare_environment()
@@ -133,7 +135,7 @@ def serve() -> None:
     news, codes = {}, {}
     for line in sys.stdin:
         request = json.loads(line)
-        answer = start(request, pool, news) if "words" in request else look(request, pool, news, codes)
+        answer = start(request, news) if "words" in request else look(request, news, codes)
         print(json.dumps(answer), file=answers, flush=True)
 
 
@@ -146,19 +148,19 @@ def draw_one_picture(plot) -> None:
         plot.write_plots(metrics, Path(folder))
 
 
-def start(request, pool, news) -> int:
+def start(request, news) -> int:
     gc.freeze()  # or the child would look through all of it for garbage
     imports, report = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(imports)
-        be_command(request, pool, report)
+        be_command(request, report)
     os.close(report)
     news[child] = imports
     return child
 
 
-def look(request, pool, news, codes) -> int | None:
+def look(request, news, codes) -> int | None:
     """The exit code of a command, None where it has none yet; takes note of all that has ended."""
     pid = request.get("wait") or request["look"]
     while pid not in codes:
@@ -169,11 +171,11 @@ def look(request, pool, news, codes) -> int | None:
             codes[ended] = os.waitstatus_to_exitcode(status)
             os.set_blocking(news[ended], False)  # something that it left may still hold the other end
             with os.fdopen(news.pop(ended), "rb", buffering=0) as imports:
-                pool.import_reported(imports.read(65536))
+                import_reported(imports.read(65536))
     return codes[pid]
 
 
-def be_command(request, pool, report) -> None:
+def be_command(request, report) -> None:
     code = 1
     try:
         if request["session"]:
@@ -195,7 +197,7 @@ def be_command(request, pool, report) -> None:
         if request["instant"]:
             watch(Instant(**request["instant"]))
         code = door(request["words"]) or 0
-        os.write(report, pool.imports_since(known))
+        os.write(report, imports_since(known))
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1
     except KeyboardInterrupt:
@@ -206,6 +208,22 @@ def be_command(request, pool, report) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def imports_since(known: set[str]) -> bytes:
+    """The library modules that a child had to import beyond those it inherited, in as much as a pipe takes."""
+    loaded = [name for name in sys.modules if name not in known and name.split(".")[0] in LIBRARIES]
+    while len(text := json.dumps(loaded).encode()) > 65536:
+        del loaded[len(loaded) // 2 :]
+    return text
+
+
+def import_reported(text: bytes | None) -> None:
+    """Import the modules that a child has reported by :func:`imports_since`, for those that come after it."""
+    for name in json.loads(text or b"[]"):
+        # Not every module can be imported by itself; such a one is imported by each child again.
+        with contextlib.suppress(Exception):
+            import_module(name)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from runner.estimate.steps import batch_size, setting, steps_of
 from runner.run.disk import free, sized
 from runner.run.key import processes_of
 from runner.run.seal import checkpoints_at_once
-from runner.training.health.alarms import steps_to_notice
 from runner.schema import upstream
+from runner.training.health.alarms import steps_to_notice
 
 TIGHT = 0.9  # of what is there, from which on a forecast warns: allocators keep some more than what is alive
 ASSUMED = 100e12  # operations a second, as a scale where nothing was measured
@@ -82,8 +82,8 @@ class Forecast:
         state = 0 if args.get(upstream.SAVE_ONLY_MODEL) else training.held.get("optimizer", training.state_bytes)
         # A trainer with a critic saves that, and its policy once more for others.
         checkpoint = model + state + (training.gradients if training.critic else 0)
-        keep, strategy = int(args.get(upstream.SAVE_TOTAL_LIMIT) or KEPT), setting(args, upstream.SAVE_STRATEGY, "steps")
-        every, notice = float(setting(args, upstream.SAVE_STEPS, 500)), steps_to_notice(training.cfg.get("tolerate"))
+        keep, notice = int(args.get(upstream.SAVE_TOTAL_LIMIT) or KEPT), steps_to_notice(training.cfg.get("tolerate"))
+        strategy, every = setting(args, upstream.SAVE_STRATEGY, "steps"), float(setting(args, upstream.SAVE_STEPS, 500))
         saves = checkpoints_at_once(keep, notice, strategy, every, self.steps)
         room, need = free(Path(str(training.cfg["output_root"]))), saves * checkpoint + model
         many = f"{saves} checkpoint{'s' * (saves > 1)} of {sized(checkpoint)} at a time" if saves else "no checkpoint"

@@ -1,7 +1,4 @@
-"""Run folder -> process. Each function here is an option of ``conf/launcher/`` and returns the worker's exit code.
-
-What a launcher does not do: read a config, know a trainer, or decide whether a run should start.
-"""
+"""The launcher of this machine: run folder -> process, or several. What a launcher has to do is in ``launch``."""
 
 from __future__ import annotations
 

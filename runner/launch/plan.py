@@ -84,7 +84,13 @@ class Plan:
 
 
 # What a state means for the command that is about to start.
-TODO = {"new": "new", "created": "not begun", "interrupted": "to continue", "failed": "failed, to try again"}
+TODO = {
+    "new": "new",
+    "created": "not begun",
+    "queued": "queued",
+    "interrupted": "to continue",
+    "failed": "failed, to try again",
+}
 TODO |= {"running": "running elsewhere", "finished": "finished"}
 
 

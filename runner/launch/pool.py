@@ -10,16 +10,15 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
-import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from runner import config
 from runner.config import Composed
@@ -28,6 +27,7 @@ from runner.errors import ConfigError, Fault, FolderError
 from runner.io.terminal import write_output_to
 from runner.launch import worker
 from runner.launch.plan import Task
+from runner.launch.progress import LiveProgress, Stages
 from runner.launch.worker import launch
 from runner.run import Run, held, locked, open_run
 from runner.run.key import processes_of
@@ -36,20 +36,8 @@ from runner.tracker.variable import set_variables
 POLL = 0.05  # seconds between two looks at the children
 POLL_ELSEWHERE = 0.5  # and at runs that another process holds
 MAX_GRACE = 60.0  # seconds that a run has for saving its step when its time is over
-WARM = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "matplotlib", "pyarrow", "runner")
-PIPE = 65536  # bytes that a pipe takes without a reader
-
-
-class Show(Protocol):
-    """The events that the pool reports as it goes."""
-
-    def started(self, task: Task) -> None: ...
-
-    def ended(self, task: Task, state: str, cause: str = "", seconds: float | None = None) -> None: ...
-
-    def tick(self, live: Sequence[tuple[Task, float]], waiting: int) -> None: ...
-
-    def close(self) -> None: ...
+# What every run imports, and its pictures at its end.
+WARM = ("runner.training.components", "matplotlib.backends.backend_agg", "matplotlib.figure")
 
 
 @dataclass(frozen=True)
@@ -77,7 +65,6 @@ class Child:
     task: Task
     slot: int
     pid: int
-    imports: int  # the end of a pipe from which to read what it had to import
     began: float = field(default_factory=time.monotonic)
     deadline: float = float("inf")
     timed_out: bool = False
@@ -86,14 +73,13 @@ class Child:
 class Pool:
     """Trains tasks until each is finished, has failed, or waits in vain for one that has."""
 
-    def __init__(self, tasks: Sequence[Task], settings: Settings, show: Show):
+    def __init__(self, tasks: Sequence[Task], settings: Settings, show: Stages | LiveProgress):
         self.settings, self.show = settings, show
         self.waiting = list(tasks)
         self.elsewhere: dict[Path, float] = {}  # held by another process, and when to look again
         self.live: dict[int, Child] = {}
         self.codes: dict[Path, int] = {}
         self.signals: list[int] = []
-        self.warm = False
 
     def run(self) -> dict[Path, int]:
         """The exit code of each task, by its folder; what was not started because of a signal has none."""
@@ -164,44 +150,37 @@ class Pool:
         slot = next(number for number in range(self.settings.jobs) if number not in taken)
         self.show.started(task)
         # Not by multiprocessing's forkserver: a sweep of 6 tiny runs, 2 at a time, takes 16.5 s of CPU like this, and
-        # 19.4 s with a forkserver that has preloaded the same modules (medians of 3): Python starts a second time, and
-        # each child imports again what only training loads. Nor could a number be kept until all of a run is killed.
-        imports, report = os.pipe()
-        pid = worker.fork(lambda: self._be_child(run, slot, imports, report))
-        os.close(report)
-        child = Child(task, slot, pid, imports)
+        # 19.4 s with a forkserver that has preloaded the same modules (medians of 3): Python starts a second time.
+        # Nor could a number be kept until all of a run is killed.
+        pid = worker.fork(lambda: self._be_child(run, slot))
+        child = Child(task, slot, pid)
         if self.settings.timeout_seconds:
             child.deadline = child.began + self.settings.timeout_seconds
         self.live[pid] = child
 
     def _warm_up(self, task: Task) -> None:
         """Import what every run needs, so that each child inherits it: 4 s of CPU once and not for each."""
-        target = str(task.composed.cfg["trainer"]["_target_"])
-        if not self.warm:
-            worker.prepare_environment()
-            # Asked without the driver, which a process that is about to fork must not wake.
-            os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-            import_module("runner.training.components")
+        worker.prepare_environment()
+        # Asked without the driver, which a process that is about to fork must not wake.
+        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+        for name in WARM:
+            import_module(name)
         # Before trainers bring their trackers along, some of which read where to write as they are imported.
         set_variables(task.composed.cfg["tracker"], task.folder.absolute(), str(task.composed.cfg["name"]))
-        if target.split(".")[0] in WARM:  # a user's own module may hold a state, which no two runs share
+        target = str(task.composed.cfg["trainer"]["_target_"])
+        if target.startswith(("trl.", "runner.")):  # a user's own module may hold a state, which no two runs share
             locate(target)
-        self.warm = True
         # What is here by now lives as long as the process: no child needs to look through it for garbage (0.4 s each).
         gc.freeze()
 
-    def _be_child(self, run: Run, slot: int, imports: int, report: int) -> int:
-        """Train, report what had to be imported for that, and return the exit code."""
-        os.close(imports)
+    def _be_child(self, run: Run, slot: int) -> int:
+        """Train, and return the exit code."""
         os.setpgid(0, 0)
         if not self.settings.attached:
             write_output_to(run.log)
         faulthandler.enable(sys.stderr)
-        known = set(sys.modules)
         confine(slot, self.settings, run.cfg)
-        code = launch(run, debug=self.settings.debug)
-        os.write(report, imports_since(known))
-        return code
+        return launch(run, debug=self.settings.debug)
 
     def _reap(self) -> None:
         """Take note of every child that has ended."""
@@ -213,9 +192,6 @@ class Pool:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
-            os.set_blocking(child.imports, False)  # something that it left may still hold the other end
-            with os.fdopen(child.imports, "rb", buffering=0) as imported:
-                import_reported(imported.read(PIPE))
             self._judge(child, os.waitstatus_to_exitcode(status))
 
     def _judge(self, child: Child, ended: int) -> None:
@@ -263,7 +239,9 @@ class Pool:
             self._reap()
 
 
-def train_all(tasks: Sequence[Task], settings: Settings, show: Show) -> tuple[dict[Path, int], list[int]]:
+def train_all(
+    tasks: Sequence[Task], settings: Settings, show: Stages | LiveProgress
+) -> tuple[dict[Path, int], list[int]]:
     """The exit code of each task by its folder, and the signals that came meanwhile."""
     pool = Pool(tasks, settings, show)
     return pool.run(), pool.signals
@@ -312,19 +290,3 @@ def confine(slot: int, settings: Settings, cfg: Mapping[str, Any]) -> None:
 
         os.environ["OMP_NUM_THREADS"] = str(threads)
         torch.set_num_threads(threads)
-
-
-def imports_since(known: Container[str]) -> bytes:
-    """The library modules that a child had to import beyond those it inherited, in as much as a pipe takes."""
-    loaded = [name for name in sys.modules if name not in known and name.split(".")[0] in WARM]
-    while len(text := json.dumps(loaded).encode()) > PIPE:
-        del loaded[len(loaded) // 2 :]
-    return text
-
-
-def import_reported(text: bytes | None) -> None:
-    """Import the modules that a child has reported by :func:`imports_since`, for those that come after it."""
-    for name in json.loads(text or b"[]"):
-        # Not every module can be imported by itself; such a one is imported by each child again.
-        with contextlib.suppress(Exception):
-            import_module(name)

@@ -149,10 +149,14 @@ def main(words: Sequence[str]) -> int:
 
 
 def launch(run: Run, debug: bool = False) -> int:
-    """Train in this process, or in those that the run's launcher starts, and return the exit code."""
+    """Train by the run's launcher, which may be in this process, and return the exit code."""
     node = run.cfg["launcher"]
     own = {key: build(value) for key, value in node.items() if key not in ("_target_", *OWN["launcher"])}
-    return locate(node["_target_"])(run.folder, debug=debug, **own)
+    try:
+        return locate(node["_target_"])(run.folder, debug=debug, **own)
+    except RunnerError as error:  # before anything has begun
+        conclude(run, None, error, debug)
+        return error.code
 
 
 def conclude(run: Run, state: str | None, error: RunnerError, debug: bool = False) -> None:

@@ -24,7 +24,7 @@ from runner.report.number import plural, value
 from runner.report.objective import SweepObjective, choose_objective, informative, score_names
 from runner.run.read import RunRecord, read_group
 
-STATES = ("finished", "running", "interrupted", "failed", "lost", "created", "unknown")
+STATES = ("finished", "running", "queued", "interrupted", "failed", "lost", "created", "unknown")
 
 
 @dataclass(frozen=True)

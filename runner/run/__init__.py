@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 # Of a run folder. It grows where a file in it, or what a key of its config means, is no longer what it was; a folder of
 # another format is refused by everything that reads it.
 FORMAT = 2
-STATES = ("created", "running", "interrupted", "failed", "finished")
+STATES = ("created", "queued", "running", "interrupted", "failed", "finished")
 # What is not committed, in git's own words whatever programs its settings name.
 CHANGES = ("diff", "--no-ext-diff", "--no-textconv", "HEAD")
 TRUSTING = ("allow=", "--config-dir", "-cd")  # words of a command that let files or code of somebody run

@@ -62,7 +62,8 @@ def find_environment_faults(to_do: Sequence[Composed], elsewhere: bool) -> Itera
     for composed in to_do:
         args = composed.cfg["trainer"]["args"]
         yield from find_missing_libraries(composed.cfg)
-        if args.get(upstream.USE_CPU) or not (elsewhere or has_devices()):
+        is_here = not elsewhere and str(composed.cfg["launcher"]["_target_"]).startswith("runner.launch.local.")
+        if args.get(upstream.USE_CPU) or (is_here and not has_devices()):
             yield from find_unshardable(args)
     if not all((composed.cfg.get("tolerate") or {}).get("versions") for composed in to_do):
         yield from find_other_versions()

@@ -49,7 +49,7 @@ ALLOWED = [
         r"runner\.training\.callback\.Samples",  # the others are the runner's own, and write to paths they are given
     )
 ]
-LAUNCHER = re.compile(rf"runner\.launch\.local{IN}\.\w+")
+LAUNCHER = re.compile(r"runner\.launch\.(\w+)\.\1")  # the function of its module's name
 
 
 def find_target_fault(path: str, target: object, allow: Collection[str] = ()) -> Fault | None:
