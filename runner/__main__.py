@@ -23,7 +23,7 @@ from runner.io.secrets import hidden
 from runner.io.terminal import print_uncaught
 from runner.launch import axis, stages
 from runner.launch.start import call_hydra, start_runs, start_sweep
-from runner.launch.worker import Stop, prepare_environment
+from runner.launch.worker import Stop, handle_signals, prepare_environment
 from runner.run.key import folder_of
 
 # Flags with which Hydra only prints something; others of that kind take a value.
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if line.multirun or axis.chosen_sweep(line.overrides) is not None:
             report = import_module("runner.command.report").report
             return start_sweep(line.overrides, line.folders, report, **how)
-        with Stop().installed():  # there is nothing to save before the worker begins
+        with handle_signals(Stop()):  # there is nothing to save before the worker begins
             return start_runs(line.overrides, line.folders, **how)
     except RunnerError as error:
         print(hidden(traceback.format_exc()) if "--debug" in words else error, file=sys.stderr)

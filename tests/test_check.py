@@ -699,7 +699,7 @@ def test_a_dangerous_target_is_refused(target):
 
 
 def test_a_launcher_is_the_function_of_its_modules_name():
-    others = ("worker.work", "pool.train_all", "local.os", "local.worker")
+    others = ("worker.work", "pool.confine", "local.os", "local.worker")
     assert is_allowed("runner.launch.slurm.slurm", launcher=True)
     assert not any(is_allowed(f"runner.launch.{each}", launcher=True) for each in others)
 

@@ -136,7 +136,7 @@ def test_a_users_folder_adds_and_shadows(tmp_path):
     ],
 )
 def test_combinations(words, jobs):
-    assert combinations(words) == jobs
+    assert [*combinations(words)] == jobs
 
 
 def concatenate(first, second="b", *, third="c"):

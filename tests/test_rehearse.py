@@ -25,7 +25,7 @@ from runner.estimate.reduce import Clones, Reduced, reduce
 from runner.estimate.smoke import phase_of
 from runner.io.files import write_json
 from runner.launch.stages import compose_runs
-from runner.launch.worker import Stop
+from runner.launch.worker import Stop, handle_signals
 from runner.run import Run
 
 FAULTY = """
@@ -141,7 +141,7 @@ def test_a_signal_ends_the_part_that_is_played(tmp_path):
         os.kill(os.getppid(), signal.SIGTERM)
         time.sleep(600)
 
-    with Stop().installed(), pytest.raises(Interrupted):
+    with handle_signals(Stop()), pytest.raises(Interrupted):
         run_apart(part, tmp_path / "log.txt", tmp_path / "cache")
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)

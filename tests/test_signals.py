@@ -65,7 +65,7 @@ def test_a_time_limit_saves_the_step_and_is_left_to_who_answers_it(tmp_path, mon
     try:
         tasks = tasks_of([[composed]])
         with pytest.raises(SystemExit, match="87"):
-            pool.train_all(tasks, pool.Settings(attached=True), Stages(tasks))
+            pool.Pool(tasks, pool.Settings(attached=True), Stages(tasks)).run()
         assert signal.getsignal(signal.SIGUSR2) is requeue and begun.exists()
     finally:
         signal.signal(signal.SIGUSR2, before)

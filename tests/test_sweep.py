@@ -17,7 +17,7 @@ from runner import config
 from runner.errors import ConfigError
 from runner.io.files import MENU, read_json
 from runner.launch import pool, start, worker
-from runner.launch.axis import MAX_JOBS, check_job_count
+from runner.launch.axis import MAX_JOBS, axes
 from runner.launch.plan import Plan, state_of, tasks_of
 from runner.launch.pool import Settings, confine, settings_of
 from runner.launch.progress import LiveProgress
@@ -107,8 +107,8 @@ def test_a_sweep_that_cannot_work_starts_nothing(tmp_path, capsys, words, expect
 
 def test_a_million_jobs_are_counted_and_not_composed():
     with pytest.raises(ConfigError, match="1,000,000"):
-        check_job_count({"a": 1000, "b": 1000})
-    check_job_count({"a": MAX_JOBS})
+        axes(["a=range(0,1000)", "b=range(0,1000)"])
+    assert axes([f"a=range(0,{MAX_JOBS})"]) == {"a": MAX_JOBS}
 
 
 @pytest.mark.slow
@@ -182,7 +182,7 @@ def train_all(monkeypatch):
         monkeypatch.setattr(pool, "launch", lambda run, debug: launch(run))
         recorder = Recorder()
         tasks = tasks_of(jobs(*words, "name=sweep"))
-        codes, signals = pool.train_all(tasks, Settings(**settings), recorder)
+        codes, signals = pool.Pool(tasks, Settings(**settings), recorder).run()
         return list(codes.values()), recorder, signals
 
     return call
@@ -370,7 +370,8 @@ def test_each_of_several_jobs_sees_its_own_device_and_its_share_of_the_cpu(monke
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3" and "OMP_NUM_THREADS" not in os.environ
     assert settings_of({"jobs": 2, "devices": [3, 1]}).devices == ["3", "1"]
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert settings_of({"jobs": 2, "devices": []}).threads() is None
+    confine(0, settings_of({"jobs": 2, "devices": []}), {})
+    assert os.environ["OMP_NUM_THREADS"] == "3" and torch.get_num_threads() == threads
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert visible_devices() == []
 

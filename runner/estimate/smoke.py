@@ -85,7 +85,7 @@ class SmokeRunner:
             for case in chain:
                 self._prepare(case)
         gc.freeze()  # no part needs to look through what is here by now for garbage
-        with worker.Stop().installed():
+        with worker.handle_signals(worker.Stop()):
             for chain in chains:
                 before = None
                 for case in chain:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from runner.config import compose_unresolved, parse
@@ -18,60 +18,47 @@ MAX_JOBS = 5000  # composing takes about 20 ms a job, and nobody reads a table o
 def axes(overrides: Sequence[str]) -> dict[str, int]:
     """The number of values of each swept key.
 
+    Raises ConfigError where one has none, or no list of them, and where all of them together make too many jobs.
+
     >>> axes(["trainer=dpo", "kl_coef=0.05,0.1"])
     {'kl_coef': 2}
     """
     swept = [override for override in parse(latest(overrides)) if override.is_sweep_override()]
-    endless = [override for override in swept if not override.is_discrete_sweep() and not override.is_range_sweep()]
+    endless = [override for override in swept if override.is_interval_sweep()]
     if endless:
         found, fix = "an interval has no list of values", "hydra/sweeper=optuna, or values with commas"
         raise ConfigError([Fault(override.get_key_element(), found, "values", fix) for override in endless])
-    return {override.get_key_element(): len(list(override.sweep_string_iterator())) for override in swept}
-
-
-def check_job_count(sizes: dict[str, int]) -> None:
-    """Raise ConfigError where an axis has no value, or all of them together make too many jobs.
-
-    >>> check_job_count({"kl_coef": 3, "seed": 2})
-    """
-    total = math.prod(sizes.values())
+    sizes = {override.get_key_element(): len(list(override.sweep_string_iterator())) for override in swept}
     if empty := [axis for axis, size in sizes.items() if size == 0]:
         raise ConfigError([Fault(axis, "no values", "one or more", f"{axis}=1,2") for axis in empty])
-    if total > MAX_JOBS:
+    if (total := math.prod(sizes.values())) > MAX_JOBS:
         shape = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
         raise ConfigError(Fault("sweep", f"{total:,} jobs ({shape})", f"at most {MAX_JOBS:,}", "fewer values of each"))
+    return sizes
 
 
-def combinations(overrides: Sequence[str]) -> list[list[str]]:
+def combinations(overrides: Sequence[str]) -> Iterator[list[str]]:
     """Each job of a sweep as its own overrides, in Hydra's order: the last axis turns fastest.
 
-    >>> combinations(["trainer=dpo", "kl_coef=0.05,0.1"])
-    [['trainer=dpo', 'kl_coef=0.05'], ['trainer=dpo', 'kl_coef=0.1']]
+    Of an interval, which only a plugin of Hydra can sweep, its begin.
+
+    >>> list(combinations(["trainer=dpo", "kl_coef=0.05,0.1", "learning_rate=interval(1e-6,1e-4)"]))
+    [['trainer=dpo', 'kl_coef=0.05', 'learning_rate=1e-06'], ['trainer=dpo', 'kl_coef=0.1', 'learning_rate=1e-06']]
     """
     axes: dict[str, list[str]] = {}
     for override in parse(overrides):
         key = override.get_key_element()
-        values = list(override.sweep_string_iterator()) if override.is_sweep_override() else None
-        axes[key] = [f"{key}={value}" for value in values] if values else [override.input_line]
-    return [list(job) for job in itertools.product(*axes.values())]
+        if override.is_interval_sweep():
+            values = [override.value().start]
+        else:
+            values = list(override.sweep_string_iterator()) if override.is_sweep_override() else []
+        axes[key] = [f"{key}={value}" for value in values] or [override.input_line]
+    return map(list, itertools.product(*axes.values()))
 
 
 def first_of(overrides: Sequence[str]) -> list[str]:
-    """One job of a sweep as its own overrides: the first value of each axis, or the begin of an interval.
-
-    >>> first_of(["trainer=dpo", "kl_coef=0.05,0.1", "learning_rate=interval(1e-6,1e-4)"])
-    ['trainer=dpo', 'kl_coef=0.05', 'learning_rate=1e-06']
-    """
-    words = []
-    for override in parse(latest(overrides)):
-        key = override.get_key_element()
-        if override.is_interval_sweep():
-            words.append(f"{key}={override.value().start}")
-        elif override.is_sweep_override():
-            words.append(f"{key}={next(override.sweep_string_iterator())}")
-        elif not override.is_hydra_override():
-            words.append(override.input_line)
-    return words
+    """One job of a sweep as its own overrides, without those of Hydra itself."""
+    return [word for word in next(combinations(latest(overrides))) if not word.lstrip("+").startswith("hydra")]
 
 
 def chosen_sweep(overrides: Sequence[str]) -> str | None:

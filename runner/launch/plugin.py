@@ -15,7 +15,7 @@ from pathlib import Path
 from runner.errors import ConfigError, Fault, RunnerError
 from runner.io.files import read_json
 from runner.launch.plan import tasks_of
-from runner.launch.pool import settings_of, train_all
+from runner.launch.pool import Pool, settings_of
 from runner.launch.progress import Stages
 from runner.launch.stages import compose_runs
 from runner.run import Run
@@ -36,22 +36,18 @@ class Job:
         from hydra.core.hydra_config import HydraConfig
 
         try:
-            return self.train(list(HydraConfig.get().overrides.task))
+            runs = compose_runs(list(HydraConfig.get().overrides.task), self.folders)
+            tasks = tasks_of([runs])
+            settings = settings_of(runs[0].cfg["launcher"] | {"jobs": 1}, runs, attached=True, debug=self.debug)
+            codes, signals = Pool(tasks, settings, Stages(tasks)).run()
+            if signals:
+                raise KeyboardInterrupt
+            if any(codes.values()):
+                raise JobFailed(f"{tasks[-1].folder} has failed")
+            return objective_of(tasks[-1].folder, runs[-1].cfg.get("objective"))
         except RunnerError as error:
             print(error, file=sys.stderr)  # Hydra tells it late, or not at all
             raise
-
-    def train(self, words: Sequence[str]) -> float | None:
-        """Train what the words make, or find it finished."""
-        runs = compose_runs(words, self.folders)
-        tasks = tasks_of([runs])
-        settings = settings_of(runs[0].cfg["launcher"] | {"jobs": 1}, runs, attached=True, debug=self.debug)
-        codes, signals = train_all(tasks, settings, Stages(tasks))
-        if signals:
-            raise KeyboardInterrupt
-        if any(codes.values()):
-            raise JobFailed(f"{tasks[-1].folder} has failed")
-        return objective_of(tasks[-1].folder, runs[-1].cfg.get("objective"))
 
 
 def objective_of(folder: Path, name: str | None) -> float | None:

@@ -51,12 +51,6 @@ class Settings:
     attached: bool = False
     debug: bool = False
 
-    def threads(self) -> int | None:
-        """CPU threads of each of several processes; None where the user or a single process decides."""
-        if self.jobs == 1 or "OMP_NUM_THREADS" in os.environ:
-            return None
-        return max(1, len(os.sched_getaffinity(0)) // self.jobs)
-
 
 @dataclass
 class Child:
@@ -81,8 +75,8 @@ class Pool:
         self.codes: dict[Path, int] = {}
         self.signals: list[int] = []
 
-    def run(self) -> dict[Path, int]:
-        """The exit code of each task, by its folder; what was not started because of a signal has none."""
+    def run(self) -> tuple[dict[Path, int], list[int]]:
+        """The exit code of each task by its folder, but of those that a signal kept from starting; and the signals."""
         with worker.handle_signals(self._hand_on):
             try:
                 while self.live or (self.waiting and not self.signals):
@@ -100,7 +94,7 @@ class Pool:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(pid, signal.SIGKILL)
                 self.show.close()
-        return self.codes
+        return self.codes, self.signals
 
     def _hand_on(self, number: int, frame: object) -> None:
         """Hand a signal on to the children, which save their step; kill them at the second."""
@@ -239,14 +233,6 @@ class Pool:
             self._reap()
 
 
-def train_all(
-    tasks: Sequence[Task], settings: Settings, show: Stages | LiveProgress
-) -> tuple[dict[Path, int], list[int]]:
-    """The exit code of each task by its folder, and the signals that came meanwhile."""
-    pool = Pool(tasks, settings, show)
-    return pool.run(), pool.signals
-
-
 def settings_of(
     launcher: Mapping[str, Any], runs: Sequence[Composed] = (), *, attached: bool = False, debug: bool = False
 ) -> Settings:
@@ -285,8 +271,9 @@ def confine(slot: int, settings: Settings, cfg: Mapping[str, Any]) -> None:
     first, last = slot * settings.processes, (slot + 1) * settings.processes
     devices = settings.devices[first:last] if settings.jobs > 1 else settings.devices
     worker.take_devices(cfg, devices, processes_of(cfg))
-    if threads := settings.threads():
+    if settings.jobs > 1 and "OMP_NUM_THREADS" not in os.environ:
         import torch
 
+        threads = max(1, len(os.sched_getaffinity(0)) // settings.jobs)
         os.environ["OMP_NUM_THREADS"] = str(threads)
         torch.set_num_threads(threads)

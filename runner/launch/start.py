@@ -23,7 +23,7 @@ from runner.io.files import MENU
 from runner.launch import axis, stages
 from runner.launch.plan import Plan, tasks_of
 from runner.launch.plugin import Job, failed_since
-from runner.launch.pool import Settings, confine, idle_devices, settings_of, train_all
+from runner.launch.pool import Pool, confine, idle_devices, settings_of
 from runner.launch.progress import LiveProgress, Stages
 from runner.launch.worker import finished, is_finished, launch
 from runner.run import Run, open_run
@@ -42,9 +42,9 @@ NO_FOLDER = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR
 
 
 def start_runs(overrides: Sequence[str], folders: Sequence[Path], *, dry_run: bool = False, debug: bool = False) -> int:
-    """Train one run here, or several stages each in a process of its own.
+    """Train one run here, unless it is finished; or stages, and what has a time limit, like the jobs of a sweep.
 
-    Stages train like the jobs of a sweep, so that each is what it would be alone.
+    Each of these has a process of its own, so that it is what it would be alone.
     """
     runs = stages.compose_runs(overrides, folders)
     check_ahead([runs], starts=not dry_run)
@@ -55,24 +55,19 @@ def start_runs(overrides: Sequence[str], folders: Sequence[Path], *, dry_run: bo
         launcher = runs[0].cfg["launcher"]
         settings = settings_of(launcher | {"jobs": 1}, runs, attached=True, debug=debug)
         print(idle_devices(settings, runs[0].cfg), end="")
-        if not runs[0].stage and not launcher.get("timeout_seconds"):
-            return _train_here(runs[0], settings)
-        _refuse_several_processes("stages" if runs[0].stage else "launcher.timeout_seconds")
-        tasks = tasks_of([runs])
-        return _exit_code(*train_all(tasks, settings, Stages(tasks)))
-
-
-def _train_here(composed: Composed, settings: Settings) -> int:
-    """Make the run folder and launch the worker in it, unless the run is finished."""
-    run = open_run(composed.cfg, composed.overrides, composed.command)
-    if is_finished(run):
-        print(finished(run))
-        return 0
-    if offer := find_offer(composed.cfg, run.folder) if not sealed_checkpoints(run.checkpoints) else "":
-        print(f"note      {offer}")
-    print(f"run       {run}", flush=True)
-    confine(0, settings, run.cfg)
-    return launch(run, settings.debug)
+        if runs[0].stage or launcher.get("timeout_seconds"):
+            _refuse_several_processes("stages" if runs[0].stage else "launcher.timeout_seconds")
+            tasks = tasks_of([runs])
+            return _exit_code(*Pool(tasks, settings, Stages(tasks)).run())
+        run = open_run(runs[0].cfg, runs[0].overrides, runs[0].command)
+        if is_finished(run):
+            print(finished(run))
+            return 0
+        if offer := find_offer(run.cfg, run.folder) if not sealed_checkpoints(run.checkpoints) else "":
+            print(f"note      {offer}")
+        print(f"run       {run}", flush=True)
+        confine(0, settings, run.cfg)
+        return launch(run, settings.debug)
 
 
 def start_sweep(
@@ -103,7 +98,7 @@ def start_sweep(
     with _folder_errors(jobs[0][0]):
         settings = settings_of(jobs[0][0].cfg["launcher"], [run for runs in jobs for run in runs], debug=debug)
         print(idle_devices(settings, jobs[0][0].cfg), end="")
-        codes, signals = train_all(tasks, settings, LiveProgress(plan, settings.jobs))
+        codes, signals = Pool(tasks, settings, LiveProgress(plan, settings.jobs)).run()
     ends = [folder_of(runs[-1].cfg, runs[-1].overrides) for runs in jobs]
     for group in dict.fromkeys(folder.parent for folder in ends):
         if group.is_dir():

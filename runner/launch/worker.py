@@ -79,10 +79,6 @@ class Stop:
         name = signal.Signals(number).name
         return Interrupted(Fault(name, "asked to stop", fix="run the same command again to continue"), number)
 
-    def installed(self) -> contextlib.AbstractContextManager[None]:
-        """Answer the signals that ask to stop here, and give the old answers back afterwards."""
-        return handle_signals(self)
-
 
 def detach_terminal() -> None:
     """Send what is written to a terminal from here on nowhere: it is closed, and to write to it would be an error."""
@@ -180,7 +176,7 @@ def work(folder: str | Path, command: str = "train", debug: bool = False, record
     run, stop = Run(Path(folder)), Stop()
     try:
         take_devices(run.cfg, visible_devices())
-        with stop.installed(), contextlib.ExitStack() as held:
+        with handle_signals(stop), contextlib.ExitStack() as held:
             if RANK == 0:
                 held.enter_context(locked(run, PATIENCE))
                 check_metadata(run)

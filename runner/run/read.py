@@ -6,6 +6,7 @@ What the files of several runs mean together is not here (``report.sweep``).
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import socket
@@ -118,7 +119,12 @@ class RunRecord:
 
 def read_run(folder: Path) -> RunRecord:
     """Read the files of one folder; never raises because of what is in them."""
-    found = {name: _read_file(folder / name) for name in METADATA[:4]}
+    found: dict[str, dict[str, Any] | None] = {}
+    for name in METADATA[:4]:
+        content = None
+        with contextlib.suppress(OSError, ConfigError):
+            content = read_yaml(folder / name) if name.endswith(".yaml") else read_json(folder / name)
+        found[name] = content if isinstance(content, dict) else None
     missing = {name for name in found if name != "config.yaml" and not (folder / name).exists()}
     damaged = tuple(name for name, content in found.items() if content is None and name not in missing)
     cfg, status, manifest, scores = (content or {} for content in found.values())
@@ -219,15 +225,6 @@ def plain_text(content: object) -> str:
     if len(turns) == 1:
         return str(turns[0].get("content"))
     return "\n".join(f"{turn.get('role')}: {turn.get('content')}" for turn in turns)
-
-
-def _read_file(path: Path) -> dict[str, Any] | None:
-    """The mapping in a YAML or JSON file; None where there is none, or it is torn."""
-    try:
-        found = read_yaml(path) if path.suffix == ".yaml" else read_json(path)
-    except (OSError, ConfigError):
-        found = None
-    return found if isinstance(found, dict) else None
 
 
 def _gone(status: Mapping[str, Any]) -> bool:

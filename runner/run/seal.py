@@ -15,7 +15,6 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
 
 from runner.errors import Fault, FolderError
 from runner.io.files import LEFT_BY_WRITES, display_path, read_json, remove, sha256, sync, write_json
@@ -42,7 +41,7 @@ def damage_of(folder: Path, *, touched_only: bool = False) -> dict[str, str]:
     ``touched_only`` reads only files that were written to after the seal, which costs no time where none was.
     """
     files = read_json(folder / SEAL)
-    if not _is_seal(files):
+    if not isinstance(files, dict) or SEAL not in files:
         return {SEAL: "cannot be read" if (folder / SEAL).is_file() else "missing"}
     if files.pop(SEAL) != _own_entry(files):
         return {SEAL: "other bytes than were sealed"}
@@ -58,11 +57,6 @@ def _damage(path: Path, size: int, digest: str, since: int) -> str:
     if now.st_size != size:
         return f"{now.st_size} of {size} bytes"
     return "other bytes than were sealed" if now.st_mtime_ns >= since and sha256(path) != digest else ""
-
-
-def _is_seal(files: object) -> TypeGuard[dict[str, list[Any]]]:
-    entries = list(files.values()) if isinstance(files, dict) and SEAL in files else []
-    return bool(entries) and all(isinstance(each, list) and [*map(type, each)] == [int, str] for each in entries)
 
 
 def _own_entry(files: Mapping[str, Sequence[object]]) -> list[object]:
