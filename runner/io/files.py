@@ -152,7 +152,7 @@ def _seek_behind(file: BinaryIO, step: int) -> list[dict[str, Any]]:
     while True:
         start = file.seek(max(0, size - block))
         lines = file.read().splitlines(keepends=True)[bool(start) :]  # the first may be the end of one
-        rows = list(map(_read_row, lines))
+        rows = list(map(read_step, lines))
         before = max((number for number, row in enumerate(rows, 1) if row and row["step"] <= step), default=0)
         if before or not start:
             file.seek(size - sum(map(len, lines[before:])))
@@ -160,7 +160,8 @@ def _seek_behind(file: BinaryIO, step: int) -> list[dict[str, Any]]:
         block *= 2
 
 
-def _read_row(line: bytes) -> dict[str, Any] | None:
+def read_step(line: bytes) -> dict[str, Any] | None:
+    """The row of a step in a whole line; None where there is none."""
     with contextlib.suppress(ValueError):
         row = json.loads(line) if line.endswith(b"\n") else None
         return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None

@@ -58,7 +58,6 @@ class Child:
 
     task: Task
     slot: int
-    pid: int
     began: float = field(default_factory=time.monotonic)
     deadline: float = float("inf")
     timed_out: bool = False
@@ -147,7 +146,7 @@ class Pool:
         # 19.4 s with a forkserver that has preloaded the same modules (medians of 3): Python starts a second time.
         # Nor could a number be kept until all of a run is killed.
         pid = worker.fork(lambda: self._be_child(run, slot))
-        child = Child(task, slot, pid)
+        child = Child(task, slot)
         if self.settings.timeout_seconds:
             child.deadline = child.began + self.settings.timeout_seconds
         self.live[pid] = child
@@ -216,10 +215,10 @@ class Pool:
     def _end_late_ones(self) -> None:
         """Ask a run whose time is over to save its step, and kill it when it does not."""
         now = time.monotonic()
-        for child in self.live.values():
+        for pid, child in self.live.items():
             if now < child.deadline:
                 continue
-            os.kill(child.pid, signal.SIGKILL if child.timed_out else signal.SIGTERM)
+            os.kill(pid, signal.SIGKILL if child.timed_out else signal.SIGTERM)
             child.timed_out = True
             child.deadline = now + min(MAX_GRACE, float(self.settings.timeout_seconds or MAX_GRACE))
 

@@ -85,7 +85,14 @@ class LiveProgress:
         if now < self.next:
             return
         self.next = now + (REFRESH if self.console.is_terminal else PULSE)
-        total = self._total(live, waiting)
+        done = sum(self.counts.values())
+        parts = [f"{self.counts['finished']} of {self.total} finished", f"{len(live)} running"]
+        parts += [f"{self.counts['failed']} failed"] if self.counts["failed"] else []
+        if self.seconds and done < self.total:  # the others may take as long as those that have finished
+            each = sum(self.seconds) / len(self.seconds)
+            running = sum(max(0.0, each - seconds) for _, seconds in live)
+            parts.append(f"about {format_duration((each * waiting + running) / max(1, self.jobs))} left")
+        total = f"progress  {', '.join(parts)}"
         if not self.console.is_terminal:
             return self.console.print(total)
         runs = [
@@ -97,16 +104,6 @@ class LiveProgress:
 
     def close(self) -> None:
         self.picture.stop()
-
-    def _total(self, live: Sequence[tuple[Task, float]], waiting: int) -> str:
-        done = sum(self.counts.values())
-        parts = [f"{self.counts['finished']} of {self.total} finished", f"{len(live)} running"]
-        parts += [f"{self.counts['failed']} failed"] if self.counts["failed"] else []
-        if self.seconds and done < self.total:  # the others may take as long as those that have finished
-            each = sum(self.seconds) / len(self.seconds)
-            running = sum(max(0.0, each - seconds) for _, seconds in live)
-            parts.append(f"about {format_duration((each * waiting + running) / max(1, self.jobs))} left")
-        return f"progress  {', '.join(parts)}"
 
 
 def format_duration(seconds: float) -> str:

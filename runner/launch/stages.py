@@ -45,12 +45,21 @@ def compose_runs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list
         raise ConfigError(Fault(dotted_key(word), f"{word} on the command line", expected, fix) for word in listed)
     references = References()
     if experiment := _read_experiment(overrides, folders):
-        runs = _compose_stages(experiment, folders, references)
+        runs, found = [], {}
+        for stage in experiment.stages:
+            references.ahead = [name for name in experiment.stages if name not in references.models]
+            typed = [*experiment.chosen, *experiment.typed_for(stage)]
+            composed, found[stage] = _compose_one(experiment.words_for(stage), folders, references, typed, stage)
+            references.models[stage] = f"<model of {stage}>"
+            if composed:
+                runs.append(composed)
+                references.models[stage] = str(folder_of(composed.cfg, composed.overrides) / "model")
+        faults = experiment.faults + _gather(found, experiment.shared)
     else:
         composed, faults = _compose_one(overrides, folders, references)
-        if faults or composed is None:
-            raise ConfigError(faults)
-        runs = [composed]
+        runs = [composed] if composed else []
+    if faults:
+        raise ConfigError(faults)
     command = [*overrides, *(word for folder in folders for word in ("--config-dir", str(folder)))]
     return [replace(composed, command=command) for composed in runs]
 
@@ -184,22 +193,6 @@ class References:
         if near:
             return f"{key}='${{run:{near[0]}}}'"
         return f"{key}=<org/name, or a folder>"
-
-
-def _compose_stages(experiment: Experiment, folders: Sequence[Path], references: References) -> list[config.Composed]:
-    """Each stage composed with the models of those before it, or one ConfigError for all."""
-    runs, found = [], {}
-    for stage in experiment.stages:
-        references.ahead = [name for name in experiment.stages if name not in references.models]
-        typed = [*experiment.chosen, *experiment.typed_for(stage)]
-        composed, found[stage] = _compose_one(experiment.words_for(stage), folders, references, typed, stage)
-        references.models[stage] = f"<model of {stage}>"
-        if composed:
-            runs.append(composed)
-            references.models[stage] = str(folder_of(composed.cfg, composed.overrides) / "model")
-    if faults := experiment.faults + _gather(found, experiment.shared):
-        raise ConfigError(faults)
-    return runs
 
 
 def _compose_one(

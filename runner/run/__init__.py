@@ -16,7 +16,6 @@ What names a run is in ``key``, which checkpoints are whole in ``seal``, what ma
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import platform
@@ -35,7 +34,7 @@ import yaml
 
 from runner.config.limits import read_yaml
 from runner.errors import ConfigError, Fault, FolderError
-from runner.io.files import display_path, find_links, read_json, write_json, write_text
+from runner.io.files import display_path, find_links, read_json, read_step, write_json, write_text
 from runner.io.secrets import hidden, hidden_source
 from runner.io.terminal import to_visible
 from runner.run.key import canonical_text, folder_of, key_of
@@ -204,20 +203,13 @@ def check_lines(run: Run) -> None:
     """Raise FolderError where the log of the steps holds anything but lines of steps; the last may be cut off."""
     text = run.metrics.read_bytes() if run.metrics.exists() else b""
     *lines, last = text.split(b"\n")
-    bad = [number for number, line in enumerate(lines, 1) if not _is_line(line)]
+    bad = [number for number, line in enumerate(lines, 1) if read_step(line + b"\n") is None]
     if not (last.startswith(b"{") or not last.strip(b"\0" if lines else b"")):
         bad.append(len(lines) + 1)  # after whole lines, zeros are a last write that never reached the disk
     if bad:
         found = f"line {', '.join(map(str, bad[:5]))} cannot be read"
         fix = f"rm {run.metrics}  (the run goes on without the lines so far), or mend them"
         raise FolderError(Fault(str(run.metrics), found, "JSON with a step in each line", fix))
-
-
-def _is_line(text: bytes) -> bool:
-    with contextlib.suppress(ValueError):
-        line = json.loads(text)
-        return isinstance(line, dict) and isinstance(line.get("step"), int)
-    return False
 
 
 def _is_status(found: object) -> bool:

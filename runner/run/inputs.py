@@ -47,7 +47,7 @@ def read_fingerprints(
 ) -> Fingerprints:
     """The fingerprints of the files behind each key of a configuration; ``known`` ones spare reading files again."""
     found: Fingerprints = {}
-    for key, files in (*_paths(cfg), *_code(cfg)):
+    for key, files in _files_of_keys(cfg):
         before = (known or {}).get(key, {})
         for file in sorted(set(files)):
             now, old = file.stat(), before.get(str(file))
@@ -105,13 +105,18 @@ def find_other_facts(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Fa
     ]
 
 
-def _paths(cfg: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
-    """Each key whose value is a file, a folder or a pattern here, with the files."""
+def _files_of_keys(cfg: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
+    """Each key whose value is a file, a folder or a pattern here, and each package of the user's, with the files."""
     for path, value in walk(lasting(cfg)):
         is_path = isinstance(value, str) and len(value) < 256 and "\n" not in value
         is_read = is_path and last_key(path).endswith(NAMES) and not value.startswith(SHIPPED)
         if is_read and not path.startswith("callback."):
             yield path, [file for file in _files(value) if file.is_file()]
+    for top in sorted({str(node["_target_"]).partition(".")[0] for _, node in nodes(cfg)} - NOT_OF_THE_USER):
+        module = find_module(top)
+        files = [Path(module.file)] if module and module.file else []
+        folders = module.folders if module else ()
+        yield f"{CODE} {top}", [*files, *(file for folder in folders for file in Path(folder).rglob("*.py"))]
 
 
 def _files(value: str) -> Iterable[Path]:
@@ -122,15 +127,6 @@ def _files(value: str) -> Iterable[Path]:
         inner = (file for folder in (place, place / "data", place / "policy") for file in folder.glob("[!.]*"))
         return [file for file in inner if file.suffix in SUFFIXES and file.name not in NOT_INPUTS]
     return [place]
-
-
-def _code(cfg: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
-    """Each package of the user's that a ``_target_`` names, with its files."""
-    for top in sorted({str(node["_target_"]).partition(".")[0] for _, node in nodes(cfg)} - NOT_OF_THE_USER):
-        module = find_module(top)
-        files = [Path(module.file)] if module and module.file else []
-        folders = module.folders if module else ()
-        yield f"{CODE} {top}", [*files, *(file for folder in folders for file in Path(folder).rglob("*.py"))]
 
 
 def _digest(file: Path, size: int) -> str:
