@@ -84,14 +84,8 @@ class Plan:
 
 
 # What a state means for the command that is about to start.
-TODO = {
-    "new": "new",
-    "created": "not begun",
-    "queued": "queued",
-    "interrupted": "to continue",
-    "failed": "failed, to try again",
-}
-TODO |= {"running": "running elsewhere", "finished": "finished"}
+TODO = {"new": "new", "created": "not begun", "queued": "queued", "interrupted": "to continue"}
+TODO |= {"failed": "failed, to try again", "running": "running elsewhere", "finished": "finished"}
 
 
 def state_of(folder: Path) -> str:

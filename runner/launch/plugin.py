@@ -18,7 +18,6 @@ from runner.launch.plan import tasks_of
 from runner.launch.pool import Pool, settings_of
 from runner.launch.progress import Stages
 from runner.launch.stages import compose_runs
-from runner.run import Run
 
 
 class JobFailed(Exception):
@@ -63,10 +62,3 @@ def objective_of(folder: Path, name: str | None) -> float | None:
         known = ", ".join(sorted(after)) or "nothing"
         raise ConfigError(Fault("objective", f"{folder} has no {name}", f"one of {known}", "objective=<one of them>"))
     return float(value)
-
-
-def failed_since(group: Path, began: float) -> list[tuple[Run, str]]:
-    """The runs of a group that have failed since a time, each with its cause."""
-    files = [path for path in sorted(group.glob("*/status.json")) if path.stat().st_mtime >= began]
-    runs = [Run(path.parent.absolute()) for path in files]
-    return [(run, str(run.status()["cause"])) for run in runs if run.status()["state"] == "failed"]

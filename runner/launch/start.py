@@ -22,7 +22,7 @@ from runner.errors import ConfigError, EnvironmentFault, Fault, code_of
 from runner.io.files import MENU
 from runner.launch import axis, stages
 from runner.launch.plan import Plan, tasks_of
-from runner.launch.plugin import Job, failed_since
+from runner.launch.plugin import Job
 from runner.launch.pool import Pool, confine, idle_devices, settings_of
 from runner.launch.progress import LiveProgress, Stages
 from runner.launch.worker import finished, is_finished, launch
@@ -121,9 +121,10 @@ def _start_plugin(
         call_hydra(Job(folders, debug), ["--multirun"], overrides, folders)
     except KeyboardInterrupt:
         return 130
-    failed = failed_since(group, began)
-    for run, cause in failed:
-        print(f"failed    {run}: {one_line(cause, heading=False)}")
+    started = [path for path in sorted(group.glob("*/status.json")) if path.stat().st_mtime >= began]
+    failed = [run for path in started if (run := Run(path.parent.absolute())).status()["state"] == "failed"]
+    for run in failed:
+        print(f"failed    {run}: {one_line(str(run.status()['cause']), heading=False)}")
     return 1 if failed else 0
 
 

@@ -18,21 +18,15 @@ from runner.errors import Fault, FolderError
 from runner.io.files import SHIPPED
 from runner.run import Run
 from runner.run.key import lasting
-from runner.run.seal import sealed_checkpoints
+from runner.run.seal import SEAL, sealed_checkpoints
 from runner.schema import find_module, flatten, last_key, nodes, upstream, walk
 from runner.schema.source import NOT_OF_THE_USER
 
-NAMES = (
-    "path",
-    "file",
-    "files",
-    "template",
-    upstream.DEEPSPEED,
-    upstream.FSDP_CONFIG,
-)  # how a key ends whose value is read
+# How a key ends whose value is read.
+NAMES = ("path", "file", "files", "template", upstream.DEEPSPEED, upstream.FSDP_CONFIG)
 SUFFIXES = {".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".gz", ".safetensors", ".bin", ".model", ".txt"}
 SUFFIXES |= {".jinja", ".tiktoken", ".py", ".yaml", ".yml"}
-NOT_INPUTS = {"training_args.json", "trainer_state.json", "seal.json"}
+NOT_INPUTS = {"training_args.json", "trainer_state.json", SEAL}
 CODE = "code"
 FACTS = ("data", "tokenizer", "model")  # of a manifest
 TRAIN_AGAIN = "name=<another name>, to train again with what is there now"
