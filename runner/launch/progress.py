@@ -10,9 +10,8 @@ from typing import TextIO
 
 from runner.io.files import read_last_row
 from runner.launch.plan import Plan, Task
-from runner.launch.worker import finished
 from runner.run import Run
-from runner.run.read import one_line
+from runner.run.read import finished, one_line
 
 REFRESH = 0.5  # seconds between two pictures on a terminal
 PULSE = 60.0  # seconds between two totals in a log file

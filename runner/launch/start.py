@@ -25,12 +25,12 @@ from runner.launch.plan import Plan, tasks_of
 from runner.launch.plugin import Job
 from runner.launch.pool import Pool, confine, idle_devices, settings_of
 from runner.launch.progress import LiveProgress, Stages
-from runner.launch.worker import finished, is_finished, launch
+from runner.launch.worker import is_finished, launch
 from runner.run import Run, open_run
 from runner.run.continuation import find_offer
 from runner.run.disk import full, is_full
 from runner.run.key import folder_of
-from runner.run.read import one_line
+from runner.run.read import finished, one_line
 from runner.run.seal import sealed_checkpoints
 from runner.validate.start import check_ahead
 

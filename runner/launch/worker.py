@@ -33,6 +33,7 @@ from runner.run.adjustments import is_out_of_memory
 from runner.run.disk import full, is_full
 from runner.run.inputs import check_fingerprints
 from runner.run.key import processes_of
+from runner.run.read import finished
 from runner.run.seal import damage_of, describe_damage, remove_leftovers, remove_unfinished, sealed_checkpoints
 from runner.validate import find_dangers
 from runner.validate.context import OWN
@@ -265,11 +266,6 @@ def set_parent_death_signal(parent: int) -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:  # it was quicker
         os.kill(os.getpid(), signal.SIGTERM)
-
-
-def finished(run: Run) -> str:
-    """The line on a run that has nothing left to do."""
-    return f"finished  {run} already; nothing was changed"
 
 
 def is_finished(run: Run) -> bool:

@@ -192,6 +192,11 @@ def names(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(found)
 
 
+def finished(run: Run) -> str:
+    """The line on a run that has nothing left to do."""
+    return f"finished  {run} already; nothing was changed"
+
+
 def one_line(cause: str, heading: bool = True) -> str:
     """A cause of several lines as one: its heading, where it is and what was found.
 

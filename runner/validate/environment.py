@@ -62,7 +62,7 @@ def find_environment_faults(to_do: Sequence[Composed], elsewhere: bool) -> Itera
     for composed in to_do:
         args = composed.cfg["trainer"]["args"]
         yield from find_missing_libraries(composed.cfg)
-        is_here = not elsewhere and str(composed.cfg["launcher"]["_target_"]).startswith("runner.launch.local.")
+        is_here = not elsewhere and composed.choices.get("launcher", "local") == "local"
         if args.get(upstream.USE_CPU) or (is_here and not has_devices()):
             yield from find_unshardable(args)
     if not all((composed.cfg.get("tolerate") or {}).get("versions") for composed in to_do):
