@@ -11,7 +11,9 @@ from textwrap import dedent
 import pytest
 import yaml
 
-from runner.schema import likeness, nearest, nodes, read_signature, upstream
+from runner.schema import upstream
+from runner.schema.read import read_signature
+from runner.schema.text import likeness, nearest, nodes
 from runner.validate import find_all_faults, find_dangers
 from runner.validate.context import ValidationContext
 from runner.validate.keys import SET_BY_RUNNER

@@ -10,7 +10,7 @@ from runner.__main__ import read_command_line
 from runner.io.files import MENU
 from runner.launch.axis import combinations
 from runner.launch.stages import compose_runs
-from runner.schema import find_definition
+from runner.schema.source import find_definition
 
 FILES = sorted(MENU.rglob("*.yaml"))
 

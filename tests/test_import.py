@@ -17,7 +17,7 @@ from runner.importers.read import plain, read_file
 from runner.importers.table import read_section, read_table
 from runner.importers.translate import translate
 from runner.launch.stages import faults_of
-from runner.schema import read_signature
+from runner.schema.read import read_signature
 
 verb = import_module("runner.command.import")
 

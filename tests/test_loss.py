@@ -15,7 +15,8 @@ from runner.errors import ConfigError, SickRun
 from runner.io.files import MENU
 from runner.launch.worker import Stop
 from runner.run import open_run
-from runner.schema import choices_compared, find_definition, read_signature
+from runner.schema.read import choices_compared, read_signature
+from runner.schema.source import find_definition
 from runner.schema.upstream import LOSS_INTERFACES, OWN_LOSS, UNWEIGHABLE, loss_interface
 from runner.training import objective
 from runner.training.components import build_components

@@ -15,8 +15,9 @@ from trl import chat_template_utils as trl_templates
 
 from runner.errors import ConfigError, EnvironmentFault, RunnerError
 from runner.model.adapter import write_adapter
-from runner.model.chat import check_template, read_template, template_names
+from runner.model.chat import check_template
 from runner.model.check import LOADER, TOKENIZER, find_model_faults, find_tokenizer_faults
+from runner.model.jinja import read_template, template_names
 from runner.model.load import (
     adopt_tokens,
     check_quantization,

@@ -23,8 +23,8 @@ from runner.command.preview import OWN
 from runner.errors import ConfigError
 from runner.io.terminal import sample_lines, to_visible
 from runner.launch.stages import compose_runs
-from runner.model.chat import read_template
 from runner.model.encoding import to_texts
+from runner.model.jinja import read_template
 from runner.report.page import to_preview_page
 from runner.report.tokens import Sheet, TokenRow, format_sheet
 from runner.run.key import key_of

@@ -13,16 +13,9 @@ from textwrap import dedent
 import pytest
 
 from runner.config.override import parse, quote_text
-from runner.schema import (
-    Definition,
-    choices_compared,
-    find_definition,
-    public_names,
-    read_signature,
-    to_override,
-    to_text,
-)
-from runner.schema.read import UNKNOWN
+from runner.schema.read import UNKNOWN, choices_compared, read_signature
+from runner.schema.source import Definition, find_definition, public_names
+from runner.schema.text import to_override, to_text
 from runner.schema.type import shortened
 
 ROOT = Path(__file__).parent.parent
@@ -58,7 +51,8 @@ def kinds(target: str) -> dict[str, str]:
 def test_nothing_heavy_is_imported():
     code = """
         import sys
-        from runner.schema import choices_compared, public_names, read_signature
+        from runner.schema.read import choices_compared, read_signature
+        from runner.schema.source import public_names
         assert len(read_signature("trl.DPOConfig").parameters) > 100
         assert read_signature("transformers.AutoModelForCausalLM.from_pretrained")
         assert read_signature("peft.LoraConfig") and read_signature("torch.optim.AdamW")

@@ -7,7 +7,8 @@ from tiny import CHATML, tiny_tokenizer
 
 from runner.errors import ConfigError
 from runner.launch.stages import compose_runs
-from runner.model.chat import check_template, read_template, set_template, template_names
+from runner.model.chat import check_template, set_template
+from runner.model.jinja import read_template, template_names
 from runner.run.key import key_of
 
 TOOLS = [

@@ -9,7 +9,9 @@ import pytest
 import yaml
 
 from runner.io.files import MENU
-from runner.schema import public_names, read_signature, upstream
+from runner.schema import upstream
+from runner.schema.read import read_signature
+from runner.schema.source import public_names
 from runner.validate.context import ValidationContext
 
 PACKAGE = Path(upstream.__file__).parent.parent

@@ -9,7 +9,7 @@ from peft import LoraConfig
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
-from runner.ppo import PPOConfig, PPOTrainer
+from runner.ppo.algorithm import PPOConfig, PPOTrainer
 
 # Token 0 is a letter, so that padding with zeros would show.
 LETTERS = "abcdefghijklmnopqrst"

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from runner.errors import ConfigError, Fault
-from runner.schema import Type, nearest
+from runner.schema.text import nearest
+from runner.schema.type import Type
 from runner.validate.values import Range, misfit_number, misfit_type
 
 

@@ -24,7 +24,8 @@ from runner.generate.weights import Weights, find_weights
 from runner.launch.stages import draft
 from runner.run import Run
 from runner.run.find import find_runs
-from runner.schema import nearest, upstream
+from runner.schema import upstream
+from runner.schema.text import nearest
 from runner.validate import find_all_faults
 from runner.validate.values import COUNT, NOT_NEGATIVE, SEED, SHARE
 

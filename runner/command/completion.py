@@ -30,7 +30,8 @@ from runner.command import VERBS, CommandLine
 from runner.config.menu import read_menu
 from runner.errors import ConfigError, Fault, RunnerError
 from runner.io.files import PACKAGE
-from runner.schema import Parameter, choices_compared, read_signature, select
+from runner.schema.read import Parameter, choices_compared, read_signature
+from runner.schema.text import select
 
 WITHOUT_RUN = ("train", "doctor", "completion", "import", "rehearse")  # verbs that take none
 COMPOSING = ("", "train", "evaluate", "predict", "preview", "rehearse", "why")  # that take what a training takes

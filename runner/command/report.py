@@ -23,7 +23,7 @@ from runner.report.sweep import list_states, summarise
 from runner.report.table import Column, format_table, run_table, table
 from runner.run import link_faults
 from runner.run.read import find_folders, is_run, read_group, read_run
-from runner.schema import nearest
+from runner.schema.text import nearest
 
 OPTIONS = dict.fromkeys(("objective", "direction", "output_root"), Option())
 

@@ -41,7 +41,7 @@ from runner.report.number import number
 from runner.run import CHANGES, Run, installed_version, open_run, run_git
 from runner.run.find import check_finished, find_runs
 from runner.run.read import RunRecord, read_run
-from runner.schema import flatten
+from runner.schema.text import flatten
 from runner.validate import find_dangers
 from runner.validate.keys import is_folder_name
 from runner.validate.values import NOT_NEGATIVE

@@ -32,7 +32,7 @@ from runner.report.table import Column, format_table
 from runner.run.find import find_runs
 from runner.run.key import key_of
 from runner.run.read import RunRecord
-from runner.schema import flatten, nearest, select, to_text, walk
+from runner.schema.text import flatten, nearest, select, to_text, walk
 from runner.validate.context import ValidationContext
 
 MAX_VALUE_WIDTH = 36  # characters of a value

@@ -19,8 +19,7 @@ from runner.io.files import MENU, PACKAGE, display_path
 from runner.schema import upstream
 from runner.schema.read import UNKNOWN, Parameter, Signature, read_signature
 from runner.schema.source import Definition, find_definition
-from runner.schema.spelling import to_text
-from runner.schema.text import Config, flatten, select
+from runner.schema.text import Config, flatten, select, to_text
 
 TYPED = "command line"
 REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.\w+)*)\}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from runner.config import Composed
 from runner.run.key import folder_of, key_of, lasting
-from runner.schema import Config, scalars
+from runner.schema.text import Config, scalars
 
 # Whole numbers that say how long, how often, or from which chance.
 LENGTHS = (

@@ -34,7 +34,8 @@ from runner.estimate.weights import Shape, trunks_of
 from runner.io.files import read_json, write_json
 from runner.model.clone import Source, write_clone
 from runner.run import open_run
-from runner.schema import Config, upstream
+from runner.schema import upstream
+from runner.schema.text import Config
 from runner.training.components import build_components
 
 aten = torch.ops.aten

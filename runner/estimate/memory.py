@@ -14,7 +14,8 @@ from runner.estimate.steps import Rows, batch_size, completion_of, config_fields
 from runner.estimate.weights import ModelWeights, Shape, others_of, source_of
 from runner.generate.batch import TOKENS_PER_PASS
 from runner.model.clone import Source
-from runner.schema import Config, Node, upstream
+from runner.schema import upstream
+from runner.schema.text import Config, Node
 
 DRAWS = 4  # copies of a step's logits while a token is drawn from them
 RECOMPUTE = (

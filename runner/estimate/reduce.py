@@ -21,7 +21,8 @@ from runner.estimate.steps import config_fields, cycle_of, rows_per_step, settin
 from runner.estimate.weights import LOADERS, architecture_of
 from runner.model.clone import Source, count_weights, shrink, write_clone
 from runner.run.key import processes_of
-from runner.schema import Config, nodes, upstream
+from runner.schema import upstream
+from runner.schema.text import Config, nodes
 
 NEW = "runner.model.load.new_model"
 ROWS = "runner.dataset.load.load_rows"

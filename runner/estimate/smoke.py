@@ -31,7 +31,7 @@ from runner.run.disk import sized
 from runner.run.key import label_of
 from runner.run.read import read_run
 from runner.run.seal import sealed_checkpoints
-from runner.schema import Config
+from runner.schema.text import Config
 from runner.training.export import export
 from runner.training.inspection import find_faults, inspect_training, summary_of
 from runner.training.stand_in import first_rows_prepared

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from runner.run.key import processes_of
-from runner.schema import Config, Node, Parameter, read_signature, upstream
+from runner.schema.read import Parameter, read_signature
+from runner.schema.text import Config, Node, upstream
 
 WHOLE_BATCHES = {upstream.NUM_GENERATIONS, "num_ppo_epochs"}  # fields of trainers that leave out a last batch not full
 

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 from runner.config.build import build
 from runner.model.clone import Source, auto_class_of
 from runner.model.load import HEADS, read_adapter
-from runner.schema import Config, Node, upstream
-from runner.schema.text import named
+from runner.schema import upstream
+from runner.schema.text import Config, Node, named
 from runner.training.components.model import build_tuner
 
 if TYPE_CHECKING:

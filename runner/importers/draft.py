@@ -20,7 +20,7 @@ from runner.importers.read import ForeignConfig
 from runner.importers.table import Rule, Table, is_wanted
 from runner.io.files import MENU
 from runner.io.secrets import LOGIN_KEY, SECRET_KEY, looks_secret
-from runner.schema import Signature, read_signature
+from runner.schema.read import Signature, read_signature
 
 MAPPED, SAME, NO_EQUIVALENT = "mapped", "same by default", "no equivalent"
 IGNORED = "ignored (machine, not experiment)"

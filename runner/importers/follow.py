@@ -11,7 +11,7 @@ from runner.errors import Fault
 from runner.importers.convert import COMPUTED, CONVERSIONS, to_list, to_number, to_whole_number, to_words
 from runner.importers.draft import HIDDEN, IGNORED, MAPPED, SAME, Draft, is_unset, to_single_line
 from runner.importers.table import OFF, Rule, is_wanted
-from runner.schema import nearest as find_nearest
+from runner.schema.text import nearest as find_nearest
 
 SECRET = Rule(kind="ignored", reason="a secret, which no file of ours holds: export it in the environment")
 

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from runner.config import compose_unresolved, parse
-from runner.config.override import latest
+from runner.config import compose_unresolved
+from runner.config.override import latest, parse
 from runner.errors import ConfigError, Fault
 
 PLUGINS = ("hydra/launcher=", "hydra/sweeper=")

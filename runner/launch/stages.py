@@ -24,7 +24,7 @@ from runner.run import Run
 from runner.run.continuation import find_resume_faults
 from runner.run.key import folder_of
 from runner.run.read import read_run
-from runner.schema import nearest
+from runner.schema.text import nearest
 from runner.schema.type import shortened
 from runner.validate import find_all_faults
 from runner.validate.context import TOP

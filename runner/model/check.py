@@ -26,7 +26,8 @@ from runner.model.folder import (
     ModelFolder,
     find_folder,
 )
-from runner.schema import find_definition, read_signature
+from runner.schema.read import read_signature
+from runner.schema.source import find_definition
 from runner.schema.text import Node
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from runner.errors import ConfigError, Fault
 from runner.generate.batch import pad, split_by_tokens
 from runner.ppo.actor_critic import last_hidden_states
 from runner.reward.panel import Prompt, check_answer, check_some_apply
-from runner.schema import to_text, upstream
+from runner.schema import upstream
+from runner.schema.text import to_text
 
 Reward: TypeAlias = Callable[..., Any] | nn.Module
 

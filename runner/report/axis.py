@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from runner.run.key import VOLATILE
 from runner.run.read import is_finite
-from runner.schema import Config, flatten, select
+from runner.schema.text import Config, flatten, select
 
 TOP = ("learning_rate", "kl_coef", "seed")
 SKIPPED = (VOLATILE - {*TOP}) | {"launcher", "stages", "objective"}

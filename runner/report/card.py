@@ -18,7 +18,7 @@ from runner.report.axis import short_target
 from runner.report.facts import differing, score_rows, words_of
 from runner.report.number import number
 from runner.run.read import RunRecord, read_run
-from runner.schema import walk
+from runner.schema.text import walk
 
 # A path from the root or from a home; a URL, runner://..., org/name and </tag> are none.
 ROOTED = re.compile(r"""(?<![\w.:/<\\$}])(~?(?:/[\w.+@=-]+)+)/?""")

@@ -21,7 +21,7 @@ from runner.report.axis import MISSING, TOP, lasting_keys
 from runner.report.number import number, value
 from runner.report.objective import informative
 from runner.run.read import RunRecord, is_finite, plain_text
-from runner.schema import Config, flatten
+from runner.schema.text import Config, flatten
 
 FOLDER_FLAGS = ("--config-dir", "-cd")
 WHOLE = ("experiment", "sweep")  # options that set keys of other groups; what they set does differ

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 
-from runner.schema import flatten, to_text
+from runner.schema.text import flatten, to_text
 
 
 def number(value: float | None, digits: int = 4) -> str:

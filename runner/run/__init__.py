@@ -38,7 +38,7 @@ from runner.io.files import display_path, find_links, read_json, read_step, writ
 from runner.io.secrets import hidden, hidden_source
 from runner.io.terminal import to_visible
 from runner.run.key import canonical_text, folder_of, key_of
-from runner.schema import walk
+from runner.schema.text import walk
 
 log = logging.getLogger(__name__)
 

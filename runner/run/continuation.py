@@ -19,8 +19,9 @@ from runner.run import Run, held, link_faults
 from runner.run.find import find_run
 from runner.run.key import folder_of, lasting, processes_of
 from runner.run.seal import damage_of, describe_damage, sealed_checkpoints, step_of
-from runner.schema import flatten, last_key, nodes, read_signature, to_override, to_text, upstream, walk
-from runner.schema.read import UNKNOWN
+from runner.schema import upstream
+from runner.schema.read import UNKNOWN, read_signature
+from runner.schema.text import flatten, last_key, nodes, to_override, to_text, walk
 
 LENGTH_INDEPENDENT_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt")
 PREFIX = "trainer.args."

@@ -19,8 +19,9 @@ from runner.io.files import SHIPPED
 from runner.run import Run
 from runner.run.key import lasting
 from runner.run.seal import SEAL, sealed_checkpoints
-from runner.schema import find_module, flatten, last_key, nodes, upstream, walk
-from runner.schema.source import NOT_OF_THE_USER
+from runner.schema import upstream
+from runner.schema.source import NOT_OF_THE_USER, find_module
+from runner.schema.text import flatten, last_key, nodes, walk
 
 # How a key ends whose value is read.
 NAMES = ("path", "file", "files", "template", upstream.DEEPSPEED, upstream.FSDP_CONFIG)

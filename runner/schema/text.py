@@ -1,14 +1,21 @@
-"""A configuration as dotted keys, and what to type for one of them: each the one way in which the runner does it."""
+"""A configuration as dotted keys, its values as text to type, and the likeness of words for a did-you-mean.
 
+Each is the one way in which the runner does it.
+"""
+
+import difflib
+import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from runner.io.secrets import looks_secret
-from runner.schema.spelling import to_text
 
 Config = Mapping[str, Any]  # a composed configuration, resolved: plain mappings, lists and scalars
 Node = Mapping[str, Any]  # a part of one, often with a ``_target_``
+# Texts that the command line takes without quotes, and those among them that would be read as something else.
+UNQUOTED = re.compile(r"[\w./:@%+-]+( [\w./:@%+-]+)*")
+CONSTANT = re.compile(r"(?i)null|true|false|[+-]?((\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?|inf|nan)")
 
 
 def walk(node: object, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -69,6 +76,26 @@ def named(node: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return {name: node} if "_target_" in node else node
 
 
+def to_text(value: object) -> str:
+    """A value as the command line takes it.
+
+    >>> to_text([0.1, None, "a, b", True])
+    "[0.1,null,'a, b',true]"
+    """
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(to_text, value))}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{to_text(entry)}" for key, entry in value.items()) + "}"
+    if not isinstance(value, str) or (UNQUOTED.fullmatch(value) and not CONSTANT.fullmatch(value)):
+        return str(value)
+    quote = '"' if "'" in value and '"' not in value else "'"
+    # Hydra takes a backslash as such unless a quote comes after it.
+    ends = re.sub(rf"(\\*)({quote}|\Z)", lambda found: found[1] * 2 + ("\\" + quote if found[2] else ""), value)
+    return f"{quote}{ends}{quote}"
+
+
 def to_override(path: str, value: object) -> str:
     """The word to type for a value at a dotted key, with the quotes that a shell takes away; of a secret only dots.
 
@@ -87,3 +114,19 @@ def short_text(value: object) -> str:
     if looks_secret(text):
         return "..."
     return text if len(text) <= 64 else f"{text[:61]}..."
+
+
+def nearest(word: str, words: Iterable[str], cutoff: float = 0.6) -> list[str]:
+    """The words that look like this one, the likeliest first."""
+    scores = {each: likeness(word, each) for each in words}
+    return sorted((each for each in scores if scores[each] >= cutoff), key=lambda each: -scores[each])
+
+
+def likeness(word: str, other: str) -> float:
+    """From 0 to 1 how much two words look alike; case and separators do not count.
+
+    The start of a longer word is more like it than its end: adamw is adamw_torch, not grokadamw.
+    """
+    one, two = (re.sub(r"[\W_]", "", each).lower() for each in (word, other))
+    ratio = difflib.SequenceMatcher(None, one, two).ratio()
+    return max(0.9, ratio) if len(one) > 3 and two.startswith(one) else ratio

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from runner.schema.source import Definition, Function, Module, last_name, resolve_expression
-from runner.schema.spelling import to_text
+from runner.schema.text import to_text
 
 MAX_LETTERS = 68  # of a printed list of choices, so that a fault fits on a line
 

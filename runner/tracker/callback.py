@@ -26,7 +26,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.integrations import MLflowCallback, TensorBoardCallback, TrackioCallback, WandbCallback
 
 from runner.io.files import read_rows
-from runner.schema import flatten
+from runner.schema.text import flatten
 from runner.tracker.variable import id_of
 
 log = logging.getLogger(__name__)

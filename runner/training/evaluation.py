@@ -14,7 +14,8 @@ from runner.generate.rows import held_out_sets
 from runner.io.files import replace_rows
 from runner.metric.ask import Metric
 from runner.run import Run
-from runner.schema import nearest, upstream
+from runner.schema import upstream
+from runner.schema.text import nearest
 from runner.schema.type import shortened
 from runner.training.components.model import policy_of
 from runner.training.components.rewards import build_metrics

@@ -20,7 +20,8 @@ from transformers import Trainer
 from transformers.utils import ModelOutput
 
 from runner.errors import ConfigError, Fault, SickRun
-from runner.schema import read_signature, upstream
+from runner.schema import upstream
+from runner.schema.read import read_signature
 from runner.training.extension import Hooks
 
 WEIGHTS = "token_weights"

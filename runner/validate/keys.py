@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from runner.errors import Fault
 from runner.schema import upstream
 from runner.schema.read import Parameter, Signature, choices_compared
-from runner.schema.spelling import likeness, nearest, to_text
-from runner.schema.text import Node, short_text, to_override
+from runner.schema.text import Node, likeness, nearest, short_text, to_override, to_text
 from runner.schema.type import expression, shortened, to_type
 from runner.validate.context import (
     ALARMS,

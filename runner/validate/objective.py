@@ -14,8 +14,7 @@ from runner.errors import Fault
 from runner.io.files import MENU
 from runner.schema import upstream
 from runner.schema.read import Signature, read_signature
-from runner.schema.spelling import nearest
-from runner.schema.text import Node, short_text
+from runner.schema.text import Node, nearest, short_text
 from runner.schema.type import shortened
 from runner.validate.context import ARGS, ValidationContext
 

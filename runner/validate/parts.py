@@ -17,8 +17,7 @@ from runner.metric import kind_of
 from runner.ppo.minibatches import find_minibatch_faults
 from runner.schema import upstream
 from runner.schema.read import Signature, read_signature
-from runner.schema.spelling import nearest
-from runner.schema.text import Config, last_key, named, scalars, short_text
+from runner.schema.text import Config, last_key, named, nearest, scalars, short_text
 from runner.schema.type import shortened
 from runner.tracker.variable import find_foreign_variables
 from runner.validate.context import ARGS, ValidationContext

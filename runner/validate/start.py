@@ -20,7 +20,9 @@ from runner.model.check import find_model_faults, find_scorer_faults, find_token
 from runner.model.folder import find_folder
 from runner.run import Run
 from runner.run.key import folder_of
-from runner.schema import Config, nodes, read_signature, upstream
+from runner.schema import upstream
+from runner.schema.read import read_signature
+from runner.schema.text import Config, nodes
 from runner.validate.context import JUDGED
 from runner.validate.environment import find_environment_faults, find_other_worlds
 

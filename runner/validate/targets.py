@@ -18,8 +18,7 @@ from runner.schema.source import (
     find_module,
     public_names,
 )
-from runner.schema.spelling import nearest
-from runner.schema.text import short_text
+from runner.schema.text import nearest, short_text
 from runner.validate.context import experimental_names
 
 # The rooms whose public functions are parts of a run. A launcher is one only as the launcher.

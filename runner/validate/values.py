@@ -12,8 +12,7 @@ from typing import TypeGuard, TypeVar
 from runner.errors import Fault
 from runner.schema import upstream
 from runner.schema.read import Parameter, Signature
-from runner.schema.spelling import nearest, to_text
-from runner.schema.text import scalars, short_text, to_override
+from runner.schema.text import nearest, scalars, short_text, to_override, to_text
 from runner.schema.type import Type, shortened
 from runner.validate.context import ALARMS, ValidationContext
 

@@ -333,7 +333,7 @@ def prepare_ours(training: Training) -> Callable[..., Any]:
     """Import our trainer now (imports are not measured); the returned function builds it."""
     from datasets import Dataset
 
-    from runner.ppo import PPOConfig, PPOTrainer
+    from runner.ppo.algorithm import PPOConfig, PPOTrainer
 
     peft_config = lora(training)
 

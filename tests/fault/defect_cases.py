@@ -153,7 +153,7 @@ DEFECTS = (
     Defect(
         "did_you_mean_lost",
         "The unlikeliest word is offered first for a misspelt one.",
-        "runner/schema/spelling.py",
+        "runner/schema/text.py",
         "key=lambda each: -scores[each])",
         "key=lambda each: scores[each])",
         tests=(

@@ -35,15 +35,15 @@ from damage import LAST_SAVE, flip
 from kill import GROUPS, TRAINERS, WORDS, Place, unbroken
 from warm import Warm
 
-from runner.config import compose, parse
-from runner.config.override import quote_text
+from runner.config import compose
+from runner.config.override import parse, quote_text
 from runner.errors import Fault
 from runner.io.files import files_of, read_json
 from runner.run import Run, open_run
 from runner.run.continuation import find_resume_faults
 from runner.run.seal import seal
-from runner.schema import flatten, read_signature, to_text
-from runner.schema.read import UNKNOWN
+from runner.schema.read import UNKNOWN, read_signature
+from runner.schema.text import flatten, to_text
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "trainer"
 NAMES = sorted(path.stem for path in CONF.glob("*.yaml"))

@@ -10,8 +10,8 @@ from runner.config.sharding import find_unshardable, shards_on_cpu
 from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.run import Run
 from runner.run.adjustments import adjusted_args
-from runner.schema import nodes, upstream
-from runner.schema.text import Config, Node
+from runner.schema import upstream
+from runner.schema.text import Config, Node, nodes
 from runner.tracker.variable import find_foreign_variables, set_variables
 
 if TYPE_CHECKING:
