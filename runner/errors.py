@@ -24,12 +24,19 @@ from runner.io.secrets import hidden
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong, in four beats. ``where`` is a YAML path, a file and row, or a folder."""
+    """One thing that is wrong, in four beats. ``where`` is a YAML path, a file and row, or a folder.
+
+    A ``fix`` that begins with an equals sign is the value to give to ``where``.
+    """
 
     where: str
     found: str
     expected: str = ""
     fix: str = ""
+
+    def __post_init__(self) -> None:
+        if self.fix.startswith("="):
+            object.__setattr__(self, "fix", f"{self.where}{self.fix}")
 
     def __str__(self) -> str:
         beats = [("found", self.found), ("expected", self.expected), ("type", self.fix)]

@@ -22,7 +22,7 @@ from runner.config.override import quote_text
 from runner.io.files import hub_home
 from runner.model.check import find_model_faults
 from runner.model.jinja import find_template_faults
-from runner.validate.environment import find_other_versions, is_within
+from runner.validate.start import find_other_versions, is_within
 
 SCRIPT = Path(__file__).parent / "fault" / "bad_input.py"
 NULL = [case for case in BAD if case.kind == "dataset" and "line null" in case.name]

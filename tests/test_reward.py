@@ -15,7 +15,7 @@ from runner.io.files import shipped
 from runner.reward import math, rule
 from runner.reward.outcome import Classifier, join_texts, load_reward_model
 from runner.reward.process import ProcessModel, aggregate
-from runner.validate.environment import find_environment_faults
+from runner.validate.start import find_environment_faults
 
 TINY = shipped("runner://model/tiny")
 
@@ -100,7 +100,7 @@ def test_without_math_verify_a_boxed_answer_says_what_to_install(monkeypatch):
 
 def test_a_missing_library_of_a_reward_or_metric_is_found_before_the_start(monkeypatch):
     composed = compose(["trainer=grpo", "reward=boxed_answer", "metric=translation"])
-    monkeypatch.setattr("runner.validate.environment.find_spec", lambda name: None)
+    monkeypatch.setattr("runner.validate.start.find_spec", lambda name: None)
     fixes = {fault.where: fault.fix for fault in find_environment_faults([composed], elsewhere=True)}
     assert fixes["reward.boxed_answer"] == "pip install 'runner[math]'"
     assert {fixes[f"metric.{name}"] for name in ("bleu", "chrf", "rouge")} == {"pip install 'runner[text]'"}

@@ -12,7 +12,7 @@ from runner.command.train import save_model
 from runner.config import sharding
 from runner.errors import RunnerError
 from runner.run import Run
-from runner.validate import environment
+from runner.validate import start
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_model_is_not_said_to_be_sharded_where_it_cannot_be(
     variables, words, code, said, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(environment, "has_devices", lambda: "trainer.args.use_cpu=true" in words)
+    monkeypatch.setattr(start, "has_devices", lambda: "trainer.args.use_cpu=true" in words)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert main(words) == code

@@ -13,7 +13,7 @@ from laid import lay_run
 from runner.launch import worker
 from runner.run import Run
 from runner.tracker.variable import id_of, variables_of
-from runner.validate.environment import find_missing_libraries
+from runner.validate.start import find_missing_libraries
 
 FEW = (
     *("trainer=sft", "metric=none", "dataset.limit.train=64", "dataset.limit.eval=8", "learning_rate=0.000123"),
@@ -58,7 +58,7 @@ def test_only_the_first_process_makes_an_id(tmp_path, monkeypatch):
 
 
 def test_a_missing_package_is_a_fault_that_says_what_to_install_for_the_worker_too(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("runner.validate.environment.find_spec", lambda name: None)
+    monkeypatch.setattr("runner.validate.start.find_spec", lambda name: None)
     assert not list(find_missing_libraries({"tracker": {"report_to": "none"}}))
     run = lay_run(tmp_path / "x" / "run", state="created", tracker={"report_to": ["tensorboard", "wandb"]})
     assert worker.work(run) == 5

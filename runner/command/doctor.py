@@ -33,7 +33,7 @@ from runner.report.number import number, short
 from runner.report.table import Column, format_table
 from runner.run import installed_version
 from runner.run.disk import sized
-from runner.validate.environment import is_within, read_project, read_requirements
+from runner.validate.start import is_within, read_project, read_requirements
 
 WIDTH = 80
 MAX_SECONDS_FOR_HUB = 2.0

@@ -9,13 +9,13 @@ import contextlib
 import copy
 import functools
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.config.composition import composition_fault
-from runner.config.limits import check_growth
+from runner.config.limits import check_growth, yaml_fault
 from runner.config.menu import GROUPS, OPTIONAL, SEVERAL, read_menu, takes_one
 from runner.config.override import dotted_key, find_choice_faults, force, is_choice, list_fault, parse
 from runner.config.user_folder import use_folders
@@ -122,6 +122,26 @@ def _fresh_hydra(folders: Sequence[Path]) -> Iterator[GlobalHydra]:
         hydra.hydra = before
 
 
+# A defaults list, in a file or our own, that names what is not there.
+MISSING_DEFAULT = (
+    r"In '([^']+)': Could not find '([^']+)'(?: Available options in '[^']+': (.*?))?(?: Config search.*)?$"
+)
+# The messages of OmegaConf, each with its fault: {0} is what the pattern captures, {where} the key.
+MESSAGES = {
+    r"Missing mandatory value: (\S+)": ("{0}", "no value", "one, it has no default", "=<value>"),
+    "Interpolation key '([^']+)' not found": (
+        *("{where}", "${{{0}}} refers to nothing", "a key that is there", "=<value>"),
+    ),
+    "Recursive interpolation": ("{where}", "it refers to itself, in a circle", "a value at some end", "=<value>"),
+    r"Unsupported interpolation type (\S+)": (
+        *("{where}", "${{{0}:...}}, and there is no such resolver", "oc.env, run, or a key", "=<value>"),
+    ),
+    "Environment variable '([^']+)' not found": (
+        *("{where}", "the environment has no {0}", "a variable that is set", "export {0}=<value>"),
+    ),
+}
+
+
 @contextlib.contextmanager
 def _as_config_errors() -> Iterator[None]:
     """Turn what Hydra, OmegaConf and YAML raise into a ConfigError."""
@@ -132,7 +152,28 @@ def _as_config_errors() -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError(composition_fault(error)) from None
+        raise ConfigError(_composition_fault(error)) from None
+
+
+def _composition_fault(error: Exception) -> Fault:
+    """The fault of an error that came up while a configuration was composed or its references followed."""
+    if mark := getattr(error, "problem_mark", None):
+        return yaml_fault(error, mark.name)
+    text = " ".join(str(error).split())
+    key = re.search(r"full_key: (\S+)", text)
+    where, text = key[1] if key else "command line", re.sub(r" full_key: .*", "", text)
+    if found := re.search(MISSING_DEFAULT, text):
+        file, name, options = found.groups()
+        group = name.rpartition("/")[0]
+        if file == "config":
+            fix = f"{group}=<one of them>, or mend the defaults"
+            return Fault(group, f"there is no {name}", f"one of {options}", fix)
+        expected = f"one of {options}" if options else "a group and an option that are there"
+        return Fault(f"{file}.yaml", f"its defaults name {name}, and there is none", expected, f"mend {file}.yaml")
+    for pattern, beats in MESSAGES.items():
+        if found := re.search(pattern, text):
+            return Fault(*(beat.format(*found.groups(), where=where) for beat in beats))
+    return Fault(where, text, "a configuration that Hydra composes", "see python -m runner --help")
 
 
 def resolve(cfg: DictConfig, overrides: list[str], choices: dict[str, str] | None = None) -> Composed:

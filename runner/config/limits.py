@@ -18,13 +18,8 @@ from runner.errors import ConfigError, Fault
 MAX_BYTES = 1 << 20  # of a file, and letters of a configuration when all references are followed
 MAX_DEPTH = 64
 MAX_VALUES = 10_000
-SMALL_BYTES = 1 << 14  # which hold fewer values than that
 MAX_DIGITS = 300
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-# Without any of these a file is as plain as it looks, and need not be read twice.
-SUSPICIOUS = re.compile(
-    rb"&[\w-]|[\s\[,{]!|[0-9a-fA-F_:.]{%d}|(?:[\[{]\s*){8}|(?:-\s+){8}|(?:\?\s+){4}|\n {%d}" % (MAX_DIGITS, MAX_DEPTH)
-)
 NUMBER = re.compile(r"[-+]?[0-9.][0-9a-fA-F_.:xo+-]*")
 STANDARD = "tag:yaml.org,2002:"
 KNOWN_TAGS = {f"{STANDARD}{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq")}
@@ -40,9 +35,13 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str | bytes, where: str) -> Any:
-    """The content of a YAML text, by the fast reader where there is one; ConfigError with the line where it is none."""
+    """The content of a YAML text, by the fast reader where there is one; ConfigError with the line where it is none.
+
+    So it is for one that is too deep, stands for too much, or calls for more than plain values.
+    """
     try:
-        check_text(text.encode() if isinstance(text, str) else text, where)
+        if fault := next(_find_excesses(text, where), None):
+            raise ConfigError(fault)
         return yaml.load(text, LOADER)
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(yaml_fault(error, where)) from None
@@ -52,26 +51,11 @@ def check_size(path: Path) -> None:
     """Raise ConfigError for a file that nobody has written by hand."""
     size = path.stat().st_size
     if size > MAX_BYTES:
-        found = f"{size / 1e6:.1f} MB"
-        raise ConfigError(
-            Fault(str(path), found, f"{EXPECTED}, at most 1 MB", "rows belong into a file of dataset.path")
-        )
+        expected, fix = f"{EXPECTED}, at most 1 MB", "rows belong into a file of dataset.path"
+        raise ConfigError(Fault(str(path), f"{size / 1e6:.1f} MB", expected, fix))
 
 
-def check_text(text: bytes, where: str) -> None:
-    """Raise ConfigError for a YAML text that is too deep, stands for too much, or calls for more than plain values."""
-    few = len(text) < SMALL_BYTES and text.count(b"[") + text.count(b"{") < MAX_DEPTH
-    if few and not SUSPICIOUS.search(text):
-        return
-    try:
-        fault = next(_find_excesses(text, where), None)
-    except (yaml.YAMLError, ValueError) as error:
-        fault = yaml_fault(error, where)
-    if fault:
-        raise ConfigError(fault)
-
-
-def _find_excesses(text: bytes, where: str) -> Iterator[Fault]:
+def _find_excesses(text: str | bytes, where: str) -> Iterator[Fault]:
     """A fault for each event of a text that leads too far, or would build something."""
     open_nodes: list[tuple[str | None, int]] = []  # the anchor of each, and what had been counted before it
     anchors: dict[str, int | None] = {}  # how much each stands for; nothing while it is open

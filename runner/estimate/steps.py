@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from runner.run.key import processes_of
+from runner.schema import upstream
 from runner.schema.read import Parameter, read_signature
-from runner.schema.text import Config, Node, upstream
+from runner.schema.text import Config, Node
 
 WHOLE_BATCHES = {upstream.NUM_GENERATIONS, "num_ppo_epochs"}  # fields of trainers that leave out a last batch not full
 

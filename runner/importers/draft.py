@@ -19,7 +19,7 @@ from runner.importers.convert import to_mapping
 from runner.importers.read import ForeignConfig
 from runner.importers.table import Rule, Table, is_wanted
 from runner.io.files import MENU
-from runner.io.secrets import LOGIN_KEY, SECRET_KEY, looks_secret
+from runner.io.secrets import LOGIN_KEY, SECRET_KEY, form_of
 from runner.schema.read import Signature, read_signature
 
 MAPPED, SAME, NO_EQUIVALENT = "mapped", "same by default", "no equivalent"
@@ -208,7 +208,7 @@ def _without_secrets(key: str, value: object) -> Any:
         return value
     is_token = key.lower().endswith("token") and re.fullmatch(r"(?=.*\d)(?=.*[A-Za-z])[\w.-]{16,}", value)
     is_named = SECRET_KEY.search(key.lower()) or LOGIN_KEY.search(key.lower())
-    return HIDDEN if is_token or is_named or looks_secret(value) else value
+    return HIDDEN if is_token or is_named or form_of(value) else value
 
 
 def is_unset(value: object) -> bool:

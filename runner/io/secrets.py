@@ -61,11 +61,6 @@ SHORTEST = 8
 MARKED: set[str] = set()  # variables that hold a secret whatever they are called
 
 
-def looks_secret(text: str) -> bool:
-    """True for a text that has the form of a token, or holds a password, whatever it is called."""
-    return bool(SECRET_VALUE.search(text))
-
-
 def form_of(text: str) -> str:
     """The kind of secret that a text holds by its form; empty for none.
 

@@ -13,7 +13,7 @@ There is no database: a run knows by its folder whether it is finished, so the s
 What a run is, and how it trains, is not here.
 
 **A launcher** is a file ``conf/launcher/<name>.yaml`` and a module here with one function of its name. No other file
-knows which there are; ``validate.environment`` asks for GPUs here where ``local`` is chosen::
+knows which there are; ``validate.start`` asks for GPUs here where ``local`` is chosen::
 
     _target_: runner.launch.<name>.<name>         def <name>(folder, *, debug=False, num_processes=1, ...) -> int
 

@@ -37,7 +37,7 @@ from runner.run.read import finished
 from runner.run.seal import damage_of, describe_damage, remove_leftovers, remove_unfinished, sealed_checkpoints
 from runner.validate import find_dangers
 from runner.validate.context import OWN
-from runner.validate.environment import find_missing_libraries
+from runner.validate.start import find_missing_libraries
 
 log = logging.getLogger("runner.launch.worker")
 

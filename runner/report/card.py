@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from runner.io.files import read_json
-from runner.io.secrets import looks_secret
+from runner.io.secrets import form_of
 from runner.report.axis import short_target
 from runner.report.facts import differing, score_rows, words_of
 from runner.report.number import number
@@ -83,7 +83,7 @@ def public(text: str) -> str:
         parts = path[1].split("/")
         return f"<folder>/{parts[-1]}" if len(parts) > 3 else "<folder>"
 
-    return re.sub(r"\S+", lambda word: "<secret>" if looks_secret(word[0]) else word[0], ROOTED.sub(rootless, text))
+    return re.sub(r"\S+", lambda word: "<secret>" if form_of(word[0]) else word[0], ROOTED.sub(rootless, text))
 
 
 def base_of(run: RunRecord) -> str | None:

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from runner.io.secrets import looks_secret
+from runner.io.secrets import form_of
 
 Config = Mapping[str, Any]  # a composed configuration, resolved: plain mappings, lists and scalars
 Node = Mapping[str, Any]  # a part of one, often with a ``_target_``
@@ -102,7 +102,7 @@ def to_override(path: str, value: object) -> str:
     >>> to_override("trainer.args.beta", 0.1), to_override("name", "a b")
     ('trainer.args.beta=0.1', 'name="a b"')
     """
-    text = "..." if (isinstance(value, dict) and value) or looks_secret(str(value)) else to_text(value)
+    text = "..." if (isinstance(value, dict) and value) or form_of(str(value)) else to_text(value)
     if set(text) & set('"$`\\!{\n'):
         return shlex.quote(f"{path}={text}")
     return f'{path}="{text}"' if set(text) & set("' []()*?;&|<>#~") else f"{path}={text}"
@@ -111,7 +111,7 @@ def to_override(path: str, value: object) -> str:
 def short_text(value: object) -> str:
     """A value as it stands in a fault: as typed, not too long, and never a secret."""
     text = to_text(value)
-    if looks_secret(text):
+    if form_of(text):
         return "..."
     return text if len(text) <= 64 else f"{text[:61]}..."
 

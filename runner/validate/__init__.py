@@ -11,8 +11,7 @@ The passes, in their order, each in a module that returns faults:
                                      of tokens that exclude each other
     parts.find_mismatches(cfg)       parts that are each right and do not go together, where the keys have no fault
     start.check_ahead(jobs)          the world around the runs of a command: raises before a folder is made
-        start                        rows, models and columns
-        environment                  libraries, processes, places to write
+        start                        rows, models and columns, libraries, processes, places to write
 
 The schema is the signature of what each ``_target_`` names, so a new field or trainer needs no line here. Written down
 is only what a signature cannot say. What all of them know of a configuration is in ``context``.

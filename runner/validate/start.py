@@ -1,30 +1,35 @@
 """Faults that would stop a run later, looked for before a folder is made or a heavy library imported.
 
-The configuration is right by itself when it comes here; this is about the world around it: rows, folders of models, and
-the machine (``environment``). What only loading can show, the worker reports.
+The configuration is right by itself when it comes here; this is about the world around it: rows, folders of models,
+libraries that are missing or were not tried (only looked for, never imported), processes and places to write. What only
+loading can show, the worker reports.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from runner.config import Composed
+from runner.config import NUM_PROCESSES, Composed, world_size
+from runner.config.sharding import find_unshardable, has_devices
 from runner.dataset.check import DatasetCheck, check_dataset
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault
+from runner.io.files import PACKAGE, hub_home
 from runner.model.check import find_model_faults, find_scorer_faults, find_tokenizer_faults, read_vocab_size
 from runner.model.folder import find_folder
 from runner.run import Run
-from runner.run.key import folder_of
+from runner.run.key import folder_of, processes_of
 from runner.schema import upstream
 from runner.schema.read import read_signature
-from runner.schema.text import Config, nodes
+from runner.schema.text import Config, last_key, nodes, walk
 from runner.validate.context import JUDGED
-from runner.validate.environment import find_environment_faults, find_other_worlds
 
 # Arguments that every trainer of rewards gives to them beside the columns of the rows.
 GIVEN_TO_REWARDS = {*JUDGED, "prompts", "trainer_state", "log_extra", "log_metric", "environments"}
@@ -116,3 +121,145 @@ def _lacking_columns(cfg: Config) -> Iterator[Fault]:
             found = f"it takes {name}, and the rows have no such column"
             fix = f"a column {name} in the data, or {path}.{name}=<value>"
             yield Fault(path, found, f"some of {', '.join(sorted(columns))}", fix)
+
+
+# --- Libraries, processes, places -------------------------------------------------------------------
+
+QUANT, TEXT = ("bitsandbytes", "'runner[quant]'"), "'runner[text]'"
+# The values, by the last name of their key, that need a library, and what installs it.
+WANTED = {
+    "_target_": (
+        (r".*BitsAndBytesConfig", *QUANT),
+        (r"runner\.reward\.math\.boxed_answer", "math_verify", "'runner[math]'"),
+        (r"runner\.metric\.reference\.(?:bleu|chrf)", "sacrebleu", TEXT),
+        (r"runner\.metric\.reference\.rouge", "rouge_score", TEXT),
+    ),
+    upstream.OPTIM: (
+        (r"(?!galore|adamw_torch).*8bit|paged_.*|(?!.*8bit)(?:lion_|ademamix|rmsprop_bnb).*", *QUANT),
+        (r"adamw_torch_[48]bit", "torchao", "torchao"),
+        (r"galore_.*", "galore_torch", "galore-torch"),
+        (r"apollo_.*", "apollo_torch", "apollo-torch"),
+        (r"lomo|adalomo", "lomo_optim", "lomo-optim"),
+        (r"grokadamw", "grokadamw", "grokadamw"),
+        (r"schedule_free_.*", "schedulefree", "schedulefree"),
+        (r"stable_adamw", "optimi", "torch-optimi"),
+    ),
+    upstream.USE_LIGER_KERNEL: (("True", "liger_kernel", "liger-kernel"),),
+    upstream.USE_VLLM: (("True", "vllm", "'runner[vllm]'"),),
+    upstream.DEEPSPEED: ((r"(?!None|False).+", upstream.DEEPSPEED, upstream.DEEPSPEED),),
+    "attention": (("flash_attention_2", "flash_attn", "flash-attn"),),
+    "report_to": tuple((name, name, f"'runner[{name}]'") for name in ("tensorboard", "wandb", "trackio", "mlflow")),
+}
+# What serves instead of a library, where it is there.
+INSTEAD = {"flash_attn": ("kernels", "torch_npu"), "tensorboard": ("tensorboardX",)}
+OTHER_VALUES = {
+    upstream.OPTIM: "adamw_torch",
+    "attention": "sdpa",
+    "report_to": "none",
+    upstream.USE_LIGER_KERNEL: "false",
+}
+
+
+def find_environment_faults(to_do: Sequence[Composed], elsewhere: bool) -> Iterator[Fault]:
+    """A fault for each library that is missing or was not tried, and each place that must take files and does not."""
+    for composed in to_do:
+        args = composed.cfg["trainer"]["args"]
+        yield from find_missing_libraries(composed.cfg)
+        is_here = not elsewhere and composed.choices.get("launcher", "local") == "local"
+        if args.get(upstream.USE_CPU) or (is_here and not has_devices()):
+            yield from find_unshardable(args)
+    if not all((composed.cfg.get("tolerate") or {}).get("versions") for composed in to_do):
+        yield from find_other_versions()
+    yield from _closed_caches()
+
+
+def find_other_worlds(composed: Composed) -> Iterator[Fault]:
+    """A fault where another launcher has started other processes than the configuration says, or none in silence."""
+    world, own = world_size(), processes_of(composed.cfg)
+    expected, fix = "one program that starts the processes", "python -m runner <the same words>"
+    if world > 1 and (own != world or NUM_PROCESSES in composed.typed):
+        found = f"{own}, in one of {world} processes that torchrun or its like has started"
+        yield Fault(NUM_PROCESSES, found, expected, f"{fix}, or the same line without {NUM_PROCESSES}={own}")
+    # The launcher that accelerate has for a CPU starts one process, whatever --num_processes says.
+    if "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
+        found = "one process, though its --num_processes is more than 1"
+        yield Fault("accelerate launch", found, expected, f"{fix} {NUM_PROCESSES}={own if own > 1 else 2}")
+
+
+def find_missing_libraries(cfg: Config) -> Iterator[Fault]:
+    """A fault for each library that a value of the configuration asks for and that is not there."""
+    for path, value in walk(cfg):
+        where, key = re.sub(r"\.(?:_target_|\d+)$", "", path), last_key(path)
+        for pattern, library, package in WANTED.get(key, ()):
+            if re.fullmatch(pattern, str(value)) and not any(map(find_spec, (library, *INSTEAD.get(library, ())))):
+                fix = f"pip install {package}" + (f", or {where}={OTHER_VALUES[key]}" if key in OTHER_VALUES else "")
+                needs = f"{value} needs {library}, which is not installed"
+                yield Fault(where, needs, f"the package {library}", fix)
+
+
+def find_other_versions() -> Iterator[Fault]:
+    """A fault for each library that the runner needs in another version than the installed one."""
+    from packaging.requirements import Requirement
+
+    for required in map(Requirement, read_requirements()):
+        if required.marker and not required.marker.evaluate({"extra": ""}):
+            continue
+        name, fix = required.name, f"pip install '{required}', or tolerate.versions=true"
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            yield Fault(name, "not installed", str(required), fix)
+            continue
+        if not is_within(version, str(required.specifier)):
+            yield Fault(name, f"{name} {version}, which was not tried", str(required), fix)
+
+
+def read_project() -> dict[str, Any]:
+    """The project's entries in pyproject.toml in a checkout; empty where the package is a wheel's."""
+    file = PACKAGE.parent / "pyproject.toml"
+    if not file.is_file():
+        return {}
+    import tomllib
+
+    project: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
+    return project if project.get("name") == "runner" else {}  # some packages leave such a file beside ours
+
+
+def read_requirements() -> list[str]:
+    """The requirements of the runner: from pyproject.toml in a checkout, else from the installed wheel."""
+    if project := read_project():
+        return list(project["dependencies"])
+    try:
+        return metadata.requires("runner") or []
+    except metadata.PackageNotFoundError:  # a copy of the package alone
+        return []
+
+
+def is_within(version: str | None, required: str) -> bool:
+    """True for a version that is required, by its numbers: builds of a machine's own and what comes before a release
+    count as that release. True where nobody can tell.
+
+    >>> [is_within(version, ">=2.9.0,<2.14") for version in ("2.13.0+cpu", "2.9", "2.9.0a0+nv25", "2.14")]
+    [True, True, True, False]
+    """
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(version or "").base_version in SpecifierSet(required)
+    except InvalidVersion:
+        return True
+
+
+def _closed_caches() -> Iterator[Fault]:
+    """A fault where converted rows could not be kept, as they are for every run."""
+    variable = "HF_DATASETS_CACHE" if os.environ.get("HF_DATASETS_CACHE") else "HF_HOME"
+    folder = Path(os.environ.get("HF_DATASETS_CACHE") or hub_home() / "datasets").expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        closed = "" if os.access(folder, os.W_OK | os.X_OK) else "it may not be written"
+    except OSError as error:
+        closed = str(error)
+    if closed:
+        fix = f"export {variable}=<a folder that you may write>"
+        yield Fault(variable, f"{folder}: {closed}", "a folder for rows and models", fix)
