@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runner.config.menu import GROUPS
+from runner.errors import Fault
 from runner.schema import upstream
 from runner.schema.read import Parameter, Signature, read_signature
 from runner.schema.source import public_names
@@ -81,12 +82,21 @@ class ValidationContext:
         found = select(self.cfg, path)
         return found if isinstance(found, dict) else {}
 
+    @property
+    def trainer(self) -> Signature | None:
+        """The signature of the trainer's constructor."""
+        return self.signature(self.cfg.get("trainer"))
+
+    @property
+    def args(self) -> Node:
+        """The fields of the trainer's config that are given."""
+        return self.mapping("trainer.args")
+
     def field(self, name: str) -> Any:
         """A field of the trainer's config: what was given, or else its default; None where it has no such field."""
-        args = self.mapping("trainer.args")
-        signature = self.signature(args)
+        signature = self.signature(self.args)
         known = signature.parameters.get(name) if signature else None
-        return args.get(name, known.default) if known else None
+        return self.args.get(name, known.default) if known else None
 
     def entries(self, group: str) -> dict[str, object]:
         """The parts of a group by their dotted keys, whether it holds one or several with names; null ones too."""
@@ -133,6 +143,11 @@ class ValidationContext:
                 if full != short and f"{short}Trainer" in names and (signature := read_signature(full)):
                     found[short.rpartition(".")[2]] = signature
         return found
+
+
+def args_fault(name: str, found: str, expected: str, fix: str) -> Fault:
+    """The fault of a field of the trainer's config."""
+    return Fault(f"{ARGS}{name}", found, expected, fix)
 
 
 def keys_of(path: str, signature: Signature) -> dict[str, Parameter]:

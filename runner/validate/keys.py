@@ -22,7 +22,7 @@ from runner.validate.context import (
     keys_of,
     to_parameters,
 )
-from runner.validate.values import SETTINGS, find_misfits, misfit_choice, misfit_number, misfit_type
+from runner.validate.values import SETTINGS, find_misfits, misfit_choice, misfit_number, misfit_type, range_of
 
 # --- The top level ----------------------------------------------------------------------------------
 
@@ -186,8 +186,9 @@ def find_node_faults(context: ValidationContext, path: str, node: Node) -> Itera
         elif own in NODE_KEYS and value not in (None, "???") and not (isinstance(value, dict) and "_target_" in value):
             yield Fault(own, short_text(value), "keys with a _target_", f"{own}._target_=<module.name>")
         elif value != "???":
-            choices = _choices(context, own, value, known[key], signature)
-            found = find_misfits(context.origin(own, value), value, known[key], signature, choices)
+            where, choices = context.origin(own, value), _choices(context, own, value, known[key], signature)
+            numbers = range_of(where, key, signature, context.trainer)
+            found = find_misfits(where, value, known[key], numbers, choices)
             yield from found or _in_vain(context, own, value, known[key].default)
     yield from _missing(path, node, signature)
     # The args must be the config of this trainer, not of another one.
@@ -214,7 +215,7 @@ def _choices(
     context: ValidationContext, path: str, value: object, parameter: Parameter, signature: Signature
 ) -> tuple[str, ...]:
     """The texts that the trainer's source knows for a field, if its default is one of them."""
-    trainer = context.signature(context.cfg.get("trainer"))
+    trainer = context.trainer
     texts = value if isinstance(value, list) else [value]
     if not trainer or not any(isinstance(text, str) for text in texts) or not path.startswith(ARGS):
         return ()

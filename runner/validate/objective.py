@@ -38,8 +38,8 @@ NOT_WEIGHED = {
 
 def find_objective_faults(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each loss or weight that this trainer cannot use, or that something else makes vain."""
-    trainer = context.signature(context.cfg.get("trainer"))
-    loss, weight, args = context.mapping("loss"), context.mapping("weight"), context.mapping("trainer.args")
+    trainer = context.trainer
+    loss, weight, args = context.mapping("loss"), context.mapping("weight"), context.args
     if not trainer or not trainer.parameters or not (loss or weight):
         return
     kind, signature = upstream.loss_interface(trainer, context.signature(args)), context.signature(loss)

@@ -20,7 +20,7 @@ from runner.schema.read import Signature, read_signature
 from runner.schema.text import Config, last_key, named, nearest, scalars, short_text
 from runner.schema.type import shortened
 from runner.tracker.variable import find_foreign_variables
-from runner.validate.context import ARGS, ValidationContext
+from runner.validate.context import ARGS, ValidationContext, args_fault
 from runner.validate.values import is_plain_number
 
 # Groups that only some trainers can use; the others every run needs.
@@ -30,7 +30,7 @@ SCHEDULES_BY_SCORE = ("reduce_lr_on_plateau", "greedy")  # those that look at wh
 
 def find_part_faults(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each part that is missing, in vain, or at odds with another."""
-    trainer = context.signature(context.cfg.get("trainer"))
+    trainer = context.trainer
     if not trainer or not trainer.parameters:
         return
     for group in OPTIONAL_GROUPS:  # none that the trainer's constructor does not name
@@ -38,15 +38,17 @@ def find_part_faults(context: ValidationContext) -> Iterator[Fault]:
         if not _is_given(node) or trainer.is_open or _changes_model(context, node):
             continue
         if not any(upstream.FROM_GROUP.get(name) == group for name in trainer.parameters):
-            off = "none" if "none" in context.menu.get(group, ()) else "null"
-            found = f"set, but {trainer.name} takes no {group}"
-            yield Fault(group, found, "none, or a trainer that takes one", f"{group}={off}")
+            found, off = (
+                f"set, but {trainer.name} takes no {group}",
+                "none" if "none" in context.menu.get(group, ()) else "null",
+            )
+            yield Fault(group, found, "none, or a trainer that takes one", f"={off}")
     yield from _not_given(context, trainer)
     yield from _adapter(context)
     yield from _parameter_groups(context)
     yield from _patterns(context)
     yield from _selection(context)
-    if context.signature(context.mapping("trainer.args")):
+    if context.signature(context.args):
         yield from _steps(context)
         yield from _exclusions(context)
         yield from _batches(context)
@@ -67,20 +69,13 @@ def _not_given(context: ValidationContext, trainer: Signature) -> Iterator[Fault
     """A fault where there is nothing that the trainer learns from."""
     node, options = context.mapping("trainer"), context.options("reward")
     given = _is_given(context.cfg.get("reward")) or node.get(upstream.ENVIRONMENT_FACTORY)
-    if (
-        upstream.REWARD_FUNCS in trainer.parameters
-        and not given
-        and not context.mapping("trainer.args").get(upstream.REWARD_MODEL_PATH)
-    ):
+    if upstream.REWARD_FUNCS in trainer.parameters and not given and not context.args.get(upstream.REWARD_MODEL_PATH):
         expected = f"one of {shortened(options)}" if options else "entries with a _target_"
-        fix = f"reward={options[0]}" if options else "reward.<name>._target_=<module.name>"
+        fix = f"={options[0]}" if options else "reward.<name>._target_=<module.name>"
         yield Fault("reward", f"none, and {trainer.name} learns from rewards", expected, fix)
     if upstream.TEACHER_MODEL in trainer.parameters and not node.get(upstream.TEACHER_MODEL):
-        found, fix = (
-            f"none, and {trainer.name} learns from a teacher",
-            f"trainer.{upstream.TEACHER_MODEL}.path=<org/name>",
-        )
-        yield Fault(f"trainer.{upstream.TEACHER_MODEL}", found, "a model that shares the tokenizer", fix)
+        where, found = f"trainer.{upstream.TEACHER_MODEL}", f"none, and {trainer.name} learns from a teacher"
+        yield Fault(where, found, "a model that shares the tokenizer", f"{where}.path=<org/name>")
 
 
 def _adapter(context: ValidationContext) -> Iterator[Fault]:
@@ -98,27 +93,23 @@ def _adapter(context: ValidationContext) -> Iterator[Fault]:
     if signature and peft.get("full") and _changes_model(context, peft):
         found = f"set, and {signature.name} puts on no adapter"
         yield Fault("peft.full", found, "an adapter beside which layers are trained whole", "peft=lora")
-    if signature and context.mapping("trainer.args").get(upstream.FSDP):
+    if signature and context.args.get(upstream.FSDP):
         if "num_virtual_tokens" in signature.parameters:
             found = f"{signature.name} on a sharded model, no process of which has its tokens whole to save them"
-            yield Fault("peft", found, "an adapter inside the layers", "peft=lora")
+            yield Fault("peft", found, "an adapter inside the layers", "=lora")
         if context.mapping("model").get("merge"):
             found = "true, and no process has the sharded model whole to merge the new adapter into it"
             yield Fault("model.merge", found, "false, or no adapter", "peft=none")
 
 
 def _parameter_groups(context: ValidationContext) -> Iterator[Fault]:
-    """A fault for a pattern that is none, and for a setting that the optimizer would silently carry along."""
+    """A fault for a setting of a group of weights that the optimizer would silently carry along."""
     signature = context.signature(context.cfg.get("optimizer"))
     if not signature:
         return
     known = [*(name for name in signature.parameters if name not in ("params", "groups", "scheduler")), "lr_ratio"]
     for pattern, settings in context.mapping("optimizer.groups").items():
         where = f"optimizer.groups.{pattern}"
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            yield Fault(where, str(error), "a regular expression", "optimizer.groups={<pattern>: {lr_ratio: 0.1}}")
         if not isinstance(settings, dict):
             fix = f"optimizer.groups={{{pattern}: {{lr_ratio: 0.1}}}}"
             yield Fault(where, short_text(settings), "settings of the optimizer, or lr_ratio", fix)
@@ -129,21 +120,25 @@ def _parameter_groups(context: ValidationContext) -> Iterator[Fault]:
 
 
 def _patterns(context: ValidationContext) -> Iterator[Fault]:
-    """A fault for a pattern of a reward, metric or tuner that is no regular expression, before a step finds it."""
+    """A fault for each pattern that is no regular expression, before a step finds it."""
+    groups = "optimizer.groups"
+    patterns = [
+        (f"{groups}.{each}", each, f"{groups}={{<pattern>: {{lr_ratio: 0.1}}}}") for each in context.mapping(groups)
+    ]
     for path, value in scalars({group: context.cfg.get(group) for group in ("reward", "metric", "peft")}):
-        keys = ("matching", "full") if path.startswith("peft.") else ("pattern",)
-        if last_key(path) in keys and isinstance(value, str):
-            try:
-                re.compile(value)
-            except re.error as error:
-                where, _, index = path.rpartition(".")
-                where, example = (where, "['<pattern>']") if index.isdigit() else (path, "'<pattern>'")
-                yield Fault(where, f"{value!r}: {error}", "a regular expression", f"{where}={example}")
+        if last_key(path) in (("matching", "full") if path.startswith("peft.") else ("pattern",)):
+            where, _, index = path.rpartition(".")
+            patterns.append((where, value, "=['<pattern>']") if index.isdigit() else (path, value, "='<pattern>'"))
+    for where, pattern, fix in patterns:
+        try:
+            re.compile(pattern if isinstance(pattern, str) else "")
+        except re.error as error:
+            yield Fault(where, f"{pattern!r}: {error}", "a regular expression", fix)
 
 
 def _selection(context: ValidationContext) -> Iterator[Fault]:
     """A fault where the best checkpoint, or an early end, is chosen by what nobody measures or saves, or wrongly."""
-    args, where = context.mapping("trainer.args"), f"{ARGS}{upstream.GREATER_IS_BETTER}"
+    args = context.args
     wanted = str(args.get(upstream.METRIC_FOR_BEST_MODEL) or "")
     for name, entry in context.entries("metric").items():
         better, name = entry.get("better") if isinstance(entry, dict) else None, name.removeprefix("metric.")
@@ -151,33 +146,29 @@ def _selection(context: ValidationContext) -> Iterator[Fault]:
         if better and (wanted == name or wanted.endswith(f"_{name}")) and chosen is not (better == "higher"):
             found = f"{wanted} is better when it is {better}, and {'higher' if chosen else 'lower'} would be chosen"
             right = "true" if better == "higher" else "false"
-            yield Fault(where, found, right, f"{where}={right}")
-    evaluates, loads_best = _evaluates(context), context.field(upstream.LOAD_BEST_MODEL_AT_END) is True
+            yield args_fault(upstream.GREATER_IS_BETTER, found, right, f"={right}")
+    evaluates, best = _evaluates(context), upstream.LOAD_BEST_MODEL_AT_END
     signatures = map(context.signature, context.entries("callback").values())
     if any(signature and "EarlyStoppingCallback" in signature.lineage for signature in signatures):
+        found = "and a training is to stop early"
         if not evaluates:
-            where, fix = f"{ARGS}{upstream.EVAL_STRATEGY}", f"{ARGS}eval_strategy=steps {ARGS}eval_steps=20"
-            yield Fault(where, "no, and a training is to stop early", "evaluations", fix)
-        if not wanted and not loads_best:
-            where = f"{ARGS}{upstream.METRIC_FOR_BEST_MODEL}"
-            yield Fault(where, "none, and a training is to stop early", "a held-out figure", f"{where}=eval_loss")
-    if not loads_best:
+            yield args_fault(upstream.EVAL_STRATEGY, f"no, {found}", "evaluations", f"=steps {ARGS}eval_steps=20")
+        if not wanted and context.field(best) is not True:
+            yield args_fault(upstream.METRIC_FOR_BEST_MODEL, f"none, {found}", "a held-out figure", "=eval_loss")
+    if context.field(best) is not True:
         return
-    where, saves, strategy = (
-        f"{ARGS}{upstream.LOAD_BEST_MODEL_AT_END}",
-        *map(context.field, (upstream.SAVE_STRATEGY, upstream.EVAL_STRATEGY)),
-    )
     if not evaluates:
-        yield Fault(where, "true, but nothing is evaluated", "an eval_strategy", f"{ARGS}eval_strategy=steps")
+        yield args_fault(best, "true, but nothing is evaluated", "an eval_strategy", f"{ARGS}eval_strategy=steps")
         return
+    saves, strategy = context.field(upstream.SAVE_STRATEGY), context.field(upstream.EVAL_STRATEGY)
     if saves != "best" and isinstance(saves, str) and saves != strategy:
         found = f"true, with save_strategy {saves} and eval_strategy {strategy}"
-        yield Fault(where, found, "what is evaluated to be saved too", f"{ARGS}save_strategy={strategy}")
+        yield args_fault(best, found, "what is evaluated to be saved too", f"{ARGS}save_strategy={strategy}")
     each, step = context.field(upstream.SAVE_STEPS), context.field(upstream.EVAL_STEPS)
     if saves == strategy == "steps" and all(is_plain_number(one) and one >= 1 for one in (each, step)) and each % step:
         found = f"{each}, and evaluations every {step} steps, so that the best may not be saved"
-        fix = f"{ARGS}save_steps={max(1, round(each / step)) * step}"
-        yield Fault(f"{ARGS}{upstream.SAVE_STEPS}", found, f"a multiple of eval_steps ({step})", fix)
+        right = max(1, round(each / step)) * step
+        yield args_fault(upstream.SAVE_STEPS, found, f"a multiple of eval_steps ({step})", f"={right}")
 
 
 # --- Fields of the trainer's config -----------------------------------------------------------------
@@ -189,85 +180,67 @@ def _evaluates(context: ValidationContext) -> bool:
     return context.field(upstream.EVAL_STRATEGY) not in ("no", False, None)
 
 
-def _counts(context: ValidationContext, *names: str) -> list[int]:
-    """The values of these fields, if all of them are whole numbers of at least 1; else an empty list."""
-    values = [context.field(name) for name in names]
-    return values if all(isinstance(value, int) and value >= 1 for value in values) else []
-
-
 def _steps(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each number of steps or epochs that another one overrules, and each cadence of broken steps."""
-    args = context.mapping("trainer.args")
-    steps, warmup, epochs = (
-        args.get(upstream.MAX_STEPS),
-        args.get(upstream.WARMUP_STEPS),
-        f"{ARGS}{upstream.NUM_TRAIN_EPOCHS}",
+    steps, warmup, epochs = map(
+        context.args.get, (upstream.MAX_STEPS, upstream.WARMUP_STEPS, upstream.NUM_TRAIN_EPOCHS)
     )
     if is_plain_number(steps) and is_plain_number(warmup) and 1 <= steps <= warmup:
         found = f"{warmup} of {steps} steps, so the learning rate would never be reached"
-        fix = f"{ARGS}warmup_steps=0.1"
-        yield Fault(f"{ARGS}{upstream.WARMUP_STEPS}", found, "fewer than max_steps, or a share below 1", fix)
+        yield args_fault(upstream.WARMUP_STEPS, found, "fewer than max_steps, or a share below 1", "=0.1")
     # Steps that nobody typed may have come with the model.
-    if (
-        epochs in context.typed
-        and is_plain_number(steps)
-        and steps > 0
-        and f"{ARGS}{upstream.MAX_STEPS}" not in context.typed
-    ):
-        found = f"{args[upstream.NUM_TRAIN_EPOCHS]}, overruled by max_steps={steps}"
-        yield Fault(epochs, found, "no number of steps beside it", f"{ARGS}max_steps=-1")
+    typed = [f"{ARGS}{name}" in context.typed for name in (upstream.NUM_TRAIN_EPOCHS, upstream.MAX_STEPS)]
+    if typed == [True, False] and is_plain_number(steps) and steps > 0:
+        found, fix = f"{epochs}, overruled by max_steps={steps}", f"{ARGS}max_steps=-1"
+        yield args_fault(upstream.NUM_TRAIN_EPOCHS, found, "no number of steps beside it", fix)
     for name in (upstream.LOGGING_STEPS, upstream.SAVE_STEPS, upstream.EVAL_STEPS):
         value = context.field(name)
         if is_plain_number(value) and value > 1 and value != int(value):
-            expected, fix = "a whole number, or a share below 1", f"{ARGS}{name}={round(value)}"
-            yield Fault(f"{ARGS}{name}", short_text(value), expected, fix)
+            yield args_fault(name, short_text(value), "a whole number, or a share below 1", f"={round(value)}")
 
 
 def _exclusions(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each field that means nothing without, or beside, another one."""
-    args, parallelism = context.mapping("trainer.args"), context.field(upstream.PARALLELISM_CONFIG)
+    args, parallelism = context.args, upstream.PARALLELISM_CONFIG
     fetched, schedule = context.field(upstream.DATALOADER_PREFETCH_FACTOR), context.field(upstream.LR_SCHEDULER_TYPE)
     if args.get(upstream.FP16) is True and args.get(upstream.BF16) is True:
-        yield Fault(f"{ARGS}{upstream.FP16}", "true beside bf16: true", "one of the two", f"{ARGS}fp16=false")
+        yield args_fault(upstream.FP16, "true beside bf16: true", "one of the two", "=false")
     if fetched and context.field(upstream.DATALOADER_NUM_WORKERS) == 0:
-        where, fix = f"{ARGS}{upstream.DATALOADER_PREFETCH_FACTOR}", f"{ARGS}dataloader_num_workers=2"
-        yield Fault(where, f"{fetched}, and no worker fetches", "workers", fix)
+        found, fix = f"{fetched}, and no worker fetches", f"{ARGS}dataloader_num_workers=2"
+        yield args_fault(upstream.DATALOADER_PREFETCH_FACTOR, found, "workers", fix)
     if schedule in SCHEDULES_BY_SCORE and not _evaluates(context):
-        where, found = f"{ARGS}{upstream.LR_SCHEDULER_TYPE}", f"{schedule}, and nothing is evaluated"
-        yield Fault(where, found, "an eval_strategy", f"{ARGS}eval_strategy=steps")
-    if isinstance(parallelism, dict) and "_target_" not in parallelism:
-        where, kind = f"{ARGS}{upstream.PARALLELISM_CONFIG}", "accelerate.ParallelismConfig"
-        yield Fault(where, "a mapping", f"{kind}, built from it", f"{where}._target_={kind}")
+        found, fix = f"{schedule}, and nothing is evaluated", f"{ARGS}eval_strategy=steps"
+        yield args_fault(upstream.LR_SCHEDULER_TYPE, found, "an eval_strategy", fix)
+    if isinstance(given := context.field(parallelism), dict) and "_target_" not in given:
+        kind = "accelerate.ParallelismConfig"
+        yield args_fault(parallelism, "a mapping", f"{kind}, built from it", f"{ARGS}{parallelism}._target_={kind}")
     if context.field(upstream.PACKING) is True and "max_length" in args and args["max_length"] is None:
-        found, fix = "null, and rows are to be packed up to it", f"{ARGS}max_length=1024"
-        yield Fault(f"{ARGS}max_length", found, "a length", fix)
+        yield args_fault("max_length", "null, and rows are to be packed up to it", "a length", "=1024")
 
 
 def _batches(context: ValidationContext) -> Iterator[Fault]:
     """A fault where a batch of completions does not hold whole groups of one prompt, or equal mini-batches."""
     processes = context.mapping("launcher").get("num_processes")
-    own, rounds = context.field(upstream.GENERATION_BATCH_SIZE), context.field(upstream.STEPS_PER_GENERATION)
-    if own and rounds:
-        where, found = f"{ARGS}{upstream.GENERATION_BATCH_SIZE}", f"{own} beside steps_per_generation={rounds}"
-        yield Fault(where, found, "one of the two, which makes the other", f"{ARGS}steps_per_generation=null")
+    own, rounds = context.field(upstream.GENERATION_BATCH_SIZE), upstream.STEPS_PER_GENERATION
+    if own and context.field(rounds):
+        found, fix = f"{own} beside {rounds}={context.field(rounds)}", f"{ARGS}{rounds}=null"
+        yield args_fault(upstream.GENERATION_BATCH_SIZE, found, "one of the two, which makes the other", fix)
         return
-    names = (upstream.PER_DEVICE_TRAIN_BATCH_SIZE, upstream.NUM_GENERATIONS)
-    if counts := _counts(
-        context, *names, upstream.STEPS_PER_GENERATION if rounds else upstream.GRADIENT_ACCUMULATION_STEPS
-    ):
-        size, group, rounds = counts
-        batch = own or size * rounds * (processes if isinstance(processes, int) and processes > 0 else 1)
-        if isinstance(batch, int) and group > 1 and batch % group:
-            found = f"{group} completions a prompt, in batches of {batch}"
+
+    def counts(*names: str) -> list[int]:
+        """The values of these fields, if all of them are whole numbers of at least 1; else an empty list."""
+        values = [context.field(name) for name in names]
+        return values if all(isinstance(value, int) and value >= 1 for value in values) else []
+
+    size, accumulation = upstream.PER_DEVICE_TRAIN_BATCH_SIZE, upstream.GRADIENT_ACCUMULATION_STEPS
+    if sizes := counts(upstream.NUM_GENERATIONS, size, rounds if context.field(rounds) else accumulation):
+        batch = own or sizes[1] * sizes[2] * (processes if isinstance(processes, int) and processes > 0 else 1)
+        if isinstance(batch, int) and sizes[0] > 1 and batch % sizes[0]:
             expected = "a batch that holds whole groups: batch size x accumulation x processes"
-            yield Fault(
-                f"{ARGS}{upstream.NUM_GENERATIONS}", found, expected, f"{ARGS}per_device_train_batch_size={group}"
-            )
-    counts = _counts(
-        context, upstream.PER_DEVICE_TRAIN_BATCH_SIZE, upstream.GRADIENT_ACCUMULATION_STEPS, "num_mini_batches"
-    )
-    if counts:
-        yield from find_minibatch_faults(counts[0] * counts[1], counts[2])
+            found = f"{sizes[0]} completions a prompt, in batches of {batch}"
+            yield args_fault(upstream.NUM_GENERATIONS, found, expected, f"{ARGS}{size}={sizes[0]}")
+    if sizes := counts(size, accumulation, "num_mini_batches"):
+        yield from find_minibatch_faults(sizes[0] * sizes[1], sizes[2])
 
 
 # --- Where the keys have no fault -------------------------------------------------------------------
@@ -280,14 +253,12 @@ def find_mismatches(cfg: Config, menu: Mapping[str, Sequence[str]]) -> list[Faul
     if form not in TRAINER_FORMS:
         own = FORMS[form].becomes if form in FORMS else ()
         near = [*own, *get_close_matches(str(form), TRAINER_FORMS), "<one of them>"]
-        faults.append(Fault("trainer.form", str(form), ", ".join(TRAINER_FORMS), f"trainer.form={near[0]}"))
+        faults.append(Fault("trainer.form", str(form), ", ".join(TRAINER_FORMS), f"={near[0]}"))
     elif not fits(rows.get("form"), form):
         found = f"{rows.get('form')} rows ({rows.get('path')})"
         expected = f"rows that can become {form} rows: {', '.join(FORMS_FOR[form])}"
-        faults.append(Fault("dataset", found, expected, f"dataset=<{' | '.join(_datasets_for(form, menu))}>"))
-    faults += find_metric_faults(cfg)
-    faults += find_callback_faults(cfg)
-    faults += find_foreign_variables(cfg["tracker"])
+        faults.append(Fault("dataset", found, expected, f"=<{' | '.join(_datasets_for(form, menu))}>"))
+    faults += [*find_metric_faults(cfg), *_callback_faults(cfg), *find_foreign_variables(cfg["tracker"])]
     holds_out = "split" not in rows or (rows["split"] or {}).get("eval")
     if args.get(upstream.EVAL_STRATEGY, "no") not in ("no", False) and not holds_out:
         where = f"{ARGS}{upstream.EVAL_STRATEGY}"
@@ -336,15 +307,14 @@ def find_metric_faults(cfg: Config) -> Iterator[Fault]:
             yield Fault(where, found, f"rows with {wanted}, or no such metric", off)
         elif evals and (unknown := [on for on in node.get("on") or () if on not in known]):
             names = ", ".join(evals) if isinstance(evals, Mapping) else "one set without a name; leave it out"
-            yield Fault(
-                f"{where}.on", f"no held-out set {', '.join(unknown)}", names, "dataset.split.eval={<name>: <split>}"
-            )
+            found, fix = f"no held-out set {', '.join(unknown)}", "dataset.split.eval={<name>: <split>}"
+            yield Fault(f"{where}.on", found, names, fix)
         if node.get("preprocess") and (kind == "sampled" or head == "score"):
             found = "set, and there are no logits of tokens to make something of"
-            yield Fault(f"{where}.preprocess", found, "none", f"{where}.preprocess=null")
+            yield Fault(f"{where}.preprocess", found, "none", "=null")
 
 
-def find_callback_faults(cfg: Config) -> Iterator[Fault]:
+def _callback_faults(cfg: Config) -> Iterator[Fault]:
     """A fault for each callback that needs what this run does not have; read from the configuration alone."""
     node, rows = cfg["callback"] or {}, cfg["dataset"]
     for name, entry in named(node, "callback").items():

@@ -21,7 +21,7 @@ from runner.schema.source import (
 from runner.schema.text import nearest, short_text
 from runner.validate.context import experimental_names
 
-# The rooms whose public functions are parts of a run. A launcher is one only as the launcher.
+# The rooms whose public functions are parts of a run.
 ROOMS = "collator|dataset|loss|metric|model|optimizer|ppo|reward"
 
 IN = r"(?:\.\w+)*"  # any submodule
@@ -55,7 +55,7 @@ def find_target_fault(path: str, target: object, allow: Collection[str] = ()) ->
     """The fault of a target that is no name, cannot be read, does not exist, or may not run; else None."""
     own = f"{path}._target_"
     if not isinstance(target, str):
-        return Fault(own, short_text(target), "a dotted name", f"{own}=<module.name>")
+        return Fault(own, short_text(target), "a dotted name", "=<module.name>")
     if fault := _find_unreadable(own, target):
         return fault
     found, is_launcher = find_definition(target), path == "launcher"
@@ -73,7 +73,7 @@ def find_target_fault(path: str, target: object, allow: Collection[str] = ()) ->
             f"allow=[{package}]  (if you trust that package)" if is_offered else "",
         )
     near = _near_targets(target, allow, is_launcher)
-    fix = f"{own}={near[0] if near else '<module.name>'}"
+    fix = f"={near[0] if near else '<module.name>'}"
     if found:
         return Fault(own, f"{target} is a module", near[0] if near else "a name in it", fix)
     if find_module(package := target.partition(".")[0]) is None:
@@ -97,7 +97,7 @@ def _find_unreadable(own: str, target: str) -> Fault | None:
     node = getattr(find_definition(target), "node", None)
     if isinstance(node, ast.Constant | ast.List | ast.Dict | ast.Set | ast.Tuple):
         found = f"{target} is {ast.unparse(node)[:40]}"
-        return Fault(own, found, "a function or a class", f"{own}={home}.<function>")
+        return Fault(own, found, "a function or a class", f"={home}.<function>")
     return None
 
 

@@ -11,10 +11,10 @@ from typing import TypeGuard, TypeVar
 
 from runner.errors import Fault
 from runner.schema import upstream
-from runner.schema.read import Parameter, Signature
+from runner.schema.read import Parameter, Signature, choices_compared
 from runner.schema.text import nearest, scalars, short_text, to_override, to_text
 from runner.schema.type import Type, shortened
-from runner.validate.context import ALARMS, ValidationContext
+from runner.validate.context import ALARMS, ARGS, ValidationContext
 
 T = TypeVar("T")
 
@@ -89,11 +89,7 @@ BY_GROUP = {
     "reward": {"timeout": POSITIVE},
 }
 
-# Preferences are learnt through beta: at 0 nothing is, and below it the opposite is.
 BY_CLASS = {
-    **{(f"{name}Config", "beta"): POSITIVE for name in ("DPO", "KTO", "CPO", "ORPO", "OnlineDPO", "TPO")},
-    # Between forward and reverse KL.
-    **{(f"{name}Config", "beta"): FRACTION for name in ("GKD", "GOLD", "Distillation")},
     **{("Samples", name): COUNT for name in ("every", "count", "max_new_tokens")},
     **{("Samples", name): NOT_NEGATIVE for name in ("shown", "temperature")},
     ("EarlyStoppingCallback", "early_stopping_patience"): COUNT,
@@ -104,23 +100,35 @@ BY_CLASS = {
 }
 
 
+def range_of(path: str, name: str, signature: Signature, trainer: Signature | None) -> Range | None:
+    """The range of a number that a target takes under this name; None where none is known, or the top level says it."""
+    if trainer and name == "beta" and path in (f"{ARGS}beta", "kl_coef"):
+        names = {*trainer.parameters, *signature.parameters}
+        if upstream.REWARD_FUNCS not in names and any(each.startswith("teacher_") for each in names):
+            return FRACTION  # between forward and reverse KL
+        # Preferences are learnt through beta: at 0 nothing is, and below it the opposite is.
+        if upstream.loss_interface(trainer, signature) or "sigmoid" in choices_compared(
+            trainer.target, upstream.LOSS_TYPE
+        ):
+            return POSITIVE
+    own = (BY_CLASS[owner, name] for owner in (*signature.lineage, signature.target) if (owner, name) in BY_CLASS)
+    return next(own, BY_GROUP.get(path.partition(".")[0], {}).get(name))
+
+
 def find_misfits(
-    path: str, value: object, parameter: Parameter, signature: Signature, choices: Collection[str] = ()
+    path: str, value: object, parameter: Parameter, numbers: Range | None = None, choices: Collection[str] = ()
 ) -> list[Fault]:
-    """The faults of a value under a signature; ``choices`` are the texts that it may be.
+    """The faults of a value as a parameter; ``numbers`` are those that it may be, and ``choices`` the texts.
 
     More than one only for a mapping. A number that is not finite is refused elsewhere.
     """
     known, default = parameter.type, parameter.default
     if value == "None" and known.kind != "any" and known.accepts(None):
-        return [Fault(path, "the text None; YAML writes nothing as null", "null", f"{path}=null")]
+        return [Fault(path, "the text None; YAML writes nothing as null", "null", "=null")]
     if parameter.required and value == "":
-        return [Fault(path, "an empty text", str(known), f"{path}=<value>")]
+        return [Fault(path, "an empty text", str(known), "=<value>")]
     if not known.accepts(value):
         return list(_misfits_inside(path, value, known)) or [misfit_type(path, value, known, default)]
-    classes = (*signature.lineage, signature.target)
-    own = (BY_CLASS[owner, parameter.name] for owner in classes if (owner, parameter.name) in BY_CLASS)
-    numbers = next(own, BY_GROUP.get(path.partition(".")[0], {}).get(parameter.name))
     fault = misfit_choice(path, value, choices) or misfit_number(path, value, numbers, default)
     return [fault] if fault else []
 
@@ -179,10 +187,10 @@ def find_empty(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each value that is still to be given, and for each number that is not finite."""
     for path, value in scalars(context.cfg):
         if value == "???":
-            yield Fault(path, "no value yet", "one: it has no default", f"{path}=<value>")
+            yield Fault(path, "no value yet", "one: it has no default", "=<value>")
         elif isinstance(value, float) and not math.isfinite(value):
             where = context.origin(path.removesuffix(".0"), value)
-            yield Fault(where, to_text(value), "a finite number", f"{where}=<number>")
+            yield Fault(where, to_text(value), "a finite number", "=<number>")
 
 
 def is_plain_number(value: object) -> TypeGuard[int | float]:
