@@ -410,20 +410,17 @@ def test_annotations(module):
         from __future__ import annotations
         import enum
         import typing as t
-        from typing import Annotated, Literal, Optional, TypedDict, Union
+        from typing import Annotated, Literal, Optional, Union
         class Speed(str, enum.Enum):
             SLOW = "slow"
             FAST = "fast"
-        class Limit(TypedDict, total=False):
-            train: int
-            eval: int | None
         class Other: ...
         Alias = int | None
         Role = Literal["prompt", "chosen"]
         def f(
             a: Optional[int], b: Union[int, str], c: "float", d: t.List[float], e: dict[Role, str],
             f: Literal["x", 1, None], g: Speed | str, h: Other | float, i: Other | None, j: Alias,
-            k: Limit, l: tuple[float, float], m: tuple[int, ...], n: Annotated[bool, "doc"],
+            l: tuple[float, float], m: tuple[int, ...], n: Annotated[bool, "doc"],
             o: Literal["auto"] | str, p: int = None, q: Unknown = 3, r: Literal["n_[size]"] = "n_1",
         ): ...
         """
@@ -432,13 +429,13 @@ def test_annotations(module):
     good = {
         "a": [1, None], "b": [1, "x"], "c": [1, 2.5], "d": [[], [1, 2.5]], "e": [{"chosen": "x"}],
         "f": ["x", 1, None], "g": ["slow"], "h": [1.5], "i": ["anything", None], "j": [1, None],
-        "k": [{"train": 1}, {"eval": None}], "l": [[1, 2.5]], "m": [[], [1, 2, 3]], "n": [True],
+        "l": [[1, 2.5]], "m": [[], [1, 2, 3]], "n": [True],
         "o": ["auto", "other"], "p": [None, 1], "q": ["anything", 1], "r": ["n_4"],
     }  # fmt: skip
     bad = {
         "a": [1.5, "1", True], "b": [1.5, None], "c": ["1", True, None], "d": [1, ["x"], {}],
         "e": [{"promt": "x"}, {"prompt": 1}, []], "f": ["y", 2, True], "g": ["fat", "SLOW", 1],
-        "h": ["x"], "j": ["x"], "k": [{"trian": 1}, {"train": "x"}], "l": [[1], ["x", 1]],
+        "h": ["x"], "j": ["x"], "l": [[1], ["x", 1]],
         "m": [["x"], 1], "n": [0, "true"], "o": [1], "p": ["x"], "r": ["m_4"],
     }  # fmt: skip
     for name, values in good.items():

@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from runner.io.files import MENU
 
@@ -22,6 +25,12 @@ def read_menu(folders: Sequence[Path] = ()) -> Options:
         for file in filter(Path.is_file, root.glob("*/*.yaml")):
             options.setdefault(file.parent.name, set()).add(file.stem)
     return {group: sorted(names) for group, names in sorted(options.items())}
+
+
+def read_options(group: str) -> dict[str, Any]:
+    """The content of each option of a group of the menu, by its name."""
+    files = sorted(MENU.glob(f"{group}/*.yaml"))
+    return {file.stem: yaml.safe_load(file.read_text(encoding="utf-8")) or {} for file in files}
 
 
 def takes_one(group: str) -> bool:

@@ -258,11 +258,7 @@ class _Uses(ast.NodeVisitor):
 
 
 def _is_dataclass(found: Definition) -> bool:
-    for mark in found.class_node.decorator_list:
-        if last_name(mark) == "dataclass":
-            words = mark.keywords if isinstance(mark, ast.Call) else []
-            return not any(word.arg == "init" and _literal(word.value) is False for word in words)
-    return "NamedTuple" in map(last_name, found.class_node.bases) or _is_transformed(found)
+    return "dataclass" in map(last_name, found.class_node.decorator_list) or _is_transformed(found)
 
 
 def _is_transformed(found: Definition) -> bool:

@@ -290,8 +290,7 @@ def _collect(body: list[ast.stmt], module: Module) -> tuple[dict[str, Binding], 
     for node in body:
         match node:
             case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
-                if not any(last_name(mark) == "overload" for mark in node.decorator_list):
-                    names[node.name] = node
+                names[node.name] = node
             case ast.Import():
                 for alias in node.names:  # ``import a.b`` binds a, ``import a.b as c`` binds a.b
                     bound = alias.name if alias.asname else alias.name.partition(".")[0]

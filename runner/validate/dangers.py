@@ -65,21 +65,13 @@ RISKS: dict[str, Risk] = by_name(
         (lambda value: value is True, "publishes the model"): [upstream.PUSH_TO_HUB],
         (bool, "publishes completions"): [upstream.LOG_COMPLETIONS_HUB_REPO],
         (bool, "publishes the metrics"): [
-            *(
-                upstream.TRACKIO_SPACE_ID,
-                upstream.TRACKIO_STATIC_SPACE_ID,
-                upstream.TRACKIO_BUCKET_ID,
-                "TRACKIO_SPACE_ID",
-            )
+            *(upstream.TRACKIO_SPACE_ID, upstream.TRACKIO_STATIC_SPACE_ID, upstream.TRACKIO_BUCKET_ID),
+            "TRACKIO_SPACE_ID",
         ],
         (bool, SENDS_TEXTS): ["url"],
         (_is_elsewhere, SENDS_TEXTS): [
-            *(
-                "vllm_server_base_url",
-                upstream.VLLM_SERVER_HOST,
-                upstream.TEACHER_MODEL_SERVER_URL,
-                upstream.TEACHER_SERVER_URLS,
-            )
+            *("vllm_server_base_url", upstream.VLLM_SERVER_HOST),
+            *(upstream.TEACHER_MODEL_SERVER_URL, upstream.TEACHER_SERVER_URLS),
         ],
         (bool, "sends a variable of the environment to a server"): ["token_variable"],
         (bool, "sends all that is loaded through another machine"): ["proxies"],

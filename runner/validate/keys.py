@@ -138,22 +138,19 @@ def _nothing_chosen(context: ValidationContext, group: str, found: str) -> Fault
 # What the train command gives to a part whose signature names it, so that no config needs to.
 SERVED = {
     "trainer": {
-        *upstream.FROM_GROUP,
-        "tokenizer",
-        upstream.REF_MODEL,
-        upstream.TEACHER_MODEL,
-        "reward_model",
-        upstream.COMPUTE_METRICS,
-    }
-    | {upstream.REWARD_PROCESSING_CLASSES},
+        *(*upstream.FROM_GROUP, "tokenizer", "reward_model", upstream.REF_MODEL, upstream.TEACHER_MODEL),
+        *(upstream.COMPUTE_METRICS, upstream.REWARD_PROCESSING_CLASSES),
+    },
     "model": {"tokenizer", "head", "quantization_config"},
     "dataset": {"to", "keep", "seed"},
     "peft": {"model", "task_type"},
     "collator": {"tokenizer", upstream.PROCESSING_CLASS, "pad_token_id", "inner"},
     "optimizer": {"params", "model"},
     "optimizer.scheduler": {"optimizer", "num_training_steps"},
-    "callback": {"tokenizer", upstream.PROCESSING_CLASS, "folder", upstream.TRAIN_DATASET, "eval_dataset", "trainer"}
-    | {"generate", "prompts"},
+    "callback": {
+        *("tokenizer", upstream.PROCESSING_CLASS, "folder", upstream.TRAIN_DATASET, "eval_dataset", "trainer"),
+        *("generate", "prompts"),
+    },
     "launcher": {"folder", "debug"},
 }
 NEEDED_KEYS = {"trainer": ("form", "head", "args"), "model": ("tokenizer",)}
@@ -164,10 +161,7 @@ NODE_KEYS = ("trainer.args", "trainer.teacher_model", "model.tokenizer")
 # Fields that the runner sets whatever the config says; to set them would be in vain.
 SET_BY_RUNNER = {
     upstream.OUTPUT_DIR: ("nothing: the run folder is the runner's", "output_root=<folder>"),
-    "resume_from_checkpoint": (
-        "nothing: the same command resumes",
-        "resume=<the run folder>, to go on from another run",
-    ),
+    "resume_from_checkpoint": ("nothing: the same command resumes", "resume=<run folder>, to go on from another run"),
     upstream.SAVE_ONLY_MODEL: ("nothing: a run must be able to resume", "leave it out"),
     "seed": ("nothing: the runner's own seed goes everywhere", "seed=<number>"),
     upstream.DISABLE_TQDM: ("nothing: the progress bar is the runner's", "leave it out"),

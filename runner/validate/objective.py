@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import yaml
-
+from runner.config.menu import read_options
 from runner.errors import Fault
-from runner.io.files import MENU
 from runner.schema import upstream
 from runner.schema.read import Signature, read_signature
 from runner.schema.text import Node, nearest, short_text
 from runner.schema.type import shortened
-from runner.validate.context import ARGS, ValidationContext
+from runner.validate.context import ValidationContext, args_fault
 
 WHOLE_BATCH = ("outputs", "labels", "num_items_in_batch")
 PAIR = ("chosen_logps", "rejected_logps", "beta")
@@ -53,7 +51,7 @@ def find_objective_faults(context: ValidationContext) -> Iterator[Fault]:
             overruled.append(upstream.LOSS_TYPE)
         for name in overruled:  # settings of TRL's own loss, which this one replaces
             found, fix = f"{short_text(args[name])}, in vain beside a loss", f"leave {name} out, or loss=none"
-            yield Fault(f"{ARGS}{name}", found, "one of the two", fix)
+            yield args_fault(name, found, "one of the two", fix)
     elif loss and upstream.COMPUTE_LOSS_FUNC not in trainer.parameters:
         yield _unusable("loss", trainer.name, why, tuple(GIVES))
     if not weight:
@@ -61,22 +59,28 @@ def find_objective_faults(context: ValidationContext) -> Iterator[Fault]:
     if kind not in WEIGHED:
         yield _unusable("weight", trainer.name, NOT_WEIGHED.get(kind or "", why), WEIGHED)
         return
-    yield from _not_weighable(args)
+    for name, (right, why) in upstream.UNWEIGHABLE.items():  # under which they would be wrong or without effect
+        if name in args and args[name] != right:
+            found, fix = f"{short_text(args[name])} beside weights of tokens", f"leave {name} out, or weight=none"
+            yield args_fault(name, found, f"{short_text(right)}: {why}", fix)
+    if args.get(upstream.LOSS_TYPE) == "dft":
+        fix = "trainer.args.loss_type=nll loss=rescaled"
+        yield args_fault(upstream.LOSS_TYPE, "dft, which weighs tokens itself", "the same as a loss", fix)
     if signature and set(signature.parameters) & set(WHOLE_BATCH):
         found = f"weights of tokens, and {signature.name} makes one number of the whole batch"
-        yield Fault("weight", found, "a loss of log_probs, or of logits and targets", "weight=none")
+        yield Fault("weight", found, "a loss of log_probs, or of logits and targets", "=none")
     if args.get(upstream.PACKING) and context.mapping("dataset").get("streaming"):
         yield Fault("weight", "streamed rows that are packed", "rows on disk", "dataset.streaming=false")
 
 
 def _unusable(group: str, trainer: str, why: str, kinds: Sequence[str]) -> Fault:
     able: dict[str | None, list[str]] = {}
-    for file in sorted(MENU.glob("trainer/*.yaml")):
-        node = yaml.safe_load(file.read_text(encoding="utf-8"))["trainer"]
+    for name, option in read_options("trainer").items():
+        node = option["trainer"]
         kind = upstream.loss_interface(read_signature(node["_target_"]), read_signature(node["args"]["_target_"]))
-        able.setdefault(kind, []).append(file.stem)
+        able.setdefault(kind, []).append(name)
     expected = f"one of these trainers: {', '.join(name for kind in kinds for name in able.get(kind, ()))}"
-    return Fault(group, f"set, but {trainer} takes none: {why}", expected, f"{group}=none")
+    return Fault(group, f"set, but {trainer} takes none: {why}", expected, "=none")
 
 
 def _not_given(loss: Node, signature: Signature | None, kind: str, trainer: str) -> Iterator[Fault]:
@@ -94,14 +98,3 @@ def _not_given(loss: Node, signature: Signature | None, kind: str, trainer: str)
             found = f"{signature.name} asks for {name}, which {trainer} does not give"
             fix = f"call the argument {near[0]}, or give it: loss.{name}=<value>" if near else "loss=none"
             yield Fault("loss", found, f"some of {', '.join(GIVES[kind])}", fix)
-
-
-def _not_weighable(args: Node) -> Iterator[Fault]:
-    """A fault for each setting under which weights would be wrong or without effect."""
-    for name, (right, why) in upstream.UNWEIGHABLE.items():
-        if name in args and args[name] != right:
-            found, fix = f"{short_text(args[name])} beside weights of tokens", f"leave {name} out, or weight=none"
-            yield Fault(f"{ARGS}{name}", found, f"{short_text(right)}: {why}", fix)
-    if args.get(upstream.LOSS_TYPE) == "dft":
-        fix = "trainer.args.loss_type=nll loss=rescaled"
-        yield Fault(f"{ARGS}{upstream.LOSS_TYPE}", "dft, which weighs tokens itself", "the same as a loss", fix)

@@ -8,11 +8,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
-import yaml
-
+from runner.config.menu import read_options
 from runner.dataset.form import FORMS, FORMS_FOR, TRAINER_FORMS, fits
 from runner.errors import Fault
-from runner.io.files import MENU
 from runner.metric import kind_of
 from runner.ppo.minibatches import find_minibatch_faults
 from runner.schema import upstream
@@ -182,9 +180,8 @@ def _evaluates(context: ValidationContext) -> bool:
 
 def _steps(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each number of steps or epochs that another one overrules, and each cadence of broken steps."""
-    steps, warmup, epochs = map(
-        context.args.get, (upstream.MAX_STEPS, upstream.WARMUP_STEPS, upstream.NUM_TRAIN_EPOCHS)
-    )
+    names = (upstream.MAX_STEPS, upstream.WARMUP_STEPS, upstream.NUM_TRAIN_EPOCHS)
+    steps, warmup, epochs = map(context.args.get, names)
     if is_plain_number(steps) and is_plain_number(warmup) and 1 <= steps <= warmup:
         found = f"{warmup} of {steps} steps, so the learning rate would never be reached"
         yield args_fault(upstream.WARMUP_STEPS, found, "fewer than max_steps, or a share below 1", "=0.1")
@@ -257,7 +254,9 @@ def find_mismatches(cfg: Config, menu: Mapping[str, Sequence[str]]) -> list[Faul
     elif not fits(rows.get("form"), form):
         found = f"{rows.get('form')} rows ({rows.get('path')})"
         expected = f"rows that can become {form} rows: {', '.join(FORMS_FOR[form])}"
-        faults.append(Fault("dataset", found, expected, f"=<{' | '.join(_datasets_for(form, menu))}>"))
+        forms = {name: (node.get("dataset") or node).get("form") for name, node in read_options("dataset").items()}
+        able = [name for name in menu.get("dataset", ()) if forms.get(name) and fits(forms[name], form)]
+        faults.append(Fault("dataset", found, expected, f"=<{' | '.join(able)}>"))
     faults += [*find_metric_faults(cfg), *_callback_faults(cfg), *find_foreign_variables(cfg["tracker"])]
     holds_out = "split" not in rows or (rows["split"] or {}).get("eval")
     if args.get(upstream.EVAL_STRATEGY, "no") not in ("no", False) and not holds_out:
@@ -267,18 +266,6 @@ def find_mismatches(cfg: Config, menu: Mapping[str, Sequence[str]]) -> list[Faul
         found, fix = "a stream, whose length nobody knows", f"{ARGS}max_steps=<steps>"
         faults.append(Fault("dataset.streaming", found, "a number of steps", fix))
     return faults
-
-
-def _datasets_for(form: str, menu: Mapping[str, Sequence[str]]) -> list[str]:
-    """The options of the dataset group whose rows can feed a trainer of rows of this form."""
-    names = []
-    for name in menu.get("dataset", []):
-        path = MENU / "dataset" / f"{name}.yaml"
-        node = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
-        own = (node.get("dataset") or node).get("form")
-        if own and fits(own, form):
-            names.append(name)
-    return names
 
 
 def find_metric_faults(cfg: Config) -> Iterator[Fault]:

@@ -107,9 +107,8 @@ def range_of(path: str, name: str, signature: Signature, trainer: Signature | No
         if upstream.REWARD_FUNCS not in names and any(each.startswith("teacher_") for each in names):
             return FRACTION  # between forward and reverse KL
         # Preferences are learnt through beta: at 0 nothing is, and below it the opposite is.
-        if upstream.loss_interface(trainer, signature) or "sigmoid" in choices_compared(
-            trainer.target, upstream.LOSS_TYPE
-        ):
+        losses = choices_compared(trainer.target, upstream.LOSS_TYPE)
+        if upstream.loss_interface(trainer, signature) or "sigmoid" in losses:
             return POSITIVE
     own = (BY_CLASS[owner, name] for owner in (*signature.lineage, signature.target) if (owner, name) in BY_CLASS)
     return next(own, BY_GROUP.get(path.partition(".")[0], {}).get(name))
@@ -135,20 +134,18 @@ def find_misfits(
 
 def _misfits_inside(path: str, value: object, known: Type) -> Iterator[Fault]:
     """A fault for each entry of a mapping whose key or value its type does not accept."""
-    shape = next((part for part in known.alternatives if part.kind in ("record", "dict")), None)
+    shape = next((part for part in known.alternatives if part.kind == "dict"), None)
     if not isinstance(value, dict) or not shape or not shape.parts:
         return
-    words = shape.keys or tuple(map(str, shape.parts[0].choices))
+    words = tuple(map(str, shape.parts[0].choices))
     for key, entry in value.items():
         inner = f"{path}.{key}"
         if words and key not in words:
             near = [*nearest(str(key), words), *words][0]
             expected = f"one of {shortened(list(words))}"
             yield Fault(inner, "no such key", expected, to_override(f"{path}.{near}", entry))
-            continue
-        part = shape.parts[words.index(key)] if shape.keys else shape.parts[1]
-        if not part.accepts(entry):
-            yield misfit_type(inner, entry, part)
+        elif not shape.parts[1].accepts(entry):
+            yield misfit_type(inner, entry, shape.parts[1])
 
 
 def misfit_number(path: str, value: object, numbers: Range | None, default: object = None) -> Fault | None:
