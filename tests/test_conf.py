@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from runner.__main__ import read_command_line
+from runner.errors import ConfigError
 from runner.io.files import MENU
 from runner.launch.axis import combinations
 from runner.launch.stages import compose_runs
@@ -65,3 +66,59 @@ def test_every_target_of_the_menu_is_a_promised_name_and_every_promised_name_is_
     used = {name for path in FILES for name in re.findall(r"_target_: (runner\.[\w.]+)", path.read_text())}
     assert used <= listed_names()
     assert not [name for name in listed_names() if find_definition(name) is None]
+
+
+NEXT_MONTH = """
+from dataclasses import dataclass
+from transformers import Trainer, TrainingArguments
+
+@dataclass
+class NextConfig(TrainingArguments):
+    beta: float = 0.1
+    sharpness: float = 2.0
+
+class NextTrainer(Trainer):
+    def __init__(
+        self, model=None, args: NextConfig = None, train_dataset=None, eval_dataset=None, processing_class=None,
+        callbacks=None, reward_funcs=None, peft_config=None
+    ):
+        ...
+"""
+NEXT_YAML = """# @package _global_
+learning_rate: 1e-6
+kl_coef: 0.1
+trainer:
+  _target_: next_month.NextTrainer
+  form: prompt
+  head: lm
+  args:
+    _target_: next_month.NextConfig
+    learning_rate: ${learning_rate}
+    beta: ${kl_coef}
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (["reward=length", "kl_coef=0.2", "trainer.args.sharpness=3", "peft=lora"], ""),
+        (["reward=length", "trainer.args.sharpnes=3"], "trainer.args.sharpness=3"),
+        (["reward=none"], "reward="),
+        (["reward=length", "collator=buckets"], "collator=none"),
+        (["reward=length", "weight=answers"], "weight=none"),
+        (["reward=length", "dataset=local", "dataset.path=rows.jsonl", "dataset.form=text"], "dataset=<"),
+    ],
+)
+def test_a_trainer_that_comes_next_month_is_one_file(tmp_path, monkeypatch, words, fix):
+    """A new trainer of a new config is composed and checked like the others, from its YAML and its signature alone."""
+    monkeypatch.chdir(tmp_path)
+    Path("next_month.py").write_text(NEXT_MONTH)
+    option = tmp_path / "folder" / "trainer" / "next.yaml"
+    option.parent.mkdir(parents=True)
+    option.write_text(NEXT_YAML)
+    found = []
+    try:
+        compose_runs(["trainer=next", "allow=[next_month]", *words], [tmp_path / "folder"])
+    except ConfigError as error:
+        found = error.faults
+    assert [fault.fix.startswith(fix) for fault in found] == ([True] if fix else []), found
