@@ -8,7 +8,6 @@ Without a verb it trains. Exit codes are those of ``errors``.
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import sys
 import traceback
@@ -25,6 +24,7 @@ from runner.launch import axis, stages
 from runner.launch.start import call_hydra, start_runs, start_sweep
 from runner.launch.worker import Stop, handle_signals, prepare_environment
 from runner.run.key import folder_of
+from runner.schema.text import nearest
 
 # Flags with which Hydra only prints something; others of that kind take a value.
 PRINTING = (("--help", "-h"), ("--hydra-help",), ("--version",), ("--resolve",), ("--shell-completion", "-sc"))
@@ -99,9 +99,8 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
     verb = plain.pop(0) if plain and plain[0] in VERBS else "train"
     faults = []
     for word in plain if verb == "train" else ():
-        near = difflib.get_close_matches(word, VERBS, 1)
         expected = f"a verb ({', '.join(VERBS)}), key=value, or a flag"
-        fix = f"python -m runner {near[0] if near else '--help'}"
+        fix = f"python -m runner {[*nearest(word, VERBS), '--help'][0]}"
         faults.append(Fault("command line", repr(word), expected, fix))
     for folder in known.folders:
         if not folder.is_dir():

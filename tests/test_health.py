@@ -27,7 +27,7 @@ from runner.training.health.alarms import (
 )
 from runner.training.health.probe import Probe
 from runner.training.health.watch import Health, gathered
-from runner.validate.context import ALARMS
+from runner.validate.values import ALARMS
 
 NAN = math.nan
 

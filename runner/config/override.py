@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from runner.config.menu import Options, takes_one
 from runner.errors import ConfigError, Fault
 from runner.io.secrets import form_of
+from runner.schema.text import nearest
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -131,8 +131,8 @@ def find_choice_faults(overrides: Iterable[Override], menu: Options) -> Iterator
         for name in names if sweeps else [override.get_value_element_as_str()]:
             is_known = name.removesuffix(".yaml") in options or name.startswith("[")
             if not is_known and (group, name) != ("experiment", "null"):
-                near = [*difflib.get_close_matches(name, options, 1), "<one of them>"][0]
-                yield Fault(group, f"no option {name!r} in conf/{group}/", ", ".join(options), f"{group}={near}")
+                near = [*nearest(name, options), "<one of them>"][0]
+                yield Fault(group, f"no option {name!r} in conf/{group}/", ", ".join(options), f"={near}")
 
 
 def list_fault(group: str, names: Sequence[object]) -> Fault:

@@ -23,11 +23,10 @@ from runner.errors import Fault
 from runner.schema.text import Config, nodes, walk
 from runner.validate.context import ValidationContext
 from runner.validate.dangers import find_risks, find_secrets
-from runner.validate.keys import find_node_faults, find_top_faults
+from runner.validate.keys import find_empty, find_node_faults, find_top_faults
 from runner.validate.objective import find_objective_faults
 from runner.validate.parts import find_part_faults
 from runner.validate.targets import find_target_fault
-from runner.validate.values import find_empty
 
 
 def find_all_faults(

@@ -28,11 +28,6 @@ TOP = {
     "on_memory": "Literal['halve', 'stop']",
     "attempts": "int",
 }
-# The names of the alarms in ``training.health``, which would import torch.
-ALARMS = (
-    *("not_finite", "zero_gradient", "frozen", "exploded", "diverged", "kl", "preferences_inverted"),
-    *("constant_reward", "first_margin", "gradient_ascent"),
-)
 # Keys beside the arguments of a target: of every node, and of one group's.
 SPECIAL = {"_target_": "str", "_partial_": "bool"}
 OWN = {

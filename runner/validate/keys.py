@@ -3,16 +3,16 @@
 A value at a right key is judged by ``values``, a target by ``targets``.
 """
 
+import math
 import re
 from collections.abc import Iterator
 
 from runner.errors import Fault
 from runner.schema import upstream
 from runner.schema.read import Parameter, Signature, choices_compared
-from runner.schema.text import Node, likeness, nearest, short_text, to_override, to_text
+from runner.schema.text import Node, likeness, nearest, scalars, short_text, to_override, to_text
 from runner.schema.type import expression, shortened, to_type
 from runner.validate.context import (
-    ALARMS,
     ARGS,
     OWN,
     SPECIAL,
@@ -22,7 +22,7 @@ from runner.validate.context import (
     keys_of,
     to_parameters,
 )
-from runner.validate.values import SETTINGS, find_misfits, misfit_choice, misfit_number, misfit_type, range_of
+from runner.validate.values import ALARMS, SETTINGS, find_misfits, misfit_choice, misfit_number, misfit_type, range_of
 
 # --- The top level ----------------------------------------------------------------------------------
 
@@ -131,6 +131,16 @@ def _nothing_chosen(context: ValidationContext, group: str, found: str) -> Fault
     near = [*nearest(found, options), *context.options(group), "<option>"][0]
     expected = f"one of {shortened(options)}" if options else "keys with a _target_"
     return Fault(group, found, expected, f"{group}={near}")
+
+
+def find_empty(context: ValidationContext) -> Iterator[Fault]:
+    """A fault for each value that is still to be given, and for each number that is not finite."""
+    for path, value in scalars(context.cfg):
+        if value == "???":
+            yield Fault(path, "no value yet", "one: it has no default", "=<value>")
+        elif isinstance(value, float) and not math.isfinite(value):
+            where = context.origin(path.removesuffix(".0"), value)
+            yield Fault(where, to_text(value), "a finite number", "=<number>")
 
 
 # --- Nodes ------------------------------------------------------------------------------------------

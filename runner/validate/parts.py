@@ -6,7 +6,6 @@ there. Losses and weights of tokens are in ``objective``.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 
 from runner.config.menu import read_options
 from runner.dataset.form import FORMS, FORMS_FOR, TRAINER_FORMS, fits
@@ -249,7 +248,7 @@ def find_mismatches(cfg: Config, menu: Mapping[str, Sequence[str]]) -> list[Faul
     faults = []
     if form not in TRAINER_FORMS:
         own = FORMS[form].becomes if form in FORMS else ()
-        near = [*own, *get_close_matches(str(form), TRAINER_FORMS), "<one of them>"]
+        near = [*own, *nearest(str(form), TRAINER_FORMS), "<one of them>"]
         faults.append(Fault("trainer.form", str(form), ", ".join(TRAINER_FORMS), f"={near[0]}"))
     elif not fits(rows.get("form"), form):
         found = f"{rows.get('form')} rows ({rows.get('path')})"

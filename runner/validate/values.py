@@ -12,9 +12,8 @@ from typing import TypeGuard, TypeVar
 from runner.errors import Fault
 from runner.schema import upstream
 from runner.schema.read import Parameter, Signature, choices_compared
-from runner.schema.text import nearest, scalars, short_text, to_override, to_text
+from runner.schema.text import nearest, short_text, to_override
 from runner.schema.type import Type, shortened
-from runner.validate.context import ALARMS, ARGS, ValidationContext
 
 T = TypeVar("T")
 
@@ -54,6 +53,11 @@ RATE = Range(0, 1, below=True)
 SHARE = Range(0, 1, above=True)
 SEED = Range(0, 2**32 - 1)
 
+# The names of the alarms in ``training.health``, which would import torch.
+ALARMS = (
+    *("not_finite", "zero_gradient", "frozen", "exploded", "diverged", "kl", "preferences_inverted"),
+    *("constant_reward", "first_margin", "gradient_ascent"),
+)
 # Of the top level.
 SETTINGS = {
     **{"seed": SEED, "learning_rate": STEP_SIZE, "kl_coef": NOT_NEGATIVE, "attempts": COUNT},
@@ -102,7 +106,7 @@ BY_CLASS = {
 
 def range_of(path: str, name: str, signature: Signature, trainer: Signature | None) -> Range | None:
     """The range of a number that a target takes under this name; None where none is known, or the top level says it."""
-    if trainer and name == "beta" and path in (f"{ARGS}beta", "kl_coef"):
+    if trainer and name == "beta" and path in ("trainer.args.beta", "kl_coef"):
         names = {*trainer.parameters, *signature.parameters}
         if upstream.REWARD_FUNCS not in names and any(each.startswith("teacher_") for each in names):
             return FRACTION  # between forward and reverse KL
@@ -178,16 +182,6 @@ def misfit_type(path: str, value: object, known: Type, default: object = None) -
     if isinstance(value, bool) and meant and isinstance(meant[0], str):
         found += f", which is how YAML reads {meant[0]} without quotes"
     return Fault(path, found, str(known), fix)
-
-
-def find_empty(context: ValidationContext) -> Iterator[Fault]:
-    """A fault for each value that is still to be given, and for each number that is not finite."""
-    for path, value in scalars(context.cfg):
-        if value == "???":
-            yield Fault(path, "no value yet", "one: it has no default", "=<value>")
-        elif isinstance(value, float) and not math.isfinite(value):
-            where = context.origin(path.removesuffix(".0"), value)
-            yield Fault(where, to_text(value), "a finite number", "=<number>")
 
 
 def is_plain_number(value: object) -> TypeGuard[int | float]:
