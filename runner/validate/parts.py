@@ -35,11 +35,8 @@ def find_part_faults(context: ValidationContext) -> Iterator[Fault]:
         if not _is_given(node) or trainer.is_open or _changes_model(context, node):
             continue
         if not any(upstream.FROM_GROUP.get(name) == group for name in trainer.parameters):
-            found, off = (
-                f"set, but {trainer.name} takes no {group}",
-                "none" if "none" in context.menu.get(group, ()) else "null",
-            )
-            yield Fault(group, found, "none, or a trainer that takes one", f"={off}")
+            off = "=none" if "none" in context.menu.get(group, ()) else "=null"
+            yield Fault(group, f"set, but {trainer.name} takes no {group}", "none, or a trainer that takes one", off)
     yield from _not_given(context, trainer)
     yield from _adapter(context)
     yield from _parameter_groups(context)
@@ -118,10 +115,8 @@ def _parameter_groups(context: ValidationContext) -> Iterator[Fault]:
 
 def _patterns(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each pattern that is no regular expression, before a step finds it."""
-    groups = "optimizer.groups"
-    patterns = [
-        (f"{groups}.{each}", each, f"{groups}={{<pattern>: {{lr_ratio: 0.1}}}}") for each in context.mapping(groups)
-    ]
+    groups, example = context.mapping("optimizer.groups"), "optimizer.groups={<pattern>: {lr_ratio: 0.1}}"
+    patterns = [(f"optimizer.groups.{pattern}", pattern, example) for pattern in groups]
     for path, value in scalars({group: context.cfg.get(group) for group in ("reward", "metric", "peft")}):
         if last_key(path) in (("matching", "full") if path.startswith("peft.") else ("pattern",)):
             where, _, index = path.rpartition(".")
