@@ -188,6 +188,27 @@ def test_the_objective_is_that_of_the_configuration(tmp_path):
     assert summarise(tmp_path / "bare").best.mean("loss") == 1.0
 
 
+@pytest.mark.parametrize(
+    ("metric", "given", "best", "said"),
+    [
+        ({"delay": {"better": "lower"}}, {}, 0.1, "lower is better"),
+        ({"delay": {"better": "higher"}}, {}, 0.2, "higher is better"),
+        ({"delay": {"better": "lower"}}, {"objective": "eval_delay"}, 0.1, "lower is better"),
+        ({"delay": {"better": "lower"}}, {"objective": "delay", "direction": "max"}, 0.2, "higher is better"),
+        ({"rise": {"better": "lower"}, "loss_of_rise": {"better": "higher"}}, {}, 0.1, "lower is better"),
+    ],
+)
+def test_a_metric_says_which_way_is_up(tmp_path, monkeypatch, capsys, metric, given, best, said):
+    """By its own ``better``, and only without one by what it is called."""
+    monkeypatch.chdir(tmp_path)
+    for kl in (0.1, 0.2):
+        after = {f"eval_{name}": 10 * kl for name in metric}
+        lay_run(tmp_path / "outputs" / "kl" / f"{kl}", after=after, kl_coef=kl, metric=metric)
+    assert main(SimpleNamespace(runs=["kl"], overrides=[f"{key}={value}" for key, value in given.items()])) == 0
+    assert said in joined(capsys.readouterr().out)
+    assert summarise(tmp_path / "outputs" / "kl", **given).best.values == {"kl_coef": best}
+
+
 def test_what_is_no_number_counts_as_no_score(tmp_path):
     group = lay_sweep(tmp_path / "nan", SEEDS)
     (group / "kl-0.5+lr-0.0001+seed-0" / "scores.json").write_text('{"after": {"eval_exact": NaN, "eval_loss": null}}')

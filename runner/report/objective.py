@@ -1,4 +1,7 @@
-"""The score by which the runs of a name are ranked, and its direction: asked for, configured, or the likeliest."""
+"""The score by which the runs of a name are ranked, and its direction: asked for, configured, or the likeliest.
+
+A metric says by ``better`` in its YAML which way is up; ``LOW`` is a guess for what says nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from runner.errors import ConfigError, Fault
 from runner.run.read import RunRecord, names
 from runner.schema import upstream
+from runner.schema.text import named
 
 LOW = re.compile(r"(^|[_/])(loss|perplexity|ppl|kl|nll|error|wer|cer|repetition|toxicity)($|[_/])")
 # What tells more than a loss, whose size may depend on the very keys that are swept.
@@ -53,8 +58,23 @@ def choose_objective(
         near = difflib.get_close_matches(asked, [*known, *sorted(logged)], 1)
         fix = f"objective={near[0] if near else '<one of them>'}"
         raise ConfigError(Fault("objective", f"no finished run has {asked!r}", f"one of {', '.join(expected)}", fix))
-    more = direction == "max" if direction else not LOW.search(name) if more is None else more
+    more = direction == "max" if direction else _more_is_better(runs, name) if more is None else more
     return SweepObjective(name, more, why)
+
+
+def _metrics(runs: Sequence[RunRecord]) -> dict[str, Any]:
+    """The configured metrics of some runs by name."""
+    groups = [group for run in runs if isinstance(group := run.cfg.get("metric"), dict)]
+    return {name: node for group in groups for name, node in named(group, "metric").items()}
+
+
+def _more_is_better(runs: Sequence[RunRecord], name: str) -> bool:
+    """True where the metric behind a score says ``better: higher``, or says nothing and has not the name of a loss."""
+    metrics = _metrics(runs)
+    behind = [metric for metric in metrics if re.fullmatch(rf"eval_(.+_)?{re.escape(metric)}", name)]
+    node = metrics[max(behind, key=len)] if behind else None
+    better = node.get("better") if isinstance(node, dict) else None
+    return better == "higher" if better else not LOW.search(name)
 
 
 def score_names(runs: Sequence[RunRecord]) -> list[str]:
@@ -85,8 +105,7 @@ def _found(runs: Sequence[RunRecord], known: Sequence[str]) -> tuple[str | None,
                 f"trainer.args.{upstream.METRIC_FOR_BEST_MODEL}",
                 args.get(upstream.GREATER_IS_BETTER),
             )
-    metrics = {metric: None for run in runs for metric in (run.cfg.get("metric") or {})}
-    reasons = {re.escape(metric): f"metric.{metric} of the configuration" for metric in metrics}
+    reasons = {re.escape(metric): f"metric.{metric} of the configuration" for metric in _metrics(runs)}
     for pattern, why in (reasons | dict.fromkeys(LIKELY, "the most telling held-out score")).items():
         if found := next((name for name in known if re.fullmatch(rf"eval_(.+_)?{pattern}", name)), None):
             return found, why, None
