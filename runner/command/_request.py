@@ -18,12 +18,12 @@ from runner.config import resolve
 from runner.config.menu import GROUPS, read_menu
 from runner.config.override import dotted_key, force, parse
 from runner.errors import ConfigError, Fault, FolderError
-from runner.generate.prediction import file_states
 from runner.generate.rows import Rows, read_sets
 from runner.generate.weights import Weights, find_weights
 from runner.launch.stages import draft
 from runner.run import Run
 from runner.run.find import find_runs
+from runner.run.inputs import read_fingerprints
 from runner.schema import upstream
 from runner.schema.text import nearest
 from runner.validate import find_all_faults
@@ -86,7 +86,7 @@ class InferenceRequest:
         return {
             **{name: self.cfg.get(name) for name in parts},
             **{name: self.options.get(name) for name in ("limit", "set", "n")},
-            "files": {name: file_states(self.cfg[name]) for name in ("model", "dataset")},
+            "files": read_fingerprints({name: self.cfg[name] for name in ("model", "dataset")}),
             "weights": [self.weights.name, self.weights.seal],
             "head": self.head,
             "sampling": {name: self.options[name] for name in SAMPLING},

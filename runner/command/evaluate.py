@@ -43,10 +43,10 @@ from runner.command._option import Option
 from runner.command._request import OPTIONS, PARTS, InferenceRequest, read_request
 from runner.dataset.form import fits
 from runner.errors import ConfigError, DataError, Fault
-from runner.generate.prediction import prediction_key, to_line
+from runner.generate.prediction import prediction_key
 from runner.generate.rows import find_form_fault
 from runner.generate.weights import Weights
-from runner.io.files import display_path, write_json, write_text
+from runner.io.files import display_path, to_line, write_json, write_text
 from runner.io.terminal import progress_bar, quiet
 from runner.report.number import number
 from runner.report.table import Column, format_table

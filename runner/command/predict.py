@@ -35,7 +35,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,22 +159,22 @@ def _write_scores(
 ) -> int:
     """Append the score of each answer to the file; returns how many were there already."""
     from runner.generate.batch import split_by_rows
-    from runner.generate.completion import GenerationRequest, context_length
+    from runner.generate.completion import context_length
     from runner.generate.likelihood import score_answers
 
     columns = ("prompt", "completion", "text", "label")
     groups = split_by_rows([len(str(row)) for row in rows], request.options["batch_size"])
     with progress_bar("predicting", len(rows), "answer") as bar:
 
-        def score(batch: Sequence[GenerationRequest]) -> list[dict[str, Any]]:
-            picked = [rows[each.row] for each in batch]
+        def score(batch: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+            picked = [rows[row] for row, _ in batch]
             scores = score_answers(model, tokenizer, picked, max_length=context_length(model))
             bar.update(len(batch))
             known = [{key: row[key] for key in columns if key in row} for row in picked]
             made = zip(batch, known, scores, strict=True)
-            return [{"row": each.row, **row, "score": round(value, 6)} for each, row, value in made]
+            return [{"row": number, **row, "score": round(value, 6)} for (number, _), row, value in made]
 
-        skipped = file.complete([[GenerationRequest((), row) for row in group] for group in groups], score)
+        skipped = file.complete([[(row, 0) for row in group] for group in groups], score)
         return len(rows) - bar.n if skipped else 0
 
 
@@ -247,7 +246,7 @@ def _reply(generator: TextGenerator, turns: list[dict[str, str]], count: int) ->
             printed = text
 
     rows = [{"prompt": turns}]
-    ((request, *_),) = generator.plan(rows)
-    answer, *_ = generator.complete([replace(request, sample=count)], rows, on_token)
+    generator.plan(rows)  # which refuses a prompt that leaves no room
+    answer, *_ = generator.complete([(0, count)], rows, on_token)
     print(answer.text[len(printed) :], flush=True)
     return answer.text

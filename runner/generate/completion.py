@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -20,14 +20,7 @@ from runner.generate.rows import Row
 from runner.generate.sampler import Model, Sampling, draw_noise, sample
 from runner.model.encoding import encode_prompt, stop_ids
 
-
-@dataclass(frozen=True)
-class GenerationRequest:
-    """A completion that is wanted; ``row`` and ``sample`` number its noise."""
-
-    prompt_ids: Sequence[int]
-    row: int
-    sample: int = 0
+Draw: TypeAlias = tuple[int, int]  # the row that is answered and the number of the sample, which number the noise
 
 
 @dataclass(frozen=True)
@@ -40,8 +33,13 @@ class Completion:
     prompt_ids: Sequence[int]
     text: str
     token_ids: list[int]  # up to and with the stop token
-    log_probability: float
     finish: str  # stop or length
+    log_probability: float = math.nan
+
+    @property
+    def answer(self) -> str | list[dict[str, Any]]:
+        """The text, or behind a chat the turn, as rewards take it."""
+        return self.text if isinstance(self.prompt, str) else [{"role": "assistant", "content": self.text}]
 
     def to_row(self) -> dict[str, Any]:
         """The columns that are written to a file."""
@@ -74,7 +72,7 @@ class TextGenerator:
         self.how = replace(self.how, stop_ids=tuple(stop_ids(self.model)), logprob_temperature=1.0)
         self.is_greedy = self.how.temperature == 0
 
-    def plan(self, rows: Sequence[Row]) -> list[list[GenerationRequest]]:
+    def plan(self, rows: Sequence[Row]) -> list[list[Draw]]:
         """Every completion that is wanted, in the batches that are generated; raises DataError with all bad prompts.
 
         Greedy completions of one prompt are the same, so that one of them is enough.
@@ -92,39 +90,35 @@ class TextGenerator:
         if faults:
             raise DataError(faults)
         count = 1 if self.is_greedy else self.n
-        requests = [GenerationRequest(ids, row, number) for row, ids in enumerate(prompts) for number in range(count)]
-        groups = split_by_rows([len(request.prompt_ids) for request in requests], self.how.rows)
-        return [[requests[index] for index in group] for group in groups]
+        draws = [(row, number) for row in range(len(rows)) for number in range(count)]
+        groups = split_by_rows([len(prompts[row]) for row, _ in draws], self.how.rows)
+        return [[draws[index] for index in group] for group in groups]
 
     def complete(
         self,
-        batch: Sequence[GenerationRequest],
+        batch: Sequence[Draw],
         rows: Sequence[Row],
         on_token: Callable[[list[int]], None] | None = None,
     ) -> list[Completion]:
-        """The completions of one batch, each as often as it is wanted."""
-        samples = sample(
-            self.model,
-            [request.prompt_ids for request in batch],
-            self.how,
-            torch.stack([draw_noise(self.how.max_new_tokens, self.seed, each.row, each.sample) for each in batch]),
-            halves=True,
-            on_token=on_token,
-        )
+        """The completions of one batch of a plan, each as often as it is wanted."""
+        prompts = [encode_prompt(self.tokenizer, rows[row]["prompt"], rows[row]) for row, _ in batch]
+        noise_BR = torch.stack([draw_noise(self.how.max_new_tokens, self.seed, *draw) for draw in batch])
+        samples = sample(self.model, prompts, self.how, noise_BR, halves=True, on_token=on_token)
         made = []
-        for request, tokens, logprobs in zip(batch, samples.tokens, samples.logprobs or [], strict=True):
+        drawn = zip(batch, prompts, samples.tokens, samples.logprobs or [], strict=True)
+        for (row, number), prompt_ids, tokens, logprobs in drawn:
             ids = tokens.tolist()
             completion = Completion(
-                row=request.row,
-                sample=request.sample,
-                prompt=rows[request.row]["prompt"],
-                prompt_ids=request.prompt_ids,
+                row=row,
+                sample=number,
+                prompt=rows[row]["prompt"],
+                prompt_ids=prompt_ids,
                 text=self.to_text(ids),
                 token_ids=ids,
-                log_probability=math.fsum(logprobs.tolist()),
                 finish="stop" if ids[-1] in self.how.stop_ids else "length",
+                log_probability=math.fsum(logprobs.tolist()),
             )
-            made += [replace(completion, sample=number) for number in range(self.n)] if self.is_greedy else [completion]
+            made += [replace(completion, sample=each) for each in range(self.n)] if self.is_greedy else [completion]
         self.on_progress(len(made))
         return made
 

@@ -9,33 +9,21 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runner.errors import Fault, FolderError
-from runner.io.files import SHIPPED, display_path, read_json, shipped, strict, write_json, write_text
+from runner.io.files import display_path, read_json, to_line, write_json, write_text
 from runner.run import link_faults
 
-FORMAT = 2  # of rows and random numbers; what was begun with another is not continued
-
-if TYPE_CHECKING:
-    from runner.generate.completion import GenerationRequest
+FORMAT = 3  # of rows, random numbers and facts; what was begun with another is not continued
 
 
 def prediction_key(facts: Mapping[str, Any]) -> str:
     """Ten hex digits that name everything on which predictions depend."""
     facts = {"format": FORMAT, **facts}
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:10]
-
-
-def file_states(node: Mapping[str, Any]) -> list[Any]:
-    """The size and time of each file that a part of a configuration names, so that changed ones are other ones."""
-    path = Path(shipped(str(node.get("path") or "")))
-    if not node.get("path") or str(node["path"]).startswith(SHIPPED) or not path.exists():
-        return []
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
 
 
 class PredictionFile:
@@ -83,13 +71,6 @@ class PredictionFile:
             file.truncate(len(whole) + bool(whole))
         return rows
 
-    def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append the rows of a batch, and have them on the disk."""
-        with open(self.partial, "a", encoding="utf-8") as file:
-            file.write("".join(to_line(row) for row in rows))
-            file.flush()
-            os.fsync(file.fileno())
-
     def finish(self, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Put every row into the file in its order, each once, and say what they were made with."""
         found = {tuple(row.get(name) for name in ("row", "sample")): row for row in self.read_rows()}
@@ -101,20 +82,20 @@ class PredictionFile:
 
     def complete(
         self,
-        batches: Sequence[Sequence[GenerationRequest]],
-        make: Callable[[Sequence[GenerationRequest]], list[dict[str, Any]]],
+        batches: Sequence[Sequence[tuple[int, int]]],
+        make: Callable[[Sequence[tuple[int, int]]], list[dict[str, Any]]],
     ) -> int:
-        """Make the batches of which something is missing, whole, and append them; returns how many were there already.
+        """Make the batches, of rows and samples by their numbers, of which something is missing; returns how many were
+        there already. Each is on the disk before the next is made.
 
         A batch is made again as a whole, because what is side by side in it decides how it is rounded.
         """
         there = {(row["row"], row.get("sample", 0)) for row in self.read_rows()}
-        left = [batch for batch in batches if any((each.row, each.sample) not in there for each in batch)]
+        left = [batch for batch in batches if not there.issuperset(batch)]
         for batch in left:
-            self.append(make(batch))
+            lines = map(to_line, make(batch))
+            with open(self.partial, "a", encoding="utf-8") as file:
+                file.writelines(lines)
+                file.flush()
+                os.fsync(file.fileno())
         return len(batches) - len(left)
-
-
-def to_line(row: Mapping[str, Any]) -> str:
-    """A row as one line of strict JSON."""
-    return json.dumps(strict(dict(row)), ensure_ascii=False) + "\n"

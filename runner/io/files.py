@@ -133,7 +133,7 @@ def replace_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, same: Sequenc
     with open(path, "r+b" if path.exists() else "w+b") as file:
         found = [row for row in _seek_behind(file, step - 1) if row["step"] == step]
         others = [row for row in found if tuple(row.get(key) for key in same) not in there]
-        text = "".join(json.dumps(strict(row), ensure_ascii=False) + "\n" for row in [*others, *rows])
+        text = "".join(map(to_line, [*others, *rows]))
         file.write(without_values(text).encode())
         file.truncate()
 
@@ -166,6 +166,11 @@ def read_step(line: bytes) -> dict[str, Any] | None:
         row = json.loads(line) if line.endswith(b"\n") else None
         return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
     return None
+
+
+def to_line(row: Mapping[str, Any]) -> str:
+    """A row as one line of strict JSON."""
+    return json.dumps(strict(dict(row)), ensure_ascii=False) + "\n"
 
 
 def strict(value: object) -> object:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner.io.files import display_path, strict
+from runner.io.files import display_path, to_line
 from runner.report.axis import MISSING, UNREAD
 from runner.report.compare import Section
 from runner.report.facts import command_of, score_rows
@@ -132,7 +131,7 @@ def to_csv(summary: Summary) -> str:
 
 def to_jsonl(summary: Summary) -> str:
     """The runs as strict JSON, one a line, with the scores before and after training."""
-    return "".join(json.dumps(strict(row), ensure_ascii=False) + "\n" for row in to_rows(summary))
+    return "".join(map(to_line, to_rows(summary)))
 
 
 def _columns(summary: Summary) -> list[Column]:

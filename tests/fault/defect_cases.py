@@ -485,8 +485,8 @@ DEFECTS = (
         "samples_alike",
         "All samples of a prompt are drawn with the same random numbers.",
         "runner/generate/completion.py",
-        "self.seed, each.row, each.sample)",
-        "self.seed, each.row)",
+        "self.seed, *draw)",
+        "self.seed, draw[0])",
         tests=("tests/test_predict.py::test_other_seeds_rows_and_samples_are_other_completions",),
     ),
     Defect(
