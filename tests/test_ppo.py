@@ -56,15 +56,15 @@ def zero(completions, **_):
 def rolled_out(trainer, count=8, seed=0):
     """A rollout with the log-probabilities of policy and reference."""
     noise = torch.rand(count, trainer.args.response_length, generator=torch.Generator().manual_seed(seed))
-    rollout, completions = trainer.roll_out([trainer.train_dataset[row] for row in range(count)], noise)
+    rollout = trainer.roll_out([trainer.train_dataset[row] for row in range(count)], noise)
     trainer.compute_logprobs(rollout)
-    return rollout, completions
+    return rollout
 
 
-def set_advantages(trainer, rollout, completions):
+def set_advantages(trainer, rollout):
     """Those of a rollout from which nothing is learned yet."""
-    rewards, sums = trainer.compute_rewards(rollout, completions), defaultdict(lambda: torch.zeros(()))
-    trainer.compute_advantages(rollout, rewards, (), 1.0, sums)
+    rewards, sums = trainer.compute_rewards(rollout), defaultdict(lambda: torch.zeros(()))
+    trainer.compute_advantages(rollout, rewards, (), rollout.mask_BR.float(), sums)
 
 
 # --- Arithmetic ---------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_at_first_the_policy_is_its_reference_and_every_ratio_one(tmp_path, case
     )  # fmt: skip
     if twice:
         trainer.actor_critic.activation_checkpointing_enable()
-    rollout, _ = rolled_out(trainer)
+    rollout = rolled_out(trainer)
     assert len(set(rollout.prompts)) > 3 and len(set(rollout.responses)) > 1  # padded on both sides
     kl = kl_estimate(rollout.logprobs_BR, rollout.ref_logprobs_BR)
     assert kl.abs().max() < 2e-6 and kl[rollout.mask_BR].mean().abs() < 1e-6
@@ -224,7 +224,7 @@ def test_an_adapter_that_the_model_came_with_is_the_reference(tmp_path):
 @pytest.mark.parametrize("case", ["full", "adapter"])
 def test_without_kl_there_is_no_reference(tmp_path, case):
     trainer = letter_trainer(tmp_path, kl_coef=0.0, max_steps=1, **FIRST[case])
-    rollout, _ = rolled_out(trainer)
+    rollout = rolled_out(trainer)
     assert trainer.reference is None and not rollout.ref_logprobs_BR.any()
     trainer.train()
     assert "objective/kl" not in logs_of(trainer)[0]
@@ -232,7 +232,7 @@ def test_without_kl_there_is_no_reference(tmp_path, case):
 
 def test_a_reference_of_the_callers_is_looked_at(tmp_path):
     trainer = letter_trainer(tmp_path, ref_model=letter_model(seed=4))
-    rollout, _ = rolled_out(trainer)
+    rollout = rolled_out(trainer)
     assert kl_estimate(rollout.logprobs_BR, rollout.ref_logprobs_BR).abs().max() > 0.1
 
 
@@ -243,10 +243,10 @@ def test_padding_and_what_was_drawn_after_the_end_count_for_nothing(tmp_path):
     trainer = letter_trainer(tmp_path)
     inputs = [trainer.train_dataset[row] for row in range(8)]
     noise = torch.rand(8, 6, generator=torch.Generator().manual_seed(3))
-    rollout, _ = trainer.roll_out(inputs, noise)
+    rollout = trainer.roll_out(inputs, noise)
     other = torch.where(torch.arange(6) < torch.tensor(rollout.responses)[:, None], noise, 1 - noise)
     assert (other != noise).any()
-    assert trainer.roll_out(inputs, other)[0].sequences == rollout.sequences
+    assert trainer.roll_out(inputs, other).sequences == rollout.sequences
     batch = rollout.micro_batch(range(8))
     assert (
         batch.input_ids_BT.shape[1] == max(rollout.lengths) - 1
@@ -303,8 +303,9 @@ def test_a_missing_end_is_penalised_whatever_ends_a_completion(tmp_path, asked):
         response_length=12, eval_dataset=letter_rows(8),
     )  # fmt: skip
     ids = set(trainer.stop_ids)
-    rollout, completions = rolled_out(trainer)
-    assert completions.ended == [sequence[-1] in ids for sequence in rollout.sequences]
+    rollout = rolled_out(trainer)
+    ended = [each.finish == "stop" for each in rollout.completions]
+    assert ended == [sequence[-1] in ids for sequence in rollout.sequences]
     assert trainer.evaluate()["eval_objective/scores"] <= 0
     trainer.train()
     logs = logs_of(trainer)[0]
@@ -314,8 +315,8 @@ def test_a_missing_end_is_penalised_whatever_ends_a_completion(tmp_path, asked):
 
 def test_without_a_stop_token_every_completion_is_full(tmp_path):
     trainer = letter_trainer(tmp_path, stop_token=None, model=letter_model(spread=0.05), response_length=30)
-    rollout, completions = rolled_out(trainer)
-    assert rollout.responses == [30] * 8 and all(completions.ended)
+    rollout = rolled_out(trainer)
+    assert rollout.responses == [30] * 8 and all(each.finish == "stop" for each in rollout.completions)
     assert any(END in sequence for sequence in rollout.sequences)
 
 
@@ -334,7 +335,7 @@ def test_prompts_may_be_chats_with_tools_as_text(tmp_path):
     chats = [[{"role": "user", "content": letter}] for letter in LETTERS[:8]]
     rows = Dataset.from_dict({"prompt": chats, "tools": ['[{"name": "s"}]'] * 8})
     trainer = letter_trainer(tmp_path, rows=rows, processing_class=tokenizer, reward_funcs=keep, max_steps=1)
-    rollout, _ = rolled_out(trainer)
+    rollout = rolled_out(trainer)
     assert rollout.sequences[2][:3] == [18, 2, 19]
     trainer.train()
     assert seen[0][0][0]["role"] == "user" and seen[0][1][0]["role"] == "assistant"
@@ -347,8 +348,8 @@ PLAIN = {"kl_coef": 0.0, "gamma": 1.0, "lam": 1.0}  # and a critic that says 0: 
 
 def test_a_score_is_earned_by_the_last_token(tmp_path):
     trainer = letter_trainer(tmp_path, reward_funcs=lambda completions, **_: [*range(8)], **PLAIN)
-    rollout, completions = rolled_out(trainer)
-    set_advantages(trainer, rollout, completions)
+    rollout = rolled_out(trainer)
+    set_advantages(trainer, rollout)
     assert torch.equal(rollout.returns_BR, torch.arange(8.0)[:, None] * rollout.mask_BR)
     inside = rollout.advantages_BR[rollout.mask_BR]
     assert inside.mean().abs() < 1e-6 and inside.std() == pytest.approx(1, abs=1e-5)
@@ -360,17 +361,17 @@ def test_a_reward_per_token_is_earned_by_its_token(tmp_path):
         return [[1.0 + place for place in range(len(ids))] for ids in completion_ids]
 
     trainer = letter_trainer(tmp_path, reward_funcs=[by_token, lambda completions, **_: [100.0] * 8], **PLAIN)
-    rollout, completions = rolled_out(trainer)
-    set_advantages(trainer, rollout, completions)
-    count = len(completions.completion_ids[0])
+    rollout = rolled_out(trainer)
+    set_advantages(trainer, rollout)
+    count = rollout.responses[0]
     expected = [100.0 + sum(range(place + 1, count + 1)) for place in range(count)]
     assert rollout.returns_BR[0, :count].tolist() == expected
 
 
 def test_the_kl_is_a_reward_per_token(tmp_path):
     trainer = letter_trainer(tmp_path, ref_model=letter_model(seed=4), reward_funcs=zero, **PLAIN | {"kl_coef": 0.5})
-    rollout, completions = rolled_out(trainer)
-    set_advantages(trainer, rollout, completions)
+    rollout = rolled_out(trainer)
+    set_advantages(trainer, rollout)
     penalties = -0.5 * (rollout.logprobs_BR - rollout.ref_logprobs_BR) * rollout.mask_BR
     to_come = penalties.flip(1).cumsum(1).flip(1) * rollout.mask_BR
     assert torch.allclose(rollout.returns_BR, to_come, atol=1e-5) and penalties.abs().max() > 0.1
@@ -378,8 +379,8 @@ def test_the_kl_is_a_reward_per_token(tmp_path):
 
 def test_rewards_are_whitened_before_anything_is_made_of_them(tmp_path):
     trainer = letter_trainer(tmp_path, reward_funcs=lambda **_: [*range(8)], whiten_rewards=True, **PLAIN)
-    rollout, completions = rolled_out(trainer)
-    set_advantages(trainer, rollout, completions)
+    rollout = rolled_out(trainer)
+    set_advantages(trainer, rollout)
     rewards = torch.zeros_like(rollout.returns_BR)
     rewards[torch.arange(8), torch.tensor(rollout.responses) - 1] = torch.arange(8.0)
     whitened = whiten(rewards, rollout.mask_BR, shift_mean=False)
@@ -399,8 +400,8 @@ def test_scores_are_scaled_by_what_was_seen_so_far_and_clipped(tmp_path, how, cl
     trainer = letter_trainer(
         tmp_path, reward_funcs=lambda **_: [*range(8)], score_normalization=how, score_clip=clip, **PLAIN
     )
-    rollout, completions = rolled_out(trainer)
-    set_advantages(trainer, rollout, completions)
+    rollout = rolled_out(trainer)
+    set_advantages(trainer, rollout)
     assert rollout.returns_BR[:, 0].tolist() == pytest.approx(expected, abs=1e-5)
     # The log keeps the scores as they were.
     assert trainer.metrics["objective/scores"] == [pytest.approx(3.5)]
@@ -417,13 +418,13 @@ def test_rewards_of_steps_are_scaled_and_clipped_one_by_one_and_nothing_between_
     trainer = letter_trainer(
         tmp_path, reward_funcs=by_step, step_separator="q", score_normalization=how, score_clip=1.5, **PLAIN
     )
-    rollout, completions = rolled_out(trainer)
-    rewards = trainer.compute_rewards(rollout, completions)
-    given = [step for steps in by_step(completions.completion_ids) for step in steps]
+    rollout = rolled_out(trainer)
+    rewards = trainer.compute_rewards(rollout)
+    given = [step for steps in by_step([each.token_ids for each in rollout.completions]) for step in steps]
     mean, deviation = statistics.fmean(given), statistics.pstdev(given)
     shift, scale = {"none": (0.0, 1.0), "scale": (0.0, deviation), "whiten": (mean, deviation)}[how]
     expected = [max(-1.5, min(1.5, (step - shift) / scale)) for step in given]
-    ends = [step_ends(trainer.processing_class, ids, "q") for ids in completions.completion_ids]
+    ends = [step_ends(trainer.processing_class, each.token_ids, "q") for each in rollout.completions]
     found = [rewards[row, end].item() for row, row_ends in enumerate(ends) for end in row_ends]
     assert found == pytest.approx(expected, abs=1e-5) and len(given) > 8
     assert rewards.sum().item() == pytest.approx(sum(expected), abs=1e-4)  # and 0 elsewhere
@@ -432,8 +433,8 @@ def test_rewards_of_steps_are_scaled_and_clipped_one_by_one_and_nothing_between_
 
 def test_scores_that_are_all_the_same_stay_finite_numbers(tmp_path):
     trainer = letter_trainer(tmp_path, reward_funcs=lambda **_: [1.0] * 8, score_normalization="scale", **PLAIN)
-    rollout, completions = rolled_out(trainer)
-    set_advantages(trainer, rollout, completions)
+    rollout = rolled_out(trainer)
+    set_advantages(trainer, rollout)
     assert rollout.returns_BR.max() < 100
 
 

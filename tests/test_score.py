@@ -10,22 +10,27 @@ from tiny_ppo import END, letter_model, letter_tokenizer, lora
 from transformers import AutoModelForSequenceClassification
 
 from runner.errors import ConfigError, RunnerError, SickRun
-from runner.ppo.scoring import Completions, Rewards, step_ends
+from runner.generate.completion import Completion
+from runner.ppo.scoring import Rewards, step_ends
 
 TOKENIZER = letter_tokenizer()
 NONE = -9.0  # stands for a token that was given no reward
 
 
-def completions(*texts: str, prompts: tuple[str, ...] = ("abc", "d", "ef"), **columns) -> Completions:
-    """Completions that ended where their text ends with a dot."""
-    ended = [text.endswith(".") for text in texts]
-    texts = [text.removesuffix(".") for text in texts]
-    ids = [
-        TOKENIZER(text)["input_ids"] + [END] * end if text else [END] for text, end in zip(texts, ended, strict=True)
-    ]
-    prompts = list(prompts[: len(texts)])
-    prompt_ids = [TOKENIZER(prompt)["input_ids"] for prompt in prompts]
-    return Completions(prompts, texts, prompt_ids, ids, ended, columns)
+def completions(*texts: str, prompts: tuple[str, ...] = ("abc", "d", "ef"), **columns):
+    """Completions that ended where their text ends with a dot, and their rows."""
+    made, rows = [], []
+    for row, (prompt, text) in enumerate(zip(prompts, texts, strict=False)):
+        finish, text = "stop" if text.endswith(".") else "length", text.removesuffix(".")
+        ids = TOKENIZER(text)["input_ids"] + [END] * (finish == "stop") if text else [END]
+        made.append(Completion(row, 0, prompt, TOKENIZER(prompt)["input_ids"], text, ids, finish))
+        rows.append({"prompt": prompt} | {name: values[row] for name, values in columns.items()})
+    return made, rows
+
+
+def ids_of(asked) -> list[list[int]]:
+    """The tokens of each prompt and its completion."""
+    return [each.prompt_ids + each.token_ids for each in asked[0]]
 
 
 def build(*rewards, weights=None, tokenizer=TOKENIZER, **asked) -> Rewards:
@@ -33,8 +38,8 @@ def build(*rewards, weights=None, tokenizer=TOKENIZER, **asked) -> Rewards:
 
 
 def score(*rewards, asked=None, weights=None, budget=512, **more):
-    scores = build(*rewards, weights=weights, **more)(asked or completions("ab.", "c", "de."), None, budget)
-    return scores.total_B, scores.earned_BR.nan_to_num(NONE), scores.each_BF
+    earned, sums = build(*rewards, weights=weights, **more)(*(asked or completions("ab.", "c", "de.")), None, budget)
+    return earned.nansum(1), earned.nan_to_num(NONE), sums
 
 
 def faults(*rewards, **more) -> str:
@@ -56,7 +61,7 @@ def test_a_function_gets_the_columns_and_what_grpo_gives():
         seen.update(given)
         return [0.0, 1.0]
 
-    Rewards([keep], None, TOKENIZER)(completions("ab.", "c", wanted=["x", "y"]), "state", 512)
+    Rewards([keep], None, TOKENIZER)(*completions("ab.", "c", wanted=["x", "y"]), "state", 512)
     assert seen["prompts"] == ["abc", "d"] and seen["completions"] == ["ab", "c"]
     assert seen["completion_ids"] == [[0, 1, END], [2]] and seen["wanted"] == ["x", "y"]
     assert seen["trainer_state"] == "state"
@@ -198,7 +203,7 @@ def test_a_model_scores_the_last_token_whatever_pads(pad, budget, kind):
     model = letter_model(kind, labels=1, pad_token_id=pad)
     asked = completions("ab.", "c", ".")  # the third is nothing but the end token
     outcome, _, _ = score(model, asked=asked, budget=budget)
-    rows = [p + c for p, c in zip(asked.prompt_ids, asked.completion_ids, strict=True)]
+    rows = ids_of(asked)
     assert [row[-1] for row in rows] == [END, 2, END]
     assert outcome.tolist() == pytest.approx([plain_score(model, row) for row in rows], abs=1e-5)
 
@@ -233,14 +238,8 @@ def test_a_model_reads_a_closed_chat():
         "{% for m in messages %}{{ m.content + '<end>' }}{% endfor %}{% if add_generation_prompt %}t{% endif %}"
     )
     model = letter_model(labels=1)
-    asked = Completions(
-        prompts=[[{"role": "user", "content": "ab"}]],
-        completions=[[{"role": "assistant", "content": "c"}]],
-        prompt_ids=[[0, 1, END, 19]],
-        completion_ids=[[2, END]],
-        ended=[True],
-        columns={},
-    )
+    prompt = [{"role": "user", "content": "ab"}]
+    asked = [Completion(0, 0, prompt, [0, 1, END, 19], "c", [2, END], "stop")], [{"prompt": prompt}]
     outcome, _, _ = score(model, asked=asked, tokenizer=tokenizer)
     assert outcome.item() == pytest.approx(plain_score(model, [0, 1, END, 2, END]), abs=1e-5)
 
@@ -254,8 +253,8 @@ def test_a_model_reads_with_the_tokenizer_beside_it(tmp_path):
     rewards = build(loaded, lambda **_: [0.0] * 2)
     assert rewards.names == ["judge", "<lambda>"]
     asked = completions("ab.", "c")
-    outcome = rewards(asked, None, 512).total_B
-    rows = [p + c for p, c in zip(asked.prompt_ids, asked.completion_ids, strict=True)]
+    outcome = rewards(*asked, None, 512)[0].nansum(1)
+    rows = ids_of(asked)
     assert outcome.tolist() == pytest.approx([plain_score(model, row) for row in rows], abs=1e-5)
     assert type(rewards.model_for_critic()) is type(model)
 
@@ -268,10 +267,7 @@ def test_a_model_without_a_score_layer_gives_its_logit():
     asked = completions("ab.", "c")
     outcome, _, _ = score(model, asked=asked)
     with torch.no_grad():
-        expected = [
-            model(torch.tensor([p + c])).logits.item()
-            for p, c in zip(asked.prompt_ids, asked.completion_ids, strict=True)
-        ]
+        expected = [model(torch.tensor([ids])).logits.item() for ids in ids_of(asked)]
     assert outcome.tolist() == pytest.approx(expected, abs=1e-5)
     assert build(model).model_for_critic() is None
 
@@ -289,7 +285,7 @@ def test_a_model_may_carry_an_adapter():
     adapted = get_peft_model(letter_model(labels=1), lora(task_type="SEQ_CLS", init_lora_weights=False))
     asked = completions("ab.", "c")
     outcome, _, _ = score(adapted, asked=asked)
-    rows = [p + c for p, c in zip(asked.prompt_ids, asked.completion_ids, strict=True)]
+    rows = ids_of(asked)
     merged = adapted.merge_and_unload()
     assert outcome.tolist() == pytest.approx([plain_score(merged, row) for row in rows], abs=1e-5)
 

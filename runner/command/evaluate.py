@@ -289,7 +289,7 @@ def _of_set(metrics: Sequence[Metric], name: str) -> list[Metric]:
 
 def _build_score(request: InferenceRequest, tokenizer: PreTrainedTokenizerBase) -> Score:
     """The configured rewards, asked together about completions."""
-    from runner.ppo.scoring import Completions, Rewards
+    from runner.ppo.scoring import Rewards
     from runner.reward.outcome import best_device
 
     node = request.cfg["reward"]
@@ -301,17 +301,8 @@ def _build_score(request: InferenceRequest, tokenizer: PreTrainedTokenizerBase) 
         reward.requires_grad_(False).to(best_device())
 
     def score(completions: Sequence[Completion], rows: Sequence[Row]) -> tuple[list[float], dict[str, list[float]]]:
-        chats = isinstance(rows[0]["prompt"], list)
-        given = Completions(
-            prompts=[row["prompt"] for row in rows],
-            completions=[[{"role": "assistant", "content": c.text}] if chats else c.text for c in completions],
-            prompt_ids=[list(each.prompt_ids) for each in completions],
-            completion_ids=[each.token_ids for each in completions],
-            ended=[each.finish == "stop" for each in completions],
-            columns={name: [row[name] for row in rows] for name in rows[0] if name != "prompt"},
-        )
-        scores = rewards(given, None, TOKENS_PER_REWARD_PASS)
-        return scores.total_B.tolist(), dict(zip(rewards.names, scores.each_BF.T.tolist(), strict=True))
+        earned_BR, each_BF = rewards(completions, rows, None, TOKENS_PER_REWARD_PASS)
+        return earned_BR.nansum(1).tolist(), dict(zip(rewards.names, each_BF.T.tolist(), strict=True))
 
     return score
 

@@ -28,11 +28,13 @@ from transformers import (
 )
 
 from runner.errors import ConfigError, Fault
-from runner.ppo.batching import LOGITS_PER_CHUNK, LOGITS_PER_CHUNK_ELSEWHERE
+from runner.generate.likelihood import evaluating
 
 CRITIC = "critic"
 REFERENCE = "reference"
 NO_ADAPTER = ""
+LOGITS_PER_CHUNK = {"cpu": 1 << 22}  # elements held at once: 16 MiB of float32
+LOGITS_PER_CHUNK_ELSEWHERE = 1 << 26
 
 Policy: TypeAlias = PreTrainedModel | PeftModel
 
@@ -85,13 +87,9 @@ class TokenLogProbs:
     def _is_plain(self) -> bool:
         """True where the logits are just the head of the last hidden states, without a cap or a scale on them."""
         ids_BT = torch.arange(4, device=self.model.device).unsqueeze(0)
-        was_training = self.model.training
-        self.model.eval()
-        try:
+        with evaluating(self.model):
             whole = self.model(input_ids=ids_BT, use_cache=False).logits
             apart = self.head(self.trunk(input_ids=ids_BT, use_cache=False).last_hidden_state)
-        finally:
-            self.model.train(was_training)
         return torch.equal(whole.float(), apart.float())
 
 

@@ -38,7 +38,7 @@ import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -66,14 +66,16 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_che
 
 from runner.errors import ConfigError, Fault
 from runner.generate.batch import TOKENS_PER_PASS
+from runner.generate.completion import Completion
 from runner.generate.engines import build_engine
+from runner.generate.rows import Row
 from runner.generate.sampler import Sampling, seeded_generator
 from runner.io.files import replace_rows, write_json
 from runner.model.encoding import encode_prompt
 from runner.ppo.actor_critic import ActorCritic, Policy, TokenLogProbs, build_actor_critic, build_reference
-from runner.ppo.batching import MicroBatch, Rollout, Row, check_rows, find_stop_ids
+from runner.ppo.batching import MicroBatch, Rollout, check_rows, find_stop_ids
 from runner.ppo.minibatches import find_minibatch_faults
-from runner.ppo.scoring import Completions, Reward, Rewards, TokenRewards
+from runner.ppo.scoring import Reward, Rewards
 from runner.schema import upstream
 
 Rows: TypeAlias = Dataset | IterableDataset
@@ -127,6 +129,16 @@ def whiten(
     variance = total((inside - mean).square().sum()) / (count - 1).clamp(min=1)
     whitened = (values_BR - mean) * torch.rsqrt(variance + 1e-8)
     return torch.where(mask_BR, whitened if shift_mean else whitened + mean, 0).to(values_BR.dtype)
+
+
+def explained_variance(returns_N: Tensor, values_N: Tensor, total: Callable[[Tensor], Tensor]) -> float:
+    """The share of the variance of the returns, over all processes, that the critic had foreseen."""
+    errors_N = returns_N.double() - values_N.double()
+    terms = [torch.ones_like(errors_N), returns_N.double(), returns_N.double().square(), errors_N, errors_N.square()]
+    count, *moments = total(torch.stack(terms).sum(1)).tolist()
+    one, two, error, squared = (moment / count for moment in moments)
+    variance = two - one**2
+    return 1 - (squared - error**2) / variance if variance > 1e-12 else 0.0
 
 
 def policy_losses(
@@ -366,52 +378,44 @@ class PPOTrainer(Trainer):
         self._write_samples()
         began = time.perf_counter()
         model.eval()
-        rollout, completions = self.roll_out(inputs, self._noise(len(inputs)))
+        rollout = self.roll_out(inputs, self._noise(len(inputs)))
         rolled_out = time.perf_counter()
         self.compute_logprobs(rollout)
-        rewards_BR = self.compute_rewards(rollout, completions)
+        rewards_BR = self.compute_rewards(rollout)
         scored = time.perf_counter()
         model.train(bool(self.args.activation_checkpointing))  # which only works in this mode; dropout is off
         loss = self.update(model, rollout, rewards_BR)
         model.eval()
         ended = time.perf_counter()
-        self._note("time/rollout", rolled_out - began)
-        self._note("time/score", scored - rolled_out)
-        self._note("time/update", ended - scored)
-        self._note("eps", len(inputs) * self.args.world_size / (ended - began))
+        self._note({"time/rollout": rolled_out - began, "time/score": scored - rolled_out})
+        self._note({"time/update": ended - scored, "eps": len(inputs) * self.args.world_size / (ended - began)})
         return loss
 
     @torch.no_grad()
-    def roll_out(self, inputs: list[Row], noise_BR: Tensor) -> tuple[Rollout, Completions]:
+    def roll_out(self, inputs: Sequence[Row], noise_BR: Tensor) -> Rollout:
         """Sample a completion for each row."""
         args, tokenizer = self.args, self.processing_class
-        prompt_ids = [encode_prompt(tokenizer, row["prompt"], row) for row in inputs]
+        prompts = [encode_prompt(tokenizer, row["prompt"], row) for row in inputs]
         rows = args.local_rollout_forward_batch_size
         sampling = Sampling(args.response_length, self.stop_ids, args.temperature, rows)
         with self.accelerator.autocast():
-            samples = self.engine(self.actor_critic.policy, prompt_ids, sampling, noise_BR)
+            samples = self.engine(self.actor_critic.policy, prompts, sampling, noise_BR)
         tokens = [ids.tolist() for ids in samples.tokens]
-        rollout = Rollout(prompt_ids, tokens, args.device)
+        texts, completions = tokenizer.batch_decode(tokens, skip_special_tokens=True), []
+        for number, (row, prompt_ids, ids, text) in enumerate(zip(inputs, prompts, tokens, texts, strict=True)):
+            finish = "stop" if ids[-1] in self.stop_ids or not self.stop_ids else "length"
+            completions.append(Completion(number, 0, row["prompt"], prompt_ids, text, ids, finish))
+        rollout = Rollout(inputs, completions, args.device)
         # float32 log-probabilities of sampling equal those of the update.
         exact = args.old_logprobs == "sampled" or (args.old_logprobs == "auto" and self._in_float32())
         if samples.logprobs is not None and exact:
             rollout.logprobs_BR[rollout.mask_BR] = torch.cat(samples.logprobs).to(args.device)
             rollout.has_logprobs = True
-        texts, chats = tokenizer.batch_decode(tokens, skip_special_tokens=True), isinstance(inputs[0]["prompt"], list)
-        own = ("prompt", "prompts", "completions", "completion", "completion_ids")
-        completions = Completions(
-            prompts=[row["prompt"] for row in inputs],
-            completions=[[{"role": "assistant", "content": text}] for text in texts] if chats else texts,
-            prompt_ids=prompt_ids,
-            completion_ids=tokens,
-            ended=[ids[-1] in self.stop_ids or not self.stop_ids for ids in tokens],
-            columns={name: [row[name] for row in inputs] for name in inputs[0] if name not in own},
-        )
-        return rollout, completions
+        return rollout
 
     @torch.no_grad()
     def compute_logprobs(self, rollout: Rollout) -> None:
-        """Fill in the log-probabilities of the sampled tokens under policy and reference before either changes."""
+        """Fill in the log-probabilities of sampled tokens under policy and reference, and the estimate of the KL."""
         actor_critic, temperature, batches = self.actor_critic, self.args.temperature, self._micro_batches(rollout)
         with self.accelerator.autocast():
             for batch in [] if rollout.has_logprobs else batches:
@@ -419,20 +423,22 @@ class PPOTrainer(Trainer):
             reference = self.ref_logprobs or actor_critic.reference_logprobs
             for batch in batches if self.args.penalises_kl else []:
                 batch.assign(rollout.ref_logprobs_BR, reference(*batch.inputs(temperature)))
+        if self.args.penalises_kl:
+            kl_BR = kl_estimate(rollout.logprobs_BR, rollout.ref_logprobs_BR, self.args.kl_estimator)
+            rollout.kl_BR = kl_BR * rollout.mask_BR
 
     @torch.no_grad()
-    def compute_rewards(self, rollout: Rollout, completions: Completions) -> Tensor:
+    def compute_rewards(self, rollout: Rollout) -> Tensor:
         """The reward of each token [B, R]: its share of the KL, rewards of its own, and for the last one the score."""
         args = self.args
-        scores, penalty_B = self._score(completions)
-        kl_BR = self._kl(rollout)
-        self._note_rollout(rollout, completions, scores.total_B - penalty_B, scores.each_BF)
-        rewards_BR = self._normalise(scores.earned_BR)
+        earned_BR, penalty_B, figures = self._score(rollout)
+        self._note_rollout(rollout, figures)
+        rewards_BR = self._normalise(earned_BR)
         rewards_BR[torch.arange(len(penalty_B)), rollout.mask_BR.sum(1) - 1] -= penalty_B
-        rewards_BR = rewards_BR - self.running.kl_coef * kl_BR
+        rewards_BR = rewards_BR - self.running.kl_coef * rollout.kl_BR
         if args.kl_target is not None:  # Ziegler et al. 2019, section 2.2
-            error = min(max(self._mean(kl_BR.sum(1)) / args.kl_target - 1, -0.2), 0.2)
-            self.running.kl_coef *= 1 + error * len(kl_BR) * args.world_size / args.kl_horizon
+            error = min(max(self._mean(rollout.kl_BR.sum(1)) / args.kl_target - 1, -0.2), 0.2)
+            self.running.kl_coef *= 1 + error * len(rewards_BR) * args.world_size / args.kl_horizon
         if args.whiten_rewards:
             rewards_BR = whiten(rewards_BR, rollout.mask_BR, shift_mean=False, total=self._total)
         return rewards_BR
@@ -445,11 +451,12 @@ class PPOTrainer(Trainer):
         by_token = args.loss_average == "token"
         counts = [sum(rollout.responses[row] for row in rows) if by_token else len(rows) for rows in minibatches]
         sizes = self._total(torch.tensor(counts, dtype=torch.float32, device=args.device)).tolist()
-        self.compute_advantages(rollout, rewards_BR, minibatches[0], sizes[0], sums)
+        weights_BR = rollout.mask_BR / (1 if by_token else rollout.mask_BR.sum(1, keepdim=True))
+        self.compute_advantages(rollout, rewards_BR, minibatches[0], weights_BR / sizes[0], sums)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         for number, (rows, size) in enumerate(zip(minibatches, sizes, strict=True), 1):
             batches = self._micro_batches(rollout, rows)
-            self._add_gradients(rollout, batches, size, sums, critic_has_learned=number == 1)
+            self._add_gradients(rollout, batches, weights_BR / size, sums, critic_has_learned=number == 1)
             self.actor_critic.restore_policy_adapter()
             self._sum_over_processes(parameters)
             if self.state.global_step < args.value_warmup_steps:
@@ -462,13 +469,13 @@ class PPOTrainer(Trainer):
         return self._note_update(sums, steps=len(minibatches))
 
     def compute_advantages(
-        self, rollout: Rollout, rewards_BR: Tensor, first: Sequence[int], size: float, sums: Sums
+        self, rollout: Rollout, rewards_BR: Tensor, first: Sequence[int], weights_BR: Tensor, sums: Sums
     ) -> None:
         """Fill in the critic's values of all states, the returns, and the advantages, whitened.
 
         The values of the ``first`` mini-batch are those that its gradient begins with, and the returns of a row are
         known as soon as its values are. So a critic that shares no states with the policy takes that gradient in the
-        same pass, one of thirteen less.
+        same pass, one of thirteen less. ``weights_BR`` are those of its tokens in the loss.
         """
         others = [row for row in range(len(rollout.sequences)) if row not in first]
         with self.actor_critic.adapter(self.actor_critic.critic_adapter):
@@ -483,12 +490,13 @@ class PPOTrainer(Trainer):
                         rewards_BR[own], rollout.values_BR[own], rollout.mask_BR[own], self.args.gamma, self.args.lam
                     )
                     if learns:
-                        self.accelerator.backward(self._value_loss(rollout, batch, values_N, size, sums))
+                        self.accelerator.backward(self._value_loss(rollout, batch, values_N, weights_BR, sums))
         rollout.advantages_BR = whiten(rollout.advantages_BR, rollout.mask_BR, total=self._total)
-        self._note_values(rollout)
+        returns_N, values_N = (x_BR[rollout.mask_BR] for x_BR in (rollout.returns_BR, rollout.values_BR))
+        self._note({"val/explained_variance": explained_variance(returns_N, values_N, self._total)})
 
     def _add_gradients(
-        self, rollout: Rollout, batches: list[MicroBatch], size: float, sums: Sums, *, critic_has_learned: bool
+        self, rollout: Rollout, batches: list[MicroBatch], weights_BR: Tensor, sums: Sums, *, critic_has_learned: bool
     ) -> None:
         """Add the gradient of a mini-batch's losses, a micro-batch's share at a time.
 
@@ -501,24 +509,26 @@ class PPOTrainer(Trainer):
             for batch in [] if critic_has_learned or with_policy else batches:
                 with self.accelerator.autocast():
                     values_N = actor_critic.values(batch.input_ids_BT, batch.positions_N)
-                self.accelerator.backward(self._value_loss(rollout, batch, values_N, size, sums))
+                self.accelerator.backward(self._value_loss(rollout, batch, values_N, weights_BR, sums))
         for batch in batches:
             with self.accelerator.autocast():
                 if with_policy:
                     logprobs_N, values_N = actor_critic(*batch.inputs(temperature))
                 else:
                     logprobs_N = actor_critic.logprobs(*batch.inputs(temperature))
-            loss = self._policy_loss(rollout, batch, logprobs_N, size, sums)
+            loss = self._policy_loss(rollout, batch, logprobs_N, weights_BR, sums)
             if with_policy:
-                loss = loss + self._value_loss(rollout, batch, values_N, size, sums)
+                loss = loss + self._value_loss(rollout, batch, values_N, weights_BR, sums)
             self.accelerator.backward(loss)
 
-    def _policy_loss(self, rollout: Rollout, batch: MicroBatch, logprobs_N: Tensor, size: float, sums: Sums) -> Tensor:
+    def _policy_loss(
+        self, rollout: Rollout, batch: MicroBatch, logprobs_N: Tensor, weights_BR: Tensor, sums: Sums
+    ) -> Tensor:
         """The policy's share of a mini-batch's loss; what is logged is added to ``sums``."""
         log_ratios_N = logprobs_N - batch.select(rollout.logprobs_BR)
         advantages_N = batch.select(rollout.advantages_BR)
         losses_N = policy_losses(log_ratios_N, advantages_N, self.args.cliprange, self.args.dual_clip)
-        loss = (losses_N * (self._token_weights(rollout, batch.rows) / size)).sum()
+        loss = (losses_N * batch.select(weights_BR)).sum()
         log_ratios_N = log_ratios_N.detach()
         ratios_N = log_ratios_N.exp()
         sums["policy"] += loss.detach()
@@ -530,11 +540,13 @@ class PPOTrainer(Trainer):
         sums["entropy"] -= logprobs_N.detach().sum()
         return loss
 
-    def _value_loss(self, rollout: Rollout, batch: MicroBatch, values_N: Tensor, size: float, sums: Sums) -> Tensor:
+    def _value_loss(
+        self, rollout: Rollout, batch: MicroBatch, values_N: Tensor, weights_BR: Tensor, sums: Sums
+    ) -> Tensor:
         """The critic's share of a mini-batch's loss, weighted; what is logged is added to ``sums``."""
         old_values_N, returns_N = batch.select(rollout.values_BR), batch.select(rollout.returns_BR)
         losses_N = value_losses(values_N, old_values_N, returns_N, self.args.cliprange_value)
-        loss = (losses_N * (self._token_weights(rollout, batch.rows) / size)).sum()
+        loss = (losses_N * batch.select(weights_BR)).sum()
         sums["value"] += loss.detach()
         sums["value_clipped"] += ((values_N.detach() - old_values_N).abs() > self.args.cliprange_value).sum()
         return self.args.vf_coef * loss
@@ -563,13 +575,6 @@ class PPOTrainer(Trainer):
             own = permutation[first:][: rows // parts]
             minibatches += (own + torch.arange(0, rows, parts)[:, None]).T.tolist()
         return minibatches
-
-    def _token_weights(self, rollout: Rollout, rows: Sequence[int]) -> Tensor:
-        """The weight of each token of some rows [N] beside the others of its mini-batch."""
-        lengths_B = torch.tensor([rollout.responses[row] for row in rows], device=self.args.device)
-        if self.args.loss_average == "token":
-            return torch.ones(int(lengths_B.sum()), device=self.args.device)
-        return (1 / lengths_B).repeat_interleave(lengths_B)
 
     def _sum_over_processes(self, parameters: list[torch.nn.Parameter]) -> None:
         """Add up the gradients of all processes, each of its own share of the mini-batch.
@@ -601,19 +606,24 @@ class PPOTrainer(Trainer):
             return contextlib.nullcontext()
         return torch.backends.mkldnn.flags(enabled=False, deterministic=None, allow_tf32=None, fp32_precision=None)
 
-    def _score(self, completions: Completions) -> tuple[TokenRewards, Tensor]:
-        """The rewards of completions, and what each loses because it was cut off [B]."""
-        budget = self.args.max_tokens_per_micro_batch or TOKENS_PER_PASS * (1 if self.args.device.type == "cpu" else 32)
-        with self.accelerator.autocast():
-            scores = self.rewards(completions, self.state, budget)
-        cut_off_B = ~torch.tensor(completions.ended, device=self.args.device)
-        return scores.to(self.args.device), (self.args.missing_eos_penalty or 0.0) * cut_off_B
+    def _score(self, rollout: Rollout) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The reward of each token [B, R], NaN where none was given, and what completions lose that were cut off [B].
 
-    def _kl(self, rollout: Rollout) -> Tensor:
-        """The estimated KL of each token [B, R]; 0 where the reward holds none."""
-        if not self.args.penalises_kl:
-            return torch.zeros_like(rollout.logprobs_BR)
-        return kl_estimate(rollout.logprobs_BR, rollout.ref_logprobs_BR, self.args.kl_estimator) * rollout.mask_BR
+        Third, figures of each completion [B] under TRL's names; NaN where a reward does not apply.
+        """
+        args = self.args
+        budget = args.max_tokens_per_micro_batch or TOKENS_PER_PASS * (1 if args.device.type == "cpu" else 32)
+        with self.accelerator.autocast():
+            scores = self.rewards(rollout.completions, rollout.rows, self.state, budget)
+        earned_BR, each_BF = (score.to(args.device) for score in scores)
+        cut_off_B = torch.tensor([each.finish == "length" for each in rollout.completions], device=args.device)
+        penalty_B = (args.missing_eos_penalty or 0.0) * cut_off_B
+        figures = {"objective/scores": earned_BR.nansum(1) - penalty_B}
+        figures["completions/mean_length"] = rollout.mask_BR.sum(1).float()
+        if args.penalises_kl:
+            figures["objective/kl"] = rollout.kl_BR.sum(1)
+        figures |= {f"rewards/{name}/mean": each_BF[:, index] for index, name in enumerate(self.rewards.names)}
+        return earned_BR, penalty_B, figures
 
     def _normalise(self, earned_BR: Tensor) -> Tensor:
         """The rewards that were given, scaled by all of them so far and clipped, as the arguments say; 0 elsewhere."""
@@ -637,47 +647,27 @@ class PPOTrainer(Trainer):
     def _mean(self, values_B: Tensor) -> float:
         return self._total(values_B.float().mean()).item() / self.accelerator.num_processes
 
-    def _mean_of_given(self, values_B: Tensor) -> float:
-        """The mean over the rows of all processes but those that are NaN; NaN where all are."""
-        added, count = self._total(torch.stack([values_B.float().nansum(), (~values_B.isnan()).sum()])).tolist()
-        return added / count if count else math.nan
+    def _note(self, figures: Mapping[str, float]) -> None:
+        for name, value in figures.items():
+            self.metrics[name].append(value)
 
-    def _note(self, name: str, value: float) -> None:
-        self.metrics[name].append(value)
-
-    def _figures(self, rollout: Rollout, total_B: Tensor, each_BF: Tensor) -> dict[str, Tensor]:
-        """Numbers of each completion [B] under TRL's names; NaN where a reward does not apply."""
-        figures = {"objective/scores": total_B, "completions/mean_length": rollout.mask_BR.sum(1).float()}
-        if self.args.penalises_kl:
-            figures["objective/kl"] = self._kl(rollout).sum(1)
-        return figures | {f"rewards/{name}/mean": each_BF[:, index] for index, name in enumerate(self.rewards.names)}
-
-    def _note_rollout(self, rollout: Rollout, completions: Completions, total_B: Tensor, each_BF: Tensor) -> None:
+    def _note_rollout(self, rollout: Rollout, figures: dict[str, Tensor]) -> None:
         """Log what was sampled, before anything is learned from it."""
-        figures, non_score_B = self._figures(rollout, total_B, each_BF), torch.zeros_like(total_B)
         if self.args.penalises_kl:
-            non_score_B = -self.running.kl_coef * figures["objective/kl"]
-            self._note("objective/kl_coef", self.running.kl_coef)
+            self._note({"objective/kl_coef": self.running.kl_coef})
+        non_score_B = -self.running.kl_coef * rollout.kl_BR.sum(1)
         figures["objective/non_score_reward"] = non_score_B
-        figures["objective/rlhf_reward"] = total_B + non_score_B
+        figures["objective/rlhf_reward"] = figures["objective/scores"] + non_score_B
         figures["objective/entropy"] = -rollout.logprobs_BR.sum(1)
         for name, values_B in figures.items():
             if not name.startswith("rewards/"):
-                self._note(name, self._mean(values_B))  # NaN too, which the alarms must see
-            elif not math.isnan(mean := self._mean_of_given(values_B)):
-                self._note(name, mean)
-        ended = torch.tensor(sum(completions.ended), device=self.args.device)
-        self._note("val/num_eos_tokens", self._total(ended).item())
-
-    def _note_values(self, rollout: Rollout) -> None:
-        """Log how much of the variance of the returns the critic had foreseen."""
-        returns_N, values_N = (x_BR[rollout.mask_BR].double() for x_BR in (rollout.returns_BR, rollout.values_BR))
-        errors_N = returns_N - values_N
-        terms = [torch.ones_like(returns_N), returns_N, returns_N.square(), errors_N, errors_N.square()]
-        count, *moments = self._total(torch.stack(terms).sum(1)).tolist()
-        one, two, error, squared = (moment / count for moment in moments)
-        variance = two - one**2
-        self._note("val/explained_variance", 1 - (squared - error**2) / variance if variance > 1e-12 else 0.0)
+                self._note({name: self._mean(values_B)})  # NaN too, which the alarms must see
+                continue
+            added, count = self._total(torch.stack([values_B.nansum(), (~values_B.isnan()).sum()])).tolist()
+            if count:  # else the reward applies to no row
+                self._note({name: added / count})
+        ended = torch.tensor(sum(each.finish == "stop" for each in rollout.completions), device=self.args.device)
+        self._note({"val/num_eos_tokens": self._total(ended).item()})
 
     def _note_update(self, sums: Sums, steps: int) -> Tensor:
         """Log the update under TRL's names: means over all tokens of all mini-batches. Gives the mean loss.
@@ -686,14 +676,18 @@ class PPOTrainer(Trainer):
         """
         total = dict(zip(sums, self._total(torch.stack(list(sums.values()))).tolist(), strict=True))
         tokens, ratio = total["tokens"], total["ratio"] / total["tokens"]
-        self._note("loss/policy_avg", total["policy"] / steps)
-        self._note("loss/value_avg", total["value"] / steps)
-        self._note("policy/approxkl_avg", total["approxkl"] / tokens)
-        self._note("policy/clipfrac_avg", total["clipped"] / tokens)
-        self._note("policy/entropy_avg", total["entropy"] / tokens)
-        self._note("val/clipfrac_avg", total["value_clipped"] / tokens)
-        self._note("val/ratio", ratio)
-        self._note("val/ratio_var", max(total["ratio_squared"] / tokens - ratio**2, 0.0))
+        self._note(
+            {
+                "loss/policy_avg": total["policy"] / steps,
+                "loss/value_avg": total["value"] / steps,
+                "policy/approxkl_avg": total["approxkl"] / tokens,
+                "policy/clipfrac_avg": total["clipped"] / tokens,
+                "policy/entropy_avg": total["entropy"] / tokens,
+                "val/clipfrac_avg": total["value_clipped"] / tokens,
+                "val/ratio": ratio,
+                "val/ratio_var": max(total["ratio_squared"] / tokens - ratio**2, 0.0),
+            }
+        )
         return torch.tensor((total["policy"] + self.args.vf_coef * total["value"]) / steps, device=self.args.device)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -719,7 +713,7 @@ class PPOTrainer(Trainer):
         """Sample a completion for each held-out prompt and score it; the same noise at every evaluation."""
         self.model.eval()
         columns: dict[str, list[Tensor]] = defaultdict(list)
-        table: list[Row] = []
+        table: list[dict[str, Any]] = []
         for index, inputs in enumerate(dataloader):
             with self._kernels():
                 found, rows = self._sample_held_out(inputs, index, metric_key_prefix)
@@ -732,16 +726,17 @@ class PPOTrainer(Trainer):
         count = sum(map(len, columns["objective/scores"]))
         return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=count)
 
-    def _sample_held_out(self, inputs: list[Row], index: int, set_name: str) -> tuple[dict[str, Tensor], list[Row]]:
+    def _sample_held_out(
+        self, inputs: Sequence[Row], index: int, set_name: str
+    ) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
         """Figures of each completion of a batch of held-out prompts, and the completions as rows of a table."""
-        rollout, completions = self.roll_out(inputs, self._noise(len(inputs), at=f"eval {index}"))
+        rollout = self.roll_out(inputs, self._noise(len(inputs), at=f"eval {index}"))
         self.compute_logprobs(rollout)
-        scores, penalty_B = self._score(completions)
-        total_B = scores.total_B - penalty_B
+        _, _, figures = self._score(rollout)
         keys = {"step": self.state.global_step, "set": set_name}
-        texts = zip(completions.prompts, completions.completions, total_B.tolist(), strict=True)
-        table = [keys | {"prompt": prompt, "completion": text, "score": score} for prompt, text, score in texts]
-        return self._figures(rollout, total_B, scores.each_BF), table
+        scored = zip(rollout.completions, figures["objective/scores"].tolist(), strict=True)
+        table = [keys | {"prompt": each.prompt, "completion": each.answer, "score": score} for each, score in scored]
+        return figures, table
 
     def _write_samples(self) -> None:
         """So many times in a training, write completions of the first held-out prompts, as no evaluation may."""
@@ -753,7 +748,7 @@ class PPOTrainer(Trainer):
         with torch.no_grad():
             self._write_table(self._sample_held_out(rows, 0, "samples")[1])
 
-    def _write_table(self, table: list[Row]) -> None:
+    def _write_table(self, table: list[dict[str, Any]]) -> None:
         """Put the samples of this step into completions.jsonl, instead of those of an earlier try at it."""
         if self.is_world_process_zero():
             replace_rows(Path(self.args.output_dir) / "completions.jsonl", table, same=["step", "set"])

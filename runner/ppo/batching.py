@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from datasets import Dataset, IterableDataset
@@ -20,13 +19,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runner.errors import ConfigError, DataError, Fault
 from runner.generate.batch import pad, split_by_tokens
-from runner.generate.completion import context_length
+from runner.generate.completion import Completion, context_length
+from runner.generate.rows import Row
 from runner.model.encoding import encode_prompt, stop_ids
-
-Row = dict[str, Any]
-
-LOGITS_PER_CHUNK = {"cpu": 1 << 22}  # elements held at once: 16 MiB of float32
-LOGITS_PER_CHUNK_ELSEWHERE = 1 << 26
 
 # --- Prompts ------------------------------------------------------------------------------------
 
@@ -89,17 +84,18 @@ def check_rows(
 
 
 class Rollout:
-    """Completions that one process sampled for an update, and the numbers of their tokens, 0 until they are known."""
+    """Completions that one process sampled for rows, and the numbers of their tokens, 0 until they are known."""
 
-    def __init__(self, prompt_ids: list[list[int]], response_ids: list[list[int]], device: torch.device):
-        self.sequences = [prompt + response for prompt, response in zip(prompt_ids, response_ids, strict=True)]
+    def __init__(self, rows: Sequence[Row], completions: list[Completion], device: torch.device):
+        self.rows, self.completions = rows, completions
+        self.sequences = [[*each.prompt_ids, *each.token_ids] for each in completions]
         self.lengths = list(map(len, self.sequences))
-        self.prompts = list(map(len, prompt_ids))
-        self.responses = list(map(len, response_ids))
+        self.prompts = [len(each.prompt_ids) for each in completions]
+        self.responses = [len(each.token_ids) for each in completions]
         self.mask_BR = (torch.arange(max(self.responses)) < torch.tensor(self.responses)[:, None]).to(device)
         zeros_BR = torch.zeros(self.mask_BR.shape, device=device)
-        self.logprobs_BR, self.ref_logprobs_BR, self.values_BR = zeros_BR, zeros_BR.clone(), zeros_BR.clone()
-        self.advantages_BR, self.returns_BR = zeros_BR.clone(), zeros_BR.clone()
+        self.logprobs_BR, self.ref_logprobs_BR, self.kl_BR = zeros_BR, zeros_BR.clone(), zeros_BR.clone()
+        self.values_BR, self.advantages_BR, self.returns_BR = zeros_BR.clone(), zeros_BR.clone(), zeros_BR.clone()
         self.has_logprobs = False
 
     def micro_batches(self, rows: Sequence[int], budget: int) -> list[MicroBatch]:

@@ -10,8 +10,7 @@ import asyncio
 import bisect
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -21,41 +20,15 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from runner.errors import ConfigError, Fault
 from runner.generate.batch import pad, split_by_tokens
+from runner.generate.completion import Completion
+from runner.generate.judge import to_columns
+from runner.generate.rows import Row
 from runner.ppo.actor_critic import last_hidden_states
 from runner.reward.panel import Prompt, check_answer, check_some_apply
 from runner.schema import upstream
 from runner.schema.text import to_text
 
 Reward: TypeAlias = Callable[..., Any] | nn.Module
-
-
-@dataclass
-class Completions:
-    """Completions with their prompts, as text or chats and as token ids, and the other columns of their rows."""
-
-    prompts: list[Prompt]
-    completions: list[Prompt]
-    prompt_ids: list[list[int]]
-    completion_ids: list[list[int]]
-    ended: list[bool]
-    columns: Mapping[str, list[Any]]
-
-
-@dataclass
-class TokenRewards:
-    """Rewards of completions: each token has its own, weighted, and the last one those of the whole."""
-
-    earned_BR: Tensor  # NaN where no reward was given, which is not a reward of 0
-    each_BF: Tensor  # every reward's sum, not weighted; NaN where it does not apply
-
-    @property
-    def total_B(self) -> Tensor:
-        """All tokens together."""
-        return self.earned_BR.nansum(1)
-
-    def to(self, device: torch.device) -> TokenRewards:
-        """The same on another device."""
-        return TokenRewards(self.earned_BR.to(device), self.each_BF.to(device))
 
 
 class Rewards:
@@ -110,13 +83,21 @@ class Rewards:
                 return reward
         return None
 
-    def __call__(self, completions: Completions, state: TrainerState | None, budget: int) -> TokenRewards:
-        """The scores of completions, on the CPU; models read at most ``budget`` padded tokens at once.
+    def __call__(
+        self, completions: Sequence[Completion], rows: Sequence[Row], state: TrainerState | None, budget: int
+    ) -> tuple[Tensor, Tensor]:
+        """The weighted reward of each token [B, R], and the plain sum of each reward [B, F], on the CPU.
 
-        A reward may give None where it does not apply to a row. Raises DataError or SickRun for what is no reward.
+        Both are NaN where no reward was given, which is not a reward of 0; the last token earns those of the whole.
+        ``rows`` are those of the completions, whose columns functions may take; models read at most ``budget`` padded
+        tokens at once. A reward may give None where it does not apply. Raises DataError or SickRun for what is none.
         """
-        given: dict[str, object] = {"prompts": completions.prompts, "completions": completions.completions}
-        given |= {"completion_ids": completions.completion_ids, **completions.columns, "trainer_state": state}
+        prompts: list[Prompt] = [each.prompt for each in completions]
+        given = to_columns(rows) | {
+            "completions": [each.answer for each in completions],
+            "completion_ids": [each.token_ids for each in completions],
+            "trainer_state": state,
+        }
         answers = [
             reward(**given) if tokenizer is None else self._score(reward, tokenizer, completions, budget)
             for reward, tokenizer in zip(self.rewards, self.tokenizers, strict=True)
@@ -124,21 +105,21 @@ class Rewards:
         if any(map(inspect.isawaitable, answers)):
             answers = asyncio.run(_gather(answers))
         answers = [
-            check_answer(f"reward.{name}", answer, completions.prompts, per_step=True)
+            check_answer(f"reward.{name}", answer, prompts, per_step=True)
             for name, answer in zip(self.names, answers, strict=True)
         ]
-        check_some_apply(answers, completions.prompts)
-        shape = len(completions.prompts), max([1, *map(len, completions.completion_ids)])
-        scores = TokenRewards(torch.full(shape, math.nan), torch.full((shape[0], len(answers)), math.nan))
+        check_some_apply(answers, prompts)
+        earned_BR = torch.full((len(rows), max(len(each.token_ids) for each in completions)), math.nan)
+        each_BF = torch.full((len(rows), len(answers)), math.nan)
         for column, (answer, weight) in enumerate(zip(answers, self.weights, strict=True)):
             for row, value in enumerate(answer):
                 if value is not None:
-                    tokens, values = completions.completion_ids[row], value if isinstance(value, list) else [value]
+                    tokens, values = completions[row].token_ids, value if isinstance(value, list) else [value]
                     at = self._earning(self.names[column], value, tokens) if values is value else [len(tokens) - 1]
                     earned = weight * torch.tensor(values, dtype=torch.float32)
-                    scores.earned_BR[row, at] = scores.earned_BR[row, at].nan_to_num() + earned
-                    scores.each_BF[row, column] = float(sum(values))
-        return scores
+                    earned_BR[row, at] = earned_BR[row, at].nan_to_num() + earned
+                    each_BF[row, column] = float(sum(values))
+        return earned_BR, each_BF
 
     def _earning(self, name: str, values: list[float], tokens: list[int]) -> list[int]:
         """The tokens that earn rewards: each, or for rewards of steps those that end one (Uesato et al. 2022)."""
@@ -153,7 +134,7 @@ class Rewards:
 
     @torch.no_grad()
     def _score(
-        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, completions: Completions, budget: int
+        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, completions: Sequence[Completion], budget: int
     ) -> list[float]:
         """The score of a model at the last token of each completion."""
         rows = self._encode(tokenizer, completions)
@@ -172,17 +153,15 @@ class Rewards:
                 scores[row] = score
         return scores
 
-    def _encode(self, tokenizer: PreTrainedTokenizerBase, completions: Completions) -> list[list[int]]:
+    def _encode(self, tokenizer: PreTrainedTokenizerBase, completions: Sequence[Completion]) -> list[list[int]]:
         """The input of a reward model, as in its training: a closed chat, or text that ends with the end token."""
-        pairs = list(zip(completions.prompts, completions.completions, strict=True))
-        chats = [one + other for one, other in pairs if isinstance(one, list) and isinstance(other, list)]
-        if chats:
+        if not isinstance(completions[0].prompt, str):
             how = {"chat_template": tokenizer.chat_template or self.tokenizer.chat_template, "return_dict": False}
-            return [tokenizer.apply_chat_template(chat, **how) for chat in chats]
+            return [tokenizer.apply_chat_template([*each.prompt, *each.answer], **how) for each in completions]
         if same_tokens(tokenizer, self.tokenizer):
-            return [p + c for p, c in zip(completions.prompt_ids, completions.completion_ids, strict=True)]
-        ends = [(tokenizer.eos_token or "") * ended for ended in completions.ended]
-        texts = [f"{prompt}{text}{end}" for (prompt, text), end in zip(pairs, ends, strict=True)]
+            return [[*each.prompt_ids, *each.token_ids] for each in completions]
+        ends = [(tokenizer.eos_token or "") * (each.finish == "stop") for each in completions]
+        texts = [f"{each.prompt}{each.text}{end}" for each, end in zip(completions, ends, strict=True)]
         return tokenizer(texts)["input_ids"]
 
 
