@@ -1,5 +1,10 @@
 """Metrics: numbers on what a model does with held-out rows. A metric knows no trainer, no dataset and no model.
 
+A ``_target_`` names the module that defines the function: ``runner.metric.words`` stands here with the other metrics of
+plain texts, others in ``binary``, ``likelihood``, and ``reference`` for those by libraries. A new one is a function in
+any module and an option in ``conf/metric``, whose further keys, such as ``better``, are in ``ask``. Which library it
+needs, and who else asks metrics: ``validate.environment``, ``generate.judge``.
+
 The arguments of a metric decide what it gets; the columns of the rows come by name, ``**columns`` is all of
 them, as TRL passes them to rewards.
 
@@ -14,21 +19,70 @@ It returns a number for each row, which are averaged without the Nones; or one n
 name, which are logged as ``eval_<metric>_<name>``, the one without a name as ``eval_<metric>``.
 """
 
-from collections.abc import Collection
+from __future__ import annotations
 
-from runner.metric.text import mention, overlap, repetition, words
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-__all__ = ["kind_of", "mention", "overlap", "repetition", "words"]
-
-# The arguments that decide between sampled completions and known answers.
-SAMPLED = ("completions", "completion_ids")
-READ = ("scores", "log_probs", "labels", "logits")
+from runner.errors import DataError, Fault
+from runner.io.turns import Completion, Values, text_of
 
 
-def kind_of(arguments: Collection[str]) -> str:
-    """The kind of a metric with these arguments: ``sampled`` completions, or answers that were ``read``.
+def words(completions: Sequence[Completion]) -> list[float]:
+    """The number of words of each completion.
 
-    >>> kind_of(["completions", "columns"]), kind_of(["scores", "label"]), kind_of(["path"])
-    ('sampled', 'read', 'sampled')
+    >>> words(["The bar was so-so.", ""])
+    [5.0, 0.0]
     """
-    return "read" if not set(SAMPLED) & set(arguments) and set(READ) & set(arguments) else "sampled"
+    return [float(len(_words(completion))) for completion in completions]
+
+
+def repetition(completions: Sequence[Completion]) -> list[float]:
+    """The share of words that occur earlier in the same completion.
+
+    >>> repetition(["great, great, great bar", "a bar", ""])
+    [0.5, 0.0, 0.0]
+    """
+    texts = [_words(completion) for completion in completions]
+    return [1 - len(set(words)) / len(words) if words else 0.0 for words in texts]
+
+
+def mention(completions: Sequence[Completion], of: Sequence[str] = (), **columns: Values) -> list[float]:
+    """The share of the columns named by ``of`` whose text occurs in the completion.
+
+    >>> mention(["The food at the bar.", "Great!"], of=["place", "topic"], place=["bar", "bar"], topic=["view", "food"])
+    [0.5, 0.0]
+    """
+    texts = [text_of(completion).casefold() for completion in completions]
+    wanted = [read_column(columns, name, "metric.mention.of=[<column>]") for name in of]
+    hits = [[word.casefold() in text for text, word in zip(texts, column, strict=True)] for column in wanted]
+    return [sum(row) / len(row) for row in zip(*hits, strict=True)] if hits else [0.0] * len(texts)
+
+
+def overlap(completions: Sequence[Completion], reference: Sequence[Completion]) -> list[float]:
+    """F1 of the words of a completion and of its reference, without their order (ROUGE-1).
+
+    >>> overlap(["a red dog", "A cat.", ""], ["the red dog", "a cat", "a cat"])
+    [0.6666666666666666, 1.0, 0.0]
+    """
+    scores = []
+    for completion, known in zip(completions, reference, strict=True):
+        found, right = _words(completion), _words(known)
+        common = (Counter(found) & Counter(right)).total()
+        # Harmonic mean of precision and recall, which is twice the common words over all of them.
+        scores.append(2 * common / (len(found) + len(right)) if common else 0.0)
+    return scores
+
+
+def read_column(columns: Mapping[str, Any], name: str, fix: str) -> Sequence[Any]:
+    """A column of the rows; raises DataError where they do not have it, with what to type."""
+    if name not in columns:
+        known = ", ".join(sorted(columns))
+        raise DataError(Fault("dataset", f"the rows have no column {name}", f"one of {known}", fix))
+    return columns[name]
+
+
+def _words(completion: Completion) -> list[str]:
+    return re.findall(r"\w+", text_of(completion).casefold())

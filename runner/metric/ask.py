@@ -1,16 +1,26 @@
-"""A configured metric, and what it returned as named numbers. Its arguments are put together elsewhere."""
+"""A configured metric, its kind, and what it returned as named numbers. Its arguments are put together elsewhere."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from runner.errors import DataError, Fault, SickRun
 
-# Keys of a metric in the config that are not its function's arguments.
-OWN = ("on", "limit", "answers", "better", "preprocess")
+# Keys of a metric in the config that are not its function's arguments, with their types. ``better`` is for those who
+# compare runs and choose checkpoints: ``report.objective``, ``validate.parts``.
+OWN = {
+    "on": "list[str] | None",
+    "limit": "int | None",
+    "answers": "Literal['right', 'all']",
+    "better": "Literal['higher', 'lower']",
+    "preprocess": "dict | None",
+}
+# The arguments that decide between sampled completions and known answers.
+SAMPLED = ("completions", "completion_ids")
+READ = ("scores", "log_probs", "labels", "logits")
 SAMPLES = 200  # prompts of each held-out set that are answered, unless the config says otherwise
 
 
@@ -19,7 +29,7 @@ class Metric:
     """A metric with what the config says of it.
 
     ``on`` names held-out sets, None is all; ``limit`` is the most rows of each, None is all. ``answers`` tells whether
-    wrong answers are read too. ``better`` tells which way is up, for the choice of the best checkpoint.
+    wrong answers are read too.
     """
 
     name: str
@@ -30,11 +40,19 @@ class Metric:
     on: Sequence[str] | None = None
     limit: int | None = None
     answers: Literal["right", "all"] = "right"
-    better: Literal["higher", "lower"] = "higher"
 
     def measures(self, held_out: str) -> bool:
         """True where it applies to the held-out set of this name."""
         return self.on is None or held_out in self.on
+
+
+def kind_of(arguments: Collection[str]) -> str:
+    """The kind of a metric with these arguments: ``sampled`` completions, or answers that were ``read``.
+
+    >>> kind_of(["completions", "columns"]), kind_of(["scores", "label"]), kind_of(["path"])
+    ('sampled', 'read', 'sampled')
+    """
+    return "read" if not set(SAMPLED) & set(arguments) and set(READ) & set(arguments) else "sampled"
 
 
 def to_numbers(name: str, answer: object, rows: int) -> dict[str, float]:

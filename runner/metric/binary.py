@@ -15,7 +15,7 @@ import numpy as np
 
 from runner.errors import DataError, Fault
 from runner.io.turns import Values, text_of
-from runner.metric.text import read_column
+from runner.metric import read_column
 
 
 def accuracy(

@@ -1,6 +1,6 @@
 """Completions against a reference text, by the libraries that published figures come from.
 
-``pip install "runner[text]"`` brings sacrebleu and rouge-score. Overlap of words without a library is in ``text``.
+``pip install "runner[text]"`` brings sacrebleu and rouge-score. Overlap of words without a library is ``runner.metric.overlap``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from runner.errors import DataError, EnvironmentFault, Fault
 from runner.io.turns import Completion, Values, text_of
-from runner.metric.text import read_column
+from runner.metric import read_column
 
 
 def bleu(

@@ -7,6 +7,7 @@ from typing import Any
 
 from runner.config.menu import GROUPS
 from runner.errors import Fault
+from runner.metric import ask as metric
 from runner.schema import upstream
 from runner.schema.read import Parameter, Signature, read_signature
 from runner.schema.source import public_names
@@ -34,19 +35,13 @@ OWN = {
     "trainer": {"form": "str", "head": "Literal['lm', 'score']", "evaluates": "bool"},
     "model": {"tokenizer": "dict"},
     "reward": {"weight": "float", "timeout": "float | None"},
-    "metric": {
-        "on": "list[str] | None",
-        "limit": "int | None",
-        "answers": "Literal['right', 'all']",
-        "better": "Literal['higher', 'lower']",
-        "preprocess": "dict | None",
-    },
+    "metric": metric.OWN,
     "peft": {"full": "list[str] | None"},
     "optimizer": {"groups": "dict | None", "scheduler": "dict | None"},
     "launcher": {"jobs": "int", "timeout_seconds": "float | None", "devices": "list[int | str] | None"},
 }
 # Arguments by which rewards and metrics say what they judge; the other arguments may be columns of the rows.
-JUDGED = ("completions", "completion_ids", "scores", "log_probs", "labels", "logits")
+JUDGED = (*metric.SAMPLED, *metric.READ)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from runner.config.menu import read_options
 from runner.dataset.form import FORMS, FORMS_FOR, TRAINER_FORMS, fits
 from runner.errors import Fault
-from runner.metric import kind_of
+from runner.metric.ask import kind_of
 from runner.ppo.minibatches import find_minibatch_faults
 from runner.schema import upstream
 from runner.schema.read import Signature, read_signature

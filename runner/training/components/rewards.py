@@ -66,7 +66,7 @@ def build_scorer(node: Node, own: Collection[str] = ("weight", "timeout"), *, ra
 
     A loader or a class is called first, and what comes back scores. The keys in ``own`` are not the target's.
     """
-    from runner.metric import READ, SAMPLED
+    from runner.metric.ask import READ, SAMPLED
 
     arguments = {key: value for key, value in node.items() if key not in own}
     target = locate(node["_target_"])
@@ -79,8 +79,7 @@ def build_metrics(node: Node | None, tokenizer: PreTrainedTokenizerBase) -> list
     """The configured metrics, each ready to measure held-out rows."""
     from torch import nn
 
-    from runner.metric import kind_of
-    from runner.metric.ask import OWN, SAMPLES, Metric
+    from runner.metric.ask import OWN, SAMPLES, Metric, kind_of
     from runner.reward.panel import Scorer
 
     metrics = []
@@ -89,7 +88,7 @@ def build_metrics(node: Node | None, tokenizer: PreTrainedTokenizerBase) -> list
         if isinstance(call, nn.Module):
             fix = f"metric.{name}._target_=runner.reward.outcome.Classifier"
             raise ConfigError(Fault(f"metric.{name}", "a model, which cannot be called as it is", "a function", fix))
-        own = {key: entry[key] for key in OWN if key in entry and key != "preprocess"}
+        own = {key: entry[key] for key in OWN if key in entry and key not in ("better", "preprocess")}
         arguments = inspect.signature(call).parameters
         own.setdefault("limit", SAMPLES if kind_of(arguments) == "sampled" else None)
         preprocess = entry.get("preprocess")
