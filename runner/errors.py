@@ -15,6 +15,7 @@ A new error is a class here with its code and heading, made of its faults alone 
 tree above and in README's table of exit codes; and a case in tests/test_errors.py.
 """
 
+import importlib.util
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -91,6 +92,14 @@ class FolderError(RunnerError):
 class EnvironmentFault(RunnerError):
     code = 5
     heading = "environment"
+
+
+def check_installed(module: str, where: str, *, extra: str) -> None:
+    """Raise EnvironmentFault where a library that one of our extras brings is not installed; it is not imported."""
+    if importlib.util.find_spec(module) is None:
+        package = module.replace("_", "-")
+        fix = f'pip install "runner[{extra}]"'
+        raise EnvironmentFault(Fault(where, f"{package} is not installed", f"the package {package}", fix))
 
 
 class Interrupted(RunnerError):

@@ -93,7 +93,7 @@ def test_answers_are_the_same_as_mathematics(one, other, same):
 
 
 def test_without_math_verify_a_boxed_answer_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("runner.reward.math.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(EnvironmentFault, match=r'pip install "runner\[math\]"'):
         math.boxed_answer(["x"], reference=["x"])
 

@@ -6,7 +6,6 @@ Both are made for GPUs and draw with random numbers of their own, for which they
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import GenerationConfig
 
-from runner.errors import EnvironmentFault, Fault
+from runner.errors import check_installed
 from runner.generate.sampler import Model, Responses, Sampling, cut, sample, without_generation_defaults
 
 Engine = Callable[[Model, Sequence[Sequence[int]], Sampling, Tensor], Responses]
@@ -67,10 +66,7 @@ def _to_responses(completions: Sequence[Sequence[int]], how: Sampling) -> Respon
 
 def connect(base_url: str) -> Any:
     """TRL's client of a running vLLM server, joined with it for sending weights; needs a GPU."""
-    if importlib.util.find_spec("vllm") is None:
-        raise EnvironmentFault(
-            Fault("trainer.args.rollout_engine", "vllm is not installed", "", "pip install 'runner[vllm]'")
-        )
+    check_installed("vllm", "trainer.args.rollout_engine", extra="vllm")
     from trl.generation.vllm_client import VLLMClient
 
     client = VLLMClient(base_url=base_url, connection_timeout=60)

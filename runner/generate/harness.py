@@ -5,20 +5,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.errors import ConfigError, EnvironmentFault, Fault
-
-
-def check_harness() -> None:
-    """Raise EnvironmentFault where the library is not installed; it is not imported."""
-    if importlib.util.find_spec("lm_eval") is None:
-        found, fix = "lm-evaluation-harness is not installed", 'pip install "runner[eval]"'
-        raise EnvironmentFault(Fault("evaluate=lm_eval", found, "the package lm-eval", fix))
+from runner.errors import ConfigError, Fault
 
 
 def check_tasks(folder: Path, trusted: bool) -> None:

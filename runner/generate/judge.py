@@ -97,41 +97,31 @@ def judge_answers(
         chosen[metric.name] = [n for n, row in enumerate(rows) if everything or row["label"]][: metric.limit]
     wanted = sorted(set().union(*chosen.values()))
     indices = {number: index for index, number in enumerate(wanted)}
-    found = _read(model, tokenizer, [rows[number] for number in wanted], metrics, is_scorer, how)
+    # What the model thinks of the rows, under the names by which metrics ask for it, and what is kept for one of them.
+    found: dict[str, Sequence[object]] = {}
+    kept: dict[str, list[Any]] = {}
+    if is_scorer:
+        found["scores"] = score_answers(model, tokenizer, [rows[number] for number in wanted], **how)
+    else:
+        keep: dict[str, Callable[[Tensor, Tensor], object]] = {
+            metric.name: metric.preprocess or (lambda logits, labels: logits.cpu())
+            for metric in metrics
+            if metric.preprocess or metric.takes_logits
+        }
+        reading = read_answers(model, tokenizer, [rows[number] for number in wanted], keep=keep, **how)
+        found |= {"labels": reading.labels, "log_probs": reading.log_probs}
+        found["scores"] = [math.fsum(values) for values in reading.log_probs]
+        kept = reading.kept
     for metric in metrics:
+        own = dict(found)
+        if metric.name in kept:
+            own["logits"] = [_to_plain(value) for value in kept[metric.name]]
+            own["scores"] = own["logits"] if metric.preprocess else found["scores"]
         numbers = chosen[metric.name]
         given = to_columns([rows[number] for number in numbers])
-        given |= {key: [values[indices[n]] for n in numbers] for key, values in found[metric.name].items()}
+        given |= {key: [values[indices[number]] for number in numbers] for key, values in own.items()}
         figures.add(metric, numbers, **given)
     return figures
-
-
-def _read(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    rows: Sequence[Row],
-    metrics: Sequence[Metric],
-    is_scorer: bool,
-    how: Mapping[str, Any],
-) -> dict[str, dict[str, Sequence[object]]]:
-    """For each metric what the model thinks of the rows, under the names by which metrics ask for it."""
-    if is_scorer:
-        scores = score_answers(model, tokenizer, rows, **how)
-        return {metric.name: {"scores": scores} for metric in metrics}
-    keep: dict[str, Callable[[Tensor, Tensor], object]] = {
-        metric.name: metric.preprocess or (lambda logits, labels: logits.cpu())
-        for metric in metrics
-        if metric.preprocess or metric.takes_logits
-    }
-    reading = read_answers(model, tokenizer, rows, keep=keep, **how)
-    sums = [math.fsum(values) for values in reading.log_probs]
-    found: dict[str, dict[str, Sequence[object]]] = {}
-    for metric in metrics:
-        found[metric.name] = {"labels": reading.labels, "log_probs": reading.log_probs, "scores": sums}
-        if metric.name in keep:
-            kept = [_to_plain(value) for value in reading.kept[metric.name]]
-            found[metric.name] |= {"logits": kept, "scores": kept if metric.preprocess else sums}
-    return found
 
 
 def to_columns(rows: Sequence[Row]) -> dict[str, list[Any]]:

@@ -1,15 +1,14 @@
 """Completions against a reference text, by the libraries that published figures come from.
 
-``pip install "runner[text]"`` brings sacrebleu and rouge-score. Overlap of words without a library is ``runner.metric.overlap``.
+``pip install "runner[text]"`` brings sacrebleu and rouge-score; ``runner.metric.overlap`` does without a library.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from runner.errors import DataError, EnvironmentFault, Fault
+from runner.errors import DataError, Fault, check_installed
 from runner.io.turns import Completion, Values, text_of
 from runner.metric import read_column
 
@@ -26,7 +25,7 @@ def bleu(
     ``tokenize`` names one of its tokenizers; null is 13a, and Chinese needs zh. Rows whose reference is null are
     left out.
     """
-    _need("sacrebleu")
+    check_installed("sacrebleu", "metric", extra="text")
     from sacrebleu.metrics import BLEU
 
     pairs = _pairs("bleu", completions, column, columns)
@@ -35,7 +34,7 @@ def bleu(
 
 def chrf(completions: Sequence[Completion], column: str = "reference", word_order: int = 0, **columns: Values) -> float:
     """chrF of all completions together, from 0 to 100, by sacrebleu; ``word_order=2`` is chrF++."""
-    _need("sacrebleu")
+    check_installed("sacrebleu", "metric", extra="text")
     from sacrebleu.metrics import CHRF
 
     pairs = _pairs("chrf", completions, column, columns)
@@ -53,7 +52,7 @@ def rouge(
 
     None where the reference is null.
     """
-    _need("rouge_score")
+    check_installed("rouge_score", "metric", extra="text")
     from rouge_score.rouge_scorer import RougeScorer
 
     scorer = RougeScorer([kind], use_stemmer=stemmed)
@@ -73,9 +72,3 @@ def _pairs(
     if not rows:
         raise DataError(Fault(f"metric.{name}", f"no reference among {len(references)} rows", f"texts in {column}"))
     return [text_of(completion) for completion, _ in rows], [[text_of(known) for _, known in rows]]
-
-
-def _need(module: str) -> None:
-    if importlib.util.find_spec(module) is None:
-        package, fix = module.replace("_", "-"), 'pip install "runner[text]"'
-        raise EnvironmentFault(Fault("metric", f"{package} is not installed", f"the package {package}", fix))

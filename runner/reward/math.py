@@ -5,11 +5,10 @@ The comparison is math-verify's (``pip install "runner[math]"``): ``2\sqrt{2}`` 
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Sequence
 
-from runner.errors import EnvironmentFault, Fault
+from runner.errors import check_installed
 from runner.io.turns import Completion, Values, text_of
 from runner.reward.rule import known_answers
 
@@ -29,9 +28,7 @@ def boxed_answer(
     [1.0, 0.0, 0.0]
     """
     references = known_answers(columns, column, "reward.boxed_answer.column=<column>")
-    if importlib.util.find_spec("math_verify") is None:
-        found, fix = "math-verify is not installed", 'pip install "runner[math]"'
-        raise EnvironmentFault(Fault("reward.boxed_answer", found, "the package math-verify", fix))
+    check_installed("math_verify", "reward.boxed_answer", extra="math")
     rewards: list[float | None] = []
     for completion, reference in zip(completions, references, strict=True):
         if reference is None:
