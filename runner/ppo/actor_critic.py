@@ -1,6 +1,22 @@
 """Policy and critic as one module: what PPO wraps, optimises and saves together, on one backbone where possible.
 
 What the update does with log-probabilities and values is in ``algorithm``; how completions are sampled is elsewhere.
+
+Each process holds whole models. FSDP2 is refused (``PPOConfig.fsdp`` and the end of ``PPOTrainer.__init__``), because
+its weights are whole only within a forward call of the module that it wraps. For it these must change:
+
+- here ``logprobs``, ``reference_logprobs`` and ``values`` are called outside ``forward``, and call trunks
+  (``last_hidden_states``) and heads (``TokenLogProbs.of_hidden``, ``ActorCritic.values``) as modules of their own:
+  ``torch.distributed.fsdp.register_fsdp_forward_method`` for the three, and the layers of ``_no_split_modules``;
+- here ``state_dict``, ``save_policy`` and ``save_value`` take weights as they lie, and in ``algorithm`` ``save_model``
+  calls the latter two on one process: every process must gather;
+- in ``algorithm`` ``roll_out`` hands the bare policy to an engine: through a method of ``ActorCritic``, registered too;
+  ``generate.sampler`` stays, ``generate.engines.merged_weights`` would send shards to a server;
+- in ``algorithm`` ``_sum_over_processes`` adds gradients up, where FSDP2 has averaged them: the loss times the world
+  size instead; ``drop_policy_gradient`` and ``clip_grad_norm_`` meet DTensors;
+- the reference in ``algorithm`` and the reward models in ``scoring``, whose trunks and heads ``Rewards`` calls apart,
+  are wrapped by nobody: ``trl.models.prepare_fsdp``.
+
 Letters at the end of a tensor's name are its shape: B rows, T tokens, N response tokens of all rows, H hidden, V
 vocabulary.
 """

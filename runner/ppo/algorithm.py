@@ -173,7 +173,7 @@ class PPOConfig(TrainingArguments):
     logging_steps: float = 1
     remove_unused_columns: bool | None = False  # rewards may want any column
     bf16: bool | None = None  # None: where the hardware has it and fp16 is off
-    fsdp: None = None  # PPO trains whole models in each process, and so refuses what would shard them
+    fsdp: None = None  # PPO trains whole models in each process; what sharding needs is in ``actor_critic``
     deepspeed: None = None
 
     # The rollout.
