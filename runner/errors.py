@@ -94,7 +94,7 @@ class EnvironmentFault(RunnerError):
     heading = "environment"
 
 
-def check_installed(module: str, where: str, *, extra: str) -> None:
+def check_library(module: str, where: str, *, extra: str) -> None:
     """Raise EnvironmentFault where a library that one of our extras brings is not installed; it is not imported."""
     if importlib.util.find_spec(module) is None:
         package = module.replace("_", "-")

@@ -2,6 +2,9 @@
 
 import math
 import random
+import re
+from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +28,17 @@ CASES = [
     (metric.overlap, ["a dog", "a dog", "dog dog"], {"reference": ["A dog.", "a cat", "dog"]}, [1.0, 0.5, 2 / 3]),
     (metric.overlap, ["", "cat"], {"reference": ["x", ""]}, [0.0, 0.0]),
 ]
+
+
+@pytest.mark.parametrize("group", ["metric", "reward"])
+def test_a_target_names_the_module_that_defines_it(group):
+    """So that the YAML says which file to open."""
+    options = (Path(__file__).parent.parent / "conf" / group).glob("*.yaml")
+    targets = {found for file in options for found in re.findall(r"_target_: (runner\S+)", file.read_text())}
+    assert len(targets) > 10
+    for target in targets:
+        module, _, name = target.rpartition(".")
+        assert getattr(import_module(module), name).__module__ == module, target
 
 
 def as_chat(text: str) -> list[dict[str, str]]:

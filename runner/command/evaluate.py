@@ -42,7 +42,7 @@ from runner.command import CommandLine
 from runner.command._option import Option
 from runner.command._request import OPTIONS, PARTS, InferenceRequest, read_request
 from runner.dataset.form import fits
-from runner.errors import ConfigError, DataError, Fault, check_installed
+from runner.errors import ConfigError, DataError, Fault, check_library
 from runner.generate.prediction import prediction_key
 from runner.generate.rows import find_form_fault
 from runner.generate.weights import Weights
@@ -347,7 +347,7 @@ def evaluate_tasks(side: Side) -> int:
         raise ConfigError(Fault("tasks", found, "tasks for a language model", "tasks=hellaswag,arc_easy"))
     if "include" in options:
         check_tasks(Path(options["include"]), options.get("trust_remote_code", False))
-    check_installed("lm_eval", "evaluate=lm_eval", extra="eval")
+    check_library("lm_eval", "evaluate=lm_eval", extra="eval")
     print(f"model     {side.name}", flush=True)
     how = {name: options.get(name) for name in ("num_fewshot", "limit")}
     how["apply_chat_template"] = options.get("as") == "chat"

@@ -14,7 +14,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import GenerationConfig
 
-from runner.errors import check_installed
+from runner.errors import check_library
 from runner.generate.sampler import Model, Responses, Sampling, cut, sample, without_generation_defaults
 
 Engine = Callable[[Model, Sequence[Sequence[int]], Sampling, Tensor], Responses]
@@ -66,7 +66,7 @@ def _to_responses(completions: Sequence[Sequence[int]], how: Sampling) -> Respon
 
 def connect(base_url: str) -> Any:
     """TRL's client of a running vLLM server, joined with it for sending weights; needs a GPU."""
-    check_installed("vllm", "trainer.args.rollout_engine", extra="vllm")
+    check_library("vllm", "trainer.args.rollout_engine", extra="vllm")
     from trl.generation.vllm_client import VLLMClient
 
     client = VLLMClient(base_url=base_url, connection_timeout=60)

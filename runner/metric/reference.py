@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from runner.errors import DataError, Fault, check_installed
+from runner.errors import DataError, Fault, check_library
 from runner.io.turns import Completion, Values, text_of
 from runner.metric import read_column
 
@@ -25,7 +25,7 @@ def bleu(
     ``tokenize`` names one of its tokenizers; null is 13a, and Chinese needs zh. Rows whose reference is null are
     left out.
     """
-    check_installed("sacrebleu", "metric", extra="text")
+    check_library("sacrebleu", "metric", extra="text")
     from sacrebleu.metrics import BLEU
 
     pairs = _pairs("bleu", completions, column, columns)
@@ -34,7 +34,7 @@ def bleu(
 
 def chrf(completions: Sequence[Completion], column: str = "reference", word_order: int = 0, **columns: Values) -> float:
     """chrF of all completions together, from 0 to 100, by sacrebleu; ``word_order=2`` is chrF++."""
-    check_installed("sacrebleu", "metric", extra="text")
+    check_library("sacrebleu", "metric", extra="text")
     from sacrebleu.metrics import CHRF
 
     pairs = _pairs("chrf", completions, column, columns)
@@ -52,7 +52,7 @@ def rouge(
 
     None where the reference is null.
     """
-    check_installed("rouge_score", "metric", extra="text")
+    check_library("rouge_score", "metric", extra="text")
     from rouge_score.rouge_scorer import RougeScorer
 
     scorer = RougeScorer([kind], use_stemmer=stemmed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from runner.errors import check_installed
+from runner.errors import check_library
 from runner.io.turns import Completion, Values, text_of
 from runner.reward.rule import known_answers
 
@@ -28,7 +28,7 @@ def boxed_answer(
     [1.0, 0.0, 0.0]
     """
     references = known_answers(columns, column, "reward.boxed_answer.column=<column>")
-    check_installed("math_verify", "reward.boxed_answer", extra="math")
+    check_library("math_verify", "reward.boxed_answer", extra="math")
     rewards: list[float | None] = []
     for completion, reference in zip(completions, references, strict=True):
         if reference is None:
