@@ -241,7 +241,8 @@ class PPOConfig(TrainingArguments):
 def _find_faults(args: PPOConfig) -> Iterator[Fault]:
     """A fault for each number that PPO cannot work with."""
     yield from find_minibatch_faults(args.rollout_rows, args.num_mini_batches)
-    ends = args.stop_token is not None or args.stop_token_id is not None
+    penalised = args.missing_eos_penalty is not None
+    can_end = args.stop_token is not None or args.stop_token_id is not None
     checks = [
         ("num_ppo_epochs", args.num_ppo_epochs >= 1, "at least 1", "1"),
         ("response_length", args.response_length >= 1, "at least 1", "1"),
@@ -251,12 +252,7 @@ def _find_faults(args: PPOConfig) -> Iterator[Fault]:
         ("kl_target", args.kl_target is None or args.kl_target > 0, "above 0", "6.0"),
         ("kl_coef", args.kl_target is None or args.kl_coef > 0, "above 0, beside kl_target", "0.05"),
         (upstream.REMOVE_UNUSED_COLUMNS, not args.remove_unused_columns, "false: rewards may want any column", "false"),
-        (
-            upstream.MISSING_EOS_PENALTY,
-            args.missing_eos_penalty is None or ends,
-            "a stop_token or a stop_token_id",
-            "null",
-        ),
+        (upstream.MISSING_EOS_PENALTY, can_end or not penalised, "a stop_token or a stop_token_id", "null"),
     ]
     for name, holds, expected, fix in checks:
         if not holds:

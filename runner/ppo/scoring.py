@@ -46,10 +46,8 @@ class Rewards:
             fix = "reward=<one of conf/reward>, or trainer.args.reward_model_path=<model>"
             raise ConfigError(Fault("reward", "no reward", "at least one", fix))
         if weights is not None and len(weights) != len(rewards):
-            where, found = (
-                f"trainer.args.{upstream.REWARD_WEIGHTS}",
-                f"{len(weights)} weights for {len(rewards)} rewards",
-            )
+            where = f"trainer.args.{upstream.REWARD_WEIGHTS}"
+            found = f"{len(weights)} weights for {len(rewards)} rewards"
             raise ConfigError(Fault(where, found, "one for each", f"{where}={to_text([1.0] * len(rewards))}"))
         self.tokenizer = tokenizer
         self.step_separator = step_separator
