@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from runner.run.alarms import build_alarms, steps_to_notice
 from runner.run.seal import checkpoints_at_once, damage_of, rotate, seal
 from runner.schema.upstream import cycle_steps
 from runner.training.checkpoint import Seal
-from runner.training.health.alarms import build_alarms, steps_to_notice
 
 
 def control(save):

@@ -227,8 +227,8 @@ def test_a_trainer_of_the_users_own_is_of_the_kind_that_it_builds_on(own_trainer
     assert kind_of("my_trainers.Pairs", "my_trainers.PairsConfig") == "pairs"
     assert kind_of("my_trainers.Pairs", "trl.DPOConfig") == "pairs"
     assert kind_of("my_trainers.Odds", "trl.experimental.orpo.ORPOConfig") == "odds"
-    assert objective.objective_class("my_trainers.Pairs", "trl.DPOConfig") is objective.Pairs
-    assert objective.objective_class("my_trainers.Fresh", "my_trainers.FreshConfig") is None
+    assert objective.OBJECTIVES.get(kind_of("my_trainers.Pairs", "trl.DPOConfig")) is objective.Pairs
+    assert kind_of("my_trainers.Fresh", "my_trainers.FreshConfig") is None
 
 
 @pytest.mark.parametrize("group", ["loss", "weight"])

@@ -53,7 +53,7 @@ def test_precomputing_with_lengths_gives_what_trl_alone_gives(tmp_path):
     from trl import DPOConfig, DPOTrainer
 
     from runner.io.files import shipped
-    from runner.training.precompute import drop_filled, is_shared, shared
+    from runner.training.precompute import drop_filled, share_reference
 
     def build(ours):
         # A cache of its own: another run's may hold the numbers of other kernels.
@@ -70,9 +70,9 @@ def test_precomputing_with_lengths_gives_what_trl_alone_gives(tmp_path):
         if not ours:
             trainer = DPOTrainer(**offered)
         else:
-            assert is_shared(offered)
-            with shared(offered) as given:
-                trainer = DPOTrainer(**given)
+            given, args.max_length = share_reference(offered, "pairs"), None
+            trainer = DPOTrainer(**given)
+            args.max_length = 26
             drop_filled(trainer)
         assert trainer.args.max_length == 26
         trainer.train()

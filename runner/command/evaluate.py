@@ -292,11 +292,9 @@ def _build_score(request: InferenceRequest, tokenizer: PreTrainedTokenizerBase) 
     from runner.ppo.scoring import Rewards
     from runner.reward.outcome import best_device
 
-    node = request.cfg["reward"]
-    random_head = bool((request.cfg.get("tolerate") or {}).get("random_head"))
-    functions, weights, _ = build_rewards(node, per_step=True, random_head=random_head)
+    functions, weights, _ = build_rewards(request.cfg)
     rewards = Rewards(functions, weights, tokenizer)
-    rewards.names = list(named(node, "reward"))
+    rewards.names = list(named(request.cfg["reward"], "reward"))
     for reward in rewards.models:
         reward.requires_grad_(False).to(best_device())
 

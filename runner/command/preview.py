@@ -33,13 +33,14 @@ from runner.io.files import write_text
 from runner.io.terminal import quiet
 from runner.launch import stages
 from runner.launch.worker import take_devices, visible_devices
+from runner.model.check import LOADER
 from runner.model.encoding import to_texts
 from runner.report.page import to_preview_page
 from runner.report.tokens import MAX_WIDTH, Sheet, format_sheet
 from runner.run.find import find_runs
 from runner.run.key import folder_of, key_of
 from runner.training.inspection import Inspection, find_faults, inspect_training, summary_of
-from runner.training.stand_in import LOADER, first_rows_prepared
+from runner.training.stand_in import first_rows_prepared
 from runner.validate import find_dangers
 from runner.validate.values import COUNT
 

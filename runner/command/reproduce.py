@@ -130,7 +130,7 @@ def _code_obstacles(then: object) -> Iterator[str]:
 
 def compare_data(run: RunRecord, cfg: Mapping[str, Any]) -> None:
     """Load the rows as a training would, and raise DataError with every set that is no longer the same."""
-    from runner.training.components.loss import build_rules, columns_asked_for
+    from runner.training.components.trainer import build_rules, columns_asked_for
 
     if not isinstance(run.manifest.get("data"), Mapping):
         return

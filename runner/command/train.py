@@ -31,7 +31,7 @@ from runner.run.seal import last_checkpoint, rotate, seal
 from runner.schema import upstream
 from runner.training.components import Components, build_components
 from runner.training.components.model import has_base, path_of, policy_of
-from runner.training.evaluation import build_measure, held_out_scores
+from runner.training.evaluation import held_out_scores
 from runner.training.inspection import find_faults, inspect_training
 from runner.training.recovery import adjust, record_adjustments
 
@@ -52,7 +52,7 @@ def train(run: Run, stop: StopRequest) -> None:
     from accelerate.utils import release_memory
 
     while True:
-        components = build_components(run, stop, build_measure)
+        components = build_components(run, stop)
         try:
             _train(run, components, stop)
             return
@@ -130,7 +130,7 @@ def _start(run: Run, components: Components, source: Run | None) -> None:
         """Write the scores of the start model; again where a run begins again, or its log would lack them."""
         _check_sharded(trainer)
         if trainer.state.global_step == 0:
-            scores = held_out_scores(components)
+            scores = held_out_scores(trainer)
             if trainer.is_world_process_zero():
                 write_json(run.folder / "scores.json", {"before": scores})
 
@@ -158,7 +158,7 @@ def _finish(run: Run, components: Components, stop: StopRequest, seconds: float)
     trainer = components.trainer
     # Online trainers sample what they measure here; a run that was stopped after its last step has other numbers left.
     set_seed(trainer.args.seed, device_specific=True)
-    scores = (read_json(run.folder / "scores.json") or {}) | {"after": held_out_scores(components)}
+    scores = (read_json(run.folder / "scores.json") or {}) | {"after": held_out_scores(trainer)}
     save_model(run, trainer)
     if not trainer.is_world_process_zero():
         return

@@ -108,7 +108,7 @@ def _narrow(cfg: dict[str, Any], source: Source, folder: Path) -> Iterator[tuple
 def measure_step(cfg: Config, folder: Path) -> MeasuredStep:
     """Train in a folder of its own, as many steps as a cycle of generation has, and measure them."""
     steps = cfg["trainer"]["args"][upstream.MAX_STEPS]
-    trainer = build_components(open_run({**cfg, "output_root": str(folder)}, []), None).trainer
+    trainer = build_components(open_run({**cfg, "output_root": str(folder)}, [])).trainer
     meter = Meter(folder / "profile.json")
     trainer.add_callback(meter)
     with FlopCounterMode(display=False, custom_mapping=ATTENTION_ON_CPU) as counter:

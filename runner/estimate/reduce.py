@@ -23,11 +23,12 @@ from runner.model.clone import Source, count_weights, shrink, write_clone
 from runner.run.key import processes_of
 from runner.schema import upstream
 from runner.schema.text import Config, nodes
+from runner.training.inspection import CHECKS
 
 NEW = "runner.model.load.new_model"
 ROWS = "runner.dataset.load.load_rows"
 OTHER_PATHS = ("sft_model_path", upstream.REWARD_MODEL_PATH, upstream.TEACHER_MODEL_NAME_OR_PATH)
-TOLERATED = {"truncated": 1.0, **dict.fromkeys(("nothing_trained", "no_end", "doubled_bos", "other_template"), True)}
+TOLERATED = {"truncated": 1.0, **dict.fromkeys(CHECKS, True)}
 FIRST_ROWS = 256  # of each source, among which those to train on are the shortest
 MAX_WEIGHTS = 5_000_000  # of a model that is taken as it is
 HELD_OUT = 8  # rows of each held-out set
@@ -42,11 +43,6 @@ CADENCE = {
     upstream.LOGGING_FIRST_STEP: True,
 }
 PLAIN = {upstream.PUSH_TO_HUB: False, "total_episodes": None, upstream.DATASET_NUM_PROC: None}
-# What needs another machine or a server, and what it becomes.
-ELSEWHERE = {
-    **dict.fromkeys((upstream.USE_VLLM, upstream.TORCH_COMPILE), False),
-    **dict.fromkeys((upstream.DEEPSPEED, upstream.FSDP, upstream.PARALLELISM_CONFIG), None),
-}
 ON_A_GPU = {upstream.TF32: None, upstream.USE_LIGER_KERNEL: False}
 GPU_ATTENTION = ("flash", "kernels", "paged", "sdpa_paged")  # what names of such kernels begin with
 
@@ -194,7 +190,7 @@ def _replace_foreign(small: Reduced) -> None:
     """Leave out what this machine has not, and what is meant for several processes or a server, and note it."""
     cfg, args = small.cfg, small.cfg["trainer"]["args"]
     on_cpu = not torch.accelerator.is_available()
-    for name, value in (ELSEWHERE | (ON_A_GPU if on_cpu else {})).items():
+    for name, value in (upstream.ELSEWHERE | (ON_A_GPU if on_cpu else {})).items():
         if args.get(name):
             small.note(f"without trainer.args.{name}={args[name]}")
             args[name] = value

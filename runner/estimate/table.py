@@ -9,11 +9,11 @@ from pathlib import Path
 from runner.estimate.device import Device
 from runner.estimate.memory import Training
 from runner.estimate.steps import batch_size, setting, steps_of
+from runner.run.alarms import steps_to_notice
 from runner.run.disk import free, sized
 from runner.run.key import processes_of
 from runner.run.seal import checkpoints_at_once
 from runner.schema import upstream
-from runner.training.health.alarms import steps_to_notice
 
 TIGHT = 0.9  # of what is there, from which on a forecast warns: allocators keep some more than what is alive
 ASSUMED = 100e12  # operations a second, as a scale where nothing was measured

@@ -236,6 +236,11 @@ EXTENDABLE = READ_BY_NO_STEP | LOGGED | CALLBACK_VISIBLE | MAP_STYLE_ONLY | froz
 # the library's is a change.
 MACHINE_DEFAULTS = frozenset({"logging_nan_inf_filter", "restore_callback_states_from_checkpoint", "use_cpu", "bf16"})
 MACHINE_DEFAULTS |= {"activation_checkpointing", "gradient_checkpointing"}
+# Those that need another machine or a server, and what they become in a run made small.
+ELSEWHERE = {
+    **dict.fromkeys((USE_VLLM, TORCH_COMPILE), False),
+    **dict.fromkeys((DEEPSPEED, FSDP, PARALLELISM_CONFIG), None),
+}
 
 
 # --- Questions ------------------------------------------------------------------------------------

@@ -1,24 +1,113 @@
-"""Callbacks that watch a training from outside: the record, the bar, samples and the stop signal.
+"""Callbacks, the user's and the runner's, in the order in which they must come: the record, the bar, samples, the stop.
 
-Each is a small TrainerCallback that knows only what it is given. Checkpoints are in ``checkpoint``, alarms in
+Each class is a small TrainerCallback that knows only what it is given. Checkpoints are in ``checkpoint``, alarms in
 ``health``.
 """
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
+from datasets import Dataset
 from torch import nn
 from torch.optim import Optimizer
 from tqdm import tqdm
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    PreTrainedTokenizerBase,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
+from runner.config.build import asked_for, serve
+from runner.dataset.form import fits
+from runner.dataset.load import HeldOut
+from runner.errors import ConfigError, Fault
+from runner.generate.completion import generate
+from runner.generate.rows import held_out_sets
 from runner.io.files import ROWS, forget_rows, read_last_row, replace_rows, sync
 from runner.io.terminal import progress_bar, sample_lines
+from runner.run import Run
+from runner.run.adjustments import ROLLBACK, adjusted_share, count_of
+from runner.schema import upstream
+from runner.schema.text import Config, named
+from runner.training.checkpoint import Seal
+from runner.training.health import Health
+
+
+def build_callbacks(cfg: Config, served: Mapping[str, Any], trainer: Trainer | None = None) -> list[TrainerCallback]:
+    """The user's callbacks as they are listed: those that ask for the trainer once there is one, the others before.
+
+    ``served`` are the arguments that their constructors may name (``for_callbacks``).
+    """
+    callbacks = []
+    for name, node in named(cfg["callback"] or {}, "callback").items():
+        asks = "trainer" in asked_for(node["_target_"]) and "trainer" not in node
+        if asks != (trainer is not None):
+            continue
+        own = {"callback_name": name, "trainer": trainer}
+        own |= {"prompts": served["prompts"]()} if "prompts" in served else {}  # each has its own
+        callback = serve(node, **{key: part for key, part in {**served, **own}.items() if key not in node})
+        if not isinstance(callback, TrainerCallback):
+            found, expected = f"a {type(callback).__name__}, which handles no event", "a transformers.TrainerCallback"
+            fix = f"class {type(callback).__name__}({expected}):"
+            raise ConfigError(Fault(f"callback.{name}", found, expected, fix))
+        callbacks.append(callback)
+    return callbacks
+
+
+def add_callbacks(
+    trainer: Trainer,
+    run: Run,
+    served: Mapping[str, object],
+    stop: StopRequest | None,
+    health: Health,
+    seal: Seal,
+    adjustments: Sequence[Mapping[str, Any]],
+) -> None:
+    """Add the user's callbacks that ask for the trainer, then the runner's; the adjusted learning rate is one of them.
+
+    The seal comes after all that decide what a step will save.
+    """
+    for callback in build_callbacks(run.cfg, served, trainer):
+        trainer.add_callback(callback)
+        callback.on_init_end(trainer.args, trainer.state, trainer.control)
+    callbacks: list[TrainerCallback] = [StopAtStep(stop, seal.cycle_steps)] if stop else []
+    callbacks += [Record(run.metrics, run.set_status), health, Progress(), seal]
+    if count_of(adjustments, ROLLBACK):
+        callbacks.append(Slower(functools.partial(adjusted_share, adjustments)))
+    for callback in callbacks:
+        trainer.add_callback(callback)
+
+
+def for_callbacks(run: Run, tokenizer: PreTrainedTokenizerBase, rows: Dataset, held_out: HeldOut) -> dict[str, object]:
+    """The arguments that a callback's constructor may name.
+
+    ``generate(model, prompts, max_new_tokens=...)`` gives completions as texts, ``prompts`` are the held-out ones, and
+    ``folder`` is that of the run; the first two where the model writes, and the rows have prompts.
+    """
+    cfg = run.cfg
+
+    def prompts() -> Iterator[object]:
+        for part in held_out_sets(cfg, "prompt").values():
+            yield from (row["prompt"] for row in part)
+
+    served = {"tokenizer": tokenizer, upstream.PROCESSING_CLASS: tokenizer, "folder": run.folder}
+    served |= {upstream.TRAIN_DATASET: rows, "eval_dataset": held_out}
+    if cfg["trainer"]["head"] == "lm":  # PPO has a policy beside a critic
+        served["generate"] = lambda model, prompts, **how: generate(
+            getattr(model, "policy", model), tokenizer, prompts, **how
+        )
+    if fits(cfg["dataset"].get("form"), "prompt") and held_out is not None:
+        served["prompts"] = prompts
+    return served
 
 
 class Record(TrainerCallback):

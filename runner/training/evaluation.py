@@ -22,40 +22,37 @@ from runner.training.components.rewards import build_metrics
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
-
-    from runner.training.components import Components
+    from transformers import PreTrainedTokenizerBase, Trainer
 
 BATCH_SIZE = 64  # prompts side by side, until memory runs out
 CLOCK = ("_runtime", "_per_second", "_time", "epoch", "num_tokens")
 
 
-def held_out_scores(components: Components) -> dict[str, float]:
-    """The figures of the trainer's own evaluation on held-out rows, and those of the configured metrics."""
-    scores = {} if components.held_out is None else components.trainer.evaluate()
-    if scores:
-        _check_best(components.args, scores)
-    return {name: value for name, value in scores.items() if not name.endswith(CLOCK) and isinstance(value, float)}
+def held_out_scores(trainer: Trainer) -> dict[str, float]:
+    """The figures of the trainer's own evaluation on held-out rows, and those of the configured metrics.
 
-
-def _check_best(args: TrainingArguments, scores: Mapping[str, float]) -> None:
-    """Raise ConfigError where the best checkpoint is to be chosen by a figure that no evaluation gives."""
-    wanted, where = args.metric_for_best_model, f"trainer.args.{upstream.METRIC_FOR_BEST_MODEL}"
+    Raises ConfigError where the best checkpoint is to be chosen by a figure that no evaluation gives.
+    """
+    if trainer.eval_dataset is None:
+        return {}
+    scores, args, where = trainer.evaluate(), trainer.args, f"trainer.args.{upstream.METRIC_FOR_BEST_MODEL}"
+    wanted = args.metric_for_best_model
     key = f"eval_{str(wanted).removeprefix('eval_')}"
     if wanted is not None and args.eval_strategy != "no" and key not in scores:
         names = [name for name in scores if not name.endswith(CLOCK)]
         near = nearest(key, names) or [name for name in names if name.endswith("_loss")] or names
         found = f"{wanted}, which the evaluation of the start model does not give"
         raise ConfigError(Fault(where, found, shortened(names), f"{where}={near[0] if near else '<one of them>'}"))
+    return {name: value for name, value in scores.items() if not name.endswith(CLOCK) and isinstance(value, float)}
 
 
 def build_measure(
-    run: Run, args: TrainingArguments, tokenizer: PreTrainedTokenizerBase, adjustments: Sequence[Mapping[str, Any]]
+    run: Run, tokenizer: PreTrainedTokenizerBase, adjustments: Sequence[Mapping[str, Any]]
 ) -> HeldOutMetrics | None:
     """The configured metrics, for a trainer to call with the prefix of each evaluation; None without any."""
     metrics = build_metrics(run.cfg["metric"], tokenizer)
     halvings = sum(upstream.PER_DEVICE_EVAL_BATCH_SIZE in each.get("args", {}) for each in adjustments)
-    return HeldOutMetrics(run, args, tokenizer, metrics, max(1, BATCH_SIZE >> halvings)) if metrics else None
+    return HeldOutMetrics(run, tokenizer, metrics, max(1, BATCH_SIZE >> halvings)) if metrics else None
 
 
 @dataclass
@@ -63,7 +60,6 @@ class HeldOutMetrics:
     """The metrics of a run; called with the prefix of an evaluation, it measures the held-out set of that name."""
 
     run: Run
-    args: TrainingArguments
     tokenizer: PreTrainedTokenizerBase
     metrics: Sequence[Metric]
     batch_size: int
@@ -75,7 +71,7 @@ class HeldOutMetrics:
         metrics = [metric for metric in self.metrics if metric.measures(name)]
         sampled, read = ([metric for metric in metrics if metric.kind == kind] for kind in ("sampled", "read"))
         found = self._sampled(trainer, sampled, name) if sampled else {}
-        found |= self._read(policy_of(trainer), read, name) if read else {}
+        found |= self._read(trainer, read, name) if read else {}
         # In the order of the configuration, whatever the kind.
         ordered = (key for metric in metrics for key in found if f"{key}_".startswith(f"{metric.name}_"))
         return {f"{prefix}_{key}": found[key] for key in ordered}
@@ -98,7 +94,7 @@ class HeldOutMetrics:
 
         rows, limits, model = self._rows("prompt", name), [metric.limit for metric in metrics], policy_of(trainer)
         rows = list(rows if None in limits else rows.take(max(limit for limit in limits if limit is not None)))
-        how = Sampling(upstream.completion_length(vars(self.args)) or 64, rows=self.batch_size)
+        how = Sampling(upstream.completion_length(vars(trainer.args)) or 64, rows=self.batch_size)
         with evaluating(model):
             figures = judge_completions(TextGenerator(model, self.tokenizer, how), rows, metrics)
         if trainer.is_world_process_zero():
@@ -108,12 +104,12 @@ class HeldOutMetrics:
             replace_rows(self.run.folder / "completions.jsonl", made, same=list(keys))
         return figures.scores
 
-    def _read(self, model: PreTrainedModel, metrics: Sequence[Metric], name: str) -> dict[str, float]:
+    def _read(self, trainer: Trainer, metrics: Sequence[Metric], name: str) -> dict[str, float]:
         """The numbers of metrics on how a model takes the known answers of a set."""
         from runner.generate.completion import context_length
         from runner.generate.judge import judge_answers
 
-        rows = list(self._rows("answer", name))
-        limits = filter(None, (getattr(self.args, "max_length", None), context_length(model)))
+        rows, model = list(self._rows("answer", name)), policy_of(trainer)
+        limits = filter(None, (getattr(trainer.args, "max_length", None), context_length(model)))
         most, is_scorer = min(limits, default=None), self.run.cfg["trainer"]["head"] == "score"
         return judge_answers(model, self.tokenizer, rows, metrics, is_scorer=is_scorer, max_length=most).scores

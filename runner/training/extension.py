@@ -17,14 +17,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader
 from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from runner.errors import ConfigError, Fault
 from runner.io.files import read_json
 
-Notes = Mapping[str, Sequence[float | Tensor]]
 Measure = Callable[[Trainer, str], dict[str, float]]
 
 
@@ -32,15 +30,15 @@ Measure = Callable[[Trainer, str], dict[str, float]]
 class Hooks:
     """Functions that a trainer calls in the course of a training; without any it is TRL's.
 
-    ``measure(trainer, prefix)`` gives figures that join those of an evaluation. ``on_loss(loss, notes)`` gets each
-    loss of a micro-batch, and what the trainer has noted for its log, by name. ``on_log(logs, step)`` may change what
-    is logged; ``reward_means()`` gives the mean of each reward since it was called last. ``loss`` is one of the user's
-    own (:mod:`runner.training.objective`). ``evaluates`` is false for a trainer whose own evaluation does not work.
+    ``measure(trainer, prefix)`` gives figures that join those of an evaluation. ``on_loss(trainer, loss)`` gets each
+    loss of a micro-batch. ``on_log(logs, step)`` may change what is logged; ``reward_means()`` gives the mean of each
+    reward since it was called last. ``loss`` is one of the user's own (:mod:`runner.training.objective`). ``evaluates``
+    is false for a trainer whose own evaluation does not work.
     """
 
     evaluates: bool = True
     measure: Measure | None = None
-    on_loss: Callable[[Tensor, Notes | None], None] | None = None
+    on_loss: Callable[[Trainer, Tensor], None] | None = None
     on_log: Callable[[dict[str, float], int], None] | None = None
     reward_means: Callable[[], dict[str, float]] | None = None
     make_optimizer: Callable[[Trainer], Optimizer] | None = None
@@ -73,23 +71,14 @@ class BeforeTrainer(Trainer):
         """Take the trainer's own step, and report its loss, however seldom it is logged."""
         loss = super().training_step(*args, **kwargs)
         if self.hooks.on_loss is not None:
-            self.hooks.on_loss(loss, notes_of(self))
+            self.hooks.on_loss(self, loss)
         return loss
 
-    def evaluation_loop(
-        self,
-        dataloader: DataLoader,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> EvalLoopOutput:
+    def evaluation_loop(self, *args: object, metric_key_prefix: str = "eval", **kwargs: object) -> EvalLoopOutput:
         """Run the trainer's own loop where it has one that works, and add the metrics of the set that is evaluated."""
         self.is_measuring = True
         if self.hooks.evaluates:
-            output = super().evaluation_loop(
-                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
-            )
+            output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         else:
             output = EvalLoopOutput(predictions=None, label_ids=None, metrics={}, num_samples=0)
         if self.hooks.measure is not None and metric_key_prefix.startswith("eval"):
@@ -156,20 +145,6 @@ class AfterTrainer(Trainer):
         if self.lr_scheduler is None and self.hooks.make_schedule is not None:
             self.lr_scheduler = self.hooks.make_schedule(optimizer or self.optimizer, num_training_steps)
         return super().create_scheduler(num_training_steps, optimizer)
-
-
-# Attributes in which trainers note what they will log: public in our PPO and in online DPO, private in the rest of TRL.
-# They are only read, so that every step can be judged, however seldom it is logged; of a trainer without them what it
-# logs is judged. ``tests/test_sick_runs`` logs every 100 steps, and misses its alarms where upstream renames them.
-NOTES = ("metrics", "stats", "_stored_metrics", "_metrics")
-
-
-def notes_of(trainer: Trainer) -> Notes | None:
-    """The figures of a training that a trainer has noted since it logged last; None where it keeps no such notes."""
-    notes = next((getattr(trainer, name) for name in NOTES if hasattr(trainer, name)), None)
-    if notes is None:
-        return None
-    return notes.get("train", {}) if isinstance(next(iter(notes.values()), None), Mapping) else notes
 
 
 def mean_loss(history: Sequence[Mapping[str, Any]]) -> float:

@@ -57,10 +57,6 @@ class Inspection:
     answers_only: bool = False
 
     @property
-    def counted(self) -> int:
-        return sum(len(row.ids) for row in self.rows)
-
-    @property
     def trained(self) -> int:
         return sum(map(sum, (row.trained for row in self.rows)))
 
@@ -73,12 +69,6 @@ class Inspection:
     def ended(self) -> list[TokenRow]:
         """The rows in which an end token is trained."""
         return [row for row in self.rows if self.ends & {*itertools.compress(row.ids, row.trained)}]
-
-    @property
-    def doubled(self) -> list[TokenRow]:
-        """The rows that begin with two begin tokens."""
-        bos = self.tokenizer.bos_token_id
-        return [row for row in self.rows if bos is not None and row.ids[:2] == [bos, bos]]
 
     @property
     def longest_cut(self) -> int:
@@ -140,9 +130,8 @@ def inspect_training(
 
         found = gather_object(found)  # each process has its part of every batch
     packs = bool(getattr(args, upstream.PACKING, False))
-    splits = (
-        packs and getattr(args, upstream.PACKING_STRATEGY, "") != "bfd"
-    )  # then what is too long goes on in the next one
+    # Then what is too long goes on in the next one.
+    splits = packs and getattr(args, upstream.PACKING_STRATEGY, "") != "bfd"
     goal = "prompt" if form == "prompt" else "score" if head == "score" else "tokens"
     limit = None if goal == "prompt" or splits else getattr(args, "max_length", None)
     encoded = (
@@ -171,9 +160,7 @@ def _with_length(row: TokenRow, encoded: Sequence[EncodedRow], limit: int | None
 
 def head_of(rows: Rows, count: int) -> Rows:
     """The first rows of a dataset or of a stream, as the same kind of thing."""
-    if hasattr(rows, "select") and hasattr(rows, "__len__"):
-        return rows.select(range(min(count, len(rows))))
-    return rows.take(count) if hasattr(rows, "take") else list(itertools.islice(rows, count))
+    return rows.take(count) if hasattr(rows, "take") else rows[:count]
 
 
 @contextlib.contextmanager
@@ -197,31 +184,24 @@ def _random_state_kept() -> Iterator[None]:
 
 
 def read_batches(batches: Iterable[Batch], form: str, head: str) -> list[TokenRow]:
-    """The sequences of all batches in their order, the two of a pair side by side."""
+    """The sequences of all batches in their order, the two of a pair side by side, whatever a collator calls them."""
     rows: list[TokenRow] = []
-    for batch in batches:
-        first = rows[-1].number + 1 if rows else 0
-        rows += sorted(read_batch(batch, form, head, first), key=lambda row: row.number)
-    return rows
-
-
-def read_batch(batch: Batch, form: str, head: str, first: int = 0) -> Iterator[TokenRow]:
-    """The sequences of one batch, numbered from ``first``, whatever its collator calls their parts."""
     sides = FORMS[form].answers if form in FORMS else ()
-    count = max(1, len(sides))
-    if count > 1 and f"{sides[0]}_input_ids" in batch:
-        for role in sides:
-            part = {name: batch[f"{role}_{name}"] for name in ("input_ids", "attention_mask", "labels")}
-            for number, row in enumerate(_sequences(part, head)):
-                yield replace(row, number=first + number, role=role)
-        return
-    rows = list(_sequences(batch, head))
-    pairs = len(rows) // count
-    for index, row in enumerate(rows):
-        role = sides[index // pairs] if count > 1 else ""
-        if form == "unpaired" and "label" in batch:
-            role = "good" if batch["label"][index] else "bad"
-        yield replace(row, number=first + index % pairs, role=role)
+    for batch in batches:
+        if len(sides) > 1 and f"{sides[0]}_input_ids" in batch:
+            names = ("input_ids", "attention_mask", "labels")
+            parts = [{name: batch[f"{role}_{name}"] for name in names} for role in sides]
+            found = [row for part in parts for row in _sequences(part, head)]
+        else:
+            found = list(_sequences(batch, head))
+        count, first = len(found) // max(1, len(sides)), rows[-1].number + 1 if rows else 0
+        for index, row in enumerate(found):
+            role = sides[index // count] if len(sides) > 1 else ""
+            if form == "unpaired" and "label" in batch:
+                role = "good" if batch["label"][index] else "bad"
+            found[index] = replace(row, number=first + index % count, role=role)
+        rows += sorted(found, key=lambda row: row.number)
+    return rows
 
 
 def _sequences(batch: Batch, head: str) -> Iterator[TokenRow]:
@@ -229,35 +209,27 @@ def _sequences(batch: Batch, head: str) -> Iterator[TokenRow]:
 
     The tokens that the loss counts are trained; all of them where the batch does not say so.
     """
-    ids = batch["input_ids"]
-    counted = ids.new_ones(ids.shape).bool()
+    import torch
+
+    ids, positions = batch["input_ids"], batch.get("position_ids")
+    real = batch.get("attention_mask", torch.ones_like(ids))
+    counted = torch.ones_like(ids)
     if "labels" in batch and head != "score":
         counted = batch["labels"] != IGNORED
     elif "completion_mask" in batch:
-        counted = batch["completion_mask"].bool()
+        counted = batch["completion_mask"]
     weights = next((part for name, part in batch.items() if name.endswith("weights") and part.ndim == 2), None)
     for number in range(len(ids)):
-        for indices in _pieces(batch, number, ids.size(1)):
-            trained = counted[number, indices].tolist()
+        places = real[number].nonzero().flatten()
+        pieces = [places]
+        if positions is not None:  # which begin again with each of packed texts
+            pieces = places.tensor_split((positions[number, places] == 0).nonzero().flatten().tolist())[1:]
+        for piece in filter(len, pieces):
+            trained = counted[number, piece].bool().tolist()
             if head == "score":  # of a causal model it is read at the last token
-                trained = [index == indices[-1] for index in indices]
-            weighed = None if weights is None else weights[number, indices].float().tolist()
-            yield TokenRow(number, "", ids[number, indices].tolist(), trained, weighed)
-
-
-def _pieces(batch: Batch, number: int, size: int) -> list[list[int]]:
-    """The indices of a row's tokens, without padding, cut where the positions of packed texts begin again."""
-    mask = batch.get("attention_mask")
-    real = [index for index in range(size) if mask is None or mask[number][index]]
-    if "position_ids" not in batch:
-        return [real] if real else []
-    positions = batch["position_ids"][number].tolist()
-    starts = [index for index in real if positions[index] == 0]
-    pieces = [
-        [index for index in real if start <= index < end]
-        for start, end in zip(starts, [*starts[1:], size], strict=True)
-    ]
-    return list(filter(None, pieces))
+                trained = [False] * (len(piece) - 1) + [True]
+            weighed = None if weights is None else weights[number, piece].float().tolist()
+            yield TokenRow(number, "", ids[number, piece].tolist(), trained, weighed)
 
 
 def _sampled_prompts(trainer: Trainer, rows: Rows) -> Iterator[TokenRow]:
@@ -278,13 +250,7 @@ def find_faults(inspection: Inspection, tolerate: Mapping[str, Any] | None = Non
     tolerate = tolerate or {}
     allowed = tolerate.get("truncated")
     found = [_no_row(inspection), _truncated(inspection, TRUNCATED if allowed is None else allowed)]
-    checks = {
-        "nothing_trained": _nothing_trained,
-        "no_end": _no_end,
-        "doubled_bos": _doubled_bos,
-        "other_template": _other_template,
-    }
-    found += [check(inspection) for name, check in checks.items() if not tolerate.get(name)]
+    found += [check(inspection) for name, check in CHECKS.items() if not tolerate.get(name)]
     return list(filter(None, found))
 
 
@@ -339,7 +305,8 @@ def _no_end(inspection: Inspection) -> Fault | None:
 
 
 def _doubled_bos(inspection: Inspection) -> Fault | None:
-    rows = inspection.doubled
+    bos = inspection.tokenizer.bos_token_id
+    rows = [row for row in inspection.rows if bos is not None and row.ids[:2] == [bos, bos]]
     if not rows:
         return None
     found = f"{len(rows)} of {len(inspection.rows)} rows begin with {decode(inspection.tokenizer, rows[0].ids[:2])!r}"
@@ -367,6 +334,14 @@ def _other_template(inspection: Inspection) -> Fault | None:
         "one template for both",
         "model.tokenizer.chat_template=<one that spells both alike, such as chatml>, or tolerate.other_template=true",
     )
+
+
+CHECKS = {  # by the name that ``tolerate`` takes; ``validate.keys`` lists these names too
+    "nothing_trained": _nothing_trained,
+    "no_end": _no_end,
+    "doubled_bos": _doubled_bos,
+    "other_template": _other_template,
+}
 
 
 def ends_of(cfg: Config, model: PreTrainedModel) -> list[int]:
@@ -397,8 +372,8 @@ def summary_of(seen: Inspection) -> list[str]:
         return [*lines, "completions are sampled after these prompts, and only they are trained"]
     if seen.goal == "score":
         return [*lines, "one score for each text"]
-    share = seen.trained / max(1, seen.counted)
-    lines.append(f"{seen.trained} of {seen.counted} tokens are trained ({share:.1%})")
+    tokens = sum(len(row.ids) for row in seen.rows)
+    lines.append(f"{seen.trained} of {tokens} tokens are trained ({seen.trained / max(1, tokens):.1%})")
     lines.append(f"an end token is trained in {len(seen.ended)} of {len(seen.rows)} texts")
     answers = sum(len(row.prompts) for row in seen.encoded)
     if answers and seen.comparable:

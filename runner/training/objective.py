@@ -2,7 +2,10 @@
 
 Each class here comes before TRL's in the method order and calls TRL's public ``compute_loss``, which makes the forward
 passes, averages, and logs. What it asks the model for is answered with other log-probabilities, or watched on the way.
-Which losses ship is in ``runner.loss``, how rows get weights in ``runner.dataset.weigh``.
+
+Which losses ship is in ``runner.loss``, how rows get weights in ``runner.dataset.weigh``; by which names a trainer is
+known to compute its loss in one of these ways in ``schema.upstream``, what each way gives in ``validate.objective``. A
+trainer of another way needs nothing here, and takes neither.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import torch
@@ -20,8 +23,6 @@ from transformers import Trainer
 from transformers.utils import ModelOutput
 
 from runner.errors import ConfigError, Fault, SickRun
-from runner.schema import upstream
-from runner.schema.read import read_signature
 from runner.training.extension import Hooks
 
 WEIGHTS = "token_weights"
@@ -30,6 +31,7 @@ FULL_LOGITS = {"logits", "input"}
 Count: TypeAlias = Tensor | int | None  # of the trained tokens of all micro-batches of a step
 Loss: TypeAlias = Tensor | tuple[Tensor, ModelOutput]
 Sequences: TypeAlias = Mapping[str, tuple[Tensor, Tensor | None]]  # token ids and perhaps their weights, by name
+Outputs: TypeAlias = Mapping[str, list[ModelOutput]]  # of the policy, and perhaps the reference, by the same name
 
 
 class Objective(Trainer):
@@ -79,7 +81,7 @@ class Tokens(Objective):
     ) -> Loss:
         weights, calls = inputs.pop(WEIGHTS, None), []
 
-        def answering(**given: object) -> ModelOutput | Measured:
+        def answering(**given: object) -> ModelOutput | SimpleNamespace:
             if not given.pop("fused_lm_head", False):
                 return model(**given)
             calls.append(True)
@@ -127,26 +129,8 @@ class Tokens(Objective):
         return loss.reshape(1) * torch.as_tensor(outputs.label_mask.sum() if count is None else count).clamp(min=1)
 
 
-@dataclass
-class Measured:
-    """The fields that TRL reads of a fused output, from the full logits of one forward pass.
-
-    ``logits`` (N, vocabulary) are those of the N trained tokens.
-    """
-
-    log_probs: Tensor
-    entropy: Tensor
-    is_top1: Tensor
-    label_mask: Tensor
-    aux_loss: Tensor | None
-    logits: Tensor
-    labels: Tensor
-    targets: Tensor
-    model_outputs: ModelOutput
-
-
-def measured(model: nn.Module, labels: Tensor, inputs: Mapping[str, Any]) -> Measured:
-    """One forward pass with logits, and what the labels are worth under them."""
+def measured(model: nn.Module, labels: Tensor, inputs: Mapping[str, Any]) -> SimpleNamespace:
+    """One forward pass with logits (N, vocabulary) of the N trained tokens, and what TRL reads of a fused output."""
     outputs = model(**inputs)
     # Prompt learning puts virtual tokens before the real ones.
     logits = outputs.logits[:, -labels.size(1) :][:, :-1]
@@ -161,8 +145,9 @@ def measured(model: nn.Module, labels: Tensor, inputs: Mapping[str, Any]) -> Mea
     def placed(values: Tensor) -> Tensor:
         return values.new_zeros(mask.shape).masked_scatter(mask, values)
 
-    aux_loss = getattr(outputs, "aux_loss", None)
-    return Measured(placed(log_probs), placed(entropy), placed(top), mask, aux_loss, picked, labels, targets, outputs)
+    fused = {"log_probs": placed(log_probs), "entropy": placed(entropy), "is_top1": placed(top), "label_mask": mask}
+    fused["aux_loss"] = getattr(outputs, "aux_loss", None)
+    return SimpleNamespace(**fused, logits=picked, labels=labels, targets=targets, model_outputs=outputs)
 
 
 def aligned(weights: Tensor, log_probs: Tensor) -> Tensor:
@@ -175,58 +160,40 @@ def aligned(weights: Tensor, log_probs: Tensor) -> Tensor:
     return torch.cat([virtual, weights], dim=1)[:, -width:].to(log_probs)
 
 
-@dataclass
-class Watch:
-    """The outputs of policy and reference in one step, by the sequences that they were called with.
-
-    ``sequences`` maps a name to token ids and, where there are any, their weights, which the log-probabilities are
-    multiplied with before anybody sums them.
-    """
-
-    sequences: Sequences
-    seen: dict[str, list[ModelOutput]] = field(default_factory=dict)
-
-    def hook(
-        self, module: nn.Module, args: tuple[object, ...], given: Mapping[str, Tensor], output: ModelOutput
-    ) -> ModelOutput | None:
-        """Note the output of a forward pass that gives log-probabilities, after the weights were put on them."""
-        if not given.get("fused_lm_head"):
-            return None
-        name = next(name for name, (ids, _) in self.sequences.items() if _same(ids, given["input_ids"]))
-        weights = self.sequences[name][1]
-        if weights is not None:
-            output.log_probs = output.log_probs * aligned(weights, output.log_probs)
-        self.seen.setdefault(name, []).append(output)
-        return output
-
-    def logps(self, name: str, which: int) -> Tensor:
-        """Summed log-probabilities of the sequences, by the policy (0) or the reference (1)."""
-        width = self.sequences[name][0].size(1) - 1
-        return self.seen[name][which].log_probs[:, -width:].sum(1)
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one is other or (one.shape == other.shape and torch.equal(one.to(other.device), other))
-
-
 @contextmanager
-def watched(trainer: Trainer, sequences: Sequences, times: int) -> Iterator[Watch]:
-    """Watch the forward passes of policy and reference; each of the sequences must come ``times`` times.
+def watched(trainer: Trainer, sequences: Sequences, times: int) -> Iterator[Outputs]:
+    """Gather the outputs of policy and reference in one step, by the sequences that they were called with.
 
-    Raises SickRun where they do not, because then something else was trained than what was configured.
+    Log-probabilities are multiplied with the weights of their sequences before anybody sums them. Raises SickRun where
+    one of the sequences does not come ``times`` times, because then something else was trained than was configured.
     """
     unwrap = trainer.accelerator.unwrap_model
     models = [unwrap(model) for model in (trainer.model, trainer.ref_model) if model is not None]
-    watch = Watch(sequences)
+    seen: dict[str, list[ModelOutput]] = {name: [] for name in sequences}
+
+    def note(module: nn.Module, args: tuple[object, ...], given: Mapping[str, Tensor], output: ModelOutput) -> None:
+        if given.get("fused_lm_head"):
+            found = given["input_ids"]
+            name = next(name for name, (ids, _) in sequences.items() if torch.equal(ids.to(found.device), found))
+            weights = sequences[name][1]
+            if weights is not None:
+                output.log_probs = output.log_probs * aligned(weights, output.log_probs)
+            seen[name].append(output)
+
     with ExitStack() as hooks:
         for model in {id(model): model for model in models}.values():
-            hooks.enter_context(model.register_forward_hook(watch.hook, with_kwargs=True))
-        yield watch
-    for name in sequences:
-        if (count := len(watch.seen.get(name, ()))) != times:
-            found = f"{count} forward passes of {name} seen in a step"
+            hooks.enter_context(model.register_forward_hook(note, with_kwargs=True))
+        yield seen
+    for name, outputs in seen.items():
+        if len(outputs) != times:
+            found = f"{len(outputs)} forward passes of {name} seen in a step"
             fix = "trainer.args.torch_compile=false, or no loss and no weight"
             raise SickRun(Fault("loss", found, f"{times}: another TRL computes its loss otherwise", fix))
+
+
+def summed(output: ModelOutput, ids: Tensor) -> Tensor:
+    """Log-probabilities of sequences of token ids (B, T), without those of virtual tokens before them."""
+    return output.log_probs[:, 1 - ids.size(1) :].sum(1)
 
 
 class Answers(Objective):
@@ -238,27 +205,27 @@ class Answers(Objective):
         names = ["input_ids", "KL_input_ids"] if getattr(self, "calculate_KL", False) else ["input_ids"]
         weights = {name: inputs.pop(name.replace("input_ids", WEIGHTS), None) for name in names}
         times = 1 if self.precompute_ref_logps else 2
-        with watched(self, {name: (inputs[name], weights[name]) for name in names}, times) as watch:
+        with watched(self, {name: (inputs[name], weights[name]) for name in names}, times) as seen:
             found = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if self.hooks.loss is None:
             return found
-        loss = self.with_router_loss(self.mean_of_batch(inputs, watch), watch.seen["input_ids"][0])
+        loss = self.with_router_loss(self.mean_of_batch(inputs, seen), seen["input_ids"][0])
         return (loss, found[1]) if return_outputs else loss
 
-    def mean_of_batch(self, inputs: Mapping[str, Tensor], watch: Watch) -> Tensor:
-        """The mean of the user's loss over a batch, from what was seen of the forward passes."""
+    def mean_of_batch(self, inputs: Mapping[str, Tensor], seen: Outputs) -> Tensor:
+        """The mean of the user's loss over a batch, from the outputs of policy and perhaps reference."""
         raise NotImplementedError
 
 
 class Pairs(Answers):
     """For DPO: a loss of the log-probabilities of each pair."""
 
-    def mean_of_batch(self, inputs: Mapping[str, Tensor], watch: Watch) -> Tensor:
-        chosen, rejected = watch.logps("input_ids", 0).chunk(2)
+    def mean_of_batch(self, inputs: Mapping[str, Tensor], seen: Outputs) -> Tensor:
+        chosen, rejected = summed(seen["input_ids"][0], inputs["input_ids"]).chunk(2)
         if self.precompute_ref_logps:
             references = inputs["ref_chosen_logps"], inputs["ref_rejected_logps"]
         else:
-            references = watch.logps("input_ids", 1).chunk(2)
+            references = summed(seen["input_ids"][1], inputs["input_ids"]).chunk(2)
         lengths = inputs["completion_mask"][:, 1:].sum(1).chunk(2)
         given = {"chosen_logps": chosen, "rejected_logps": rejected, "beta": self.beta}
         given |= zip(("ref_chosen_logps", "ref_rejected_logps"), references, strict=True)
@@ -272,14 +239,15 @@ class Labelled(Answers):
     The mean has the weights that the trainer gives to desirable and undesirable answers.
     """
 
-    def mean_of_batch(self, inputs: Mapping[str, Tensor], watch: Watch) -> Tensor:
+    def mean_of_batch(self, inputs: Mapping[str, Tensor], seen: Outputs) -> Tensor:
         def reference(name: str, column: str) -> Tensor:
-            return inputs[column] if self.precompute_ref_logps else watch.logps(name, 1)
+            return inputs[column] if self.precompute_ref_logps else summed(seen[name][1], inputs[name])
 
-        logps, desirable = watch.logps("input_ids", 0), inputs["label"].bool()
+        logps, desirable = summed(seen["input_ids"][0], inputs["input_ids"]), inputs["label"].bool()
         kl = logps.new_zeros(())
         if self.calculate_KL:
-            ratios = watch.logps("KL_input_ids", 0) - reference("KL_input_ids", "ref_KL_logps")
+            policy = summed(seen["KL_input_ids"][0], inputs["KL_input_ids"])
+            ratios = policy - reference("KL_input_ids", "ref_KL_logps")
             kl = self.accelerator.gather_for_metrics(ratios.mean().detach()).mean().clamp(min=0)
         lengths = inputs["completion_mask"][:, 1:].sum(1)
         given = {"logps": logps, "ref_logps": reference("input_ids", "ref_logps"), "desirable": desirable}
@@ -327,8 +295,3 @@ OBJECTIVES: dict[str | None, type[Objective]] = {
     "contrasts": Contrasts,
     "scores": Scores,
 }
-
-
-def objective_class(trainer: str, config: str) -> type[Objective] | None:
-    """The class that gives the named trainer a loss of the user's own; None for one that has to take it by itself."""
-    return OBJECTIVES.get(upstream.loss_interface(read_signature(trainer), read_signature(config)))

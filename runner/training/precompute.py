@@ -9,49 +9,51 @@ length is left to the collator, as TRL does it anyway, and rows that are too lon
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
 from datasets import Dataset
 from transformers import Trainer, TrainingArguments
-from transformers.data.data_collator import DataCollatorMixin
 
 from runner.dataset.load import HeldOut
 from runner.schema import upstream
 
 # Of the arguments that every trainer has, those on which a log-probability depends; of TRL's own all but these two.
 RELEVANT = (
-    upstream.BF16,
-    upstream.FP16,
-    upstream.TF32,
-    upstream.USE_CPU,
-    upstream.PER_DEVICE_TRAIN_BATCH_SIZE,
-    upstream.PER_DEVICE_EVAL_BATCH_SIZE,
+    *(upstream.BF16, upstream.FP16, upstream.TF32, upstream.USE_CPU),
+    *(upstream.PER_DEVICE_TRAIN_BATCH_SIZE, upstream.PER_DEVICE_EVAL_BATCH_SIZE),
 )
 FREE = ("beta", "learning_rate")
 
 
-def is_shared(offered: Mapping[str, Any]) -> bool:
-    """True where a trainer precomputes its reference in a way that other runs could use."""
+def share_reference(offered: Mapping[str, Any], interface: str | None) -> dict[str, Any] | None:
+    """The offered arguments with rows whose fingerprint says what their log-probabilities depend on.
+
+    None where a trainer with this ``loss_interface`` does not precompute its reference, or no other run could use it.
+    The collator has the maximal length, which has to be None in the arguments themselves while the trainer is built.
+    """
     args, held_out = offered["args"], offered["eval_dataset"]
     sets = held_out.values() if isinstance(held_out, Mapping) else [] if held_out is None else [held_out]
-    return (
-        getattr(args, upstream.PRECOMPUTE_REF_LOG_PROBS, False)
-        and args.max_length is not None
-        and offered[upstream.DATA_COLLATOR] is None
-        and offered[upstream.PROCESSING_CLASS].pad_token_id is not None
-        and all(isinstance(part, Dataset) for part in (offered[upstream.TRAIN_DATASET], *sets))
-    )
+    if (
+        interface not in ("pairs", "labels")
+        or not getattr(args, upstream.PRECOMPUTE_REF_LOG_PROBS, False)
+        or args.max_length is None
+        or offered[upstream.DATA_COLLATOR] is not None
+        or offered[upstream.PROCESSING_CLASS].pad_token_id is None
+        or not all(isinstance(part, Dataset) for part in (offered[upstream.TRAIN_DATASET], *sets))
+    ):
+        return None
+    from trl.trainer.dpo_trainer import DataCollatorForPreference
+    from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
 
-
-@contextlib.contextmanager
-def shared(offered: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The offered arguments with rows whose fingerprint says what their log-probabilities depend on, for one call."""
-    args, limit = offered["args"], offered["args"].max_length
+    settings = {"max_length": args.max_length, upstream.PAD_TO_MULTIPLE_OF: args.pad_to_multiple_of}
+    collator = DataCollatorForUnpairedPreference
+    if hasattr(args, upstream.TRUNCATION_MODE):
+        collator = functools.partial(DataCollatorForPreference, truncation_mode=args.truncation_mode)
     common = {field.name for field in fields(TrainingArguments)} - set(RELEVANT)
     relevant = {name: value for name, value in asdict(args).items() if name not in common and name not in FREE}
     stamp = json.dumps(relevant, sort_keys=True, default=str)
@@ -60,14 +62,12 @@ def shared(offered: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         fingerprint = hashlib.sha256(f"{rows._fingerprint} {stamp}".encode()).hexdigest()[:16]
         return rows.select(range(len(rows)), new_fingerprint=fingerprint)
 
-    changed = {upstream.TRAIN_DATASET: stamped(offered[upstream.TRAIN_DATASET])}
-    changed["eval_dataset"] = map_sets(stamped, offered["eval_dataset"])
-    changed[upstream.DATA_COLLATOR] = _build_collator(args, offered[upstream.PROCESSING_CLASS].pad_token_id)
-    args.max_length = None
-    try:
-        yield {**offered, **changed}
-    finally:
-        args.max_length = limit
+    return {
+        **offered,
+        upstream.TRAIN_DATASET: stamped(offered[upstream.TRAIN_DATASET]),
+        "eval_dataset": map_sets(stamped, offered["eval_dataset"]),
+        upstream.DATA_COLLATOR: collator(offered[upstream.PROCESSING_CLASS].pad_token_id, **settings),
+    }
 
 
 def drop_filled(trainer: Trainer) -> None:
@@ -88,14 +88,3 @@ def map_sets(change: Callable[[Dataset], Dataset], held_out: HeldOut) -> HeldOut
     if isinstance(held_out, Mapping):
         return {name: change(rows) for name, rows in held_out.items()}
     return None if held_out is None else change(held_out)
-
-
-def _build_collator(args: TrainingArguments, pad_token_id: int) -> DataCollatorMixin:
-    """The trainer's own collator, with the maximal length that it would have been given."""
-    from trl.trainer.dpo_trainer import DataCollatorForPreference
-    from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference
-
-    given = {"max_length": args.max_length, upstream.PAD_TO_MULTIPLE_OF: args.pad_to_multiple_of}
-    if hasattr(args, upstream.TRUNCATION_MODE):
-        return DataCollatorForPreference(pad_token_id, truncation_mode=args.truncation_mode, **given)
-    return DataCollatorForUnpairedPreference(pad_token_id, **given)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.config.build import asked_for, build
+from runner.model.check import LOADER
 from runner.run import Run, write_config
 from runner.schema import upstream
 from runner.schema.text import Config
@@ -17,24 +18,10 @@ from runner.training.components import Components, build_components
 from runner.training.components.model import policy_of
 from runner.training.inspection import SAMPLE, ends_of
 
-LOADER = "runner.model.load.load_model"
 # What would load, start or send something that no row depends on.
-LEFT_OUT = {
-    **dict.fromkeys(
-        (
-            upstream.PRECOMPUTE_REF_LOG_PROBS,
-            upstream.USE_VLLM,
-            upstream.TORCH_COMPILE,
-            upstream.PUSH_TO_HUB,
-            upstream.BF16,
-            upstream.FP16,
-        ),
-        False,
-    ),
-    **dict.fromkeys(
-        ("sft_model_path", upstream.REWARD_MODEL_PATH, upstream.DEEPSPEED, upstream.FSDP, upstream.PARALLELISM_CONFIG),
-        None,
-    ),
+LEFT_OUT = upstream.ELSEWHERE | {
+    **dict.fromkeys((upstream.PRECOMPUTE_REF_LOG_PROBS, upstream.PUSH_TO_HUB, upstream.BF16, upstream.FP16), False),
+    **dict.fromkeys(("sft_model_path", upstream.REWARD_MODEL_PATH), None),
     "rollout_engine": "auto",
 }
 
@@ -46,7 +33,7 @@ def first_rows_prepared(cfg: Config, count: int = SAMPLE) -> Iterator[tuple[Comp
         count = max(SAMPLE, count)
         run = Run(Path(folder) / "small" / "run")
         write_config(run.folder, lighten(cfg, count, write_stand_in(cfg, Path(folder) / "model")))
-        components, node = build_components(run, None), cfg["trainer"]
+        components, node = build_components(run), cfg["trainer"]
         ends = ends_of(cfg, policy_of(components.trainer))
         yield components, {"form": node["form"], "head": node["head"], "ends": ends, "count": count}
 

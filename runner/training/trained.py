@@ -9,15 +9,13 @@ from runner.config.build import asked_for, build, serve
 from runner.errors import Fault, FolderError
 from runner.generate.weights import Weights
 from runner.io.files import display_path
+from runner.model.check import LOADER, NEW
 from runner.schema.text import Config
 from runner.training.components.args import check_devices
 from runner.training.components.model import path_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-LOADER = "runner.model.load.load_model"
-OUR_LOADERS = (LOADER, "runner.model.load.new_model")
 
 
 def load_trained(cfg: Config, weights: Weights, head: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -39,7 +37,7 @@ def load_trained(cfg: Config, weights: Weights, head: str) -> tuple[PreTrainedMo
         model = load_adapter_weights(model, folder) if folder else model
     else:
         target = node["_target_"]
-        if target not in OUR_LOADERS and "path" in asked_for(target):  # a user's own that can
+        if target not in (LOADER, NEW) and "path" in asked_for(target):  # a user's own that can
             node |= {"path": str(folder)} | ({"revision": None} if "revision" in node else {})
         else:
             known = asked_for(LOADER) - {"path", "revision", "merge", "seed"}

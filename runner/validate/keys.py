@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 
 from runner.errors import Fault
+from runner.run.alarms import ALARMS
 from runner.schema import upstream
 from runner.schema.read import Parameter, Signature, choices_compared
 from runner.schema.text import Node, likeness, nearest, scalars, short_text, to_override, to_text
@@ -33,7 +34,7 @@ NAMED_GROUPS = ("reward", "weight", "metric", "callback")  # of parts that each 
 PLAIN_GROUPS = {
     "tracker": {"report_to": "str | list[str]", "environment": "dict[str, str] | None", "tags": "list[str] | None"},
     # Silent faults of what is trained that a run may start with all the same, which are found in ``inspection``; and
-    # the alarms of ``health``, switched off or with the steps in a row that they may last.
+    # the alarms of a training, switched off or with the steps in a row that they may last.
     "tolerate": {
         "truncated": "float",  # the share of rows that may be cut or left out
         **dict.fromkeys(("nothing_trained", "no_end", "doubled_bos", "other_template"), "bool"),

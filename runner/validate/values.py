@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeGuard, TypeVar
 
 from runner.errors import Fault
+from runner.run.alarms import ALARMS
 from runner.schema import upstream
 from runner.schema.read import Parameter, Signature, choices_compared
 from runner.schema.text import nearest, short_text, to_override

@@ -443,9 +443,9 @@ DEFECTS = (
     Defect(
         "alarm_one_step_late",
         "An alarm waits for one step more than its patience.",
-        "runner/training/health/alarms.py",
-        "if self.count >= self.patience:",
-        "if self.count > self.patience:",
+        "runner/run/alarms.py",
+        "if found and self.count >= self.patience",
+        "if found and self.count > self.patience",
         tests=(
             "tests/test_health.py::test_not_finite",
             "tests/test_health.py::test_zero_gradient",
@@ -456,7 +456,7 @@ DEFECTS = (
     Defect(
         "sick_checkpoint_called_good",
         "The last good step of an alarm that shows a step late is named one step too late.",
-        "runner/training/health/alarms.py",
+        "runner/run/alarms.py",
         "healthy=max(0, number - self.patience - self.lag)",
         "healthy=max(0, number - self.patience)",
         tests=("tests/test_health.py::test_each_alarm_says_what_to_type_and_which_checkpoints_are_good",),
@@ -464,7 +464,7 @@ DEFECTS = (
     Defect(
         "infinity_is_healthy",
         "Only NaN is an alarm, and infinity is none.",
-        "runner/training/health/alarms.py",
+        "runner/run/alarms.py",
         "for name, value in seen.items() if value is not None and not math.isfinite(value)]",
         "for name, value in seen.items() if value is not None and math.isnan(value)]",
         tests=(

@@ -53,12 +53,12 @@ from runner.io.files import read_json
 from runner.launch import worker
 from runner.launch.plan import state_of
 from runner.run import Run, open_run
+from runner.run.alarms import steps_to_notice
 from runner.run.read import read_metrics, read_run
 from runner.run.seal import damage_of, sealed_checkpoints
 from runner.training.callback import Record, StopAtStep
 from runner.training.checkpoint import Seal
 from runner.training.components import Components
-from runner.training.health.alarms import steps_to_notice
 
 STEPS, SAVE = 7, 2
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -175,7 +175,7 @@ def misbehave(way: str) -> None:
 def made_up(way: str, when: int) -> Iterator[None]:
     """Train with this trainer, and without what only real models need."""
 
-    def components(run: Run, stop: worker.Stop, build_measure: object) -> Components:
+    def components(run: Run, stop: worker.Stop) -> Components:
         trainer = Trainer(run, stop, way, when)
         seal = trainer.callbacks[-1]
         health = SimpleNamespace(sickness_behind=lambda step: None)
@@ -187,7 +187,7 @@ def made_up(way: str, when: int) -> Iterator[None]:
             patches.enter_context(mock.patch.object(train, name, lambda *args, **more: None))
         patches.enter_context(mock.patch.object(train, "build_components", components))
         patches.enter_context(mock.patch.object(train, "policy_of", lambda trainer: trainer.model))
-        patches.enter_context(mock.patch.object(train, "held_out_scores", lambda components: {"eval_loss": 1.0}))
+        patches.enter_context(mock.patch.object(train, "held_out_scores", lambda trainer: {"eval_loss": 1.0}))
         patches.enter_context(mock.patch.object(train, "_facts", lambda components: {"data": {"train": {"rows": 1}}}))
         patches.enter_context(mock.patch("accelerate.utils.set_seed"))
         patches.enter_context(mock.patch("runner.model.saved.find_missing", lambda *args: []))

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,21 +18,23 @@ from runner.errors import ConfigError, Fault
 from runner.io.terminal import mute_libraries
 from runner.run import Run
 from runner.run.adjustments import adjust_logs, read_adjustments
+from runner.run.alarms import steps_to_notice
 from runner.schema import upstream
 from runner.schema.text import Node
 from runner.training.components.args import build_args
-from runner.training.components.callbacks import add_callbacks, build_callbacks, build_health, for_callbacks
-from runner.training.components.loss import (
+from runner.training.components.model import build_model
+from runner.training.components.rewards import build_rewards
+from runner.training.components.trainer import (
     build_collator,
     build_loss,
     build_rules,
+    build_trainer,
     columns_asked_for,
-    packed_later,
+    optimizer_maker,
+    schedule_maker,
     set_weights,
 )
-from runner.training.components.model import build_model
-from runner.training.components.rewards import rewards_of
-from runner.training.components.trainer import build_trainer, optimizer_maker, schedule_maker
+from runner.training.evaluation import build_measure
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -43,11 +45,7 @@ if TYPE_CHECKING:
     from runner.tracker.callback import Tracker
     from runner.training.callback import StopRequest
     from runner.training.checkpoint import Seal
-    from runner.training.extension import Measure
-    from runner.training.health.watch import Health
-
-    Adjustments = Sequence[Mapping[str, Any]]
-    BuildMeasure = Callable[[Run, TrainingArguments, PreTrainedTokenizerBase, Adjustments], Measure | None]
+    from runner.training.health import Health
 
 log = logging.getLogger(__name__)
 
@@ -71,17 +69,15 @@ class Components:
     adjustments: list[dict[str, Any]]
 
 
-def build_components(run: Run, stop: StopRequest | None, build_measure: BuildMeasure | None = None) -> Components:
-    """Build every component of a run, in the order in which they need each other.
-
-    ``build_measure`` makes the metrics that join each evaluation of held-out rows, if any are to.
-    """
+def build_components(run: Run, stop: StopRequest | None = None) -> Components:
+    """Build every component of a run, in the order in which they need each other."""
     import transformers
 
     from runner.tracker.callback import replace_trackers
+    from runner.training.callback import add_callbacks, build_callbacks, for_callbacks
     from runner.training.checkpoint import Seal
     from runner.training.extension import Hooks
-    from runner.training.health.alarms import steps_to_notice
+    from runner.training.health import build_health
 
     cfg, adjustments = run.cfg, read_adjustments(run.folder)
     mute_libraries()
@@ -91,7 +87,9 @@ def build_components(run: Run, stop: StopRequest | None, build_measure: BuildMea
     tokenizer = build(cfg["model"]["tokenizer"])
     rules = build_rules(cfg.get("weight"))
     rows, held_out = serve(cfg["dataset"], to=cfg["trainer"]["form"], seed=cfg["seed"], keep=columns_asked_for(rules))
-    rewards, panel = rewards_of(cfg, args)
+    rewards, weights, panel = build_rewards(cfg, args)
+    if weights:
+        args.reward_weights = weights
     _check_rows(cfg["trainer"], tokenizer, rows, answers_only=getattr(args, upstream.ASSISTANT_ONLY_LOSS, False))
     model, peft_config, reference = build_model(cfg, tokenizer, args)
     served = for_callbacks(run, tokenizer, rows, held_out)
@@ -110,7 +108,7 @@ def build_components(run: Run, stop: StopRequest | None, build_measure: BuildMea
     health = build_health(cfg, args, peft_config, panel)
     hooks = Hooks(
         evaluates=cfg["trainer"].get("evaluates", True),
-        measure=build_measure(run, args, tokenizer, adjustments) if build_measure and held_out is not None else None,
+        measure=build_measure(run, tokenizer, adjustments) if held_out is not None else None,
         on_loss=health.observe_loss,
         on_log=functools.partial(adjust_logs, adjustments) if adjustments else None,
         reward_means=panel.pop_means if panel else None,
@@ -118,12 +116,12 @@ def build_components(run: Run, stop: StopRequest | None, build_measure: BuildMea
         make_schedule=schedule_maker(cfg.get("optimizer")),
         loss=build_loss(cfg.get("loss")),
     )
-    with _refusals_of("trainer"), packed_later(args if rules else None) as pack:
-        trainer = build_trainer(cfg, offered, hooks, weighs_tokens=bool(rules))
+    with _refusals_of("trainer"):
+        trainer = build_trainer(cfg, offered, hooks, rules)
     collator = build_collator(cfg["collator"], tokenizer, inner=trainer.data_collator)
     trainer.data_collator = collator or trainer.data_collator
     if rules:
-        set_weights(trainer, rules, pack)
+        set_weights(trainer, rules)
     trackers = replace_trackers(trainer, cfg, run.folder)
     keep = cfg["trainer"]["args"].get(upstream.SAVE_TOTAL_LIMIT) or 2
     seal = Seal(keep, steps_to_notice(cfg.get("tolerate")), upstream.cycle_steps(vars(args)), run.set_status)

@@ -22,43 +22,32 @@ if TYPE_CHECKING:
 
 
 def build_rewards(
-    node: Node | None, *, per_step: bool = False, random_head: bool = False
+    cfg: Config, args: TrainingArguments | None = None
 ) -> tuple[list[Reward], list[float] | None, RewardTracker | None]:
     """The rewards as TRL takes them, each checked and under its own name, their weights unless all are 1, and the
-    panel that they make.
+    panel that those of the group make.
+
+    The reward model that a trainer's ``args`` name is loaded as those of the group are, and taken out of them. Of a
+    trainer, only one that knows where steps end can use a reward for each.
     """
-    if not node:
-        return [], None, None
+    from runner.reward.outcome import load_reward_model
     from runner.reward.panel import TIMEOUT, RewardTracker, to_scorer
 
-    panel, rewards, entries = RewardTracker(), [], named(node, "reward")
+    random_head, per_step = (
+        bool((cfg.get("tolerate") or {}).get("random_head")),
+        not args or hasattr(args, "step_separator"),
+    )
+    panel, rewards, entries = RewardTracker(), [], named(cfg["reward"] or {}, "reward")
     for name, entry in entries.items():
         call, timeout = build_scorer(entry, random_head=random_head), entry.get("timeout", TIMEOUT)
         rewards.append(to_scorer(name, call, timeout=timeout, per_step=per_step, tracker=panel))
     weights = [float(entry.get("weight", 1.0)) for entry in entries.values()]
-    return rewards, weights if set(weights) != {1.0} else None, panel
-
-
-def rewards_of(cfg: Config, args: TrainingArguments) -> tuple[list[Reward], RewardTracker | None]:
-    """The rewards of a run, with the panel that those of the group make; their weights are put into ``args``.
-
-    The reward model that the trainer's arguments name is loaded as those of the group are.
-    """
-    random_head = bool((cfg.get("tolerate") or {}).get("random_head"))
-    # Only a trainer that knows where steps end can use a reward for each.
-    per_step = hasattr(args, "step_separator")
-    rewards, weights, panel = build_rewards(cfg["reward"], per_step=per_step, random_head=random_head)
-    if path := getattr(args, upstream.REWARD_MODEL_PATH, None):
-        from runner.reward.outcome import load_reward_model
-
+    if args is not None and (path := getattr(args, upstream.REWARD_MODEL_PATH, None)):
         args.reward_model_path = None  # the trainer is given the model
-        rewards.append(
-            load_reward_model(path, random_head=random_head, where=f"trainer.args.{upstream.REWARD_MODEL_PATH}")
-        )
-        weights = weights and [*weights, 1.0]
-    if weights:
-        args.reward_weights = weights
-    return rewards, panel
+        where = f"trainer.args.{upstream.REWARD_MODEL_PATH}"
+        rewards.append(load_reward_model(path, random_head=random_head, where=where))
+        weights.append(1.0)
+    return rewards, weights if set(weights) - {1.0} else None, panel if entries else None
 
 
 def build_scorer(node: Node, own: Collection[str] = ("weight", "timeout"), *, random_head: bool = False) -> Reward:

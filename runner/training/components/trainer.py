@@ -1,56 +1,83 @@
-"""The trainer, served what its signature names, with our additions to it, its optimizer and its schedule."""
+"""The trainer, served what its signature names, with its collator, loss, token weights, optimizer and schedule."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from runner.config.build import asked_for, build, locate, serve
 from runner.schema import upstream
+from runner.schema.read import read_signature
 from runner.schema.text import Config, Node, named
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
     from transformers import PreTrainedTokenizerBase, Trainer
 
+    from runner.collator import Collator
+    from runner.dataset.weigh import Entry
     from runner.training.extension import Hooks
+
+    BoundRule: TypeAlias = functools.partial[Sequence[Entry]]
 
 NOT_FOR_THE_TRAINER = ("_target_", "form", "head", "evaluates", "args")
 
 
-def build_trainer(cfg: Config, offered: Mapping[str, Any], hooks: Hooks, *, weighs_tokens: bool = False) -> Trainer:
+def build_trainer(cfg: Config, offered: Mapping[str, Any], hooks: Hooks, rules: Sequence[BoundRule] = ()) -> Trainer:
     """The trainer, given those of the offered arguments that its constructor names.
 
-    A precomputed reference is one that other runs find again. With ``weighs_tokens`` its batches may carry weights.
+    A precomputed reference is one that other runs find again. With ``rules`` its batches may carry weights; then it
+    packs no rows, because its own packing keeps token ids and labels only, and the weights would be lost.
     """
     from transformers import PrinterCallback
 
     from runner.model.reference import match_reference
     from runner.training.extension import extend
-    from runner.training.objective import objective_class
-    from runner.training.precompute import drop_filled, is_shared, shared
+    from runner.training.objective import OBJECTIVES
+    from runner.training.precompute import drop_filled, share_reference
 
-    node, tokenizer = cfg["trainer"], offered[upstream.PROCESSING_CLASS]
+    node, tokenizer, args = cfg["trainer"], offered[upstream.PROCESSING_CLASS], offered["args"]
     wanted, trainer_class = asked_for(node["_target_"]), locate(node["_target_"])
     own = {key: _build_inside(value, tokenizer) for key, value in node.items() if key not in NOT_FOR_THE_TRAINER}
-    own_loss = hooks.loss or weighs_tokens
-    objective = objective_class(node["_target_"], node["args"]["_target_"]) if own_loss else None
-    shares_reference = is_shared(offered)
-    with shared(offered) if shares_reference else contextlib.nullcontext(offered) as given:
-        parts = dict(given) | ({} if objective else {upstream.COMPUTE_LOSS_FUNC: hooks.loss})
-        served = {name: part for name, part in parts.items() if name in wanted and part is not None and part != []}
+    kind = upstream.loss_interface(read_signature(node["_target_"]), read_signature(node["args"]["_target_"]))
+    objective = OBJECTIVES.get(kind) if hooks.loss or rules else None
+    shared, changed = share_reference(offered, kind), {}
+    if rules and getattr(args, upstream.PACKING, False):
+        padding_free = args.padding_free or args.packing_strategy != "wrapped"
+        changed = {upstream.PACKING: False, "max_length": None, upstream.PADDING_FREE: padding_free}
+    elif shared:
+        changed = {"max_length": None}
+    parts = dict(shared or offered) | ({} if objective else {upstream.COMPUTE_LOSS_FUNC: hooks.loss})
+    served = {name: part for name, part in parts.items() if name in wanted and part is not None and part != []}
+    before = {name: getattr(args, name) for name in changed}
+    vars(args).update(changed)
+    try:
         trainer = extend(trainer_class, objective)(hooks=hooks, **served | own)
+    finally:
+        vars(args).update(before)
     trainer.remove_callback(PrinterCallback)
     match_reference(trainer)
     # Under its name in the config each reward is logged; TRL and PPO call a model by its folder.
     names = list(named(cfg["reward"] or {}, "reward"))
     logged = getattr(getattr(trainer, "rewards", None), "names", None) or getattr(trainer, "reward_func_names", [])
     logged[: len(names)] = names
-    if shares_reference:
+    if shared:
         drop_filled(trainer)
     return trainer
+
+
+def _build_inside(value: object, tokenizer: PreTrainedTokenizerBase) -> object:
+    """A value of the trainer's node with the nodes in it built, and served the tokenizer."""
+    if isinstance(value, list):
+        return [_build_inside(each, tokenizer) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    inside = {key: _build_inside(each, tokenizer) for key, each in value.items()}
+    return serve(inside, tokenizer=tokenizer) if "_target_" in inside else inside
 
 
 def optimizer_maker(node: Node | None) -> Callable[[Trainer], Optimizer] | None:
@@ -76,11 +103,69 @@ def schedule_maker(node: Node | None) -> Callable[[Optimizer, int], LRScheduler]
     return schedule and (lambda optimizer, steps: serve(schedule, optimizer=optimizer, num_training_steps=steps))
 
 
-def _build_inside(value: object, tokenizer: PreTrainedTokenizerBase) -> object:
-    """A value of the trainer's node with the nodes in it built, and served the tokenizer."""
-    if isinstance(value, list):
-        return [_build_inside(each, tokenizer) for each in value]
-    if not isinstance(value, Mapping):
-        return value
-    inside = {key: _build_inside(each, tokenizer) for key, each in value.items()}
-    return serve(inside, tokenizer=tokenizer) if "_target_" in inside else inside
+def build_collator(
+    node: Node | None, tokenizer: PreTrainedTokenizerBase, inner: Collator | None = None
+) -> Collator | None:
+    """The configured collator, served with the tokenizer under whatever name it takes it; None is the trainer's own.
+
+    One that asks for the trainer's own as ``inner`` is built with it alone, any other without it.
+    """
+    if node is None or ("inner" in asked_for(node["_target_"])) != (inner is not None):
+        return None
+    served = {"tokenizer": tokenizer, upstream.PROCESSING_CLASS: tokenizer, "pad_token_id": tokenizer.pad_token_id}
+    served |= {"inner": inner}
+    return serve(node, **{name: part for name, part in served.items() if name not in node})
+
+
+def build_loss(node: Node | None) -> Callable[..., object] | None:
+    """The configured loss: a function with its settings bound, or an instance of a class that is called.
+
+    One of torch's own averages nothing unless its config says so, because batches are averaged by their tokens.
+    """
+    if not node:
+        return None
+    if not inspect.isclass(locate(node["_target_"])):
+        return build(dict(node) | {"_partial_": True})
+    unaveraged = {"reduction": "none"} if "reduction" in asked_for(node["_target_"]) else {}
+    return build(unaveraged | dict(node))
+
+
+def build_rules(node: Node | None) -> list[BoundRule]:
+    """The configured rules of token weights, which multiply."""
+    return [build(dict(entry) | {"_partial_": True}) for entry in named(node or {}, "weight").values() if entry]
+
+
+def columns_asked_for(rules: list[BoundRule]) -> list[str] | None:
+    """The columns that rules read, for a dataset to keep; None where they read none."""
+    if not rules:
+        return None
+    from runner.dataset.detect import EVERY
+    from runner.dataset.weigh import columns_of
+
+    names = set().union(*map(columns_of, rules))
+    return [EVERY] if "row" in names else sorted(names) or None
+
+
+def set_weights(trainer: Trainer, rules: list[BoundRule]) -> None:
+    """Give every token of the trainer's rows its weight, have its batches carry them, and pack the rows if asked to."""
+    from runner.dataset.weigh import Weigher, WeightCollator, pack_rows, rotate_weights, weigh_rows
+    from runner.io.files import source_hash
+    from runner.training.precompute import map_sets
+
+    args, weigher = trainer.args, Weigher(rules, trainer.processing_class)
+    key = str([(source_hash(rule), sorted(rule.keywords.items())) for rule in rules])
+
+    def weighed(rows: Dataset) -> Dataset:
+        rows = weigh_rows(rows, weigher, key, args.dataset_num_proc)
+        if getattr(trainer, "calculate_KL", False):
+            rows = rotate_weights(rows, args.per_device_train_batch_size)
+        if not getattr(args, upstream.PACKING, False):
+            return rows
+        pack = {"seq_length": args.max_length, "strategy": args.packing_strategy, "shuffle": args.shuffle_dataset}
+        return pack_rows(rows, args.seed, **pack)
+
+    with args.main_process_first(desc="weights of tokens"):
+        trainer.train_dataset = weighed(trainer.train_dataset)
+        trainer.eval_dataset = map_sets(weighed, trainer.eval_dataset)
+    trainer.data_collator = WeightCollator(trainer.data_collator)
+    args.remove_unused_columns = False  # or the weights would be among them

@@ -1,7 +1,9 @@
-"""Alarms: what makes a training sick, each a small class that observes every optimizer step.
+"""Alarms: what makes a training sick, each a small class that observes every optimizer step. Standard library only.
 
-An alarm's name is what ``tolerate`` takes: ``true`` switches it off, a number is for how many steps in a row it may
-last. What a step shows is gathered in ``watch``.
+An alarm's name, thresholds, patience and message stand in its class, and nowhere else. Its name is what ``tolerate``
+takes: ``true`` switches it off, a number is for how many steps in a row it may last. The other half is
+``training.health``, which fills in each :class:`Step` - from the trainer's losses, weights and notes, and the rewards
+of ``reward.panel`` - and says what kind of training the alarms are built for.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from runner.errors import Fault, SickRun
@@ -37,14 +38,7 @@ class Step:
     rewards: Mapping[str, tuple[float, float, int]] = field(default_factory=dict)  # lowest, highest, count since begin
 
 
-class Verdict(Enum):
-    """A step that is not sick, as far as one alarm sees: it is healthy, or shows nothing of what the alarm looks at."""
-
-    HEALTHY = "healthy"
-    UNKNOWN = "unknown"
-
-
-HEALTHY, UNKNOWN = Verdict
+HEALTHY, UNKNOWN = "", None
 
 
 @dataclass
@@ -61,22 +55,19 @@ class Alarm:
     curable = False
     lag = 0
     patience: int = 1
-    count: int = 0
+    count: int = 0  # of steps in a row, so far
 
-    def suspect(self, step: Step) -> str | Verdict:
-        """A line on what is wrong with a step, or the verdict on one that is not sick."""
+    def suspect(self, step: Step) -> str | None:
+        """A line on what is wrong with a step; HEALTHY; or UNKNOWN where it has nothing of what the alarm looks at."""
         raise NotImplementedError
 
     def observe(self, step: Step) -> SickRun | None:
         """Take a step into account, and return the end of the run where it is time."""
         found = self.suspect(step)
-        if found is HEALTHY:
-            self.count = 0
-        elif isinstance(found, str):
-            self.count += 1
-            if self.count >= self.patience:
-                return self.sickness(step.number, found)
-        return None
+        if found is UNKNOWN:
+            return None
+        self.count = self.count + 1 if found else 0
+        return self.sickness(step.number, found) if found and self.count >= self.patience else None
 
     def sickness(self, number: int, found: str) -> SickRun:
         """The end of a run; its checkpoints are good up to the step before the first that looked sick."""
@@ -93,13 +84,13 @@ class NotFinite(Alarm):
     fix = LOWER
     curable = True
 
-    def suspect(self, step: Step) -> str | Verdict:
+    def suspect(self, step: Step) -> str | None:
         seen = {"the loss": step.loss, "a weight": step.weight}
         # float16 scales gradients until they overflow, skips that step and scales them less.
         seen |= {} if step.skipped else {"the gradient": step.gradient}
         seen |= {name: step.noted.get(name) for name in MUST_BE_NUMBERS}
         bad = [f"{name} is {value}" for name, value in seen.items() if value is not None and not math.isfinite(value)]
-        return ", ".join(bad) or HEALTHY
+        return ", ".join(bad)
 
 
 @dataclass
@@ -119,7 +110,7 @@ class ZeroGradient(Alarm):
     online: bool = False
     first_loss: float | None = None  # infinity in the middle of a training
 
-    def suspect(self, step: Step) -> str | Verdict:
+    def suspect(self, step: Step) -> str | None:
         groups_alike = self.online and step.noted.get("frac_reward_zero_std", 1.0) == 1.0
         if step.loss is None or step.gradient is None or groups_alike:
             return UNKNOWN
@@ -144,7 +135,7 @@ class Frozen(Alarm):
     PACE = 0.1
     patience: int = 3
 
-    def suspect(self, step: Step) -> str | Verdict:
+    def suspect(self, step: Step) -> str | None:
         if step.moved is None or step.skipped or step.gradient == 0 or step.pace < self.PACE:
             return HEALTHY if step.moved else UNKNOWN
         return HEALTHY if step.moved else "no trained weight has changed"
@@ -165,7 +156,7 @@ class GradientAscent(Alarm):
     patience: int = 3
     over: bool = False
 
-    def suspect(self, step: Step) -> str | Verdict:
+    def suspect(self, step: Step) -> str | None:
         if self.over or step.slope is None:
             return UNKNOWN
         self.over = step.slope <= self.LEAST
@@ -183,7 +174,7 @@ class Exploded(Alarm):
     TIMES = 100
     first: float | None = None
 
-    def suspect(self, step: Step) -> str | Verdict:
+    def suspect(self, step: Step) -> str | None:
         if step.weight is None:
             return UNKNOWN
         self.first = step.weight if self.first is None else self.first
@@ -211,7 +202,7 @@ class Diverged(Alarm):
     last: list[float] = field(default_factory=list)
     lowest: float | None = None
 
-    def suspect(self, step: Step) -> str | Verdict:
+    def suspect(self, step: Step) -> str | None:
         if step.loss is None:
             return UNKNOWN
         usual = statistics.mean(self.last or [step.loss]) if self.lowest is None else self.lowest
@@ -242,7 +233,7 @@ class KL(Alarm):
     patience: int = 2
     length: int | None = None
 
-    def suspect(self, step: Step) -> str | Verdict:
+    def suspect(self, step: Step) -> str | None:
         length = step.noted.get("completions/mean_length") or self.length
         whole = step.noted.get("objective/kl")
         if whole is None and "kl" in step.noted and length:
@@ -274,7 +265,7 @@ class PreferencesInverted(Alarm):
     first: list[tuple[float, float | None]] = field(default_factory=list)
     last: list[tuple[float, float | None]] = field(default_factory=list)
 
-    def suspect(self, step: Step) -> str | Verdict:
+    def suspect(self, step: Step) -> str | None:
         noted = step.noted
         margin, right = (next((noted[name] for name in names if name in noted), None) for names in (MARGINS, RANKINGS))
         if margin is None:
@@ -316,7 +307,7 @@ class ConstantReward(Alarm):
     COMPLETIONS = 128
     patience: int = 5
 
-    def suspect(self, step: Step) -> str | Verdict:
+    def suspect(self, step: Step) -> str | None:
         if not step.rewards or not all(count for _, _, count in step.rewards.values()):
             return UNKNOWN
         if any(high - low > 1e-6 * max(1.0, abs(high)) for low, high, _ in step.rewards.values()):
@@ -341,7 +332,7 @@ class FirstMargin(Alarm):
     fix = "trainer.args.disable_dropout=true, or another peft="
     tolerance: float = 0.0
 
-    def suspect(self, step: Step) -> str | Verdict:
+    def suspect(self, step: Step) -> str | None:
         margin = step.noted.get("rewards/margins")
         if step.number != 1 or margin is None or abs(margin) <= self.tolerance:
             return HEALTHY
@@ -386,3 +377,6 @@ def build_alarms(
         steps = tolerate.get(alarm.name)
         alarm.patience = steps if steps and steps is not True else alarm.patience
     return [alarm for alarm in alarms if tolerate.get(alarm.name) is not True]
+
+
+ALARMS = tuple(kind.name for kind in Alarm.__subclasses__())

@@ -1,0 +1,312 @@
+"""The figures that alarms judge, of every optimizer step and in all processes at once, and the callback that asks them.
+
+Whatever the logging steps are, every optimizer step is looked at: its loss, the gradient and the weights in a few small
+pieces (:class:`Probe`), the figures that the trainer notes for its own log (``NOTES``), and the rewards that
+``reward.panel`` has seen. All weights are looked at when they are saved, so that no sick checkpoint is ever sealed.
+
+Not here: names, thresholds, patience and messages (``run.alarms``), and what a sick run does then (``recovery``).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from accelerate.utils import gather
+from peft import PeftConfig
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from runner.config.build import asked_for
+from runner.errors import SickRun
+from runner.io.files import read_json, write_text
+from runner.model.adapter import moves_start
+from runner.reward.panel import RewardTracker
+from runner.run.alarms import NOTED, Alarm, GradientAscent, NotFinite, Step, build_alarms
+from runner.schema import upstream
+from runner.schema.text import Config
+
+BROKEN = "a weight is no finite number"
+MEMORY = "alarms.json"  # of a checkpoint: what the alarms have seen so far
+
+
+class Health(TrainerCallback):
+    """Ends a sick training with SickRun: within five steps, in all processes at once, and before anything is saved.
+
+    ``build(resumed=)`` makes the alarms, with true where they begin in the middle of a training; ``rewards`` gives what
+    was earned so far. Of a trainer that notes no figures of a step, what is logged is judged. The state of the alarms
+    is stored in each checkpoint, so that a sick run that goes on from its last good one is found sick again.
+    """
+
+    def __init__(
+        self,
+        build: Callable[..., list[Alarm]],
+        rewards: Callable[[], Mapping[str, tuple[float, float, int]]] | None = None,
+    ):
+        self.build = build
+        self.rewards = rewards
+        self.notes: Notes | None = None
+        self.alarms: list[Alarm] = []
+        self.loss: Tensor | None = None
+        self.taken: dict[str, int] = {}
+        self.slope_at: tuple[Tensor | None, Tensor | None]
+
+    def observe_loss(self, trainer: Trainer, loss: Tensor) -> None:
+        """Add the loss of a micro-batch to that of the step; its gradient is there, and nobody has changed it yet."""
+        self.notes = notes_of(trainer)
+        self.loss = loss.detach() if self.loss is None else self.loss + loss.detach()
+        if any(isinstance(alarm, GradientAscent) and not alarm.over for alarm in self.alarms):
+            self.slope_at = self.probe.weights(), self.probe.gradients()
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **_
+    ) -> None:
+        memory = read_json(Path(args.output_dir) / f"checkpoint-{state.global_step}" / MEMORY)
+        self.fresh = [vars(alarm) for alarm in self.build(resumed=False)]
+        self.alarms = self.build(resumed=state.global_step > 0 and memory is None)
+        for alarm in self.alarms:
+            vars(alarm).update((memory or {}).get(alarm.name, {}))
+        self.trained = Probe(model)
+        self.probe = Probe(model.policy) if hasattr(model, "policy") else self.trained
+        self.gradient, self.skipped, self.pace = None, False, 1.0
+        self.slope_at = (None, None)
+
+    def on_pre_optimizer_step(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+        self.gradient = self.probe.gradient()
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, optimizer: Optimizer, **_
+    ) -> None:
+        self.skipped = bool(getattr(optimizer, "step_was_skipped", False))
+        paces = [group["lr"] / group["initial_lr"] for group in optimizer.param_groups if group.get("initial_lr")]
+        self.pace = float(max(paces, default=1.0))
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+        self._judge(self._look(args.device, state.global_step))
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Mapping[str, float], **_
+    ) -> None:
+        if "loss" in logs:
+            self.taken = {}  # with this the trainer has emptied its notes
+        if "loss" in logs and self.notes is None:
+            noted = {name: value for name, value in logs.items() if isinstance(value, float)}
+            self._judge(Step(state.global_step, noted=noted))
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Mapping[str, float], **_
+    ) -> None:
+        numbers = {name: value for name, value in metrics.items() if isinstance(value, float)}
+        losses = {name: value for name, value in numbers.items() if name.startswith("eval_") and name.endswith("loss")}
+        bad = [f"{name} is {value}" for name, value in losses.items() if not math.isfinite(value)]
+        if bad and (sickness := self._not_finite(state.global_step, ", ".join(bad))):
+            raise sickness
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+        self._refuse_broken_weights(args.device, state.global_step)
+        if state.is_world_process_zero:
+            seen = zip(self.alarms, self.fresh, strict=True)
+            memory = {each.name: {key: new for key, new in vars(each).items() if new != old[key]} for each, old in seen}
+            write_text(Path(args.output_dir) / f"checkpoint-{state.global_step}" / MEMORY, json.dumps(memory))
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+        self._refuse_broken_weights(args.device, state.global_step)
+
+    def _judge(self, step: Step) -> None:
+        for alarm in self.alarms:
+            if sickness := alarm.observe(step):
+                raise sickness
+
+    def sickness_behind(self, number: int) -> SickRun | None:
+        """The sickness of a step that raised, where weights that are no numbers are behind it."""
+        return self._not_finite(number, BROKEN) if self.alarms and not self.trained.are_finite() else None
+
+    def _not_finite(self, number: int, found: str) -> SickRun | None:
+        return next((each.sickness(number, found) for each in self.alarms if isinstance(each, NotFinite)), None)
+
+    def _refuse_broken_weights(self, device: torch.device, number: int) -> None:
+        broken = gather(torch.tensor([float(not self.trained.are_finite())], device=device)).any()
+        if broken and (sickness := self._not_finite(number, BROKEN)):
+            raise sickness
+
+    def _look(self, device: torch.device, number: int) -> Step:
+        """Gather the figures of the step in this process, and then of all of them."""
+        weights = self.probe.weights()
+        # A policy without a gradient waits for its critic, which then has to move.
+        waits = self.gradient is None and self.probe is not self.trained
+        moved = self.trained.moved(self.trained.weights()) if waits else self.probe.moved(weights)
+        rewards = dict(self.rewards()) if self.rewards else {}
+        mine = [
+            math.nan if self.loss is None else self.loss.item(),
+            -1.0 if self.gradient is None else self.gradient,
+            -1.0 if weights is None else (weights.norm() / math.sqrt(len(weights))).item(),
+            moved,
+            self._slope(weights),
+            *(value for each in rewards.values() for value in each),
+        ]
+        self.loss = None
+        rows = gather(torch.tensor([mine], dtype=torch.float64, device=device)).cpu()
+        # A maximum is NaN where what one process saw is, and below 0 where none of them saw anything.
+        gradient, weight, moves = (None if most < 0 else most for most in rows[:, 1:4].amax(0).tolist())
+        slopes, lows, highs, counts = rows[:, 4], rows[:, 5::3].amin(0), rows[:, 6::3].amax(0), rows[:, 7::3].sum(0)
+        spread = zip(lows.tolist(), highs.tolist(), counts.long().tolist(), strict=True)
+        return Step(
+            number,
+            loss=rows[:, 0].mean().item(),
+            gradient=gradient,
+            weight=weight,
+            moved=None if moves is None else moves > 0,
+            slope=next(iter(slopes[slopes.isfinite()].tolist()), None),
+            pace=self.pace,
+            skipped=self.skipped,
+            noted=self._noted(),
+            rewards=dict(zip(rewards, spread, strict=True)),
+        )
+
+    def _slope(self, weights: Tensor | None) -> float:
+        """The cosine between the gradient that the loss gave and what became of the weights; NaN where one is 0."""
+        (before, gradient), self.slope_at = self.slope_at, (None, None)
+        if weights is None or before is None or gradient is None:
+            return math.nan
+        change = weights - before
+        return (change @ gradient / (change.norm() * gradient.norm())).item()
+
+    def _noted(self) -> dict[str, float]:
+        """The means of what the trainer has noted in this step."""
+        noted = {name: values for name, values in (self.notes or {}).items() if name in NOTED}
+        fresh = {name: values[self.taken.get(name, 0) :] for name, values in noted.items()}
+        self.taken = {name: len(values) for name, values in noted.items()}
+        return {name: statistics.fmean(map(float, values)) for name, values in fresh.items() if values}
+
+
+def build_health(
+    cfg: Config, args: TrainingArguments, peft_config: PeftConfig | None, panel: RewardTracker | None
+) -> Health:
+    """The alarms that fit this kind of training, which the trainer's signature and arguments tell."""
+    asked = asked_for(cfg["trainer"]["_target_"])
+    # A prompt or prefix starts elsewhere by nature, with a right reference.
+    starts_at_reference = upstream.REF_MODEL in asked and not moves_start(peft_config)
+    rounding = 5e-2 if args.bf16 or args.fp16 else 1e-4
+    alarms = functools.partial(
+        build_alarms,
+        cfg.get("tolerate"),
+        online=upstream.REWARD_FUNCS in asked,
+        anchored=upstream.REF_MODEL in asked,
+        pairs=args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size,
+        rounding=rounding if starts_at_reference else None,
+        length=upstream.completion_length(vars(args)),
+    )
+    return Health(alarms, panel.spread if panel else None)
+
+
+# --- The trainer's notes --------------------------------------------------------------------------
+
+# Attributes in which trainers note what they will log: public in our PPO and in online DPO, private in the rest of TRL.
+# They are only read, so that every step can be judged, however seldom it is logged; of a trainer without them what it
+# logs is judged. ``tests/test_sick_runs`` logs every 100 steps, and misses its alarms where upstream renames them.
+NOTES = ("metrics", "stats", "_stored_metrics", "_metrics")
+Notes = Mapping[str, Sequence[float | Tensor]]
+
+
+def notes_of(trainer: Trainer) -> Notes | None:
+    """The figures of a training that a trainer has noted since it logged last; None where it keeps no such notes."""
+    notes = next((getattr(trainer, name) for name in NOTES if hasattr(trainer, name)), None)
+    if notes is None:
+        return None
+    return notes.get("train", {}) if isinstance(next(iter(notes.values()), None), Mapping) else notes
+
+
+# --- The weights ----------------------------------------------------------------------------------
+
+
+class Probe:
+    """Small pieces of the weights that are trained, spread evenly over them; what befalls all of them shows there.
+
+    A look costs a few microseconds for each of at most ``TENSORS`` pieces, whatever the size of the model. What only
+    looks so in the pieces is looked up in all weights.
+    """
+
+    TENSORS, ENTRIES = 32, 256
+
+    def __init__(self, model: nn.Module):
+        self.all = [each for each in model.parameters() if each.requires_grad and each.numel()]
+        self.picked = self.all[:: math.ceil(len(self.all) / self.TENSORS) or 1]
+        self.before, self.bits = self.weights(), None
+
+    @torch.no_grad()
+    def weights(self) -> Tensor | None:
+        """The entries that are looked at, in one row."""
+        return _in_a_row([_piece(each) for each in self.picked])
+
+    @torch.no_grad()
+    def gradients(self) -> Tensor | None:
+        """The entries that belong to those of ``weights``, 0 where a weight keeps none."""
+        pieces = [_piece(each.grad if _has_gradient(each) else torch.zeros_like(each)) for each in self.picked]
+        return _in_a_row(pieces)
+
+    @torch.no_grad()
+    def gradient(self) -> float | None:
+        """The largest entry that was found, NaN where one is none; None where no weight keeps its gradient."""
+        row = _in_a_row([_piece(each.grad) for each in self.picked if _has_gradient(each)])
+        if row is not None and (largest := row.abs().max().item()) != 0:
+            return largest
+        every = (_local(each.grad).abs().max().item() for each in self.all if _has_gradient(each))
+        return max(every, key=lambda found: (math.isnan(found), found), default=None)
+
+    def moved(self, weights: Tensor | None) -> float:
+        """1 where some weight has changed since the last call, 0 where none has, -1 where it is not known yet.
+
+        ``weights`` are those of now. Where the pieces look the same, all weights are added up, now and next time.
+        """
+        before, self.before = self.before, weights
+        if weights is None:
+            return -1.0
+        if not torch.equal(weights, before):
+            self.bits = None
+            return 1.0
+        bits, self.bits = self.bits, self.sum_of_bits()
+        return -1.0 if bits is None else float(bits != self.bits)
+
+    @torch.no_grad()
+    def sum_of_bits(self) -> int:
+        """A number that another value of any weight changes."""
+        kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+        return sum(int(_local(each).view(kinds[each.element_size()]).sum(dtype=torch.int64)) for each in self.all)
+
+    @torch.no_grad()
+    def are_finite(self) -> bool:
+        """True where all weights are numbers."""
+        # A sum passes on what is no number, without a copy; only where it may have overflown are all entries looked at.
+        doubtful = (each for each in map(_local, self.all) if not each.sum(dtype=torch.float32).isfinite())
+        return all(bool(each.isfinite().all()) for each in doubtful)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this process holds, where it may be spread over several."""
+    tensor = tensor.detach()
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _has_gradient(weight: Tensor) -> bool:
+    return weight.grad is not None and not weight.grad.is_sparse and weight.grad.numel() > 0
+
+
+def _piece(tensor: Tensor) -> Tensor:
+    """The first entries of the middle row, without a copy of the tensor."""
+    tensor = _local(tensor)
+    while tensor.ndim > 1:
+        tensor = tensor[len(tensor) // 2]
+    return tensor[: Probe.ENTRIES]
+
+
+def _in_a_row(pieces: Sequence[Tensor]) -> Tensor | None:
+    if not pieces:
+        return None
+    device = pieces[0].device
+    return torch.cat([piece.reshape(-1).to(device, torch.float32) for piece in pieces])

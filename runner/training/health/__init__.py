@@ -1,1 +1,0 @@
-"""A sick training: alarms that observe every step, and the probe of weights and gradients that they share."""
