@@ -28,7 +28,6 @@ from runner.run.alarms import (
 )
 from runner.run.key import key_of
 from runner.training.health import Health, Probe
-from runner.validate.values import ALARMS
 
 NAN = math.nan
 

@@ -15,9 +15,8 @@ from transformers import PreTrainedTokenizerBase
 
 from runner.errors import DataError, Fault
 from runner.generate.batch import split_by_rows
-from runner.generate.likelihood import evaluating
 from runner.generate.rows import Row
-from runner.generate.sampler import Model, Sampling, draw_noise, sample
+from runner.generate.sampler import Model, Sampling, draw_noise, evaluating, sample
 from runner.model.encoding import encode_prompt, stop_ids
 
 Draw: TypeAlias = tuple[int, int]  # the row that is answered and the number of the sample, which number the noise

@@ -7,7 +7,6 @@ T tokens, V words of the vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
@@ -19,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from runner.dataset.form import answer_columns
 from runner.generate.batch import pad, split_by_tokens
 from runner.generate.rows import Row
+from runner.generate.sampler import evaluating
 from runner.model.encoding import encode_prompt, encode_row
 
 TOKENS_PER_BATCH = 4096  # padding too
@@ -112,14 +112,3 @@ def to_ids(tokenizer: PreTrainedTokenizerBase, row: Row) -> tuple[list[int], int
     # A token that joins the two belongs to the answer.
     shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, whole, strict=False)))
     return whole, max(1, shared)
-
-
-@contextmanager
-def evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Leave dropout out of the model, and the model as it was behind."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)

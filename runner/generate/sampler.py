@@ -306,3 +306,14 @@ def cut(tokens_R: Tensor, stop_ids: Sequence[int]) -> Tensor:
     """The tokens up to and with the first stop token."""
     stops = torch.isin(tokens_R, torch.tensor(stop_ids, dtype=torch.long, device=tokens_R.device)).nonzero()
     return tokens_R[: int(stops[0]) + 1] if len(stops) else tokens_R
+
+
+@contextmanager
+def evaluating(model: PreTrainedModel) -> Iterator[None]:
+    """Leave dropout out of the model, and the model as it was behind."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)

@@ -44,7 +44,7 @@ from transformers import (
 )
 
 from runner.errors import ConfigError, Fault
-from runner.generate.likelihood import evaluating
+from runner.generate.sampler import evaluating
 
 CRITIC = "critic"
 REFERENCE = "reference"

@@ -89,8 +89,7 @@ class HeldOutMetrics:
         """The numbers of metrics on completions that are sampled for the first prompts of a set."""
         from runner.generate.completion import TextGenerator
         from runner.generate.judge import judge_completions
-        from runner.generate.likelihood import evaluating
-        from runner.generate.sampler import Sampling
+        from runner.generate.sampler import Sampling, evaluating
 
         rows, limits, model = self._rows("prompt", name), [metric.limit for metric in metrics], policy_of(trainer)
         rows = list(rows if None in limits else rows.take(max(limit for limit in limits if limit is not None)))

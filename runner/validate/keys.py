@@ -23,7 +23,7 @@ from runner.validate.context import (
     keys_of,
     to_parameters,
 )
-from runner.validate.values import ALARMS, SETTINGS, find_misfits, misfit_choice, misfit_number, misfit_type, range_of
+from runner.validate.values import SETTINGS, find_misfits, misfit_choice, misfit_number, misfit_type, range_of
 
 # --- The top level ----------------------------------------------------------------------------------
 

@@ -54,11 +54,6 @@ RATE = Range(0, 1, below=True)
 SHARE = Range(0, 1, above=True)
 SEED = Range(0, 2**32 - 1)
 
-# The names of the alarms in ``training.health``, which would import torch.
-ALARMS = (
-    *("not_finite", "zero_gradient", "frozen", "exploded", "diverged", "kl", "preferences_inverted"),
-    *("constant_reward", "first_margin", "gradient_ascent"),
-)
 # Of the top level.
 SETTINGS = {
     **{"seed": SEED, "learning_rate": STEP_SIZE, "kl_coef": NOT_NEGATIVE, "attempts": COUNT},
