@@ -8,7 +8,7 @@ import pytest
 from runner.estimate.device import Device
 from runner.estimate.measure import measure_small
 from runner.estimate.memory import Training
-from runner.estimate.reduce import Clones, reduce
+from runner.estimate.reduce import Clones, linked, reduce
 from runner.estimate.steps import Rows, cycle_of, rows_per_step, steps_of
 from runner.estimate.table import Forecast, format_forecasts
 from runner.estimate.weights import source_of
@@ -239,11 +239,12 @@ def test_what_does_not_fit_is_said_with_what_to_type():
 
 
 @pytest.mark.slow
-def test_a_model_of_an_earlier_stage_has_the_architecture_that_the_stage_began_with():
+def test_a_model_of_an_earlier_stage_has_the_architecture_that_the_stage_began_with(tmp_path):
     cfg = configured()
     cfg["model"] = {"_target_": "runner.model.load.load_model", "path": "outputs/run-sft/x/model", "dtype": "float32"}
-    origins = {"outputs/run-sft/x/model": Source(architecture=ARCHITECTURE)}
-    assert Training(cfg, Rows([8]), [], gpu=False, origins=origins).policy.count == WEIGHTS
+    Source(architecture=ARCHITECTURE).config().save_pretrained(tmp_path)
+    cfg = linked(cfg, {"outputs/run-sft/x/model": str(tmp_path)})
+    assert Training(cfg, Rows([8]), [], gpu=False).policy.count == WEIGHTS
 
 
 LARGE = {

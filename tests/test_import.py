@@ -10,12 +10,10 @@ from runner import config
 from runner.__main__ import main
 from runner.config import compose
 from runner.errors import ConfigError
-from runner.importers.convert import CONVERSIONS
-from runner.importers.draft import KINDS
-from runner.importers.follow import FUNCTIONS
+from runner.importers.draft import FUNCTIONS, KINDS
 from runner.importers.read import plain, read_file
-from runner.importers.table import read_section, read_table
-from runner.importers.translate import translate
+from runner.importers.readers import translate
+from runner.importers.table import CONVERSIONS, find_dialects, read_table
 from runner.launch.stages import faults_of
 from runner.schema.read import read_signature
 
@@ -83,7 +81,7 @@ def written(tmp_path):
 def test_a_sample_becomes_an_experiment_that_passes_the_check(imported, name):
     done = imported(name)
     assert not done.faults, "\n".join(map(str, done.faults))
-    assert name.startswith(done.reading.tool)
+    assert name.startswith(done.reading.dialect)
     assert done.cfg["name"] == done.draft.name == Path(name).stem
 
 
@@ -557,7 +555,7 @@ def test_each_row_of_a_table_can_be_followed(tool):
 
 @pytest.mark.parametrize("tool", ["axolotl", "llama_factory", "swift", "trl"])
 def test_no_key_has_two_rows_in_a_table(tool):
-    section = read_section(tool)
+    section = find_dialects()[tool]
     keys = [key for name in ("keys", "ignored", "no_equivalent", "same") for key in section.get(name, {})]
     assert len(keys) == len(set(keys))
 

@@ -19,10 +19,9 @@ from runner.command.rehearse import OWN
 from runner.config import Composed
 from runner.errors import Interrupted
 from runner.estimate import smoke
-from runner.estimate.group import group_by_structure, model_of, structure_of
-from runner.estimate.process import run_apart
+from runner.estimate.measure import run_apart
 from runner.estimate.reduce import Clones, Reduced, reduce
-from runner.estimate.smoke import phase_of
+from runner.estimate.smoke import Case, cases_of, describe_case, group_by_structure, model_of, structure_of
 from runner.io.files import write_json
 from runner.launch.stages import compose_runs
 from runner.launch.worker import Stop, handle_signals
@@ -53,8 +52,8 @@ def composed(**cfg):
 
 def test_runs_that_differ_in_numbers_are_played_once():
     jobs = [[composed(trainer={"args": {"beta": beta, "max_steps": steps}})] for beta in (0.1, 0.2) for steps in (5, 9)]
-    chains, cases = group_by_structure([*jobs, [composed(trainer={"args": {"beta": 0.0, "max_steps": 5}})]])
-    assert [len(case.runs) for case in cases] == [4, 1] and len(chains) == 2
+    chains = group_by_structure([*jobs, [composed(trainer={"args": {"beta": 0.0, "max_steps": 5}})]])
+    assert [len(case.runs) for case in cases_of(chains)] == [4, 1] and len(chains) == 2
 
 
 def test_a_batch_size_is_no_mere_number():
@@ -67,30 +66,27 @@ def test_stages_are_compared_with_what_they_build_on():
         first = composed(seed=1, trainer={"args": {"learning_rate": rate}})
         return [first, composed(model={"path": model_of(first)}, trainer={"args": {"beta": 0.1}})]
 
-    chains, cases = group_by_structure([job(1e-4), job(1e-5)])
-    assert len(chains) == 1 and [len(case.runs) for case in cases] == [2, 2]
+    chains = group_by_structure([job(1e-4), job(1e-5)])
+    assert len(chains) == 1 and [len(case.runs) for case in cases_of(chains)] == [2, 2]
 
 
-# --- The phase of a failure --------------------------------------------------------------------------
+# --- The part that failed ---------------------------------------------------------------------------
 
 
-def test_the_phase_of_a_failure_is_read_from_the_files_of_the_run(tmp_path):
-    run = Run(tmp_path)
-    assert phase_of(run, "inspect") == "reading the rows"
-    assert phase_of(run, "train") == "loading"
-    run.set_status("running", max_steps=2)
-    assert phase_of(run, "train") == "evaluating before the first step"
-    write_json(tmp_path / "scores.json", {"before": {}})
-    assert phase_of(run, "train") == "taking the first step"
-    run.set_status("running", step=1)
-    assert phase_of(run, "train") == "saving" and phase_of(run, "resume") == "resuming"
-    run.set_status("running", step=2)
-    assert phase_of(run, "resume") == "saving"
-    for step in (1, 2):
-        write_json(run.checkpoints / f"checkpoint-{step}" / "seal.json", {})
-    assert phase_of(run, "resume") == "evaluating"
-    (tmp_path / ".model.new").mkdir()
-    assert phase_of(run, "resume") == "writing model/"
+def test_the_part_that_failed_is_read_from_the_files_of_the_run(tmp_path):
+    case = Case("0", composed())
+    case.small, case.run, case.code = Reduced({}, {}), Run(tmp_path), 1
+
+    def failed() -> str:
+        return describe_case(case)[0].rpartition(": ")[2]
+
+    assert failed() == "reading rows"
+    write_json(tmp_path / "rows.json", {"lines": ["8 rows looked at"]})
+    assert failed() == "training, saving"
+    write_json(case.run.checkpoints / "checkpoint-1" / "seal.json", {})
+    assert failed() == "resuming, scoring"
+    case.run.model.mkdir()
+    assert failed() == "exporting"
 
 
 # --- Parts in processes of their own --------------------------------------------------------------
@@ -104,7 +100,9 @@ def play(tmp_path, monkeypatch):
         ends = iter(codes)
         monkeypatch.setattr(smoke, "reduce", lambda cfg, place, clones: Reduced(dict(cfg), dict(cfg)))
         monkeypatch.setattr(smoke, "run_apart", lambda *_: next(ends, 0))
-        return smoke.SmokeRunner(tmp_path).play(group_by_structure(jobs)[0])
+        chains = group_by_structure(jobs)
+        code = smoke.play(chains, tmp_path)
+        return cases_of(chains), code
 
     return call
 
@@ -122,7 +120,7 @@ def test_a_stage_is_not_begun_where_the_one_before_has_failed(play, capsys):
     results, code = play(jobs, 0, 137)
     assert code == 137 and [result.code for result in results] == [137, 137, 0]
     out = capsys.readouterr().out
-    assert "failed    run seed-1: loading" in out and "not begun run" in out and out.count("ok  ") == 1
+    assert "failed    run seed-1: reading rows" in out and "not begun run" in out and out.count("ok  ") == 1
     assert results[0].run.status()["cause"] == "the process ended with exit code 137"
 
 
@@ -228,7 +226,7 @@ def test_a_sweep_is_played_through_once_for_each_structure_and_nothing_is_left(r
     done = runner("rehearse", "-m", *words, "memory=80", "speed=200")
     assert "4 jobs, 2 of them to play" in done.stdout
     assert done.stdout.count("for 2 runs that differ in numbers only") == done.stdout.count("forecast ") == 2
-    assert re.search(r"a step, saved +[\d.]+ s  checkpoint-1", done.stdout)
+    assert re.search(r"training, saving +checkpoint-1", done.stdout)
     assert "held-out scores, such as eval_loss" in done.stdout and "as transformers loads it" in done.stdout
     assert "80 GB" in done.stdout and "a GPU at 200 TFLOP/s (as typed)" in done.stdout
     assert not [path for path in runner.folder.iterdir() if path.name != "hf"]
@@ -248,12 +246,12 @@ def test_stages_go_on_from_what_the_one_before_has_saved(runner):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "phase"), [("AtSecondSave", "saving"), ("AtResume", "resuming")])
-def test_what_only_fails_when_it_is_saved_or_resumed_is_found(runner, name, phase):
+@pytest.mark.parametrize("name", ["AtSecondSave", "AtResume"])
+def test_what_only_fails_when_it_is_saved_or_resumed_is_found(runner, name):
     (runner.folder / "faulty.py").write_text(FAULTY)
     words = (f"callback.mine._target_=faulty.{name}", "allow=[faulty]", "metric=none", "dataset.limit.eval=8")
     done = runner("rehearse", "trainer=sft", *words, code=1)
-    assert re.search(rf"^failed +\S+ .*: {phase}$", done.stdout, re.MULTILINE)
+    assert re.search(r"^failed +\S+ .*: resuming, scoring$", done.stdout, re.MULTILINE)
     assert "ValueError: no clay" in done.stderr and "forecast" not in done.stdout
     folder = kept_folder(done)
     [log] = folder.rglob("log.txt")
@@ -264,7 +262,7 @@ def test_what_only_fails_when_it_is_saved_or_resumed_is_found(runner, name, phas
 @pytest.mark.slow
 def test_rows_that_a_training_would_refuse_are_refused(runner):
     done = runner("rehearse", "trainer=sft", "trainer.args.max_length=20", code=2)
-    assert "tolerate.truncated=1" in done.stderr and "reading the rows" in done.stdout
+    assert "tolerate.truncated=1" in done.stderr and "reading rows" in done.stdout
     shutil.rmtree(kept_folder(done))
 
 

@@ -23,13 +23,15 @@ import tempfile
 import textwrap
 from pathlib import Path
 
+import yaml
+
 from runner import config
 from runner.command import CommandLine
 from runner.command._option import Option, read_options
 from runner.errors import ConfigError, Fault
 from runner.importers.draft import KINDS, NO_EQUIVALENT, Draft, to_single_line
 from runner.importers.read import read_file
-from runner.importers.translate import describe_batch, to_yaml, translate
+from runner.importers.readers import translate
 from runner.io.files import MENU, write_text
 from runner.launch import stages
 from runner.validate.keys import is_folder_name
@@ -72,18 +74,22 @@ def name_of(path: Path) -> str:
 
 def to_file(draft: Draft) -> str:
     """The experiment with its header, ready for the menu."""
-    cost = f"# cost: not yet timed; {describe_batch(draft)}"
     head = [
         f"# {draft.reading.title}'s {draft.reading.path.name}, imported.",
         f"# run: {' '.join(['python -m runner', *_overrides(draft)])}",
-        *textwrap.wrap(cost, WIDTH, subsequent_indent="#   "),
+        "# cost: not yet timed",
         "# result: not yet seen",
     ]
     for note in draft.notes:
         if note.key in draft.unset:
             question = f"# open: {note.key}: {to_single_line(note.value)}; {note.why}; {note.target}"
             head += textwrap.wrap(question, WIDTH, subsequent_indent="#   ")
-    return to_yaml(draft, "\n".join(head) + "\n")
+    defaults = [{f"override /{group}": option} for group, option in draft.choices.items()]
+    first = {key: draft.values[key] for key in ("seed", "learning_rate", "kl_coef") if key in draft.values}
+    rest = {key: node for key, node in draft.values.items() if node not in ({}, {"args": {}})}
+    whole = {"defaults": [*defaults, "_self_"], "name": draft.name} | first | rest
+    text = yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, width=80, default_flow_style=False)
+    return "\n".join(["# @package _global_", *head, re.sub(r"\n(?=name:)", "\n\n", text, count=1)])
 
 
 def _overrides(draft: Draft) -> list[str]:

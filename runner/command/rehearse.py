@@ -30,18 +30,27 @@ from runner.config import Composed
 from runner.config.override import latest
 from runner.errors import ConfigError, Fault, Interrupted
 from runner.estimate.device import Device, this_device
-from runner.estimate.group import group_by_structure, model_of
 from runner.estimate.measure import measure_small
 from runner.estimate.memory import Precision, Training
-from runner.estimate.smoke import SmokeResult, SmokeRunner
+from runner.estimate.reduce import linked
+from runner.estimate.smoke import (
+    Case,
+    cases_of,
+    export_model,
+    group_by_structure,
+    inspect_rows,
+    model_of,
+    play,
+    read_lengths,
+)
 from runner.estimate.steps import Rows
 from runner.estimate.table import Forecast, format_forecasts
 from runner.estimate.weights import source_of
 from runner.io.terminal import quiet
 from runner.launch import axis, stages
 from runner.launch.worker import Stop, prepare_environment
-from runner.model.clone import Source
 from runner.run import Run
+from runner.run.seal import sealed_checkpoints
 from runner.validate.values import POSITIVE
 
 if TYPE_CHECKING:
@@ -61,7 +70,8 @@ def main(line: CommandLine) -> int:
         raise ConfigError(faults)
     jobs = jobs_of(overrides, line.folders, line.multirun)
     prepare_environment()
-    chains, cases = group_by_structure(jobs)
+    chains = group_by_structure(jobs)
+    cases = cases_of(chains)
     if len(jobs) > 1:
         others = "the others differ in numbers only"
         print(f"rehearsal {len(jobs)} jobs, {len(cases)} of them to play: {others}", flush=True)
@@ -70,9 +80,9 @@ def main(line: CommandLine) -> int:
     try:
         with quiet():
             with one_thread():
-                results, code = SmokeRunner(folder, line.debug).play(chains)
-            print_forecasts([] if code else results, target, folder / "measured")
-        causes = [str(cause) for each in results if each.failed and (cause := each.run.status().get("cause"))]
+                code = play(chains, folder)
+            print_forecasts([] if code else cases, target, folder / "measured")
+        causes = [str(cause) for case in cases if case.code and (cause := case.run.status().get("cause"))]
         print("\n".join(causes), end="\n" if causes else "", file=sys.stderr)
     finally:
         if code:
@@ -91,23 +101,26 @@ def jobs_of(overrides: Sequence[str], folders: Sequence[Path], multirun: bool) -
     return [stages.compose_runs(axis.first_of(whole), folders)] if plugin else stages.compose_jobs(whole, folders)
 
 
-def print_forecasts(results: Sequence[SmokeResult], target: Mapping[str, float], folder: Path) -> None:
+def print_forecasts(cases: Sequence[Case], target: Mapping[str, float], folder: Path) -> None:
     """Print what each real run will need, as far as its rows could be read."""
     import torch
 
     gpus = (True,) if torch.cuda.is_available() else (False, True)
-    origins: dict[str, Source] = {}
+    origins: dict[str, str] = {}  # models that earlier stages have yet to train, by those that they begin with
     measured = []
     with one_thread():
-        for number, result in enumerate(results):
-            cfg = result.case.composed.cfg
-            source = source_of(cfg, origins)
-            if result.rows:
+        for number, case in enumerate(cases):
+            cfg = linked(case.composed.cfg, origins)
+            source = source_of(cfg)
+            if case.rows:
                 precisions = [Precision.of(cfg["trainer"]["args"], gpu).autocast for gpu in gpus]
                 wanted = {*precisions} if number < MAX_WHOLE_FORECASTS else set()
-                small = {autocast: measure_small(result.small.cfg, source, autocast, folder) for autocast in wanted}
-                measured.append((result, dict(origins), [small.get(each, ([], "")) for each in precisions]))
-            origins |= dict.fromkeys(map(model_of, result.case.runs.values()), source)
+                small = {autocast: measure_small(case.small.cfg, source, autocast, folder) for autocast in wanted}
+                measured.append((case, cfg, [small.get(each, ([], "")) for each in precisions]))
+            origin = source.path or str(folder / f"origin{number}")
+            if not source.path:
+                source.config().save_pretrained(origin)  # all that there is of a model from nothing
+            origins |= dict.fromkeys(map(model_of, case.runs.values()), origin)
     if not measured:
         return
     # Only now: with threads in this process, which measuring its speed begins, no other could be forked from it.
@@ -118,18 +131,17 @@ def print_forecasts(results: Sequence[SmokeResult], target: Mapping[str, float],
     if "speed" in target:
         meant = replace(meant, speed=target["speed"] * 1e12, how="as typed")
     devices = [meant] if here.gpu else [here, meant]
-    for number, (result, known, steps) in enumerate(measured):
-        cfg, seen = result.case.composed.cfg, result.rows
-        total = result.small.rows  # in all, of which the trainer gets as many as of those that were seen
+    for number, (case, cfg, steps) in enumerate(measured):
+        seen, total = case.rows, case.small.rows  # in all, of which the trainer gets as many as of those that were seen
         total = None if total is None else total * seen["rows"] / max(1, seen["read"])
         rows = Rows(seen["lengths"], seen["limit"], total)
         forecasts = [
-            Forecast(Training(cfg, rows, step, gpu=device.gpu, origins=known), device, why)
+            Forecast(Training(cfg, rows, step, gpu=device.gpu), device, why)
             for device, (step, why) in zip(devices, steps, strict=True)
         ]
         lines = format_forecasts(forecasts)
         shown = lines if number < MAX_WHOLE_FORECASTS else lines[:1]
-        print(f"forecast  {result.name}", *shown, sep="\n", flush=True)
+        print(f"forecast  {case.name}", *shown, sep="\n", flush=True)
 
 
 @contextlib.contextmanager
@@ -146,12 +158,20 @@ def one_thread() -> Iterator[None]:
 
 
 def rehearse(run: Run, stop: StopRequest) -> None:
-    """Train a run to its first save, and leave it interrupted there; what the worker calls."""
+    """Play the next part of a smoke run, by how far its files say that it came; what the worker calls."""
     from runner.command.train import train
 
-    stopped = Stop()
-    stopped.number = signal.SIGTERM  # as soon as it can save a step
+    if not read_lengths(run):
+        inspect_rows(run)
+        run.set_status("interrupted", cause=None)
+        return
+    if not (is_resumed := bool(sealed_checkpoints(run.checkpoints))):
+        stop = Stop()
+        stop.number = signal.SIGTERM  # as soon as it can save a step
     try:
-        train(run, stopped)
+        train(run, stop)
+        export_model(run)
     except Interrupted:
+        if is_resumed:
+            raise
         run.set_status("interrupted", cause=None)

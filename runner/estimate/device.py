@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 REACHED = 0.5  # of the speed of large products: about what the passes of a training reach
 
 
@@ -26,16 +28,11 @@ class Device:
 
 def read_memory() -> dict[str, int]:
     """Bytes of memory in all and free, with the limit of the container where that is less."""
-    names = {"MemTotal": "of memory", "MemAvailable": "free"}
-    found = {}
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            key, _, size = line.partition(":")
-            if key in names:
-                found[names[key]] = int(size.split()[0]) * 1024
-    with contextlib.suppress(OSError, ValueError):
+    memory = psutil.virtual_memory()
+    found = {"of memory": memory.total, "free": memory.available}
+    with contextlib.suppress(OSError, ValueError):  # there is no container, or none with a limit
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        found |= {"allowed here": limit} if limit < found.get("of memory", 0) else {}
+        found |= {"allowed here": limit} if limit < memory.total else {}
     return found
 
 
@@ -54,8 +51,7 @@ def this_device() -> Device:
         left @ right
         wait()
         best = min(best, time.perf_counter() - began)
-    memory = read_memory()
-    here = min((memory[name] for name in ("free", "allowed here") if name in memory), default=None)
+    here = min(read_memory().values())
     name, free = (torch.cuda.get_device_name(), torch.cuda.mem_get_info()[0]) if gpu else ("this CPU", here)
     how = f"half of what large {'bf16 ' if gpu else ''}products reach"
     return Device(name, gpu, free, REACHED * 2 * size**3 / best, how)

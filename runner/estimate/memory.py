@@ -7,13 +7,12 @@ allocators keep some more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runner.estimate.steps import Rows, batch_size, completion_of, config_fields, setting
 from runner.estimate.weights import ModelWeights, Shape, others_of, source_of
 from runner.generate.batch import TOKENS_PER_PASS
-from runner.model.clone import Source
 from runner.schema import upstream
 from runner.schema.text import Config, Node
 
@@ -37,7 +36,6 @@ class MeasuredStep:
     body: int = 0  # activations inside the layers that wait for the backward pass
     maps: int = 0  # those of them that grow with the square of a row's length
     casts: int = 0  # copies of weights in another precision
-    hidden: int = 0  # states between two layers
     peak: int = 0  # all that was alive at once
     peak_in_place: int = 0  # the same where fused functions need no room of their own
     accumulates: bool = False  # gradients are there while another batch goes through
@@ -72,21 +70,13 @@ class Training:
     itself where that is small; it is empty where none could be trained.
     """
 
-    def __init__(
-        self,
-        cfg: Config,
-        rows: Rows,
-        small: Sequence[tuple[Shape, MeasuredStep]],
-        *,
-        gpu: bool,
-        origins: Mapping[str, Source] | None = None,
-    ):
+    def __init__(self, cfg: Config, rows: Rows, small: Sequence[tuple[Shape, MeasuredStep]], *, gpu: bool):
         own = cfg.get("optimizer") or {}
         self.cfg, self.args, self.rows, self.small, self.gpu = cfg, cfg["trainer"]["args"], rows, small, gpu
         self.precision = Precision.of(self.args, gpu)
         dtype = cfg["model"].get("dtype", "float32")
-        self.policy = ModelWeights(source_of(cfg, origins), dtype=dtype, peft=cfg["peft"], quant=cfg["quant"])
-        self.others = dict(others_of(cfg, origins))
+        self.policy = ModelWeights(source_of(cfg), dtype=dtype, peft=cfg["peft"], quant=cfg["quant"])
+        self.others = dict(others_of(cfg))
         self.optimizer = (own.get("_target_", "") + (".fused" if own.get("fused") else "")).lower()
         self.optimizer = self.optimizer or str(setting(self.args, upstream.OPTIM, "adamw_torch_fused"))
         self.completion = completion_of(cfg)
@@ -163,7 +153,7 @@ class Training:
         casts = seen.casts / first.weights * policy.shape.weights
         kept, beside = self.activations + casts, self._beside
         if self.precision.recompute:
-            states = seen.hidden / seen.tokens / first.hidden * policy.shape.hidden * layers * tokens
+            states = policy.dtype.itemsize * policy.shape.hidden * layers * tokens  # between two layers
             kept, beside = states, max(casts, kept / layers + beside)
         begun = self.gradients if any(own.accumulates for _, own in self.small) else 0
         # The gradients of embeddings come last, where they are tied beside those of the head and their sum.

@@ -16,13 +16,12 @@ from typing import Any
 import torch
 
 from runner.dataset.head import write_head
-from runner.errors import ConfigError, Fault
 from runner.estimate.steps import config_fields, cycle_of, rows_per_step, setting
 from runner.estimate.weights import LOADERS, architecture_of
 from runner.model.clone import Source, count_weights, shrink, write_clone
 from runner.run.key import processes_of
 from runner.schema import upstream
-from runner.schema.text import Config, nodes
+from runner.schema.text import Config, nodes, to_text
 from runner.training.inspection import CHECKS
 
 NEW = "runner.model.load.new_model"
@@ -35,16 +34,14 @@ HELD_OUT = 8  # rows of each held-out set
 COMPLETION = 8  # tokens
 PACKED_ROW = 128  # tokens
 # Changed without a note: they only say how often something is done, where to, or by how many processes.
-CADENCE = {
-    upstream.LOGGING_STEPS: 1,
-    upstream.SAVE_STEPS: 1,
-    upstream.EVAL_STEPS: 1,
-    upstream.EVAL_DELAY: 0,
-    upstream.LOGGING_FIRST_STEP: True,
+WITHOUT_NOTE = {
+    **dict.fromkeys((upstream.LOGGING_STEPS, upstream.SAVE_STEPS, upstream.EVAL_STEPS), 1),
+    **{upstream.EVAL_DELAY: 0, upstream.LOGGING_FIRST_STEP: True, upstream.PUSH_TO_HUB: False},
+    **dict.fromkeys(("total_episodes", upstream.DATASET_NUM_PROC), None),
 }
-PLAIN = {upstream.PUSH_TO_HUB: False, "total_episodes": None, upstream.DATASET_NUM_PROC: None}
 ON_A_GPU = {upstream.TF32: None, upstream.USE_LIGER_KERNEL: False}
 GPU_ATTENTION = ("flash", "kernels", "paged", "sdpa_paged")  # what names of such kernels begin with
+GPU_ENGINES = ("vllm", "continuous")
 
 
 @dataclass
@@ -78,12 +75,7 @@ class Clones:
             return source.path, ""
         if source not in self.made:
             small = self.folder / f"{len(self.made)}-{source.path.rstrip('/').rpartition('/')[2]}"
-            described = write_clone(source, small)
-            if described is None:
-                found = f"{source.path}: a {source.config().model_type}, which cannot be made small"
-                fix = "model=tiny, to rehearse everything but the architecture"
-                raise ConfigError(Fault("model.path", found, "an architecture of transformers", fix))
-            self.made[source] = str(small), f"{source.path}: {described}"
+            self.made[source] = str(small), f"{source.path}: {write_clone(source, small)}"
         return self.made[source]
 
 
@@ -96,8 +88,7 @@ def is_small(source: Source) -> bool:
 
 def reduce(cfg: Config, folder: Path, clones: Clones) -> Reduced:
     """The run in small; its files go below ``folder``."""
-    small = Reduced(linked(copy.deepcopy(dict(cfg)), clones.links), copy.deepcopy(dict(cfg)))
-    small.unreduced["model"] = linked(small.unreduced["model"], clones.links)
+    small = Reduced(linked(cfg, clones.links), copy.deepcopy(dict(cfg)) | {"model": linked(cfg["model"], clones.links)})
     _replace_models(small, clones)
     _cut_args(small)
     _cut_rows(small, folder)
@@ -129,15 +120,14 @@ def rows_of(cfg: Config) -> list[dict[str, Any]]:
 def _replace_models(small: Reduced, clones: Clones) -> None:
     trust = bool(small.cfg["model"].get("trust_remote_code"))
     for _, node in nodes({key: part for key, part in small.cfg.items() if key != "dataset"}):
-        if node["_target_"] in LOADERS and isinstance(node.get("path"), str):
-            own = bool(node.get("trust_remote_code"))
-            node["path"], note = clones.of(Source(node["path"], node.get("revision"), own))
+        is_loader = node["_target_"] in LOADERS
+        for name in [name for name in ("path" if is_loader else "", *OTHER_PATHS) if isinstance(node.get(name), str)]:
+            source = Source(node[name], trust=trust)
+            if is_loader:
+                source = Source(node[name], node.get("revision"), bool(node.get("trust_remote_code")))
+            node[name], note = clones.of(source)
             small.note(note)
-            node |= {"revision": None} if note and "revision" in node else {}
-        for name in OTHER_PATHS:
-            if isinstance(node.get(name), str):
-                node[name], note = clones.of(Source(node[name], trust=trust))
-                small.note(note)
+            node |= {"revision": None} if note and is_loader and "revision" in node else {}
         # A model from nothing has its architecture in its keys.
         if node["_target_"] == NEW and not is_small(source := Source(architecture=architecture_of(node))):
             config = source.config()
@@ -151,7 +141,7 @@ def _cut_args(small: Reduced) -> None:
     """Two steps, logged and saved each, with short completions."""
     args = small.cfg["trainer"]["args"]
     known = config_fields(args)
-    args |= {name: value for name, value in (CADENCE | PLAIN).items() if name in known}
+    args |= {name: value for name, value in WITHOUT_NOTE.items() if name in known}
     args[upstream.MAX_STEPS] = 2 * cycle_of(args)
     for name in upstream.COMPLETION_LENGTHS:
         length = setting(args, name)
@@ -190,21 +180,17 @@ def _replace_foreign(small: Reduced) -> None:
     """Leave out what this machine has not, and what is meant for several processes or a server, and note it."""
     cfg, args = small.cfg, small.cfg["trainer"]["args"]
     on_cpu = not torch.accelerator.is_available()
-    for name, value in (upstream.ELSEWHERE | (ON_A_GPU if on_cpu else {})).items():
+    engine = {"rollout_engine": "auto"} if args.get("rollout_engine") in GPU_ENGINES else {}
+    for name, value in (upstream.ELSEWHERE | engine | (ON_A_GPU if on_cpu else {})).items():
         if args.get(name):
-            small.note(f"without trainer.args.{name}={args[name]}")
+            small.note(f"trainer.args.{name}: {to_text(value)} instead of {args[name]}")
             args[name] = value
-    if args.get("rollout_engine") in ("vllm", "continuous"):
-        small.note(f"completions by this process instead of {args['rollout_engine']}")
-        args["rollout_engine"] = "auto"
     for _, node in nodes(cfg) if on_cpu else ():
-        if str(node.get("attention") or "").startswith(GPU_ATTENTION):
-            small.note(f"attention: what the CPU has instead of {node['attention']}")
-            node["attention"] = None
-        for name in ("device", "device_map"):
-            if node.get(name) not in (None, "auto", "cpu"):
-                small.note(f"{name}: the CPU instead of {node[name]}")
-                node[name] = None
+        is_foreign = {name: node.get(name) not in (None, "auto", "cpu") for name in ("device", "device_map")}
+        is_foreign["attention"] = str(node.get("attention")).startswith(GPU_ATTENTION)
+        for name in [name for name, foreign in is_foreign.items() if foreign]:
+            small.note(f"{name}: what the CPU has instead of {node[name]}")
+            node[name] = None
     if cfg["quant"] and importlib.util.find_spec("bitsandbytes") is None:
         small.note("without quant, because bitsandbytes is not installed here (pip install 'runner[quant]')")
         cfg["quant"] = None

@@ -1,167 +1,194 @@
 """Smoke runs: of each case rows are looked at, a step is trained and saved, the run goes on from it and is exported.
 
-Each part is a process of its own, so that a resume is one. The parts leave the files of any run, from which it is read
-how far they came.
+Jobs that differ in numbers only are one case: a learning rate, a weight or a seed changes what is learnt and not what
+is done; a batch size, a rank or a zero changes that too. Each part is a process of its own, so that a resume is one;
+``command.rehearse`` has them in order. They leave the files of any run, from which it is read how far they came.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import re
 import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pyarrow import parquet
 
+from runner.config import Composed
 from runner.config.build import locate
-from runner.errors import ConfigError, Fault, RunnerError
-from runner.estimate.group import Case, model_of
-from runner.estimate.process import run_apart
+from runner.errors import ConfigError
+from runner.estimate.measure import run_apart
 from runner.estimate.reduce import Clones, Reduced, reduce, rows_of
 from runner.io.files import read_json, write_json
 from runner.io.terminal import quiet
 from runner.launch import worker
 from runner.report.number import number
-from runner.run import Run, open_run
+from runner.run import Run, open_run, write_config
 from runner.run.disk import sized
-from runner.run.key import label_of
+from runner.run.key import folder_of, key_of, label_of, lasting
 from runner.run.read import read_run
 from runner.run.seal import sealed_checkpoints
-from runner.schema.text import Config
+from runner.schema.text import Config, scalars
 from runner.training.export import export
 from runner.training.inspection import find_faults, inspect_training, summary_of
 from runner.training.stand_in import first_rows_prepared
 
-TITLES = {"inspect": "rows read", "train": "a step, saved", "resume": "resumed, scored", "export": "exported"}
+# Whole numbers that say how long, how often, or from which chance.
+LENGTHS = (
+    r"seed|data_seed|max_steps|num_train_epochs|total_episodes|(save|eval|logging|warmup)_steps|limit\.(train|eval)"
+)
+PARTS = ("reading rows", "training, saving", "resuming, scoring", "exporting")
+PROCESSES = 3  # that take them: after a resume the model is exported
+UNREDUCED, ROWS, UNEXPORTED = "unreduced", "rows.json", "unexported.json"  # in the folder of a smoke run
 
 
 @dataclass
-class SmokeResult:
-    """A case with the run in small that is played for it, and how that goes.
+class Case:
+    """One run that is tried, the key of its structure, and the runs that it stands for by key, itself among them.
 
-    ``seconds`` has those of each part that was played; ``failed`` is the phase in which one failed with an exit code.
+    ``small`` is the run in small that is played for it, in the folder of ``run``; ``code`` is None until it has ended.
     """
 
-    case: Case
-    small: Reduced
-    run: Run
-    seconds: dict[str, float] = field(default_factory=dict)
-    failed: str = ""
-    code: int = 0
+    key: str
+    composed: Composed
+    runs: dict[str, Composed] = field(default_factory=dict)
+    small: Reduced = field(init=False)
+    run: Run = field(init=False)
+    seconds: float = 0.0
+    code: int | None = None
 
     @property
     def rows(self) -> dict[str, Any]:
-        """The lengths and number of the real run's rows, as far as they were seen."""
-        return read_json(self.run.folder / "rows.json") or {}
+        return read_lengths(self.run)
 
     @property
     def name(self) -> str:
         """A case as a person knows it: the name of its runs, and its stage."""
-        composed = self.case.composed
-        label = label_of(composed.overrides)
-        return f"{composed.cfg['name']} {'' if label == 'default' else label}".rstrip()
+        label = label_of(self.composed.overrides)
+        return f"{self.composed.cfg['name']} {'' if label == 'default' else label}".rstrip()
 
 
-class SmokeRunner:
-    """Plays cases below a folder, and prints the outcome of each as it ends."""
+# --- Which runs are alike -------------------------------------------------------------------------
 
-    def __init__(self, folder: Path, debug: bool = False):
-        self.folder, self.debug = folder, debug
-        self.clones = Clones(folder / "models")
-        self.results: dict[str, SmokeResult] = {}
-        # Asked without the driver, which a process that is about to fork must not wake.
-        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
-    def play(self, chains: Sequence[Sequence[Case]]) -> tuple[list[SmokeResult], int]:
-        """The results of every case of these chains, played once, and the exit code of the first that fails.
+def group_by_structure(jobs: Sequence[Sequence[Composed]]) -> list[list[Case]]:
+    """The jobs that differ in structure, each as its cases in order; stages are compared with what they build on."""
+    cases: dict[str, Case] = {}
+    chains: dict[tuple[str, ...], list[Case]] = {}
+    for runs in jobs:
+        links: dict[str, str] = {}
+        chain = []
+        for composed in runs:
+            key = structure_of(composed.cfg, links)
+            case = cases.setdefault(key, Case(key, composed))
+            case.runs.setdefault(key_of(composed.cfg), composed)
+            links[model_of(composed)] = key
+            chain.append(case)
+        chains.setdefault(tuple(case.key for case in chain), chain)
+    return list(chains.values())
 
-        Raises Interrupted at a signal, after the process of a part was ended.
-        """
+
+def cases_of(chains: Sequence[Sequence[Case]]) -> list[Case]:
+    """Every case once, in the order in which they are played."""
+    return list({case.key: case for chain in chains for case in chain}.values())
+
+
+def model_of(composed: Composed) -> str:
+    """The folder in which a run will leave its model, as later stages name it."""
+    return str(folder_of(composed.cfg, composed.overrides) / "model")
+
+
+def structure_of(cfg: Config, links: Mapping[str, str]) -> str:
+    """Ten hex digits that are equal where two runs do the same with other numbers.
+
+    ``links`` has the structures of earlier stages by the folders of their models.
+
+    >>> one, other = ({"trainer": {"args": {"beta": beta}}, "seed": 1} for beta in (0.1, 0.2))
+    >>> structure_of(one, {}) == structure_of(other, {}), structure_of(one, {}) == structure_of({"seed": 1}, {})
+    (True, False)
+    """
+    structure = {}
+    for path, value in scalars(lasting(cfg)):
+        is_length = isinstance(value, int) and re.search(rf"(^|\.)({LENGTHS})$", path)
+        if isinstance(value, float) or is_length:
+            value = "a number" if value else 0
+        structure[path] = links.get(value, value) if isinstance(value, str) else value
+    return key_of(structure)
+
+
+# --- How they are played --------------------------------------------------------------------------
+
+
+def play(chains: Sequence[Sequence[Case]], folder: Path) -> int:
+    """Play every case of these chains once below a folder, print how each went, and return the exit code.
+
+    It is that of the first that fails. Raises Interrupted at a signal, after the process of a part was ended.
+    """
+    # Asked without the driver, which a process that is about to fork must not wake.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    clones, cases = Clones(folder / "models"), cases_of(chains)
+    for index, case in enumerate(cases):
+        case.small = reduce(case.composed.cfg, folder / f"{index}", clones)
+        case.small.cfg["output_root"] = str(folder / f"{index}" / "outputs")
+        case.run = open_run(case.small.cfg, case.composed.overrides, command=case.composed.command)
+        write_config(case.run.folder / UNREDUCED, case.small.unreduced)
+        clones.links |= {model_of(each): str(case.run.model) for each in case.runs.values()}
+        target = str(case.small.cfg["trainer"]["_target_"])
+        if target.startswith(("trl.", "runner.")):  # imported once for all parts; a user's module may hold a state
+            locate(target)
+    gc.freeze()  # no part needs to look through what is here by now for garbage
+    with worker.handle_signals(worker.Stop()):
         for chain in chains:
+            before = None
             for case in chain:
-                self._prepare(case)
-        gc.freeze()  # no part needs to look through what is here by now for garbage
-        with worker.handle_signals(worker.Stop()):
-            for chain in chains:
-                before = None
-                for case in chain:
-                    result = self.results[case.key]
-                    if before and before.code:
-                        result.code = before.code
-                        print(f"not begun {result.name}: it builds on {before.name}, which has failed", flush=True)
-                    elif not result.seconds:
-                        self._play(result)
-                    before = result
-        results = list(self.results.values())
-        return results, next((each.code for each in results if each.code), 0)
-
-    def _prepare(self, case: Case) -> None:
-        """Make a case small, open its run, and note where that leaves its model, for those that build on it."""
-        if case.key not in self.results:
-            folder = self.folder / f"{len(self.results)}"
-            small = reduce(case.composed.cfg, folder, self.clones)
-            small.cfg["output_root"] = str(folder / "outputs")
-            run = open_run(small.cfg, case.composed.overrides, command=case.composed.command)
-            self.results[case.key] = SmokeResult(case, small, run)
-            target = str(small.cfg["trainer"]["_target_"])
-            if target.startswith(("trl.", "runner.")):  # imported once for all parts; a user's module may hold a state
-                locate(target)
-        self.clones.links |= {model_of(each): str(self.results[case.key].run.model) for each in case.runs.values()}
-
-    def _play(self, result: SmokeResult) -> None:
-        """Play one part after the other, up to the first that fails."""
-        run = result.run
-        parts: dict[str, Callable[[], int]] = {
-            "inspect": lambda: _code_of(run, lambda: inspect_rows(run, result.small.unreduced)),
-            "train": lambda: worker.work(run.folder, command="rehearse", debug=self.debug),
-            "resume": lambda: worker.work(run.folder, debug=self.debug),
-            "export": lambda: _code_of(run, lambda: export_model(run)),
-        }
-        for name, part in parts.items():
-            began = time.monotonic()
-            result.code = run_apart(part, run.log, self.folder / "cache")
-            result.seconds[name] = time.monotonic() - began
-            if result.code:
-                result.failed = phase_of(run, name)
-                if not run.status()["cause"]:
-                    run.set_status("failed", cause=f"the process ended with exit code {result.code}")
-                break
-        print("\n".join(describe_result(result)), flush=True)
+                if before and before.code:
+                    case.code = before.code
+                    print(f"not begun {case.name}: it builds on {before.name}, which has failed", flush=True)
+                elif case.code is None:
+                    _play_parts(case, folder / "cache")
+                    print("\n".join(describe_case(case)), flush=True)
+                before = case
+    return next((case.code for case in cases if case.code), 0)
 
 
-def _code_of(run: Run, call: Callable[[], None]) -> int:
-    """The exit code of a part that is not a worker's, its error written down as a worker does."""
-    try:
-        call()
-        return 0
-    except Exception as error:
-        traceback.print_exc()
-        fault = Fault(str(run.log), f"{type(error).__name__}: {error}", fix="read it")
-        known = error if isinstance(error, RunnerError) else RunnerError(fault)
-        run.set_status("failed", cause=str(known))
-        return known.code
+def _play_parts(case: Case, cache: Path) -> None:
+    """Play one part after the other, up to the first that fails."""
+    began = time.monotonic()
+    for _ in range(PROCESSES):
+        case.code = run_apart(lambda: worker.work(case.run.folder, "rehearse"), case.run.log, cache)
+        if case.code:
+            if not case.run.status()["cause"]:
+                case.run.set_status("failed", cause=f"the process ended with exit code {case.code}")
+            break
+    case.seconds = time.monotonic() - began
 
 
-def inspect_rows(run: Run, cfg: Config) -> None:
+def inspect_rows(run: Run) -> None:
     """Look at the first rows as the real run would see them, and write down how long they are.
 
     Raises ConfigError for what a training would be refused for.
     """
+    cfg = Run(run.folder / UNREDUCED).cfg
     with quiet(), first_rows_prepared(cfg) as (components, how):
         rows = components.train_rows
         seen = inspect_training(components.trainer, rows, **how)
+    if faults := find_faults(seen, cfg.get("tolerate")):
+        raise ConfigError(faults)
     lengths = [len(row.ids) for row in seen.rows] or [row.length for row in seen.encoded]
     kept = len(rows) if hasattr(rows, "__len__") else len(seen.encoded)
     heads = [Path(node["path"]) / "train.parquet" for node in rows_of(cfg)]
     read = sum(parquet.read_metadata(head).num_rows for head in heads if head.exists())
     facts = {"lengths": lengths, "rows": kept, "read": read or kept, "limit": seen.limit, "lines": summary_of(seen)}
-    write_json(run.folder / "rows.json", facts)
-    if faults := find_faults(seen, cfg.get("tolerate")):
-        raise ConfigError(faults)
+    write_json(run.folder / ROWS, facts)
+
+
+def read_lengths(run: Run) -> dict[str, Any]:
+    """The lengths and number of the real run's rows, as far as they were seen."""
+    return read_json(run.folder / ROWS) or {}
 
 
 def export_model(run: Run) -> None:
@@ -170,52 +197,36 @@ def export_model(run: Run) -> None:
     try:
         export(read_run(run.folder), run.folder / "export", trust=trust)
     except ConfigError as error:
-        write_json(run.folder / "unexported.json", {"why": error.faults[0].found})
+        write_json(run.folder / UNEXPORTED, {"why": error.faults[0].found})
 
 
-def phase_of(run: Run, part: str) -> str:
-    """The phase in which a run was when its last part failed, by what there is of it."""
-    status = run.status()
-    if part == "train":
-        if not status["max_steps"]:
-            return "loading"
-        if not (run.folder / "scores.json").exists():
-            return "evaluating before the first step"
-        return "saving" if status["step"] else "taking the first step"
-    if part == "resume":
-        if status["step"] < status["max_steps"]:
-            return "resuming"
-        if len(sealed_checkpoints(run.checkpoints)) < 2:
-            return "saving"
-        return "writing model/" if (run.folder / ".model.new").exists() else "evaluating"
-    return {"inspect": "reading the rows", "export": "exporting"}[part]
+# --- What came of it ------------------------------------------------------------------------------
 
 
-def describe_result(result: SmokeResult) -> list[str]:
-    """The outcome of a case in lines: what was done, and how long each part took."""
-    runs = len(result.case.runs)
+def describe_case(case: Case) -> list[str]:
+    """The outcome of a case in lines: the parts that were played, or the one that failed, and what is not as it was."""
+    runs, outcomes = len(case.runs), dict(zip(PARTS, _outcomes(case), strict=True))
     many = f", for {runs} runs that differ in numbers only" if runs > 1 else ""
-    head = f"ok        {result.name}: {number(sum(result.seconds.values()), 2)} s{many}"
-    if result.code:
-        head = f"failed    {result.name}: {result.failed}"
-    parts = zip(result.seconds.items(), _outcomes(result), strict=False)
+    head = f"ok        {case.name}: {number(case.seconds, 2)} s{many}"
+    if case.code:
+        head = f"failed    {case.name}: {next((part for part, outcome in outcomes.items() if not outcome), PARTS[-1])}"
     return [
         head,
-        *(f"  {TITLES[part]:<16}{lasted:6.1f} s  {outcome}".rstrip() for (part, lasted), outcome in parts),
-        *(f"  {'' if index else 'instead':<10}{note}" for index, note in enumerate(result.small.notes)),
+        *(f"  {part:<19}{outcome}" for part, outcome in outcomes.items() if outcome),
+        *(f"  {'' if index else 'instead':<10}{note}" for index, note in enumerate(case.small.notes)),
     ]
 
 
-def _outcomes(result: SmokeResult) -> Iterator[str]:
-    """The outcome of each part, in a few words."""
-    run = result.run
-    yield next(iter(result.rows.get("lines", [])), "")
+def _outcomes(case: Case) -> Iterator[str]:
+    """The outcome of each part, in a few words; empty where it was not reached."""
+    run = case.run
+    yield next(iter(case.rows.get("lines", [])), "")
     saved = next(iter(sealed_checkpoints(run.checkpoints)), None)
     files = saved.rglob("*") if saved else ()
     yield f"{saved.name}, {sized(sum(file.stat().st_size for file in files if file.is_file()))}" if saved else ""
     scores = (read_json(run.folder / "scores.json") or {}).get("after") or {}
     first = next((f", such as {name} {number(score, 3)}" for name, score in scores.items()), "")
     reached = f"{len(scores) or 'no'} held-out {'scores' if scores else 'rows'}{first}"
-    yield reached if run.status()["state"] == "finished" else ""
-    why = (read_json(run.folder / "unexported.json") or {}).get("why")
+    yield reached if run.model.is_dir() else ""
+    why = (read_json(run.folder / UNEXPORTED) or {}).get("why")
     yield f"not: {why}" if why else "as transformers loads it" if (run.folder / "export").is_dir() else ""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,11 +13,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from runner.config.build import build
-from runner.model.clone import Source, auto_class_of
+from runner.model.clone import Source
 from runner.model.load import HEADS, read_adapter
 from runner.schema import upstream
-from runner.schema.text import Config, Node, named
-from runner.training.components.model import build_tuner
+from runner.schema.text import Config, Node, nodes
+from runner.training.components.model import build_tuner, path_of
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -62,12 +62,6 @@ class Shape:
         layers = max(1, getattr(text, "num_hidden_layers", 1))
         heads = getattr(text, "num_attention_heads", None) or 1
         return Shape(layers, text.hidden_size, heads, width / layers, weights)
-
-    @staticmethod
-    def of_source(source: Source) -> Shape:
-        with torch.device("meta"):
-            config = source.config()
-            return Shape.of(auto_class_of(config).from_config(config, trust_remote_code=source.trust))
 
 
 def trunks_of(model: nn.Module) -> Iterator[PreTrainedModel]:
@@ -148,12 +142,11 @@ def _is_quantised(name: str, part: nn.Module) -> bool:
     return base and name.rpartition(".")[2] not in NOT_QUANTISED
 
 
-def source_of(cfg: Config, origins: Mapping[str, Source] | None = None) -> Source:
-    """The source of a run's policy; ``origins`` have those of models that earlier stages have yet to train."""
+def source_of(cfg: Config) -> Source:
+    """The source of a run's policy."""
     model, head = cfg["model"], cfg["trainer"]["head"]
-    path = cfg["trainer"]["args"].get("sft_model_path") or model.get("path")
-    if path:
-        return _origin(Source(path, model.get("revision"), bool(model.get("trust_remote_code")), head), origins)
+    if path := path_of(cfg).get("path"):
+        return Source(path, model.get("revision"), bool(model.get("trust_remote_code")), head)
     return Source(head=head, architecture=architecture_of(model))
 
 
@@ -163,22 +156,13 @@ def architecture_of(node: Node) -> dict[str, Any]:
     return own if "vocab_size" in own else {"vocab_size": len(build(node["tokenizer"]))} | own
 
 
-def _origin(source: Source, origins: Mapping[str, Source] | None) -> Source:
-    """The model itself, or that which the stage that will train it begins with."""
-    known = origins or {}
-    return replace(known[source.path], head=source.head) if source.path in known else source
-
-
-def others_of(cfg: Config, origins: Mapping[str, Source] | None = None) -> Iterator[tuple[str, int]]:
+def others_of(cfg: Config) -> Iterator[tuple[str, int]]:
     """Models that are only asked: reward models and a teacher, by name with their bytes."""
-    rewards = named(cfg.get("reward") or {}, "")
-    nodes = {f"reward {name}".strip(): node for name, node in rewards.items()}
-    nodes |= {name.removesuffix("_model"): node for name, node in cfg["trainer"].items() if name != "args"}
-    for name, node in nodes.items():
-        if isinstance(node, Mapping) and node.get("_target_") in LOADERS and isinstance(node.get("path"), str):
-            head = "score" if name.startswith("reward") else "lm"
+    for path, node in nodes({group: cfg.get(group) for group in ("reward", "trainer")}):
+        if node["_target_"] in LOADERS and isinstance(node.get("path"), str):
+            head = "score" if path.startswith("reward") else "lm"
             source = Source(node["path"], node.get("revision"), bool(node.get("trust_remote_code")), head)
-            kind = node.get("dtype", "float32")
-            yield name, ModelWeights(_origin(source, origins), dtype=kind, trained=False).bytes
+            name = path.removeprefix("trainer.").removesuffix("_model").replace(".", " ")
+            yield name, ModelWeights(source, dtype=node.get("dtype", "float32"), trained=False).bytes
     if path := cfg["trainer"]["args"].get(upstream.REWARD_MODEL_PATH):
         yield "reward model", ModelWeights(Source(path, head="score"), trained=False).bytes

@@ -1,6 +1,7 @@
-"""An experiment as it grows out of another tool's configuration, with a note on what became of each key.
+"""An experiment as it grows out of another tool's configuration: keys, followed by their rows, and a note on each.
 
 Our side is read from the menu and from the signatures of TRL, so that a value that is TRL's default is not written.
+The form of a row is explained in ``table``; datasets are read in ``readers``.
 """
 
 from __future__ import annotations
@@ -10,26 +11,25 @@ import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
+from runner.dataset.form import SPEAKERS
 from runner.errors import Fault
-from runner.importers.convert import to_mapping
 from runner.importers.read import ForeignConfig
-from runner.importers.table import Rule, Table, is_wanted
+from runner.importers.table import COMPUTED, CONVERSIONS, OFF, Rule, Table, is_wanted, to_list
 from runner.io.files import MENU
 from runner.io.secrets import LOGIN_KEY, SECRET_KEY, form_of
 from runner.schema.read import Signature, read_signature
+from runner.schema.text import nearest as find_nearest
 
 MAPPED, SAME, NO_EQUIVALENT = "mapped", "same by default", "no equivalent"
 IGNORED = "ignored (machine, not experiment)"
 KINDS = (MAPPED, SAME, NO_EQUIVALENT, IGNORED)
 HIDDEN = "..."  # in the place of a secret
 FIX = "mend it in their file, or leave the key out there"
-
-T = TypeVar("T")
-D = TypeVar("D")
+SECRET = Rule(kind="ignored", reason="a secret, which no file of ours holds: export it in the environment")
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Draft:
             if key in outer and isinstance(value, Mapping):
                 self.keys |= {f"{key}.{inner}": entry for inner, entry in value.items()}
             elif key in outer - self.table.keys.keys() and is_wanted(value, "enabled"):
-                self.convert(key, value, to_mapping, {})
+                self.convert(key, value, "mapping", {})
             else:
                 self.keys[key] = value
 
@@ -84,19 +84,19 @@ class Draft:
         """The rules of a key in the table, in their order."""
         return self.table.keys.get(key) or self.table.keys.get(f"{key.partition('.')[0]}.*", [])
 
-    def take(self, key: str, to: Callable[[object], T], default: D) -> T | D:
+    def take(self, key: str, to: str, default: Any) -> Any:
         """The converted value of a key, which is dealt with by this; the default where there is none, or false."""
         self.taken.add(key)
         return default if self.keys.get(key) is False else self.read(key, to, default)
 
-    def read(self, key: str, to: Callable[[object], T], default: D) -> T | D:
+    def read(self, key: str, to: str, default: Any) -> Any:
         """The converted value of a key; the default where there is none, or where it is a fault."""
         return self.convert(key, self.keys.get(key), to, default)
 
-    def convert(self, where: str, value: object, to: Callable[[object], T], default: D) -> T | D:
-        """A value as a conversion has it; the default where there is none, or where it is a fault."""
+    def convert(self, where: str, value: object, to: str, default: Any) -> Any:
+        """A value as a conversion of that name has it; the default where there is none, or where it is a fault."""
         try:
-            return default if value is None else to(value)
+            return default if value is None else CONVERSIONS[to](value)
         except (ValueError, OverflowError) as error:
             self.faults.append(Fault(self.where + where, to_single_line(value), str(error), FIX))
             return default
@@ -222,3 +222,137 @@ def to_single_line(value: object) -> str:
         return value
     text = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True).strip()
     return text.removesuffix("\n...").strip()
+
+
+# --- Rows of a table ------------------------------------------------------------------------------
+
+
+def follow(draft: Draft, *keys: str) -> None:
+    """Deal with these keys, in this order, by the first rule of their row that holds."""
+    for key in keys:
+        value = draft.keys.get(key)
+        if value is None or key in draft.taken:
+            continue
+        rules = [SECRET] if value == HIDDEN else draft.find_rules(key)
+        if rule := next((rule for rule in rules if holds(draft, rule, value)), None):
+            draft.taken.add(key)
+            written = _apply(draft, rule, key, value, rules)
+            for path, constant in rule.also.items() if written else ():
+                if draft.get(path) is None:
+                    draft.put(path, _filled(draft, key, constant))
+
+
+def follow_rest(draft: Draft) -> None:
+    """Deal with every key that is left: by its row, else by the trainer's own fields."""
+    for key, value in list(draft.keys.items()):
+        follow(draft, key)
+        if value is None or key in draft.taken:
+            continue
+        is_known = bool(draft.find_rules(key))
+        if key in draft.config.parameters and not is_known:
+            draft.write(key, f"trainer.args.{key}", value)
+        elif value in OFF and key not in draft.implied:
+            draft.note(SAME, key, why="off")
+        elif key not in draft.implied:
+            near = find_nearest(key, draft.config.parameters, 0.85)
+            why = "it goes with another adapter or trainer" if is_known else "not a key that is known here"
+            draft.no_equivalent(key, why, f"trainer.args.{near[0]}" if near else "")
+
+
+def holds(draft: Draft, rule: Rule, value: object = None) -> bool:
+    """True where every condition of a rule is met by a key's value and the draft."""
+    facts: dict[str, list[object]] = {name: [draft.choices.get(name)] for name in ("trainer", "peft", "optimizer")}
+    facts |= {"value": [value], "command": [draft.reading.command], "held_out": [draft.has_held_out]}
+    facts["form"] = [part.get("form") for part in draft.parts]
+    return (
+        all(any(is_wanted(fact, wanted) for fact in facts[name]) for name, wanted in rule.when.items())
+        and (not rule.like or bool(re.search(rule.like, to_single_line(value))))
+        and all(is_wanted(draft.keys.get(key), wanted) for key, wanted in rule.beside.items())
+        and not any(is_wanted(draft.keys.get(key), wanted) for key, wanted in rule.without.items())
+    )
+
+
+def _apply(draft: Draft, rule: Rule, key: str, value: object, rules: list[Rule]) -> bool:
+    """Do what a rule says with a key; False where there was something to write, and it was not."""
+    reason, nearest, why = (_filled(draft, key, text) for text in (rule.reason, rule.typed or rule.nearest, rule.why))
+    if rule.choose:
+        group, _, option = rule.choose.partition("=")
+        draft.choices[group] = None if option == "null" else option
+    if rule.by:
+        FUNCTIONS[rule.by](draft, key)
+    elif rule.to:
+        path, count = rule.to.replace("*", key.partition(".")[2]), len(draft.faults)
+        if rule.write is not None:
+            value = _filled(draft, key, rule.write)
+        elif rule.convert and (rule.convert in COMPUTED or not is_unset(value)):
+            if rule.rest and (more := draft.convert(key, value, "words", [])[1:]):
+                draft.no_equivalent(key, f"{', '.join(more)}: {rule.rest}", rule.nearest)
+            value = draft.convert(key, value, rule.convert, None)
+        return len(draft.faults) == count and draft.write(key, path, value, why)
+    elif rule.kind == "refused":
+        methods = [to_single_line(method) for each in rules if each.choose for method in to_list(each.when["value"])]
+        expected = why or f"one of {', '.join(methods)}"
+        draft.faults.append(Fault(key, reason, expected, "python -m runner --help  (lists the trainers)"))
+    elif rule.kind in ("no_equivalent", "asked"):
+        draft.unset |= {key} if rule.kind == "asked" else set()
+        draft.overrides += nearest.split() if rule.typed else []
+        draft.no_equivalent(key, reason, nearest)
+    elif rule.choose:
+        draft.note(MAPPED, key, rule.choose, why)
+    else:
+        draft.note(IGNORED if rule.kind == "ignored" else SAME, key, why=reason)
+    return True
+
+
+def _filled(draft: Draft, key: str, text: object) -> Any:
+    """A text of a table, its names in braces replaced by values; anything else as it is."""
+    names = {"key": key, "value": draft.keys[key], "trainer": draft.trainer}
+    if not isinstance(text, str):
+        return text
+    return re.sub(r"\{(\w+)\}", lambda found: to_single_line(names.get(found[1], draft.keys.get(found[1]))), text)
+
+
+def divide_batch(draft: Draft, key: str) -> None:
+    """Take the whole batch by the small one as the number of accumulated steps."""
+    micro = draft.read("micro_batch_size", "whole_number", 1)
+    steps = max(1, draft.take(key, "whole_number", 1) // max(1, micro))
+    draft.write(key, "trainer.args.gradient_accumulation_steps", steps, "the whole batch by the small one")
+
+
+def divide_epoch(draft: Draft, key: str) -> None:
+    """Write so many times in an epoch as a share of all steps."""
+    path = f"trainer.args.{'eval' if key.startswith('evals') else 'save'}"
+    epochs = draft.read("num_epochs", "number", 1.0)
+    times = draft.take(key, "number", 1.0) * epochs
+    share = round(1 / times, 6) if times else 1
+    draft.put(f"{path}_strategy", "epoch" if share >= 1 else "steps")
+    if share >= 1:
+        draft.note(MAPPED, key, f"{path}_strategy: epoch")
+    else:
+        draft.write(key, f"{path}_steps", share, f"a share of all steps: {draft.keys[key]} in each of {epochs:g}")
+
+
+def limit_warmup(draft: Draft, key: str) -> None:
+    """Write a number of warm-up steps, if the training is longer."""
+    steps, warmup = draft.keys.get("max_steps"), draft.keys[key]
+    if isinstance(steps, int) and isinstance(warmup, int | float) and 0 < steps <= warmup:
+        draft.no_equivalent(key, "the learning rate would never be reached")
+    else:
+        draft.write(key, "trainer.args.warmup_steps", warmup)
+
+
+def pair_betas(draft: Draft, key: str) -> None:
+    """Write both betas of Adam as one argument of an optimizer of ours."""
+    usual = {"adam_beta1": 0.9, "adam_beta2": 0.999}
+    betas = [draft.read(name, "number", default) for name, default in usual.items()]
+    draft.write(key, "optimizer.betas", betas)
+
+
+def compare_speakers(draft: Draft, key: str) -> None:
+    """Note a role of a dataset whose speakers are not those that ours reads in this role."""
+    if any(SPEAKERS.get(name.lower()) != key.rpartition(".")[2] for name in draft.take(key, "words", [])):
+        draft.no_equivalent(key, "", "dataset.map._target_=<function of a row>")
+
+
+CALLED = (divide_batch, divide_epoch, limit_warmup, pair_betas, compare_speakers)
+FUNCTIONS: Mapping[str, Callable[[Draft, str], None]] = {function.__name__: function for function in CALLED}

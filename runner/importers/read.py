@@ -1,4 +1,4 @@
-"""A file -> its keys and the tool that it is of: YAML, JSON, or a shell script with one training command.
+"""A file -> its keys and the dialect that it is in: YAML, JSON, or a shell script with one training command.
 
 What the keys mean is in the tables.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 from runner.config.limits import MAX_DIGITS, check_size, parse_yaml
 from runner.errors import ConfigError, Fault
-from runner.importers.table import read_section
+from runner.importers.table import find_dialects
 
 FILE_TYPES = (".yaml", ".yml", ".json")
 # A comment of bash begins a word; what stands in quotes, or behind a backslash, is none.
@@ -29,11 +29,11 @@ DEVICES = re.compile(r"--(?:num|nproc)[_-](?:processes|per[_-]node)[= ](\d+)")
 
 @dataclass
 class ForeignConfig:
-    """The keys of a file, the tool and what says so, the subcommand if there is one, and on how many devices it ran."""
+    """The keys of a file, the dialect and what says so, the subcommand if any, and on how many devices it ran."""
 
     path: Path
     keys: dict[str, Any]
-    tool: str = ""
+    dialect: str = ""
     why: str = ""
     command: str = ""
     devices: int = 1
@@ -42,39 +42,39 @@ class ForeignConfig:
     @property
     def title(self) -> str:
         """The name of the tool."""
-        return read_section("tools")[self.tool]["title"]
+        return find_dialects()[self.dialect]["title"]
 
 
-def read_file(path: Path, tool: str | None = None) -> ForeignConfig:
-    """The keys of a configuration; ConfigError where it is none, or of no tool that is known."""
-    tools = read_section("tools")
-    if tool is not None and tool not in tools:
-        raise ConfigError(Fault("dialect", tool, f"one of {', '.join(tools)}", f"dialect={next(iter(tools))}"))
+def read_file(path: Path, dialect: str | None = None) -> ForeignConfig:
+    """The keys of a configuration; ConfigError where it is none, or of no dialect that is known."""
+    known = find_dialects()
+    if dialect is not None and dialect not in known:
+        raise ConfigError(Fault("dialect", dialect, f"one of {', '.join(known)}", f"dialect={next(iter(known))}"))
     text = _read_text(path)
     has_flags = path.suffix not in FILE_TYPES and re.search(r"(?m)^\s*--\w", text)
     is_script = path.suffix in (".sh", ".bash") or has_flags
     reading = _read_script(path, text) if is_script else ForeignConfig(path, _read_mapping(path, text))
     reading.keys = {key: plain(value) for key, value in reading.keys.items()}
-    if tool:
-        reading.tool, reading.why = tool, "because you say so"
-    elif not reading.tool:
-        reading.tool, reading.why = find_tool(path, reading.keys)
-    strange = {key: why for key, why in tools[reading.tool].get("strange", {}).items() if reading.keys.get(key)}
+    if dialect:
+        reading.dialect, reading.why = dialect, "because you say so"
+    elif not reading.dialect:
+        reading.dialect, reading.why = find_dialect(path, reading.keys)
+    strange = {key: why for key, why in known[reading.dialect].get("strange", {}).items() if reading.keys.get(key)}
     if strange and not reading.keys.get("do_train"):
         expected, fix = f"a training of {reading.title}", "python -m runner import <another file>"
         raise ConfigError(Fault(f"{path}: {key}", why, expected, fix) for key, why in strange.items())
     return reading
 
 
-def find_tool(path: Path, keys: Mapping[str, Any]) -> tuple[str, str]:
-    """The tool that has these keys, and the keys that say so; ConfigError where there is none, or several."""
-    tools = read_section("tools")
-    found = {name: [key for key in tool["marks"] if key in keys] for name, tool in tools.items()}
+def find_dialect(path: Path, keys: Mapping[str, Any]) -> tuple[str, str]:
+    """The dialect that has these keys, and the keys that say so; ConfigError where there is none, or several."""
+    known = find_dialects()
+    found = {name: [key for key in table["marks"] if key in keys] for name, table in known.items()}
     best, second, *_ = sorted(found, key=lambda name: -len(found[name]))
     if len(found[best]) == len(found[second]):
-        tied = [tools[name]["title"] for name in found if len(found[name]) == len(found[best])]
+        tied = [known[name]["title"] for name in found if len(found[name]) == len(found[best])]
         what = f"as much of {' as of '.join(tied)}" if found[best] else "no key that one of them has"
-        expected = f"a configuration of {', '.join(tools)}"
+        expected = f"a configuration of {', '.join(known)}"
         raise ConfigError(Fault(str(path), what, expected, "dialect=<one of them>"))
     return best, ", ".join(found[best][:5])
 
@@ -151,18 +151,18 @@ def _read_script(path: Path, text: str) -> ForeignConfig:
                 reading.devices = int(devices) if re.fullmatch("[0-9]{1,6}", devices) else 1
                 _read_flags(reading, words[start:])
                 return reading
-    commands = [word for tool in read_section("tools").values() for word in tool["commands"]]
+    commands = [word for table in find_dialects().values() for word in table["commands"]]
     raise ConfigError(Fault(str(path), "no command that trains", f"a line with one of {', '.join(commands)}"))
 
 
 def _find_training(reading: ForeignConfig, word: str, after: str) -> int:
     """The number of words, this one and perhaps the one after it, that start a training; 0 for others."""
-    for name, tool in read_section("tools").items():
-        if after in tool["commands"].get(word, ()):
-            reading.tool, reading.command, reading.why = name, after, f"{word} {after}"
+    for name, table in find_dialects().items():
+        if after in table["commands"].get(word, ()):
+            reading.dialect, reading.command, reading.why = name, after, f"{word} {after}"
             return 2
-        for script in filter(None, (re.search(pattern, word) for pattern in tool["scripts"])):
-            reading.tool, reading.command, reading.why = name, script[1] if script.groups() else "train", word
+        for script in filter(None, (re.search(pattern, word) for pattern in table["scripts"])):
+            reading.dialect, reading.command, reading.why = name, script[1] if script.groups() else "train", word
             return 1
     return 0
 
@@ -179,12 +179,12 @@ def _check_end(path: Path, below: Sequence[str]) -> None:
 def _to_number(found: re.Match[str], variables: Mapping[str, str]) -> str:
     """The number that a command in a command comes to, where it only multiplies and divides; else its name."""
     text = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: variables.get(name[1], name[0]), found[1] or found[2] or "")
-    first, *rest = re.findall(r"\d+|\S", text.replace("\\*", "*")) or [""]
-    if len(text) > MAX_DIGITS or not re.fullmatch(r"\d+([*/][1-9]\d*)*", "".join([first, *rest])):
+    text = re.sub(r"\s*\\?([*/])\s*", r"\1", text.strip())
+    if len(text) > MAX_DIGITS or not re.fullmatch(r"\d+([*/][1-9]\d*)*", text):
         return f"$({(re.findall(r'[A-Za-z_]+', found[0]) or ['command'])[0]})"
-    number = int(first)
-    for sign, other in zip(rest[::2], rest[1::2], strict=True):
-        number = number * int(other) if sign == "*" else number // int(other)
+    number = 1
+    for sign, other in re.findall(r"([*/]?)(\d+)", text):
+        number = number // int(other) if sign == "/" else number * int(other)
     return str(number)
 
 

@@ -1,28 +1,32 @@
-"""Tables of other tools' keys: what each key becomes, as data.
+"""Tables of other tools' keys: what each key becomes, as data, and the conversions that a row may name.
 
-A table is ``<tool>.yaml``, with ``shared.yaml`` below it. Its section ``keys`` has a row for each key: a path of ours,
-or a rule, or a list of rules of which the first counts that holds. The sections ``ignored`` (of the machine),
-``no_equivalent`` (why, and what comes nearest) and ``same`` (by default) are short for rows of one such rule. ``rows``
-is the same for the keys of one dataset. ``defaults`` are what the tool does where a file is silent. The keys in
-``first`` are dealt with before the datasets, those in ``then`` right after them. ``outer.inner`` is a nested key,
-``outer.*`` any other below it.
+The table of a dialect, as the language of a tool's configurations is called here, is ``<dialect>.yaml``, with
+``shared.yaml`` below it. It begins with how a file is known: the ``title`` of the tool; ``marks``, keys that it has and
+the others do not; ``commands``, each with the subcommands that train, and ``scripts``, patterns of scripts that do, in
+which a group is the subcommand; ``strange`` keys of files that train nothing, or are not read here.
+
+Its section ``keys`` has a row for each key: a path of ours, or a rule, or a list of rules of which the first counts
+that holds. The sections ``ignored`` (of the machine), ``no_equivalent`` (why, and what comes nearest) and ``same`` (by
+default) are short for rows of one such rule. ``rows`` is the same for the keys of one dataset. ``defaults`` are what
+the tool does where a file is silent. The keys in ``first`` are dealt with before the datasets, those in ``then`` right
+after them. ``outer.inner`` is a nested key, ``outer.*`` any other below it. What no row can say is in ``readers``.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+from runner.config.limits import read_yaml
 
 OFF: tuple[object, ...] = (False, "", [], {}, "no", "none")
 CONDITIONS = ("value", "trainer", "peft", "optimizer", "form", "held_out", "command")
 KINDS = ("same", "ignored", "no_equivalent", "asked", "refused")
+SHARED = "shared"
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of a tool by key, those of one dataset, its defaults, and its other sections as they are."""
+    """The rows of a dialect by key, those of one dataset, its defaults, and its other sections as they are."""
 
     keys: Mapping[str, list[Rule]]
     rows: Mapping[str, list[Rule]]
@@ -71,17 +75,22 @@ class Table:
 
 
 @functools.cache
-def read_table(tool: str) -> Table:
-    """The table of a tool, with the rows that all share."""
-    node = read_section(tool)
-    rows = _read_rows({"keys": node.get("rows", {})})
-    return Table(_read_rows(read_section("shared")) | _read_rows(node), rows, _to_rules(node["defaults"]), node)
+def read_sections() -> dict[str, dict[str, Any]]:
+    """The content of each table by its dialect."""
+    return {path.stem: read_yaml(path) for path in sorted(Path(__file__).parent.glob("*.yaml"))}
+
+
+def find_dialects() -> dict[str, dict[str, Any]]:
+    """The content of each table but the one that all share."""
+    return {name: node for name, node in read_sections().items() if name != SHARED}
 
 
 @functools.cache
-def read_section(name: str) -> dict[str, Any]:
-    """The content of a table; ``tools`` has the tools by name."""
-    return yaml.load((Path(__file__).parent / f"{name}.yaml").read_text(encoding="utf-8"), LOADER)
+def read_table(dialect: str) -> Table:
+    """The table of a dialect, with the rows that all share."""
+    node = read_sections()[dialect]
+    rows = _read_rows({"keys": node.get("rows", {})})
+    return Table(_read_rows(read_sections()[SHARED]) | _read_rows(node), rows, _to_rules(node["defaults"]), node)
 
 
 def _read_rows(node: Mapping[str, Any]) -> dict[str, list[Rule]]:
@@ -113,3 +122,99 @@ def is_wanted(value: object, wanted: object) -> bool:
     """
     texts = {str(each).lower() for each in (wanted if isinstance(wanted, list) else [wanted])}
     return str(value).lower() in texts or ("disabled" if value is None or value in OFF else "enabled") in texts
+
+
+# --- Conversions of values -------------------------------------------------------------------------
+# Each raises ValueError with what it expects, where it cannot take a value.
+
+
+def to_number(value: object) -> float:
+    """A number as a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("a number")
+    return float(value)
+
+
+def to_whole_number(value: object) -> int:
+    """A number without a fraction, as an int."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value % 1:
+        raise ValueError("a whole number")
+    return int(value)
+
+
+def to_size(value: object) -> float:
+    """A share or a number of rows."""
+    if not 0 <= to_number(value) < 1e12:
+        raise ValueError("a share or a number of rows")
+    return to_number(value)
+
+
+def to_plain_text(value: object) -> str:
+    """A single value as a text."""
+    if not isinstance(value, str | int | float):
+        raise ValueError("a text")
+    return str(value)
+
+
+def to_list(value: object) -> list[Any]:
+    """A list, of one element where there is no list."""
+    return value if isinstance(value, list) else [value]
+
+
+def to_words(value: object) -> list[str]:
+    """A list of texts; a text is split at its commas."""
+    words = value.split(",") if isinstance(value, str) else to_list(value)
+    if any(isinstance(word, bool) or not isinstance(word, str | int | float) for word in words):
+        raise ValueError("a text, or a list of texts")
+    return [str(word).strip() for word in words if str(word).strip()]
+
+
+def to_weights(value: object) -> list[float]:
+    """A list of numbers; a text is split at its commas."""
+    try:
+        return [float(word) for word in to_words(value)]
+    except ValueError:
+        raise ValueError("a number, or a list of numbers") from None
+
+
+def to_first(value: object) -> str:
+    """The first of several texts."""
+    return next(iter(to_words(value)), "")
+
+
+def to_layers(value: object) -> str | list[str]:
+    """Target modules as peft takes them: all-linear, a list of names, or a regular expression."""
+    if isinstance(value, str) and re.search(r"[\\^$|()*]", value):
+        return value
+    names = to_words(value)
+    return "all-linear" if names in (["all"], ["all-linear"], ["all_linear"]) else names
+
+
+def to_loss_weights(value: object) -> list[float]:
+    """The weights of a preference loss, which is 1, and of a second loss beside it."""
+    return [1.0, to_number(value)]
+
+
+def to_mapping(value: object) -> dict[str, Any]:
+    """Keys with values."""
+    if not isinstance(value, Mapping):
+        raise ValueError("keys with values")
+    return {str(key): entry for key, entry in value.items()}
+
+
+def to_entries(value: object) -> list[dict[str, Any]]:
+    """A list of mappings; a text stands for a mapping with this path."""
+    try:
+        return [{"path": entry} if isinstance(entry, str) else to_mapping(entry) for entry in to_list(value)]
+    except ValueError:
+        raise ValueError("a list, each element a path or keys with values") from None
+
+
+NAMED = (
+    *(to_number, to_whole_number, to_size, to_plain_text, to_list, to_words, to_weights, to_first, to_layers),
+    *(to_loss_weights, to_mapping, to_entries),
+)
+# By the name without to_.
+CONVERSIONS: Mapping[str, Callable[[object], Any]] = {each.__name__[3:]: each for each in NAMED}
+# Conversions that need the number itself; the others only copy, so that what the shell sets can still be asked for.
+COMPUTED = ("whole_number", "loss_weights")

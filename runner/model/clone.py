@@ -29,6 +29,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from runner.errors import ConfigError, Fault
 from runner.io.files import shipped
 from runner.model.load import new_model, read_adapter, read_config
 
@@ -80,22 +81,24 @@ class Source:
         return read_config(self.path, self.revision, self.trust)
 
 
-def write_clone(source: Source, folder: Path, head_size: int = HEAD_SIZE) -> str | None:
+def write_clone(source: Source, folder: Path, head_size: int = HEAD_SIZE) -> str:
     """Write a small random model like this one into a folder, with its tokenizer, and say what it is.
 
-    Of an adapter its base is made small, and it gets a new adapter of the same kind. None, and nothing written, where
-    the architecture cannot be made small.
+    Of an adapter its base is made small, and it gets a new adapter of the same kind. Raises ConfigError, and nothing is
+    written, where the architecture cannot be made small.
     """
     if adapter := read_adapter(source.path, source.revision) if source.path else None:
         base = replace(source, path=adapter.base_model_name_or_path, revision=adapter.revision)
         small = folder.with_name(f"{folder.name}-base")
-        if described := write_clone(base, small, head_size):
-            _write_adapter(adapter, small, folder)
-            _copy_tokenizer(source, folder)
-        return described and f"{described}, with a new adapter"
+        described = write_clone(base, small, head_size)
+        _write_adapter(adapter, small, folder)
+        _copy_tokenizer(source, folder)
+        return f"{described}, with a new adapter"
     model = small_model(source.config(), source.trust, head_size)
     if model is None:
-        return None
+        found = f"{source.path}: a {source.config().model_type}, which cannot be made small"
+        fix = "model=tiny, to rehearse everything but the architecture"
+        raise ConfigError(Fault("model.path", found, "an architecture of transformers", fix))
     if source.path:
         with contextlib.suppress(OSError):  # without such a file a model stops at the config's end
             revision = source.revision or "main"

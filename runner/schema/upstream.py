@@ -244,6 +244,11 @@ ELSEWHERE = {
 
 
 # --- Questions ------------------------------------------------------------------------------------
+# Fields that need another machine, several processes or a server, each with the value that does without.
+ELSEWHERE = {
+    **dict.fromkeys((USE_VLLM, TORCH_COMPILE), False),
+    **dict.fromkeys((DEEPSPEED, FSDP, PARALLELISM_CONFIG), None),
+}
 
 
 def loss_interface(trainer: Signature | None, config: Signature | None) -> str | None:

@@ -876,7 +876,7 @@ DEFECTS = (
     Defect(
         "rehearsal_skips_batch_sizes",
         "Runs that differ in a batch size are rehearsed as one.",
-        "runner/estimate/group.py",
+        "runner/estimate/smoke.py",
         r'isinstance(value, int) and re.search(rf"(^|\.)({LENGTHS})$", path)',
         r"isinstance(value, int)",
         tests=("tests/test_rehearse.py::test_a_batch_size_is_no_mere_number",),
@@ -893,7 +893,7 @@ DEFECTS = (
     Defect(
         "importer_drops_a_key",
         "Keys of another tool that nobody has a rule for are passed over without a word.",
-        "runner/importers/follow.py",
+        "runner/importers/draft.py",
         "        elif key not in draft.implied:\n            near",
         "        elif is_known:\n            near",
         tests=("tests/test_import.py::test_a_key_that_nobody_knows_is_told",),

@@ -1,0 +1,392 @@
+"""A configuration that was read -> the draft of an experiment, by the table of its dialect and one function for each.
+
+The functions read what no table can say: the datasets, rewards, and the little that follows from several keys. So a new
+dialect is a table, a function here, and its name in READERS.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from runner.config.limits import check_size
+from runner.errors import ConfigError, Fault
+from runner.importers.draft import (
+    FIX,
+    HIDDEN,
+    MAPPED,
+    NO_EQUIVALENT,
+    SAME,
+    Draft,
+    follow,
+    follow_rest,
+    holds,
+    is_unset,
+    to_single_line,
+)
+from runner.importers.read import ForeignConfig
+from runner.importers.table import CONVERSIONS, read_table
+
+FILE_TYPES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".gz")
+ORDER = ("path", "config", "revision", "form", "split", "columns", "limit")
+VALUE_NONE = ("scale_rewards", "report_to")  # keys of which none is a value
+PER_ROW = "dataset.map._target_=<function of a row>"
+Node = dict[str, Any]
+
+
+def translate(reading: ForeignConfig, name: str, trainer: str | None = None) -> Draft:
+    """The draft of an experiment; ConfigError with every value that cannot be taken."""
+    table = read_table(reading.dialect)
+    draft = Draft(name, table, replace(reading, command=trainer or reading.command))
+    draft.add(reading.keys)
+    nones = {key for key, value in draft.keys.items() if value == "none" and key.split(".")[-1] not in VALUE_NONE}
+    draft.keys |= dict.fromkeys(nones)
+    for default in table.defaults:
+        if holds(draft, default):
+            draft.imply(default.give)
+    follow(draft, *table.sections["first"])
+    READERS[reading.dialect](draft)
+    follow_rest(draft)
+    for key in sorted(nones - {note.key for note in draft.notes}):
+        draft.note(SAME, key, why="as where it is left out")
+    if draft.faults:
+        raise ConfigError(dict.fromkeys(draft.faults))
+    draft.overrides += [f"launcher.num_processes={reading.devices}"] if reading.devices > 1 else []
+    return draft
+
+
+# --- One function for each dialect ----------------------------------------------------------------
+
+
+def read_axolotl(draft: Draft) -> None:
+    """Read the datasets, each of which has a type, and rewards, all of which are functions of the user's own."""
+    nodes: list[Node] = []
+    key = "datasets" if draft.keys.get("datasets") is not None else "pretraining_dataset"
+    for index, entry in enumerate(draft.take(key, "entries", [])):
+        if draft.trainer != "grpo" and entry.get("type") is None:
+            entry["type"] = "chat_template"
+        nodes.append(read_entry(draft, key, f"{key}[{index}]", entry))
+        if isinstance(entry.get("type"), dict):
+            nodes[-1]["form"] = draft.form or "prompt_completion"
+    if not nodes:
+        draft.no_equivalent("datasets", "none", "dataset=hub dataset.path=<org/name>")
+    tests = draft.convert("test_datasets", draft.keys.get("test_datasets") or None, "entries", [])
+    if len(nodes) == len(tests) == 1 and tests[0].get("path") == nodes[0]["path"]:
+        split = draft.convert("test_datasets[0].split", tests[0].get("split"), "plain_text", "test")
+        hold_out_split(draft, nodes[0], "test_datasets", split)
+    write_rows(draft, nodes)
+    type_rewards(draft, "trl.reward_funcs", read_rewards(draft, "trl.reward_funcs"))
+
+
+def read_llama_factory(draft: Draft) -> None:
+    """Read the datasets, which are names in a list of theirs, or are guessed from their names."""
+    folder, beside = draft.read("dataset_dir", "plain_text", "data").rstrip("/"), draft.reading.path.parent
+    places = (Path(folder), beside / folder, beside, beside / Path(folder).name)
+    file = next((place / "dataset_info.json" for place in places if (place / "dataset_info.json").is_file()), None)
+    info: Mapping[str, Any] = {}
+    if file:
+        check_size(file)
+        try:
+            info = CONVERSIONS["mapping"](json.loads(file.read_text(encoding="utf-8")))
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(Fault(str(file), str(error), "a list of datasets, by name", FIX)) from None
+    names = draft.take("dataset", "words", [])
+    nodes = [_to_node(draft, name, folder, info) for name in names]
+    if len(names) == 1 and draft.read("eval_dataset", "words", []) == names:
+        hold_out_split(draft, nodes[0], "eval_dataset", nodes[0].get("split", {}).get("train", "train"))
+    if draft.keys.get("finetuning_type") == "lora":
+        draft.imply({"lora_alpha": 2 * draft.read("lora_rank", "whole_number", 0)})
+    write_rows(draft, nodes)
+
+
+def _to_node(draft: Draft, name: str, folder: str, info: Mapping[str, Any]) -> Node:
+    """One dataset by its name in their list; without it, by a guess that is noted."""
+    form = "text" if draft.keys.get("stage") == "pt" else draft.form
+    where = f"dataset_info.json: {name}"
+    entry = draft.convert(where, info.get(name) or {}, "mapping", {})
+    if not entry:
+        path = name if "/" in name else f"{folder}/{name}.json"
+        if "/" not in name:
+            draft.no_equivalent("dataset", f"{name} is in no dataset_info.json here", f"dataset.path: {path}, a guess")
+        return {"path": path} | ({"form": form} if form != "prompt_completion" else {})
+    if "file_name" in entry:
+        entry["file_name"] = f"{folder}/{entry['file_name']}"
+    if entry.get("formatting") in ("sharegpt", "openai") and isinstance(entry.get("columns", {}), dict):
+        entry["columns"] = {"messages": "conversations"} | entry.get("columns", {})
+    node = {"form": form} | read_entry(draft, "dataset", where, entry)
+    if node["path"] == "???":
+        draft.no_equivalent("dataset", f"{name} is neither a file nor of the hub", "dataset.path=<folder>")
+    return node
+
+
+def read_swift(draft: Draft) -> None:
+    """Read the datasets, path, subset and rows in a word, ``org/name:subset#1000``; rewards; and weights of tokens."""
+    nodes: list[Node] = []
+    for word in draft.take("dataset", "words", []):
+        path, _, count = word.partition("#")
+        site, _, path = path.rpartition("::") if path.startswith(("hf::", "ms::")) else ("", "", path)
+        path, _, subset = path.partition(":") if not re.match(r"^[A-Za-z]:[\\/]", path) else (path, "", "")
+        node = {"path": path, "config": subset.split("/")[0], "form": draft.form}
+        nodes.append(node | ({"limit": {"train": int(count)}} if re.fullmatch("[0-9]{1,15}", count) else {}))
+        if "/" in subset:
+            draft.no_equivalent("dataset", f"several subsets of {path}", "dataset=mixture, a part for each")
+        if not is_local(path) and site != "hf" and not draft.keys.get("use_hf"):
+            why = f"{path} is of ModelScope, where names may differ"
+            draft.no_equivalent("dataset", why, "dataset.path=<name on the hub>")
+    columns: dict[str, str] = {}
+    for column, role in draft.take("columns", "mapping", {}).items():  # column: role, and not role: column
+        role_here = draft.table.sections["roles"].get(draft.convert(f"columns.{column}", role, "plain_text", ""))
+        if role_here is None:
+            draft.no_equivalent("columns", f"{column} as {to_single_line(role)}", PER_ROW)
+        else:
+            columns["chosen" if role_here == "target" and draft.form == "preference" else role_here] = column
+    if columns:
+        draft.note(MAPPED, "columns", f"dataset.columns: {to_single_line(columns)}")
+    write_rows(draft, [node | {"columns": columns} for node in nodes])
+    if draft.has_held_out:
+        draft.imply({"eval_strategy": draft.keys.get("save_strategy") or "steps"})
+    if draft.trainer == "gkd" and draft.keys.get("teacher_model") is None:
+        draft.put("trainer.teacher_model.path", draft.get("model.path"))
+    _read_weights(draft)
+    for name, _ in read_rewards(draft, "reward_funcs", "reward_model"):
+        word = f"reward.{name}._target_=<module>.{name} allow=[<module>]"
+        draft.no_equivalent("reward_funcs", f"{name}: a plugin, whose code is your own", word)
+    if overlong := draft.get("reward.soft_overlong"):
+        key = "soft_max_length" if draft.keys.get("soft_max_length") else "max_completion_length"
+        longest = draft.convert(key, draft.keys.get(key) or 512, "whole_number", 512)
+        last = draft.take("soft_cache_length", "whole_number", 0) or longest // 5
+        overlong |= {"max_completion_len": longest, "soft_punish_cache": last}
+        draft.note(MAPPED, "soft_max_length", "reward.soft_overlong", f"of {longest} tokens the last {last}")
+    if not is_unset(batch := draft.keys["per_device_train_batch_size"]):
+        rows = max(1.0, draft.convert("per_device_train_batch_size", batch, "number", 1.0))
+        # They make it 16 rows a step over all devices.
+        steps = 1 if draft.trainer == "grpo" else math.ceil(16 / rows / draft.reading.devices)
+        draft.imply({"gradient_accumulation_steps": steps})
+    if draft.keys.get("max_length") is None and "max_length" in draft.config.parameters:
+        draft.implied.add("max_length")
+        why = "as long as the model allows; TRL's own choice is 1024"
+        draft.write("max_length", "trainer.args.max_length", None, why)
+
+
+def _read_weights(draft: Draft) -> None:
+    """Read rules of weights, which they call loss_scale; several are joined by a plus."""
+    rules, sft = draft.table.sections["weights"], draft.trainer == "sft"
+    usual = "default" if sft else "last_round"
+    draft.keys.setdefault("loss_scale", "all" if draft.reading.command == "pt" else usual)
+    words = draft.take("loss_scale", "plain_text", "all").split("+")
+    if not {"default", "last_round", "all"} & set(words):
+        words = [usual, *words]
+    wanted = [word for word in words if word in rules and (sft or word not in ("last_round", "default"))]
+    unknown = [word for word in words if word not in rules and word != "all"]
+    for word in unknown:
+        draft.no_equivalent("loss_scale", f"{word}: no such rule", "weight=pattern weight.pattern=... weight.weight=2")
+    if draft.trainer not in ("sft", "dpo", "kto") and wanted:
+        draft.no_equivalent("loss_scale", f"{draft.trainer} takes no weights of tokens")
+    elif wanted:
+        draft.values["weight"] = {word: dict(rules[word]) for word in wanted}
+        draft.note(MAPPED, "loss_scale", f"weight: {', '.join(wanted)}", "rules that multiply")
+    elif not unknown:
+        draft.note(SAME, "loss_scale", why="what the trainer trains on anyway")
+
+
+def read_trl(draft: Draft) -> None:
+    """Choose the trainer whose fields the keys are; read the datasets, one by its name or a mixture, and rewards."""
+    for key, value in draft.take("model_init_kwargs", "mapping", {}).items():
+        draft.keys.setdefault(key, value)
+    (trainers,), fits = draft.table.sections["commands"].values(), {}
+    for name in [draft.reading.command] if draft.reading.command in trainers else trainers:
+        draft.choices["trainer"] = name
+        fits[name] = sum(key in draft.config.parameters for key in draft.keys)
+        fits[name] += 20 * (name == "grpo" and draft.keys.get("reward_funcs") is not None)
+    draft.choices["trainer"] = best = max(fits, key=lambda name: fits[name])
+    if best != draft.reading.command:
+        draft.keys["trainer"] = best
+        draft.note(MAPPED, "trainer", f"trainer={best}", "the file does not say; trainer=<name> does")
+    if draft.keys.get("datasets") is None:
+        nodes: list[Node] = [{"path": draft.take("dataset_name", "plain_text", "???")}]
+    else:
+        entries = enumerate(draft.take("datasets", "entries", []))
+        nodes = [read_entry(draft, "datasets", f"datasets[{index}]", entry) for index, entry in entries]
+    if any(node.get("weight") for node in nodes):
+        why = "fraction: theirs leaves rows out, ours repeats small parts"
+        draft.no_equivalent("datasets", why, "dataset.weights")
+    write_rows(draft, nodes)
+    if draft.choices.get("peft") and draft.keys.get("lora_target_modules") is None:
+        why = "theirs is peft's own choice for the model"
+        draft.no_equivalent("lora_target_modules", why, "peft.target_modules=all-linear")
+    type_rewards(draft, "reward_funcs", read_rewards(draft, "reward_funcs", "reward_model_name_or_path"))
+    if isinstance(variables := draft.keys.get("env"), Mapping):
+        draft.keys["env"] = ", ".join(variables)
+
+
+READERS: Mapping[str, Callable[[Draft], None]] = {
+    "axolotl": read_axolotl,
+    "llama_factory": read_llama_factory,
+    "swift": read_swift,
+    "trl": read_trl,
+}
+
+
+# --- Rewards --------------------------------------------------------------------------------------
+
+
+def read_rewards(draft: Draft, names_key: str, model_key: str = "") -> list[tuple[str, list[float]]]:
+    """Write the rewards that are ours, by the section ``rewards`` of the table, and reward models.
+
+    The others come back by name, each with its weight if there is one.
+    """
+    known: dict[str, Node] = draft.table.sections["rewards"]
+    names, models = draft.take(names_key, "words", []), draft.take(model_key, "words", []) if model_key else []
+    weights_key = names_key.replace("funcs", "weights")
+    weights = draft.take(weights_key, "weights", [])
+    entries: dict[str, Node] = {}
+    others = []
+    for index, name in enumerate([*names, *models]):
+        weight = {"weight": weights[index]} if weights[index:] else {}
+        if name in models:
+            key = "model" if "model" not in entries else f"model_{len(entries)}"
+            entries[key] = {"_target_": "runner.reward.outcome.load_reward_model", "path": name, "weight": 1.0} | weight
+            draft.note(MAPPED, model_key, f"reward.{key}.path: {name}")
+        elif name in known:
+            entries[name] = {part: value for part, value in known[name].items() if part != "remark"} | weight
+            target, why = known[name]["_target_"], known[name].get("remark", "")
+            draft.note(MAPPED, names_key, f"reward.{name}: {target}", why)
+        else:
+            others.append((name, weights[index : index + 1]))
+    if entries:
+        draft.values["reward"] = entries
+    if weights and entries:
+        draft.note(MAPPED, weights_key, "reward.<name>.weight")
+    return others
+
+
+def type_rewards(draft: Draft, key: str, rewards: Iterable[tuple[str, list[float]]]) -> None:
+    """Have the user type functions of their own, with their weights: only the command line may let them run."""
+    for name, weights in rewards:
+        short, package = name.rpartition(".")[2], name.partition(".")[0]
+        word, allow = f"reward.{short}._target_={name}", f"allow=[{package}]"
+        draft.overrides += [word, *(f"reward.{short}.weight={weight}" for weight in weights)]
+        draft.overrides += [allow] if allow not in draft.overrides else []
+        draft.no_equivalent(key, f"{name} is code of your own, which is allowed when it is typed", f"{word} {allow}")
+
+
+# --- Datasets -------------------------------------------------------------------------------------
+
+
+def read_entry(draft: Draft, key: str, where: str, entry: Mapping[str, Any]) -> Node:
+    """The node of one dataset, from an entry of theirs below a key, by the section ``rows`` of the table."""
+    inner = Draft(
+        "", replace(draft.table, keys=draft.table.rows), draft.reading, choices=draft.choices, where=f"{where}."
+    )
+    inner.add(entry)
+    names, inner.keys = list(inner.keys), draft.keys | inner.keys
+    follow(inner, *(name for name in inner.table.keys if name in names), *names)
+    for note in inner.notes:
+        if note.kind == NO_EQUIVALENT:
+            said = f"{note.key}: {to_single_line(note.value)}"
+            draft.no_equivalent(key, f"{said}; {note.why}" if note.why else said, note.target)
+    for name in names:
+        if name not in inner.taken and inner.keys[name] not in (None, False):
+            draft.no_equivalent(key, f"{name}: {to_single_line(inner.keys[name])}")
+    draft.faults += inner.faults
+    return inner.values["dataset"]
+
+
+def write_rows(draft: Draft, nodes: Sequence[Node]) -> None:
+    """Write one dataset, or a mixture of several, by the section ``datasets`` of the table, and what comes after."""
+    section = draft.table.sections["datasets"]
+    key = next((key for key in section["keys"] if draft.keys.get(key) is not None), section["keys"][0])
+    nodes = nodes or [{"path": "???"}]
+    _hold_out(draft, section["held_out"], nodes)
+    weights = draft.take(section["weights"], "weights", []) or [node["weight"] for node in nodes if "weight" in node]
+    forms = {node.get("form") for node in nodes}
+    nodes = [_to_shortest(node) for node in nodes]
+    if len(nodes) == 1:
+        path = nodes[0]["path"]
+        draft.choices["dataset"], draft.values["dataset"] = "local" if is_local(path) else "hub", nodes[0]
+        draft.note(MAPPED, key, f"dataset={draft.choices['dataset']} dataset.path: {path}")
+    else:
+        _mix(draft, key, nodes, forms, weights)
+    if len(nodes) > 1 and draft.keys.get(section["weights"]) is not None:
+        draft.note(MAPPED, section["weights"], "dataset.weights")
+    follow(draft, *draft.table.sections["then"])
+
+
+def _mix(draft: Draft, key: str, nodes: Sequence[Node], forms: set[str | None], weights: Sequence[float]) -> None:
+    """Write a mixture of several datasets."""
+    # Demonstrations of several kinds, or of kinds that nobody knows, become conversations before they are mixed.
+    if draft.trainer == "sft" and forms not in ({"messages"}, {"prompt_completion"}, {"text"}):
+        if "text" in forms:
+            draft.no_equivalent(key, "text and other rows, which do not mix", "two runs, the second from the first")
+        else:
+            draft.put("trainer.form", "messages")
+    parts: Node = {}
+    for node in nodes:
+        stem = re.sub(r"\.(jsonl?|csv|tsv|parquet)(\.gz)?$", "", node["path"].rstrip("/").rpartition("/")[2])
+        name = re.sub(r"\W+", "_", stem).strip("_").lower() or "rows"
+        while name in parts:
+            name += "_"
+        parts[name] = {"_target_": "runner.dataset.load.load_rows", "_partial_": True} | node
+    mixture: Node = {"_target_": "runner.dataset.mix.mix_rows", "parts": parts}
+    if len(weights) == len(nodes) and all(weights):
+        mixture["weights"] = dict(zip(parts, weights, strict=True))
+    draft.choices["dataset"], draft.values["dataset"] = None, mixture
+    why = "drawn by weight" if "weights" in mixture else "each row once, shuffled"
+    draft.note(MAPPED, key, f"dataset.parts: {', '.join(parts)}", why)
+
+
+def hold_out_split(draft: Draft, node: Node, key: str, split: str) -> None:
+    """Hold out a split of the dataset itself."""
+    node["split"] = {"train": "train"} | node.get("split", {}) | {"eval": split}
+    draft.note(MAPPED, key, f"dataset.split.eval: {split}")
+
+
+def _to_shortest(node: Mapping[str, Any]) -> Node:
+    """A node without what is so anyway, its keys in our order."""
+    columns = {role: column for role, column in node.get("columns", {}).items() if role != column}
+    split = {"train": "train"} | node.get("split", {})
+    path = "???" if is_unset(node["path"]) or node["path"] in ("", HIDDEN) else node["path"]
+    whole = {**node, "path": path, "columns": columns, "split": split if split != {"train": "train"} else {}}
+    return {key: whole[key] for key in ORDER if whole.get(key)}
+
+
+def is_local(path: str) -> bool:
+    """True for a path of this machine, as against a name on the hub."""
+    return path.endswith(FILE_TYPES) or path.startswith((".", "/", "~")) or "*" in path
+
+
+def _hold_out(draft: Draft, key: str, nodes: Sequence[Node]) -> None:
+    """Hold out a share, or a number, of the rows of every dataset.
+
+    Theirs are drawn at random, ours are the last ones: a slice can be said again, and by others.
+    """
+    follow(draft, key)
+    size = 0.0 if key in draft.taken else draft.take(key, "size", 0.0)
+    remarks = [_cut_off(node, size) for node in nodes] if size else []
+    if size and all(remarks):
+        draft.note(MAPPED, key, f"dataset.split.eval: {nodes[0]['split']['eval']}", remarks[0])
+    elif size:
+        draft.no_equivalent(key, "the split is a slice already", "dataset.split.eval=<slice>")
+
+
+def _cut_off(node: Node, size: float) -> str:
+    """Cut the last rows off, ``size`` of them or that share, and say what is different; empty where it cannot be."""
+    found = re.fullmatch(r"(\w+)(?:\[:(\d+)(%?)\])?", node.get("split", {}).get("train", "train"))
+    name, end, percent = found.groups(default="") if found else ("", "0", "%")
+    remark = "theirs are drawn at random, these are the last ones"
+    if size >= 1:
+        unit, cut = "", int(end or 0) - int(size)
+    else:
+        unit, whole = "" if end and not percent else "%", int(end or 100)
+        cut = round(whole * (1 - size))
+        if cut == whole:
+            cut, remark = cut - 1, f"{remark}; a slice counts whole per cents"
+    if (size >= 1 and percent) or cut == 0 or (cut < 0 and (end or size < 1)):
+        return ""
+    node["split"] = {"train": f"{name}[:{cut}{unit}]", "eval": f"{name}[{cut}{unit}:{end + percent}]"}
+    return remark
