@@ -287,6 +287,16 @@ def test_trl_flags_count_more_than_the_file_that_they_name(imported):
     assert {"accuracy_reward", "think_format_reward"} <= set(done.cfg["reward"])
 
 
+def test_a_reward_of_trl_has_the_settings_of_its_command_line(written):
+    done = written(
+        "trl grpo --model_name_or_path a/b --dataset_name c/d --reward_funcs get_soft_overlong_punishment "
+        "--max_completion_length 99 --num_generations 4",
+        name="a.sh",
+    )
+    (reward,) = done.cfg["reward"].values()
+    assert (reward["max_completion_len"], reward["soft_punish_cache"]) == (1280, 256)
+
+
 def test_the_trainer_of_a_trl_file_may_be_typed(written):
     keys = {"model_name_or_path": "a/b", "dataset_name": "c/d", "beta": 0.3, "max_length": 64}
     assert written(keys, trainer="kto").cfg["trainer"]["_target_"] == "trl.KTOTrainer"

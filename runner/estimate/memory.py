@@ -17,10 +17,8 @@ from runner.schema import upstream
 from runner.schema.text import Config, Node
 
 DRAWS = 4  # copies of a step's logits while a token is drawn from them
-RECOMPUTE = (
-    upstream.ACTIVATION_CHECKPOINTING,
-    upstream.GRADIENT_CHECKPOINTING,
-)  # the newer name counts before the older
+# The newer name counts before the older.
+RECOMPUTE = (upstream.ACTIVATION_CHECKPOINTING, upstream.GRADIENT_CHECKPOINTING)
 
 
 @dataclass

@@ -62,13 +62,10 @@ def batch_size(args: Node) -> int:
 
 def cycle_of(args: Node) -> int:
     """Optimizer steps from one generation to the next, from the arguments as they are written."""
-    whole, names = (
-        args.get(upstream.GENERATION_BATCH_SIZE),
-        (upstream.GRADIENT_ACCUMULATION_STEPS, upstream.NUM_ITERATIONS),
-    )
-    micro = args.get(upstream.STEPS_PER_GENERATION) or (whole and max(1, whole // batch_size(args)))
+    known = {name: setting(args, name, 1) for name in (upstream.GRADIENT_ACCUMULATION_STEPS, upstream.NUM_ITERATIONS)}
+    micro, whole = args.get(upstream.STEPS_PER_GENERATION), args.get(upstream.GENERATION_BATCH_SIZE)
     return upstream.cycle_steps(
-        {upstream.STEPS_PER_GENERATION: micro} | {name: setting(args, name, 1) for name in names}
+        known | {upstream.STEPS_PER_GENERATION: micro or (whole and max(1, whole // batch_size(args)))}
     )
 
 

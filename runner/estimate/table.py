@@ -103,9 +103,8 @@ def format_forecasts(forecasts: Sequence[Forecast]) -> list[str]:
     trained = "all" if policy.trained == policy.count else f"{policy.trained:,}"
     counted = f"{steps:,} of {tokens:,} tokens, {tokens * steps:,} in all" if steps else ""
     shares = [each.shares() for each in forecasts]
-    sizes = {
-        name: [share.get(name) for share in shares] for name in dict.fromkeys(name for each in shares for name in each)
-    }
+    names = dict.fromkeys(name for share in shares for name in share)
+    sizes = {name: [share.get(name) for share in shares] for name in names}
     sizes |= {"peak": [each.training.peak for each in forecasts], "there": [each.device.memory for each in forecasts]}
     cells = {name: ["-" if size is None else sized(size) for size in row] for name, row in sizes.items()}
     cells = {"": [each.device.name for each in forecasts], **cells}
