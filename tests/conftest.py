@@ -1,5 +1,6 @@
 """What every test shares: offline by default, one thread, and the public command in a process of its own."""
 
+import gc
 import os
 import shutil
 import signal
@@ -164,6 +165,23 @@ def train(tmp_path, monkeypatch):
         return Trained(code, Run(folders[-1].parent) if folders else None)
 
     return call
+
+
+def pytest_collection_finish():
+    freeze()
+
+
+def pytest_runtest_setup():
+    if len(sys.modules) > frozen + 50:
+        freeze()
+
+
+def freeze() -> None:
+    """Have no collection look through the modules for garbage: a training asks for several, of half a second each."""
+    global frozen
+    gc.collect()
+    gc.freeze()
+    frozen = len(sys.modules)
 
 
 def pytest_addoption(parser):
