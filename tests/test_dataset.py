@@ -257,7 +257,7 @@ def test_the_look_at_a_packed_file_takes_little_memory(tmp_path, name, suffix):
         "line.jsonl": (b'{"prompt": "', b"a", b'"}\n'),
         "lines.jsonl": (b"", row, b""),
         "rows.json": (b"[", row[:-1] + b",\n", row + b"]"),
-        "rows.csv": (b"prompt,completion\n", b'1,"\n"\n', b""),
+        "rows.csv": (b"prompt,completion\n", b'1,"%s\n"\n' % (b"a" * 200), b""),
     }
     start, middle, end = parts[name]
     path = tmp_path / (name + suffix)

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.slow
 SHORT = ("trainer.args.max_steps=2", "dataset.limit.train=64", "dataset.limit.eval=8", "metric=none")
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_toy_task_is_learned_whatever_the_seed(train, seed):
     words = ("trainer.args.max_steps=40", "learning_rate=3e-4", "dataset.limit.eval=100", f"seed={seed}")
     done = train("trainer=ppo", "trainer.args.num_ppo_epochs=2", "trainer.args.num_mini_batches=2", *words)
@@ -41,14 +41,10 @@ def test_a_combination_trains_and_loads_elsewhere(train, words):
     assert (done.run.model / "value_model").is_dir()
 
 
-def test_a_sweep_over_kl_and_learning_rate(runner):
-    words = ("trainer.args.max_steps=1", *SHORT[1:], "name=sweep")
-    done = runner("-m", "trainer=ppo", "kl_coef=0.01,0.05", "learning_rate=1e-6,3e-6", *words)
-    assert "4 of 4 runs finished" in done.stdout
-    args = [Run(folder).cfg["trainer"]["args"] for folder in runner.runs("sweep")]
-    assert {(one["kl_coef"], one["learning_rate"]) for one in args} == {
-        (kl, rate) for kl in (0.01, 0.05) for rate in (1e-6, 3e-6)
-    }
+def test_a_sweep_over_the_kl_coefficient(runner):
+    done = runner("-m", "trainer=ppo", "kl_coef=0.01,0.05", "trainer.args.max_steps=1", *SHORT[1:], "name=sweep")
+    assert "2 of 2 runs finished" in done.stdout
+    assert {Run(folder).cfg["trainer"]["args"]["kl_coef"] for folder in runner.runs("sweep")} == {0.01, 0.05}
 
 
 @pytest.mark.parametrize(

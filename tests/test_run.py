@@ -211,6 +211,13 @@ def test_a_folder_of_a_stranger_runs_nothing_that_is_not_on_the_list(tmp_path, c
     assert worker.main([str(tmp_path / "nowhere")]) == 2
 
 
+def test_a_world_of_other_processes_than_the_run_is_trained_by_is_refused(cfg, capsys, monkeypatch):
+    run = open_run(cfg | {"launcher": {"num_processes": 1}}, [])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert worker.main([str(run.folder), "--trust"]) == 2
+    assert "the 1 that the run is trained by" in capsys.readouterr().err
+
+
 RUN, OTHER = "outputs/old/run", "outputs/old/other"
 VERBS = {
     "train": ["trainer=sft", "name=old"],
