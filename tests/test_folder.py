@@ -13,6 +13,7 @@ from folder import KINDS
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("kind", "count"), [("pairs", 3), ("starts", 6), ("again", 1), ("driver", 2)])
+# A dead driver is tried in ``test_sweep``.
+@pytest.mark.parametrize(("kind", "count"), [("pairs", 2), ("starts", 4), ("again", 1)])
 def test_a_folder_has_one_run(tmp_path, warm, kind, count):
     assert list(KINDS[kind](tmp_path, warm, count, random.Random(0))) == []

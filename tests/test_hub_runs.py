@@ -76,10 +76,13 @@ def test_a_command_as_typed(name, online_runner):
         assert manifest["model"]["trainable"] < manifest["model"]["parameters"] / 2
 
 
-def test_an_experiment_is_rehearsed_as_it_stands(online_runner, hub):
+def test_an_experiment_is_rehearsed_without_the_weights_of_the_hub(online_runner, hub):
     hub.forget()
     online_runner.forget_cache()
-    done = online_runner("rehearse", "experiment=ppo_pythia_tldr", "memory=24")
+    words = ("experiment=ppo_pythia_tldr", "model.attention=flash_attention_2")
+    done = online_runner("rehearse", *words, "memory=24")
+    assert ": gpt_neox, 2 layers" in done.stdout
+    assert "attention: what the CPU has instead of flash_attention_2" in done.stdout
     assert "resumed, scored" in done.stdout and "as transformers loads it" in done.stdout
     assert "forecast  ppo-pythia-tldr" in done.stdout and "peak" in done.stdout
     assert not [request for request in hub.requests if "safetensors" in request.path and request.method == "GET"]

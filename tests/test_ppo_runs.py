@@ -8,9 +8,8 @@ pytestmark = pytest.mark.slow
 SHORT = ("trainer.args.max_steps=2", "dataset.limit.train=64", "dataset.limit.eval=8", "metric=none")
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_the_toy_task_is_learned_whatever_the_seed(train, seed):
-    words = ("trainer.args.max_steps=40", "learning_rate=3e-4", "dataset.limit.eval=100", f"seed={seed}")
+def test_the_toy_task_is_learned(train):
+    words = ("trainer.args.max_steps=40", "learning_rate=3e-4", "dataset.limit.eval=100")
     done = train("trainer=ppo", "trainer.args.num_ppo_epochs=2", "trainer.args.num_mini_batches=2", *words)
     first, *_, last = [line for line in done.lines if "eval_objective/scores" in line]
     assert last["eval_objective/scores"] > first["eval_objective/scores"] + 0.03

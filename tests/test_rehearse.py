@@ -1,6 +1,5 @@
 """A run played through in small: the parts that are played, the outcome, and that nothing is left."""
 
-import json
 import os
 import re
 import shutil
@@ -12,7 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny import tiny_model
 
 from runner.command._option import split_options
 from runner.command.rehearse import OWN
@@ -266,21 +264,6 @@ def test_rows_that_a_training_would_refuse_are_refused(runner):
     shutil.rmtree(kept_folder(done))
 
 
-@pytest.mark.slow
-def test_of_a_model_of_the_hub_no_weights_are_fetched(online_runner, hub, tmp_path):
-    kind = "qwen3_moe"
-    home = tiny_model(tmp_path / "model", kind)
-    config = json.loads((home / "config.json").read_text())
-    (home / "config.json").write_text(json.dumps(config | {"sliding_window": 64, "num_hidden_layers": 6}))
-    hub.add_model(f"lab/{kind}", home)
-    hub.forget()
-    words = ("trainer=sft", "dataset=tldr", "model=hub", f"model.path=lab/{kind}", "model.attention=flash_attention_2")
-    done = online_runner("rehearse", *words)
-    assert f"lab/{kind}: {kind}, 2 layers" in done.stdout
-    assert "attention: what the CPU has instead of flash_attention_2" in done.stdout
-    assert not [request for request in hub.requests if "safetensors" in request.path and request.method == "GET"]
-
-
 def test_the_words_of_a_rehearsal_are_told_apart_from_those_of_a_training():
     assert split_options(["memory=80", "seed=1"], OWN) == ({"memory": 80}, ["seed=1"], [])
     *_, faults = split_options(["memory=much", "speed=-1"], OWN)
@@ -302,6 +285,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_is_forked_for_a_smoke_run_may_use_several_threads():
     """It would wait for ever for threads of its parent, which are not in it."""
     done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=600)

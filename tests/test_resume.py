@@ -73,7 +73,7 @@ def unbroken(tmp_path_factory):
 
 
 # The other trainers are killed in ``test_kill``, and stopped in ``test_signals``.
-STOPS = [("dpo", signal.SIGTERM), ("dpo", signal.SIGKILL), ("ppo", signal.SIGTERM), ("sft", signal.SIGINT)]
+STOPS = [("dpo", signal.SIGKILL), ("ppo", signal.SIGTERM), ("sft", signal.SIGINT)]
 
 
 @pytest.mark.parametrize(("trainer", "number"), STOPS)

@@ -98,9 +98,7 @@ WORDS = (
 WATCHED = ("callback=samples", "callback.samples.every=1", "callback.samples.count=3", "callback.samples.shown=0")
 RUNS = {
     "dropout": ("trainer=sft", "peft=lora", "peft.lora_dropout=0.3"),
-    "dpo": ("trainer=dpo", "peft=lora"),
     "grpo": ("trainer=grpo", "trainer.args.num_generations=2"),
-    "ppo": ("trainer=ppo",),
     "ppo with an adapter": ("trainer=ppo", "peft=lora"),
 }
 

@@ -76,8 +76,9 @@ TWO = ("launcher.num_processes=2", "trainer.args.logging_steps=1")
 def test_a_sharded_run_saves_the_model_that_whole_copies_do(runner, peft):
     from safetensors.torch import load_file
 
-    words, saved = (*SHORT, *TWO, f"peft={peft}"), {}
-    for name, more, on_cpu in (("whole", (), "0"), ("sharded", FSDP, "1")):
+    words, saved = (*SHORT, f"peft={peft}", "trainer.args.optim=sgd", "learning_rate=0.1"), {}
+    one = ("trainer.args.per_device_train_batch_size=64",)  # as many rows as two processes have
+    for name, more, on_cpu in (("whole", one, "0"), ("sharded", (*TWO, *FSDP), "1")):
         runner(*words, *more, f"name={name}", RUNNER_TEST_FSDP_ON_CPU=on_cpu)
         (folder,) = runner.runs(name)
         assert bool(list(folder.glob("checkpoints/*/pytorch_model_fsdp*"))) == (name == "sharded")

@@ -90,30 +90,20 @@ def test_a_run_leaves_what_the_design_promises(train):
 
 
 @pytest.mark.slow
-def test_metrics_are_strict_json(train):
-    done = train(*few_rows("trainer=sft", *QUICK))
+def test_a_finished_run_loads_elsewhere_and_the_same_command_changes_no_byte(train, capsys):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     def refuse(word):
         raise AssertionError(f"{word} is not JSON")
 
-    for line in done.run.metrics.read_text().splitlines():
-        json.loads(line, parse_constant=refuse)
-
-
-@pytest.mark.slow
-def test_the_saved_model_loads_elsewhere(train):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    done = train(*few_rows("trainer=sft", *QUICK))
+    words = few_rows("trainer=sft", *QUICK)
+    done = train(*words)
     model = AutoModelForCausalLM.from_pretrained(done.run.model)
     tokenizer = AutoTokenizer.from_pretrained(done.run.model)
     assert tokenizer.chat_template and model.config.vocab_size >= len(tokenizer)
-
-
-@pytest.mark.slow
-def test_a_finished_run_changes_no_byte(train, capsys):
-    words = few_rows("trainer=sft", *QUICK)
-    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in _files(train(*words).run.folder)}
+    for line in done.run.metrics.read_text().splitlines():
+        json.loads(line, parse_constant=refuse)
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in _files(done.run.folder)}
     again = train(*words)
     assert again.code == 0 and "nothing was changed" in capsys.readouterr().out
     assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in _files(again.run.folder)} == before

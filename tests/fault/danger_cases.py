@@ -5,6 +5,8 @@ from __future__ import annotations
 # --- Names that lead to code or files, wherever they stand ----------------------------------------------------------
 
 TARGETS = """
+tempfile.mkdtemp logging.Formatter numpy.savetxt torch.utils.cpp_extension.load omegaconf.OmegaConf.load
+huggingface_hub.delete_repo transformers.utils.hub.os accelerate.utils.write_basic_config runner.launch.local.local
 os.system os.popen os.execv os.remove os.rename os.symlink os.putenv os.kill posix.system nt.system
 subprocess.run subprocess.Popen subprocess.check_output subprocess.getoutput pty.spawn code.interact
 builtins.eval builtins.exec builtins.compile builtins.__import__ builtins.open builtins.getattr builtins.setattr
