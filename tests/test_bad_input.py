@@ -78,6 +78,7 @@ def test_a_template_that_fails_is_a_fault_however_it_fails(text):
     assert "my.jinja" in fault.found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

@@ -55,6 +55,7 @@ def checkout(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_defect_is_caught_or_missed_and_the_checkout_stays_as_it_is(checkout, monkeypatch, capsys):
     four, zero = "tests/test_four.py::test_four", "tests/test_zero.py::test_zero"
     seen = Defect("seen", "It takes a third.", "maths.py", "number / 2", "number / 3", tests=(four,))

@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -54,13 +56,19 @@ def test_shipped_files_are_named_without_a_machine():
     assert files.shipped("org/name") == "org/name"
 
 
-@pytest.fixture
-def table(tmp_path):
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
     """Rows of two sets at the steps 1 to 900, more than are read at a time."""
-    path = tmp_path / "new" / "rows.jsonl"
+    path = tmp_path_factory.mktemp("table") / "new" / "rows.jsonl"
     for step in range(1, 901):
         files.replace_rows(path, [{"step": step, "set": "a"}, {"step": step, "set": "b"}], same=["step", "set"])
     return path
+
+
+@pytest.fixture
+def table(written, tmp_path):
+    """A copy of it, to be written on."""
+    return Path(shutil.copy(written, tmp_path / "rows.jsonl"))
 
 
 def said(path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from collections import Counter
@@ -276,7 +277,7 @@ if is_initialized():
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one(tmp_path):
+def test_two_processes_train_as_one(tmp_path, monkeypatch):
     script = tmp_path / "sides.py"
     tests = Path(__file__).parent
     script.write_text(SIDES.format(tests=str(tests)), encoding="utf-8")
@@ -284,10 +285,14 @@ def test_two_processes_train_as_one(tmp_path):
     for count in (1, 2):
         folder = tmp_path / str(count)
         folder.mkdir()
-        together = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"] if count > 1 else []
-        environment = os.environ | {"PYTHONPATH": str(tests.parent), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, *together, str(script), str(count), str(folder)]
-        subprocess.run(command, env=environment, check=True, timeout=300)
+        words = [str(script), str(count), str(folder)]
+        if count == 1:
+            monkeypatch.setattr(sys, "argv", words)
+            runpy.run_path(str(script))
+        else:
+            environment = os.environ | {"PYTHONPATH": str(tests.parent), "OMP_NUM_THREADS": "1"}
+            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
+            subprocess.run([*command, *words], env=environment, check=True, timeout=300)
         found.append(torch.load(folder / "found.pt", weights_only=False))
     for one, two in zip(*found, strict=True):
         assert farthest(one[0], two[0]) < 1e-5

@@ -25,6 +25,7 @@ BLOCKS = re.findall(r"```bash\n(.*?)```", TEXT, re.S)
 COMMANDS = [line.rpartition("&& ")[2] for block in BLOCKS for line in block.splitlines() if "python -m runner" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_composes_and_passes_the_check(command, capsys):
     words = shlex.split(command, comments=True)[3:]
