@@ -257,9 +257,7 @@ KINDS = {
     "adapter": (("trainer=dpo", "peft=lora"), adapted),
     "adapter and embeddings": (("trainer=dpo", "peft=lora_embeddings"), adapted),
     "adapter and a layer": (("trainer=kto", "peft=lora", r"peft.full=['layers\.1\.mlp']"), adapted),
-    "adapter continued": (("trainer=dpo", "model.path={adapter}"), adapted),
     "merged": (("trainer=sft", "model.path={adapter}", "model.merge=true"), whole),
-    "merged, frozen": (("trainer=dpo", "model.path={adapter}", "model.merge=true", "peft=freeze"), whole),
     "adapter on merged": (("trainer=dpo", "model.path={adapter}", "model.merge=true", "peft=lora"), whole),
     "adapter on new": (("trainer=sft", "model=new", "peft=lora_embeddings"), whole),
     "scores by an adapter on new": (("trainer=reward", "model=new", "peft=lora"), scored),
@@ -276,7 +274,6 @@ KINDS = {
     ),
     "scores": (("trainer=reward",), scored),
     "scores by an adapter": (("trainer=reward", "peft=lora"), scored_by_adapter),
-    "scores, frozen": (("trainer=reward", "peft=freeze", "peft.layers=1"), scored),
     "critic": (("trainer=ppo",), whole),
     "critic by an adapter": (("trainer=ppo", "peft=lora_embeddings"), adapted),
     "critic on merged": (
@@ -346,13 +343,20 @@ def check_values(folder: Path, values: torch.Tensor) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*ensure_weight_tying.*:UserWarning")  # of a second adapter, which is tied too
-@pytest.mark.parametrize("how", [(), ("model.merge=true",), ("model.merge=true", "peft=lora")], ids=" ".join)
-@pytest.mark.parametrize("trainer", ["dpo", "ppo"])
+@pytest.mark.parametrize(
+    ("trainer", "how"),
+    [
+        ("dpo", ()),
+        ("dpo", ("model.merge=true",)),
+        ("dpo", ("model.merge=true", "peft=lora")),
+        ("ppo", ("model.merge=true", "peft=lora")),
+    ],
+)
 def test_an_adapter_with_whole_layers_is_the_start_of_a_next_stage(train, probe, trainer, how):
     first = train("trainer=sft", "peft=lora_embeddings", *FEW, name="first")
     start = adapted(first.run.model)
     words = (f"trainer={trainer}", f"model.path={first.run.model}", *how, *FEW, "learning_rate=1e-3")
-    words += ("trainer.args.critic=model",) if trainer == "ppo" and len(how) == 2 else ()
+    words += ("trainer.args.critic=model",) if trainer == "ppo" else ()
     second = train(*words, *probe, name="second")
     assert second.code == 0
     end = (whole if how else adapted)(second.run.model)
