@@ -3,4 +3,20 @@
 ``__main__`` reads the command line, ``config`` composes it, ``validate`` checks it, ``run`` lays its folder, ``launch``
 starts its processes, ``command`` holds the verbs and ``training`` builds and trains from the parts: ``dataset``,
 ``model``, ``reward``, ``metric`` and their like. Nothing is imported here.
+
+Where a change goes. What else it touches, if anything, is named by the first of its files, or by a test that fails::
+
+    one more trainer of TRL          conf/trainer/<name>.yaml
+    a field that TRL has renamed     runner/schema/upstream.py, and the YAML of conf/ that sets it
+    a metric, a reward               runner/metric/__init__.py, runner/reward/rule.py; conf/<group>/<name>.yaml
+    a form of rows                   runner/dataset/form.py
+    a launcher                       runner/launch/__init__.py says how; runner/launch/local.py is one
+    a check before the start         runner/validate/parts.py of keys, runner/validate/start.py of files and machine
+    when a training is sick          runner/run/alarms.py; what alarms are fed: runner/training/health.py
+    what names a run                 runner/run/key.py
+    what a checkpoint seals          runner/run/seal.py; when: runner/training/checkpoint.py
+    PPO, also over shards            runner/ppo/algorithm.py, runner/ppo/actor_critic.py
+    a report: its words, its look    runner/report/facts.py, runner/report/page.py and its template/
+    a tool to import from            runner/importers/readers.py, and its table beside it
+    another version of Python        pyproject.toml
 """

@@ -124,6 +124,13 @@ def test_top_level_is_fixed():
     assert visible <= {"pyproject.toml", "conf", "runner", "tests", "outputs", "README.md", "LICENSE"}
 
 
+def test_the_map_of_changes_names_files_that_are_there():
+    text = TEXTS[ROOT / "runner" / "__init__.py"]
+    named = re.findall(r"(?:runner|conf)/[\w/<>.]*|pyproject\.toml", text)
+    assert len(named) > 20
+    assert [name for name in named if not (ROOT / name.split("<")[0]).exists()] == []
+
+
 # --- Budgets ----------------------------------------------------------------------------------------
 # Each figure is a list of what counts for it, so that a failure shows where to look.
 

@@ -3,7 +3,7 @@
 A ``_target_`` names the module that defines the function: ``runner.metric.words`` stands here with the other metrics of
 plain texts, others in ``binary``, ``likelihood``, and ``reference`` for those by libraries. A new one is a function in
 any module and an option in ``conf/metric``, whose further keys, such as ``better``, are in ``ask``. Which library it
-needs, and who else asks metrics: ``validate.environment``, ``generate.judge``.
+needs, and who else asks metrics: ``validate.start``, ``generate.judge``.
 
 The arguments of a metric decide what it gets; the columns of the rows come by name, ``**columns`` is all of
 them, as TRL passes them to rewards.
