@@ -13,7 +13,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from runner.dataset.detect import kept_columns, read_layout
-from runner.dataset.form import FORMS, TWINS, Role, RowLayout, answer_columns, convert, describe_cell
+from runner.dataset.form import (
+    FORMS,
+    TWINS,
+    Role,
+    RowLayout,
+    answer_columns,
+    convert,
+    describe_cell,
+    is_conversation,
+)
 from runner.dataset.step import Row, Step, apply_steps
 from runner.errors import DataError, Fault
 
@@ -44,7 +53,7 @@ class RowRequest:
         """The conversion of rows with these columns, the first being ``row``; raises DataError where none fits."""
         layout = read_layout(columns, row, form=self.form, given=self.columns, to=self.to)
         kept = kept_columns(columns, layout, self.to, self.keep)
-        chats = bool(self.steps) and any(isinstance(row[column], list) for column in layout.columns.values())
+        chats = bool(self.steps) and any(is_conversation(row[column]) for column in layout.columns.values())
         return Conversion(self, layout, kept, label, total, chats)
 
 

@@ -4,9 +4,13 @@ A row goes two hops. Its form reads it from the columns that play its roles, and
 all of it conversations or all of it text. Then one arrow takes it to the form of a trainer, whose rows have the same
 keys. Rows that cannot be meant, and rows that TRL would silently take for something else, are refused.
 
-A new form is a record below, and a row in the tables of ``tests/test_convert.py`` and of the README. Which form a
-source has is found in ``detect``, many rows are converted in ``convert``. Nothing here needs torch or datasets, because
-the config check asks before either is imported.
+A new form is a record below, with its new roles in ``Role``, and a row in the tables of ``tests/test_convert.py`` and
+conf/README.md. A form that only a trainer takes is a name in the ``becomes`` of those that can be turned into it. An
+answer is one text or one conversation; where it is something else, as a list of answers, its tokens are made in
+``model.encoding.encode_row`` and weighed in ``weigh.Weigher``, and ``convert`` compares it with the first row's.
+
+Which form a source has is found in ``detect``, many rows are converted in ``convert``. Nothing here needs torch or
+datasets, because the config check asks before either is imported.
 """
 
 from __future__ import annotations
@@ -100,13 +104,14 @@ def describe_cell(value: object) -> str:
     return "null" if value is None else f"{type(value).__name__} {str(value)[:40]!r}"
 
 
-def _is_turns(value: object) -> TypeGuard[Turns]:
+def is_conversation(value: object) -> TypeGuard[Turns]:
+    """True for a list of turns; a list of texts is none."""
     return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
 
 
 def to_turns(value: object, where: str) -> Turns:
     """A conversation as turns of role and content, read from role/content or from/value."""
-    if not _is_turns(value):
+    if not is_conversation(value):
         raise _bad(where, describe_cell(value), "a list of turns")
     turns = []
     for index, turn in enumerate(value):
@@ -120,7 +125,7 @@ def to_turns(value: object, where: str) -> Turns:
         content = turn.get("value") if turn.get("content") is None else turn["content"]
         if content is None and "tool_calls" in extras:
             content = ""  # a turn that only calls a tool says nothing
-        if _is_turns(content) and all(isinstance(part.get("text"), str) for part in content):
+        if is_conversation(content) and all(isinstance(part.get("text"), str) for part in content):
             content = "".join(part["text"] for part in content)  # given in parts, all of them text
         turns.append({"role": role, "content": _text(content, f"{where}[{index}].content", empty=True)} | extras)
     return turns
@@ -385,7 +390,11 @@ FORMS = {
     ),
 }
 # The raw forms that can feed each form that is asked for; the last of these feeds no trainer.
-FORMS_FOR = {to: tuple(raw for raw, form in FORMS.items() if to in form.becomes) for to in FORMS["preference"].becomes}
+FORMS_FOR = {
+    to: tuple(raw for raw, form in FORMS.items() if to in form.becomes)
+    for first in (FORMS["preference"], *FORMS.values())  # pairs become most of them, in the order of messages
+    for to in first.becomes
+}
 TRAINER_FORMS = tuple(to for to in FORMS_FOR if to != "answer")
 
 

@@ -109,7 +109,7 @@ class Draft:
     @property
     def form(self) -> str | None:
         """The form of rows that the trainer takes, where the table says."""
-        return self.table.sections["forms"].get(self.trainer)
+        return self.table.sections.get("forms", {}).get(self.trainer)
 
     @property
     def config(self) -> Signature:

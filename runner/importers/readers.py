@@ -1,7 +1,7 @@
 """A configuration that was read -> the draft of an experiment, by the table of its dialect and one function for each.
 
 The functions read what no table can say: the datasets, rewards, and the little that follows from several keys. So a new
-dialect is a table, a function here, and its name in READERS.
+dialect is a table, a function here, its name (that of the table) in READERS, and in the help of ``command.import``.
 """
 
 from __future__ import annotations

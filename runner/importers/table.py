@@ -9,7 +9,11 @@ Its section ``keys`` has a row for each key: a path of ours, or a rule, or a lis
 that holds. The sections ``ignored`` (of the machine), ``no_equivalent`` (why, and what comes nearest) and ``same`` (by
 default) are short for rows of one such rule. ``rows`` is the same for the keys of one dataset. ``defaults`` are what
 the tool does where a file is silent. The keys in ``first`` are dealt with before the datasets, those in ``then`` right
-after them. ``outer.inner`` is a nested key, ``outer.*`` any other below it. What no row can say is in ``readers``.
+after them. ``datasets`` says which ``keys`` hold rows, are ``held_out`` or give their ``weights``, ``forms`` which form
+of rows a subcommand takes; ``rewards``, ``roles`` and ``weights`` are for the readers that ask for them.
+``outer.inner`` is a nested key, ``outer.*`` any other below it. What no row can say is in ``readers``.
+
+There must be a title, marks, commands, scripts, keys, defaults, first, then and datasets, of which some may be empty.
 """
 
 from __future__ import annotations

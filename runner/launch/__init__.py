@@ -24,9 +24,11 @@ started if it does not; and lets it see the run's share of ``devices``, ``[]`` w
 
 It has the run trained by ``num_processes`` processes. Each is ``python -m runner.launch <folder> --trust``, or calls
 ``worker.work(folder, debug=debug)``; of several, each has RANK, LOCAL_RANK and WORLD_SIZE as torchrun sets them. It
-waits for their end, and hands on the signals of ``worker.stop_signals``, at which they save their step. Called again
-for a run that still waits or trains elsewhere, it waits for that. It reads no configuration, knows no trainer and does
-not decide whether a run should start.
+waits for their end, and hands on the signals of ``worker.stop_signals``, at which they save their step. Where they have
+ended with one more adjustment than before (``run.adjustments``: smaller batches, back to before a sickness), it starts
+them again. Without WORLD_SIZE and RANK a process of several would launch the run once more. Called again for a run that
+still waits or trains elsewhere, it waits for that; ``timeout_seconds`` counts the time in a queue. It reads no
+configuration, knows no trainer and does not decide whether a run should start.
 
 The state is in ``status.json``. Until its processes begin, a launcher may write ``run.set_status("queued", ...)`` with
 what it needs to find its job again; then the first process writes it. Of an end that none of them could record, such as

@@ -10,6 +10,8 @@ its weights are whole only within a forward call of the module that it wraps. Fo
   ``torch.distributed.fsdp.register_fsdp_forward_method`` for the three, and the layers of ``_no_split_modules``;
 - here ``state_dict``, ``save_policy`` and ``save_value`` take weights as they lie, and in ``algorithm`` ``save_model``
   calls the latter two on one process: every process must gather;
+- ``command.train.save_model`` gathers this whole module where the policy alone is to be saved, and ``policy_of`` gives
+  the bare policy to held-out metrics and callbacks that sample;
 - in ``algorithm`` ``roll_out`` hands the bare policy to an engine: through a method of ``ActorCritic``, registered too;
   ``generate.sampler`` stays, ``generate.engines.merged_weights`` would send shards to a server;
 - in ``algorithm`` ``_sum_over_processes`` adds gradients up, where FSDP2 has averaged them: the loss times the world

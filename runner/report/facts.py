@@ -1,5 +1,8 @@
 """Facts of a run, as tables, pages, cards and comparisons tell them: each is gathered here and nowhere else.
 
+What a run records of itself is not here: ``command.train`` writes its manifest, ``training.callback`` its log. What
+stands under ``hardware`` there is compared by ``diff`` and ``reproduce``.
+
 How it was made and the command that makes it again, what differs from the defaults, its scores and first rows, and
 the environment that its manifest holds. How they look is not here (``table``, ``page``, ``card``, ``compare``), nor
 what several runs say together (``sweep``); states and scores themselves are read in ``run.read``.

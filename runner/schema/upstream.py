@@ -1,8 +1,9 @@
 """The names of TRL and transformers that our code relies on, in one place. Standard library only.
 
-A test holds each against the installed libraries, and fails where a new version has renamed it: then change it here and
-in ``conf/``. No other Python holds one as text, but for messages that say what to type, which the same test reads, and
-the tables of ``importers``, whose names are those of other tools.
+Where a new version renames a field: change it here, and everywhere that ``pytest tests/test_upstream.py`` then lists by
+file and line, none of which must be opened: attributes (``args.max_steps``), messages that say what to type, YAML of
+``conf/`` and targets in the tables of ``importers``. No other Python holds a name as text. What a trainer of TRL more
+may need here: ``COMPLETION_LENGTHS``, where it samples, and ``LOSS_INTERFACES``, for losses of the user's own.
 """
 
 from __future__ import annotations
@@ -244,11 +245,6 @@ ELSEWHERE = {
 
 
 # --- Questions ------------------------------------------------------------------------------------
-# Fields that need another machine, several processes or a server, each with the value that does without.
-ELSEWHERE = {
-    **dict.fromkeys((USE_VLLM, TORCH_COMPILE), False),
-    **dict.fromkeys((DEEPSPEED, FSDP, PARALLELISM_CONFIG), None),
-}
 
 
 def loss_interface(trainer: Signature | None, config: Signature | None) -> str | None:

@@ -93,7 +93,7 @@ def _of_sickness(run: Run, error: SickRun, healthy: int, trainer: Trainer) -> tu
 def _of_memory(run: Run, error: Exception, components: Components) -> dict[str, Any]:
     """The halving that needs less memory; raises EnvironmentFault where there is none."""
     args, trainer = components.args, components.trainer
-    size = f"per_device_{'eval' if trainer.is_measuring else 'train'}_batch_size"
+    size = upstream.PER_DEVICE_EVAL_BATCH_SIZE if trainer.is_measuring else upstream.PER_DEVICE_TRAIN_BATCH_SIZE
     smaller = halve_evaluation(args) if trainer.is_measuring else halve_training(run.cfg["trainer"]["args"], args)
     times, rows = sum(size in each.get("args", {}) for each in components.adjustments), getattr(args, size)
     if smaller is None or times >= run.cfg.get("attempts", ATTEMPTS) or run.cfg.get("on_memory") == "stop":

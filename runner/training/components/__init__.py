@@ -140,14 +140,14 @@ def _refusals_of(where: str) -> Iterator[None]:
 
 def _check_rows(node: Node, tokenizer: PreTrainedTokenizerBase, rows: Dataset, *, answers_only: bool) -> None:
     """Check that the tokenizer has a template for the first rows, and warn of a column that is not used."""
-    from runner.dataset.form import answer_columns
+    from runner.dataset.form import answer_columns, is_conversation
     from runner.model.chat import check_template
 
     rows = list(itertools.islice(rows, 100))
     first = rows[0] if rows else {}
     if node["form"] == "preference" and node["head"] != "score" and "margin" in first:
         log.warning("the column `margin` is not used: of margins only the loss of a reward model knows")
-    chats = any(isinstance(first.get(name), list) for name in ("prompt", *answer_columns(first)))
-    turns = (turn for row in rows for part in row.values() if isinstance(part, list) for turn in part)
+    chats = any(is_conversation(first.get(name)) for name in ("prompt", *answer_columns(first)))
+    turns = (turn for row in rows for part in row.values() if is_conversation(part) for turn in part)
     calls = any(isinstance(turn, Mapping) and turn.get("tool_calls") for turn in turns)
     check_template(tokenizer, chats=chats, calls=calls, answers_only=answers_only)
