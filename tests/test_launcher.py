@@ -18,18 +18,14 @@ SAME = (
 )
 
 
-@pytest.mark.parametrize("trainer", ["sft", "ppo"])  # a trainer of TRL and ours
-def test_two_processes_train_as_one_with_the_same_global_batch(runner, trainer):
-    """Our own processes and those that torchrun starts are the same run."""
-    words = (f"trainer={trainer}", "learning_rate=1e-3", *SAME)
+def test_two_processes_train_as_one_with_the_same_global_batch(runner):
+    """Our own processes and those that torchrun starts are the same run. PPO's: ``test_ppo_training``."""
+    words = ("trainer=sft", "learning_rate=1e-3", *SAME)
     runner(*words, "trainer.args.per_device_train_batch_size=8", "name=one")
     words += ("trainer.args.per_device_train_batch_size=4", "name=two")
-    if trainer == "ppo":
-        runner(*words, "launcher.num_processes=2")
-    else:
-        done = started(runner, "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "runner", *words)
-        assert done.returncode == 0, done.stderr
-        assert f"{runner.runs('two')[0].name} already" in runner(*words, "launcher.num_processes=2").stdout
+    done = started(runner, "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "runner", *words)
+    assert done.returncode == 0, done.stderr
+    assert f"{runner.runs('two')[0].name} already" in runner(*words, "launcher.num_processes=2").stdout
     one, two = (read(runner, name) for name in ("one", "two"))
     assert two["manifest"]["hardware"]["processes"] == 2
     assert two["steps"] == pytest.approx(one["steps"], rel=1e-3) and len(one["steps"]) == 8
