@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from runner.run.alarms import build_alarms, steps_to_notice
+from runner.run.alarms import ALARMS, build_alarms, steps_to_notice
 from runner.run.seal import checkpoints_at_once, damage_of, rotate, seal
 from runner.schema.upstream import cycle_steps
 from runner.training.checkpoint import Seal
@@ -95,3 +95,7 @@ def test_a_finished_run_has_no_more_checkpoints_than_it_may_and_the_best_of_them
 )
 def test_cycle_steps(args, steps):
     assert cycle_steps(args) == steps
+
+
+def test_without_any_alarm_the_last_checkpoints_are_enough():
+    assert steps_to_notice(dict.fromkeys(ALARMS, True)) == 1

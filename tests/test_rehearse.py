@@ -80,9 +80,9 @@ def test_the_part_that_failed_is_read_from_the_files_of_the_run(tmp_path):
 
     assert failed() == "reading rows"
     write_json(tmp_path / "rows.json", {"lines": ["8 rows looked at"]})
-    assert failed() == "training, saving"
+    assert failed() == "loading"
     write_json(case.run.checkpoints / "checkpoint-1" / "seal.json", {})
-    assert failed() == "resuming, scoring"
+    assert failed() == "saving"
     case.run.model.mkdir()
     assert failed() == "exporting"
 
@@ -99,7 +99,7 @@ def play(tmp_path, monkeypatch):
         monkeypatch.setattr(smoke, "reduce", lambda cfg, place, clones: Reduced(dict(cfg), dict(cfg)))
         monkeypatch.setattr(smoke, "run_apart", lambda *_: next(ends, 0))
         chains = group_by_structure(jobs)
-        code = smoke.play(chains, tmp_path)
+        code = smoke.play(chains, tmp_path, debug=False)
         return cases_of(chains), code
 
     return call
@@ -244,12 +244,12 @@ def test_stages_go_on_from_what_the_one_before_has_saved(runner):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["AtSecondSave", "AtResume"])
-def test_what_only_fails_when_it_is_saved_or_resumed_is_found(runner, name):
+@pytest.mark.parametrize(("name", "phase"), [("AtSecondSave", "saving"), ("AtResume", "resuming")])
+def test_what_only_fails_when_it_is_saved_or_resumed_is_found(runner, name, phase):
     (runner.folder / "faulty.py").write_text(FAULTY)
     words = (f"callback.mine._target_=faulty.{name}", "allow=[faulty]", "metric=none", "dataset.limit.eval=8")
     done = runner("rehearse", "trainer=sft", *words, code=1)
-    assert re.search(r"^failed +\S+ .*: resuming, scoring$", done.stdout, re.MULTILINE)
+    assert re.search(rf"^failed +\S+ .*: {phase}$", done.stdout, re.MULTILINE)
     assert "ValueError: no clay" in done.stderr and "forecast" not in done.stdout
     folder = kept_folder(done)
     [log] = folder.rglob("log.txt")

@@ -16,7 +16,7 @@ from runner import __main__ as door
 from runner import config
 from runner.errors import ConfigError
 from runner.io.files import MENU, read_json
-from runner.launch import pool, start, worker
+from runner.launch import axis, pool, start, worker
 from runner.launch.axis import MAX_JOBS, axes
 from runner.launch.plan import Plan, state_of, tasks_of
 from runner.launch.pool import Settings, confine, settings_of
@@ -46,6 +46,10 @@ def jobs(*words):
 
 
 # --- What there is to do ------------------------------------------------------------------------
+
+
+def test_the_first_job_of_a_long_range_needs_not_all_of_it():
+    assert axis.first_of(["hydra/sweeper=optuna", "seed=range(0,4294967295)"]) == ["seed=0"]
 
 
 def test_the_plan_counts_runs_by_what_is_left_to_do(tmp_path, capsys):

@@ -47,7 +47,7 @@ def main(line: CommandLine) -> int:
     answers: list[str] = []  # of the hub, which is asked first: the rest is read while it answers, or does not
     asking = threading.Thread(target=lambda: answers.append(ask_hub()), daemon=True)
     asking.start()
-    end = time.monotonic() + MAX_SECONDS_FOR_HUB
+    end = time.monotonic() + MAX_SECONDS_FOR_HUB + 0.5  # after which its own request has said why
     needed = [status_of(requirement) for requirement in read_requirements() if "extra ==" not in requirement]
     print("\n".join(versions_table(needed)))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

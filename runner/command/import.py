@@ -18,6 +18,7 @@ equivalent, or as being of the machine and not of the experiment.
 
 from __future__ import annotations
 
+import math
 import re
 import tempfile
 import textwrap
@@ -34,6 +35,7 @@ from runner.importers.read import read_file
 from runner.importers.readers import translate
 from runner.io.files import MENU, write_text
 from runner.launch import stages
+from runner.schema import upstream
 from runner.validate.keys import is_folder_name
 
 WIDTH = 80
@@ -77,7 +79,7 @@ def to_file(draft: Draft) -> str:
     head = [
         f"# {draft.reading.title}'s {draft.reading.path.name}, imported.",
         f"# run: {' '.join(['python -m runner', *_overrides(draft)])}",
-        "# cost: not yet timed",
+        f"# cost: not yet timed; {_describe_batch(draft)}",
         "# result: not yet seen",
     ]
     for note in draft.notes:
@@ -90,6 +92,19 @@ def to_file(draft: Draft) -> str:
     whole = {"defaults": [*defaults, "_self_"], "name": draft.name} | first | rest
     text = yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, width=80, default_flow_style=False)
     return "\n".join(["# @package _global_", *head, re.sub(r"\n(?=name:)", "\n\n", text, count=1)])
+
+
+def _describe_batch(draft: Draft) -> str:
+    """The number of rows that a step takes here, and took there."""
+    fields, counts = draft.config.parameters, []
+    for name in (upstream.PER_DEVICE_TRAIN_BATCH_SIZE, upstream.GRADIENT_ACCUMULATION_STEPS):
+        count = draft.get(f"trainer.args.{name}") or fields[name].default
+        if not isinstance(count, int):
+            return "how many rows a step takes is still to be said"
+        counts.append(count)
+    rows, devices = math.prod(counts), draft.reading.devices
+    many = f"; theirs ran on {devices}, so {rows * devices}: launcher.num_processes={devices}" if devices > 1 else ""
+    return f"{counts[0]} x {counts[1]} = {rows} rows a step on one device{many}"
 
 
 def _overrides(draft: Draft) -> list[str]:

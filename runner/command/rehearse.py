@@ -80,7 +80,7 @@ def main(line: CommandLine) -> int:
     try:
         with quiet():
             with one_thread():
-                code = play(chains, folder)
+                code = play(chains, folder, line.debug)
             print_forecasts([] if code else cases, target, folder / "measured")
         causes = [str(cause) for case in cases if case.code and (cause := case.run.status().get("cause"))]
         print("\n".join(causes), end="\n" if causes else "", file=sys.stderr)

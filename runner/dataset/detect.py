@@ -86,8 +86,10 @@ def _read_as(form: str, columns: Sequence[str], given: Mapping[str, str]) -> Row
     """The layout if the rows can be read as this form with every given role in use, else None."""
     free = [name for name in columns if name not in given.values()]
     named = {role: role for role in ROLES if role in free} | dict(given)
-    known = FORMS[form]
+    known, is_exchange = FORMS[form], {"prompt", "completion"} <= set(named) or {"input", "target"} <= set(named)
     for names in known.known_as:
+        if is_exchange and "target" in names:  # both turns are named already
+            continue
         # A prompt is never passed over for another name, and below one that was given stands nothing.
         is_other = "input" in names and "prompt" in named and "prompt" not in names.values()
         if set(names.values()) <= set(free) and not is_other and not ("context" in names and "input" in given):

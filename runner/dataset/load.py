@@ -156,7 +156,7 @@ def open_source(path: str, files: Files | None, config: str | None, revision: st
         builder = _file_builder(files) if files else datasets.load_dataset_builder(path, config, revision=revision)
         if streaming:
             if files:
-                check_files(files, MAX_BYTES_READ)
+                check_files(files, 4 * MAX_BYTES_READ // len(files.paths))
             streams = builder.as_streaming_dataset()
             return RowSource(path, builder, tuple(streams), streams)
         if files and not os.path.exists(builder.cache_dir):  # else they were checked, and are unchanged

@@ -7,8 +7,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 REACHED = 0.5  # of the speed of large products: about what the passes of a training reach
 
 
@@ -28,6 +26,8 @@ class Device:
 
 def read_memory() -> dict[str, int]:
     """Bytes of memory in all and free, with the limit of the container where that is less."""
+    import psutil
+
     memory = psutil.virtual_memory()
     found = {"of memory": memory.total, "free": memory.available}
     with contextlib.suppress(OSError, ValueError):  # there is no container, or none with a limit

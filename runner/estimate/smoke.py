@@ -123,7 +123,7 @@ def structure_of(cfg: Config, links: Mapping[str, str]) -> str:
 # --- How they are played --------------------------------------------------------------------------
 
 
-def play(chains: Sequence[Sequence[Case]], folder: Path) -> int:
+def play(chains: Sequence[Sequence[Case]], folder: Path, debug: bool) -> int:
     """Play every case of these chains once below a folder, print how each went, and return the exit code.
 
     It is that of the first that fails. Raises Interrupted at a signal, after the process of a part was ended.
@@ -149,17 +149,17 @@ def play(chains: Sequence[Sequence[Case]], folder: Path) -> int:
                     case.code = before.code
                     print(f"not begun {case.name}: it builds on {before.name}, which has failed", flush=True)
                 elif case.code is None:
-                    _play_parts(case, folder / "cache")
+                    _play_parts(case, folder / "cache", debug)
                     print("\n".join(describe_case(case)), flush=True)
                 before = case
     return next((case.code for case in cases if case.code), 0)
 
 
-def _play_parts(case: Case, cache: Path) -> None:
+def _play_parts(case: Case, cache: Path, debug: bool) -> None:
     """Play one part after the other, up to the first that fails."""
     began = time.monotonic()
     for _ in range(PROCESSES):
-        case.code = run_apart(lambda: worker.work(case.run.folder, "rehearse"), case.run.log, cache)
+        case.code = run_apart(lambda: worker.work(case.run.folder, "rehearse", debug=debug), case.run.log, cache)
         if case.code:
             if not case.run.status()["cause"]:
                 case.run.set_status("failed", cause=f"the process ended with exit code {case.code}")
@@ -209,12 +209,31 @@ def describe_case(case: Case) -> list[str]:
     many = f", for {runs} runs that differ in numbers only" if runs > 1 else ""
     head = f"ok        {case.name}: {number(case.seconds, 2)} s{many}"
     if case.code:
-        head = f"failed    {case.name}: {next((part for part, outcome in outcomes.items() if not outcome), PARTS[-1])}"
+        part = next((part for part, outcome in outcomes.items() if not outcome), PARTS[-1])
+        head = f"failed    {case.name}: {_phase_of(case.run, part)}"
     return [
         head,
         *(f"  {part:<19}{outcome}" for part, outcome in outcomes.items() if outcome),
         *(f"  {'' if index else 'instead':<10}{note}" for index, note in enumerate(case.small.notes)),
     ]
+
+
+def _phase_of(run: Run, part: str) -> str:
+    """The phase in which a run was when this part of it failed, by what there is of it."""
+    status = run.status()
+    if part == PARTS[1]:
+        if not status["max_steps"]:
+            return "loading"
+        if not (run.folder / "scores.json").exists():
+            return "evaluating before the first step"
+        return "saving" if status["step"] else "taking the first step"
+    if part == PARTS[2]:
+        if status["step"] < status["max_steps"]:
+            return "resuming"
+        if len(sealed_checkpoints(run.checkpoints)) < 2:
+            return "saving"
+        return "writing model/" if (run.folder / ".model.new").exists() else "evaluating"
+    return part
 
 
 def _outcomes(case: Case) -> Iterator[str]:

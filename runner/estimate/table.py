@@ -9,8 +9,6 @@ from pathlib import Path
 from runner.estimate.device import Device
 from runner.estimate.memory import Training
 from runner.estimate.steps import batch_size, setting, steps_of
-from runner.launch.progress import format_duration
-from runner.report.number import number
 from runner.run.alarms import steps_to_notice
 from runner.run.disk import free, sized
 from runner.run.key import processes_of
@@ -76,8 +74,7 @@ class Forecast:
         at = f"{speed / 1e12:.3g} TFLOP/s" if speed >= 1e11 else f"{speed / 1e9:.3g} GFLOP/s"
         where = f"{self.device.name} at {at} ({self.device.how or 'assumed; type speed=<TFLOP/s>'})"
         seconds = operations / speed
-        took = format_duration(seconds) if self.steps else f"{number(seconds, 2)} s a step"
-        return f"{took}, {operations:.2g} FLOP: {where}"
+        return f"{_span(seconds)}{'' if self.steps else ' a step'}, {operations:.2g} FLOP: {where}"
 
     def disk(self) -> list[str]:
         """Checkpoints that are on the disk at a time, those that are kept and one that is written, and the model."""
@@ -100,8 +97,8 @@ def format_forecasts(forecasts: Sequence[Forecast]) -> list[str]:
     """Forecasts of one run, a column for each device, ending with a warning where something will not fit."""
     first = forecasts[0]
     training, policy, steps, tokens = first.training, first.training.policy, first.steps, first.tokens_per_step
-    trained = "all" if policy.trained == policy.count else f"{policy.trained:,}"
-    counted = f"{steps:,} of {tokens:,} tokens, {tokens * steps:,} in all" if steps else ""
+    trained = "all" if policy.trained == policy.count else _many(policy.trained)
+    counted = f"{steps:,} of {tokens:,} tokens, {_many(tokens * steps)} in all" if steps else ""
     shares = [each.shares() for each in forecasts]
     names = dict.fromkeys(name for share in shares for name in share)
     sizes = {name: [share.get(name) for share in shares] for name in names}
@@ -110,7 +107,7 @@ def format_forecasts(forecasts: Sequence[Forecast]) -> list[str]:
     cells = {"": [each.device.name for each in forecasts], **cells}
     width = max(len(cell) for row in cells.values() for cell in row)
     return [
-        f"  {'model':<13}{policy.count:,} weights, {trained} of them trained",
+        f"  {'model':<13}{_many(policy.count)} weights, {trained} of them trained",
         f"  {'batch':<13}{training.batch[0]} rows of {training.width} tokens, the longest that were seen, at a time",
         f"  {'computed':<13}{'; '.join(each.computed() for each in forecasts)}",
         *(f"  {name:<13}{'  '.join(cell.rjust(width) for cell in row)}" for name, row in cells.items()),
@@ -121,3 +118,27 @@ def format_forecasts(forecasts: Sequence[Forecast]) -> list[str]:
         *([f"  unknown      activations, and with them the peak: {first.why}"] if first.why else []),
         *(line for each in forecasts for line in each.warning()),
     ]
+
+
+def _many(count: float) -> str:
+    """A large number for people.
+
+    >>> _many(494_032_768), _many(1_500), _many(8.2e9)
+    ('494 M', '1.5 k', '8.2 G')
+    """
+    for size, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.3g} {name}"
+    return str(round(count))
+
+
+def _span(seconds: float) -> str:
+    """A time of hours or days for people.
+
+    >>> _span(0.0024), _span(42), _span(7200), _span(300_000)
+    ('0.0024 s', '42 s', '2 h', '3.5 days')
+    """
+    for least, size, name in ((2 * 86_400, 86_400, "days"), (3600, 3600, "h"), (60, 60, "min")):
+        if seconds >= least:
+            return f"{seconds / size:.2g} {name}"
+    return f"{seconds:.2g} s"

@@ -161,7 +161,7 @@ def read_swift(draft: Draft) -> None:
         longest = draft.convert(key, draft.keys.get(key) or 512, "whole_number", 512)
         last = draft.take("soft_cache_length", "whole_number", 0) or longest // 5
         overlong |= {"max_completion_len": longest, "soft_punish_cache": last}
-        draft.note(MAPPED, "soft_max_length", "reward.soft_overlong", f"of {longest} tokens the last {last}")
+        draft.note(MAPPED, key, "reward.soft_overlong", f"of {longest} tokens the last {last}")
     if not is_unset(batch := draft.keys["per_device_train_batch_size"]):
         rows = max(1.0, draft.convert("per_device_train_batch_size", batch, "number", 1.0))
         # They make it 16 rows a step over all devices.

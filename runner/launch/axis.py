@@ -40,25 +40,35 @@ def axes(overrides: Sequence[str]) -> dict[str, int]:
 def combinations(overrides: Sequence[str]) -> Iterator[list[str]]:
     """Each job of a sweep as its own overrides, in Hydra's order: the last axis turns fastest.
 
-    Of an interval, which only a plugin of Hydra can sweep, its begin.
-
-    >>> list(combinations(["trainer=dpo", "kl_coef=0.05,0.1", "learning_rate=interval(1e-6,1e-4)"]))
-    [['trainer=dpo', 'kl_coef=0.05', 'learning_rate=1e-06'], ['trainer=dpo', 'kl_coef=0.1', 'learning_rate=1e-06']]
+    >>> list(combinations(["trainer=dpo", "kl_coef=0.05,0.1"]))
+    [['trainer=dpo', 'kl_coef=0.05'], ['trainer=dpo', 'kl_coef=0.1']]
     """
     axes: dict[str, list[str]] = {}
     for override in parse(overrides):
         key = override.get_key_element()
-        if override.is_interval_sweep():
-            values = [override.value().start]
-        else:
-            values = list(override.sweep_string_iterator()) if override.is_sweep_override() else []
+        values = override.sweep_string_iterator() if override.is_sweep_override() else ()
         axes[key] = [f"{key}={value}" for value in values] or [override.input_line]
     return map(list, itertools.product(*axes.values()))
 
 
 def first_of(overrides: Sequence[str]) -> list[str]:
-    """One job of a sweep as its own overrides, without those of Hydra itself."""
-    return [word for word in next(combinations(latest(overrides))) if not word.lstrip("+").startswith("hydra")]
+    """One job of a sweep as its own overrides, without those of Hydra itself.
+
+    Of an axis it is the first value, of which there may be more than memory holds, or the begin of an interval.
+
+    >>> first_of(["trainer=dpo", "kl_coef=0.05,0.1", "learning_rate=interval(1e-6,1e-4)", "~hydra.sweeper"])
+    ['trainer=dpo', 'kl_coef=0.05', 'learning_rate=1e-06']
+    """
+    words = []
+    for override in parse(latest(overrides)):
+        key = override.get_key_element()
+        if override.is_interval_sweep():
+            words.append(f"{key}={override.value().start}")
+        elif override.is_sweep_override():
+            words.append(f"{key}={next(override.sweep_string_iterator())}")
+        elif not override.is_hydra_override():
+            words.append(override.input_line)
+    return words
 
 
 def chosen_sweep(overrides: Sequence[str]) -> str | None:

@@ -424,7 +424,9 @@ def _read_vocabulary(folder: ModelFolder, config: Node, named: Mapping[str, str 
 
     whole = folder.read("tokenizer.json")
     entries = (whole.get("model") or {}).get("vocab") or {}
-    listed = whole.get("added_tokens") or ()
+    listed = [*(whole.get("added_tokens") or ())]
+    later = config.get("added_tokens_decoder") or {}  # those that were added after the tokenizer's own file was written
+    listed += [{**entry, "id": int(number)} for number, entry in later.items()]
     added = {entry["id"]: AddedToken(entry["content"], special=bool(entry.get("special"))) for entry in listed}
     names = entries if isinstance(entries, Mapping) else (entry[0] for entry in entries)
     used = {*named.values(), _token(config.get("unk_token"))}

@@ -12,8 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from runner.errors import ConfigError, Fault
 from runner.io.files import HUB_NAME, shipped
 from runner.io.filetype import HEAD, sniff, special_file
@@ -134,6 +132,8 @@ def read_shapes(path: Path) -> dict[str, list[int]]:
         first = file.read(HEAD)
     if first[8:9] != b"{" and (odd := sniff(first, str(path))):
         raise ConfigError(Fault(str(path), odd.found, "weights in safetensors", odd.fix))
+    from safetensors import SafetensorError, safe_open
+
     try:
         with safe_open(path, "numpy") as weights:
             names = weights.keys()

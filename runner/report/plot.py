@@ -257,7 +257,9 @@ def _heat_picture(summary: Summary, objective: SweepObjective) -> Picture:
     places = range(len(across.levels)), range(len(up.levels))
     means = [[fmean(cells.get((x, y), [nan])) for x in places[0]] for y in places[1]]
     with _axes(up.name, across.name) as (figure, axes):
-        mesh = axes.pcolormesh(*places, means, cmap="viridis" if objective.maximise else "viridis_r")
+        mesh = axes.pcolormesh(
+            *places, means, cmap="viridis" if objective.maximise else "viridis_r", edgecolors="white", lw=3
+        )
         for x, y in itertools.product(*places):
             found = cells.get((x, y), [])
             red, green, blue, _ = mesh.to_rgba(means[y][x])

@@ -347,7 +347,7 @@ def steps_to_notice(tolerate: Mapping[str, Any] | None = None) -> int:
     (6, 21)
     """
     alarms = [alarm for online in (True, False) for alarm in build_alarms(tolerate, online=online)]
-    return max(alarm.patience + alarm.lag for alarm in alarms)
+    return max((alarm.patience + alarm.lag for alarm in alarms), default=1)
 
 
 def build_alarms(

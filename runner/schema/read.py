@@ -258,7 +258,8 @@ class _Uses(ast.NodeVisitor):
 
 
 def _is_dataclass(found: Definition) -> bool:
-    return "dataclass" in map(last_name, found.class_node.decorator_list) or _is_transformed(found)
+    marks, bases = map(last_name, found.class_node.decorator_list), map(last_name, found.class_node.bases)
+    return "dataclass" in marks or "NamedTuple" in bases or _is_transformed(found)
 
 
 def _is_transformed(found: Definition) -> bool:

@@ -1,6 +1,6 @@
 """Annotations as small trees that can accept a YAML value, and that print in plain words.
 
-Reading one may follow a name to an enum or an alias in another module; nothing runs.
+Reading one may follow a name to an enum, a TypedDict or an alias in another module; nothing runs.
 """
 
 import ast
@@ -19,8 +19,10 @@ MAX_LETTERS = 68  # of a printed list of choices, so that a fault fits on a line
 class Type:
     """The values that a parameter accepts.
 
-    ``kind`` is any, instance (of some class), none, bool, int, float, str, list, tuple, dict, choice, enum or union.
-    ``parts`` are the types inside (a dict has two, of keys and of values), ``values`` the constants of a choice.
+    ``kind`` is any, instance (of some class), none, bool, int, float, str, list, tuple, dict, record, choice, enum or
+    union.
+    ``parts`` are the types inside (a dict has two, of keys and of values), ``values`` the constants of a choice, or the
+    names of a record's parts.
     """
 
     kind: str
@@ -48,6 +50,9 @@ class Type:
                 return all(part.accepts(each) for part, each in zip(self.parts, value, strict=True))
             case "list" | "tuple":
                 return isinstance(value, list) and all(part.accepts(each) for part in self.parts for each in value)
+            case "record":
+                inner = dict(zip(self.values, self.parts, strict=True))
+                return isinstance(value, dict) and all(key in inner and inner[key].accepts(value[key]) for key in value)
             case "dict":
                 name, entry = self.parts or (ANY, ANY)
                 return isinstance(value, dict) and all(name.accepts(k) and entry.accepts(v) for k, v in value.items())
@@ -64,6 +69,8 @@ class Type:
                 count = f"{len(self.parts)} " if self.kind == "tuple" else ""
                 part = self.parts[0]
                 return f"a list of {count}{PLURALS.get(part.kind) or f'items, each {part}'}"
+            case "record":
+                return f"a mapping with {shortened([str(name) for name in self.values])}"
         return WORDS[self.kind]
 
     @property
@@ -206,13 +213,18 @@ def _to_generic(head: str, items: list[ast.expr], inner: Callable[[ast.expr], Ty
 
 
 def _to_named(annotation: ast.expr, module: Module | None, depth: int) -> Type:
-    """The type behind a name of one's own: an enum, an alias, or just some class."""
+    """The type behind a name of one's own: an enum, a TypedDict, an alias, or just some class."""
     found = resolve_expression(annotation, module) if module else None
     if not isinstance(found, Definition) or isinstance(found.node, ast.Call | Function):
         return ANY
     if not isinstance(found.node, ast.ClassDef):
         return to_type(found.node, found.module, depth + 1)
-    if any(last_name(base).endswith("Enum") for base in found.node.bases):
+    names = {last_name(base) for base in found.node.bases}
+    if "TypedDict" in names:
+        entries = [node for node in found.node.body if isinstance(node, ast.AnnAssign)]
+        parts = tuple(to_type(entry.annotation, found.module, depth + 1) for entry in entries)
+        return Type("record", parts, tuple(last_name(entry.target) for entry in entries))
+    if any(name.endswith("Enum") for name in names):
         members = [entry.value for entry in found.node.body if isinstance(entry, ast.Assign)]
         return Type("enum", values=tuple(member.value for member in members if isinstance(member, ast.Constant)))
     return INSTANCE

@@ -151,7 +151,9 @@ class Health(TrainerCallback):
             *(value for each in rewards.values() for value in each),
         ]
         self.loss = None
-        rows = gather(torch.tensor([mine], dtype=torch.float64, device=device)).cpu()
+        several = torch.distributed.is_available() and torch.distributed.is_initialized()
+        # Not every device knows float64, and nothing has to lie on one where there is nobody to gather from.
+        rows = gather(torch.tensor([mine], dtype=torch.float64, device=device if several else "cpu")).cpu()
         # A maximum is NaN where what one process saw is, and below 0 where none of them saw anything.
         gradient, weight, moves = (None if most < 0 else most for most in rows[:, 1:4].amax(0).tolist())
         slopes, lows, highs, counts = rows[:, 4], rows[:, 5::3].amin(0), rows[:, 6::3].amax(0), rows[:, 7::3].sum(0)

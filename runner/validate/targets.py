@@ -124,5 +124,5 @@ def _near_targets(target: str, allow: Collection[str], is_launcher: bool) -> lis
         names += [full for package in experimental_names() for full in package]
         names += [f"runner.ppo.{each}" for each in public_names("runner.ppo")]  # which TRL no longer has
     full = {each.rpartition(".")[2]: ".".join([each, *rest]) for each in reversed(names)}
-    full = {each: path for each, path in full.items() if is_allowed(path, allow, is_launcher)}
+    full = {each: path for each, path in full.items() if is_allowed(path, allow, is_launcher) and find_definition(path)}
     return [full[each] for each in nearest(name, full, 0.75)]

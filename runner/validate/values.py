@@ -12,7 +12,7 @@ from typing import TypeGuard, TypeVar
 from runner.errors import Fault
 from runner.run.alarms import ALARMS
 from runner.schema import upstream
-from runner.schema.read import Parameter, Signature, choices_compared
+from runner.schema.read import Parameter, Signature
 from runner.schema.text import nearest, short_text, to_override
 from runner.schema.type import Type, shortened
 
@@ -107,8 +107,8 @@ def range_of(path: str, name: str, signature: Signature, trainer: Signature | No
         if upstream.REWARD_FUNCS not in names and any(each.startswith("teacher_") for each in names):
             return FRACTION  # between forward and reverse KL
         # Preferences are learnt through beta: at 0 nothing is, and below it the opposite is.
-        losses = choices_compared(trainer.target, upstream.LOSS_TYPE)
-        if upstream.loss_interface(trainer, signature) or "sigmoid" in losses:
+        loss = signature.parameters.get(upstream.LOSS_TYPE)
+        if upstream.loss_interface(trainer, signature) or (loss and loss.default == "sigmoid"):
             return POSITIVE
     own = (BY_CLASS[owner, name] for owner in (*signature.lineage, signature.target) if (owner, name) in BY_CLASS)
     return next(own, BY_GROUP.get(path.partition(".")[0], {}).get(name))
