@@ -638,12 +638,6 @@ def test_a_dangerous_target_is_refused(target):
     assert is_offered or "allow=" not in fault.fix
 
 
-def test_a_launcher_is_the_function_of_its_modules_name():
-    others = ("worker.work", "pool.confine", "local.os", "local.worker")
-    assert is_allowed("runner.launch.slurm.slurm", launcher=True)
-    assert not any(is_allowed(f"runner.launch.{each}", launcher=True) for each in others)
-
-
 @pytest.mark.parametrize("target", ["", ".", "os", "os.", ".os", "os..system", 3, None, ["os"]])
 def test_a_target_that_is_no_dotted_name(target):
     assert only(good(callback={"x": {"_target_": target}})).where == "callback.x._target_"
@@ -653,6 +647,16 @@ def test_a_dangerous_target_is_found_wherever_it_hides():
     bad = {"_target_": "os.system", "command": "true"}
     cfg = good(trainer__args__lr_scheduler_kwargs={"deep": [{"er": bad}]})
     assert only(cfg).where == "trainer.args.lr_scheduler_kwargs.deep.0.er._target_"
+
+
+def test_the_range_of_beta_is_that_of_the_config_whoever_derives_the_trainer(tmp_path, monkeypatch):
+    (tmp_path / "derived.py").write_text(
+        "from trl.experimental.online_dpo import OnlineDPOTrainer\n\nclass Mine(OnlineDPOTrainer): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    cfg = good("OnlineDPO", trainer__args__beta=0)
+    cfg["trainer"]["_target_"] = "derived.Mine"
+    assert [fault.where for fault in find_all_faults(cfg, menu=MENU, allow=["derived"])] == ["trainer.args.beta"]
 
 
 def test_reexports_do_not_lead_out(tmp_path, monkeypatch):

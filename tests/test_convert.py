@@ -299,6 +299,8 @@ def test_given_columns_go_before_what_would_be_guessed():
     row = {"messages": LONG + B, "question": "2+2?", "answer": "4"}
     given = {"input": "question", "target": "answer"}
     assert converted(row, "demonstration", **given) == [{"prompt": Q, "completion": A}]
+    row = {"question": "wrong", "answer": "wrong", "target": "4", "asked": "2+2?"}
+    assert converted(row, "demonstration", input="asked") == [{"prompt": Q, "completion": A}]
     row = {"question": "2+2?", "answer": "wrong", "better": "4"}
     assert converted(row, "demonstration", target="better") == [{"prompt": Q, "completion": A}]
     row = {"prompt": "wrong", "better": "2+2="}

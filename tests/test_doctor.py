@@ -99,7 +99,8 @@ def test_verbs_that_look_need_nothing_heavy(tmp_path):
 
     for name in "ab":
         lay_run(tmp_path / "outputs" / name / "run", after={"eval_x": 1.0})
-    blocked = "sys.modules |= dict.fromkeys(['torch', 'transformers', 'datasets', 'trl', 'peft'])"
+    heavy = ["torch", "transformers", "datasets", "trl", "peft", "safetensors", "tokenizers", "psutil"]
+    blocked = f"sys.modules |= dict.fromkeys({heavy})"
     verbs = [["doctor"], ["diff", "a", "b"], ["why", "learning_rate"], ["export", "--help"], ["reproduce", "--help"]]
     code = (
         f"import sys; {blocked}; from runner.__main__ import main; print([main(verb) for verb in {json.dumps(verbs)}])"

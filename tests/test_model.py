@@ -101,6 +101,15 @@ def test_tokens_are_chosen_from_the_vocabulary_only(qwen):
         assert caught.value.faults[0].where == f"model.tokenizer.{key}"
 
 
+def test_a_token_that_only_the_config_adds_is_of_the_vocabulary(qwen):
+    config = json.loads((qwen / "tokenizer_config.json").read_text())
+    config.setdefault("added_tokens_decoder", {})["200001"] = {"content": "<later>", "special": True}
+    (qwen / "tokenizer_config.json").write_text(json.dumps(config))
+    node = {"_target_": TOKENIZER, "path": str(qwen)}
+    assert find_tokenizer_faults(node | {"pad_token": "<later>"}, None) == []
+    assert [fault.where for fault in find_tokenizer_faults(node | {"pad_token": "<none>"}, None)]
+
+
 def test_a_tokenizer_without_an_end_token_is_refused(tmp_path):
     tokenizer = tiny_tokenizer()
     tokenizer.eos_token = None

@@ -500,3 +500,25 @@ def test_the_statements_of_this_python_are_known():
     )
     statements = {kind.__name__ for kind in ast.stmt.__subclasses__()}
     assert statements <= {*followed.split(), *others.split()}, "see schema.source"
+
+
+def test_a_typed_dict_and_a_named_tuple_of_ones_own_are_read(module):
+    module(
+        """
+        from typing import NamedTuple, TypedDict
+
+        class Limit(TypedDict, total=False):
+            low: int
+            high: float
+
+        class Size(NamedTuple):
+            path: str
+            depth: int = 3
+
+        def reward(limit: Limit | None = None): ...
+        """
+    )
+    limit = read_signature("pkg.reward").parameters["limit"].type
+    assert limit.accepts({"low": 1}) and limit.accepts(None)
+    assert not limit.accepts({"lo": 1}) and not limit.accepts({"low": "x"}) and not limit.accepts("x")
+    assert list(read_signature("pkg.Size").parameters) == ["path", "depth"]

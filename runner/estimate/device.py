@@ -26,13 +26,16 @@ class Device:
 
 def read_memory() -> dict[str, int]:
     """Bytes of memory in all and free, with the limit of the container where that is less."""
-    import psutil
-
-    memory = psutil.virtual_memory()
-    found = {"of memory": memory.total, "free": memory.available}
+    names = {"MemTotal": "of memory", "MemAvailable": "free"}
+    found = {}
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            key, _, size = line.partition(":")
+            if key in names:
+                found[names[key]] = int(size.split()[0]) * 1024
     with contextlib.suppress(OSError, ValueError):  # there is no container, or none with a limit
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        found |= {"allowed here": limit} if limit < memory.total else {}
+        found |= {"allowed here": limit} if limit < found.get("of memory", 0) else {}
     return found
 
 
@@ -51,7 +54,7 @@ def this_device() -> Device:
         left @ right
         wait()
         best = min(best, time.perf_counter() - began)
-    here = min(read_memory().values())
+    here = min(read_memory().values(), default=None)
     name, free = (torch.cuda.get_device_name(), torch.cuda.mem_get_info()[0]) if gpu else ("this CPU", here)
     how = f"half of what large {'bf16 ' if gpu else ''}products reach"
     return Device(name, gpu, free, REACHED * 2 * size**3 / best, how)
