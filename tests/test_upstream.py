@@ -121,6 +121,16 @@ def test_a_field_that_is_read_or_told_to_type_is_one():
     assert listed == [], "renamed"
 
 
+def test_the_arguments_in_the_menu_are_fields():
+    own = {"_target_", *read_signature("runner.ppo.PPOConfig").parameters}
+    unknown = []
+    for path in sorted(MENU.rglob("*.yaml")):
+        node = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        args = (node.get("trainer") or {}).get("args") or {}
+        unknown += [f"conf/{path.relative_to(MENU)} {name}" for name in args if name not in fields() | own]
+    assert unknown == [], "renamed"
+
+
 def test_a_former_name_leads_to_a_field():
     own = {"path", "attention", "dtype"}  # of our model
     assert {*upstream.FORMER_NAMES.values()} - fields() - own == set(), "renamed"

@@ -8,8 +8,9 @@ its weights are whole only within a forward call of the module that it wraps. Fo
 - here ``logprobs``, ``reference_logprobs`` and ``values`` are called outside ``forward``, and call trunks
   (``last_hidden_states``) and heads (``TokenLogProbs.of_hidden``, ``ActorCritic.values``) as modules of their own:
   ``torch.distributed.fsdp.register_fsdp_forward_method`` for the three, and the layers of ``_no_split_modules``;
-- here ``state_dict``, ``save_policy`` and ``save_value`` take weights as they lie, and in ``algorithm`` ``save_model``
-  calls the latter two on one process: every process must gather;
+- here ``state_dict``, ``load_state_dict`` (which demands the names that ``_trained`` gives), ``save_policy`` and
+  ``save_value`` take weights as they lie, and in ``algorithm`` ``save_model`` calls the latter two on one process:
+  every process must gather;
 - ``command.train.save_model`` gathers this whole module where the policy alone is to be saved, and ``policy_of`` gives
   the bare policy to held-out metrics and callbacks that sample;
 - in ``algorithm`` ``roll_out`` hands the bare policy to an engine: through a method of ``ActorCritic``, registered too;

@@ -1,7 +1,8 @@
 """Facts of a run, as tables, pages, cards and comparisons tell them: each is gathered here and nowhere else.
 
-What a run records of itself is not here: ``command.train`` writes its manifest, ``training.callback`` its log. What
-stands under ``hardware`` there is compared by ``diff`` and ``reproduce``.
+What a run records of itself is not here. ``command.train`` writes its manifest when it starts, of which ``diff`` and
+``reproduce`` compare all that stands under ``hardware``. ``training.callback`` writes a line of its log for each logged
+step, with ``elapsed_seconds`` of the training; ``time/...`` and ``memory/...`` in it may differ between equal runs.
 
 How it was made and the command that makes it again, what differs from the defaults, its scores and first rows, and
 the environment that its manifest holds. How they look is not here (``table``, ``page``, ``card``, ``compare``), nor

@@ -1,11 +1,16 @@
 """Alarms: what makes a training sick, each a small class that observes every optimizer step. Standard library only.
 
 An alarm's name, thresholds, patience and message stand in its class, and nowhere else. Its name is what ``tolerate``
-takes: ``true`` switches it off, a number is for how many steps in a row it may last. Checkpoints of the last ``patience
-+ lag`` steps are not trusted when it rings, and none is removed before so many have passed: an alarm that looks away
-for longer than that must say so by its ``lag``. The other half is ``training.health``, which fills in each
-:class:`Step` - from the trainer's losses, weights and notes, and the rewards of ``reward.panel`` - and says what kind
-of training the alarms are built for."""
+takes: ``true`` switches it off, a number is for how many steps in a row it may last. Step numbers are those of the
+whole training, also after a resume.
+
+Checkpoints of the last ``patience + lag`` steps are not trusted when an alarm rings, and none is removed before so many
+have passed: one that may notice a sickness later than that must say so by its ``lag``; one that takes the first steps
+for healthy, whatever they are, needs none.
+
+The other half is ``training.health``, which fills in each :class:`Step` - from the trainer's losses, weights and notes,
+and the rewards of ``reward.panel`` - and says what kind of training the alarms are built for.
+"""
 
 from __future__ import annotations
 

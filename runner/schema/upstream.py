@@ -1,9 +1,13 @@
 """The names of TRL and transformers that our code relies on, in one place. Standard library only.
 
-Where a new version renames a field: change it here, and everywhere that ``pytest tests/test_upstream.py`` then lists by
-file and line, none of which must be opened: attributes (``args.max_steps``), messages that say what to type, YAML of
-``conf/`` and targets in the tables of ``importers``. No other Python holds a name as text. What a trainer of TRL more
-may need here: ``COMPLETION_LENGTHS``, where it samples, and ``LOSS_INTERFACES``, for losses of the user's own.
+Where a new version renames a field: widen the range in pyproject.toml, change the field here, add its old name to
+``FORMER_NAMES``, and change every line that ``pytest tests/test_upstream.py`` then lists, none of which must be
+understood for it: attributes (``args.max_steps``), messages that say what to type, YAML of ``conf/`` and targets in the
+tables of ``importers``, where a tool that calls its own key so needs a row in ``shared.yaml``. No other Python holds a
+name as text.
+
+What a trainer of TRL more may need here: ``COMPLETION_LENGTHS``, where it samples, and ``LOSS_INTERFACES``, for losses
+of the user's own. ``training.health`` looks in ``NOTES`` for what it notes between logged steps, if it does.
 """
 
 from __future__ import annotations
