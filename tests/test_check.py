@@ -704,8 +704,8 @@ def test_targets_that_may_run(target):
 def test_a_launcher_is_the_function_of_its_module(tmp_path, monkeypatch):
     """So that one more is a module in ``runner/launch/`` and a file in ``conf/launcher/``."""
     assert is_allowed("runner.launch.slurm.slurm", launcher=True) and not is_allowed("runner.launch.slurm.slurm")
-    for other in ("runner.launch.slurm.submit", "runner.launch.worker.work", "runner.launch.start.start_runs"):
-        assert not is_allowed(other, launcher=True)
+    for other in ("slurm.submit", "worker.work", "start.start_runs", "pool.confine", "local.os", "local.worker"):
+        assert not is_allowed(f"runner.launch.{other}", launcher=True)
     monkeypatch.chdir(tmp_path)
     Path("my_slurm.py").write_text("def my_slurm(folder, *, num_processes=1, partition='', debug=False): ...")
     node = {"_target_": "my_slurm.my_slurm", "num_processes": 2, "partition": "gpu", "jobs": 4}

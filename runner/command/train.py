@@ -245,10 +245,8 @@ def _push(run: Run, stop: StopRequest) -> None:
     args = run.cfg["trainer"]["args"]
     if not args.get(upstream.PUSH_TO_HUB):
         return
-    name, private = (
-        args.get(upstream.HUB_MODEL_ID) or run.folder.parent.name,
-        args.get(upstream.HUB_PRIVATE_REPO) is not False,
-    )
+    name = args.get(upstream.HUB_MODEL_ID) or run.folder.parent.name
+    private = args.get(upstream.HUB_PRIVATE_REPO) is not False
     try:
         print(f"pushed to {push(run.model, name, private)}")
     except EnvironmentFault as error:

@@ -146,7 +146,7 @@ WANTED = {
     ),
     upstream.USE_LIGER_KERNEL: (("True", "liger_kernel", "liger-kernel"),),
     upstream.USE_VLLM: (("True", "vllm", "'runner[vllm]'"),),
-    upstream.DEEPSPEED: ((r"(?!None|False).+", upstream.DEEPSPEED, upstream.DEEPSPEED),),
+    upstream.DEEPSPEED: ((r"(?!None|False).+", upstream.DEEPSPEED, upstream.DEEPSPEED),),  # called like the field
     "attention": (("flash_attention_2", "flash_attn", "flash-attn"),),
     "report_to": tuple((name, name, f"'runner[{name}]'") for name in ("tensorboard", "wandb", "trackio", "mlflow")),
 }

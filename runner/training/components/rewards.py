@@ -33,10 +33,8 @@ def build_rewards(
     from runner.reward.outcome import load_reward_model
     from runner.reward.panel import TIMEOUT, RewardTracker, to_scorer
 
-    random_head, per_step = (
-        bool((cfg.get("tolerate") or {}).get("random_head")),
-        not args or hasattr(args, "step_separator"),
-    )
+    random_head = bool((cfg.get("tolerate") or {}).get("random_head"))
+    per_step = not args or hasattr(args, "step_separator")
     panel, rewards, entries = RewardTracker(), [], named(cfg["reward"] or {}, "reward")
     for name, entry in entries.items():
         call, timeout = build_scorer(entry, random_head=random_head), entry.get("timeout", TIMEOUT)
