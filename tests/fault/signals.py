@@ -104,21 +104,22 @@ def reach(late: int, asked: dict[str, Any]) -> None:
         told.write_text(str(step_now()))
         if asked["number"] == signal.SIGHUP:
             hang_up()
-        send(asked["number"], asked["moment"])
+        asked["first"] = send_later(asked["number"], asked["moment"])
     elif late == 1 and asked["twice"]:
-        send(asked["number"], 0)
+        asked["first"].join()
+        os.kill(os.getpid(), asked["number"])
     elif late > 1 and asked["twice"]:
         told.write_text("went on")
 
 
-def send(number: int, moment: float) -> None:
-    """Send this process a signal, or have it sent soon."""
-    if moment:
-        timer = threading.Timer(moment, os.kill, (os.getpid(), number))
-        timer.daemon = True
-        timer.start()
-    else:
-        os.kill(os.getpid(), number)
+def send_later(number: int, moment: float) -> threading.Timer:
+    """Have this process get a signal after so many seconds."""
+    timer = threading.Timer(moment, os.kill, (os.getpid(), number))
+    timer.daemon = True
+    timer.start()
+    if not moment:
+        timer.join()
+    return timer
 
 
 def hang_up() -> None:
