@@ -65,7 +65,7 @@ KNOWN = (
         (json.JSONDecodeError, SafetensorError),
         "a file of {path} is cut off or damaged: {message}",
         "whole files",
-        "hf download {path} --force-download, or copy it again",
+        "copy it again, or where it is of the hub: hf download {path} --force-download",
     ),
     Known(
         OSError,
