@@ -109,8 +109,12 @@ def to_override(path: str, value: object) -> str:
 
 
 def short_text(value: object) -> str:
-    """A value as it stands in a fault: as typed, not too long, and never a secret."""
-    text = to_text(value)
+    """A value as it stands in a fault: as typed, on one line, not too long, and never a secret.
+
+    >>> short_text("a\\nb")
+    "'a\\\\nb'"
+    """
+    text = to_text(value).replace("\n", "\\n")
     if form_of(text):
         return "..."
     return text if len(text) <= 64 else f"{text[:61]}..."
