@@ -19,7 +19,7 @@ from runner.errors import Interrupted
 from runner.estimate import smoke
 from runner.estimate.measure import run_apart
 from runner.estimate.reduce import Clones, Reduced, reduce
-from runner.estimate.smoke import Case, cases_of, describe_case, group_by_structure, model_of, structure_of
+from runner.estimate.smoke import Case, describe_case, group_by_structure, model_of, structure_of
 from runner.io.files import write_json
 from runner.launch.stages import compose_runs
 from runner.launch.worker import Stop, handle_signals
@@ -50,8 +50,8 @@ def composed(**cfg):
 
 def test_runs_that_differ_in_numbers_are_played_once():
     jobs = [[composed(trainer={"args": {"beta": beta, "max_steps": steps}})] for beta in (0.1, 0.2) for steps in (5, 9)]
-    chains = group_by_structure([*jobs, [composed(trainer={"args": {"beta": 0.0, "max_steps": 5}})]])
-    assert [len(case.runs) for case in cases_of(chains)] == [4, 1] and len(chains) == 2
+    cases = group_by_structure([*jobs, [composed(trainer={"args": {"beta": 0.0, "max_steps": 5}})]])
+    assert [len(case.runs) for case in cases] == [4, 1]
 
 
 def test_a_batch_size_is_no_mere_number():
@@ -64,15 +64,15 @@ def test_stages_are_compared_with_what_they_build_on():
         first = composed(seed=1, trainer={"args": {"learning_rate": rate}})
         return [first, composed(model={"path": model_of(first)}, trainer={"args": {"beta": 0.1}})]
 
-    chains = group_by_structure([job(1e-4), job(1e-5)])
-    assert len(chains) == 1 and [len(case.runs) for case in cases_of(chains)] == [2, 2]
+    first, second = group_by_structure([job(1e-4), job(1e-5)])
+    assert second.before is first and (len(first.runs), len(second.runs)) == (2, 2)
 
 
 # --- The part that failed ---------------------------------------------------------------------------
 
 
 def test_the_part_that_failed_is_read_from_the_files_of_the_run(tmp_path):
-    case = Case("0", composed())
+    case = Case(composed())
     case.small, case.run, case.code = Reduced({}, {}), Run(tmp_path), 1
 
     def failed() -> str:
@@ -98,9 +98,8 @@ def play(tmp_path, monkeypatch):
         ends = iter(codes)
         monkeypatch.setattr(smoke, "reduce", lambda cfg, place, clones: Reduced(dict(cfg), dict(cfg)))
         monkeypatch.setattr(smoke, "run_apart", lambda *_: next(ends, 0))
-        chains = group_by_structure(jobs)
-        code = smoke.play(chains, tmp_path, debug=False)
-        return cases_of(chains), code
+        cases = group_by_structure(jobs)
+        return cases, smoke.play(cases, tmp_path, debug=False)
 
     return call
 

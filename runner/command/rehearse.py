@@ -31,11 +31,10 @@ from runner.config.override import latest
 from runner.errors import ConfigError, Fault, Interrupted
 from runner.estimate.device import Device, this_device
 from runner.estimate.measure import measure_small
-from runner.estimate.memory import Precision, Training
+from runner.estimate.memory import Training
 from runner.estimate.reduce import linked
 from runner.estimate.smoke import (
     Case,
-    cases_of,
     export_model,
     group_by_structure,
     inspect_rows,
@@ -70,8 +69,7 @@ def main(line: CommandLine) -> int:
         raise ConfigError(faults)
     jobs = jobs_of(overrides, line.folders, line.multirun)
     prepare_environment()
-    chains = group_by_structure(jobs)
-    cases = cases_of(chains)
+    cases = group_by_structure(jobs)
     if len(jobs) > 1:
         others = "the others differ in numbers only"
         print(f"rehearsal {len(jobs)} jobs, {len(cases)} of them to play: {others}", flush=True)
@@ -80,7 +78,7 @@ def main(line: CommandLine) -> int:
     try:
         with quiet():
             with one_thread():
-                code = play(chains, folder, line.debug)
+                code = play(cases, folder, line.debug)
             print_forecasts([] if code else cases, target, folder / "measured")
         causes = [str(cause) for case in cases if case.code and (cause := case.run.status().get("cause"))]
         print("\n".join(causes), end="\n" if causes else "", file=sys.stderr)
@@ -111,12 +109,11 @@ def print_forecasts(cases: Sequence[Case], target: Mapping[str, float], folder: 
     with one_thread():
         for number, case in enumerate(cases):
             cfg = linked(case.composed.cfg, origins)
+            if read_lengths(case.run):
+                is_whole = number < MAX_WHOLE_FORECASTS
+                steps = [measure_small(case.small.cfg, gpu, folder) if is_whole else (None, "") for gpu in gpus]
+                measured.append((case, cfg, steps))
             source = source_of(cfg)
-            if case.rows:
-                precisions = [Precision.of(cfg["trainer"]["args"], gpu).autocast for gpu in gpus]
-                wanted = {*precisions} if number < MAX_WHOLE_FORECASTS else set()
-                small = {autocast: measure_small(case.small.cfg, source, autocast, folder) for autocast in wanted}
-                measured.append((case, cfg, [small.get(each, ([], "")) for each in precisions]))
             origin = source.path or str(folder / f"origin{number}")
             if not source.path:
                 source.config().save_pretrained(origin)  # all that there is of a model from nothing
@@ -132,7 +129,10 @@ def print_forecasts(cases: Sequence[Case], target: Mapping[str, float], folder: 
         meant = replace(meant, speed=target["speed"] * 1e12, how="as typed")
     devices = [meant] if here.gpu else [here, meant]
     for number, (case, cfg, steps) in enumerate(measured):
-        seen, total = case.rows, case.small.rows  # in all, of which the trainer gets as many as of those that were seen
+        seen, total = (
+            read_lengths(case.run),
+            case.small.rows,
+        )  # in all, of which the trainer gets as many as of those that were seen
         total = None if total is None else total * seen["rows"] / max(1, seen["read"])
         rows = Rows(seen["lengths"], seen["limit"], total)
         forecasts = [

@@ -7,7 +7,6 @@ allocators keep some more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runner.estimate.steps import Rows, batch_size, completion_of, config_fields, setting
@@ -15,6 +14,7 @@ from runner.estimate.weights import ModelWeights, Shape, others_of, source_of
 from runner.generate.batch import TOKENS_PER_PASS
 from runner.schema import upstream
 from runner.schema.text import Config, Node
+from runner.training.checkpoint import state_bytes
 
 DRAWS = 4  # copies of a step's logits while a token is drawn from them
 # The newer name counts before the older.
@@ -23,11 +23,12 @@ RECOMPUTE = (upstream.ACTIVATION_CHECKPOINTING, upstream.GRADIENT_CHECKPOINTING)
 
 @dataclass
 class MeasuredStep:
-    """A step of a small model. Bytes are those of the first micro-batch, operations those of a whole optimizer step.
+    """A step of a small model of this ``shape``. Bytes are those of the first micro-batch, tokens those of all steps.
 
     ``tokens`` go through the model at a time, in so many ``rows``; ``sampled`` rows are sampled side by side.
     """
 
+    shape: Shape
     rows: int = 0
     tokens: int = 0
     sampled: int = 0
@@ -35,13 +36,12 @@ class MeasuredStep:
     maps: int = 0  # those of them that grow with the square of a row's length
     casts: int = 0  # copies of weights in another precision
     peak: int = 0  # all that was alive at once
-    peak_in_place: int = 0  # the same where fused functions need no room of their own
     accumulates: bool = False  # gradients are there while another batch goes through
     reference: bool = False  # there is a second model to compare with
-    passed: int = 0  # tokens that go forward and backward in an optimizer step
-    width: float = 0.0  # of the rows in it, with their padding
-    linear: int = 0  # operations that grow with the number of tokens
-    square: int = 0  # and those that grow with the length of their rows too
+    steps: int = 1  # of the optimizer, in which
+    passed: int = 0  # tokens go forward and backward, of
+    passed_rows: int = 0  # rows, with their padding,
+    asked: int = 0  # and tokens forward only
 
 
 @dataclass(frozen=True)
@@ -62,61 +62,47 @@ class Precision:
 
 
 class Training:
-    """A run's models, its trainer's settings, and a step of small models like its own; what it needs on one device.
+    """A run's models, its trainer's settings, and a step of it in small; what it needs on one device.
 
-    ``small`` has the shapes of two such models of different width, each with what was measured, or only the model
-    itself where that is small; it is empty where none could be trained.
+    ``small`` is what was measured of a small model, None where none could be trained.
     """
 
-    def __init__(self, cfg: Config, rows: Rows, small: Sequence[tuple[Shape, MeasuredStep]], *, gpu: bool):
+    def __init__(self, cfg: Config, rows: Rows, small: MeasuredStep | None, *, gpu: bool):
         own = cfg.get("optimizer") or {}
-        self.cfg, self.args, self.rows, self.small, self.gpu = cfg, cfg["trainer"]["args"], rows, small, gpu
+        self.cfg, self.args, self.rows, self.gpu = cfg, cfg["trainer"]["args"], rows, gpu
         self.precision = Precision.of(self.args, gpu)
         dtype = cfg["model"].get("dtype", "float32")
         self.policy = ModelWeights(source_of(cfg), dtype=dtype, peft=cfg["peft"], quant=cfg["quant"])
+        self.small = small or MeasuredStep(self.policy.shape)
         self.others = dict(others_of(cfg))
         self.optimizer = (own.get("_target_", "") + (".fused" if own.get("fused") else "")).lower()
         self.optimizer = self.optimizer or str(setting(self.args, upstream.OPTIM, "adamw_torch_fused"))
         self.completion = completion_of(cfg)
         self.packed = rows.limit if setting(self.args, upstream.PACKING, False) else None
         self.width = self.packed or rows.longest + self.completion
-        self.sampled = max((seen.sampled for _, seen in small), default=0)  # completions at a time
         # Texts that go through the model for each row of a batch, such as two of a pair.
-        self.texts = max((seen.rows // batch_size(self.args) for _, seen in small), default=1) or 1
+        self.texts = max(1, self.small.rows // batch_size(self.args))
         # The critic of a trainer that has one: a model without a head, a second adapter, or a head on the policy's.
         self.critic = str(setting(self.args, "critic", "auto")) if "critic" in config_fields(self.args) else ""
         if self.critic == "auto":
             self.critic = "adapter" if self.policy.is_adapted else "model"
-        whole = self.policy.bytes - (0 if self.policy.is_tied else self.policy.head_bytes)
-        self.critic_bytes = {"model": whole, "adapter": self.policy.trained_bytes}.get(self.critic, 0)
+        head = 0 if self.policy.is_tied else self.policy.dtype.itemsize * self.policy.shape.head
+        sizes = {"model": self.policy.bytes - head, "adapter": self.policy.trained_bytes}
+        self.critic_bytes = sizes.get(self.critic, 0)
         self.gradients = self.policy.trained_bytes + self.critic_bytes
 
     @property
     def held(self) -> dict[str, int]:
         """Bytes by what holds them."""
-        reference = any(seen.reference for _, seen in self.small) and not self.args.get(
-            upstream.PRECOMPUTE_REF_LOG_PROBS
-        )
+        reference = self.small.reference and not self.args.get(upstream.PRECOMPUTE_REF_LOG_PROBS)
+        state = state_bytes(self.optimizer, self.policy.learned)
         held = {
             "weights": self.policy.bytes,
-            "optimizer": round(self.state_bytes * self.gradients / max(1, self.policy.trained_bytes)),
+            "optimizer": round(state * self.gradients / max(1, self.policy.trained_bytes)),
             "reference": self.policy.bytes if reference else 0,
             "critic": self.critic_bytes,
         }
         return {name: size for name, size in (held | self.others).items() if size}
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of the optimizer's state for the policy's trained weights."""
-        name, policy = self.optimizer, self.policy
-        if "adafactor" in name:
-            return sum(4 * (sum(size) if len(size) > 1 else size.numel()) for size in policy.trained_sizes)
-        if "8bit" in name or "4bit" in name:
-            states = 1 if "lion" in name or "rmsprop" in name else 2
-            return policy.trained * states // (2 if "4bit" in name else 1)
-        if "adam" in name:
-            return (3 if "ademamix" in name else 2) * policy.trained_bytes
-        return policy.trained_bytes if any(word in name for word in ("lion", "rmsprop", "adagrad", "muon")) else 0
 
     @property
     def peak(self) -> int:
@@ -126,17 +112,16 @@ class Training:
     def phases(self) -> dict[str, int]:
         """The most bytes that each phase of a step adds to what is held."""
         phases = {"step": self.gradients + self.step_bytes, "update": self.gradients}
-        if self.small:
+        if self.small.tokens:
             phases["update"] = self.update_bytes
-            if self.sampled:
-                phases["sampling"] = self.sampling_bytes
+        if self.small.sampled:
+            phases["sampling"] = self.sampling_bytes
         return phases
 
     @property
     def step_bytes(self) -> int:
         """Bytes that the optimizer's step takes for a moment: fused ones work in place, others make copies."""
-        width = self.policy.trained_bytes / max(1, self.policy.trained)
-        sizes = [int(size.numel() * width) for size in self.policy.trained_sizes]
+        sizes = [each.nbytes for each in self.policy.learned]
         if any(word in self.optimizer for word in ("fused", "8bit", "4bit")):
             return 0
         if "adafactor" in self.optimizer:
@@ -146,34 +131,28 @@ class Training:
     @property
     def update_bytes(self) -> int:
         """Bytes of the forward pass, before its gradients; those of earlier batches are there already."""
-        policy, layers = self.policy, self.policy.shape.layers
-        (first, seen), (_, tokens) = self.small[0], self.batch
-        casts = seen.casts / first.weights * policy.shape.weights
-        kept, beside = self.activations + casts, self._beside
+        policy, seen, tokens = self.policy, self.small, self.batch[1]
+        real, own = policy.shape, seen.shape
+        casts = seen.casts / (own.weights + own.head) * (real.weights + real.head)
+        # Beside the layers there are logits, of as large a vocabulary, and the head's gradient, which comes first.
+        item = policy.dtype.itemsize if policy.head_is_trained else 0
+        logits = seen.peak - seen.body - seen.maps - seen.casts - item * own.head
+        kept, beside = self.activations + casts, logits / seen.tokens * tokens + item * real.head
         if self.precision.recompute:
-            states = policy.dtype.itemsize * policy.shape.hidden * layers * tokens  # between two layers
-            kept, beside = states, max(casts, kept / layers + beside)
-        begun = self.gradients if any(own.accumulates for _, own in self.small) else 0
+            states = policy.dtype.itemsize * real.hidden * real.layers * tokens  # between two layers
+            kept, beside = states, max(casts, kept / real.layers + beside)
+        begun = self.gradients if seen.accumulates else 0
         # The gradients of embeddings come last, where they are tied beside those of the head and their sum.
-        last = 2 * policy.head_bytes if policy.head_is_trained and policy.is_tied else 0
+        last = 2 * item * real.head if policy.is_tied else 0
         return int(max(begun + kept + beside, self.gradients + last) + policy.largest)
 
     @property
     def activations(self) -> float:
         """Bytes inside all layers that wait for the backward pass of the largest batch."""
-        (first, seen), real, (rows, tokens) = self.small[0], self.policy.shape, self.batch
-        points = [(shape.width, own.body / own.tokens / shape.layers) for shape, own in self.small]
-        share = tokens / rows / (seen.tokens / seen.rows) * real.heads / first.heads * real.layers / first.layers
-        return tokens * (extrapolate(points, real.width) * real.layers + seen.maps / seen.tokens * share)
-
-    @property
-    def _beside(self) -> float:
-        """Bytes beside them: of logits, which grow with the tokens, and of products with the head, which do not."""
-        kept = [own.body + own.maps + own.casts for _, own in self.small]
-        peaks = [own.peak_in_place if self.gpu else own.peak for _, own in self.small]
-        points = [(each[0].hidden, peak - rest) for each, peak, rest in zip(self.small, peaks, kept, strict=True)]
-        none = extrapolate(points, 0)
-        return none * self.batch[1] / self.small[0][1].tokens + extrapolate(points, self.policy.shape.hidden) - none
+        seen, own, real, (rows, tokens) = self.small, self.small.shape, self.policy.shape, self.batch
+        lines = seen.body * real.width / own.width
+        squares = seen.maps * (tokens / rows) / (seen.tokens / seen.rows) * real.heads / own.heads
+        return (lines + squares) * tokens / seen.tokens * real.layers / own.layers
 
     @property
     def batch(self) -> tuple[int, int]:
@@ -192,29 +171,23 @@ class Training:
         keys = getattr(text, "num_key_value_heads", None) or shape.heads
         size = getattr(text, "head_dim", None) or shape.hidden // shape.heads
         item = 2 if self.precision.autocast else self.policy.dtype.itemsize
-        cache = 2 * keys * size * item * shape.layers * self.width * self.sampled
-        return int(cache + 2 * cache / shape.layers + DRAWS * self.sampled * text.vocab_size * 4)
+        cache = 2 * keys * size * item * shape.layers * self.width * self.small.sampled
+        return int(cache + 2 * cache / shape.layers + DRAWS * self.small.sampled * text.vocab_size * 4)
 
     @property
     def operations_per_step(self) -> float:
-        """Operations of one optimizer step on one process, with rows of the mean width."""
-        (first, seen), real, rows = self.small[0], self.policy.shape, batch_size(self.args)
+        """Operations of one optimizer step on one process, with rows of the mean width.
+
+        A token takes two with each weight forward, two backward, and two more with each that is trained. With each
+        other token of its row it takes four forward, and two and a half times as many backward, for every state.
+        """
+        seen, real, rows = self.small, self.policy.shape, batch_size(self.args)
         width = self.packed or self.rows.padded(rows) + self.completion
         end_to_end = seen.rows == 1 < rows
-        share = width / (seen.tokens / rows if end_to_end else seen.width)
-        linear = [(shape.weights / shape.hidden, own.linear / shape.hidden) for shape, own in self.small]
-        products = extrapolate(linear, real.weights / real.hidden) * real.hidden
-        recomputed = 2 * real.weights * seen.passed if self.precision.recompute else 0
-        square = seen.square * real.hidden / first.hidden * real.layers / first.layers
-        square *= 9 / 7 if self.precision.recompute else 1  # two parts forward, five backward
-        return (products + recomputed) * share + square * share**2
-
-
-def extrapolate(points: Sequence[tuple[float, float]], at: float) -> float:
-    """The straight line through the first and the last point, at a place; level where they are one.
-
-    >>> extrapolate([(1, 10), (2, 12)], 10), extrapolate([(1, 10)], 5)
-    (28.0, 10)
-    """
-    (left, low), (right, high) = points[0], points[-1]
-    return low if left == right else low + (high - low) * (at - left) / (right - left)
+        share = width / (seen.tokens / rows if end_to_end else seen.passed / seen.passed_rows) / seen.steps
+        forward = seen.asked + seen.passed * (2 if self.precision.recompute else 1)
+        weights = real.weights + real.head
+        trained = min(weights, self.policy.trained)
+        attention = 4 * real.layers * real.hidden * width
+        backward = 2 * (weights + trained) + 2.5 * attention
+        return share * (forward * (2 * weights + attention) + seen.passed * backward)

@@ -15,17 +15,17 @@ from typing import Any
 
 import torch
 
+from runner.dataset.check import LOADER as ROWS
 from runner.dataset.head import write_head
 from runner.estimate.steps import config_fields, cycle_of, rows_per_step, setting
 from runner.estimate.weights import LOADERS, architecture_of
+from runner.model.check import NEW
 from runner.model.clone import Source, count_weights, shrink, write_clone
 from runner.run.key import processes_of
 from runner.schema import upstream
 from runner.schema.text import Config, nodes, to_text
 from runner.training.inspection import CHECKS
 
-NEW = "runner.model.load.new_model"
-ROWS = "runner.dataset.load.load_rows"
 OTHER_PATHS = ("sft_model_path", upstream.REWARD_MODEL_PATH, upstream.TEACHER_MODEL_NAME_OR_PATH)
 TOLERATED = {"truncated": 1.0, **dict.fromkeys(CHECKS, True)}
 FIRST_ROWS = 256  # of each source, among which those to train on are the shortest

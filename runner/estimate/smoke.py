@@ -48,22 +48,18 @@ UNREDUCED, ROWS, UNEXPORTED = "unreduced", "rows.json", "unexported.json"  # in 
 
 @dataclass
 class Case:
-    """One run that is tried, the key of its structure, and the runs that it stands for by key, itself among them.
+    """One run that is tried, that of the stage before it, and the runs that it stands for by key, itself among them.
 
     ``small`` is the run in small that is played for it, in the folder of ``run``; ``code`` is None until it has ended.
     """
 
-    key: str
     composed: Composed
+    before: Case | None = None
     runs: dict[str, Composed] = field(default_factory=dict)
     small: Reduced = field(init=False)
     run: Run = field(init=False)
     seconds: float = 0.0
     code: int | None = None
-
-    @property
-    def rows(self) -> dict[str, Any]:
-        return read_lengths(self.run)
 
     @property
     def name(self) -> str:
@@ -75,26 +71,18 @@ class Case:
 # --- Which runs are alike -------------------------------------------------------------------------
 
 
-def group_by_structure(jobs: Sequence[Sequence[Composed]]) -> list[list[Case]]:
-    """The jobs that differ in structure, each as its cases in order; stages are compared with what they build on."""
+def group_by_structure(jobs: Sequence[Sequence[Composed]]) -> list[Case]:
+    """The runs that differ in structure, in the order in which they are played; stages follow what they build on."""
     cases: dict[str, Case] = {}
-    chains: dict[tuple[str, ...], list[Case]] = {}
     for runs in jobs:
         links: dict[str, str] = {}
-        chain = []
+        case = None
         for composed in runs:
             key = structure_of(composed.cfg, links)
-            case = cases.setdefault(key, Case(key, composed))
+            case = cases.setdefault(key, Case(composed, case))
             case.runs.setdefault(key_of(composed.cfg), composed)
             links[model_of(composed)] = key
-            chain.append(case)
-        chains.setdefault(tuple(case.key for case in chain), chain)
-    return list(chains.values())
-
-
-def cases_of(chains: Sequence[Sequence[Case]]) -> list[Case]:
-    """Every case once, in the order in which they are played."""
-    return list({case.key: case for chain in chains for case in chain}.values())
+    return list(cases.values())
 
 
 def model_of(composed: Composed) -> str:
@@ -123,14 +111,14 @@ def structure_of(cfg: Config, links: Mapping[str, str]) -> str:
 # --- How they are played --------------------------------------------------------------------------
 
 
-def play(chains: Sequence[Sequence[Case]], folder: Path, debug: bool) -> int:
-    """Play every case of these chains once below a folder, print how each went, and return the exit code.
+def play(cases: Sequence[Case], folder: Path, debug: bool) -> int:
+    """Play these cases in order below a folder, print how each went, and return the exit code.
 
     It is that of the first that fails. Raises Interrupted at a signal, after the process of a part was ended.
     """
     # Asked without the driver, which a process that is about to fork must not wake.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    clones, cases = Clones(folder / "models"), cases_of(chains)
+    clones = Clones(folder / "models")
     for index, case in enumerate(cases):
         case.small = reduce(case.composed.cfg, folder / f"{index}", clones)
         case.small.cfg["output_root"] = str(folder / f"{index}" / "outputs")
@@ -142,16 +130,13 @@ def play(chains: Sequence[Sequence[Case]], folder: Path, debug: bool) -> int:
             locate(target)
     gc.freeze()  # no part needs to look through what is here by now for garbage
     with worker.handle_signals(worker.Stop()):
-        for chain in chains:
-            before = None
-            for case in chain:
-                if before and before.code:
-                    case.code = before.code
-                    print(f"not begun {case.name}: it builds on {before.name}, which has failed", flush=True)
-                elif case.code is None:
-                    _play_parts(case, folder / "cache", debug)
-                    print("\n".join(describe_case(case)), flush=True)
-                before = case
+        for case in cases:
+            if case.before and case.before.code:
+                case.code = case.before.code
+                print(f"not begun {case.name}: it builds on {case.before.name}, which has failed", flush=True)
+            else:
+                _play_parts(case, folder / "cache", debug)
+                print("\n".join(describe_case(case)), flush=True)
     return next((case.code for case in cases if case.code), 0)
 
 
@@ -239,7 +224,7 @@ def _phase_of(run: Run, part: str) -> str:
 def _outcomes(case: Case) -> Iterator[str]:
     """The outcome of each part, in a few words; empty where it was not reached."""
     run = case.run
-    yield next(iter(case.rows.get("lines", [])), "")
+    yield next(iter(read_lengths(run).get("lines", [])), "")
     saved = next(iter(sealed_checkpoints(run.checkpoints)), None)
     files = saved.rglob("*") if saved else ()
     yield f"{saved.name}, {sized(sum(file.stat().st_size for file in files if file.is_file()))}" if saved else ""

@@ -71,8 +71,7 @@ class Forecast:
         if self.why:
             return "unknown"
         operations, speed = self.training.operations_per_step * (self.steps or 1), self.device.speed or ASSUMED
-        at = f"{speed / 1e12:.3g} TFLOP/s" if speed >= 1e11 else f"{speed / 1e9:.3g} GFLOP/s"
-        where = f"{self.device.name} at {at} ({self.device.how or 'assumed; type speed=<TFLOP/s>'})"
+        where = f"{self.device.name} at {sized(speed, 'FLOP/s')} ({self.device.how or 'assumed; type speed=<TFLOP/s>'})"
         seconds = operations / speed
         return f"{_span(seconds)}{'' if self.steps else ' a step'}, {operations:.2g} FLOP: {where}"
 
@@ -80,7 +79,7 @@ class Forecast:
         """Checkpoints that are on the disk at a time, those that are kept and one that is written, and the model."""
         training, args, policy = self.training, self.training.args, self.training.policy
         model = policy.trained_bytes if policy.is_adapted else policy.bytes
-        state = 0 if args.get(upstream.SAVE_ONLY_MODEL) else training.held.get("optimizer", training.state_bytes)
+        state = 0 if args.get(upstream.SAVE_ONLY_MODEL) else training.held.get("optimizer", 0)
         # A trainer with a critic saves that, and its policy once more for others.
         checkpoint = model + state + (training.gradients if training.critic else 0)
         keep, notice = int(args.get(upstream.SAVE_TOTAL_LIMIT) or KEPT), steps_to_notice(training.cfg.get("tolerate"))
@@ -97,8 +96,8 @@ def format_forecasts(forecasts: Sequence[Forecast]) -> list[str]:
     """Forecasts of one run, a column for each device, ending with a warning where something will not fit."""
     first = forecasts[0]
     training, policy, steps, tokens = first.training, first.training.policy, first.steps, first.tokens_per_step
-    trained = "all" if policy.trained == policy.count else _many(policy.trained)
-    counted = f"{steps:,} of {tokens:,} tokens, {_many(tokens * steps)} in all" if steps else ""
+    trained = "all" if policy.trained == policy.count else sized(policy.trained, "")
+    counted = f"{steps:,} of {tokens:,} tokens, {sized(tokens * steps, '')} in all" if steps else ""
     shares = [each.shares() for each in forecasts]
     names = dict.fromkeys(name for share in shares for name in share)
     sizes = {name: [share.get(name) for share in shares] for name in names}
@@ -107,7 +106,7 @@ def format_forecasts(forecasts: Sequence[Forecast]) -> list[str]:
     cells = {"": [each.device.name for each in forecasts], **cells}
     width = max(len(cell) for row in cells.values() for cell in row)
     return [
-        f"  {'model':<13}{_many(policy.count)} weights, {trained} of them trained",
+        f"  {'model':<13}{sized(policy.count, '')} weights, {trained} of them trained",
         f"  {'batch':<13}{training.batch[0]} rows of {training.width} tokens, the longest that were seen, at a time",
         f"  {'computed':<13}{'; '.join(each.computed() for each in forecasts)}",
         *(f"  {name:<13}{'  '.join(cell.rjust(width) for cell in row)}" for name, row in cells.items()),
@@ -118,18 +117,6 @@ def format_forecasts(forecasts: Sequence[Forecast]) -> list[str]:
         *([f"  unknown      activations, and with them the peak: {first.why}"] if first.why else []),
         *(line for each in forecasts for line in each.warning()),
     ]
-
-
-def _many(count: float) -> str:
-    """A large number for people.
-
-    >>> _many(494_032_768), _many(1_500), _many(8.2e9)
-    ('494 M', '1.5 k', '8.2 G')
-    """
-    for size, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if count >= size:
-            return f"{count / size:.3g} {name}"
-    return str(round(count))
 
 
 def _span(seconds: float) -> str:

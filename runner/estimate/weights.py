@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from runner.config.build import build
+from runner.model.check import LOADER, OUTPUT_LAYERS
 from runner.model.clone import Source
 from runner.model.load import HEADS, read_adapter
 from runner.schema import upstream
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
 
 LOADERS = (
-    "runner.model.load.load_model",
+    LOADER,
     "runner.reward.outcome.load_reward_model",
     "runner.reward.outcome.Classifier",
     "runner.reward.process.ProcessModel",
@@ -32,14 +33,13 @@ NOT_ARCHITECTURE = ("_target_", "tokenizer", "head", "dtype", "seed")
 # Bytes of a quantised weight beside its bits: one scale of 4 bytes for 64 weights, or with double quantisation one of
 # 1 byte, and another of 4 for 256 of those.
 SCALE, SCALE_OF_SCALES = 4 / 64, 1 / 64 + 4 / (64 * 256)
-NOT_QUANTISED = ("lm_head", "embed_out", "score")
 
 
 @dataclass(frozen=True)
 class Shape:
     """Sizes by which the cost of a pass grows: ``width`` is that of all that enters and leaves the matrices of a layer.
 
-    ``weights`` are those that a token is multiplied with, without embeddings and head.
+    ``weights`` are those that a token is multiplied with, without embeddings; those of the ``head`` are apart.
     """
 
     layers: int
@@ -47,6 +47,7 @@ class Shape:
     heads: int
     width: float
     weights: float
+    head: int
 
     @staticmethod
     def of(model: PreTrainedModel) -> Shape:
@@ -61,7 +62,8 @@ class Shape:
                 weights += experts * each.shape[-1] * each.shape[-2]
         layers = max(1, getattr(text, "num_hidden_layers", 1))
         heads = getattr(text, "num_attention_heads", None) or 1
-        return Shape(layers, text.hidden_size, heads, width / layers, weights)
+        head = getattr(model.get_output_embeddings(), "weight", torch.empty(0)).numel()
+        return Shape(layers, text.hidden_size, heads, width / layers, weights, head)
 
 
 def trunks_of(model: nn.Module) -> Iterator[PreTrainedModel]:
@@ -75,7 +77,7 @@ class ModelWeights:
     """The weights of a source as a run loads it, with the adapter of a ``peft`` node; frozen unless ``trained``.
 
     ``bytes`` are those in memory, ``trained`` the numbers and bytes of the weights that are trained, ``largest`` the
-    bytes of the largest weight that is dequantised, 0 where none is. ``head_bytes`` are those of a vocabulary's head.
+    bytes of the largest weight that is dequantised, 0 where none is.
     """
 
     def __init__(
@@ -101,14 +103,13 @@ class ModelWeights:
         bits, head = _bits(quant), made.get_output_embeddings()
         weights = {id(each): each for each in model.parameters()}.values()
         small = {id(part.weight) for name, part in made.named_modules() if bits and _is_quantised(name, part)}
-        learned = [each for each in weights if each.requires_grad]
+        self.learned = [each for each in weights if each.requires_grad]
         self.count = sum(each.numel() for each in weights)
         self.bytes = int(sum(each.numel() * bits / 8 if id(each) in small else each.nbytes for each in weights))
         self.largest = max((each.nbytes for each in weights if id(each) in small), default=0)
-        self.trained, self.trained_bytes = sum(each.numel() for each in learned), sum(each.nbytes for each in learned)
-        self.trained_sizes = [each.shape for each in learned]
+        self.trained = sum(each.numel() for each in self.learned)
+        self.trained_bytes = sum(each.nbytes for each in self.learned)
         self.text, self.is_adapted = config.get_text_config(), hasattr(model, "peft_config")
-        self.head_bytes = 0 if head is None else head.weight.nbytes
         self.head_is_trained = head is not None and any(each.requires_grad for each in head.parameters())
         self.is_tied = head is not None and head.weight is made.get_input_embeddings().weight
 
@@ -139,7 +140,7 @@ def _bits(quant: Node | None) -> float:
 
 def _is_quantised(name: str, part: nn.Module) -> bool:
     base = isinstance(part, nn.Linear) and "lora_" not in name and "modules_to_save" not in name
-    return base and name.rpartition(".")[2] not in NOT_QUANTISED
+    return base and name.rpartition(".")[2] not in OUTPUT_LAYERS
 
 
 def source_of(cfg: Config) -> Source:

@@ -11,7 +11,6 @@ import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +39,9 @@ LIMITS = {
     **dict.fromkeys(("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace"), 1),
     **dict.fromkeys(("sliding_window", "attention_chunk_size"), 32),
     **dict.fromkeys(("num_kv_shared_layers", "num_nextn_predict_layers"), 0),
-}
-# In heads of the small size.
-HEADS_LIMITS = {
-    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "hidden_size_per_layer_input"), 2),
-    **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rotary_dim", "head_dim", "d_kv"), 1),
-    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "global_head_dim"), 1),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "hidden_size_per_layer_input"), 2 * HEAD_SIZE),
+    **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rotary_dim"), HEAD_SIZE),
+    **dict.fromkeys(("head_dim", "global_head_dim", "linear_key_head_dim", "linear_value_head_dim", "d_kv"), HEAD_SIZE),
 }
 INNER = ("ffn_dim", "n_inner", "ffn_hidden_size", "d_ff", "decoder_ffn_dim")
 LAYERS = ("num_hidden_layers", "max_window_layers", "decoder_layers", "encoder_layers")
@@ -81,7 +77,7 @@ class Source:
         return read_config(self.path, self.revision, self.trust)
 
 
-def write_clone(source: Source, folder: Path, head_size: int = HEAD_SIZE) -> str:
+def write_clone(source: Source, folder: Path) -> str:
     """Write a small random model like this one into a folder, with its tokenizer, and say what it is.
 
     Of an adapter its base is made small, and it gets a new adapter of the same kind. Raises ConfigError, and nothing is
@@ -90,11 +86,11 @@ def write_clone(source: Source, folder: Path, head_size: int = HEAD_SIZE) -> str
     if adapter := read_adapter(source.path, source.revision) if source.path else None:
         base = replace(source, path=adapter.base_model_name_or_path, revision=adapter.revision)
         small = folder.with_name(f"{folder.name}-base")
-        described = write_clone(base, small, head_size)
+        described = write_clone(base, small)
         _write_adapter(adapter, small, folder)
         _copy_tokenizer(source, folder)
         return f"{described}, with a new adapter"
-    model = small_model(source.config(), source.trust, head_size)
+    model = small_model(source.config(), source.trust)
     if model is None:
         found = f"{source.path}: a {source.config().model_type}, which cannot be made small"
         fix = "model=tiny, to rehearse everything but the architecture"
@@ -133,12 +129,12 @@ def auto_class_of(config: PretrainedConfig) -> Any:
 # --- Making it small ----------------------------------------------------------------------------
 
 
-def small_model(config: PretrainedConfig, trust: bool = False, head_size: int = HEAD_SIZE) -> PreTrainedModel | None:
+def small_model(config: PretrainedConfig, trust: bool = False) -> PreTrainedModel | None:
     """A random model that has read a few tokens: made small in every way, or else only with fewer layers.
 
     None where neither answers, or fewer layers are still too many weights.
     """
-    for make_small in (partial(shrink, head_size=head_size), shorten):
+    for make_small in (shrink, shorten):
         with contextlib.suppress(Exception):  # an architecture with a rule of its own, which only its code knows
             small = make_small(config)
             if make_small is shorten and count_weights(small, trust) > MAX_SHORTENED_WEIGHTS:
@@ -153,14 +149,13 @@ def small_model(config: PretrainedConfig, trust: bool = False, head_size: int = 
     return None
 
 
-def shrink(config: PretrainedConfig, head_size: int = HEAD_SIZE) -> PretrainedConfig:
+def shrink(config: PretrainedConfig) -> PretrainedConfig:
     """The config of a narrow model of few layers, all of whose sizes still go together."""
     small = shorten(config)
-    limits = LIMITS | {name: count * head_size for name, count in HEADS_LIMITS.items()}
     for part in _parts(small):
         before = getattr(part, "hidden_size", None)
-        _set_heads(part, head_size)
-        for name, limit in limits.items():
+        _set_heads(part)
+        for name, limit in LIMITS.items():
             if type(value := _value(part, name)) is int:
                 setattr(part, name, min(value, limit))
         for name in [name for name in vars(part) if "intermediate_size" in name or name in INNER]:
@@ -174,7 +169,7 @@ def shrink(config: PretrainedConfig, head_size: int = HEAD_SIZE) -> PretrainedCo
         # Where there is the one, the other is an old name of it.
         name = "rope_parameters" if hasattr(part, "rope_parameters") else "rope_scaling"
         if isinstance(settings := getattr(part, name, None), dict):
-            setattr(part, name, _rotation(settings, head_size))
+            setattr(part, name, _rotation(settings))
     return small
 
 
@@ -231,7 +226,7 @@ def _value(part: PretrainedConfig, name: str) -> Any:
     return vars(part).get(part.attribute_map.get(name, name))
 
 
-def _set_heads(part: PretrainedConfig, head_size: int) -> None:
+def _set_heads(part: PretrainedConfig) -> None:
     """Few heads, as many to a key as before; the states as wide as before, measured in all of them."""
     heads = getattr(part, "num_attention_heads", None)
     if not isinstance(heads, int) or not heads:
@@ -240,11 +235,11 @@ def _set_heads(part: PretrainedConfig, head_size: int) -> None:
     size = _value(part, "head_dim") or part.hidden_size // heads
     shared = max(1, heads // keys)
     few = 1 if keys == 1 or shared > 4 else 2
-    width = few * shared * head_size * part.hidden_size / (size * heads)
+    width = few * shared * HEAD_SIZE * part.hidden_size / (size * heads)
     for name, count in (("num_attention_heads", few * shared), ("num_key_value_heads", few), ("num_kv_heads", few)):
         if isinstance(_value(part, name), int):
             setattr(part, name, count)
-    part.hidden_size = max(min(2, few * shared) * head_size, 4 * round(width / 4))
+    part.hidden_size = max(min(2, few * shared) * HEAD_SIZE, 4 * round(width / 4))
     values, queries = (getattr(part, f"linear_num_{kind}_heads", None) for kind in ("value", "key"))
     if values and queries:
         part.linear_num_key_heads, part.linear_num_value_heads = 1, max(1, values // queries)
@@ -254,14 +249,14 @@ def _narrowed(width: object, share: float) -> object:
     return max(8, 8 * round(width * share / 8)) if isinstance(width, int) else width
 
 
-def _rotation(settings: dict[str, Any], head_size: int) -> dict[str, Any]:
+def _rotation(settings: dict[str, Any]) -> dict[str, Any]:
     """Rotations of the smaller heads: as many frequencies as they have pairs of units."""
     share = settings.get("partial_rotary_factor") or 1.0
-    pairs = max(1, int(head_size * share) // 2)
+    pairs = max(1, int(HEAD_SIZE * share) // 2)
     small = {}
     for name, value in settings.items():
         if isinstance(value, dict):
-            value = _rotation(value, head_size)
+            value = _rotation(value)
         elif name == "mrope_section":
             value = [1, 1, pairs - 2] if pairs > 2 else [pairs, 0, 0]
         elif isinstance(value, list) and len(value) > pairs:

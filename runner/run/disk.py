@@ -74,16 +74,16 @@ def full(run: Run, error: BaseException) -> EnvironmentFault:
     return EnvironmentFault(Fault(str(place), found, expected, "free some and run the same command again"))
 
 
-def sized(count: int) -> str:
-    """Bytes for people.
+def sized(count: float, unit: str = "B") -> str:
+    """Bytes for people, or another quantity.
 
-    >>> sized(0), sized(512), sized(41_500), sized(16_540_000_000)
-    ('0 bytes', '512 bytes', '41.5 kB', '16.5 GB')
+    >>> sized(0), sized(512), sized(41_500), sized(16_540_000_000), sized(494_032_768, "")
+    ('0 bytes', '512 bytes', '41.5 kB', '16.5 GB', '494 M')
     """
-    for name, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+    for prefix, size in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):
         if count >= size:
-            return f"{count / size:.3g} {name}"
-    return f"{count} bytes"
+            return f"{count / size:.3g} {prefix}{unit}"
+    return f"{count:.0f} {'bytes' if unit == 'B' else unit}".rstrip()
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

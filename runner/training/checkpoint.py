@@ -6,10 +6,11 @@ checkpoint that could not be loaded). What a seal holds, and which checkpoint is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from accelerate.utils import wait_for_everyone
+from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from runner.io.files import read_json
@@ -107,9 +108,25 @@ def disk_needed(trainer: Trainer, seal: Seal) -> dict[str, int]:
     saved = [each for each in policy.parameters() if each.requires_grad or not isinstance(policy, PeftModel)]
     trained = [each for each in model.parameters() if each.requires_grad]
     optimizer = "" if trainer.hooks.make_optimizer else str(args.optim.value).lower()
-    state = sum(each.numel() if "8bit" in optimizer else each.nbytes for each in trained)
-    state *= 2 if "adam" in optimizer or "8bit" in optimizer else 0
+    state = state_bytes(optimizer, trained)
     weights = sum(each.nbytes for each in saved)
     cadence = args.save_strategy, args.save_steps, args.max_steps
     count = checkpoints_at_once(seal.keep, seal.steps_to_notice, *cadence)
     return {"checkpoint": weights + state, "checkpoints": count, "model": weights}
+
+
+def state_bytes(optimizer: str, trained: Sequence[Tensor]) -> int:
+    """Bytes that an optimizer keeps of the weights which it trains, by its name in small letters.
+
+    >>> [state_bytes(name, [Tensor(4, 8)]) for name in ("adamw_torch", "adamw_8bit", "lion_32bit", "adafactor", "sgd")]
+    [256, 64, 128, 48, 0]
+    """
+    size, count = sum(each.nbytes for each in trained), sum(each.numel() for each in trained)
+    if "adafactor" in optimizer:
+        return sum(4 * (sum(each.shape) if each.dim() > 1 else each.numel()) for each in trained)
+    if "8bit" in optimizer or "4bit" in optimizer:
+        states = 1 if "lion" in optimizer or "rmsprop" in optimizer else 2
+        return count * states // (2 if "4bit" in optimizer else 1)
+    if "adam" in optimizer:
+        return (3 if "ademamix" in optimizer else 2) * size
+    return size if any(word in optimizer for word in ("lion", "rmsprop", "adagrad", "muon")) else 0

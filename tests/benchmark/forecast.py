@@ -123,7 +123,6 @@ def forecast(name: str) -> int:
     from runner.estimate.memory import Training
     from runner.estimate.reduce import Clones, reduce
     from runner.estimate.steps import Rows
-    from runner.estimate.weights import source_of
     from runner.io.files import shipped
     from runner.launch import stages
 
@@ -135,7 +134,7 @@ def forecast(name: str) -> int:
         (composed,) = stages.compose_runs(words_of(name, rows))
         cfg = composed.cfg
         small = reduce(cfg, place / "small", Clones(place / "models")).cfg
-        seen, why = measure_small(small, source_of(cfg), bool(cfg["trainer"]["args"].get("bf16")), place / "measured")
+        seen, why = measure_small(small, False, place / "measured")
     if why:
         raise SystemExit(f"{name}: {why}")
     answer = "" if cfg["trainer"]["form"] == "prompt" else row["chosen"]

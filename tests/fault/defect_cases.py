@@ -857,9 +857,9 @@ DEFECTS = (
     Defect(
         "forecast_forgets_a_moment",
         "The forecast counts one state of Adam and not two.",
-        "runner/estimate/memory.py",
-        'return (3 if "ademamix" in name else 2) * policy.trained_bytes',
-        'return (2 if "ademamix" in name else 1) * policy.trained_bytes',
+        "runner/training/checkpoint.py",
+        'return (3 if "ademamix" in optimizer else 2) * size',
+        'return (2 if "ademamix" in optimizer else 1) * size',
         tests=(
             "tests/test_estimate.py::test_weights_gradients_and_the_state_of_adam_are_exact",
             "tests/test_estimate.py::test_each_optimizer_keeps_its_own_state",
