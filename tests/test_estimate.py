@@ -70,7 +70,7 @@ def composed(tmp_path, monkeypatch):
 
 @pytest.fixture
 def measured(composed, tmp_path):
-    """The steps of small models like that of a run, trained for once."""
+    """A step of a run in small, trained for once."""
 
     def measure(cfg):
         small = reduce(cfg, tmp_path / "small", Clones(tmp_path / "models"))

@@ -26,8 +26,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import Trainer
 
 from runner.errors import RunnerError
-from runner.estimate.memory import RECOMPUTE, MeasuredStep, Precision
-from runner.estimate.steps import config_fields, cycle_of
+from runner.estimate.memory import MeasuredStep
+from runner.estimate.steps import RECOMPUTE, autocasts, config_fields, cycle_of
 from runner.estimate.weights import ModelWeights, Shape, source_of, trunks_of
 from runner.io.files import read_json, write_json
 from runner.io.terminal import write_output_to
@@ -42,7 +42,7 @@ PASS, GRADIENT = "runner.pass", "runner.gradient"
 
 
 def measure_small(cfg: Config, gpu: bool, folder: Path) -> tuple[MeasuredStep | None, str]:
-    """A step of a run in small in the precision that it would have on a GPU or here, or why none could be measured.
+    """A step of a run in small, in the precision that it has on a GPU or here, or why none could be measured.
 
     It trains on the CPU, in a process of its own; its files go below ``folder``.
     """
@@ -94,11 +94,11 @@ def training_alone(cfg: Config, gpu: bool) -> dict[str, Any]:
     """The configuration of a training alone, for one cycle of generation, whose activations are all kept."""
     own = copy.deepcopy(dict(cfg))
     args = own["trainer"]["args"]
-    args |= {upstream.BF16: Precision.of(args, gpu).autocast, upstream.FP16: False}
+    args |= {upstream.BF16: autocasts(args, gpu), upstream.FP16: False}
     args |= {name: False for name in RECOMPUTE if name in config_fields(args)}
     args |= {upstream.USE_CPU: True, upstream.MAX_STEPS: cycle_of(args)}
     args |= {upstream.SAVE_STRATEGY: "no", upstream.EVAL_STRATEGY: "no", upstream.LOAD_BEST_MODEL_AT_END: False}
-    if own["peft"] and "r" in own["peft"]:
+    if own["peft"] and own["peft"].get("r"):
         own["peft"]["r"] = 1  # what a rank adds does not grow with the width, and is little in a wide model
     return own | dict.fromkeys(("callback", "metric", "quant"))
 
@@ -121,7 +121,7 @@ class Meter:
         models = {name: part for name, part in vars(trainer).items() if isinstance(part, nn.Module)}
         self.weights = weights = list(trainer.model.parameters())
         self.seen = MeasuredStep(shape, reference=any(name.startswith("ref") for name in models))
-        self.matrices = {shape for each in weights if each.dim() > 1 for shape in (each.shape, each.shape[::-1])}
+        self.matrices = {size for each in weights if each.dim() > 1 for size in (each.shape, each.shape[::-1])}
         self.precisions = {each.dtype for each in weights}
         self.known = {each.untyped_storage().data_ptr() for each in weights}  # storages that are not to be counted
         self.is_inside = False  # of the layers
@@ -162,7 +162,7 @@ class Meter:
         if self.is_first and storage.data_ptr() not in self.known:
             self.known.add(storage.data_ptr())
             if tensor.shape in self.matrices and tensor.dtype not in self.precisions:
-                self.seen.casts += storage.nbytes()
+                self.seen.casts += storage.nbytes() * self.is_inside
             elif self.is_inside:
                 square = tensor.dim() > 2 and tensor.shape[-1] == tensor.shape[-2]
                 self.seen.maps += storage.nbytes() * (square and tensor.shape[-3] > 1)  # a mask is there once

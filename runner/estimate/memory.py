@@ -1,6 +1,6 @@
 """The bytes that a training holds, of one process: its models, and what each phase of a step adds to them.
 
-Weights and states of the optimizer are counted; what a pass adds is measured on small models (``measure``) and scaled.
+Weights and states of the optimizer are counted; what a pass adds is measured on a small model (``measure``) and scaled.
 Phases follow one another and share what they free: the peak is that of the largest. What is counted is what is alive;
 allocators keep some more.
 """
@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runner.estimate.steps import Rows, batch_size, completion_of, config_fields, setting
+from runner.estimate.steps import Rows, autocasts, batch_size, completion_of, config_fields, recomputes, setting
 from runner.estimate.weights import ModelWeights, Shape, others_of, source_of
 from runner.generate.batch import TOKENS_PER_PASS
 from runner.schema import upstream
-from runner.schema.text import Config, Node
+from runner.schema.text import Config
 from runner.training.checkpoint import state_bytes
 
 DRAWS = 4  # copies of a step's logits while a token is drawn from them
-# The newer name counts before the older.
-RECOMPUTE = (upstream.ACTIVATION_CHECKPOINTING, upstream.GRADIENT_CHECKPOINTING)
 
 
 @dataclass
@@ -44,23 +42,6 @@ class MeasuredStep:
     asked: int = 0  # and tokens forward only
 
 
-@dataclass(frozen=True)
-class Precision:
-    """The precision of passes: under bf16 autocast or not, and whether the backward pass recomputes activations."""
-
-    autocast: bool
-    recompute: bool
-
-    @staticmethod
-    def of(args: Node, gpu: bool) -> Precision:
-        """The precision of a config on a GPU; on a CPU only what was typed, as ``training.components.args`` has it."""
-        typed = [value for name in RECOMPUTE if (value := args.get(name)) is not None]
-        if not gpu:
-            return Precision(bool(args.get(upstream.BF16)), any(typed[:1]))
-        recompute = any(typed) if typed else any(setting(args, name, False) for name in RECOMPUTE)
-        return Precision(args.get(upstream.BF16, True) is not False and not args.get(upstream.FP16), recompute)
-
-
 class Training:
     """A run's models, its trainer's settings, and a step of it in small; what it needs on one device.
 
@@ -70,7 +51,7 @@ class Training:
     def __init__(self, cfg: Config, rows: Rows, small: MeasuredStep | None, *, gpu: bool):
         own = cfg.get("optimizer") or {}
         self.cfg, self.args, self.rows, self.gpu = cfg, cfg["trainer"]["args"], rows, gpu
-        self.precision = Precision.of(self.args, gpu)
+        self.autocast, self.recompute = autocasts(self.args, gpu), recomputes(self.args, gpu)
         dtype = cfg["model"].get("dtype", "float32")
         self.policy = ModelWeights(source_of(cfg), dtype=dtype, peft=cfg["peft"], quant=cfg["quant"])
         self.small = small or MeasuredStep(self.policy.shape)
@@ -133,17 +114,18 @@ class Training:
         """Bytes of the forward pass, before its gradients; those of earlier batches are there already."""
         policy, seen, tokens = self.policy, self.small, self.batch[1]
         real, own = policy.shape, seen.shape
-        casts = seen.casts / (own.weights + own.head) * (real.weights + real.head)
-        # Beside the layers there are logits, of as large a vocabulary, and the head's gradient, which comes first.
-        item = policy.dtype.itemsize if policy.head_is_trained else 0
-        logits = seen.peak - seen.body - seen.maps - seen.casts - item * own.head
-        kept, beside = self.activations + casts, logits / seen.tokens * tokens + item * real.head
-        if self.precision.recompute:
+        casts = seen.casts / own.weights * real.weights
+        # Beside the layers there are the head's gradient, which comes first, its copy for bf16, and logits.
+        gradient = policy.dtype.itemsize * policy.head_is_trained
+        item = gradient + 2 * (self.autocast and policy.dtype.itemsize > 2)
+        logits = (seen.peak - seen.body - seen.maps - seen.casts - item * own.head) / seen.tokens
+        kept, beside = self.activations + casts, logits * tokens + item * real.head
+        if self.recompute:
             states = policy.dtype.itemsize * real.hidden * real.layers * tokens  # between two layers
             kept, beside = states, max(casts, kept / real.layers + beside)
         begun = self.gradients if seen.accumulates else 0
         # The gradients of embeddings come last, where they are tied beside those of the head and their sum.
-        last = 2 * item * real.head if policy.is_tied else 0
+        last = 2 * gradient * real.head if policy.is_tied else 0
         return int(max(begun + kept + beside, self.gradients + last) + policy.largest)
 
     @property
@@ -170,7 +152,7 @@ class Training:
         text, shape = self.policy.text, self.policy.shape
         keys = getattr(text, "num_key_value_heads", None) or shape.heads
         size = getattr(text, "head_dim", None) or shape.hidden // shape.heads
-        item = 2 if self.precision.autocast else self.policy.dtype.itemsize
+        item = 2 if self.autocast else self.policy.dtype.itemsize
         cache = 2 * keys * size * item * shape.layers * self.width * self.small.sampled
         return int(cache + 2 * cache / shape.layers + DRAWS * self.small.sampled * text.vocab_size * 4)
 
@@ -185,7 +167,7 @@ class Training:
         width = self.packed or self.rows.padded(rows) + self.completion
         end_to_end = seen.rows == 1 < rows
         share = width / (seen.tokens / rows if end_to_end else seen.passed / seen.passed_rows) / seen.steps
-        forward = seen.asked + seen.passed * (2 if self.precision.recompute else 1)
+        forward = seen.asked + seen.passed * (2 if self.recompute else 1)
         weights = real.weights + real.head
         trained = min(weights, self.policy.trained)
         attention = 4 * real.layers * real.hidden * width

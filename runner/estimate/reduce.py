@@ -81,9 +81,8 @@ class Clones:
 
 def is_small(source: Source) -> bool:
     """True of a model that is taken as it is: it is here, and of few weights."""
-    config = source.config()
     local = source.architecture is not None or Path(source.path).exists() or source.path.startswith("runner://")
-    return local and count_weights(config, source.trust) <= MAX_WEIGHTS
+    return local and count_weights(source.config(), source.trust) <= MAX_WEIGHTS
 
 
 def reduce(cfg: Config, folder: Path, clones: Clones) -> Reduced:
@@ -122,10 +121,8 @@ def _replace_models(small: Reduced, clones: Clones) -> None:
     for _, node in nodes({key: part for key, part in small.cfg.items() if key != "dataset"}):
         is_loader = node["_target_"] in LOADERS
         for name in [name for name in ("path" if is_loader else "", *OTHER_PATHS) if isinstance(node.get(name), str)]:
-            source = Source(node[name], trust=trust)
-            if is_loader:
-                source = Source(node[name], node.get("revision"), bool(node.get("trust_remote_code")))
-            node[name], note = clones.of(source)
+            trusted = bool(node.get("trust_remote_code", trust and not is_loader))
+            node[name], note = clones.of(Source(node[name], node.get("revision"), trusted))
             small.note(note)
             node |= {"revision": None} if note and is_loader and "revision" in node else {}
         # A model from nothing has its architecture in its keys.

@@ -1,4 +1,4 @@
-"""A trainer's settings and the lengths of its rows -> how many rows and steps a training takes."""
+"""A trainer's settings and the lengths of its rows -> how many rows and steps a training takes, in what precision."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from runner.schema.read import Parameter, read_signature
 from runner.schema.text import Config, Node
 
 WHOLE_BATCHES = {upstream.NUM_GENERATIONS, "num_ppo_epochs"}  # fields of trainers that leave out a last batch not full
+# The newer name counts before the older.
+RECOMPUTE = (upstream.ACTIVATION_CHECKPOINTING, upstream.GRADIENT_CHECKPOINTING)
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,18 @@ def setting(args: Node, name: str, otherwise: Any = None) -> Any:
 def batch_size(args: Node) -> int:
     """Rows of a micro-batch."""
     return int(setting(args, upstream.PER_DEVICE_TRAIN_BATCH_SIZE, 8))
+
+
+def autocasts(args: Node, gpu: bool) -> bool:
+    """True where passes are under bf16 autocast: as it was typed, else on a GPU."""
+    typed = args.get(upstream.BF16)
+    return bool(gpu if typed is None else typed) and not args.get(upstream.FP16)
+
+
+def recomputes(args: Node, gpu: bool) -> bool:
+    """True where the backward pass recomputes activations: as it was typed, else on a GPU as the trainer has it."""
+    typed = [value for name in RECOMPUTE if (value := args.get(name)) is not None]
+    return any(typed[:1]) if typed or not gpu else any(setting(args, name, False) for name in RECOMPUTE)
 
 
 def cycle_of(args: Node) -> int:

@@ -55,16 +55,16 @@ class Forecast:
         lighter = "peft=qlora" if training.cfg["peft"] else "peft=lora"
         if max(phases.values()) - gradients > held["weights"] + held.get("optimizer", 0) + gradients:
             lighter = f"trainer.args.per_device_train_batch_size={max(1, batch_size(training.args) // 2)}"
-            if not training.precision.recompute and max(phases, key=phases.__getitem__) == "update":
+            if not training.recompute and max(phases, key=phases.__getitem__) == "update":
                 lighter = "trainer.args.activation_checkpointing=true"
         over = "more than" if peak > there else "nearly all of"
         return [f"  warning      {self.device.name}: {over} the memory that is there; {lighter}"]
 
     def computed(self) -> str:
         """The device, and its precision in words."""
-        precision = self.training.precision
-        kind = "bf16 autocast" if precision.autocast else str(self.training.policy.dtype).removeprefix("torch.")
-        return f"{self.device.name} in {kind}" + (" with activations recomputed" if precision.recompute else "")
+        training = self.training
+        kind = "bf16 autocast" if training.autocast else str(training.policy.dtype).removeprefix("torch.")
+        return f"{self.device.name} in {kind}" + (" with activations recomputed" if training.recompute else "")
 
     def time(self) -> str:
         """The time that all steps take at the speed of a device, and where that speed comes from."""

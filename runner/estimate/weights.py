@@ -33,6 +33,7 @@ NOT_ARCHITECTURE = ("_target_", "tokenizer", "head", "dtype", "seed")
 # Bytes of a quantised weight beside its bits: one scale of 4 bytes for 64 weights, or with double quantisation one of
 # 1 byte, and another of 4 for 256 of those.
 SCALE, SCALE_OF_SCALES = 4 / 64, 1 / 64 + 4 / (64 * 256)
+NOT_QUANTISED = ("lora_", "modules_to_save", *OUTPUT_LAYERS)
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,8 @@ class ModelWeights:
             model = _adapted(made, peft, source) if trained else made
         bits, head = _bits(quant), made.get_output_embeddings()
         weights = {id(each): each for each in model.parameters()}.values()
-        small = {id(part.weight) for name, part in made.named_modules() if bits and _is_quantised(name, part)}
+        linear = {name: part for name, part in made.named_modules() if bits and isinstance(part, nn.Linear)}
+        small = {id(part.weight) for name, part in linear.items() if not any(word in name for word in NOT_QUANTISED)}
         self.learned = [each for each in weights if each.requires_grad]
         self.count = sum(each.numel() for each in weights)
         self.bytes = int(sum(each.numel() * bits / 8 if id(each) in small else each.nbytes for each in weights))
@@ -136,11 +138,6 @@ def _bits(quant: Node | None) -> float:
     if quant.get("load_in_8bit"):
         return 8
     return 4 + 8 * (SCALE_OF_SCALES if quant.get("bnb_4bit_use_double_quant") else SCALE)
-
-
-def _is_quantised(name: str, part: nn.Module) -> bool:
-    base = isinstance(part, nn.Linear) and "lora_" not in name and "modules_to_save" not in name
-    return base and name.rpartition(".")[2] not in OUTPUT_LAYERS
 
 
 def source_of(cfg: Config) -> Source:

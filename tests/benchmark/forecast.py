@@ -116,7 +116,7 @@ def measured(name: str) -> int:
 
 
 def forecast(name: str) -> int:
-    """The forecast of a case, told how long its rows are, after steps of small models on short ones."""
+    """The forecast of a case, told how long its rows are, after a step of it in small on short ones."""
     from transformers import AutoTokenizer
 
     from runner.estimate.measure import measure_small
