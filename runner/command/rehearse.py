@@ -129,10 +129,8 @@ def print_forecasts(cases: Sequence[Case], target: Mapping[str, float], folder: 
         meant = replace(meant, speed=target["speed"] * 1e12, how="as typed")
     devices = [meant] if here.gpu else [here, meant]
     for number, (case, cfg, steps) in enumerate(measured):
-        seen, total = (
-            read_lengths(case.run),
-            case.small.rows,
-        )  # in all, of which the trainer gets as many as of those that were seen
+        seen, total = read_lengths(case.run), case.small.rows
+        # Of all rows the trainer gets as many as of those that were seen.
         total = None if total is None else total * seen["rows"] / max(1, seen["read"])
         rows = Rows(seen["lengths"], seen["limit"], total)
         forecasts = [

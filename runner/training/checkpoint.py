@@ -17,6 +17,9 @@ from runner.io.files import read_json
 from runner.run.seal import checkpoints_at_once, rotate, seal
 from runner.schema import upstream
 
+# Numbers that an optimizer keeps of each weight, by what its name holds.
+STATES = {"ademamix": 3, "adam": 2, "lion": 1, "rmsprop": 1, "adagrad": 1, "muon": 1}
+
 
 class Seal(TrainerCallback):
     """Seals each checkpoint the Trainer saved, and only then deletes the oldest ones beyond ``keep``.
@@ -121,12 +124,9 @@ def state_bytes(optimizer: str, trained: Sequence[Tensor]) -> int:
     >>> [state_bytes(name, [Tensor(4, 8)]) for name in ("adamw_torch", "adamw_8bit", "lion_32bit", "adafactor", "sgd")]
     [256, 64, 128, 48, 0]
     """
-    size, count = sum(each.nbytes for each in trained), sum(each.numel() for each in trained)
     if "adafactor" in optimizer:
         return sum(4 * (sum(each.shape) if each.dim() > 1 else each.numel()) for each in trained)
+    states = next((count for name, count in STATES.items() if name in optimizer), 0)
     if "8bit" in optimizer or "4bit" in optimizer:
-        states = 1 if "lion" in optimizer or "rmsprop" in optimizer else 2
-        return count * states // (2 if "4bit" in optimizer else 1)
-    if "adam" in optimizer:
-        return (3 if "ademamix" in optimizer else 2) * size
-    return size if any(word in optimizer for word in ("lion", "rmsprop", "adagrad", "muon")) else 0
+        return states * sum(each.numel() for each in trained) // (2 if "4bit" in optimizer else 1)
+    return states * sum(each.nbytes for each in trained)

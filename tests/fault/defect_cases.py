@@ -858,8 +858,8 @@ DEFECTS = (
         "forecast_forgets_a_moment",
         "The forecast counts one state of Adam and not two.",
         "runner/training/checkpoint.py",
-        'return (3 if "ademamix" in optimizer else 2) * size',
-        'return (2 if "ademamix" in optimizer else 1) * size',
+        '"adam": 2,',
+        '"adam": 1,',
         tests=(
             "tests/test_estimate.py::test_weights_gradients_and_the_state_of_adam_are_exact",
             "tests/test_estimate.py::test_each_optimizer_keeps_its_own_state",
