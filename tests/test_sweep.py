@@ -317,13 +317,15 @@ def test_a_child_of_a_dead_driver_is_told_to_save_its_step(tmp_path):
 
 
 CLUSTER = """
-from runner.errors import EnvironmentFault, Fault
+from runner.errors import EnvironmentFault, Fault, FolderError
 from runner.launch.plan import state_of
 from runner.run import Run
 
 def cluster(folder, *, partition, num_processes=1, debug=False):
     if partition == "none":
         raise EnvironmentFault(Fault("launcher.partition", "no such partition"))
+    if partition == "taken":
+        raise FolderError(Fault("launcher.partition", "held by nobody that can be found"))
     Run(folder).set_status("queued", queued={"cluster": 7})
     print(state_of(folder), num_processes, Run(folder).status()["queued"])
     Run(folder).set_status("finished")
@@ -343,6 +345,7 @@ def test_another_launcher_needs_its_file_and_its_function(tmp_path, monkeypatch,
     monkeypatch.setattr(pool.Pool, "_warm_up", lambda self, task: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     words = [*kind, "--config-dir", "conf", "launcher=cluster", "allow=[mine]", "trainer=sft", "trainer.args.fsdp=true"]
+    assert door.main([*words, "launcher.partition=taken"]) == 4
     assert door.main(words) == 5
     assert door.main([*words, "launcher.partition=long"]) == 0
     shown = capfd.readouterr()

@@ -31,8 +31,8 @@ still waits or trains elsewhere, it waits for that; ``timeout_seconds`` counts t
 configuration, knows no trainer and does not decide whether a run should start.
 
 The state is in ``status.json``. Until its processes begin, a launcher may write ``run.set_status("queued", ...)`` with
-what it needs to find its job again; then the first process writes it. Of an end that none of them could record, such as
-a node that is gone, the launcher tells state and cause by ``worker.conclude``. It returns the exit code of the end, as
-``errors`` lists them: the worker's, ``code_of`` a signal, or that of an EnvironmentFault; or it raises such an error
-before anything has begun.
+what it needs to find its job again; then the first process writes it. A run that is left queued stays so, and the same
+command calls the launcher again. Of an end that none of them could record, such as a node that is gone, the launcher
+tells state and cause by ``worker.conclude``. It returns the exit code of the end, as ``errors`` lists them: the
+worker's, ``code_of`` a signal, or that of an EnvironmentFault; or it raises such an error before anything has begun.
 """

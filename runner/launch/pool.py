@@ -194,7 +194,9 @@ class Pool:
         seconds = time.monotonic() - child.began
         if status["state"] == "finished":
             return self._end(task, 0, "finished", seconds=seconds)
-        if code == FolderError.code and status["state"] != "failed":  # another process was quicker
+        # Another process was quicker; or its launcher says so, and without one that holds the folder only once.
+        taken = held(run) or task.folder not in self.elsewhere
+        if code == FolderError.code and status["state"] != "failed" and taken:
             self.waiting.append(task)
             self.elsewhere[task.folder] = 0.0
             return None
