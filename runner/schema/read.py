@@ -105,6 +105,7 @@ def choices_compared(target: str, name: str, least: int = 2) -> tuple[str, ...]:
 Taken = tuple[dict[str, Parameter], bool]
 
 
+@functools.lru_cache(maxsize=1024)  # a definition is another one when its file was written again
 def _takes(found: Definition) -> Taken:
     """The parameters of a class, function or method, and whether it takes others too."""
     if isinstance(found.node, ast.ClassDef):
@@ -268,6 +269,7 @@ def _is_transformed(found: Definition) -> bool:
     return "dataclass_transform" in marks or any(map(_is_transformed, filter(None, bases(found))))
 
 
+@functools.lru_cache(maxsize=1024)
 def _fields(found: Definition) -> Taken:
     """The fields of a dataclass and of those it builds on, in the constructor's order."""
     parameters: dict[str, Parameter] = {}
