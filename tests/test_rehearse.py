@@ -78,13 +78,14 @@ def test_the_part_that_failed_is_read_from_the_files_of_the_run(tmp_path):
     def failed() -> str:
         return describe_case(case)[0].rpartition(": ")[2]
 
-    assert failed() == "reading rows"
+    assert failed() == "reading rows, after step 0"
     write_json(tmp_path / "rows.json", {"lines": ["8 rows looked at"]})
-    assert failed() == "loading"
+    assert failed() == "training, saving, after step 0"
     write_json(case.run.checkpoints / "checkpoint-1" / "seal.json", {})
-    assert failed() == "saving"
+    case.run.set_status("failed", step=2)
+    assert failed() == "resuming, scoring, after step 2"
     case.run.model.mkdir()
-    assert failed() == "exporting"
+    assert failed() == "exporting, after step 2"
 
 
 # --- Parts in processes of their own --------------------------------------------------------------

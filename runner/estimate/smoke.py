@@ -195,30 +195,12 @@ def describe_case(case: Case) -> list[str]:
     head = f"ok        {case.name}: {number(case.seconds, 2)} s{many}"
     if case.code:
         part = next((part for part, outcome in outcomes.items() if not outcome), PARTS[-1])
-        head = f"failed    {case.name}: {_phase_of(case.run, part)}"
+        head = f"failed    {case.name}: {part}, after step {case.run.status()['step']}"
     return [
         head,
         *(f"  {part:<19}{outcome}" for part, outcome in outcomes.items() if outcome),
         *(f"  {'' if index else 'instead':<10}{note}" for index, note in enumerate(case.small.notes)),
     ]
-
-
-def _phase_of(run: Run, part: str) -> str:
-    """The phase in which a run was when this part of it failed, by what there is of it."""
-    status = run.status()
-    if part == PARTS[1]:
-        if not status["max_steps"]:
-            return "loading"
-        if not (run.folder / "scores.json").exists():
-            return "evaluating before the first step"
-        return "saving" if status["step"] else "taking the first step"
-    if part == PARTS[2]:
-        if status["step"] < status["max_steps"]:
-            return "resuming"
-        if len(sealed_checkpoints(run.checkpoints)) < 2:
-            return "saving"
-        return "writing model/" if (run.folder / ".model.new").exists() else "evaluating"
-    return part
 
 
 def _outcomes(case: Case) -> Iterator[str]:
