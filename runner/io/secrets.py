@@ -86,11 +86,16 @@ def mark_secret(variable: str) -> None:
 
 def holders() -> dict[str, str]:
     """Each secret that the environment holds, with the name of its variable; paths and plain words are none."""
+    return _holders(tuple(os.environ.items()), frozenset(MARKED))
+
+
+@functools.lru_cache(maxsize=8)
+def _holders(environment: tuple[tuple[str, str], ...], marked: frozenset[str]) -> dict[str, str]:
     found: dict[str, str] = {}
-    for name, value in os.environ.items():
+    for name, value in environment:
         if "://" in value:
             found |= {word: name for word in PASSWORD_IN_ADDRESS.findall(value)}
-        elif (name in MARKED or VARIABLE.search(name)) and _is_random(value):
+        elif (name in marked or VARIABLE.search(name)) and _is_random(value):
             found[value] = name
     return found
 
