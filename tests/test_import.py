@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from runner import config
+from runner import config, importers
 from runner.__main__ import main
 from runner.config import compose
 from runner.errors import ConfigError
+from runner.importers import table as tables
 from runner.importers.draft import FUNCTIONS, KINDS
 from runner.importers.read import plain, read_file
 from runner.importers.readers import translate
@@ -675,3 +676,19 @@ def test_an_imported_experiment_trains(train, tmp_path, monkeypatch):
     assert (done.code, done.state()) == (0, "finished")
     rates = [line["learning_rate"] for line in done.lines if line["step"]]
     assert rates == pytest.approx([0, 5e-4, 1e-3, 5e-4]), "half of the steps warm up"
+
+
+def test_the_table_that_is_shown_is_all_that_a_dialect_needs(written, monkeypatch):
+    shown = importers.__doc__.partition("::\n")[2].partition("\nBeside")[0]
+    sections = tables.read_sections() | {"example": yaml.safe_load(shown)}
+    monkeypatch.setattr(tables, "read_sections", lambda: sections)
+    done = written({"base": "a/b", "rows": "c/d", "rank": 4, "share": 0.1, "threads": 2})
+    assert (done.cfg["model"]["path"], done.cfg["peft"]["r"], done.cfg["learning_rate"]) == ("a/b", 4, 3e-4)
+    assert (done.cfg["dataset"]["path"], done.kinds("threads")) == ("c/d", [KINDS[-1]])
+    assert done.draft.has_held_out
+
+
+def test_llama_factory_knows_a_tuner_in_capitals(written):
+    keys = {"model_name_or_path": "a/b", "stage": "sft", "dataset": "a/b", "lora_rank": 16}
+    small, capital = (written(keys | {"finetuning_type": tuner}).cfg["peft"] for tuner in ("lora", "LoRA"))
+    assert small == capital and capital["lora_alpha"] == 32

@@ -5,5 +5,24 @@
     draft        the experiment as it grows: each key, followed by its row, with a note
     readers      all of it in order; datasets, and the little else that no table can say of a dialect
 
+A dialect is one table, here all of one, which tests/test_import.py follows; ``table`` explains each section::
+
+    title: Example
+    marks: [base, rows, lr, rank]
+    commands: {example: [sft]}
+    scripts: []
+    defaults: [{give: {lr: 3.0e-4}}]
+    first: [base]
+    then: [rank]
+    datasets: {keys: [rows], held_out: share, weights: ""}
+    keys:
+      base: model.path
+      lr: {convert: number, to: learning_rate}
+      rank: {choose: peft=lora, convert: whole_number, to: peft.r}
+    ignored: {threads: of the machine}
+
+Beside the table: its name in the help of ``command.import``, and a file of the tool in tests/importers/. A function in
+``readers`` is for datasets that are more than paths. Keys of many tools are rows of ``shared.yaml``.
+
 Nothing is trained or loaded here, and no file is written.
 """

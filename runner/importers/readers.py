@@ -1,7 +1,7 @@
 """A configuration that was read -> the draft of an experiment, by the table of its dialect and one function for each.
 
-The functions read what no table can say: the datasets, rewards, and the little that follows from several keys. So a new
-dialect is a table, a function here, its name (that of the table) in READERS, and in the help of ``command.import``.
+The functions read what no table can say: datasets, rewards, and the little that follows from several keys. A dialect
+whose datasets are paths needs none; another one has a function here, and its name (that of the table) in READERS.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from runner.importers.draft import (
     to_single_line,
 )
 from runner.importers.read import ForeignConfig
-from runner.importers.table import CONVERSIONS, read_table
+from runner.importers.table import CONVERSIONS, is_wanted, read_table
 
 FILE_TYPES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".gz")
 ORDER = ("path", "config", "revision", "form", "split", "columns", "limit")
@@ -50,7 +50,7 @@ def translate(reading: ForeignConfig, name: str, trainer: str | None = None) -> 
         if holds(draft, default):
             draft.imply(default.give)
     follow(draft, *table.sections["first"])
-    READERS[reading.dialect](draft)
+    READERS.get(reading.dialect, read_paths)(draft)
     follow_rest(draft)
     for key in sorted(nones - {note.key for note in draft.notes}):
         draft.note(SAME, key, why="as where it is left out")
@@ -99,7 +99,7 @@ def read_llama_factory(draft: Draft) -> None:
     nodes = [_to_node(draft, name, folder, info) for name in names]
     if len(names) == 1 and draft.read("eval_dataset", "words", []) == names:
         hold_out_split(draft, nodes[0], "eval_dataset", nodes[0].get("split", {}).get("train", "train"))
-    if draft.keys.get("finetuning_type") == "lora":
+    if is_wanted(draft.keys.get("finetuning_type"), "lora"):
         draft.imply({"lora_alpha": 2 * draft.read("lora_rank", "whole_number", 0)})
     write_rows(draft, nodes)
 
@@ -222,6 +222,12 @@ def read_trl(draft: Draft) -> None:
     type_rewards(draft, "reward_funcs", read_rewards(draft, "reward_funcs", "reward_model_name_or_path"))
     if isinstance(variables := draft.keys.get("env"), Mapping):
         draft.keys["env"] = ", ".join(variables)
+
+
+def read_paths(draft: Draft) -> None:
+    """Read the datasets of a dialect that has a table only: paths, or names on the hub."""
+    key = draft.table.sections["datasets"]["keys"][0]
+    write_rows(draft, [{"path": path, "form": draft.form} for path in draft.take(key, "words", [])])
 
 
 READERS: Mapping[str, Callable[[Draft], None]] = {
@@ -366,7 +372,10 @@ def _hold_out(draft: Draft, key: str, nodes: Sequence[Node]) -> None:
     Theirs are drawn at random, ours are the last ones: a slice can be said again, and by others.
     """
     follow(draft, key)
-    size = 0.0 if key in draft.taken else draft.take(key, "size", 0.0)
+    size = 0.0 if key in draft.taken else draft.take(key, "number", 0.0)
+    if not 0 <= size < 1e12:
+        draft.faults.append(Fault(key, to_single_line(size), "a share or a number of rows", FIX))
+        return
     remarks = [_cut_off(node, size) for node in nodes] if size else []
     if size and all(remarks):
         draft.note(MAPPED, key, f"dataset.split.eval: {nodes[0]['split']['eval']}", remarks[0])

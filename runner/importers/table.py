@@ -146,13 +146,6 @@ def to_whole_number(value: object) -> int:
     return int(value)
 
 
-def to_size(value: object) -> float:
-    """A share or a number of rows."""
-    if not 0 <= to_number(value) < 1e12:
-        raise ValueError("a share or a number of rows")
-    return to_number(value)
-
-
 def to_plain_text(value: object) -> str:
     """A single value as a text."""
     if not isinstance(value, str | int | float):
@@ -215,8 +208,8 @@ def to_entries(value: object) -> list[dict[str, Any]]:
 
 
 NAMED = (
-    *(to_number, to_whole_number, to_size, to_plain_text, to_list, to_words, to_weights, to_first, to_layers),
-    *(to_loss_weights, to_mapping, to_entries),
+    *(to_number, to_whole_number, to_plain_text, to_words, to_weights, to_first, to_layers, to_loss_weights),
+    *(to_mapping, to_entries),
 )
 # By the name without to_.
 CONVERSIONS: Mapping[str, Callable[[object], Any]] = {each.__name__[3:]: each for each in NAMED}
