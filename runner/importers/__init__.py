@@ -5,7 +5,7 @@
     draft        the experiment as it grows: each key, followed by its row, with a note
     readers      all of it in order; datasets, and the little else that no table can say of a dialect
 
-A dialect is one table, here all of one, which tests/test_import.py follows; ``table`` explains each section::
+A dialect is one table; here all that one must have, which a test follows. ``table`` explains each section::
 
     title: Example
     marks: [base, rows, lr, rank]
@@ -19,7 +19,6 @@ A dialect is one table, here all of one, which tests/test_import.py follows; ``t
       base: model.path
       lr: {convert: number, to: learning_rate}
       rank: {choose: peft=lora, convert: whole_number, to: peft.r}
-    ignored: {threads: of the machine}
 
 Beside the table: its name in the help of ``command.import``, and a file of the tool in tests/importers/. A function in
 ``readers`` is for datasets that are more than paths. Keys of many tools are rows of ``shared.yaml``.

@@ -332,15 +332,6 @@ def divide_epoch(draft: Draft, key: str) -> None:
         draft.write(key, f"{path}_steps", share, f"a share of all steps: {draft.keys[key]} in each of {epochs:g}")
 
 
-def limit_warmup(draft: Draft, key: str) -> None:
-    """Write a number of warm-up steps, if the training is longer."""
-    steps, warmup = draft.keys.get("max_steps"), draft.keys[key]
-    if isinstance(steps, int) and isinstance(warmup, int | float) and 0 < steps <= warmup:
-        draft.no_equivalent(key, "the learning rate would never be reached")
-    else:
-        draft.write(key, "trainer.args.warmup_steps", warmup)
-
-
 def pair_betas(draft: Draft, key: str) -> None:
     """Write both betas of Adam as one argument of an optimizer of ours."""
     usual = {"adam_beta1": 0.9, "adam_beta2": 0.999}
@@ -354,5 +345,5 @@ def compare_speakers(draft: Draft, key: str) -> None:
         draft.no_equivalent(key, "", "dataset.map._target_=<function of a row>")
 
 
-CALLED = (divide_batch, divide_epoch, limit_warmup, pair_betas, compare_speakers)
+CALLED = (divide_batch, divide_epoch, pair_betas, compare_speakers)
 FUNCTIONS: Mapping[str, Callable[[Draft, str], None]] = {function.__name__: function for function in CALLED}

@@ -144,7 +144,12 @@ def _read_script(path: Path, text: str) -> ForeignConfig:
             reading.variables[name] = value
         for index, (word, after) in enumerate(pairwise([*words, ""])):
             if count := _find_training(reading, word, after):
-                _check_end(path, lines[number + 1 :])
+                # Flags below the command would be lost without a word.
+                flag = next(filter(str.strip, lines[number + 1 :]), "").lstrip().partition(" ")[0]
+                if flag.startswith("--"):
+                    found = f"{flag} is not part of the command: a comment, or no backslash, ends the line above it"
+                    fix = "move comments above the command, and end each of its lines but the last with a backslash"
+                    raise ConfigError(Fault(str(path), found, "all flags in one command", fix))
                 start = index + count
                 launcher = DEVICES.search(" ".join(words[:start]))
                 devices = launcher[1] if launcher else reading.variables.get("NPROC_PER_NODE", "")
@@ -165,15 +170,6 @@ def _find_training(reading: ForeignConfig, word: str, after: str) -> int:
             reading.dialect, reading.command, reading.why = name, script[1] if script.groups() else "train", word
             return 1
     return 0
-
-
-def _check_end(path: Path, below: Sequence[str]) -> None:
-    """Raise ConfigError where flags stand below the command, which would be lost without a word."""
-    flag = next(filter(str.strip, below), "").lstrip().partition(" ")[0]
-    if flag.startswith("--"):
-        found = f"{flag} is not part of the command: a comment, or no backslash, ends the line above it"
-        fix = "move comments above the command, and end each of its lines but the last with a backslash"
-        raise ConfigError(Fault(str(path), found, "all flags in one command", fix))
 
 
 def _to_number(found: re.Match[str], variables: Mapping[str, str]) -> str:

@@ -308,7 +308,15 @@ def write_rows(draft: Draft, nodes: Sequence[Node]) -> None:
     section = draft.table.sections["datasets"]
     key = next((key for key in section["keys"] if draft.keys.get(key) is not None), section["keys"][0])
     nodes = nodes or [{"path": "???"}]
-    _hold_out(draft, section["held_out"], nodes)
+    follow(draft, share := section["held_out"])
+    # Theirs are drawn at random, ours are the last ones of every dataset: a slice can be said again, and by others.
+    size = 0.0 if share in draft.taken else draft.take(share, "number", 0.0)
+    if not 0 <= size < 1e12:
+        draft.faults.append(Fault(share, to_single_line(size), "a share or a number of rows", FIX))
+    elif size and all(remarks := [_cut_off(node, size) for node in nodes]):
+        draft.note(MAPPED, share, f"dataset.split.eval: {nodes[0]['split']['eval']}", remarks[0])
+    elif size:
+        draft.no_equivalent(share, "the split is a slice already", "dataset.split.eval=<slice>")
     weights = draft.take(section["weights"], "weights", []) or [node["weight"] for node in nodes if "weight" in node]
     forms = {node.get("form") for node in nodes}
     nodes = [_to_shortest(node) for node in nodes]
@@ -364,23 +372,6 @@ def _to_shortest(node: Mapping[str, Any]) -> Node:
 def is_local(path: str) -> bool:
     """True for a path of this machine, as against a name on the hub."""
     return path.endswith(FILE_TYPES) or path.startswith((".", "/", "~")) or "*" in path
-
-
-def _hold_out(draft: Draft, key: str, nodes: Sequence[Node]) -> None:
-    """Hold out a share, or a number, of the rows of every dataset.
-
-    Theirs are drawn at random, ours are the last ones: a slice can be said again, and by others.
-    """
-    follow(draft, key)
-    size = 0.0 if key in draft.taken else draft.take(key, "number", 0.0)
-    if not 0 <= size < 1e12:
-        draft.faults.append(Fault(key, to_single_line(size), "a share or a number of rows", FIX))
-        return
-    remarks = [_cut_off(node, size) for node in nodes] if size else []
-    if size and all(remarks):
-        draft.note(MAPPED, key, f"dataset.split.eval: {nodes[0]['split']['eval']}", remarks[0])
-    elif size:
-        draft.no_equivalent(key, "the split is a slice already", "dataset.split.eval=<slice>")
 
 
 def _cut_off(node: Node, size: float) -> str:

@@ -12,8 +12,6 @@ the tool does where a file is silent. The keys in ``first`` are dealt with befor
 after them. ``datasets`` says which ``keys`` hold rows, are ``held_out`` or give their ``weights``, ``forms`` which form
 of rows a subcommand takes; ``rewards``, ``roles`` and ``weights`` are for the readers that ask for them.
 ``outer.inner`` is a nested key, ``outer.*`` any other below it. What no row can say is in ``readers``.
-
-There must be a title, marks, commands, scripts, keys, defaults, first, then and datasets, of which some may be empty.
 """
 
 from __future__ import annotations
