@@ -17,6 +17,6 @@ Where a change goes. What else it touches, if anything, is named by the first of
     what a checkpoint seals          runner/run/seal.py; when: runner/training/checkpoint.py
     PPO, also over shards            runner/ppo/algorithm.py, runner/ppo/actor_critic.py
     a report: its words, its look    runner/report/facts.py, runner/report/page.py and its template/
-    a tool to import from            runner/importers/readers.py, and its table beside it
+    a tool to import from            runner/importers/__init__.py, a table beside it
     another version of Python        pyproject.toml, if it is the least one; else only tests tell, with .ci/run by it
 """
