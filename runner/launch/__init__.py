@@ -17,6 +17,8 @@ knows which there are; ``validate.start`` asks for GPUs here where ``local`` is 
 
     _target_: runner.launch.<name>.<name>         def <name>(folder, *, debug=False, num_processes=1, ...) -> int
 
+A whole one of 40 lines is ``tests/example_project/my_lab/launcher.py``.
+
 It is given the folder of a run that is frozen, checked and not finished, whether tracebacks are wished for, and the
 keys of its YAML but for three, which every such YAML has for the ``pool``: this calls the launcher for ``jobs`` runs at
 a time, each in a process of its own; asks it by SIGTERM to end after ``timeout_seconds``, and kills it and what it has
