@@ -45,13 +45,8 @@ def test_there_are_as_many_cases_as_promised():
 
 
 @pytest.mark.slow
-def test_rows_that_crash_a_reader_and_some_of_each_kind_are_refused_before_the_start():
-    try_out([*NULL, *EARLY[::24]])
-
-
-@pytest.mark.slow
-def test_what_only_loading_shows_is_told_and_what_is_good_trains():
-    try_out([*LATE[::12], *ODD[::19]])
+def test_rows_that_crash_a_reader_and_some_of_each_kind_are_refused_and_what_is_good_trains():
+    try_out([*NULL, *EARLY[::40], *LATE[::24], *ODD[::38]])
 
 
 def test_an_installed_library_is_judged_by_its_release():

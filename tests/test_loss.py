@@ -335,7 +335,6 @@ def weights(done):
 
 
 TWINS = [
-    ("trainer=sft", "loss=focal loss.gamma=0", True),
     ("trainer=sft trainer.args.loss_type=dft", "trainer.args.loss_type=nll loss=rescaled", True),
     (
         "trainer=sft trainer.args.label_smoothing_factor=0.1",

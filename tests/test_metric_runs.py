@@ -56,7 +56,7 @@ def test_a_run_stops_early_by_a_metric(train):
     assert max(line["step"] for line in done.lines) < 40
 
 
-@pytest.mark.parametrize("trainer", ["grpo", "ppo", "online_dpo", "kto", "cpo"])
+@pytest.mark.parametrize("trainer", ["grpo", "ppo", "kto"])
 def test_other_trainers_measure_while_they_train(train, trainer):
     reward = ("reward=length",) if trainer in ("grpo", "ppo", "online_dpo") else ()
     words = (f"trainer={trainer}", "metric=exact", "metric.exact.limit=8", *reward)

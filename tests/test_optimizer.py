@@ -80,7 +80,7 @@ def rates(done):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trainer", ["sft", "dpo", "ppo"])
+@pytest.mark.parametrize("trainer", ["sft", "ppo"])
 def test_adamw_of_the_group_is_adamw_of_the_trainer(train, trainer):
     ours = train(f"trainer={trainer}", "optimizer=adamw", *FEW, name="ours")
     theirs = train(f"trainer={trainer}", *FEW, name="theirs")

@@ -341,8 +341,7 @@ BANDIT = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("case", BANDIT)
+@pytest.mark.parametrize(("case", "seed"), [*zip(BANDIT, range(len(BANDIT)), strict=True)])
 def test_a_bandit_is_solved_whatever_the_seed(tmp_path, case, seed):
     """The right answer is the letter after that of the prompt."""
 

@@ -22,8 +22,7 @@ CHOSEN_SICK = {
     *("kl grpo", "sign of dpo", "sign of gradients sft", "wrong reference"),
 }
 CHOSEN_HEALTHY = {
-    *("sft", "sft memorised", "sft frozen layers", "dpo warm-up from 0", "kto one-sided batches"),
-    *("reward", "grpo rare rewards", "grpo at the best reward", "ppo lora", "ppo warm-up of a critic model"),
+    *("sft memorised", "dpo warm-up from 0", "kto one-sided batches", "grpo rare rewards", "ppo lora"),
 }
 
 
