@@ -417,7 +417,8 @@ PICTURED = {"picture": Image(), "sounds": List(Audio()), "image": Value("string"
 
 
 @pytest.mark.parametrize("name", PICTURED)
-def test_pictures_and_sounds_are_refused_by_name_and_by_type(tmp_path, name):
+def test_pictures_and_sounds_are_refused_by_name_and_by_type(tmp_path, monkeypatch, name):
+    monkeypatch.setattr("datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN", 0)  # after a stream that is left early
     features = Features({"text": Value("string"), name: PICTURED[name]})
     Dataset.from_dict({"text": ["1"], name: [None]}, features=features).to_parquet(tmp_path / "rows.parquet")
     for streaming in (False, True):
