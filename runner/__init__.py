@@ -10,13 +10,13 @@ Where a change goes. What else it touches, if anything, is named by the first of
     a field that TRL has renamed     runner/schema/upstream.py, and the lines that tests/test_upstream.py lists
     a metric, a reward               runner/metric/__init__.py, runner/reward/rule.py; conf/<group>/<name>.yaml
     a form of rows                   runner/dataset/form.py
-    a launcher                       runner/launch/__init__.py says how; runner/launch/local.py is one
+    a launcher                       runner/launch/__init__.py says how; tests/example_project/my_lab/launcher.py is one
     a check before the start         runner/validate/parts.py of keys, runner/validate/start.py of files and machine
     when a training is sick          runner/run/alarms.py; what alarms are fed: runner/training/health.py
     what names a run, its top keys   runner/run/key.py, runner/validate/context.py, conf/config.yaml
     what a checkpoint seals          runner/run/seal.py; when: runner/training/checkpoint.py
     PPO, also over shards            runner/ppo/algorithm.py, runner/ppo/actor_critic.py
-    a report: its words, its look    runner/report/facts.py, runner/report/page.py and its template/
+    a report: facts, curves, look    runner/report/facts.py; runner/report/plot.py; runner/report/page.py, its template/
     a tool to import from            runner/importers/__init__.py, a table beside it
     another version of Python        pyproject.toml, if it is the least one; else only tests tell, with .ci/run by it
 """

@@ -342,7 +342,6 @@ TWINS = [
         False,
     ),
     ("trainer=sft trainer.args.gradient_accumulation_steps=2", "loss._target_=my_losses.whole", False),
-    ("trainer=sft peft=p_tuning", "loss=focal loss.gamma=0", True),
     ("trainer=sft trainer.args.packing=true trainer.args.max_length=64", "loss=focal loss.gamma=0", True),
     (
         "trainer=dpo trainer.args.loss_type=[sigmoid_norm]",
@@ -353,7 +352,6 @@ TWINS = [
     ("trainer=dpo peft=lora", "loss._target_=my_losses.pair", True),
     ("trainer=kto", "loss._target_=my_losses.judged", False),
     ("trainer=orpo", "loss._target_=my_losses.odds", False),
-    ("trainer=cpo trainer.args.loss_type=sigmoid", "loss._target_=my_losses.plain", True),
     ("trainer=reward", "loss._target_=my_losses.scores", True),
 ]
 

@@ -34,7 +34,7 @@ def computed(runner, name):
     return sum(COMPUTED in log for log in logs)
 
 
-@pytest.mark.parametrize("trainer", ["dpo", "kto"])
+@pytest.mark.parametrize("trainer", ["kto"])
 def test_a_sweep_computes_the_reference_once_and_each_run_is_what_it_is_alone(runner, trainer):
     words = (f"trainer={trainer}", *QUICK, ONCE)
     # What the log-probabilities depend on is part of the key.

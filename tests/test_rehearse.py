@@ -244,12 +244,15 @@ def test_stages_go_on_from_what_the_one_before_has_saved(runner):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "phase"), [("AtSecondSave", "saving"), ("AtResume", "resuming")])
+@pytest.mark.parametrize(
+    ("name", "phase"),
+    [("AtSecondSave", "after step 2"), ("AtResume", "after step 1")],
+)
 def test_what_only_fails_when_it_is_saved_or_resumed_is_found(runner, name, phase):
     (runner.folder / "faulty.py").write_text(FAULTY)
     words = (f"callback.mine._target_=faulty.{name}", "allow=[faulty]", "metric=none", "dataset.limit.eval=8")
     done = runner("rehearse", "trainer=sft", *words, code=1)
-    assert re.search(rf"^failed +\S+ .*: {phase}$", done.stdout, re.MULTILINE)
+    assert re.search(rf"^failed +\S+ .*: resuming, scoring, {phase}$", done.stdout, re.MULTILINE)
     assert "ValueError: no clay" in done.stderr and "forecast" not in done.stdout
     folder = kept_folder(done)
     [log] = folder.rglob("log.txt")

@@ -73,7 +73,7 @@ def unbroken(tmp_path_factory):
 
 
 # The other trainers are killed in ``test_kill``, and stopped in ``test_signals``.
-STOPS = [("dpo", signal.SIGKILL), ("ppo", signal.SIGTERM), ("sft", signal.SIGINT)]
+STOPS = [("ppo", signal.SIGTERM), ("dpo", signal.SIGKILL)]
 
 
 @pytest.mark.parametrize(("trainer", "number"), STOPS)

@@ -17,9 +17,15 @@ from runner.run.seal import sealed_checkpoints
 pytestmark = pytest.mark.slow
 # One of each alarm and kind of trainer, and the healthy ones that look most like them.
 CHOSEN_SICK = {
-    *("nan weight lora dpo", "nan weight grpo", "nan weight at a save", "inf gradient orpo", "nan evaluation"),
-    *("rate 1e10 lora", "all labels masked", "zero gradient accumulated", "frozen adapter", "constant reward ppo"),
-    *("kl grpo", "sign of dpo", "sign of gradients sft", "wrong reference"),
+    *("nan weight grpo", "nan weight at a save", "inf gradient orpo", "nan evaluation"),
+    *(
+        "all labels masked",
+        "frozen adapter",
+        "constant reward ppo",
+        "kl grpo",
+        "sign of gradients sft",
+        "wrong reference",
+    ),
 }
 CHOSEN_HEALTHY = {
     *("sft memorised", "dpo warm-up from 0", "kto one-sided batches", "grpo rare rewards", "ppo lora"),

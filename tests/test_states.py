@@ -12,4 +12,4 @@ from states import live
 
 @pytest.mark.slow
 def test_states_cannot_lie():
-    live(20)
+    live(10)

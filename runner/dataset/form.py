@@ -5,9 +5,12 @@ all of it conversations or all of it text. Then one arrow takes it to the form o
 keys. Rows that cannot be meant, and rows that TRL would silently take for something else, are refused.
 
 A new form is a record below, with its new roles in ``Role``, and a row in the tables of ``tests/test_convert.py`` and
-conf/README.md. A form that only a trainer takes is a name in the ``becomes`` of those that can be turned into it. An
-answer is one text or one conversation; where it is something else, as a list of answers, its tokens are made in
-``model.encoding.encode_row`` and weighed in ``weigh.Weigher``, and ``convert`` compares it with the first row's.
+conf/README.md; nothing else changes. A raw list, as of good answers, is spread by its arrows over several rows. What a
+reward gets as ``reference`` is one text, or None. The first role of a ``needs`` names a column that no reward can ask
+for, since its rows are of that form. A form that only a trainer takes is a name in the ``becomes`` of those that can be
+turned into it. Only where a trainer's own row holds something else than one text or one conversation as an answer, its
+tokens are made in ``model.encoding.encode_row`` and weighed in ``weigh.Weigher``, and ``convert`` compares it with the
+first row's.
 
 Which form a source has is found in ``detect``, many rows are converted in ``convert``. Nothing here needs torch or
 datasets, because the config check asks before either is imported.

@@ -2,8 +2,8 @@
 
 What the update does with log-probabilities and values is in ``algorithm``; how completions are sampled is elsewhere.
 
-Each process holds whole models. FSDP2 is refused (``PPOConfig.fsdp`` and the end of ``PPOTrainer.__init__``), because
-its weights are whole only within a forward call of the module that it wraps. For it these must change:
+Each process holds whole models. FSDP2 is refused (``PPOConfig.fsdp`` and the end of ``PPOTrainer.__init__``, nowhere
+else), because its weights are whole only within a forward call of the module that it wraps. For it these must change:
 
 - here ``logprobs``, ``reference_logprobs`` and ``values`` are called outside ``forward``, and call trunks
   (``last_hidden_states``) and heads (``TokenLogProbs.of_hidden``, ``ActorCritic.values``) as modules of their own:
@@ -14,9 +14,11 @@ its weights are whole only within a forward call of the module that it wraps. Fo
 - ``command.train.save_model`` gathers this whole module where the policy alone is to be saved, and ``policy_of`` gives
   the bare policy to held-out metrics and callbacks that sample;
 - in ``algorithm`` ``roll_out`` hands the bare policy to an engine: through a method of ``ActorCritic``, registered too;
-  ``generate.sampler`` stays, ``generate.engines.merged_weights`` would send shards to a server;
+  ``generate.engines.merged_weights`` would send shards to a server;
 - in ``algorithm`` ``_sum_over_processes`` adds gradients up, where FSDP2 has averaged them: the loss times the world
   size instead; ``drop_policy_gradient`` and ``clip_grad_norm_`` meet DTensors;
+- every process must take as many passes: ``Rollout.micro_batches`` in ``batching`` goes by tokens, and the loop of
+  ``generate.sampler`` ends with the rows of its own process; layers that are recomputed are wrapped here as well;
 - the reference in ``algorithm`` and the reward models in ``scoring``, whose trunks and heads ``Rewards`` calls apart,
   are wrapped by nobody: ``trl.models.prepare_fsdp``.
 
