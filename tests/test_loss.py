@@ -302,9 +302,6 @@ def odds(chosen_logps, rejected_logps, beta):
     chosen, rejected = chosen_logps.exp(), rejected_logps.exp()
     return -beta * logsigmoid((chosen_logps - torch.log1p(-chosen)) - (rejected_logps - torch.log1p(-rejected)))
 
-def plain(chosen_logps, rejected_logps, beta):
-    return -logsigmoid(beta * (chosen_logps - rejected_logps))
-
 def scores(chosen_rewards, rejected_rewards):
     return -logsigmoid(chosen_rewards - rejected_rewards)
 

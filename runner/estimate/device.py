@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,18 +41,13 @@ def read_memory() -> dict[str, int]:
 def this_device() -> Device:
     """The device that a run here would train on, and what it may reach: from the best of a few large products."""
     import torch
+    from torch.utils.benchmark import Timer
 
     gpu = torch.cuda.is_available()
     kind, dtype, size = ("cuda", torch.bfloat16, 8192) if gpu else ("cpu", torch.float32, 1024)
-    wait = torch.cuda.synchronize if gpu else lambda: None
-    left, right = (torch.rand(size, size, device=kind).to(dtype) for _ in range(2))
-    best = float("inf")
-    for _ in range(5):
-        wait()
-        began = time.perf_counter()
-        left @ right
-        wait()
-        best = min(best, time.perf_counter() - began)
+    both = {name: torch.rand(size, size, device=kind).to(dtype) for name in ("left", "right")}
+    timer = Timer("left @ right", globals=both, num_threads=torch.get_num_threads())
+    best = min(timer.timeit(1).mean for _ in range(5))
     here = min(read_memory().values(), default=None)
     name, free = (torch.cuda.get_device_name(), torch.cuda.mem_get_info()[0]) if gpu else ("this CPU", here)
     how = f"half of what large {'bf16 ' if gpu else ''}products reach"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from runner.estimate.device import Device
 from runner.estimate.memory import Training
 from runner.estimate.steps import batch_size, setting, steps_of
+from runner.report.number import number
 from runner.run.alarms import steps_to_notice
 from runner.run.disk import free, sized
 from runner.run.key import processes_of
@@ -73,7 +75,8 @@ class Forecast:
         operations, speed = self.training.operations_per_step * (self.steps or 1), self.device.speed or ASSUMED
         where = f"{self.device.name} at {sized(speed, 'FLOP/s')} ({self.device.how or 'assumed; type speed=<TFLOP/s>'})"
         seconds = operations / speed
-        return f"{_span(seconds)}{'' if self.steps else ' a step'}, {operations:.2g} FLOP: {where}"
+        span = f"{number(seconds, 2)} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
+        return f"{span}{'' if self.steps else ' a step'}, {operations:.2g} FLOP: {where}"
 
     def disk(self) -> list[str]:
         """Checkpoints that are on the disk at a time, those that are kept and one that is written, and the model."""
@@ -117,15 +120,3 @@ def format_forecasts(forecasts: Sequence[Forecast]) -> list[str]:
         *([f"  unknown      activations, and with them the peak: {first.why}"] if first.why else []),
         *(line for each in forecasts for line in each.warning()),
     ]
-
-
-def _span(seconds: float) -> str:
-    """A time of hours or days for people.
-
-    >>> _span(0.0024), _span(42), _span(7200), _span(300_000)
-    ('0.0024 s', '42 s', '2 h', '3.5 days')
-    """
-    for least, size, name in ((2 * 86_400, 86_400, "days"), (3600, 3600, "h"), (60, 60, "min")):
-        if seconds >= least:
-            return f"{seconds / size:.2g} {name}"
-    return f"{seconds:.2g} s"
