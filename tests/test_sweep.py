@@ -483,18 +483,18 @@ class Chaos(TrainerCallback):
 @pytest.mark.slow
 def test_a_sweep_in_chaos_finishes_the_healthy_jobs_and_then_exactly_the_others(runner):
     (runner.folder / "chaos.py").write_text(CHAOS)
-    chaos = ("allow=[chaos]", "callback.chaos._target_=chaos.Chaos", "callback.chaos.job=range(2,9)")
+    chaos = ("allow=[chaos]", "callback.chaos._target_=chaos.Chaos", "callback.chaos.job=range(1,9)")
     words = ("-m", *chaos, *QUICK, "launcher.jobs=2", "launcher.timeout_seconds=20", "name=chaos")
     done = runner(*words, code=1)
-    assert "2 of 7 runs finished" in done.stdout
+    assert "2 of 8 runs finished" in done.stdout
     printed = {line.split()[1]: line for line in done.stdout.splitlines() if line.startswith("failed    job-")}
-    wanted = {2: "job 2 raises", 3: "SIGKILL", 4: "SIGSEGV", 5: "sys.exit(0)", 6: "timeout_seconds"}
-    assert all(why in printed[f"job-{job}"] for job, why in wanted.items()) and len(printed) == 5
+    wanted = {1: "job 1 raises", 2: "job 2 raises", 3: "SIGKILL", 4: "SIGSEGV", 5: "sys.exit(0)", 6: "timeout_seconds"}
+    assert all(why in printed[f"job-{job}"] for job, why in wanted.items()) and len(printed) == 6
     (runner.folder / "healed").touch()
     again = runner(*words)
-    assert "7 of 7 runs finished" in again.stdout and "5 failed, to try again, 2 finished" in again.stdout
+    assert "8 of 8 runs finished" in again.stdout and "6 failed, to try again, 2 finished" in again.stdout
     starts = Counter(read_json(folder / "manifest.json")["starts"] for folder in runner.runs("chaos"))
-    assert starts == {1: 2, 2: 5}
+    assert starts == {1: 2, 2: 6}
 
 
 @pytest.mark.slow
