@@ -4,6 +4,7 @@ import gc
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -78,6 +79,13 @@ class Command:
     def start(self, *words: str, session: bool = False) -> Started:
         """Start it, without waiting for its end."""
         return self.warm.start(list(words), self.folder, self.environment, session=session)
+
+    def start_two(self, *words: str, door: str = DOOR, **variables: str) -> list[Started]:
+        """Start it in two processes that train as one, with the variables that torchrun sets."""
+        with socket.create_server(("localhost", 0)) as free:
+            world = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}
+        each = [world | variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in (0, 1)]
+        return [self.warm.start(list(words), self.folder, self.environment | own, door=door) for own in each]
 
     def forget_cache(self) -> None:
         """Empty the cache of rows and models, which all commands share that are forked from one process."""

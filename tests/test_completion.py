@@ -82,6 +82,7 @@ def test_words_that_compose_nothing_leave_the_groups(tmp_path, monkeypatch):
     assert "trainer." in offered("runner trainer=dop ")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("bash"), reason="no bash here")
 def test_bash_completes_through_the_printed_script(capsys, tmp_path):
     assert main(["completion", "bash"]) == 0
@@ -97,6 +98,7 @@ def test_bash_completes_through_the_printed_script(capsys, tmp_path):
     assert done.stdout == "trainer.args.loss_type=|" and not done.stderr
 
 
+@pytest.mark.slow
 def test_nothing_heavy_is_imported():
     heavy = ["torch", "transformers", "trl", "datasets", "matplotlib"]
     words = "runner trainer=dpo trainer.args.loss_type="

@@ -40,6 +40,7 @@ def test_missing_options_are_told_together_with_the_nearest():
     assert error.value.faults[1].fix == "dataset=toy_reviews"
 
 
+@pytest.mark.slow
 def test_several_options_of_a_group_that_takes_one_are_all_refused(tmp_path):
     """The last would win in silence; typed or in a file, and of a group that names its parts they go together."""
     with pytest.raises(ConfigError) as caught:

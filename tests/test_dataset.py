@@ -16,7 +16,7 @@ import yaml
 from datasets import Audio, Dataset, Features, Image, IterableDataset, List, Value
 
 from runner.dataset.check import LOADER, check_dataset
-from runner.dataset.convert import RowRequest
+from runner.dataset.convert import Conversion, RowRequest
 from runner.dataset.disk import MAX_BYTES_READ
 from runner.dataset.load import _read_stream, convert_rows, fingerprint, load_rows
 from runner.dataset.mix import mix_rows
@@ -137,6 +137,7 @@ def test_a_pattern_is_one_split(tmp_path):
     assert numbers(train) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_shipped_rows_are_found_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     train, evals = load_rows(SORT, split={"train": "train", "eval": "eval"})
@@ -248,6 +249,7 @@ def test_a_record_in_which_the_look_at_a_file_ends_is_no_fault(tmp_path, suffix)
     assert next(fault.where for fault in find_faults(broken)) == f"{broken}:2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 @pytest.mark.parametrize("name", ["line.jsonl", "lines.jsonl", "rows.json", "rows.csv"])
 def test_the_look_at_a_packed_file_takes_little_memory(tmp_path, name, suffix):
@@ -585,31 +587,27 @@ def test_rows_in_memory_convert_too():
     assert list(rows) == [exchange(0)]
 
 
-TWO = """
-import os, sys
-from runner.dataset.convert import Conversion
-from runner.dataset.load import load_rows
-batch, rank = Conversion.batch, os.environ["RANK"]
-def noted(self, *how):
-    print("converted by", rank, flush=True)
-    return batch(self, *how)
-Conversion.batch = noted
-train, _ = load_rows(sys.argv[1], to="demonstration")
-print("rows", rank, len(train), train._fingerprint, flush=True)
-from accelerate import PartialState
-PartialState().destroy_process_group()
-"""
+def load_as_one_of_two(words):
+    """What each of two processes does: say who converts, and which rows it gets."""
+    from accelerate import PartialState
+
+    batch, rank = Conversion.batch, os.environ["RANK"]
+
+    def noted(self, *how):
+        print("converted by", rank, flush=True)
+        return batch(self, *how)
+
+    Conversion.batch = noted
+    train, _ = load_rows(words[0], to="demonstration")
+    print("rows", rank, len(train), train._fingerprint, flush=True)
+    PartialState().destroy_process_group()
 
 
 @pytest.mark.slow
-def test_of_two_processes_one_converts(file, tmp_path):
-    script = tmp_path / "two.py"
-    script.write_text(TWO)
-    environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
-    done = subprocess.run([*command, str(script), file], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines()]
+def test_of_two_processes_one_converts(file, runner):
+    both = [started.wait() for started in runner.start_two(file, door="test_dataset:load_as_one_of_two")]
+    assert [done.returncode for done in both] == [0, 0], both
+    lines = [line.split() for done in both for line in done.stdout.splitlines()]
     assert [line for line in lines if line[0] == "converted"] == [["converted", "by", "0"]]
     rows = [line[2:] for line in lines if line[0] == "rows"]
     assert len(rows) == 2 and rows[0] == rows[1] and rows[0][0] == "100"

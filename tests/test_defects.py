@@ -72,6 +72,7 @@ def test_a_defect_is_caught_or_missed_and_the_checkout_stays_as_it_is(checkout, 
     assert (checkout / "maths.py").read_text() == CODE
 
 
+@pytest.mark.slow
 def test_a_test_without_an_end_is_ended(checkout):
     (checkout / "tests" / "test_four.py").write_text("import time\n\n\ndef test_four():\n    time.sleep(100)\n")
     outcome = defects.run_tests(checkout, ["tests/test_four.py"], seconds=3)

@@ -94,6 +94,7 @@ def test_a_cache_is_measured_without_following_links(tmp_path):
     assert doctor.describe_cache(tmp_path, "*") == f"500 kB, 0 of them in {tmp_path}"
 
 
+@pytest.mark.slow
 def test_verbs_that_look_need_nothing_heavy(tmp_path):
     from laid import lay_run
 

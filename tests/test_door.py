@@ -95,6 +95,7 @@ def light(*words):
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -190,6 +191,7 @@ def test_the_key_knows_the_processes_that_torchrun_has_started(monkeypatch, caps
     assert alone != own == world
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "words", "found", "fix"),
     [

@@ -108,6 +108,7 @@ def test_loss_and_perplexity_are_those_of_the_known_answers(evaluate):
     assert found["scores"]["eval_perplexity"] == pytest.approx(math.exp(found["scores"]["eval_loss"]))
 
 
+@pytest.mark.slow
 def test_metrics_and_rewards_are_means_over_prompts_with_their_errors(evaluate):
     found, rows, said = evaluate(*TOY, "n=3", "temperature=2", "seed=4")
     assert [(row["row"], row["sample"]) for row in rows] == [(row, n) for row in range(10) for n in range(3)]

@@ -75,6 +75,7 @@ def said(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.slow
 def test_rows_are_added_without_a_look_at_those_of_earlier_steps(table):
     assert [(row["step"], row["set"]) for row in said(table)] == [(n, s) for n in range(1, 901) for s in "ab"]
     before, node = table.read_bytes(), table.stat().st_ino

@@ -338,6 +338,7 @@ def test_tiny_models_are_small_and_repeatable(tmp_path: Path, architecture: str,
     assert wanted in json.loads((first / "config.json").read_text())["architectures"][0]
 
 
+@pytest.mark.slow
 def test_everything_is_up_under_its_real_name(hub: Hub) -> None:
     assert {name for kind, name in hub.repos if kind == "model"} >= set(MODELS)
     assert {name for kind, name in hub.repos if kind == "dataset"} >= set(ROWS)

@@ -574,6 +574,7 @@ def test_no_key_has_two_rows_in_a_table(tool):
 # --- The command ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_it_writes_into_the_menu_of_this_folder_and_never_over_a_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "conf" / "experiment").mkdir(parents=True)

@@ -409,6 +409,7 @@ def test_an_adapter_comes_on_its_base_and_can_be_trained_further(folder, tmp_pat
     assert moved.abs().max() > 1e-2
 
 
+@pytest.mark.slow
 def test_an_adapter_that_cannot_be_trained_here_is_refused(qwen, tmp_path):
     save_adapter(qwen, tmp_path / "score", lora(task_type="SEQ_CLS"), head="score")
     with pytest.raises(ConfigError, match="adapter for SEQ_CLS"):

@@ -349,6 +349,7 @@ def test_precomputed_references_are_of_the_start_model(option, folder):
     assert (trainer.ref_model is not None) == (option == "pissa")
 
 
+@pytest.mark.slow
 def test_a_reference_is_a_frozen_copy(folder):
     model = load(folder)
     reference = copy_reference(model)
@@ -367,6 +368,7 @@ def test_an_adapter_is_put_on_once(kind, folder):
     assert not any(isinstance(part.base_layer, BaseTunerLayer) for part in layers)
 
 
+@pytest.mark.slow
 def test_the_copy_that_a_trainer_keeps_as_reference_is_not_written(folder, tmp_path):
     model = load(save_adapter(folder, tmp_path / "adapter"))
     trainer, _ = take_step("dpo", model, folder)

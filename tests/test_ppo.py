@@ -270,6 +270,7 @@ def test_the_update_does_not_depend_on_the_pad_token(tmp_path, pad):
     assert farthest(train(pad), train("<pad>")) == 0
 
 
+@pytest.mark.slow
 def test_the_end_token_is_learned_where_it_also_pads(tmp_path):
     def ended(completion_ids, **_):
         return [float(END in ids) for ids in completion_ids]

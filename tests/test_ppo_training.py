@@ -1,10 +1,6 @@
 """Whole trainings by PPO on the stock loop: resume, evaluation, saves, other processes, and that it learns."""
 
 import json
-import os
-import runpy
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -25,6 +21,7 @@ from tiny_ppo import (
     lora,
     weights,
 )
+from torch.distributed import destroy_process_group, is_initialized
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -248,52 +245,47 @@ def test_an_adapter_of_any_name_loads_elsewhere(tmp_path):
 
 # --- Several processes --------------------------------------------------------------------------
 
-SIDES = """
-import sys
-import torch
-sys.path.insert(0, {tests!r})
-from tiny_ppo import *
-from torch.distributed import is_initialized, destroy_process_group
 
-count, folder = int(sys.argv[1]), sys.argv[2]
-found = []
-for more in ({{}}, {{"peft_config": lora()}}):
-    for parts in (1, 2):
-        trainer = letter_trainer(
-            folder, rows=letter_rows(20), per_device_train_batch_size=8 // count, num_mini_batches=parts,
-            num_ppo_epochs=2, optim="sgd", learning_rate=0.3, kl_target=1.0, kl_horizon=50, max_steps=3,
-            score_normalization="whiten",
-            eval_dataset=letter_rows(7), per_device_eval_batch_size=4 // count, missing_eos_penalty=0.5, **more,
-        )
-        trainer.train()
-        scores = trainer.evaluate()
-        kept = [{{k: v for k, v in line.items() if not k.startswith(("time", "eps"))}} for line in logs_of(trainer)]
-        found.append((weights(trainer), kept, trainer.running.__dict__, scores))
-if trainer.is_world_process_zero():
-    torch.save(found, folder + "/found.pt")
-if is_initialized():
-    destroy_process_group()
-"""
+def train_sides(words):
+    """Train with one joint adapter and without, in whole and in halves, as one of so many processes."""
+    count, folder = int(words[0]), words[1]
+    found = []
+    for more in ({}, {"peft_config": lora()}):
+        for parts in (1, 2):
+            trainer = letter_trainer(
+                folder,
+                rows=letter_rows(20),
+                per_device_train_batch_size=8 // count,
+                num_mini_batches=parts,
+                num_ppo_epochs=2,
+                optim="sgd",
+                learning_rate=0.3,
+                kl_target=1.0,
+                kl_horizon=50,
+                max_steps=3,
+                score_normalization="whiten",
+                eval_dataset=letter_rows(7),
+                per_device_eval_batch_size=4 // count,
+                missing_eos_penalty=0.5,
+                **more,
+            )
+            trainer.train()
+            scores = trainer.evaluate()
+            logs = [{k: v for k, v in line.items() if not k.startswith(("time", "eps"))} for line in logs_of(trainer)]
+            found.append((weights(trainer), logs, trainer.running.__dict__, scores))
+    if trainer.is_world_process_zero():
+        torch.save(found, Path(folder) / "found.pt")
+    if is_initialized():
+        destroy_process_group()
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one(tmp_path, monkeypatch):
-    script = tmp_path / "sides.py"
-    tests = Path(__file__).parent
-    script.write_text(SIDES.format(tests=str(tests)), encoding="utf-8")
-    found = []
-    for count in (1, 2):
-        folder = tmp_path / str(count)
-        folder.mkdir()
-        words = [str(script), str(count), str(folder)]
-        if count == 1:
-            monkeypatch.setattr(sys, "argv", words)
-            runpy.run_path(str(script))
-        else:
-            environment = os.environ | {"PYTHONPATH": str(tests.parent), "OMP_NUM_THREADS": "1"}
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
-            subprocess.run([*command, *words], env=environment, check=True, timeout=300)
-        found.append(torch.load(folder / "found.pt", weights_only=False))
+def test_two_processes_train_as_one(runner, tmp_path):
+    one, two = (tmp_path / name for name in ("one", "two"))
+    train_sides(["1", str(one)])
+    for started in runner.start_two("2", str(two), door="test_ppo_training:train_sides"):
+        assert started.wait().returncode == 0
+    found = [torch.load(folder / "found.pt", weights_only=False) for folder in (one, two)]
     for one, two in zip(*found, strict=True):
         assert farthest(one[0], two[0]) < 1e-5
         assert two[2] == pytest.approx(one[2], rel=1e-4)

@@ -434,9 +434,10 @@ def test_a_training_is_refused_for_what_the_preview_shows_and_starts_where_that_
 
 @pytest.mark.slow
 def test_several_processes_see_their_rows_together_and_the_first_tells(runner):
-    words = ("launcher.num_processes=2", "trainer.args.max_steps=1", "metric=none", "dataset.limit.eval=8")
-    done = runner(*words, "dataset.limit.train=32", "trainer.args.max_length=20", "name=refused", code=2)
-    assert done.stderr.count("100% of 32 rows are longer") == 1
+    words = ("trainer.args.max_length=20", "trainer.args.max_steps=1", "metric=none", "dataset.limit.train=32")
+    first, second = [started.wait() for started in runner.start_two(*words, "dataset.limit.eval=8")]
+    assert first.returncode == 2 and second.returncode != 0
+    assert first.stderr.count("100% of 32 rows are longer") == 1 and not second.stderr
 
 
 @pytest.mark.slow

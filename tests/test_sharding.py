@@ -78,8 +78,10 @@ def test_a_sharded_run_saves_the_model_that_whole_copies_do(runner, peft):
 
     words, saved = (*SHORT, f"peft={peft}", "trainer.args.optim=sgd", "learning_rate=0.1"), {}
     one = ("trainer.args.per_device_train_batch_size=64",)  # as many rows as two processes have
-    for name, more, on_cpu in (("whole", one, "0"), ("sharded", (*TWO, *FSDP), "1")):
-        runner(*words, *more, f"name={name}", RUNNER_TEST_FSDP_ON_CPU=on_cpu)
+    runner(*words, *one, "name=whole")
+    for started in runner.start_two(*words, *FSDP, "name=sharded", RUNNER_TEST_FSDP_ON_CPU="1"):
+        assert started.wait().returncode == 0
+    for name in ("whole", "sharded"):
         (folder,) = runner.runs(name)
         assert bool(list(folder.glob("checkpoints/*/pytorch_model_fsdp*"))) == (name == "sharded")
         (file,) = (folder / "model").glob("*.safetensors")

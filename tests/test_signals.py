@@ -73,6 +73,7 @@ def test_a_time_limit_saves_the_step_and_is_left_to_who_answers_it(tmp_path, mon
     assert (status["state"], status["step"]) == ("interrupted", 7) and "SIG" in status["cause"]
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_stops_a_run_but_not_one_under_nohup():
     script = "from runner.launch.worker import stop_signals; import signal; print(signal.SIGHUP in stop_signals())"
     for words, expected in (([], "True\n"), (["nohup"], "False\n")):

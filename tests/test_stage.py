@@ -69,6 +69,7 @@ def make_run(root, name, folder, updated="2026-01-01T00:00:00+00:00", state="fin
     return run
 
 
+@pytest.mark.slow
 def test_a_dry_run_prints_every_stage_in_order_and_makes_nothing(chain, tmp_path, capsys):
     assert door.main([*chain, "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -78,6 +79,7 @@ def test_a_dry_run_prints_every_stage_in_order_and_makes_nothing(chain, tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
+@pytest.mark.slow
 def test_a_stage_knows_the_folder_of_an_earlier_one_before_that_has_trained(chain, capsys):
     door.main([*chain, "--dry-run"])
     sft, judge, _ = (line.split()[1] for line in capsys.readouterr().out.splitlines())
@@ -105,6 +107,7 @@ def test_a_change_to_a_stage_makes_it_and_what_depends_on_it_another_run(chain, 
     assert [one == other.absolute() for one, other in zip(folders, now, strict=True)] == same
 
 
+@pytest.mark.slow
 def test_a_word_is_for_every_stage_unless_one_is_named(chain):
     cfgs = composed(*chain, "rl.seed=5", "seed=3", "rl.kl_coef=0.2", "sft.peft=lora", "name=mine")
     assert {stage: cfg["seed"] for stage, cfg in cfgs.items()} == {"sft": 3, "judge": 3, "rl": 5}
@@ -150,6 +153,7 @@ def test_a_word_that_no_stage_would_take_is_a_fault(write, tmp_path):
     assert (fault.where, fault.fix) == ("model.path", "two.model.path=org/name")
 
 
+@pytest.mark.slow
 def test_the_faults_of_all_stages_are_told_at_once_and_nothing_starts(chain, tmp_path, capsys):
     words = (*chain, "sft.trainer.args.lerning_rate=1", "rl.trainer=gropo", "rll.seed=1", "modle.path=x")
     assert door.main([*words]) == 2
@@ -259,6 +263,7 @@ def test_elsewhere_a_reference_is_the_newest_finished_run_of_that_name(tmp_path,
     assert fault.where == "model.path"
 
 
+@pytest.mark.slow
 def test_a_stage_can_begin_where_another_run_ended(write, tmp_path):
     make_run(tmp_path / "outputs", "base", "default-0123456789")
     words = write({"one": ["model.path=${run:base}"], "two": ["model.path=${run:one}"]}, name="two")

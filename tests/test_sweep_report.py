@@ -51,6 +51,7 @@ def test_seeds_become_a_mean_and_a_spread(tmp_path):
     assert "python -m runner -m trainer=dpo kl_coef=0.5 learning_rate=0.0001 name=kl seed=0,1" in text
 
 
+@pytest.mark.slow
 def test_pictures_are_neither_written_nor_deleted_through_a_link(tmp_path):
     group = lay_sweep(tmp_path / "kl", SEEDS, logged=True)
     (tmp_path / "mine").mkdir()
@@ -66,6 +67,7 @@ def test_pictures_are_neither_written_nor_deleted_through_a_link(tmp_path):
     assert (tmp_path / "mine" / "holiday.png").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_two_reports_of_a_name_at_once_both_succeed(tmp_path, monkeypatch):
     group = lay_sweep(tmp_path / "kl", SEEDS, logged=True)
     draw = Figure.savefig
@@ -255,6 +257,7 @@ def partial(tmp_path_factory) -> Path:
     return group
 
 
+@pytest.mark.slow
 def test_every_state_is_shown_as_what_it_is(partial):
     summary = summarise(partial)
     assert count_states(summary.runs) == {
@@ -318,6 +321,7 @@ def test_a_sweep_of_sixteen_long_runs_is_a_light_page(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_a_report_is_written_again_only_where_something_changed(tmp_path):
     group = lay_sweep(tmp_path / "kl", SEEDS)
     page = write_report(summarise(group))
@@ -340,6 +344,7 @@ def test_the_same_folders_make_the_same_bytes(tmp_path):
     assert files_of(group) == first
 
 
+@pytest.mark.slow
 def test_pictures_of_an_earlier_report_go(tmp_path):
     group = lay_sweep(tmp_path / "kl", GRID)
     write_report(summarise(group))

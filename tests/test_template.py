@@ -109,6 +109,7 @@ def test_several_calls_of_one_turn_are_all_trained(bare, name):
     assert trained.count("weather") == 2 and trained.endswith(tokenizer.eos_token)
 
 
+@pytest.mark.slow
 def test_rows_that_call_tools_need_a_template_that_spells_them(bare):
     for name in template_names():
         tokenizer = with_template(bare, name)

@@ -159,6 +159,7 @@ def test_other_rows_under_the_same_name_are_not_trained_on(train, tmp_path, caps
     assert "as the run began with" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_resume_with_another_tokenizer_is_refused(train, capsys):
     words = few_rows("trainer=sft", *QUICK)
     run = train(*words).run

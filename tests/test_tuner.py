@@ -160,6 +160,7 @@ def adapter(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_merged_adapter_is_a_whole_model_that_answers_like_it(adapter):
     merged = load(adapter, merge=True)
     assert not isinstance(merged, PeftModel) and all(weight.requires_grad for weight in merged.parameters())
