@@ -221,7 +221,7 @@ def misbehave(run):
 @pytest.mark.slow
 def test_what_one_job_does_to_its_process_touches_no_other(train_all):
     codes, recorder, _ = train_all(misbehave, "trainer=sft", "seed=range(0,8)", jobs=2, timeout_seconds=6.0)
-    assert [code == 0 for code in codes] == [recorder.ends[run][0] == "finished" for run in recorder.ends]
+    assert Counter(codes) == {0: 2, 1: 3, 5: 3}  # killed by a signal, or for its time
     assert Counter(state for state, _ in recorder.ends.values()) == {"finished": 2, "failed": 6}
     causes = {seed: cause for seed, (_, cause) in recorder.ends.items()}
     assert "exit code 1" in causes[1] and "exit code" in causes[2] and "SIGKILL" in causes[3]

@@ -67,10 +67,10 @@ def measure_small(cfg: Config, gpu: bool, folder: Path) -> tuple[MeasuredStep | 
 
 
 def run_apart(call: Callable[[], int], log: Path, cache: Path) -> int:
-    """The exit code of a call in a process of its own, which ends with this one and writes into a log.
+    """The exit code of a call in a process of its own, below zero the signal that killed it.
 
-    What is built and trained there leaves nothing behind in this one; what it prepares of rows goes into a ``cache``,
-    and not into that of real ones.
+    The process ends with this one and writes into a log. What is built and trained there leaves nothing behind in this
+    one; what it prepares of rows goes into a ``cache``, and not into that of real ones.
     """
 
     def apart() -> int:
@@ -86,8 +86,8 @@ def run_apart(call: Callable[[], int], log: Path, cache: Path) -> int:
         for kill in (os.killpg, os.kill):  # with what it has left running
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 kill(process, signal.SIGKILL)
-        ended = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-    return ended if ended >= 0 else 128 - ended
+        status = os.waitpid(process, 0)[1]
+    return os.waitstatus_to_exitcode(status)
 
 
 def training_alone(cfg: Config, gpu: bool) -> dict[str, Any]:

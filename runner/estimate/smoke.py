@@ -20,7 +20,7 @@ from pyarrow import parquet
 
 from runner.config import Composed
 from runner.config.build import locate
-from runner.errors import ConfigError
+from runner.errors import ConfigError, EnvironmentFault
 from runner.estimate.measure import run_apart
 from runner.estimate.reduce import Clones, Reduced, reduce, rows_of
 from runner.io.files import read_json, write_json
@@ -144,10 +144,11 @@ def _play_parts(case: Case, cache: Path, debug: bool) -> None:
     """Play one part after the other, up to the first that fails."""
     began = time.monotonic()
     for _ in range(PROCESSES):
-        case.code = run_apart(lambda: worker.work(case.run.folder, "rehearse", debug=debug), case.run.log, cache)
-        if case.code:
+        ended = run_apart(lambda: worker.work(case.run.folder, "rehearse", debug=debug), case.run.log, cache)
+        case.code = EnvironmentFault.code if ended < 0 else ended
+        if ended:
             if not case.run.status()["cause"]:
-                case.run.set_status("failed", cause=f"the process ended with exit code {case.code}")
+                case.run.set_status("failed", cause=f"the process {worker.describe_exit(ended)}")
             break
     case.seconds = time.monotonic() - began
 

@@ -23,7 +23,7 @@ from typing import Any
 from runner import config
 from runner.config import Composed
 from runner.config.build import locate
-from runner.errors import ConfigError, Fault, FolderError
+from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, RunnerError
 from runner.io.terminal import write_output_to
 from runner.launch import worker
 from runner.launch.plan import Task
@@ -190,7 +190,7 @@ class Pool:
     def _judge(self, child: Child, ended: int) -> None:
         """Judge a child by what it wrote and how it ended."""
         run, task = Run(child.task.folder.absolute()), child.task
-        status, code = run.status(), 128 - ended if ended < 0 else ended
+        status, code = run.status(), EnvironmentFault.code if ended < 0 else ended or RunnerError.code
         seconds = time.monotonic() - child.began
         if status["state"] == "finished":
             return self._end(task, 0, "finished", seconds=seconds)
@@ -208,7 +208,7 @@ class Pool:
                 cause = f"no end after {self.settings.timeout_seconds:g} s (launcher.timeout_seconds)"
             with contextlib.suppress(FolderError), locked(run):  # unless another process has it by now
                 run.set_status(state, cause=cause)
-        return self._end(task, code or 1, state, cause, seconds)
+        return self._end(task, code, state, cause, seconds)
 
     def _end(self, task: Task, code: int, state: str, cause: str = "", seconds: float | None = None) -> None:
         self.codes[task.folder] = code
