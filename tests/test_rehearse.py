@@ -119,7 +119,7 @@ def test_a_stage_is_not_begun_where_the_one_before_has_failed(play, capsys):
     assert code == 5 and [result.code for result in results] == [5, 5, 0]
     out = capsys.readouterr().out
     assert "failed    run seed-1: reading rows" in out and "not begun run" in out and out.count("ok  ") == 1
-    assert results[0].run.status()["cause"] .startswith("the process was killed by SIGKILL")
+    assert results[0].run.status()["cause"].startswith("the process was killed by SIGKILL")
 
 
 def test_a_part_writes_into_its_log_and_its_death_is_an_exit_code(tmp_path):
