@@ -72,7 +72,9 @@ def main() -> None:
 
 def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--shape", nargs="+", choices=SHAPES, default=list(SHAPES), metavar="SHAPE", help=list(SHAPES))
+    parser.add_argument(
+        "--shape", nargs="+", choices=SHAPES, default=list(SHAPES), metavar="SHAPE", help=", ".join(SHAPES)
+    )
     parser.add_argument("--peft", action="store_true", help="LoRA of rank 8")
     parser.add_argument("--critic", choices=("model", "adapter", "head"), help="ours; TRL's is always a model")
     parser.add_argument("--repeats", type=int, default=1)
