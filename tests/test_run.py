@@ -291,8 +291,8 @@ def test_a_link_is_refused_before_it_is_read(tmp_path, monkeypatch):
     lay_run(tmp_path / "a")
     (tmp_path / "a" / "status.json").unlink()
     (tmp_path / "a" / "status.json").symlink_to(tmp_path / "elsewhere")
-    monkeypatch.setattr("runner.run.find.read_run", lambda folder: pytest.fail("it was read"))
-    monkeypatch.setattr("runner.command.report.read_run", lambda folder: pytest.fail("it was read"))
+    for reader in ("read_yaml", "read_json"):
+        monkeypatch.setattr(f"runner.run.read.{reader}", lambda path: pytest.fail("it was read"))
     for call in (lambda: find_runs([str(tmp_path / "a")], "diff", 1), lambda: report(tmp_path / "a")):
         with pytest.raises(FolderError, match="link"):
             call()

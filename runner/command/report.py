@@ -14,17 +14,18 @@ from pathlib import Path
 from runner.command import CommandLine
 from runner.command._option import Option, read_options
 from runner.errors import Fault, FolderError
-from runner.io.files import display_path, find_links
+from runner.io.files import display_path
 from runner.io.terminal import print_visible
 from runner.report.facts import differing
 from runner.report.number import short
 from runner.report.page import write_report, write_run_report
 from runner.report.sweep import list_states, summarise
 from runner.report.table import Column, format_table, run_table, table
-from runner.run import link_faults
+from runner.run import foreign_faults
 from runner.run.read import find_folders, is_run, read_group, read_run
 from runner.schema.text import nearest
 
+PAGES = ("report.html", "summary.csv", "summary.jsonl")  # that a report of several runs writes
 OPTIONS = dict.fromkeys(("objective", "direction", "output_root"), Option())
 
 
@@ -52,16 +53,17 @@ def main(line: CommandLine) -> int:
 def report(folder: Path, objective: str | None = None, direction: str | None = None) -> str:
     """Write the report of a run or of a group into its folder, and return what the terminal shows of it."""
     width = shutil.get_terminal_size((80, 24)).columns
-    # Of a name only the pictures: its runs may be links to where they are.
-    links = find_links(folder) if is_run(folder) else filter(Path.is_symlink, [folder / "plots"])
-    if faults := link_faults(links):
-        raise FolderError(faults)
     if is_run(folder):
         run = read_run(folder)
-        if run.format_faults:
-            raise FolderError(run.format_faults)
+        if run.faults:
+            raise FolderError(run.faults)
         found = differing(run)
         return f"{run_table(run, found, width)}\npage      {display_path(write_run_report(run, found))}"
+    plots = folder / "plots"  # the runs themselves may be links to where they are
+    wrong = [path for name in PAGES if (path := folder / name).is_dir() and not path.is_symlink()]
+    wrong += [plots] if plots.is_symlink() or (plots.exists() and not plots.is_dir()) else []
+    if wrong:
+        raise FolderError(foreign_faults(wrong))
     summary = summarise(folder, objective, direction)
     page = display_path(write_report(summary))
     return f"{table(summary, width)}\nrows      {page.removesuffix('report.html')}summary.csv\npage      {page}"

@@ -183,6 +183,7 @@ def save_model(run: Run, trainer: Trainer) -> None:
     model, policy = trainer.accelerator.unwrap_model(trainer.model), policy_of(trainer)
     if is_first:
         shutil.rmtree(new, ignore_errors=True)
+        new.mkdir()  # nobody else's: a link there would be followed
     trainer.accelerator.wait_for_everyone()  # or what another process writes would be removed
     # Gathered by all processes, whatever form the checkpoints have.
     weights = trainer.accelerator.get_state_dict(trainer.model) if trainer.is_fsdp_enabled else None

@@ -7,6 +7,7 @@ to references. Both are measured before anything is built from them, which costs
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,12 @@ def parse_yaml(text: str | bytes, where: str) -> Any:
 
 
 def check_size(path: Path) -> None:
-    """Raise ConfigError for a file that nobody has written by hand."""
-    size = path.stat().st_size
+    """Raise ConfigError for a file that nobody has written by hand, and for what is no file."""
+    about = path.stat()
+    if not stat.S_ISREG(about.st_mode):
+        found = "a folder" if stat.S_ISDIR(about.st_mode) else "a pipe, a socket or a device"
+        raise ConfigError(Fault(str(path), found, "a file", "the path of a file"))
+    size = about.st_size
     if size > MAX_BYTES:
         expected, fix = f"{EXPECTED}, at most 1 MB", "rows belong into a file of dataset.path"
         raise ConfigError(Fault(str(path), f"{size / 1e6:.1f} MB", expected, fix))

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import Fault, FolderError
-from runner.io.files import display_path, read_json, to_line, write_json, write_text
-from runner.run import link_faults
+from runner.io.files import display_path, open_own, read_json, to_line, write_json, write_text
+from runner.run import foreign_faults
 
 FORMAT = 3  # of rows, random numbers and facts; what was begun with another is not continued
 
@@ -50,7 +50,7 @@ class PredictionFile:
 
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lock = self.partial.with_suffix(".lock")
-        if faults := link_faults(filter(Path.is_symlink, [self.partial, lock])):
+        if faults := foreign_faults(filter(Path.is_symlink, [self.partial, lock])):
             raise FolderError(faults)
         try:
             with FileLock(lock, timeout=0):
@@ -67,7 +67,7 @@ class PredictionFile:
             return []
         whole = self.partial.read_bytes().rpartition(b"\n")[0]
         rows = [json.loads(line) for line in whole.split(b"\n") if line]
-        with open(self.partial, "r+b") as file:
+        with open_own(self.partial, "r+b") as file:
             file.truncate(len(whole) + bool(whole))
         return rows
 
@@ -94,7 +94,7 @@ class PredictionFile:
         left = [batch for batch in batches if not there.issuperset(batch)]
         for batch in left:
             lines = map(to_line, make(batch))
-            with open(self.partial, "a", encoding="utf-8") as file:
+            with open_own(self.partial, "a", encoding="utf-8") as file:
                 file.writelines(lines)
                 file.flush()
                 os.fsync(file.fileno())

@@ -5,6 +5,8 @@ because only what runs write is locked and sealed.
 """
 
 import contextlib
+import errno
+import glob
 import hashlib
 import inspect
 import json
@@ -12,10 +14,11 @@ import math
 import os
 import re
 import shutil
+import stat
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from runner.io.secrets import without_values
 
@@ -81,6 +84,28 @@ def write_bytes(path: Path, content: bytes) -> None:
     sync(path.parent)
 
 
+def open_own(path: Path, mode: str = "r", **how: Any) -> IO[Any]:
+    """Open a file that only we write, to read it (r), to change it (r+) or to add to it (a); the last two may make it.
+
+    Raises OSError where a link, a pipe, a device or a socket is in its place: it is neither followed nor waited for.
+    A file with a second name, as ``cp -al`` makes them, gets bytes of its own before it is changed.
+    """
+    if mode[0] == "a" or "+" in mode:
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISREG((about := path.lstat()).st_mode) and about.st_nlink > 1:
+                write_bytes(path, path.read_bytes())
+
+    def opener(name: str, flags: int) -> int:
+        flags |= os.O_NOFOLLOW | os.O_NONBLOCK | (0 if mode in ("r", "rb") else os.O_CREAT)
+        descriptor = os.open(name, flags, 0o666)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.EINVAL, "not a plain file", name)
+        return descriptor
+
+    return open(path, mode, opener=opener, **how)
+
+
 def write_json(path: Path, value: object) -> None:
     """Write strict JSON atomically; see :func:`strict` for what happens to NaN."""
     write_text(path, json.dumps(strict(value), indent=2, ensure_ascii=False) + "\n")
@@ -89,7 +114,8 @@ def write_json(path: Path, value: object) -> None:
 def read_json(path: Path) -> dict | None:
     """The content of a JSON file, or None where it is missing or torn."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        with open_own(path, encoding="utf-8") as file:
+            return json.load(file)
     except (OSError, ValueError, RecursionError):
         return None
 
@@ -100,7 +126,7 @@ def read_rows(path: Path, most: int | None = None) -> list[dict[str, Any]]:
     Empty where there is no such file.
     """
     found = []
-    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8", errors="replace") as file:
+    with contextlib.suppress(FileNotFoundError), open_own(path, encoding="utf-8", errors="replace") as file:
         for line in islice(file, most):
             with contextlib.suppress(ValueError, RecursionError):
                 found.append(json.loads(line))
@@ -111,8 +137,8 @@ def read_last_row(path: Path) -> dict:
     """The last whole line of a file of JSON lines, without reading the others; empty where there is none."""
     if not path.exists():
         return {}
-    with open(path, "rb") as file:
-        file.seek(max(0, path.stat().st_size - 65536))
+    with open_own(path, "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
         lines = file.read().split(b"\n")
     for line in reversed(lines):
         with contextlib.suppress(ValueError):
@@ -130,7 +156,7 @@ def replace_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, same: Sequenc
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     step, there = rows[0]["step"], {tuple(row[key] for key in same) for row in rows}
-    with open(path, "r+b" if path.exists() else "w+b") as file:
+    with open_own(path, "r+b") as file:
         found = [row for row in _seek_behind(file, step - 1) if row["step"] == step]
         others = [row for row in found if tuple(row.get(key) for key in same) not in there]
         text = "".join(map(to_line, [*others, *rows]))
@@ -141,12 +167,12 @@ def replace_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, same: Sequenc
 def forget_rows(path: Path, after: int) -> None:
     """Cut off a file of JSON lines that is in the order of steps behind the rows of a step."""
     if path.exists():
-        with open(path, "r+b") as file:
+        with open_own(path, "r+b") as file:
             _seek_behind(file, after)
             file.truncate()
 
 
-def _seek_behind(file: BinaryIO, step: int) -> list[dict[str, Any]]:
+def _seek_behind(file: IO[bytes], step: int) -> list[dict[str, Any]]:
     """Go to the place behind the rows of a step, and give those that follow, without what is no whole row."""
     size, block = file.seek(0, os.SEEK_END), 8192
     while True:
@@ -194,25 +220,30 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def find_links(folder: Path) -> list[Path]:
-    """Every symbolic link inside a folder that only we write to.
+def find_foreign(folder: Path, depth: int | None = None) -> list[Path]:
+    """Whatever is neither a plain file nor a folder inside a folder that only we write to, as deep as asked.
 
     The folder itself and whatever is above it may be reached through links that the user made. A link inside it would
-    have files elsewhere overwritten or deleted. wandb makes some in its own folder, where we neither write nor delete.
+    have files elsewhere overwritten, deleted or shown, and a pipe would have us wait for ever. wandb makes links in its
+    own folder, where we neither write nor delete.
     """
     found = []
     for parent, folders, names in os.walk(folder):
-        found += [path for name in (*folders, *names) if (path := Path(parent, name)).is_symlink()]
-        folders[:] = [name for name in folders if name != "wandb"]
+        for path in (Path(parent, name) for name in (*folders, *names)):
+            with contextlib.suppress(FileNotFoundError):  # it was there only for a moment
+                mode = path.lstat().st_mode
+                found += [] if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else [path]
+        level = len(Path(parent).relative_to(folder).parts) + 1
+        folders[:] = [name for name in folders if name != "wandb" and level != depth]
     return sorted(found)
 
 
 def remove(folder: Path) -> None:
     """Delete a folder so that no reader meets half of it: rename first."""
-    doomed = folder.with_name(f".{folder.name}.removed")
-    shutil.rmtree(doomed, ignore_errors=True)
+    doomed = folder.with_name(f".{folder.name}.{os.urandom(8).hex()}.removed")
     folder.rename(doomed)
-    shutil.rmtree(doomed)
+    for path in folder.parent.glob(glob.escape(f".{folder.name}.") + "*.removed"):  # and what a kill has left
+        shutil.rmtree(path)
 
 
 def files_of(folder: Path) -> dict[str, str]:

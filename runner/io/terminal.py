@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from runner.io.files import open_own
 from runner.io.secrets import hidden, without_values
 from runner.io.turns import text_of
 
@@ -42,7 +43,7 @@ class HidingFile(io.TextIOWrapper):
 
 def write_output_to(log: Path) -> None:
     """Append all that this process prints from here on, and its libraries in C, to a log, without secrets."""
-    file = HidingFile(log.open("ab"), encoding="utf-8", line_buffering=True)
+    file = HidingFile(open_own(log, "ab"), encoding="utf-8", line_buffering=True)
     for descriptor in (1, 2):
         os.dup2(file.fileno(), descriptor)
     sys.stdout = sys.stderr = file

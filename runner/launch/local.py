@@ -17,7 +17,7 @@ from typing import Any
 
 from runner.config import world_size
 from runner.errors import EnvironmentFault, Fault, RunnerError
-from runner.io.files import write_json
+from runner.io.files import open_own, write_json
 from runner.io.secrets import hidden
 from runner.launch import worker
 from runner.run import PATIENCE, Run, held, locked
@@ -61,7 +61,7 @@ def _torchrun(folder: str | Path, num_processes: int, debug: bool) -> int:
         state, error = _cause_of(run, failures, debug)
     state = None if held(run) else state
     if state:
-        with contextlib.suppress(OSError), open(run.log, "a", encoding="utf-8") as log:
+        with contextlib.suppress(OSError), open_own(run.log, "a", encoding="utf-8") as log:
             log.write(f"{error}\n")
     worker.conclude(run, state, error)
     return error.code

@@ -164,7 +164,7 @@ class References:
             fault = Fault(key, f"${{run:{name}}} is {stage}", expected, self._fix(key, name, []))
         else:
             finished = _finished(root, name)
-            meant = [read_run(folder).format_faults for folder in finished[-1:] or _folders(root, name)]
+            meant = [read_run(folder).faults for folder in finished[-1:] or _folders(root, name)]
             if meant and all(meant):
                 self.of_other_formats += meant[-1]
             elif finished:

@@ -26,6 +26,7 @@ from typing import Any
 from runner import config
 from runner.config.build import build, locate
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, Interrupted, RunnerError
+from runner.io.files import open_own
 from runner.io.secrets import hidden
 from runner.io.terminal import Hiding, to_terminal
 from runner.run import PATIENCE, Run, check_lines, check_metadata, locked, write_manifest
@@ -314,8 +315,11 @@ def _explained(run: Run, error: BaseException) -> RunnerError:
     return RunnerError(Fault(str(run.log), text, fix="read the traceback there, or run again with --debug"))
 
 
-class Log(logging.FileHandler):
+class Log(logging.StreamHandler):
     """The log of a run without what a full disk does not take; the record of the steps fails there, and tells."""
+
+    def __init__(self, path: Path):
+        super().__init__(open_own(path, "a", encoding="utf-8"))
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exception(), OSError):
@@ -323,7 +327,8 @@ class Log(logging.FileHandler):
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            super().close()
+            self.stream.close()
+        super().close()
 
 
 @contextlib.contextmanager
@@ -331,7 +336,7 @@ def _logging(path: Path) -> Iterator[None]:
     """Everything that is said goes to the log of the run; the terminal gets our own warnings and all errors."""
     root = logging.getLogger()
     before = root.level
-    file = Log(path, encoding="utf-8")
+    file = Log(path)
     terminal = to_terminal(logging.WARNING if rank() == 0 else logging.ERROR)
     file.setFormatter(Hiding("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.captureWarnings(True)

@@ -7,6 +7,7 @@ made from, so that it is written again only where something has changed. Whateve
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from runner.io.files import write_text
+from runner.io.files import open_own, write_text
 from runner.io.terminal import to_visible
 from runner.report.facts import command_of, count_facts, first_rows, score_rows
 from runner.report.importance import METHOD
@@ -146,10 +147,9 @@ def fingerprint_of(runs: Iterable[RunRecord], *asked: object) -> str:
 
 def _is_written(page: Path, mark: str) -> bool:
     """True where a page carries this hash."""
-    if not page.exists():
-        return False
-    with open(page, encoding="utf-8", errors="replace") as file:
+    with contextlib.suppress(OSError), open_own(page, encoding="utf-8", errors="replace") as file:
         return f'content="{mark}"' in file.read(1000)
+    return False
 
 
 def side_by_side(summary: Summary) -> list[Prompt]:

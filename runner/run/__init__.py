@@ -21,6 +21,7 @@ import os
 import platform
 import shlex
 import socket
+import stat
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +35,7 @@ import yaml
 
 from runner.config.limits import read_yaml
 from runner.errors import ConfigError, Fault, FolderError
-from runner.io.files import display_path, find_links, read_json, read_step, write_json, write_text
+from runner.io.files import ROWS, display_path, find_foreign, open_own, read_json, read_step, write_json, write_text
 from runner.io.secrets import hidden, hidden_source
 from runner.io.terminal import to_visible
 from runner.run.key import canonical_text, folder_of, key_of
@@ -45,6 +46,9 @@ log = logging.getLogger(__name__)
 # Of a run folder. It grows where a file in it, or what a key of its config means, is no longer what it was; a folder of
 # another format is refused by everything that reads it.
 FORMAT = 2
+METADATA = ("config.yaml", "status.json", "manifest.json", "scores.json", "metrics.jsonl")
+FILES = (*METADATA, *ROWS, "log.txt", "adjustments.json", ".lock")
+FOLDERS = ("checkpoints", "model", "plots", ".model.new")
 STATES = ("created", "queued", "running", "interrupted", "failed", "finished")
 # What is not committed, in git's own words whatever programs its settings name.
 CHANGES = ("diff", "--no-ext-diff", "--no-textconv", "HEAD")
@@ -175,7 +179,8 @@ def open_run(cfg: Mapping[str, Any], overrides: Sequence[str], command: Sequence
 
 def check_metadata(run: Run) -> None:
     """Raise FolderError with each file of metadata in the folder that is not what was written there."""
-    faults = link_faults(find_links(run.folder))
+    if faults := find_foreign_faults(run.folder):
+        raise FolderError(faults)
     if (run.folder / "config.yaml").exists():
         key, known = key_of(run.cfg), run.manifest().get("key")
         if known not in (None, key):
@@ -193,15 +198,34 @@ def check_metadata(run: Run) -> None:
         raise FolderError(faults)
 
 
-def link_faults(links: Iterable[Path]) -> list[Fault]:
-    """A fault for each link inside a folder of ours, through which nothing is written or deleted."""
-    expected = "a file or a folder; what is on another disk is the whole run, by output_root=<folder>"
-    return [Fault(str(path), f"a link to {os.readlink(path)}", expected, f"rm {path}") for path in links]
+def find_foreign_faults(folder: Path, depth: int | None = None) -> list[Fault]:
+    """The faults of a run folder, so deep if not as a whole, in which something does not belong in its place."""
+    found = find_foreign(folder, depth)
+    found += [path for name in FILES if (path := folder / name).is_dir() and not path.is_symlink()]
+    found += [path for name in FOLDERS if (path := folder / name).is_file() and not path.is_symlink()]
+    return foreign_faults(found)
+
+
+def foreign_faults(paths: Iterable[Path]) -> list[Fault]:
+    """A fault for each thing in a folder of ours that does not belong in its place: nothing goes through it."""
+    kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder", stat.S_IFREG: "a file"}
+    expected = {"a folder": "a file", "a file": "a folder"}
+    usual = "a file or a folder; what is on another disk is the whole run, by output_root=<folder>"
+    faults = []
+    for path in paths:
+        found = f"a link to {os.readlink(path)}" if path.is_symlink() else ""
+        found = found or kinds.get(stat.S_IFMT(path.stat().st_mode), "a device")
+        fix = f"rm {'-r ' if found == 'a folder' else ''}{path}"
+        faults.append(Fault(str(path), found, expected.get(found, usual), fix))
+    return faults
 
 
 def check_lines(run: Run) -> None:
     """Raise FolderError where the log of the steps holds anything but lines of steps; the last may be cut off."""
-    text = run.metrics.read_bytes() if run.metrics.exists() else b""
+    if not run.metrics.exists():
+        return
+    with open_own(run.metrics, "rb") as file:
+        text = file.read()
     *lines, last = text.split(b"\n")
     bad = [number for number, line in enumerate(lines, 1) if read_step(line + b"\n") is None]
     if not (last.startswith(b"{") or not last.strip(b"\0" if lines else b"")):
@@ -225,8 +249,8 @@ def locked(run: Run, patience: float = 0.0) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     lock = run.folder / ".lock"
-    if lock.is_symlink():
-        raise FolderError(link_faults([lock]))
+    if os.path.lexists(lock) and (lock.is_symlink() or not lock.is_file()):
+        raise FolderError(foreign_faults([lock]))
     try:
         with FileLock(lock, timeout=patience):
             yield

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import ConfigError, Fault, FolderError
-from runner.io.files import find_links, read_json, write_json
-from runner.run import Run, held, link_faults
+from runner.io.files import read_json, write_json
+from runner.run import Run, find_foreign_faults, held
 from runner.run.find import find_run
 from runner.run.key import folder_of, lasting, processes_of
 from runner.run.seal import damage_of, describe_damage, sealed_checkpoints, step_of
@@ -39,7 +39,7 @@ def find_resume_faults(cfg: Mapping[str, Any]) -> list[Fault]:
     if other.folder.resolve() == folder_of(cfg, []).resolve():  # its own folder, in which it goes on anyway
         return []
     differences = list(_differences(other, cfg))  # first, because it changes no byte of a folder of another format
-    if faults := link_faults(find_links(other.folder)):
+    if faults := find_foreign_faults(other.folder):
         return faults + differences
     if held(other):
         found = f"{other} is being trained by pid {other.status().get('pid')}"

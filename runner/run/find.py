@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from runner.errors import ConfigError, Fault, FolderError
-from runner.io.files import find_links
-from runner.run import Run, link_faults
+from runner.run import Run
 from runner.run.read import RunRecord, find_folders, is_run, read_run
 
 
@@ -22,9 +21,8 @@ def find_runs(words: Sequence[str], verb: str, count: int, root: Path = Path("ou
     found = [find_run(word, verb, root) for word in words]
     folders = [each for each in found if isinstance(each, Path)]
     faults = [each for each in found if isinstance(each, Fault)]
-    faults += link_faults(path for folder in folders for path in find_links(folder))
-    runs = [] if faults else [read_run(folder) for folder in folders]  # which follows links
-    faults += [fault for run in runs for fault in run.format_faults]
+    runs = [read_run(folder) for folder in folders]
+    faults += [fault for run in runs for fault in run.faults]
     if faults:
         raise FolderError(dict.fromkeys(faults))
     return runs

@@ -20,9 +20,8 @@ from typing import Any, TypeGuard
 from runner.config.limits import read_yaml
 from runner.errors import ConfigError, Fault
 from runner.io.files import read_json, read_rows
-from runner.run import FORMAT, Run, format_fault
+from runner.run import FORMAT, METADATA, Run, find_foreign_faults, format_fault
 
-METADATA = ("config.yaml", "status.json", "manifest.json", "scores.json", "metrics.jsonl")
 SAMPLE_FILES = ("completions.jsonl", "checkpoints/completions.jsonl")
 
 
@@ -30,7 +29,7 @@ SAMPLE_FILES = ("completions.jsonl", "checkpoints/completions.jsonl")
 class RunRecord:
     """One run folder as it was read; ``damaged`` names the files that could not be.
 
-    Of a folder of another ``format`` nothing is read but that.
+    Nothing else is read of a folder that has ``faults``: it is of another format, or links or pipes are in it.
     """
 
     folder: Path
@@ -39,7 +38,7 @@ class RunRecord:
     manifest: Mapping[str, Any]
     scores: Mapping[str, Any]
     damaged: tuple[str, ...] = ()
-    format: object = FORMAT
+    faults: tuple[Fault, ...] = ()
 
     def __str__(self) -> str:
         return str(self.run)
@@ -51,12 +50,7 @@ class RunRecord:
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
         """The logged lines, in the order of the steps."""
-        return [] if self.format_faults else read_metrics(self.folder / "metrics.jsonl")
-
-    @property
-    def format_faults(self) -> list[Fault]:
-        """The fault of a folder that this runner cannot read as a run; none of one that it can."""
-        return [] if self.format == FORMAT else [format_fault(self.folder, self.format)]
+        return [] if self.faults else read_metrics(self.folder / "metrics.jsonl")
 
     @property
     def before(self) -> dict[str, float]:
@@ -76,7 +70,7 @@ class RunRecord:
     @cached_property
     def state(self) -> str:
         """The state of ``status.json``, or ``lost`` where it says running and the process is gone, or ``unknown``."""
-        if "status.json" in self.damaged or self.format_faults:
+        if "status.json" in self.damaged or self.faults:
             return "unknown"
         state = str(self.status.get("state") or "created")
         return "lost" if state == "running" and _gone(self.status) else state
@@ -96,7 +90,7 @@ class RunRecord:
     def cause(self) -> str:
         """The reason why it is not finished, in one line."""
         damaged = [f"{name} cannot be read" for name in self.damaged]
-        damaged += [f"{fault.found}; expected {fault.expected}" for fault in self.format_faults]
+        damaged += [f"{fault.found}; expected {fault.expected}" for fault in self.faults]
         heard = f"last heard of {format_time(self.status.get('updated'))}"
         why = {
             "created": "not started",
@@ -114,11 +108,20 @@ class RunRecord:
     @property
     def data(self) -> list[Path]:
         """The files that a report is made from."""
-        return [path for name in (*METADATA, *SAMPLE_FILES) if (path := self.folder / name).is_file()]
+        return (
+            []
+            if self.faults
+            else [path for name in (*METADATA, *SAMPLE_FILES) if (path := self.folder / name).is_file()]
+        )
 
 
-def read_run(folder: Path) -> RunRecord:
-    """Read the files of one folder; never raises because of what is in them."""
+def read_run(folder: Path, depth: int | None = None) -> RunRecord:
+    """Read the files of one folder; never raises because of what is in them.
+
+    Before that it is searched, so deep if not as a whole, for what nobody may follow.
+    """
+    if faults := find_foreign_faults(folder, depth):
+        return RunRecord(folder, {}, {}, {}, {}, faults=tuple(faults))
     found: dict[str, dict[str, Any] | None] = {}
     for name in METADATA[:4]:
         content = None
@@ -129,13 +132,13 @@ def read_run(folder: Path) -> RunRecord:
     damaged = tuple(name for name, content in found.items() if content is None and name not in missing)
     cfg, status, manifest, scores = (content or {} for content in found.values())
     if "config.yaml" not in damaged and (number := cfg.pop("format", 1)) != FORMAT:
-        return RunRecord(folder, {}, {}, {}, {}, format=number)
+        return RunRecord(folder, {}, {}, {}, {}, faults=(format_fault(folder, number),))
     return RunRecord(folder, cfg, status, manifest, scores, damaged)
 
 
 def read_group(group: Path) -> list[RunRecord]:
     """Every run of a name, in the order of the folders' names."""
-    return [read_run(path) for path in find_folders(group)]
+    return [read_run(path, depth=2) for path in find_folders(group)]
 
 
 def find_folders(group: Path) -> list[Path]:

@@ -143,7 +143,7 @@ def remove_leftovers(run: Run) -> None:
     for path in run.folder.glob(".*"):
         if LEFT_BY_WRITES.fullmatch(path.name) and path.is_file():
             path.unlink()
-    for path in run.checkpoints.glob(".checkpoint-*.removed"):
+    for path in (*run.folder.glob(".*.removed"), *run.checkpoints.glob(".*.removed")):
         shutil.rmtree(path)
 
 
