@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -55,10 +56,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RunnerError as error:
         print(hidden(traceback.format_exc()) if "--debug" in words else error, file=sys.stderr)
         return error.code
-    except KeyboardInterrupt:  # between two runs, where no worker listens
-        return 130
     except BrokenPipeError:  # whoever read along has seen enough
         return 0
+    except OSError as error:
+        if error.filename is None or "--debug" in words:
+            raise
+        where, expected = str(error.filename), "what can be read, or written there"
+        fault = Fault(where, str(error.strerror), expected, f"ls -ld {shlex.quote(where)}  (shows what is there)")
+        print(EnvironmentFault(fault), file=sys.stderr)
+        return EnvironmentFault.code
+    except KeyboardInterrupt:  # between two runs, where no worker listens
+        return 130
     finally:
         try:
             if sys.stdout is not None:  # as it is where a shell has closed it

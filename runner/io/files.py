@@ -239,11 +239,11 @@ def find_foreign(folder: Path, depth: int | None = None) -> list[Path]:
 
 
 def remove(folder: Path) -> None:
-    """Delete a folder so that no reader meets half of it: rename first."""
+    """Delete a folder, or a file in its place, so that no reader meets half of it: rename first."""
     doomed = folder.with_name(f".{folder.name}.{os.urandom(8).hex()}.removed")
     folder.rename(doomed)
     for path in folder.parent.glob(glob.escape(f".{folder.name}.") + "*.removed"):  # and what a kill has left
-        shutil.rmtree(path)
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def files_of(folder: Path) -> dict[str, str]:

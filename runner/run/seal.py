@@ -144,7 +144,7 @@ def remove_leftovers(run: Run) -> None:
         if LEFT_BY_WRITES.fullmatch(path.name) and path.is_file():
             path.unlink()
     for path in (*run.folder.glob(".*.removed"), *run.checkpoints.glob(".*.removed")):
-        shutil.rmtree(path)
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def rotate(folder: Path, keep: int, best: str | None, steps_to_notice: int = 0) -> None:
