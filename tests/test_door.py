@@ -121,6 +121,45 @@ def test_a_tracker_sets_only_variables_of_trackers(capsys):
     assert "GIT_CONFIG_COUNT" in text and "WANDB_" in text
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-m", "seed=range(0,1000000000)"], "1,000,000,000 jobs"),
+        (["-m", "learning_rate=range(0,1,1e-12)"], "1,000,000,000,000 jobs"),
+        (["-m", "seed=range(0,10,0)"], "a range with a step of 0"),
+        (["launcher.num_processes=1000000"], "at most 1024"),
+        (["-m", "seed=0,1", "launcher.jobs=1000000"], "at most 1024"),
+        (["~seed"], "type      seed=<value>"),
+        (["~output_root"], "type      output_root=<value>"),
+        (["~name"], "type      name=<value>"),
+        (["~nothing"], "there is no such key to delete"),
+        (["dataset.split.train='train[:0]'"], "no row: runner://dataset/toy_sort train[:0]"),
+        (["dataset.split.train='train[:200%]'"], "at most 100%"),
+        (["trainer.args.report_to=wandbb"], "type      trainer.args.report_to=wandb"),
+        (["import", "/dev/zero"], "a pipe, a socket or a device"),
+    ],
+)
+def test_what_would_take_for_ever_or_cannot_be_is_refused_at_once(words, said, capsys):
+    assert said in faults(capsys, *words)
+
+
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "RANK"])
+def test_a_variable_of_processes_that_is_no_number_is_refused(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv(name, "x")
+    assert main(["trainer.args.max_steps=1"]) == 5
+    assert f"unset {name}" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_defaults_that_name_each_other_are_named(tmp_path, capsys):
+    (tmp_path / "experiment").mkdir()
+    for own, other in ("ab", "ba"):
+        (tmp_path / "experiment" / f"{own}.yaml").write_text(f"# @package _global_\ndefaults: [{other}, _self_]\n")
+    text = faults(capsys, "--config-dir", str(tmp_path), "experiment=a", "--dry-run")
+    assert "experiment/a -> experiment/b -> experiment/a" in text or "experiment/b -> experiment/a -> exp" in text
+
+
 @pytest.mark.parametrize("words", [["trainer=dpo", "foo=1", "--debug"], ["peft=null"], ["--config-dir"]])
 def test_a_bad_command_line_is_exit_code_2_however_it_is_bad(words, capsys):
     assert main(words) == 2

@@ -87,6 +87,12 @@ def test_every_name_is_one_of_the_installed_libraries():
     assert {*upstream.FROM_TOP} - fields() - own == set(), "renamed"
 
 
+def test_the_trackers_are_those_of_transformers():
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+    assert {*upstream.TRACKERS} == {"none", "all", *INTEGRATION_TO_CALLBACK}
+
+
 def test_our_python_holds_no_name_of_upstream_elsewhere():
     """So that the test above notices each that is renamed, and one line mends it."""
     known = (fields() | constructor_arguments()) - WORDS

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from runner.config.limits import check_growth, yaml_fault
 from runner.config.menu import GROUPS, OPTIONAL, SEVERAL, read_menu, takes_one
 from runner.config.override import dotted_key, find_choice_faults, force, is_choice, list_fault, parse
-from runner.config.user_folder import use_folders
-from runner.errors import ConfigError, Fault
+from runner.config.user_folder import find_circle, use_folders
+from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.io.files import MENU
 
 if TYPE_CHECKING:
@@ -122,6 +122,7 @@ def _fresh_hydra(folders: Sequence[Path]) -> Iterator[GlobalHydra]:
         hydra.hydra = before
 
 
+NEEDED = ("name", "output_root", "seed")  # at the top level
 # A defaults list, in a file or our own, that names what is not there.
 MISSING_DEFAULT = (
     r"In '([^']+)': Could not find '([^']+)'(?: Available options in '[^']+': (.*?))?(?: Config search.*)?$"
@@ -135,6 +136,10 @@ MESSAGES = {
     "Recursive interpolation": ("{where}", "it refers to itself, in a circle", "a value at some end", "=<value>"),
     r"Unsupported interpolation type (\S+)": (
         *("{where}", "${{{0}:...}}, and there is no such resolver", "oc.env, run, or a key", "=<value>"),
+    ),
+    r"Error merging override ~(\S+)": ("{0}", "deleted, and other keys refer to it", "a value", "=<value>"),
+    r"Could not delete from config\. '([^']+)' does not exist": (
+        *("~{0}", "there is no such key to delete", "a key that is there", "leave it out"),
     ),
     "Environment variable '([^']+)' not found": (
         *("{where}", "the environment has no {0}", "a variable that is set", "export {0}=<value>"),
@@ -153,6 +158,9 @@ def _as_config_errors() -> Iterator[None]:
         yield
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(_composition_fault(error)) from None
+    except RecursionError:
+        found = " -> ".join(circle) if (circle := find_circle()) else "lists that lead deeper than can be followed"
+        raise ConfigError(Fault("defaults", found, "lists of defaults with an end", "mend one of them")) from None
 
 
 def _composition_fault(error: Exception) -> Fault:
@@ -183,6 +191,8 @@ def resolve(cfg: DictConfig, overrides: list[str], choices: dict[str, str] | Non
     cfg = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
     check_growth(OmegaConf.to_container(cfg, resolve=False))
     faults = list(_find_unread(cfg, (choices or {}).get("trainer")))
+    gone = [key for key in NEEDED if key not in cfg]
+    faults += [Fault(key, "deleted, and every run needs it", "a value", f"{key}=<value>") for key in gone]
     missing = sorted(OmegaConf.missing_keys(cfg))
     faults += [Fault(key, "no value", "one, it has no default", f"{key}=<value>") for key in missing]
     if faults:
@@ -218,7 +228,20 @@ def _find_unread(cfg: DictConfig, trainer: str | None) -> Iterator[Fault]:
 
 def world_size() -> int:
     """The number of processes that torchrun or its like has started together, of which this is one; else 1."""
-    return int(os.environ.get("WORLD_SIZE") or 1)
+    return _read_count("WORLD_SIZE", 1)
+
+
+def rank() -> int:
+    """The number of this process among those that were started together."""
+    return _read_count("RANK", 0) if world_size() > 1 else 0
+
+
+def _read_count(name: str, default: int) -> int:
+    """A whole number in the environment; raises EnvironmentFault for anything else."""
+    text = os.environ.get(name) or str(default)
+    if not re.fullmatch("[0-9]{1,6}", text):
+        raise EnvironmentFault(Fault(name, repr(text), "a whole number, as torchrun sets it", f"unset {name}"))
+    return int(text)
 
 
 def read_layers(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[tuple[Path, str]]:

@@ -30,6 +30,36 @@ def use_folders(folders: Sequence[Path]) -> None:
     _plugin().folders = [Path(folder).resolve() for folder in folders]
 
 
+def find_circle() -> list[str]:
+    """Files of the user's own folders whose defaults lists name one another in a circle; empty where none do."""
+    roots = _plugin().folders
+    files = {file.relative_to(root).with_suffix("").as_posix(): file for root in roots for file in root.rglob("*.yaml")}
+    read = {name: parse_yaml(file.read_bytes(), str(file)) for name, file in files.items()}
+    named = {name: {*_find_named(name, whole)} & files.keys() for name, whole in read.items()}
+    for start in files:
+        paths = {start: [start]}
+        queue = [start]
+        for name in queue:
+            if start in named[name]:
+                return [*paths[name], start]
+            for other in named[name] - paths.keys():
+                paths[other] = [*paths[name], other]
+                queue.append(other)
+    return []
+
+
+def _find_named(name: str, whole: object) -> Iterator[str]:
+    """The files that the defaults list of a file names, whichever of its forms an entry has."""
+    own = f"{name.rpartition('/')[0]}/".lstrip("/")
+    for entry in (whole.get("defaults") or ()) if isinstance(whole, Mapping) else ():
+        pairs = entry.items() if isinstance(entry, Mapping) else [("", entry)]
+        for group, option in pairs:
+            group = re.sub(r"^(optional |override )+|@.*$", "", str(group))
+            for word in option if isinstance(option, list) else [option]:
+                path = f"{group}/{str(word).partition('@')[0]}" if group else str(word).partition("@")[0]
+                yield path.lstrip("/") if path.startswith("/") else own + path
+
+
 @cache
 def _plugin() -> Any:
     """The plugin that Hydra asks for its search path; it stays registered for the life of the process."""

@@ -66,6 +66,11 @@ def check_cut(where: str, cut: str, splits: Iterable[str], path: str, *, streami
             raise DataError(replace(fault, found=f"{name!r} in {path}"))
         if not SLICE.fullmatch(part.strip()):
             raise DataError(Fault(where, f"{cut!r}, which is no slice", EXAMPLE, f"{where}='{name}[:90%]'"))
+        ends = [int(end) for end in re.findall(r"(-?[\d_]+)%", bracket and part.partition("[")[2])]
+        if any(abs(end) > 100 for end in ends):
+            raise DataError(Fault(where, cut, "shares of at most 100%", f"{where}='{name}[:90%]'"))
+        if re.search(r"\[(\d*%?):0+%?\]", part):
+            raise DataError(no_row(where.rpartition(".")[2], cut, f"{path} {cut}"))
         if streaming and (bracket or part != cut):
             fix = f"{where.replace('.split.', '.limit.')}=<rows>, or dataset.streaming=false"
             raise DataError(Fault(where, cut, "a whole split of a stream", fix))

@@ -56,11 +56,6 @@ ENVIRONMENT = {
 RecordEnd = Callable[[Run, str | None, RunnerError, bool], None]  # takes a run, its last state, the error, --debug
 
 
-def rank() -> int:
-    """The number of this process among those of its run; whoever starts several sets RANK."""
-    return int(os.environ.get("RANK", "0"))
-
-
 class Stop:
     """A signal handler that waits for the end of the step while a loop is listening, and else stops at once."""
 
@@ -163,12 +158,12 @@ def launch(run: Run, debug: bool = False) -> int:
 
 def conclude(run: Run, state: str | None, error: RunnerError, debug: bool = False) -> None:
     """Record how a run ended, where it has a ``state``, and print it; of several processes, the first does."""
-    if rank() == 0 and state:
+    if config.rank() == 0 and state:
         if isinstance(error, EnvironmentFault):
             remove_unfinished(run)  # what a full disk has cut off would only keep it full
         with contextlib.suppress(OSError):  # then it is running without a process, which everyone reads as interrupted
             run.set_status(state, cause=str(error))
-    if rank() == 0 or not state:
+    if config.rank() == 0 or not state:
         print(hidden(traceback.format_exc()) if debug else error, file=sys.stderr)
 
 
@@ -183,7 +178,7 @@ def work(folder: str | Path, command: str = "train", debug: bool = False, record
     try:
         take_devices(run.cfg, visible_devices())
         with handle_signals(stop), contextlib.ExitStack() as held:
-            if rank() == 0:
+            if config.rank() == 0:
                 held.enter_context(locked(run, PATIENCE))
                 check_metadata(run)
                 if is_finished(run):
@@ -196,7 +191,7 @@ def work(folder: str | Path, command: str = "train", debug: bool = False, record
                 # This may be another machine than that of the start.
                 if lacking := list(find_missing_libraries(run.cfg)):
                     raise EnvironmentFault(lacking)
-                if rank() == 0:
+                if config.rank() == 0:
                     check_lines(run)
                     for line in check_fingerprints(run):
                         log.warning(line)
@@ -337,7 +332,7 @@ def _logging(path: Path) -> Iterator[None]:
     root = logging.getLogger()
     before = root.level
     file = Log(path)
-    terminal = to_terminal(logging.WARNING if rank() == 0 else logging.ERROR)
+    terminal = to_terminal(logging.WARNING if config.rank() == 0 else logging.ERROR)
     file.setFormatter(Hiding("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.captureWarnings(True)
     root.setLevel(logging.INFO)

@@ -211,6 +211,12 @@ FORMER_NAMES = {
     "pretrained_model_name_or_path": "path",
 }
 
+# What ``report_to`` may name (transformers.integrations).
+TRACKERS = (
+    *("none", "all", "azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive", "flyte", "kubeflow"),
+    *("mlflow", "neptune", "swanlab", "tensorboard", "trackio", "wandb"),
+)
+
 # --- What may change when a run goes on -----------------------------------------------------------
 
 # Fields of a trainer's config that no step of the training reads.

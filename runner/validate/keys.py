@@ -220,6 +220,8 @@ def _choices(
     context: ValidationContext, path: str, value: object, parameter: Parameter, signature: Signature
 ) -> tuple[str, ...]:
     """The texts that the trainer's source knows for a field, if its default is one of them."""
+    if parameter.name == "report_to":
+        return upstream.TRACKERS
     trainer = context.trainer
     texts = value if isinstance(value, list) else [value]
     if not trainer or not any(isinstance(text, str) for text in texts) or not path.startswith(ARGS):

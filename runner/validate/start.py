@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from runner.config import NUM_PROCESSES, Composed, world_size
+from runner.config import NUM_PROCESSES, Composed, rank, world_size
 from runner.config.sharding import find_unshardable, has_devices
 from runner.dataset.check import DatasetCheck, check_dataset
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault
@@ -176,6 +176,7 @@ def find_environment_faults(to_do: Sequence[Composed], elsewhere: bool) -> Itera
 def find_other_worlds(composed: Composed) -> Iterator[Fault]:
     """A fault where another launcher has started other processes than the configuration says, or none in silence."""
     world, own = world_size(), processes_of(composed.cfg)
+    rank()  # raises where it is none, before a folder is made
     expected, fix = "one program that starts the processes", "python -m runner <the same words>"
     if world > 1 and (own != world or NUM_PROCESSES in composed.typed):
         found = f"{own}, in one of {world} processes that torchrun or its like has started"

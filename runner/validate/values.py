@@ -49,6 +49,7 @@ POSITIVE = Range(0, above=True)
 STEP_SIZE = Range(0, 100, above=True)
 NOT_NEGATIVE = Range(0)
 COUNT = Range(1)
+PROCESSES = Range(1, 1024)  # on one machine
 FRACTION = Range(0, 1)
 RATE = Range(0, 1, below=True)
 SHARE = Range(0, 1, above=True)
@@ -85,7 +86,7 @@ BY_GROUP = {
         }
     ),
     "optimizer": {"lr": STEP_SIZE, "eps": POSITIVE, "weight_decay": NOT_NEGATIVE, "betas": RATE},
-    "launcher": {"num_processes": COUNT, "jobs": COUNT, "timeout_seconds": POSITIVE},
+    "launcher": {"num_processes": PROCESSES, "jobs": PROCESSES, "timeout_seconds": POSITIVE},
     "reward": {"timeout": POSITIVE},
 }
 
