@@ -21,7 +21,7 @@ from runner.schema.read import read_signature
 verb = import_module("runner.command.import")
 
 SAMPLES = Path(__file__).parent / "importers"
-FILES = sorted(path.name for path in SAMPLES.iterdir() if path.name.startswith(("axolotl", "llama", "swift", "trl")))
+FILES = sorted(path.name for path in SAMPLES.iterdir() if path.name.startswith(tuple(find_dialects())))
 SECRETS = ("hf_ABCDEF", "0123456789abcdef0123")
 
 

@@ -51,6 +51,37 @@ def test_seeds_become_a_mean_and_a_spread(tmp_path):
     assert "python -m runner -m trainer=dpo kl_coef=0.5 learning_rate=0.0001 name=kl seed=0,1" in text
 
 
+DEEP = "[" * 100_000 + "]" * 100_000
+STRANGE = {
+    "a line that is nested deep": ("metrics.jsonl", f'{{"step": 6, "loss": {DEEP}}}'),
+    "a step that is no index": ("metrics.jsonl", f'{{"step": {10**30}, "loss": 1}}'),
+    "figures without a difference": ("metrics.jsonl", '{"step": 6, "loss": 1e308}\n{"step": 7, "loss": -1e308}'),
+    "a number that is no float": ("metrics.jsonl", f'{{"step": 6, "loss": {10**400}}}'),
+    "a number of too many digits": ("metrics.jsonl", f'{{"step": 1{"0" * 5000}, "loss": 1}}'),
+    "a manifest nested deep": ("manifest.json", f'{{"versions": {DEEP}}}'),
+    "a manifest of other kinds": (
+        "manifest.json",
+        '{"versions": ["a"], "git": 1, "uses": 2, "starts": "x", "command": 7}',
+    ),
+    "a status of other kinds": (
+        "status.json",
+        f'{{"state": "finished", "step": {10**30}, "cause": [1], "updated": 5}}',
+    ),
+    "scores that are no floats": ("scores.json", f'{{"before": [], "after": {{"eval_exact": {10**400}}}}}'),
+    "samples of other kinds": ("completions.jsonl", '{"step": 1, "prompt": [1, [2]], "completion": {"a": 1}}'),
+}
+
+
+@pytest.mark.parametrize(("name", "text"), STRANGE.values(), ids=STRANGE)
+def test_what_a_strangers_run_holds_is_its_own_fault_and_not_that_of_the_report(tmp_path, name, text):
+    group = lay_sweep(tmp_path / "kl", SEEDS, logged=True)
+    run = sorted(group.iterdir())[0]
+    before = run / name if name.endswith("jsonl") and (run / name).exists() else None
+    (run / name).write_text(f"{before.read_text() if before else ''}{text}\n")
+    assert "0.850 ± 0.071" in joined(report(group))
+    assert report(run)
+
+
 @pytest.mark.slow
 def test_pictures_are_neither_written_nor_deleted_through_a_link(tmp_path):
     group = lay_sweep(tmp_path / "kl", SEEDS, logged=True)

@@ -12,16 +12,18 @@ A dialect is one table; here all that one must have, which a test follows. ``tab
     commands: {example: [sft]}
     scripts: []
     defaults: [{give: {lr: 3.0e-4}}]
-    first: [base]
+    first: [base, method]
     then: [rank]
     datasets: {keys: [rows], held_out: share, weights: ""}
     keys:
       base: model.path
+      method: [{value: sft, choose: trainer=sft}, {refused: "{value}: no trainer for it"}]
       lr: {convert: number, to: learning_rate}
       rank: {choose: peft=lora, convert: whole_number, to: peft.r}
 
-Beside the table: its name in the help of ``command.import``, and a file of the tool in tests/importers/. A function in
-``readers`` is for datasets that are more than paths. Keys of many tools are rows of ``shared.yaml``.
+Beside the table: its name in the help of ``command.import``, 80 letters wide, and a file of the tool in
+tests/importers/, whose name begins with that of the dialect. A function in ``readers`` is for datasets that are more
+than paths. Keys of many tools are rows of ``shared.yaml``.
 
 Nothing is trained or loaded here, and no file is written.
 """

@@ -7,6 +7,7 @@ import io
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from runner.io.files import display_path, to_line
@@ -31,7 +32,7 @@ class Column:
     needed: bool = False
     left: bool = False
 
-    @property
+    @cached_property
     def width(self) -> int:
         return max(map(len, [self.title, *self.cells]))
 

@@ -1,8 +1,9 @@
 """The name of a run: its key, which is a hash of its configuration, and the label before it; together its folder.
 
 To change what enters the key, change ``VOLATILE``, here and nowhere else. A key of the top level that is new is
-declared in ``validate.context.TOP``; a default of it in ``conf/config.yaml`` enters the key of every run, so that all
-train again, while one that is read by ``cfg.get`` where it is not there, as ``tolerate``, leaves theirs as they are.
+declared in ``validate.context.TOP``, the range of a number in ``validate.values.SETTINGS``; unless it is in
+``VOLATILE``, a default of it in ``conf/config.yaml`` enters the key of every run, so that all train again, while one
+that is read by ``cfg.get`` where it is not there, as ``tolerate``, leaves theirs as they are.
 
 What asks elsewhere follows ``VOLATILE``: only what lasts is compared by ``run.continuation``, ``run.inputs`` and
 ``estimate.smoke``; ``run.open_run`` freezes a config of the same key again where the rest of it differs;

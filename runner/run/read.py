@@ -7,7 +7,6 @@ What the files of several runs mean together is not here (``report.sweep``).
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,8 @@ from runner.errors import ConfigError, Fault
 from runner.io.files import read_json, read_rows
 from runner.run import FORMAT, METADATA, Run, find_foreign_faults, format_fault
 
+LARGEST = 1e300  # of a number that is taken for one: differences and means of those beyond have no float
+MAX_STEP = 1 << 53
 SAMPLE_FILES = ("completions.jsonl", "checkpoints/completions.jsonl")
 
 
@@ -153,7 +154,7 @@ def is_run(folder: Path) -> bool:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a ``metrics.jsonl`` in the order of their steps; what is cut off or no step is left out."""
-    lines = [line for line in read_rows(path) if is_finite(line.get("step"))]
+    lines = [line for line in read_rows(path) if is_finite(step := line.get("step")) and abs(step) < MAX_STEP]
     return sorted(lines, key=lambda line: line["step"])
 
 
@@ -183,10 +184,10 @@ def curve(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], lis
 def is_finite(entry: object) -> TypeGuard[int | float]:
     """True for a number that can be compared and drawn.
 
-    >>> [is_finite(entry) for entry in (1, 0.5, float("nan"), True, None)]
-    [True, True, False, False, False]
+    >>> [is_finite(entry) for entry in (1, 0.5, float("nan"), True, None, 10**400)]
+    [True, True, False, False, False, False]
     """
-    return isinstance(entry, int | float) and not isinstance(entry, bool) and math.isfinite(entry)
+    return isinstance(entry, int | float) and not isinstance(entry, bool) and -LARGEST < entry < LARGEST
 
 
 def names(lines: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -46,11 +46,6 @@ PLAIN_GROUPS = {
 }
 NOT_AT_THE_TOP = "no such key at the top level"
 MAX_PATH_BYTES = 3500  # systems allow 4096, and a run's folders and files come on top
-# The names that transformers knows trackers by.
-TRACKERS = (
-    *("none", "all", "tensorboard", "wandb", "trackio", "mlflow", "comet_ml", "clearml", "codecarbon", "dagshub"),
-    *("dvclive", "flyte", "kubeflow", "neptune", "swanlab", "azure_ml"),
-)
 
 
 def find_top_faults(context: ValidationContext) -> Iterator[Fault]:
@@ -89,12 +84,12 @@ def _setting(context: ValidationContext, path: str, kind: str, value: object) ->
     if not known.accepts(value) or (isinstance(value, dict) and "_target_" in value):
         yield misfit_type(path, value, known)
     elif (fault := misfit_number(path, value, SETTINGS.get(path))) or (
-        path == "tracker.report_to" and (fault := misfit_choice(path, value, TRACKERS))
+        path == "tracker.report_to" and (fault := misfit_choice(path, value, upstream.TRACKERS))
     ):
         yield fault
     elif path == "name" and isinstance(value, str) and not is_folder_name(value):
         yield Fault(path, short_text(value), "a plain folder name, up to 100 letters", "name=<word>")
-    elif path in TOP and value == "":
+    elif path == "output_root" and value == "":
         yield Fault(path, "nothing", "a folder", f"{path}=outputs")
     elif path == "output_root" and isinstance(value, str):
         parts = [part.encode(errors="surrogateescape") for part in value.split("/")]
