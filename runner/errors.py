@@ -17,8 +17,11 @@ tree above and in README's table of exit codes; and a case in tests/test_errors.
 
 import importlib.util
 import signal
+import sysconfig
+import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from runner.io.secrets import hidden
 
@@ -110,6 +113,14 @@ class Interrupted(RunnerError):
     def __init__(self, faults: Fault | Iterable[Fault], signal_number: int = 15):
         super().__init__(faults)
         self.code = code_of(signal_number)
+
+
+def own_place(error: BaseException) -> str:
+    """The innermost line of the user's own code that an exception came through, as file:line; empty for none."""
+    others = [Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    own = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(other) for other in others)]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
 def code_of(signal_number: int) -> int:

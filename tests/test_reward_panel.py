@@ -3,6 +3,8 @@
 import asyncio
 import functools
 import math
+import os
+import random
 import re
 import threading
 import time
@@ -229,3 +231,31 @@ def test_what_is_in_time_is_not_disturbed():
         assert scorer(prompts=PROMPTS, completions=TEXTS) == [1.0] * 3
     time.sleep(0.1)  # a bell that was not taken down would ring here
     assert threading.active_count() == 1 or not any("_watch" in thread.name for thread in threading.enumerate())
+
+
+def test_a_reward_leaves_the_training_as_it_was():
+    """Random numbers, autograd, dtype, the working folder and the terminal; its own numbers follow from the answers."""
+    drawn = []
+
+    def careless(completions, **_):
+        drawn.append((random.random(), np.random.rand(), torch.rand(1).item()))
+        torch.manual_seed(0), random.seed(0), np.random.seed(0)
+        torch.set_grad_enabled(False), torch.set_default_dtype(torch.float64)
+        os.chdir("/")
+        return [1.0 for _ in completions]
+
+    def state():
+        numbers = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        return *numbers, torch.is_grad_enabled(), torch.get_default_dtype(), os.getcwd()
+
+    before, scorer = state(), to_scorer("careless", careless)
+    for completions in (["a"], ["a"], ["b"]):
+        assert scorer(prompts=["?"], completions=completions) == [1.0]
+        assert state() == before
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_a_reward_beyond_the_numbers_of_a_trainer_is_sick():
+    for number in (10**400, 1e300, -(10**400)):
+        with pytest.raises(SickRun, match="for completion 0 of 1"):
+            to_scorer("huge", lambda completions, number=number: [number])(prompts=["?"], completions=["a"])

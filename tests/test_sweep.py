@@ -486,7 +486,7 @@ def test_a_sweep_in_chaos_finishes_the_healthy_jobs_and_then_exactly_the_others(
     (runner.folder / "chaos.py").write_text(CHAOS)
     chaos = ("allow=[chaos]", "callback.chaos._target_=chaos.Chaos", "callback.chaos.job=range(1,9)")
     words = ("-m", *chaos, *QUICK, "launcher.jobs=2", "launcher.timeout_seconds=20", "name=chaos")
-    done = runner(*words, code=1)
+    done = runner(*words, code=2)
     assert "2 of 8 runs finished" in done.stdout
     printed = {line.split()[1]: line for line in done.stdout.splitlines() if line.startswith("failed    job-")}
     wanted = {1: "job 1 raises", 2: "job 2 raises", 3: "SIGKILL", 4: "SIGSEGV", 5: "sys.exit(0)", 6: "timeout_seconds"}

@@ -352,3 +352,43 @@ def test_pictures_beside_text_are_refused_and_the_text_alone_trains_when_asked(r
     assert "not trained yet" in refused and not list(tmp_path.glob("outputs/*/*/config.yaml"))
     runner(*words, re.search(r"dataset\.without=\S+", refused)[0], "name=text")
     assert len(runner.runs("text")) == 1
+
+
+OWN = """
+import sys
+from transformers import TrainerCallback
+
+class Raises(TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        raise ValueError("mine is broken")
+
+class Leaves(TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        sys.exit(3)
+
+class Takes(TrainerCallback):
+    def on_step_end(self, args):
+        pass
+
+def optimizer(params):
+    raise ValueError("mine is broken")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["+callback.m._target_=own_code.Raises"], ("callback.m", "ValueError: mine is broken", "own_code.py:7")),
+        (["+callback.m._target_=own_code.Leaves"], ("callback.m", "sys.exit(3)", "own_code.py:11")),
+        (["+callback.m._target_=own_code.Takes"], ("callback.m", "an unexpected keyword", "Takes.on_step_end")),
+        (["optimizer._target_=own_code.optimizer"], ("optimizer", "ValueError: mine is broken", "own_code.py:18")),
+    ],
+)
+def test_what_the_users_own_code_raises_is_told_with_its_line(train, tmp_path, monkeypatch, capfd, words, said):
+    (tmp_path / "own_code.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    done = train(*words, "allow=[own_code]", "trainer.args.max_steps=1", "dataset.limit.train=16", "metric=none")
+    assert (done.code, done.state()) == (2, "failed")
+    told, cause = capfd.readouterr().err, done.run.status()["cause"]
+    assert all(each in told and each in cause for each in said)

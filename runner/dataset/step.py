@@ -8,13 +8,11 @@ into a collator.
 from __future__ import annotations
 
 import functools
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from runner.errors import DataError, Fault
+from runner.errors import DataError, Fault, own_place
 from runner.io.files import source_hash
 
 Row = dict[str, Any]
@@ -40,9 +38,7 @@ def apply_steps(row: Row, steps: Sequence[Step]) -> Row | None:
         except Exception as error:
             if isinstance(error, DataError):
                 raise
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            found = f"{type(error).__name__}: {error}, at {frame.filename}:{frame.lineno}"
-            fix = f"mend {Path(frame.filename).name}, or dataset.map=null"
+            found, fix = f"{type(error).__name__}: {error}", f"mend {own_place(error) or step}, or dataset.map=null"
             raise DataError(Fault("map", found, "a row, or None to leave it out", fix)) from error
         if made is None:
             return None

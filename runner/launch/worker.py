@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import re
 import signal
 import stat
 import sys
@@ -25,7 +26,7 @@ from typing import Any
 
 from runner import config
 from runner.config.build import build, locate
-from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, Interrupted, RunnerError
+from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, Interrupted, RunnerError, own_place
 from runner.io.files import open_own
 from runner.io.secrets import hidden
 from runner.io.terminal import Hiding, to_terminal
@@ -36,6 +37,7 @@ from runner.run.inputs import check_fingerprints
 from runner.run.key import processes_of
 from runner.run.read import finished
 from runner.run.seal import damage_of, describe_damage, remove_leftovers, remove_unfinished, sealed_checkpoints
+from runner.schema.text import nodes
 from runner.validate import find_dangers
 from runner.validate.context import OWN
 from runner.validate.start import find_missing_libraries
@@ -290,12 +292,31 @@ def is_finished(run: Run) -> bool:
     return True
 
 
+def _own_fault(run: Run, error: BaseException, text: str) -> Fault | None:
+    """The fault of the user's own code that an exception came through, or that does not take what it is given."""
+    place, found = own_place(error), f"your own code: {text}"
+    if place:
+        file, keys = place.rpartition(":")[0], {path: str(node["_target_"]) for path, node in nodes(run.cfg)}
+        modules = {path: sys.modules.get(target.rpartition(".")[0]) for path, target in keys.items()}
+        where = next((path for path, module in modules.items() if getattr(module, "__file__", None) == file), file)
+        fix = f"mend {place}; the same command with --debug shows the traceback"
+        return Fault(where, found, "code that runs", fix)
+    called = re.match(r"(\w+)\.(\w+)\(\) (got an unexpected|missing|takes)", str(error))
+    if called and isinstance(error, TypeError):
+        for path, node in nodes(run.cfg):
+            if str(node["_target_"]).rpartition(".")[2] == called[1]:
+                fix = f"**kwargs in {called[1]}.{called[2]}"
+                return Fault(path, found, "a method that takes what it is given", fix)
+    return None
+
+
 def _explained(run: Run, error: BaseException) -> RunnerError:
-    """The error of ours that an exception is: what the environment lacks, or else our own fault."""
-    if isinstance(error, SystemExit):
-        found = f"something called sys.exit({error.code!r}) before the run was finished"
-        return RunnerError(Fault(str(run.log), found, fix="read the traceback there"))
+    """The error of ours that an exception is: what the environment lacks, the user's code does, or our own fault."""
     text = f"{type(error).__name__}: {error}"
+    if isinstance(error, SystemExit):
+        text = f"something called sys.exit({error.code!r}) before the run was finished"
+    if isinstance(error, RunnerError) and error.__cause__ and own_place(error.__cause__):
+        return error
     if is_full(error, run.folder):
         return full(run, error)
     if isinstance(error, RunnerError):
@@ -307,6 +328,8 @@ def _explained(run: Run, error: BaseException) -> RunnerError:
         return EnvironmentFault(Fault("memory", text.splitlines()[0], "a smaller step", fix))
     if isinstance(error, ImportError):
         return EnvironmentFault(Fault("library", text, "an installed package", "pip install <the package named above>"))
+    if fault := _own_fault(run, error, text):
+        return ConfigError(fault)
     return RunnerError(Fault(str(run.log), text, fix="read the traceback there, or run again with --debug"))
 
 

@@ -7,17 +7,23 @@ such answer ends the run with the reward, the row and its prompt. What a complet
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+import hashlib
 import inspect
 import math
-import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import torch
 from torch import nn
 
-from runner.errors import DataError, EnvironmentFault, Fault, RunnerError, SickRun
+from runner.errors import DataError, EnvironmentFault, Fault, RunnerError, SickRun, own_place
 from runner.io.turns import Completion
 from runner.reward.limit import within
 
@@ -27,6 +33,8 @@ NOT_COLUMNS = ("trainer_state", "log_extra", "log_metric", "completion_ids", "en
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 # What a function raises when the machine failed it, and not what it was given.
 OF_THE_MACHINE = (ConnectionError, MemoryError, ImportError)
+
+LARGEST = 3.4e38  # of float32, in which trainers keep rewards
 
 Prompt = Completion  # a text or a chat
 Answer = list[float | list[float] | None]  # for each completion one number, or one for each step, or none
@@ -106,7 +114,7 @@ class Scorer:
         """Call the function with the columns that it takes; gives whatever it returns."""
         arguments = serve_columns(self.where, self.call, given)
         try:
-            with within(self.timeout, lambda: self._late(given)):
+            with within(self.timeout, lambda: self._late(given)), undisturbed(self.where, given.get("completions", ())):
                 return self.call(**arguments)
         except RunnerError:
             raise
@@ -134,8 +142,7 @@ class Scorer:
         row = self._row_of(error, arguments, len(prompts))
         found += f", for {len(prompts)} completions" if row is None else f", for completion {row} of {len(prompts)}"
         expected = f"a number for each completion; {_quote(prompts, row or 0)}"
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        fix = f"mend {frame.filename}:{frame.lineno}; the same command with --debug shows the traceback"
+        fix = f"mend {own_place(error) or self.where}; the same command with --debug shows the traceback"
         return DataError(Fault(self.where, found, expected, fix))
 
     def _row_of(self, error: Exception, arguments: Mapping[str, Any], count: int) -> int | None:
@@ -151,6 +158,28 @@ class Scorer:
                 if type(other) is type(error):
                     return row
         return None
+
+
+@contextlib.contextmanager
+def undisturbed(name: str, completions: Sequence[Any]) -> Iterator[None]:
+    """Keep the training's random numbers, autograd, dtype, folder and output from whatever the body does to them.
+
+    The body's own random numbers follow from its name and the completions, so that a run that is resumed has the same.
+    """
+    seed = int.from_bytes(hashlib.sha256(f"{name} {completions}".encode(errors="replace")).digest()[:4])
+    before, numbers, dtype, folder = random.getstate(), np.random.get_state(), torch.get_default_dtype(), os.getcwd()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    try:
+        with torch.random.fork_rng(devices), torch.set_grad_enabled(torch.is_grad_enabled()):
+            random.seed(seed), np.random.seed(seed), torch.default_generator.manual_seed(seed)
+            yield
+    finally:
+        random.setstate(before), np.random.set_state(numbers)
+        torch.set_default_dtype(dtype)
+        os.chdir(folder)
+        if sys.stdout is not None and sys.stdout.closed:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  the training prints on, for nobody
 
 
 class AsyncScorer(Scorer):
@@ -247,9 +276,10 @@ def check_answer(where: str, answer: object, prompts: Sequence[Prompt], *, per_s
                 found = f"{type(number).__name__} {str(number)[:40]!r} {place}"
                 expected = f"a number, or None where it does not apply; {prompt}"
                 raise DataError(Fault(where, found, expected, "return a list of numbers"))
-            if not math.isfinite(number):
+            if not -LARGEST < number < LARGEST:
                 expected = f"a finite number, or None where it does not apply; {prompt}"
-                raise SickRun(Fault(where, f"{number} {place}", expected))
+                found = f"{number}" if isinstance(number, float) else f"a number of {number.bit_length()} bits"
+                raise SickRun(Fault(where, f"{found} {place}", expected))
     return values
 
 
