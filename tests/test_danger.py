@@ -11,7 +11,6 @@ from danger import (
     is_behind,
     misses_of_bombs,
     misses_of_files,
-    misses_of_links,
     misses_of_network,
     misses_of_pickles,
     misses_of_targets,
@@ -71,11 +70,6 @@ def test_bombs_end_at_once(tmp_path):
     plain = ["aliases", "deep dashes", "a long number", "100 MB", "a million keys"]
     assert list(misses_of_bombs(tmp_path / "a", [*sorted(REFERENCES), *plain], ["--config-dir"])) == []
     assert list(misses_of_bombs(tmp_path / "b", plain[:2], ["import", "report"])) == []
-
-
-@pytest.mark.slow
-def test_no_link_in_a_run_folder_is_followed(tmp_path):
-    assert list(misses_of_links(tmp_path)) == []
 
 
 @pytest.mark.slow

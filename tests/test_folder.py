@@ -2,6 +2,7 @@
 
 import random
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ sys.path.append(str(Path(__file__).parent / "fault"))
 
 from folder import KINDS
 
+from runner.run import Run
+
 pytestmark = pytest.mark.slow
 
 
@@ -17,3 +20,22 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(("kind", "count"), [("pairs", 2), ("starts", 4), ("again", 1)])
 def test_a_folder_has_one_run(tmp_path, warm, kind, count):
     assert list(KINDS[kind](tmp_path, warm, count, random.Random(0))) == []
+
+
+def test_a_run_whose_folder_is_moved_ends_in_words_and_makes_no_half_of_it_again(runner):
+    words = (
+        "trainer=sft",
+        "trainer.args.max_steps=500",
+        "trainer.args.save_steps=5",
+        "dataset.limit.eval=8",
+        "metric=none",
+    )
+    started = runner.start(*words, "trainer.args.logging_steps=1", "name=run")
+    while not any(Run(folder).status()["step"] > 5 for folder in runner.runs("run")):
+        assert not started.ended()
+        time.sleep(0.02)
+    (folder,) = runner.runs("run")
+    moved = folder.rename(runner.folder / "moved")
+    done = started.wait()
+    assert done.returncode == 4 and "it was moved or deleted meanwhile" in done.stderr
+    assert not folder.exists() and (moved / "config.yaml").exists()

@@ -159,6 +159,7 @@ def _finish(run: Run, components: Components, stop: StopRequest, seconds: float)
     # Online trainers sample what they measure here; a run that was stopped after its last step has other numbers left.
     set_seed(trainer.args.seed, device_specific=True)
     scores = (read_json(run.folder / "scores.json") or {}) | {"after": held_out_scores(trainer)}
+    run.check_there()
     save_model(run, trainer)
     if not trainer.is_world_process_zero():
         return

@@ -154,7 +154,7 @@ def replace_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, same: Sequenc
     """
     if not rows:
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(exist_ok=True)
     step, there = rows[0]["step"], {tuple(row[key] for key in same) for row in rows}
     with open_own(path, "r+b") as file:
         found = [row for row in _seek_behind(file, step - 1) if row["step"] == step]

@@ -163,7 +163,8 @@ def conclude(run: Run, state: str | None, error: RunnerError, debug: bool = Fals
     if config.rank() == 0 and state:
         if isinstance(error, EnvironmentFault):
             remove_unfinished(run)  # what a full disk has cut off would only keep it full
-        with contextlib.suppress(OSError):  # then it is running without a process, which everyone reads as interrupted
+        # Then it is running without a process, which everyone reads as interrupted; or it is not there any more.
+        with contextlib.suppress(OSError, FolderError):
             run.set_status(state, cause=str(error))
     if config.rank() == 0 or not state:
         print(hidden(traceback.format_exc()) if debug else error, file=sys.stderr)
@@ -312,6 +313,10 @@ def _own_fault(run: Run, error: BaseException, text: str) -> Fault | None:
 
 def _explained(run: Run, error: BaseException) -> RunnerError:
     """The error of ours that an exception is: what the environment lacks, the user's code does, or our own fault."""
+    try:
+        run.check_there()
+    except FolderError as gone:
+        return gone
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, SystemExit):
         text = f"something called sys.exit({error.code!r}) before the run was finished"

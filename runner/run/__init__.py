@@ -112,8 +112,17 @@ class Run:
         found = read_json(self.folder / "manifest.json")
         return found if isinstance(found, dict) else {}
 
+    def check_there(self) -> None:
+        """Raise FolderError where the folder was moved or deleted while somebody worked in it."""
+        if not (self.folder / "config.yaml").exists():
+            found, fix = (
+                "it was moved or deleted meanwhile",
+                "the same command again; it goes on if the folder is put back",
+            )
+            raise FolderError(Fault(str(self.folder), found, "the folder of the run", fix))
+
     def set_status(self, state: str | None = None, **changes: object) -> None:
-        """Replace the state atomically, keeping what is not named."""
+        """Replace the state atomically, keeping what is not named; in a folder that is there."""
         now = _now()
         status = self.status()
         status |= {"cause": status.get("cause"), "started": status.get("started", now)} | changes
@@ -122,6 +131,8 @@ class Run:
             status["state"] = state
         if state == "running":
             status["since"] = now
+        if state != "created":
+            self.check_there()
         write_json(self.folder / "status.json", status)
 
 

@@ -142,6 +142,9 @@ class Record(TrainerCallback):
             self.started, self.first_step = time.monotonic(), state.global_step
             self.set_status(step=state.global_step, max_steps=state.max_steps)
 
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+        Run(self.path.parent).check_there()
+
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_
     ) -> None:

@@ -1,7 +1,7 @@
 """A configuration, a run folder or a file of somebody else's runs nothing, writes nowhere and sends nothing unasked.
 
     python tests/fault/danger.py                     everything
-    python tests/fault/danger.py targets words       some of: targets words files bombs pickles links network
+    python tests/fault/danger.py targets words       some of: targets words files bombs pickles network
 
 Prints a line for each kind with how many were refused, and each that was not; the exit code is 1 where one was not. The
 cases are data, in ``danger_cases``. Commands of the door are forked from this process, which has imported nothing
@@ -36,7 +36,7 @@ from warm import Warm
 
 from runner.__main__ import main
 from runner.config import compose
-from runner.run import FORMAT, write_config
+from runner.run import FORMAT
 
 SECONDS, MEGABYTES = 1.0, 200  # for a bomb, beyond what the same command takes with a file that is none
 TINY = ROOT / "runner" / "model" / "tiny"
@@ -256,51 +256,6 @@ def explode(work: Path, door: str, bomb: str, frozen: str) -> Outcome:
     return fork(words, work)
 
 
-# --- Links -----------------------------------------------------------------------------------------------------------
-
-LINKS = (
-    "log.txt",
-    "metrics.jsonl",
-    "samples.jsonl",
-    "completions.jsonl",
-    "checkpoints/completions.jsonl",
-    "status.json",
-    "checkpoints",
-    "model",
-    "plots",
-)
-
-
-def misses_of_links(folder: Path, names: Sequence[str] = LINKS) -> Iterator[str]:
-    """Each paper of a run folder that may be a link to a file elsewhere, which is then changed."""
-    from runner.launch import worker as worker
-
-    precious = folder / "precious"
-    for name in names:
-        folder.mkdir(parents=True, exist_ok=True)
-        precious.write_text("precious\n")
-        work = folder / name.replace("/", "-")
-        target = work / "outputs" / "x" / "run-0123456789"
-        lay_stranger(target)
-        (target / name).unlink(missing_ok=True)
-        (target / name).parent.mkdir(exist_ok=True)
-        (target / name).symlink_to(precious if "." in name else folder)
-        fork([str(target)], work, worker.main)
-        fork(["report", str(target)], work)
-        if not precious.exists() or precious.read_text() != "precious\n":
-            yield f"{name}: what it leads to was changed"
-
-
-def lay_stranger(folder: Path, words: Sequence[str] = ()) -> Path:
-    """A run folder of somebody else's that looks interrupted, with a good configuration."""
-    folder.mkdir(parents=True)
-    cfg = compose(["dataset.limit={train: 8, eval: 2}", "trainer.args.max_steps=1", *words]).cfg
-    write_config(folder, cfg | {"name": folder.parent.name})
-    (folder / "status.json").write_text(json.dumps({"state": "interrupted", "step": 0, "max_steps": 1}))
-    (folder / "manifest.json").write_text(json.dumps({"command": ["python", "-m", "runner"]}))
-    return folder
-
-
 # --- Pickles ---------------------------------------------------------------------------------------------------------
 
 # Where a run folder of somebody else's may hold one, and what is asked of it.
@@ -444,7 +399,6 @@ def kinds(folder: Path, run: Run) -> dict[str, tuple[int, Callable[[], Iterator[
         "words": (len(WORDS), lambda: misses_of_words(folder / "words", run=run)),
         "files": (len(FILES), lambda: misses_of_files(folder / "files")),
         "bombs": (bombs, lambda: misses_of_bombs(folder / "bombs")),
-        "links": (len(LINKS), lambda: misses_of_links(folder / "links")),
         "pickles": (len(VERBS), lambda: misses_of_pickles(folder / "pickles", train_one(folder / "one", run), run)),
         "network": (len(JOURNEYS), lambda: misses_of_network(folder / "network")),
     }
