@@ -82,6 +82,7 @@ def test_the_part_that_failed_is_read_from_the_files_of_the_run(tmp_path):
     write_json(tmp_path / "rows.json", {"lines": ["8 rows looked at"]})
     assert failed() == "training, saving, after step 0"
     write_json(case.run.checkpoints / "checkpoint-1" / "seal.json", {})
+    (tmp_path / "config.yaml").touch()
     case.run.set_status("failed", step=2)
     assert failed() == "resuming, scoring, after step 2"
     case.run.model.mkdir()
@@ -251,7 +252,7 @@ def test_stages_go_on_from_what_the_one_before_has_saved(runner):
 def test_what_only_fails_when_it_is_saved_or_resumed_is_found(runner, name, phase):
     (runner.folder / "faulty.py").write_text(FAULTY)
     words = (f"callback.mine._target_=faulty.{name}", "allow=[faulty]", "metric=none", "dataset.limit.eval=8")
-    done = runner("rehearse", "trainer=sft", *words, code=1)
+    done = runner("rehearse", "trainer=sft", *words, code=2)
     assert re.search(rf"^failed +\S+ .*: resuming, scoring, {phase}$", done.stdout, re.MULTILINE)
     assert "ValueError: no clay" in done.stderr and "forecast" not in done.stdout
     folder = kept_folder(done)

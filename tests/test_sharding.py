@@ -97,6 +97,9 @@ def test_a_process_that_fails_while_it_saves_leaves_no_other_waiting(runner):
     while not (folders := runner.runs("run")):
         assert not started.ended()
         time.sleep(0.02)
+    while Run(folders[0]).status()["state"] != "running":  # what is there before is refused
+        assert not started.ended()
+        time.sleep(0.02)
     (folders[0] / ".model.new").touch()  # no folder can be made there
     assert started.wait().returncode != 0
     assert Run(folders[0]).status()["state"] == "failed"

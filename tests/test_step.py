@@ -77,7 +77,7 @@ def test_faults_name_the_file_and_the_row_and_the_line_of_code(path):
         load_rows(path, map=broken, to="demonstration", shuffle=False)
     fault = error.value.faults[1]
     assert fault.where == f"{path} train row 4, map"
-    assert "KeyError: 'nothing'" in fault.found and "test_step.py:" in fault.found
+    assert "KeyError: 'nothing'" in fault.found and "test_step.py:" in fault.fix
 
 
 def test_all_faults_are_told_or_left_out(path):

@@ -191,7 +191,7 @@ def resolve(cfg: DictConfig, overrides: list[str], choices: dict[str, str] | Non
     cfg = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
     check_growth(OmegaConf.to_container(cfg, resolve=False))
     faults = list(_find_unread(cfg, (choices or {}).get("trainer")))
-    gone = [key for key in NEEDED if key not in cfg]
+    gone = [key for key in NEEDED if choices and key not in cfg]  # else it is a part of one
     faults += [Fault(key, "deleted, and every run needs it", "a value", f"{key}=<value>") for key in gone]
     missing = sorted(OmegaConf.missing_keys(cfg))
     faults += [Fault(key, "no value", "one, it has no default", f"{key}=<value>") for key in missing]

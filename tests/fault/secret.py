@@ -171,10 +171,10 @@ def lives(address: str) -> dict[str, tuple[list[str], int]]:
         "evaluate": (["evaluate", run, "limit=1", "max_new_tokens=2"], 0),
         "preview": (["preview", "html=true", "name=seen"], 0),
         "why": (["why", "trainer.args.hub_token", "trainer.args.hub_token=${oc.env:MY_TOKEN}"], 0),
-        "a failure": ([*QUICK, "allow=[chatty]", "callback.x._target_=chatty.Broken", "name=broken", "--debug"], 1),
+        "a failure": ([*QUICK, "allow=[chatty]", "callback.x._target_=chatty.Broken", "name=broken", "--debug"], 2),
         "a failed sweep": (
             ["-m", "seed=0,1", *QUICK, "allow=[chatty]", "callback.x._target_=chatty.Broken", "name=two"],
-            1,
+            2,
         ),
         "a refused reward": ([*QUICK, *remote, "reward.remote.token_variable=LOGIN", "name=remote"], 2),
     }

@@ -263,7 +263,7 @@ def end_of(pid: int) -> int:
 
 # --- A life ---------------------------------------------------------------------------------------
 
-CODES = {"raise": {0, 1}, "leave": {0, 1}, "kill": {0, -9}, "full": {0, 5}, "stays full": {0, 5}, "finish": {0}}
+CODES = {"raise": {0, 2}, "leave": {0, 2}, "kill": {0, -9}, "full": {0, 5}, "stays full": {0, 5}, "finish": {0}}
 PLACE = "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 
