@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -50,6 +50,7 @@ from transformers import (
 
 from runner.errors import ConfigError, Fault
 from runner.generate.sampler import evaluating
+from runner.ppo.padding_free import make_padding_free, to_line_arguments
 
 CRITIC = "critic"
 REFERENCE = "reference"
@@ -60,11 +61,14 @@ LOGITS_PER_CHUNK_ELSEWHERE = 1 << 26
 Policy: TypeAlias = PreTrainedModel | PeftModel
 
 
-def last_hidden_states(trunk: nn.Module, input_ids_BT: Tensor, positions_N: Tensor, **kwargs: Tensor) -> Tensor:
+def last_hidden_states(
+    trunk: nn.Module, input_ids_BT: Tensor, positions_N: Tensor, row_lengths: Sequence[int] | None = None, **kwargs: Any
+) -> Tensor:
     """The last hidden states [N, H] of a model without its head, at flat positions of rows padded on the right.
 
-    Causal attention, which looks back, needs no mask among ``kwargs``.
+    Causal attention, which looks back, needs no mask among ``kwargs``. With ``row_lengths`` the rows lie end to end.
     """
+    kwargs |= to_line_arguments(row_lengths, input_ids_BT.device) if row_lengths else {}
     states_BTH = trunk(input_ids=input_ids_BT, use_cache=False, **kwargs).last_hidden_state
     return states_BTH.flatten(0, 1).index_select(0, positions_N)
 
@@ -82,10 +86,17 @@ class TokenLogProbs:
         self.head = self.model.get_output_embeddings()
         self.is_plain = self._is_plain()
 
-    def __call__(self, input_ids_BT: Tensor, positions_N: Tensor, targets_N: Tensor, temperature: float) -> Tensor:
+    def __call__(
+        self,
+        input_ids_BT: Tensor,
+        positions_N: Tensor,
+        targets_N: Tensor,
+        temperature: float,
+        row_lengths: Sequence[int] | None = None,
+    ) -> Tensor:
         """float32 log-probabilities [N] of the targets, each seen from the position before it."""
         if self.is_plain:
-            hidden_NH = last_hidden_states(self.trunk, input_ids_BT, positions_N)
+            hidden_NH = last_hidden_states(self.trunk, input_ids_BT, positions_N, row_lengths)
             return self.of_hidden(hidden_NH, targets_N, temperature)
         logits_NV = self.model(input_ids=input_ids_BT, use_cache=False).logits.flatten(0, 1)[positions_N]
         return _gather(logits_NV, targets_N, temperature)
@@ -162,6 +173,13 @@ class ActorCritic(nn.Module):
             self._use(self.policy_adapter)
         self.backbone = TokenLogProbs(policy)
 
+    def make_padding_free(self, reference: TokenLogProbs | None) -> bool:
+        """Have policy, critic and reference take rows that lie end to end, if all can."""
+        models = [self.backbone, *([reference] if reference else [])]
+        trunks = [model.trunk for model in models]
+        trunks += [] if self.value_model is None else [self.value_model.base_model]
+        return all(model.is_plain for model in models) and all(map(make_padding_free, trunks))
+
     @property
     def config(self) -> PreTrainedConfig:
         return self.policy.config
@@ -171,37 +189,41 @@ class ActorCritic(nn.Module):
         return self.policy.device
 
     def forward(
-        self, input_ids_BT: Tensor, positions_N: Tensor, targets_N: Tensor, temperature: float = 1.0
+        self,
+        input_ids_BT: Tensor,
+        positions_N: Tensor,
+        targets_N: Tensor,
+        temperature: float = 1.0,
+        row_lengths: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities of the targets and values, float32 [N], of rows padded on the right.
 
-        ``positions_N`` are flat indices in ``input_ids_BT`` of the states before the targets.
+        ``positions_N`` are flat indices in ``input_ids_BT`` of the states before the targets. With ``row_lengths`` the
+        rows lie end to end in one line.
         """
         if self.critic == "head" and self.backbone.is_plain:
-            hidden_NH = last_hidden_states(self.backbone.trunk, input_ids_BT, positions_N)
+            hidden_NH = last_hidden_states(self.backbone.trunk, input_ids_BT, positions_N, row_lengths)
             return self.backbone.of_hidden(hidden_NH, targets_N, temperature), self._of_head(hidden_NH)
-        values_N = self.values(input_ids_BT, positions_N)
-        return self.logprobs(input_ids_BT, positions_N, targets_N, temperature), values_N
+        values_N = self.values(input_ids_BT, positions_N, row_lengths)
+        return self.logprobs(input_ids_BT, positions_N, targets_N, temperature, row_lengths), values_N
 
-    def logprobs(self, input_ids_BT: Tensor, positions_N: Tensor, targets_N: Tensor, temperature: float) -> Tensor:
+    def logprobs(self, *inputs: Any) -> Tensor:
         """Log-probabilities of the policy, float32 [N]; arguments as those of ``forward``."""
         with self.adapter(self.policy_adapter):
-            return self.backbone(input_ids_BT, positions_N, targets_N, temperature)
+            return self.backbone(*inputs)
 
-    def reference_logprobs(
-        self, input_ids_BT: Tensor, positions_N: Tensor, targets_N: Tensor, temperature: float
-    ) -> Tensor:
+    def reference_logprobs(self, *inputs: Any) -> Tensor:
         """Those of the start model: the backbone without the adapter, or with that of the start."""
         with self.adapter(REFERENCE if REFERENCE in self.policy.peft_config else NO_ADAPTER):
-            return self.backbone(input_ids_BT, positions_N, targets_N, temperature)
+            return self.backbone(*inputs)
 
-    def values(self, input_ids_BT: Tensor, positions_N: Tensor) -> Tensor:
-        """The critic's values of the states at flat positions, float32 [N]."""
+    def values(self, input_ids_BT: Tensor, positions_N: Tensor, row_lengths: Sequence[int] | None = None) -> Tensor:
+        """The critic's values of the states at flat positions, float32 [N]; arguments as those of ``forward``."""
         if self.value_model is not None:
-            hidden_NH = last_hidden_states(self.value_model.base_model, input_ids_BT, positions_N)
+            hidden_NH = last_hidden_states(self.value_model.base_model, input_ids_BT, positions_N, row_lengths)
             return self.value_model.score(hidden_NH).squeeze(-1).float()
         with self.adapter(self.critic_adapter):
-            return self._of_head(last_hidden_states(self.backbone.trunk, input_ids_BT, positions_N))
+            return self._of_head(last_hidden_states(self.backbone.trunk, input_ids_BT, positions_N, row_lengths))
 
     def _of_head(self, hidden_NH: Tensor) -> Tensor:
         return self.value_head(hidden_NH.to(self.value_head.weight.dtype)).squeeze(-1).float()

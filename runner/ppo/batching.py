@@ -1,4 +1,4 @@
-"""Prompts as token ids; a rollout as micro-batches of rows of like length, padded on the right.
+"""Prompts as token ids; a rollout as micro-batches of rows of like length padded on the right, or of rows end to end.
 
 Groups of rows of like length are in ``runner.generate.batch``, which sampling needs too. Letters at the end of a
 tensor's name are its shape: B rows, T tokens, R response tokens, N response tokens of all rows.
@@ -6,10 +6,12 @@ tensor's name are its shape: B rows, T tokens, R response tokens, N response tok
 
 from __future__ import annotations
 
+import heapq
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain, count
 
 import torch
 from datasets import Dataset, IterableDataset
@@ -98,27 +100,30 @@ class Rollout:
         self.values_BR, self.advantages_BR, self.returns_BR = zeros_BR.clone(), zeros_BR.clone(), zeros_BR.clone()
         self.has_logprobs = False
 
-    def micro_batches(self, rows: Sequence[int], budget: int) -> list[MicroBatch]:
+    def micro_batches(self, rows: Sequence[int], budget: int, *, padding_free: bool = False) -> list[MicroBatch]:
         """Some rows, at most ``budget`` tokens in each batch, padding too; a longer row is alone."""
-        groups = split_by_tokens(rows, [length - 1 for length in self.lengths], budget)
-        return [self.micro_batch(group) for group in groups]
+        split = fill_by_tokens if padding_free else split_by_tokens
+        groups = split(rows, [length - 1 for length in self.lengths], budget)
+        return [self.micro_batch(group, padding_free=padding_free) for group in groups]
 
-    def micro_batch(self, rows: Sequence[int]) -> MicroBatch:
-        """The rows without their last token, after which nothing follows."""
-        device = self.mask_BR.device
-        input_ids_BT, _ = pad([self.sequences[row][:-1] for row in rows], device)
+    def micro_batch(self, rows: Sequence[int], *, padding_free: bool = False) -> MicroBatch:
+        """The rows without their last token, after which nothing follows, padded on the right or end to end."""
+        device, read = self.mask_BR.device, [self.sequences[row][:-1] for row in rows]
+        lengths = list(map(len, read))
+        input_ids_BT, _ = pad([list(chain(*read))] if padding_free else read, device)
+        starts = accumulate(lengths, initial=0) if padding_free else count(step=input_ids_BT.shape[1])
         positions: list[int] = []
         targets: list[int] = []
         indices: list[int] = []
-        for number, row in enumerate(rows):
-            prompt, count = self.prompts[row], self.responses[row]
-            start = number * input_ids_BT.shape[1] + prompt - 1
-            positions += range(start, start + count)
+        for row, begin in zip(rows, starts, strict=False):
+            prompt, size = self.prompts[row], self.responses[row]
+            start = begin + prompt - 1
+            positions += range(start, start + size)
             targets += self.sequences[row][prompt:]
-            indices += range(row * self.mask_BR.shape[1], row * self.mask_BR.shape[1] + count)
-        return MicroBatch(
-            rows, input_ids_BT, *(torch.tensor(numbers, device=device) for numbers in (positions, targets, indices))
-        )
+            indices += range(row * self.mask_BR.shape[1], row * self.mask_BR.shape[1] + size)
+        tensors = (torch.tensor(numbers, device=device) for numbers in (positions, targets, indices))
+        positions_N, targets_N, indices_N = tensors
+        return MicroBatch(rows, input_ids_BT, positions_N, targets_N, indices_N, lengths if padding_free else None)
 
 
 @dataclass
@@ -126,14 +131,20 @@ class MicroBatch:
     """Rows for one pass through a model."""
 
     rows: Sequence[int]  # of the rollout
-    input_ids_BT: Tensor  # padded on the right
+    input_ids_BT: Tensor  # padded on the right; or [1, T], end to end
     positions_N: Tensor  # flat index in input_ids_BT of the token before each response token
     targets_N: Tensor  # the response tokens
     indices_N: Tensor  # flat index of each response token in a BR tensor
+    row_lengths: list[int] | None = None  # of rows that lie end to end
 
-    def inputs(self, temperature: float) -> tuple[Tensor, Tensor, Tensor, float]:
+    def inputs(self, temperature: float) -> tuple[Tensor, Tensor, Tensor, float, list[int] | None]:
         """Arguments of a pass that gives log-probabilities."""
-        return self.input_ids_BT, self.positions_N, self.targets_N, temperature
+        return self.input_ids_BT, self.positions_N, self.targets_N, temperature, self.row_lengths
+
+    @property
+    def value_inputs(self) -> tuple[Tensor, Tensor, list[int] | None]:
+        """Arguments of a pass that gives values."""
+        return self.input_ids_BT, self.positions_N, self.row_lengths
 
     def select(self, values_BR: Tensor) -> Tensor:
         """The values of this batch's tokens [N]."""
@@ -142,3 +153,21 @@ class MicroBatch:
     def assign(self, values_BR: Tensor, values_N: Tensor) -> None:
         """Write the values of this batch's tokens where :meth:`select` finds them."""
         values_BR.view(-1)[self.indices_N] = values_N
+
+
+def fill_by_tokens(rows: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Few groups of rows, about equally long and each at most ``budget`` tokens without padding; a longer row is alone.
+
+    >>> fill_by_tokens([0, 1, 2, 3], lengths=[20, 50, 40, 39], budget=80)
+    [[1, 0], [2, 3]]
+    """
+    ordered = sorted(rows, key=lambda row: -lengths[row])
+    groups_needed = math.ceil(sum(lengths[row] for row in rows) / budget)
+    while True:
+        groups: list[tuple[int, int, list[int]]] = [(0, place, []) for place in range(groups_needed)]
+        for row in ordered:
+            size, place, group = groups[0]  # the shortest
+            heapq.heapreplace(groups, (size + lengths[row], place, [*group, row]))
+        if all(size <= budget or len(group) == 1 for size, _, group in groups):
+            return [group for _, _, group in sorted(groups, key=lambda group: group[1]) if group]
+        groups_needed += 1

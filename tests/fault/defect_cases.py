@@ -579,8 +579,8 @@ DEFECTS = (
         "logprob_of_next_token",
         "The log-probability of a token is read one place too late.",
         "runner/ppo/batching.py",
-        "start = number * input_ids_BT.shape[1] + prompt - 1",
-        "start = number * input_ids_BT.shape[1] + prompt",
+        "start = begin + prompt - 1",
+        "start = begin + prompt",
         tests=(
             "tests/test_ppo.py::test_at_first_the_policy_is_its_reference_and_every_ratio_one",
             "tests/test_ppo.py::test_a_reference_of_the_callers_is_looked_at",

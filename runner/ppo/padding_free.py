@@ -1,0 +1,76 @@
+"""Rows laid end to end in one line, with no padding between them: each attends to itself alone.
+
+For models whose attention comes of transformers' AttentionInterface, which hands on the arguments of a forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from runner.generate.sampler import evaluating
+
+ROW_BY_ROW = "sdpa_row_by_row"
+
+
+def attend_row_by_row(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    row_lengths: Sequence[int] | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The stock scaled-dot-product attention; within each of the rows, if their lengths are given."""
+    if row_lengths is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    rows = zip(*(states.split(row_lengths, dim=2) for states in (query, key, value)), strict=True)
+    return torch.cat([sdpa_attention_forward(module, *row, None, **kwargs)[0] for row in rows], dim=1), None
+
+
+AttentionInterface.register(ROW_BY_ROW, attend_row_by_row)
+AttentionMaskInterface.register(ROW_BY_ROW, sdpa_mask)
+
+
+def to_line_arguments(row_lengths: Sequence[int], device: torch.device) -> dict[str, Any]:
+    """Arguments of a model's forward pass over a line of rows, beside their tokens."""
+    return {
+        "position_ids": torch.cat([torch.arange(length) for length in row_lengths]).unsqueeze(0).to(device),
+        "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),  # so that none is made
+        "row_lengths": row_lengths,
+    }
+
+
+@torch.no_grad()
+def make_padding_free(trunk: PreTrainedModel) -> bool:
+    """Have a model without its head attend row by row, if rows in a line then have the states that they have alone.
+
+    A model with another attention than the stock one, or with windows, is left as it is.
+    """
+    config = trunk.config.get_text_config()
+    before, windows = config._attn_implementation, set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    if before not in ("sdpa", ROW_BY_ROW) or windows or getattr(config, "sliding_window", None):
+        return False
+    if not getattr(trunk, "_supports_attention_backend", False):
+        return False
+    lengths, same = [3, 2], False
+    ids_1T = torch.arange(sum(lengths), device=trunk.device).unsqueeze(0)
+    try:
+        with evaluating(trunk):
+            alone = [trunk(input_ids=row, use_cache=False).last_hidden_state[0] for row in ids_1T.split(lengths, dim=1)]
+            trunk.set_attn_implementation(ROW_BY_ROW)
+            kwargs = to_line_arguments(lengths, trunk.device)
+            line_TH = trunk(input_ids=ids_1T, use_cache=False, **kwargs).last_hidden_state[0]
+        rounding = min(1e-2, 100 * torch.finfo(line_TH.dtype).eps) * float(line_TH.abs().max())
+        same = torch.allclose(line_TH, torch.cat(alone), rtol=0, atol=rounding)
+    finally:
+        if not same:
+            trunk.set_attn_implementation(before)
+    return same
