@@ -19,8 +19,8 @@ import importlib.util
 import signal
 import sysconfig
 import traceback
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runner.io.secrets import hidden
@@ -30,20 +30,21 @@ from runner.io.secrets import hidden
 class Fault:
     """One thing that is wrong, in four beats. ``where`` is a YAML path, a file and row, or a folder.
 
-    A ``fix`` that begins with an equals sign is the value to give to ``where``.
+    A ``fix`` that begins with an equals sign is the value to give to ``where``. ``job`` says which of a sweep it is in.
     """
 
     where: str
     found: str
     expected: str = ""
     fix: str = ""
+    job: str = ""
 
     def __post_init__(self) -> None:
         if self.fix.startswith("="):
             object.__setattr__(self, "fix", f"{self.where}{self.fix}")
 
     def __str__(self) -> str:
-        beats = [("found", self.found), ("expected", self.expected), ("type", self.fix)]
+        beats = [("found", self.found), ("expected", self.expected), ("type", self.fix), ("job", self.job)]
         return "\n".join([f"  {self.where}"] + [f"    {name:<9} {text}" for name, text in beats if text])
 
 
@@ -95,6 +96,24 @@ class FolderError(RunnerError):
 class EnvironmentFault(RunnerError):
     code = 5
     heading = "environment"
+
+
+def name_jobs(jobs: Sequence[tuple[Sequence[str], Iterable[Fault]]]) -> list[Fault]:
+    """The faults of a sweep's jobs, each once, with what is typed for the first job that has it and not for all.
+
+    >>> [fault.job for fault in name_jobs([(["a=1", "b=1"], [Fault("a", "1")]), (["a=2", "b=1"], [])])]
+    ['a=1']
+    """
+    found: dict[Fault, list[str]] = {}
+    common = set.intersection(*(set(words) for words, _ in jobs)) if jobs else set()
+    for words, faults in jobs:
+        for fault in dict.fromkeys(faults):
+            found.setdefault(fault, []).append(" ".join(word for word in words if word not in common))
+    more = {fault: f", and {len(names) - 1} more" if len(names) > 1 else "" for fault, names in found.items()}
+    return [
+        fault if len(names) == len(jobs) else replace(fault, job=f"{names[0]}{more[fault]}")
+        for fault, names in found.items()
+    ]
 
 
 def check_library(module: str, where: str, *, extra: str) -> None:

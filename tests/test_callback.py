@@ -5,7 +5,9 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy
 import pytest
+import torch
 
 from runner.__main__ import main
 from runner.config import compose
@@ -39,6 +41,14 @@ def test_all_that_was_logged_at_one_step_is_one_line(tmp_path):
     assert [(line["step"], line["loss"], line["eval_loss"]) for line in lines(path)] == [(1, 0.5, None), (2, 1.0, None)]
     assert [line["percentage"] for line in lines(path)] == [10.0, 20.0]
     assert statuses[-1] == {"step": 2, "max_steps": 10}
+
+
+def test_what_is_no_json_is_written_as_text(tmp_path):
+    callback = Record(tmp_path / "metrics.jsonl", lambda **changes: None)
+    callback.on_train_begin(None, state(0), None)
+    callback.on_log(None, state(1), None, logs={"odd": {1}, "loss": numpy.float32(0.5), "norms": torch.ones(2)})
+    (line,) = lines(tmp_path / "metrics.jsonl")
+    assert (line["odd"], line["loss"], line["norms"]) == ("{1}", 0.5, [1.0, 1.0])
 
 
 @pytest.mark.parametrize("torn", ["", '{"step": 5, "lo'])

@@ -372,7 +372,7 @@ def test_without_a_menu_nothing_is_offered_and_all_is_checked():
         ("adam_beta1", 1.0, "at least 0 and below 1", None),
         ("label_smoothing", 1, "at least 0 and below 1", None),
         ("seed", -1, "at least 0 and at most 4294967295", None),
-        ("max_length", 0, "at least 1", "=1024  (the default)"),
+        ("max_length", 0, "at least 2", "=1024  (the default)"),
         ("ld_alpha", 1.1, "at least 0 and at most 1", None),
         ("bf16", "None", "null", "=null"),
         ("bf16", "true", "true or false or null", "=true"),

@@ -218,7 +218,10 @@ def test_two_ways_to_say_the_same_are_one_run(capsys):
     assert len(set(keys[:3])) == 1 and len(set(keys[3:])) == 1
 
 
-WORLD = {"WORLD_SIZE": "2"}  # as torchrun sets it; below, as accelerate does for a CPU, where it starts one process
+WORLD = {
+    "WORLD_SIZE": "2",
+    "MASTER_ADDR": "localhost",
+}  # as torchrun sets it; below, as accelerate does for a CPU, where it starts one process
 ON_CPU = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1"}
 
 

@@ -10,9 +10,8 @@ import yaml
 from laid import lay_run, write
 
 from runner.__main__ import main
-from runner.command.export import push
 from runner.config import compose
-from runner.errors import ConfigError, EnvironmentFault, FolderError
+from runner.errors import ConfigError, FolderError
 from runner.io.files import files_of
 from runner.report.card import base_of, to_card
 from runner.run import write_config
@@ -186,9 +185,9 @@ def test_pushing_is_asked_for_private_and_without_what_is_ours(laid, monkeypatch
     assert main(["export", "x", "push=org/name", "private=false"]) == 0 and calls[2] == ("org/name", False)
 
 
-def test_a_hub_that_cannot_be_reached_is_a_fault_of_the_environment(laid):
-    with pytest.raises(EnvironmentFault, match="org/name"):
-        push(laid / "model", "org/name")
+def test_a_hub_that_cannot_be_reached_is_told_before_anything_is_written(laid, capsys):
+    assert main(["export", "x", "push=org/name"]) == 5
+    assert "push=org/name" in capsys.readouterr().err and not list(laid.rglob("export"))
 
 
 # --- With weights -------------------------------------------------------------------------------

@@ -122,12 +122,24 @@ def test_a_push_is_private_and_holds_no_pickle(online_runner, hub):
     assert all(upload.private for upload in hub.uploads)
 
 
-def test_a_push_that_fails_costs_no_training_and_the_command_told_makes_up_for_it(online_runner, hub):
-    from hub import TOKEN
+def test_a_push_without_a_token_is_refused_before_the_training(online_runner, hub):
+    words = ("trainer=sft", *QUICK, "trainer.args.push_to_hub=true", "trainer.args.hub_model_id=tester/late")
+    done = online_runner(*words, "name=run", code=5)
+    assert "401" in done.stderr and "trainer.args.push_to_hub=false" in done.stderr
+    assert not (online_runner.runs("run")[0] / "checkpoints").exists()
+
+
+def test_a_push_that_fails_costs_no_training_and_the_command_told_makes_up_for_it(online_runner, hub, monkeypatch):
+    from hub import TOKEN, Hub, Refusal
+
+    def refuse(self, request, **where):
+        raise Refusal(401, "no room here")
 
     hub.uploads.clear()
     words = ("trainer=sft", *QUICK, "trainer.args.push_to_hub=true", "trainer.args.hub_model_id=tester/late")
-    done = online_runner(*words, "name=run")  # and no token
+    with monkeypatch.context() as patch:
+        patch.setattr(Hub, "_answer_commit", refuse)
+        done = online_runner(*words, "name=run", HF_TOKEN=TOKEN)
     assert "finished  2 steps" in done.stdout and "401" in done.stderr and "Traceback" not in done.stderr
     run = Run(online_runner.runs("run")[0])
     assert run.status()["state"] == "finished" and "401" in run.manifest()["notes"][0]

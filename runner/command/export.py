@@ -16,7 +16,10 @@ copied. A reward model is written with its score head, of PPO only the policy.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from runner.command import CommandLine
 from runner.command._option import Option, read_options
@@ -25,6 +28,9 @@ from runner.io.files import display_path
 from runner.run.find import check_finished, find_runs
 from runner.run.seal import SEAL, check_sealed
 from runner.training.export import DTYPES, export
+
+if TYPE_CHECKING:
+    from huggingface_hub import RepoUrl
 
 OPTIONS = {
     "dtype": Option(words=tuple(DTYPES)),
@@ -45,26 +51,39 @@ def main(line: CommandLine) -> int:
     if not (run.folder / "model").is_dir():
         raise FolderError(Fault(display_path(run.folder / "model"), "missing", "the model of a finished run"))
     check_sealed(run.folder / "model")
-    private = options.get("private", True)
+    private, name = options.get("private", True), options.get("push")
+    repository = open_repository(name, private) if name else ""  # asked before the work
     folder = Path(options.get("to") or run.folder / "export")
     trusted = options.get("trust_remote_code", False)
     print("\n".join(export(run, folder, options.get("dtype"), options.get("license"), trusted)))
     print(f"export    {display_path(folder)}")
-    if name := options.get("push"):
-        print(f"pushed    {push(folder, name, private)}")
+    if repository:
+        push(folder, repository)
+        print(f"pushed    {repository}")
     return 0
 
 
-def push(folder: Path, name: str, private: bool = True) -> str:
-    """Upload an export and return the address of its repository."""
+def open_repository(name: str, private: bool = True) -> RepoUrl:
+    """The repository of this name on the hub, which is made where it is not there."""
     from huggingface_hub import HfApi
 
+    with _as_environment_fault(name, "hf auth login, then the same words again"):
+        return HfApi().create_repo(name, private=private, exist_ok=True)
+
+
+def push(folder: Path, repository: RepoUrl) -> None:
+    """Upload an export."""
+    from huggingface_hub import HfApi
+
+    fix = f"hf auth login, then the same words again; {display_path(folder)} is whole"
+    with _as_environment_fault(repository.repo_id, fix):
+        HfApi().upload_folder(repo_id=repository.repo_id, folder_path=folder, ignore_patterns=[SEAL])
+
+
+@contextlib.contextmanager
+def _as_environment_fault(name: str, fix: str) -> Iterator[None]:
     try:
-        hub = HfApi()
-        repository = hub.create_repo(name, private=private, exist_ok=True)
-        hub.upload_folder(repo_id=repository.repo_id, folder_path=folder, ignore_patterns=[SEAL])
+        yield
     except Exception as error:  # whatever its HTTP library of the day raises
         text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        fix = f"hf auth login, then the same words again; {display_path(folder)} is whole"
         raise EnvironmentFault(Fault(f"push={name}", text, "a hub that takes it", fix)) from error
-    return str(repository)

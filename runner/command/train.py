@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runner.config import rank
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, FolderError, RunnerError
 from runner.io.files import files_of, read_json, shipped, strict, write_json, write_text
 from runner.io.secrets import hidden
@@ -36,6 +37,7 @@ from runner.training.inspection import find_faults, inspect_training
 from runner.training.recovery import adjust, record_adjustments
 
 if TYPE_CHECKING:
+    from huggingface_hub import RepoUrl
     from peft import PeftModel
     from transformers import Trainer, TrainingArguments
 
@@ -51,6 +53,7 @@ def train(run: Run, stop: StopRequest) -> None:
     """
     from accelerate.utils import release_memory
 
+    _open_repository(run)
     while True:
         components = build_components(run, stop)
         try:
@@ -237,25 +240,43 @@ def _save_adapter(run: Run, model: PeftModel, folder: Path, weights: Mapping[str
     write_adapter(model, folder, base=shipped(base), revision=revision, state_dict=weights)
 
 
+def _open_repository(run: Run) -> RepoUrl | None:
+    """The repository for ``model/`` where ``push_to_hub`` was asked for; private unless the config says otherwise.
+
+    Raises EnvironmentFault where the hub gives none.
+    """
+    from runner.command.export import open_repository
+
+    args = run.cfg["trainer"]["args"]
+    if not args.get(upstream.PUSH_TO_HUB) or rank():
+        return None
+    name = args.get(upstream.HUB_MODEL_ID) or run.folder.parent.name
+    try:
+        return open_repository(name, private=args.get(upstream.HUB_PRIVATE_REPO) is not False)
+    except EnvironmentFault as error:
+        where = f"trainer.args.{upstream.PUSH_TO_HUB}"
+        fix = f"hf auth login, then the same words again, or {where}=false"
+        raise EnvironmentFault(replace(error.faults[0], where=where, fix=fix)) from error
+
+
 def _push(run: Run, stop: StopRequest) -> None:
-    """Upload ``model/`` where ``push_to_hub`` was asked for; private unless the config says otherwise.
+    """Upload ``model/`` where it was asked for.
 
     A hub that does not take it costs no training: there is a warning and a note, with the command that makes up for it.
     """
     from runner.command.export import push
 
     args = run.cfg["trainer"]["args"]
-    if not args.get(upstream.PUSH_TO_HUB):
-        return
-    name = args.get(upstream.HUB_MODEL_ID) or run.folder.parent.name
-    private = args.get(upstream.HUB_PRIVATE_REPO) is not False
     try:
-        print(f"pushed to {push(run.model, name, private)}")
+        if repository := _open_repository(run):
+            push(run.model, repository)
+            print(f"pushed to {repository}")
     except EnvironmentFault as error:
         if stop.number is not None:  # that is what the upload failed of
             raise stop.error() from error
+        name = args.get(upstream.HUB_MODEL_ID) or run.folder.parent.name
         named = name if "/" in name else f"<your account>/{name}"
-        words = "" if private else " private=false"
+        words = " private=false" if args.get(upstream.HUB_PRIVATE_REPO) is False else ""
         words += " trust_remote_code=true" if run.cfg["model"].get("trust_remote_code") else ""
         fix = f"python -m runner export {shlex.quote(str(run))} push={named}{words}"
         fault = replace(error.faults[0], where=f"trainer.args.{upstream.PUSH_TO_HUB}", fix=fix)

@@ -19,7 +19,7 @@ from runner.dataset import disk
 from runner.dataset import request as keys
 from runner.dataset.convert import RowRequest
 from runner.dataset.detect import MEDIA, check_without, misnamed, read_layout, refuse_media
-from runner.dataset.form import FORMS
+from runner.dataset.form import FORMS, answer_columns, is_conversation
 from runner.dataset.step import Row
 from runner.errors import DataError, Fault
 from runner.io.files import HUB_NAME, SHIPPED
@@ -32,10 +32,11 @@ SHIPPED_ROWS = 3  # rows of what ships, which is good, that show its columns
 
 @dataclass
 class DatasetCheck:
-    """The faults of a dataset, and the columns of its training rows where these are known."""
+    """The faults of a dataset, the columns of its training rows where these are known, and whether rows are chats."""
 
     faults: list[Fault] = field(default_factory=list)
     columns: set[str] | None = None
+    chats: bool = False
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
@@ -54,7 +55,9 @@ def check_dataset(node: Node, to: str | None, where: str = "dataset") -> Dataset
         with seen.noting():
             keys.check_weights(parts, node.get("weights"))
         for name, part in parts.items():
-            seen.faults += check_dataset(part, to, f"{where}.parts.{name}").faults
+            inside = check_dataset(part, to, f"{where}.parts.{name}")
+            seen.faults += inside.faults
+            seen.chats |= inside.chats
     elif target == LOADER:
         before = logging.root.manager.disable
         logging.disable(logging.WARNING)  # the loading will say once more what is left out
@@ -133,23 +136,24 @@ def _check_slices(
             continue
         all_used = count == len(rows) and count <= (limits[use] or count)
         with seen.noting():
-            columns = _find_columns(request, rows, label, all_used=all_used)
-            seen.columns = columns if use == "train" else seen.columns
+            made = _find_columns(request, rows, label, all_used=all_used)
+            seen.columns = set(made) if use == "train" else seen.columns
+            seen.chats |= any(is_conversation(made.get(name)) for name in ("prompt", *answer_columns(made)))
 
 
-def _find_columns(request: RowRequest, rows: Sequence[Row], label: str, *, all_used: bool) -> set[str]:
-    """The columns that the trainer will see; raises DataError where the rows do not fit it, or some are bad."""
+def _find_columns(request: RowRequest, rows: Sequence[Row], label: str, *, all_used: bool) -> Row:
+    """A row as the trainer will see it; raises DataError where the rows do not fit it, or some are bad."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     check_without(request.without, columns)
     columns = [name for name in columns if name not in request.without]
     rows = [{name: row.get(name) for name in columns} for row in rows]
     if not request.to:
         read_layout(columns, rows[0], form=request.form, given=request.columns)
-        return set()
+        return {}
     conversion = request.start_conversion(columns, rows[0], label, len(rows))
     made = conversion.first(rows)
     if all_used:  # else a bad row may be one that nobody asked for
         conversion.batch({name: [row[name] for row in rows] for name in columns}, range(len(rows)))
         if not made:
             raise DataError(conversion.nothing_left(len(rows)))
-    return {*made, *conversion.kept}
+    return dict.fromkeys(conversion.kept) | made

@@ -282,11 +282,19 @@ def _read_json(file: io.BufferedReader, path: Path, max_bytes: int | None) -> It
 
 
 def _parse(text: bytes) -> object:
-    """The value of a text in JSON; raises ValueError where it is none."""
+    """The value of a text in JSON; raises ValueError where it is none, or an object has a key twice."""
     try:
-        return json.loads(text.decode("utf-8-sig"))
+        return json.loads(text.decode("utf-8-sig"), object_pairs_hook=_to_object)
     except RecursionError as error:
         raise ValueError(str(error)) from None
+
+
+def _to_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} twice in one object")
+    return made
 
 
 def _as_json(line: bytes) -> object:

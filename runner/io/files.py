@@ -200,7 +200,7 @@ def to_line(row: Mapping[str, Any]) -> str:
 
 
 def strict(value: object) -> object:
-    """The same value with every NaN and infinity as None, because JSON has no word for them.
+    """The same value with every NaN and infinity as None, because JSON has no word for them; others' objects as text.
 
     >>> strict({"loss": float("nan"), "steps": [1, 2.5]})
     {'loss': None, 'steps': [1, 2.5]}
@@ -209,9 +209,11 @@ def strict(value: object) -> object:
         return {str(key): strict(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [strict(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    return strict(value.tolist()) if hasattr(value, "tolist") else str(value)  # of numpy and torch, else anything
 
 
 def sha256(path: Path) -> str:

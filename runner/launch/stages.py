@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import config
 from runner.config.override import dotted_key
-from runner.errors import ConfigError, Fault, FolderError
+from runner.errors import ConfigError, Fault, FolderError, name_jobs
 from runner.launch import axis
 from runner.run import Run
 from runner.run.continuation import find_resume_faults
@@ -67,14 +67,16 @@ def compose_runs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list
 def compose_jobs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list[list[config.Composed]]:
     """The runs of each job of a sweep, in Hydra's order; raises ConfigError with the faults of all."""
     axis.axes(overrides)
-    jobs, faults = [], []
+    jobs: list[list[config.Composed]] = []
+    faults: list[tuple[list[str], list[Fault]]] = []
     for words in axis.combinations(overrides):
         try:
             jobs.append(compose_runs(words, folders))
+            faults.append((words, []))
         except ConfigError as error:
-            faults += error.faults
-    if faults:
-        raise ConfigError(dict.fromkeys(faults))
+            faults.append((words, error.faults))
+    if found := name_jobs(faults):
+        raise ConfigError(found)
     return jobs
 
 

@@ -298,8 +298,9 @@ def _own_fault(run: Run, error: BaseException, text: str) -> Fault | None:
     place, found = own_place(error), f"your own code: {text}"
     if place:
         file, keys = place.rpartition(":")[0], {path: str(node["_target_"]) for path, node in nodes(run.cfg)}
-        modules = {path: sys.modules.get(target.rpartition(".")[0]) for path, target in keys.items()}
-        where = next((path for path, module in modules.items() if getattr(module, "__file__", None) == file), file)
+        modules = {path: target.rpartition(".")[0].replace(".", os.sep) for path, target in keys.items()}
+        own = (path for path, module in modules.items() if file.endswith((f"/{module}.py", f"/{module}/__init__.py")))
+        where = next(own, file)
         fix = f"mend {place}; the same command with --debug shows the traceback"
         return Fault(where, found, "code that runs", fix)
     called = re.match(r"(\w+)\.(\w+)\(\) (got an unexpected|missing|takes)", str(error))

@@ -2,8 +2,9 @@
 
 A ``_target_`` names the module that defines the function: ``runner.metric.words`` stands here with the other metrics of
 plain texts, others in ``binary``, ``likelihood``, and ``reference`` for those by libraries. A new one is a function in
-any module and an option in ``conf/metric``, whose further keys, such as ``better``, are in ``ask``. Which library it
-needs, and who else asks metrics: ``validate.start``, ``generate.judge``.
+any module and an option in ``conf/metric``, with ``better: lower`` where less is better (further keys are in ``ask``),
+and a name in the table of ``conf/README.md``. Which library it needs, and who else asks metrics: ``validate.start``,
+``generate.judge``.
 
 The arguments of a metric decide what it gets; the columns of the rows come by name, ``**columns`` is all of
 them, as TRL passes them to rewards.
@@ -61,14 +62,17 @@ def mention(completions: Sequence[Completion], of: Sequence[str] = (), **columns
     return [sum(row) / len(row) for row in zip(*hits, strict=True)] if hits else [0.0] * len(texts)
 
 
-def overlap(completions: Sequence[Completion], reference: Sequence[Completion]) -> list[float]:
-    """F1 of the words of a completion and of its reference, without their order (ROUGE-1).
+def overlap(completions: Sequence[Completion], reference: Sequence[Completion | None]) -> list[float | None]:
+    """F1 of the words of a completion and of its reference, without their order (ROUGE-1); None where there is none.
 
-    >>> overlap(["a red dog", "A cat.", ""], ["the red dog", "a cat", "a cat"])
-    [0.6666666666666666, 1.0, 0.0]
+    >>> overlap(["a red dog", "A cat.", "", "a"], ["the red dog", "a cat", "a cat", None])
+    [0.6666666666666666, 1.0, 0.0, None]
     """
-    scores = []
+    scores: list[float | None] = []
     for completion, known in zip(completions, reference, strict=True):
+        if known is None:
+            scores.append(None)
+            continue
         found, right = _words(completion), _words(known)
         common = (Counter(found) & Counter(right)).total()
         # Harmonic mean of precision and recall, which is twice the common words over all of them.

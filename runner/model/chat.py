@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from trl.chat_template_utils import get_training_chat_template, has_generation_markers, supports_tool_calling
 
 from runner.errors import ConfigError, Fault
-from runner.model.jinja import ANSWER, KEY, PROBE, find_template_faults, read_template, template_names
+from runner.model.jinja import ANSWER, KEY, PROBE, find_template_faults, no_template, read_template
 
 OWN = "the tokenizer's own template"
 
@@ -55,9 +55,7 @@ def check_template(
     With ``calls`` it must spell what tools are called with and give back, with ``answers_only`` mark what is trained.
     """
     if chats and not tokenizer.chat_template:
-        found = "the rows are chats, and the tokenizer has no chat template"
-        expected = f"one of {', '.join(template_names())}, or the path of a .jinja file"
-        raise ConfigError(Fault(KEY, found, expected, f"{KEY}=plain"))
+        raise ConfigError(no_template())
     faults = []
     if calls and not supports_tool_calling(tokenizer):
         found = "the rows call tools, and the template leaves out the calls or what comes back"

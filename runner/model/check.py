@@ -208,6 +208,12 @@ def missing_weights(folder: ModelFolder, count: int, example: str) -> Fault:
     return folder.fault(found, "weights for the whole of config.json")
 
 
+def not_finite(folder: ModelFolder, names: Sequence[str]) -> Fault:
+    """The fault of weights that hold a NaN or an infinity: what is trained from them is none, either."""
+    more = f", and {len(names) - 1} more" if len(names) > 1 else ""
+    return folder.fault(f"{folder.source}: {names[0]}{more} holds numbers that are not finite", "finite weights")
+
+
 def _find_weight_faults(folder: ModelFolder) -> Iterator[Fault]:
     """A fault where the config has more layers than there are weights for, and one where it tells other sizes."""
     config, layers = folder.config, dict[int, set[str]]()
@@ -376,8 +382,10 @@ def find_size_faults(vocabulary: Vocabulary, rows: int) -> list[Fault]:
     return [Fault("model.tokenizer.path", found, expected, fix)]
 
 
-def find_tokenizer_faults(node: object, rows: int | None) -> list[Fault]:
-    """Faults of the tokenizer that a node names, and of its template; ``rows`` are the model's embeddings."""
+def find_tokenizer_faults(node: object, rows: int | None, *, chats: bool = False) -> list[Fault]:
+    """Faults of the tokenizer that a node names, and of its template, which ``chats`` need; ``rows`` are the model's
+    embeddings.
+    """
     if not isinstance(node, Mapping) or node.get("_target_") != TOKENIZER:
         return []
     try:
@@ -389,6 +397,10 @@ def find_tokenizer_faults(node: object, rows: int | None) -> list[Fault]:
         config = folder.read("tokenizer_config.json") if folder.has("tokenizer_config.json") else {}
         named = {key: _token(node.get(key) or config.get(key)) for key in ("bos_token", "eos_token", "pad_token")}
         faults = _find_vocabulary_faults(folder, config, node, named, rows)
+        files = [folder.path / name for name in ("chat_template.jinja", "additional_chat_templates")]
+        named_one = node.get("chat_template") or config.get("chat_template")
+        if chats and not named_one and not any(file.exists() for file in files):
+            faults.append(jinja.no_template())
         return faults or _find_template_faults(node, named, folder, config)
     except ConfigError as error:
         return error.faults

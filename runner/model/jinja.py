@@ -39,6 +39,12 @@ def template_file(name: str) -> Path:
     return Path(shipped(name)).expanduser() if name.endswith(".jinja") else SHELF / f"{name}.jinja"
 
 
+def no_template() -> Fault:
+    """The fault of chats without a template."""
+    found = "the rows are chats, and the tokenizer has no chat template"
+    return Fault(KEY, found, f"one of {', '.join(template_names())}, or the path of a .jinja file", f"{KEY}=plain")
+
+
 def read_template(name: str) -> str:
     """The text of a shipped template (``plain``, ``chatml``, ``react``, ``hermes``) or of a ``.jinja`` file."""
     file, choices = template_file(name), f"{', '.join(template_names())}, or the path of a .jinja file"

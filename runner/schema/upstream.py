@@ -4,7 +4,8 @@ Where a new version renames a field: widen the range in pyproject.toml, change t
 ``FORMER_NAMES``, and change every line that ``pytest tests/test_upstream.py`` then lists, none of which must be
 understood for it: attributes (``args.max_steps``), messages that say what to type, YAML of ``conf/`` and targets in the
 tables of ``importers``, where a tool that calls its own key so needs a row in ``shared.yaml``. No other Python holds a
-name as text.
+name as text. Where only some trainers rename it, the new name stands beside the old one, and tests/test_conf.py and
+tests/test_import.py list the YAML.
 
 What a trainer of TRL more may need here: ``COMPLETION_LENGTHS``, where it samples, and ``LOSS_INTERFACES``, for losses
 of the user's own. ``training.health`` looks in ``NOTES`` for what it notes between logged steps, if it does.
@@ -154,7 +155,7 @@ NUMERIC_FIELDS = {
     "count": (
         *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
         *("eval_accumulation_steps", "save_total_limit", "torch_empty_cache_steps", "dataset_num_proc"),
-        *("dataloader_prefetch_factor", "ddp_timeout", "ddp_bucket_cap_mb", "max_length", "max_new_tokens"),
+        *("dataloader_prefetch_factor", "ddp_timeout", "ddp_bucket_cap_mb", "max_new_tokens"),
         *("max_completion_length", "pad_to_multiple_of", "vllm_max_model_length", "num_generations_eval"),
         *("steps_per_generation", "num_iterations", "generation_batch_size", "vllm_tensor_parallel_size"),
         *("ref_model_sync_steps", "precompute_ref_batch_size"),
@@ -171,7 +172,7 @@ NUMERIC_FIELDS = {
     "seed": ("seed", "data_seed"),
     "top k": ("top_k",),
     "steps": ("max_steps",),
-    "group": ("num_generations",),
+    "two": ("num_generations", "max_length"),  # a group, and a token that another one follows
     "workers": ("dataloader_num_workers",),
 }
 # Arguments of a trainer that are filled from a group rather than from the trainer's own keys.

@@ -14,7 +14,7 @@ from runner.metric.ask import kind_of
 from runner.ppo.minibatches import find_minibatch_faults
 from runner.schema import upstream
 from runner.schema.read import Signature, read_signature
-from runner.schema.text import Config, last_key, named, nearest, scalars, short_text
+from runner.schema.text import Config, last_key, named, nearest, scalars, short_text, to_text
 from runner.schema.type import shortened
 from runner.tracker.variable import find_foreign_variables
 from runner.validate.context import ARGS, ValidationContext, args_fault
@@ -67,6 +67,11 @@ def _not_given(context: ValidationContext, trainer: Signature) -> Iterator[Fault
         expected = f"one of {shortened(options)}" if options else "entries with a _target_"
         fix = f"={options[0]}" if options else "reward.<name>._target_=<module.name>"
         yield Fault("reward", f"none, and {trainer.name} learns from rewards", expected, fix)
+    rewards = len(named(context.mapping("reward"), "reward")) + bool(context.args.get(upstream.REWARD_MODEL_PATH))
+    weights = context.args.get(upstream.REWARD_WEIGHTS)
+    if isinstance(weights, list) and given and len(weights) != rewards:
+        found, expected = f"{len(weights)} weights for {rewards} reward{'s' * (rewards > 1)}", "one for each"
+        yield args_fault(upstream.REWARD_WEIGHTS, found, expected, f"={to_text([1.0] * rewards)}")
     if upstream.TEACHER_MODEL in trainer.parameters and not node.get(upstream.TEACHER_MODEL):
         where, found = f"trainer.{upstream.TEACHER_MODEL}", f"none, and {trainer.name} learns from a teacher"
         yield Fault(where, found, "a model that shares the tokenizer", f"{where}.path=<org/name>")

@@ -20,7 +20,7 @@ from typing import Any
 from runner.config import NUM_PROCESSES, Composed, rank, world_size
 from runner.config.sharding import find_unshardable, has_devices
 from runner.dataset.check import DatasetCheck, check_dataset
-from runner.errors import ConfigError, DataError, EnvironmentFault, Fault
+from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, name_jobs
 from runner.io.files import PACKAGE, hub_home
 from runner.model.check import find_model_faults, find_scorer_faults, find_tokenizer_faults, read_vocab_size
 from runner.model.folder import find_folder
@@ -44,15 +44,26 @@ def check_ahead(jobs: Sequence[Sequence[Composed]], *, starts: bool = True, else
     runs = [composed for stages in jobs for composed in stages]
     if other_worlds := [fault for composed in runs for fault in find_other_worlds(composed)]:
         raise ConfigError(dict.fromkeys(other_worlds))
-    folders = {folder_of(composed.cfg, composed.overrides).absolute(): composed for composed in runs}
-    to_do = [composed for folder, composed in folders.items() if Run(folder).status()["state"] != "finished"]
-    parts = {json.dumps(each := _read_parts(composed.cfg), sort_keys=True, default=str): each for composed in to_do}
-    data = [fault for each in parts.values() for fault in _look_at_rows(each).faults]
-    other = [fault for each in parts.values() for fault in _find_faults(each, set(folders))]
+    places = {id(composed): folder_of(composed.cfg, composed.overrides).absolute() for composed in runs}
+    folders = set(places.values())
+    finished = {folder for folder in folders if Run(folder).status()["state"] == "finished"}
+    to_do = list({places[id(run)]: run for run in runs if places[id(run)] not in finished}.values())
+    seen: dict[str, tuple[list[Fault], list[Fault]]] = {}  # of the rows and of the rest, by the parts
+
+    def look(composed: Composed) -> tuple[list[Fault], list[Fault]]:
+        parts = _read_parts(composed.cfg)
+        key = json.dumps(parts, sort_keys=True, default=str)
+        if key not in seen:
+            seen[key] = _look_at_rows(parts).faults, list(_find_faults(parts, folders))
+        return seen[key]
+
+    looks = [(stages[0].command, [look(run) for run in stages if places[id(run)] not in finished]) for stages in jobs]
+    data = name_jobs([(words, [fault for rows, _ in pairs for fault in rows]) for words, pairs in looks])
+    other = name_jobs([(words, [fault for _, rest in pairs for fault in rest]) for words, pairs in looks])
     if other:
-        raise ConfigError(dict.fromkeys([*data, *other]))
+        raise ConfigError([*data, *other])
     if data:
-        raise DataError(dict.fromkeys(data))
+        raise DataError(data)
     if starts and to_do and (lacking := list(find_environment_faults(to_do, elsewhere))):
         raise EnvironmentFault(dict.fromkeys(lacking))
 
@@ -85,7 +96,7 @@ def _find_faults(cfg: Config, folders: set[Path]) -> Iterator[Fault]:
         yield from found
         is_known = found and tokenizer.get("path") == model.get("path")
         if not is_known and not _is_ahead(tokenizer.get("path"), folders):
-            yield from find_tokenizer_faults(tokenizer, read_vocab_size(model))
+            yield from find_tokenizer_faults(tokenizer, read_vocab_size(model), chats=_look_at_rows(cfg).chats)
     others: dict[str, tuple[object, bool]] = {}
     for path, node in nodes({"reward": cfg.get("reward"), "metric": cfg.get("metric"), "trainer": cfg["trainer"]}):
         if str(node["_target_"]).startswith(("runner.model.", "runner.reward.")):
@@ -170,6 +181,9 @@ def find_environment_faults(to_do: Sequence[Composed], elsewhere: bool) -> Itera
             yield from find_unshardable(args)
     if not all((composed.cfg.get("tolerate") or {}).get("versions") for composed in to_do):
         yield from find_other_versions()
+    if world_size() > 1 and "MASTER_ADDR" not in os.environ:
+        found, fix = f"not set, and WORLD_SIZE is {world_size()}", "unset WORLD_SIZE RANK LOCAL_RANK"
+        yield Fault("MASTER_ADDR", found, "the host of the first process, as torchrun sets it", fix)
     yield from _closed_caches()
 
 

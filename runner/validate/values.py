@@ -73,7 +73,7 @@ RANGES = {
     **{"share": SHARE, "step size": STEP_SIZE, "seed": SEED},
     "top k": Range(0, other=-1),
     "steps": Range(1, other=-1),
-    "group": Range(2),
+    "two": Range(2),
     "workers": Range(0, 1024),  # each is a process
 }
 BY_GROUP = {

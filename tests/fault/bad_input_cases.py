@@ -168,6 +168,11 @@ def weights(change: Callable[[dict], dict]) -> Callable[[Path], None]:
     return do
 
 
+def not_finite(found: dict) -> dict:
+    name = next(name for name in found if "q_proj" in name)
+    return found | {name: found[name] * float("inf")}
+
+
 def without_layer(found: dict) -> dict:
     return {name: weight for name, weight in found.items() if ".layers.1." not in name}
 
@@ -313,11 +318,11 @@ NUMBER = [
     bad("steps negative", f"{A}max_steps=-5", "at least 1", f"{A}max_steps="),
     bad("warm-up of all steps", f"{A}max_steps=5 {A}warmup_steps=5", "never be reached", f"{A}warmup_steps="),
     bad("warm-up negative", f"{A}warmup_steps=-1", "at least 0", f"{A}warmup_steps="),
-    bad("length 0", f"{A}max_length=0", "at least 1", f"{A}max_length="),
+    bad("length 0", f"{A}max_length=0", "at least 2", f"{A}max_length="),
     bad(
         "length negative",
         f"{A}max_length=-1",
-        "at least 1",
+        "at least 2",
         f"{A}max_length=",
         why="it drops the last tokens of each row",
     ),
@@ -416,6 +421,9 @@ NUMBER = [
 # --- Names and combinations ------------------------------------------------------------------------
 
 COMBINATION = [
+    bad("weights for fewer rewards", f"trainer=grpo {A}reward_weights=[1,2]", "2 weights for 1 reward", f"{A}reward_w"),
+    bad("length that nothing follows in", f"{A}max_length=1", "at least 2", f"{A}max_length="),
+    bad("a length in one job of a sweep", f"-m {A}max_length=1,64", f"job {A}max_length=1", f"{A}max_length="),
     bad("optimizer that is unknown", f"{A}optim=adamv", "adamv", f"{A}optim="),
     bad("schedule that is unknown", f"{A}lr_scheduler_type=cosin", "cosin", f"{A}lr_scheduler_type=cosine"),
     bad("loss that is unknown", f"trainer=dpo {A}loss_type=sigmod", "sigmod", f"{A}loss_type=sigmoid"),
@@ -502,6 +510,7 @@ DATASET = [
     bad("folder that is missing", "dataset=local dataset.path=nowhere/rows.jsonl", "no folder", "dataset.path="),
     bad("empty file", ROWS, "no rows", "dataset.path", {"rows.jsonl": b""}),
     bad("only blank lines", ROWS, "no rows", "dataset.path", {"rows.jsonl": b"\n\n \n"}),
+    bad("key twice", ROWS, "'prompt' twice", "sed -n 5p", {"rows.jsonl": LINE * 4 + b'{"prompt": "", ' + LINE[1:]}),
     bad("first line null", ROWS, "rows.jsonl:1", "null", {"rows.jsonl": b"null\n" + LINE}),
     bad("only line null", ROWS, "rows.jsonl:1", "null", {"rows.jsonl": b"null\n"}),
     bad("later line null", ROWS, "rows.jsonl:3", "null", {"rows.jsonl": LINE * 2 + b"null\n"}),
@@ -948,6 +957,21 @@ MODELS = [
         "template that is unknown", "model.tokenizer.chat_template=chatmll", "chatmll", "model.tokenizer.chat_template="
     ),
     bad(
+        "chats without a template",
+        f"{MODEL} {ROWS}",
+        "no chat template",
+        "model.tokenizer.chat_template=",
+        {**model(without("chat_template.jinja")), "rows.jsonl": [CHAT] * 4},
+    ),
+    bad(
+        "weights that are not finite",
+        MODEL,
+        "q_proj.weight",
+        "model.path=",
+        model(weights(not_finite)),
+        late=True,
+    ),
+    bad(
         "template file that is missing",
         "model.tokenizer.chat_template=my.jinja",
         "my.jinja",
@@ -1240,6 +1264,14 @@ PLACE = [
 # --- Environment ---------------------------------------------------------------------------------------
 
 ENVIRONMENT = [
+    bad(
+        "process of several without the first one's address",
+        "seed=1",
+        "MASTER_ADDR",
+        "unset WORLD_SIZE",
+        code=5,
+        environment={"WORLD_SIZE": "2", "RANK": "0"},
+    ),
     bad(
         "bitsandbytes is missing",
         "quant=4bit peft=lora",

@@ -939,8 +939,8 @@ DEFECTS = (
         "pushed_in_public",
         "An upload makes a public repository unless it is told otherwise.",
         "runner/command/export.py",
-        'private = options.get("private", True)',
-        'private = options.get("private", False)',
+        'private, name = options.get("private", True)',
+        'private, name = options.get("private", False)',
         tests=("tests/test_export.py::test_pushing_is_asked_for_private_and_without_what_is_ours",),
     ),
     Defect(
