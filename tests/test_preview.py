@@ -1,5 +1,6 @@
 """What is shown is what is trained, and a training whose rows could not teach it does not start."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -28,7 +29,7 @@ from runner.model.jinja import read_template
 from runner.report.page import to_preview_page
 from runner.report.tokens import Sheet, TokenRow, format_sheet
 from runner.run.key import key_of
-from runner.training.inspection import find_faults, inspect_training, read_batches
+from runner.training.inspection import find_faults, find_notes, inspect_training, read_batches, summary_of
 
 GOLDEN = Path(__file__).parent / "golden"
 ASKED = {"role": "user", "content": "What did Anna see?"}
@@ -92,6 +93,26 @@ def test_sound_rows_have_no_fault(tokenizer):
     assert find_faults(seen) == []
     assert len(seen.ended) == len(CHATS) and not seen.cut and not seen.prompt_mismatches
     assert 0 < seen.trained < sum(len(row.ids) for row in seen.rows)
+
+
+def test_conversations_of_which_every_token_is_trained_are_noted_until_they_are_weighed(tokenizer):
+    made = prepared(tokenizer, CHATS)
+    assert find_notes(see(tokenizer, CHATS, made)) == []
+    whole = [{"input_ids": row["input_ids"]} for row in made]
+    seen = see(tokenizer, CHATS, whole)
+    [note] = find_notes(seen)
+    assert "of 3 conversations every token is trained" in note and "weight=answers" in note
+    assert note in summary_of(seen)
+
+
+@pytest.mark.slow
+def test_empty_answers_are_noted_before_the_first_step_and_in_the_manifest(train, tmp_path, caplog):
+    rows = [{"prompt": f"a{n}", "chosen": "good", "rejected": "" if n % 2 else "bad"} for n in range(16)]
+    (tmp_path / "half.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    words = ("trainer=dpo", "dataset=local", f"dataset.path={tmp_path / 'half.jsonl'}", "dataset.limit.eval=2")
+    trained = train(*words, "trainer.args.max_steps=1")
+    [note] = trained.run.manifest()["notes"]
+    assert note in caplog.text and " rows have an empty rejected answer" in note
 
 
 def test_no_trained_token_is_refused(tokenizer):

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any
 from runner.config import rank
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, FolderError, RunnerError
 from runner.io.files import files_of, read_json, shipped, strict, write_json, write_text
-from runner.io.secrets import hidden
 from runner.model.encoding import stop_ids
 from runner.report.table import score_table
-from runner.run import Run, write_manifest
+from runner.run import Run, add_notes, write_manifest
 from runner.run.continuation import begin_from, copy_history, other_run
 from runner.run.disk import check_space
 from runner.run.inputs import check_fingerprints, find_other_facts, read_fingerprints
@@ -33,7 +32,7 @@ from runner.schema import upstream
 from runner.training.components import Components, build_components
 from runner.training.components.model import has_base, path_of, policy_of
 from runner.training.evaluation import held_out_scores
-from runner.training.inspection import find_faults, inspect_training
+from runner.training.inspection import find_faults, find_notes, inspect_training
 from runner.training.recovery import adjust, record_adjustments
 
 if TYPE_CHECKING:
@@ -85,6 +84,8 @@ def _train(run: Run, components: Components, stop: StopRequest) -> None:
             if not is_first:
                 trainer.accelerator.wait_for_everyone()  # the first process tells, and ends the others
             raise ConfigError(faults)
+        if is_first:
+            add_notes(run, find_notes(seen))
     with trackers_closed(components.trackers, is_first=is_first):
         checkpoint = newest
         if other:
@@ -119,11 +120,7 @@ def _start(run: Run, components: Components, source: Run | None) -> None:
         if source and (faults := find_other_facts(source.manifest(), facts)):
             raise FolderError(faults)
         if source and source != run:
-            changed = check_fingerprints(source)
-            for line in changed:
-                log.warning("%s: %s", source, line)
-            notes = [f"begun with a checkpoint of {source}: {line}" for line in changed]
-            facts["notes"] = [*before.get("notes", []), *notes]
+            add_notes(run, [f"begun with a checkpoint of {source}: {line}" for line in check_fingerprints(source)])
         fingerprints = read_fingerprints(run.cfg, before.get("inputs"))
         write_manifest(run, **facts, inputs=fingerprints, starts=before.get("starts", 0) + 1)
         record_adjustments(run)
@@ -280,8 +277,7 @@ def _push(run: Run, stop: StopRequest) -> None:
         words += " trust_remote_code=true" if run.cfg["model"].get("trust_remote_code") else ""
         fix = f"python -m runner export {shlex.quote(str(run))} push={named}{words}"
         fault = replace(error.faults[0], where=f"trainer.args.{upstream.PUSH_TO_HUB}", fix=fix)
-        log.warning("the run is finished, and its model was not pushed\n%s", fault)
-        write_manifest(run, notes=[*run.manifest().get("notes", []), hidden(f"not pushed: {fault.found}")])
+        add_notes(run, [f"the run is finished, and its model was not pushed\n{fault}"])
 
 
 def _facts(components: Components) -> dict[str, Any]:

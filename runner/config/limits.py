@@ -22,6 +22,8 @@ MAX_VALUES = 10_000
 MAX_DIGITS = 300
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 NUMBER = re.compile(r"[-+]?[0-9.][0-9a-fA-F_.:xo+-]*")
+# What YAML 1.1 reads as another number than it looks like: eight for 010, ninety for 1:30.
+OTHER_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
 STANDARD = "tag:yaml.org,2002:"
 KNOWN_TAGS = {f"{STANDARD}{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq")}
 REFERENCE = re.compile(r"\$\{([^${}]*)(?=(\$|\}|$))")
@@ -81,6 +83,11 @@ def _find_excesses(text: str | bytes, where: str) -> Iterator[Fault]:
             if len(plain) > MAX_DIGITS and NUMBER.fullmatch(plain):
                 fix = "quotes, if it is a text"
                 yield Fault(place, f"a number of {len(plain)} digits", f"at most {MAX_DIGITS}", fix)
+            elif OTHER_NUMBER.fullmatch(plain) and event.implicit[0]:
+                found = f"{plain}, which YAML reads as {yaml.safe_load(plain)}"
+                fix = f"{plain.lstrip('+-0_') or 0}" if ":" not in plain else f"{yaml.safe_load(plain)}"
+                fix += f", or '{plain}' if it is a text"
+                yield Fault(place, found, "a number that is read as it looks", fix)
             is_open = isinstance(event, yaml.CollectionStartEvent)
             if event.anchor:
                 anchors[event.anchor] = None if is_open else 1

@@ -30,7 +30,7 @@ from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, Int
 from runner.io.files import open_own
 from runner.io.secrets import hidden
 from runner.io.terminal import Hiding, to_terminal
-from runner.run import PATIENCE, Run, check_lines, check_metadata, locked, write_manifest
+from runner.run import PATIENCE, Run, add_notes, check_lines, check_metadata, locked
 from runner.run.adjustments import is_out_of_memory
 from runner.run.disk import full, is_full
 from runner.run.inputs import check_fingerprints
@@ -196,10 +196,7 @@ def work(folder: str | Path, command: str = "train", debug: bool = False, record
                     raise EnvironmentFault(lacking)
                 if config.rank() == 0:
                     check_lines(run)
-                    for line in check_fingerprints(run):
-                        log.warning(line)
-                        note = f"at step {run.status()['step']}: {line}"
-                        write_manifest(run, notes=[*run.manifest().get("notes", []), note])
+                    add_notes(run, [f"at step {run.status()['step']}: {line}" for line in check_fingerprints(run)])
                 getattr(import_module(f"runner.command.{command}"), command)(run, stop)
                 return 0
             except (Exception, SystemExit) as ended:

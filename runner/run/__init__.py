@@ -300,6 +300,14 @@ def write_manifest(run: Run, **facts: object) -> None:
     write_json(run.folder / "manifest.json", known | facts)
 
 
+def add_notes(run: Run, notes: Sequence[str]) -> None:
+    """Warn of what whoever reads the figures of a run should know, and keep it in its manifest, each line once."""
+    for note in notes:
+        log.warning("%s", note)
+    if notes:
+        write_manifest(run, notes=[*dict.fromkeys((*run.manifest().get("notes", []), *map(hidden, notes)))])
+
+
 def uses_of(cfg: Mapping[str, Any]) -> dict[str, str]:
     """The runs that a configuration builds on, by the key whose value is a file or a folder of theirs."""
     found = {}

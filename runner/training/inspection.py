@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from runner.dataset.form import FORMS, answer_columns
 from runner.errors import Fault
 from runner.io.files import shipped
+from runner.io.turns import text_of
 from runner.model.encoding import EncodedRow, decode, encode_prompt, encode_row, stop_ids
 from runner.report.tokens import TokenRow
 from runner.schema import upstream
@@ -45,6 +47,7 @@ class Inspection:
 
     ``goal`` is what is learnt from them: ``tokens``, a ``score`` of the text, or answers to a ``prompt``. ``encoded``
     holds the rows of the dataset that they came from, and ``comparable`` whether each of them must be among ``rows``.
+    Of those of the dataset, ``chats`` are whole conversations, and ``blank`` counts empty answers by their column.
     """
 
     goal: str
@@ -55,6 +58,8 @@ class Inspection:
     limit: int | None = None
     comparable: bool = True
     answers_only: bool = False
+    chats: int = 0
+    blank: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def trained(self) -> int:
@@ -134,13 +139,15 @@ def inspect_training(
     splits = packs and getattr(args, upstream.PACKING_STRATEGY, "") != "bfd"
     goal = "prompt" if form == "prompt" else "score" if head == "score" else "tokens"
     limit = None if goal == "prompt" or splits else getattr(args, "max_length", None)
-    encoded = (
-        [] if goal == "prompt" else [encode_row(tokenizer, row, answer_columns(row)) for row in head_of(rows, count)]
-    )
+    head_rows = [] if goal == "prompt" else list(head_of(rows, count))
+    blank = Counter(name for row in head_rows for name in answer_columns(row) if _is_blank(row[name]))
+    encoded = [encode_row(tokenizer, row, answer_columns(row)) for row in head_rows]
     return Inspection(
         goal=goal,
         rows=[_with_length(row, encoded, limit) for row in found],
         encoded=encoded,
+        chats=sum(bool(row.get("messages")) for row in head_rows),
+        blank=blank,
         tokenizer=tokenizer,
         ends=frozenset(ends) | {tokenizer.eos_token_id},
         limit=limit,
@@ -156,6 +163,11 @@ def _with_length(row: TokenRow, encoded: Sequence[EncodedRow], limit: int | None
         return row
     longer = (text for one in encoded for text in one.texts if len(text) > size)
     return replace(row, whole=next((len(text) for text in longer if row.ids in (text[:size], text[-size:])), 0))
+
+
+def _is_blank(answer: Any) -> bool:
+    calls = None if isinstance(answer, str) else answer[-1].get("tool_calls")
+    return not calls and not text_of(answer).strip()
 
 
 def head_of(rows: Rows, count: int) -> Rows:
@@ -344,6 +356,19 @@ CHECKS = {  # by the name that ``tolerate`` takes; ``validate.keys`` lists these
 }
 
 
+def find_notes(inspection: Inspection) -> list[str]:
+    """Lines on what a training may well be meant to do, and most often is not."""
+    count, blank = len(inspection.encoded), inspection.blank
+    notes = [f"dataset: {found} of {count} rows have an empty {name} answer" for name, found in blank.items()]
+    rows = inspection.rows
+    if inspection.goal == "tokens" and inspection.chats and all(all(row.trained) and not row.weights for row in rows):
+        notes.append(
+            f"dataset: of {inspection.chats} conversations every token is trained, the questions too; "
+            "weight=answers trains only what the assistant says"
+        )
+    return notes
+
+
 def ends_of(cfg: Config, model: PreTrainedModel) -> list[int]:
     """The tokens that stop the generation of the real model, whose settings are a small file beside its weights."""
     from transformers import GenerationConfig
@@ -379,4 +404,4 @@ def summary_of(seen: Inspection) -> list[str]:
     if answers and seen.comparable:
         right = answers - len(seen.prompt_mismatches)
         lines.append(f"{right} of {answers} answers follow the prompt that generation spells")
-    return lines
+    return [*lines, *find_notes(seen)]
