@@ -22,7 +22,7 @@ from runner.launch.plan import Plan, state_of, tasks_of
 from runner.launch.pool import Settings, confine, settings_of
 from runner.launch.progress import LiveProgress
 from runner.launch.stages import compose_jobs
-from runner.launch.worker import visible_devices
+from runner.launch.worker import fork, visible_devices
 from runner.run import Run, held, locked, open_run
 from runner.run.read import one_line
 
@@ -231,15 +231,20 @@ def test_what_one_job_does_to_its_process_touches_no_other(train_all):
     assert Counter(run.status()["state"] for run in failed) == {"finished": 2, "failed": 6}
 
 
-def test_what_a_job_says_is_in_its_log(train_all, capfd):
+def test_what_a_job_says_is_in_its_log_without_secrets(train_all, capfd, monkeypatch):
+    monkeypatch.setenv("DEPLOY_KEY", "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEA7b1x\n-----END")
+
     def talk(run):
         print("out")
         print("err", file=sys.stderr)
-        os.system("echo from another program")
+        os.system("echo from another program; env")
+        os.write(1, b"half of hf_aQ7zK3aQ7z")
+        os.write(1, b"K3aQ7zK3aQ7zK3\nMIIEowIBAAKCAQEA7b1x\n")
         return finish(run)
 
     train_all(talk, "trainer=sft", "seed=0,1")
     logs = [path.read_text() for path in Path("outputs/sweep").glob("*/log.txt")]
+    assert not any("MIIE" in log or "hf_" in log for log in logs) and all("half of <secret>" in log for log in logs)
     assert len(logs) == 2 and all({"out", "err", "from another program"} <= set(log.splitlines()) for log in logs)
     assert "err" not in capfd.readouterr().err
 
@@ -294,6 +299,28 @@ def test_a_signal_is_handed_on_and_nothing_more_starts(train_all):
 
     codes, recorder, signals = train_all(wait, "trainer=sft", "seed=0,1,2")
     assert signals == [signal.SIGTERM] and codes == [143] and recorder.ends[0][0] == "interrupted"
+
+
+def test_threads_of_a_forked_process_that_compute_first_find_their_pool():
+    """Without a renewed pool 7 of 10 such processes end with "Invalid thread pool!"."""
+    import threading
+    from concurrent.futures import ThreadPoolExecutor
+
+    import torch
+
+    weights = [torch.ones(200_000) for _ in range(8)]
+
+    def convert():
+        together = threading.Barrier(len(weights))
+        with ThreadPoolExecutor(len(weights)) as threads:
+            list(threads.map(lambda weight: (together.wait(), weight.to(torch.float64)), weights))
+        return 0
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    ended = [os.waitstatus_to_exitcode(os.waitpid(fork(convert), 0)[1]) for _ in range(8)]
+    torch.set_num_threads(threads)
+    assert ended == [0] * 8
 
 
 def test_a_child_of_a_dead_driver_is_told_to_save_its_step(tmp_path):

@@ -30,7 +30,7 @@ from runner.estimate.memory import MeasuredStep
 from runner.estimate.steps import RECOMPUTE, autocasts, config_fields, cycle_of
 from runner.estimate.weights import ModelWeights, Shape, source_of, trunks_of
 from runner.io.files import read_json, write_json
-from runner.io.terminal import write_output_to
+from runner.io.terminal import HidingLog
 from runner.launch import worker
 from runner.run import open_run
 from runner.schema import upstream
@@ -76,10 +76,12 @@ def run_apart(call: Callable[[], int], log: Path, cache: Path) -> int:
     def apart() -> int:
         os.setpgid(0, 0)
         datasets.config.HF_DATASETS_CACHE = cache
-        write_output_to(log)
+        output.take_output()
         return call()
 
+    output = HidingLog.open(log)
     process = worker.fork(apart)
+    output.close()
     try:
         os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
     finally:
@@ -87,6 +89,7 @@ def run_apart(call: Callable[[], int], log: Path, cache: Path) -> int:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 kill(process, signal.SIGKILL)
         status = os.waitpid(process, 0)[1]
+        output.wait()
     return os.waitstatus_to_exitcode(status)
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import base64
 import functools
+import html
+import json
 import os
 import re
-from collections.abc import Iterator
-from urllib.parse import quote
+from collections.abc import Callable, Iterator
+from urllib.parse import quote, quote_plus
 
 HIDDEN = "<secret>"
 PLAIN = r"[^/\s:@\[\](){}<>^$*+|\\\"']"  # of a name or password in an address; a regex or a placeholder is none
@@ -25,7 +27,8 @@ FORMS = {
     "a token of GitHub": r"\bgh[opsur]_[A-Za-z0-9]{16,}|\bgithub_pat_\w{16,}",
     "a key of AWS": r"\bA[KS]IA[A-Z0-9]{16}\b",
     "a token of Slack": r"\bxox[abeprs]-[\w-]{10,}",
-    "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY",
+    "a private key": r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z -]*"
+    r"(?:(?:(?!-----)[\s\S]){0,20000}-----END[A-Z0-9 ]*KEY[A-Z ]*-----|(?:(?:\s|\\n)*[\w+/=]{16,})*)",
     "a web token": r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}",
     "a header that logs in": r"\b(?:[Bb]earer|[Bb]asic)\s+(?=\S*\d)(?=\S*[A-Za-z])[\w.~+/=-]{16,}",
     "an address with a password": rf"://{PLAIN}*:{PLAIN}+@(?=[\w\[])|://(?=[\w.-]{{12,}}@){MIXED}[\w.-]*@(?=\w)",
@@ -56,6 +59,21 @@ VALUE = r"[\w.~+/=:@!%&*-]{8,}"
 WRITTEN = re.compile(
     rf"""(?i:([\w.-]*(?:{NAMES})["']?\s*[=:]\s*["']))(?=[^"'\n]*[A-Z0-9]){VALUE}(?=["'])"""
     rf"|(?m:^([-+ ]?\s*(?:export\s+)?(?:[A-Z0-9]+_)*(?:TOKEN|PASSWORD|SECRET|KEY|PASS)\s*=\s*)){VALUE}"
+)
+# The ways in which source, JSON, addresses, pages and shells spell a text, without the quotes around it.
+ESCAPES: tuple[Callable[[str], str], ...] = (
+    str,
+    lambda text: json.dumps(text)[1:-1],
+    lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
+    lambda text: repr(text)[1:-1],
+    lambda text: ascii(text)[1:-1],
+    lambda text: repr(text.encode())[2:-1],
+    lambda text: text.replace("\\", "\\\\").replace("'", "\\'"),
+    lambda text: quote(text, safe=""),
+    lambda text: quote_plus(text),
+    lambda text: html.escape(text, quote=False),
+    html.escape,
+    lambda text: text.replace("'", "'\"'\"'"),
 )
 SHORTEST = 8
 MARKED: set[str] = set()  # variables that hold a secret whatever they are called
@@ -145,13 +163,19 @@ def _pattern(values: tuple[str, ...]) -> re.Pattern[str] | None:
 
 
 def _encodings(value: str) -> Iterator[str]:
-    """A value as it is, in an address, in JSON, and in base64, where what stands before it shifts the letters."""
-    yield value
-    yield quote(value, safe="")
-    yield value.replace("\\", "\\\\").replace('"', '\\"')
-    for shift in range(3):
-        encoded = base64.b64encode(b"\0" * shift + value.encode()).decode().rstrip("=")
-        yield encoded[(0, 2, 3)[shift] : len(encoded) - 1]
+    """A value as it is, escaped once or twice, in hex, and in base64, where what stands before it shifts the letters.
+
+    So is each line of one with several, because texts are often printed by lines.
+    """
+    lines = [line.strip() for line in value.splitlines() if "-----" not in line]
+    for text in {value, *(line for line in lines if len(line) >= SHORTEST and _is_random(line))}:
+        escaped = {escape(text) for escape in ESCAPES}
+        yield from escaped | {escape(again) for again in escaped for escape in ESCAPES}
+        yield from (text.encode().hex(), text.encode().hex().upper())
+        for shift in range(3):
+            encoded = base64.b64encode(b"\0" * shift + text.encode()).decode().rstrip("=")
+            shifted = encoded[(0, 2, 3)[shift] : len(encoded) - 1]
+            yield from (shifted, shifted.replace("+", "-").replace("/", "_"))
 
 
 def _is_random(value: str) -> bool:

@@ -7,21 +7,25 @@ import io
 import logging
 import os
 import shutil
+import signal
 import sys
+import time
 import traceback
 import unicodedata
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from runner.io.files import open_own
-from runner.io.secrets import hidden, without_values
+from runner.io.secrets import hidden
 from runner.io.turns import text_of
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+MOST_COPIED = 1 << 16  # bytes at a time
 INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of characters that are not seen, or hide others
 SIGNS = {chr(code): chr(0x2400 + code) for code in range(32)} | {"\n": "↵\n", "\x7f": "␡"}
 
@@ -33,20 +37,68 @@ class Hiding(logging.Formatter):
         return hidden(super().format(record))
 
 
-class HidingFile(io.TextIOWrapper):
-    """A text file into which no secret of the environment is written."""
+@dataclass
+class HidingLog:
+    """A log that takes the output of another process, and of all that this one starts, without secrets.
 
-    def write(self, text: str) -> int:
-        super().write(without_values(text))
-        return len(text)
+    A third process copies it there, so that what is printed from C or by another program is looked through as well.
+    """
+
+    descriptor: int  # of the pipe that leads there
+    process: int
+
+    @classmethod
+    def open(cls, log: Path) -> HidingLog:
+        """Start to copy into a log; OSError where its place holds no plain file."""
+        file = open_own(log, "ab")
+        source, descriptor = os.pipe()
+        if process := os.fork():
+            file.close()
+            os.close(source)
+            return cls(descriptor, process)
+        try:
+            os.setsid()
+            for number in signal.valid_signals():
+                if callable(signal.getsignal(number)):  # what ends the run must not end the record of its end
+                    signal.signal(number, signal.SIG_IGN)
+            os.close(descriptor)
+            _copy_hidden(source, file)
+        finally:
+            os._exit(0)
+
+    def take_output(self) -> None:
+        """Lead all output of this process there."""
+        for descriptor in (1, 2):
+            os.dup2(self.descriptor, descriptor)
+        self.close()
+        sys.stdout = sys.stderr = io.TextIOWrapper(io.FileIO(1, "wb", closefd=False), "utf-8", line_buffering=True)
+
+    def close(self) -> None:
+        """Leave the pipe to the process that writes into it."""
+        os.close(self.descriptor)
+
+    def wait(self) -> None:
+        """Wait until all is copied, once whoever wrote has ended; a second longer for what they have left running."""
+        deadline = time.monotonic() + 1
+        while not os.waitpid(self.process, os.WNOHANG)[0]:
+            if time.monotonic() > deadline:
+                os.kill(self.process, signal.SIGKILL)
+            time.sleep(0.001)
 
 
-def write_output_to(log: Path) -> None:
-    """Append all that this process prints from here on, and its libraries in C, to a log, without secrets."""
-    file = HidingFile(open_own(log, "ab"), encoding="utf-8", line_buffering=True)
-    for descriptor in (1, 2):
-        os.dup2(file.fileno(), descriptor)
-    sys.stdout = sys.stderr = file
+def _copy_hidden(source: int, file: IO[bytes]) -> None:
+    """Copy from a pipe until nobody can write to it, whole lines at a time, for a secret must not come in two parts."""
+    waiting = b""
+    while new := os.read(source, MOST_COPIED):
+        end = new.rfind(b"\n") + 1
+        if not end and len(waiting) < MOST_COPIED:
+            waiting += new
+            continue
+        whole, waiting = waiting + new[:end], new[end:]
+        file.write(hidden(whole.decode("utf-8", "replace")).encode())
+        file.flush()
+    file.write(hidden(waiting.decode("utf-8", "replace")).encode())
+    file.close()
 
 
 def print_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

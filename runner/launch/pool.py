@@ -24,7 +24,7 @@ from runner import config
 from runner.config import Composed
 from runner.config.build import locate
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, RunnerError
-from runner.io.terminal import write_output_to
+from runner.io.terminal import HidingLog
 from runner.launch import worker
 from runner.launch.plan import Task
 from runner.launch.progress import LiveProgress, Stages
@@ -58,6 +58,7 @@ class Child:
 
     task: Task
     slot: int
+    log: HidingLog | None = None
     began: float = field(default_factory=time.monotonic)
     deadline: float = float("inf")
     timed_out: bool = False
@@ -145,8 +146,11 @@ class Pool:
         # Not by multiprocessing's forkserver: a sweep of 6 tiny runs, 2 at a time, takes 16.5 s of CPU like this, and
         # 19.4 s with a forkserver that has preloaded the same modules (medians of 3): Python starts a second time.
         # Nor could a number be kept until all of a run is killed.
-        pid = worker.fork(lambda: self._be_child(run, slot))
-        child = Child(task, slot)
+        log = None if self.settings.attached else HidingLog.open(run.log)
+        pid = worker.fork(lambda: self._be_child(run, slot, log))
+        if log:
+            log.close()
+        child = Child(task, slot, log)
         if self.settings.timeout_seconds:
             child.deadline = child.began + self.settings.timeout_seconds
         self.live[pid] = child
@@ -166,11 +170,11 @@ class Pool:
         # What is here by now lives as long as the process: no child needs to look through it for garbage (0.4 s each).
         gc.freeze()
 
-    def _be_child(self, run: Run, slot: int) -> int:
+    def _be_child(self, run: Run, slot: int, log: HidingLog | None) -> int:
         """Train, and return the exit code."""
         os.setpgid(0, 0)
-        if not self.settings.attached:
-            write_output_to(run.log)
+        if log:
+            log.take_output()
         faulthandler.enable(sys.stderr)
         confine(slot, self.settings, run.cfg)
         return launch(run, debug=self.settings.debug)
@@ -185,6 +189,8 @@ class Pool:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
+            if child.log:
+                child.log.wait()
             self._judge(child, os.waitstatus_to_exitcode(status))
 
     def _judge(self, child: Child, ended: int) -> None:

@@ -250,6 +250,10 @@ def fork(call: Callable[[], int]) -> int:
             if callable(signal.getsignal(number)):  # of this process, or of who has called it, such as submitit
                 signal.signal(number, signal.SIG_DFL)
         set_parent_death_signal(parent)
+        if torch := sys.modules.get("torch"):
+            # It makes its pool anew at the first use after a fork, and not under a lock: of the threads that read
+            # weights most would find none (RuntimeError: Invalid thread pool).
+            torch.set_num_threads(torch.get_num_threads())
         code = call()
     except BaseException:
         traceback.print_exc()

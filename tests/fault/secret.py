@@ -16,6 +16,7 @@ import contextlib
 import gzip
 import http.server
 import io
+import json
 import os
 import subprocess
 import sys
@@ -29,7 +30,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from danger import QUICK, Outcome, Run, fork, report, warmly
-from secret_cases import ENVIRONMENT, HARMLESS, LINES, REFUSED, SECRETS
+from secret_cases import ENVIRONMENT, FOREIGN, HARMLESS, LINES, REFUSED, SECRETS
 from warm import Warm
 
 from runner.config import compose
@@ -47,19 +48,29 @@ class Chatty(TrainerCallback):
         logging.getLogger("chatty").warning("Authorization: Bearer %s", os.environ["OPENAI_API_KEY"])
         logging.getLogger("chatty").error("could not reach %s", os.environ["DATABASE_URL"])
 
+class Loud(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        print("all there is:", dict(os.environ), flush=True)
+        print("found: FOREIGN")
+        for line in os.environ["DEPLOY_KEY"].splitlines():
+            print("  ", line, file=sys.stderr)
+        os.system("env")
+        os.write(1, os.environ["MAIL_PASSWORD"].encode()[:9])
+        os.write(1, os.environ["MAIL_PASSWORD"].encode()[9:] + b"\\n")
+
 class Broken(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         print("my token", os.environ["MY_TOKEN"], flush=True)
         raise RuntimeError(f"401 for {os.environ['MY_TOKEN']} of {os.environ['HF_TOKEN']}")
-"""
+""".replace("FOREIGN", FOREIGN)
 
 
 # --- The search ------------------------------------------------------------------------------------------------------
 
 
 def spellings(secret: str) -> set[bytes]:
-    """A secret as it is, in an address, and in base64 behind any number of letters."""
-    found = {secret.encode(), quote(secret, safe="").encode()}
+    """A secret as it is, in an address, as source and JSON write it, and in base64 behind any number of letters."""
+    found = {text.encode() for text in (secret, quote(secret, safe=""), repr(secret)[1:-1], json.dumps(secret)[1:-1])}
     for shift in range(3):
         letters = base64.b64encode(b"x" * shift + secret.encode()).rstrip(b"=")
         found.add(letters[(0, 2, 3)[shift] : -1])
@@ -175,6 +186,10 @@ def lives(address: str) -> dict[str, tuple[list[str], int]]:
         "a failed sweep": (
             ["-m", "seed=0,1", *QUICK, "allow=[chatty]", "callback.x._target_=chatty.Broken", "name=two"],
             2,
+        ),
+        "a sweep that talks": (
+            ["-m", "seed=0,1", *QUICK, "allow=[chatty]", "callback.x._target_=chatty.Loud", "name=loud"],
+            0,
         ),
         "a refused reward": ([*QUICK, *remote, "reward.remote.token_variable=LOGIN", "name=remote"], 2),
     }

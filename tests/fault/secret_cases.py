@@ -9,7 +9,11 @@ PLAIN = "Correct-Horse-4711/=+"  # of no known form
 GITHUB = "ghp_" + "b1C2d3E4" * 4
 PASSWORD = "p4ssw0rd-of-mine"
 OTHER = "7f3a9c0e5b1d8246" * 2
+QUOTED = 'it\'s "4711" of mine \\o/'
+PEM = "MIIEowIBAAKCAQEA7b1xQz9pLm4Tt8s"  # a line of a private key
+FOREIGN = "glpat-" + "c5D6e7F8" * 3  # in no variable
 SECRETS = {"HUB": HUB, "KEY": KEY, "PLAIN": PLAIN, "GITHUB": GITHUB, "PASSWORD": PASSWORD, "OTHER": OTHER}
+SECRETS |= {"QUOTED": QUOTED, "PEM": PEM, "FOREIGN": FOREIGN}
 
 # What a process may find in its environment; nothing of it may be written by anybody.
 ENVIRONMENT = {
@@ -18,6 +22,8 @@ ENVIRONMENT = {
     "OPENAI_API_KEY": KEY,
     "MY_TOKEN": PLAIN,
     "GITHUB_TOKEN": GITHUB,
+    "MAIL_PASSWORD": QUOTED,
+    "DEPLOY_KEY": f"-----BEGIN RSA PRIVATE KEY-----\n{PEM}\n{PEM[::-1]}\n-----END RSA PRIVATE KEY-----\n",
     "DATABASE_URL": f"postgresql://me:{PASSWORD}@127.0.0.1:1/x",
 }
 
