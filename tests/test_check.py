@@ -767,7 +767,14 @@ ELSEWHERE = (
     *("http://[::1]evil.example", "http://[::1].evil.example", "http://[::2]", "http://8.8.8.8", "//evil.example/"),
     *("http://2130706433", "http://0177.0.0.1", "http://127.0.0.01", "http://127.1", "http://0x7f.0.0.1"),
     *("http://127.999.0.1", "http://local\thost", "http:evil.example", "http://\uff45vil.example\uff0f@localhost"),
-    *("http://localhost%2eevil.example", "http://ⓛocalhost", "http:///evil.example", "http:/evil.example"),
+    *(
+        "evil.example://127.0.0.1",
+        "x://localhost",
+        "http://localhost%2eevil.example",
+        "http://ⓛocalhost",
+        "http:///evil.example",
+        "http:/evil.example",
+    ),
 )
 
 
@@ -776,6 +783,35 @@ def test_what_is_sent_to_another_machine_must_be_typed(address, is_risky):
     """What cannot be read as an address of this machine, by the one way in which all clients read it, is none."""
     found = find_dangers({"trainer": {"args": {"vllm_server_base_url": address}}})
     assert [fault.where for fault in found] == (["trainer.args.vllm_server_base_url"] if is_risky else [])
+
+
+@pytest.mark.parametrize("host", ["http://127.0.0.1", "127.0.0.1/x", "evil.example://localhost", "evil.example"])
+def test_what_is_more_than_a_host_of_this_machine_must_be_typed(host):
+    [fault] = find_dangers({"trainer": {"args": {"vllm_server_host": host}}})
+    assert fault.where == "trainer.args.vllm_server_host"
+    assert not list(find_dangers({"trainer": {"args": {"vllm_server_host": "127.0.0.1"}}}))
+
+
+STORES = {
+    **dict.fromkeys(("sqlite:///{root}/m.db", "sqlite:///m.db", "file:runs", "file://{root}/runs"), False),
+    **dict.fromkeys(("databricks", "file://evil.example/x", "sqlite:////etc/m.db", "file:../x", "http://e"), True),
+}
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "is_risky"),
+    [
+        *(("MLFLOW_TRACKING_URI", store, is_risky) for store, is_risky in STORES.items()),
+        *(
+            (name, "http://evil.example", True)
+            for name in ("WANDB_HTTP_PROXY", "TRACKIO_SERVER_URL", "MLFLOW_REGISTRY_URI")
+        ),
+        *((name, "mine", False) for name in ("WANDB_PROJECT", "WANDB_NAME", "MLFLOW_EXPERIMENT_NAME")),
+    ],
+)
+def test_a_variable_that_can_lead_a_tracker_elsewhere_must_be_typed(variable, value, is_risky):
+    found = list(find_dangers({"tracker": {"environment": {variable: value}}}))
+    assert [fault.where for fault in found] == ([f"tracker.environment.{variable}"] if is_risky else [])
 
 
 def test_a_flag_counts_for_the_nodes_inside():

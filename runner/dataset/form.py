@@ -4,8 +4,9 @@ A row goes two hops. Its form reads it from the columns that play its roles, and
 all of it conversations or all of it text. Then one arrow takes it to the form of a trainer, whose rows have the same
 keys. Rows that cannot be meant, and rows that TRL would silently take for something else, are refused.
 
-A new form is a record below, with its new roles in ``Role``, and a row in the tables of ``tests/test_convert.py`` and
-conf/README.md; nothing else changes. A raw list, as of good answers, is spread by its arrows over several rows. What a
+A new form is a record below, with its new roles in ``Role``. Nothing else in the code changes: its documents are the
+table and the roles in conf/README.md and conf/dataset/hub.yaml, its tests the tables of ``tests/test_convert.py``
+(``CELLS``, ``FORMS_FOR``, ``fixes``). A raw list, as of good answers, is spread by its arrows over several rows. What a
 reward gets as ``reference`` is one text, or None. The first role of a ``needs`` names a column that no reward can ask
 for, since its rows are of that form. A form that only a trainer takes is a name in the ``becomes`` of those that can be
 turned into it. Only where a trainer's own row holds something else than one text or one conversation as an answer, its

@@ -173,8 +173,11 @@ class PPOConfig(TrainingArguments):
     logging_steps: float = 1
     remove_unused_columns: bool | None = False  # rewards may want any column
     bf16: bool | None = None  # None: where the hardware has it and fp16 is off
-    fsdp: None = None  # PPO trains whole models in each process; what sharding needs is in ``actor_critic``
+    # PPO trains whole models in each process; what sharding needs is in ``actor_critic``. An environment can bring it,
+    # too, which :class:`PPOTrainer` refuses.
+    fsdp: None = None
     deepspeed: None = None
+    parallelism_config: None = None
 
     # The rollout.
     total_episodes: int | None = None  # prompts in all, in place of max_steps

@@ -25,6 +25,7 @@ from runner.errors import Fault, SickRun
 LOWER = "a lower learning_rate=, or on_sick=rollback"
 MARGINS, RANKINGS = ("rewards/margins", "margin"), ("rewards/accuracies", "accuracy")
 MUST_BE_NUMBERS = ("reward", "kl", "objective/scores", "objective/kl")
+# Of these the mean length only scales the alarm ``kl``: none is of lengths.
 NOTED = {*MARGINS, *RANKINGS, *MUST_BE_NUMBERS, "completions/mean_length", "frac_reward_zero_std"}
 
 

@@ -22,12 +22,18 @@ def _is_elsewhere(value: object) -> bool:
     if not text or text.lower() == "localhost" or _is_loopback(text):
         return False
     try:
-        address = urlsplit(text if "://" in text else f"//{text}").netloc.rpartition("@")[2]
+        # Clients put http:// before all else, so that of evil.com://127.0.0.1 the first part is the host.
+        address = urlsplit(text if re.match("(?i)https?://", text) else f"//{text}").netloc.rpartition("@")[2]
     except ValueError:
         return True
     host = re.fullmatch(r"\[([^\[\]]+)\](?::\d*)?|([^\[\]:]+)(?::\d*)?", address)
     name = host[1] or host[2] if host else ""
     return not text.isprintable() or "\\" in text or not (name.lower() == "localhost" or _is_loopback(name))
+
+
+def _is_host_elsewhere(value: object) -> bool:
+    """The same of what must be a host alone, before which clients put http:// whatever it is."""
+    return "/" in str(value or "") or _is_elsewhere(value)
 
 
 def _is_loopback(host: str) -> bool:
@@ -44,7 +50,18 @@ def _is_outside(path: object) -> bool:
     return isinstance(path, str) and (path.startswith(("/", "~")) or ".." in path.split("/"))
 
 
+def _leaves_the_run(store: object) -> bool:
+    """True for a store of MLflow that is no database or folder below where the command is run, or in ``{root}``."""
+    found = re.fullmatch(r"(?:sqlite:///|file:|file://(?=\{))([^/].*)", str(store))
+    return not found or _is_outside(found[1])
+
+
 VARIABLE = "tracker.environment."
+HARMLESS_VARIABLES = re.compile(
+    "WANDB_(PROJECT|ENTITY|NAME|NOTES|TAGS|JOB_TYPE|RUN_GROUP|RUN_ID|RESUME|SILENT|QUIET|CONSOLE|WATCH|LOG_MODEL)"
+    "|WANDB_(DISABLED|INIT_TIMEOUT|DISABLE_CODE|DISABLE_GIT)"
+    "|MLFLOW_(EXPERIMENT_NAME|FLATTEN_PARAMS|MAX_LOG_PARAMS|NESTED_RUN|RUN_ID|RUN_NAME|TAGS)"
+)
 STAYS = ("offline", "disabled", "dryrun")
 UPLOADING = {"all", "wandb", "comet_ml", "neptune", "clearml", "swanlab", "azure_ml", "dagshub", "flyte"}
 CODE, PICKLE, KERNEL = "runs code of others", "loads pickles, which can run code", "runs a kernel from the hub"
@@ -70,9 +87,9 @@ RISKS: dict[str, Risk] = by_name(
         ],
         (bool, SENDS_TEXTS): ["url"],
         (_is_elsewhere, SENDS_TEXTS): [
-            *("vllm_server_base_url", upstream.VLLM_SERVER_HOST),
-            *(upstream.TEACHER_MODEL_SERVER_URL, upstream.TEACHER_SERVER_URLS),
+            *("vllm_server_base_url", upstream.TEACHER_MODEL_SERVER_URL, upstream.TEACHER_SERVER_URLS),
         ],
+        (_is_host_elsewhere, SENDS_TEXTS): [upstream.VLLM_SERVER_HOST],
         (bool, "sends a variable of the environment to a server"): ["token_variable"],
         (bool, "sends all that is loaded through another machine"): ["proxies"],
         (_is_outside, OUTSIDE): ["folder", "cache_dir", "offload_folder", "offload_dir"],
@@ -83,7 +100,7 @@ VARIABLES: dict[str, Risk] = by_name(
     {
         (lambda value: value not in STAYS, SENDS_METRICS): ["WANDB_MODE"],
         (_is_elsewhere, SENDS_METRICS): ["WANDB_BASE_URL"],
-        (lambda value: not str(value).startswith(("sqlite:", "file:", "{")), SENDS_METRICS): ["MLFLOW_TRACKING_URI"],
+        (_leaves_the_run, "sends the figures to a server, or writes outside of the run"): ["MLFLOW_TRACKING_URI"],
         (bool, CODE): ["WANDB__EXECUTABLE"],
         (_is_outside, OUTSIDE): [
             *("TENSORBOARD_LOGGING_DIR", "TRACKIO_DIR", "WANDB_DIR"),
@@ -111,7 +128,9 @@ def find_risks(cfg: Config, typed: Collection[str] = ()) -> Iterator[Fault]:
             counted.add(path)
             found = f"{key}: {short_text(value)} {danger}, and was not typed"
             yield Fault(path, found, expected, f"{to_override(path, value)}  (if you trust where it leads)")
-        is_risky, danger = VARIABLES.get(key, NO_RISK) if path.startswith(VARIABLE) else NO_RISK
+        is_risky, danger = NO_RISK
+        if path.startswith(VARIABLE) and not HARMLESS_VARIABLES.fullmatch(key) and not names_secret(key):
+            is_risky, danger = VARIABLES.get(key, (bool, "may lead the tracker elsewhere"))
         if key == "report_to" and value in UPLOADING and not (value == "wandb" and stays):
             is_risky, danger = bool, SENDS_METRICS
         if is_risky(value) and not {"tracker", where} & set(typed):

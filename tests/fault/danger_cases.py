@@ -180,6 +180,14 @@ FILES = {
         },
         ["experiment=x"],
     ),
+    "figures through a proxy": (
+        {"experiment/x.yaml": GLOBAL + "tracker: {environment: {WANDB_HTTP_PROXY: 'http://e.example'}}\n"},
+        ["experiment=x", "tracker.report_to=none"],
+    ),
+    "prompts to a host behind a scheme": (
+        {"experiment/x.yaml": GLOBAL + "trainer: {args: {vllm_server_host: 'e.example://127.0.0.1'}}\n"},
+        ["experiment=x", "trainer=grpo"],
+    ),
     "git runs a program": (
         {"experiment/x.yaml": GLOBAL + "tracker: {environment: {GIT_EXTERNAL_DIFF: 'touch {mark}'}}\n"},
         ["experiment=x"],
