@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runner.io.secrets import hidden
+from runner.io.visible import visible_lines
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Fault:
 
 
 class RunnerError(Exception):
-    """The root of what the runner raises; prints as a heading and its faults, no secrets, and sets the exit code."""
+    """The root of what the runner raises; prints as a heading and its faults, and sets the exit code."""
 
     code = 1
     heading = "internal error"
@@ -61,7 +62,7 @@ class RunnerError(Exception):
     def __str__(self) -> str:
         count = len(self.faults)
         title = self.heading if count == 1 else f"{self.heading}: {count} faults"
-        return hidden("\n".join([title, *map(str, self.faults)]))
+        return visible_lines(hidden("\n".join([title, *map(str, self.faults)])))
 
 
 class ConfigError(RunnerError):

@@ -1,9 +1,13 @@
 """The exit codes are a contract, and an error says four things."""
 
+import logging
 import pickle
+import sys
 
 from runner import errors
 from runner.errors import ConfigError, Fault, Interrupted
+from runner.io.terminal import Hiding, print_answer
+from runner.run.read import one_line
 
 
 def test_exit_codes():
@@ -31,6 +35,21 @@ def test_all_faults_print_with_their_four_beats():
         "  c",
         "    found     z",
     ]
+
+
+def test_what_others_have_written_cannot_steer_a_terminal():
+    text = str(ConfigError(Fault("rows \x1b[2J", "a\u202eb\rc", fix="one\ntwo")))
+    assert text.splitlines()[1:] == ["  rows ␛[2J", "    found     a·b␍c", "    type      one", "two"]
+    record = logging.LogRecord("runner", logging.WARNING, "", 0, "from \x1b]0;title\x07 to\nthere", None, None)
+    assert Hiding().format(record) == "from ␛]0;title␇ to\nthere"
+    assert one_line("gone\x1b[2J") == "gone␛[2J"
+
+
+def test_an_answer_is_raw_in_a_pipe_and_visible_on_a_terminal(capsys, monkeypatch):
+    print_answer("a\x1b[2J")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    print_answer("a\x1b[2J")
+    assert capsys.readouterr().out == "a\x1b[2J\na␛[2J\n"
 
 
 def test_an_error_that_another_process_raised_is_the_same_here():

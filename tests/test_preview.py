@@ -22,7 +22,8 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling as Tokens
 from runner.command._option import split_options
 from runner.command.preview import OWN
 from runner.errors import ConfigError
-from runner.io.terminal import sample_lines, to_visible
+from runner.io.terminal import sample_lines
+from runner.io.visible import to_visible
 from runner.launch.stages import compose_runs
 from runner.model.encoding import to_texts
 from runner.model.jinja import read_template

@@ -25,7 +25,7 @@ from runner.report.importance import importance_of
 from runner.report.page import write_report
 from runner.report.plot import COLOURS, band, heat_cells, sweep_pictures, to_svg
 from runner.report.sweep import count_states, summarise
-from runner.report.table import table, to_csv, to_jsonl
+from runner.report.table import table, to_cell, to_csv, to_jsonl
 from runner.run.read import read_run
 
 SEEDS = {(0.1, 1e-4, 0): 0.5, (0.1, 1e-4, 1): 0.7, (0.5, 1e-4, 0): 0.8, (0.5, 1e-4, 1): 0.9}
@@ -316,6 +316,8 @@ def test_the_rows_are_in_csv_and_in_json_lines(partial):
         by_name["kl-0.1+lr-0.0001+seed-1"] | {"kl_coef": "0.1", "seed": "1", "eval_exact": "0.7"}
         == by_name["kl-0.1+lr-0.0001+seed-1"]
     )
+    texts = ["=HYPERLINK(1)", "@SUM(1)", "+1+cmd", "-2e-3", "-0.5", "\t=1", "a=b"]
+    assert [to_cell(text) for text in texts] == ["'=HYPERLINK(1)", "'@SUM(1)", "'+1+cmd", "-2e-3", "-0.5", "'\t=1", "a=b"]
     lines = [json.loads(line) for line in to_jsonl(summary).splitlines()]
     assert {line["run"]: line["state"] for line in lines}["torn-status"] == "unknown"
     assert lines[0]["before"]["eval_exact"] == 0.0 and lines[0]["after"]["eval_exact"] == lines[0]["objective"]

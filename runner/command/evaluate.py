@@ -47,7 +47,7 @@ from runner.generate.prediction import prediction_key
 from runner.generate.rows import find_form_fault
 from runner.generate.weights import Weights
 from runner.io.files import display_path, to_line, write_json, write_text
-from runner.io.terminal import progress_bar, quiet
+from runner.io.terminal import print_visible, progress_bar, quiet
 from runner.report.number import number
 from runner.report.table import Column, format_table
 from runner.schema.text import named
@@ -136,7 +136,7 @@ def main(line: CommandLine) -> int:
     if written:
         lines = [to_line({"model": model, "set": name, **row}) for model, name, row in written]
         write_text(path.with_suffix(".jsonl"), "".join(lines))
-    print("\n".join(to_table(sides, comparison)))
+    print_visible("\n".join(to_table(sides, comparison)))
     print(f"to        {display_path(path)}")
     return 0
 
@@ -357,6 +357,8 @@ def evaluate_tasks(side: Side) -> int:
     facts = how | {"tasks": tasks, "weights": [side.name, request.weights.seal]}
     path = _write(request, "lm_eval", facts, {"model": side.name, "scores": scores, "errors": errors}, began)
     cells = [_with_error(scores, errors, name) for name in scores]
-    print("\n".join(format_table([Column("task", list(scores), True, True), Column("value", cells, True)], 100)))
+    print_visible(
+        "\n".join(format_table([Column("task", list(scores), True, True), Column("value", cells, True)], 100))
+    )
     print(f"to        {display_path(path)}")
     return 0

@@ -45,7 +45,7 @@ from runner.errors import ConfigError, Fault
 from runner.generate.prediction import PredictionFile, prediction_key
 from runner.generate.rows import find_form_fault
 from runner.io.files import display_path, read_last_row
-from runner.io.terminal import progress_bar, quiet, sample_lines
+from runner.io.terminal import print_answer, progress_bar, quiet, sample_lines
 from runner.report.number import number
 from runner.run.read import SAMPLE_FILES
 from runner.training.trained import load_trained
@@ -195,7 +195,7 @@ def answer_prompt(request: InferenceRequest) -> int:
             answers = [f"{score_answers(model, tokenizer, [row])[0]:.6f}"]
         else:
             answers = [each.text for each in request.build_generator(model, tokenizer).complete_all([row])]
-    print("\n".join(answers), flush=True)
+    print_answer("\n".join(answers))
     return 0
 
 
@@ -242,11 +242,11 @@ def _reply(generator: TextGenerator, turns: list[dict[str, str]], count: int) ->
         nonlocal printed
         text = generator.to_text(tokens)
         if not text.endswith("\ufffd"):  # a character whose last bytes are still to come
-            print(text[len(printed) :], end="", flush=True)
+            print_answer(text[len(printed) :], end="")
             printed = text
 
     rows = [{"prompt": turns}]
     generator.plan(rows)  # which refuses a prompt that leaves no room
     answer, *_ = generator.complete([(0, count)], rows, on_token)
-    print(answer.text[len(printed) :], flush=True)
+    print_answer(answer.text[len(printed) :])
     return answer.text

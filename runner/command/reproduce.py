@@ -34,6 +34,7 @@ from runner.config.build import serve
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, SickRun
 from runner.io.files import write_json
 from runner.io.secrets import HIDDEN, hidden_source
+from runner.io.terminal import print_visible
 from runner.launch.worker import launch
 from runner.report.compare import deviations
 from runner.report.facts import folders_in, words_of
@@ -85,7 +86,7 @@ def main(line: CommandLine) -> int:
         print(f"run       {again}", flush=True)
         if code := train_again(again, run, "code" in options, line.debug):
             return code
-    print(judge_reproduction(run, read_run(again.folder), unmatched, options.get("tolerance", 0.0)))
+    print_visible(judge_reproduction(run, read_run(again.folder), unmatched, options.get("tolerance", 0.0)))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The terminal: our warnings and everybody's errors, without secrets; texts of others, without what could steer it."""
+"""The terminal: our warnings and everybody's errors, without secrets; what is printed there, or goes to a log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import signal
 import sys
 import time
 import traceback
-import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,20 +20,19 @@ from typing import IO, TYPE_CHECKING, Any
 from runner.io.files import open_own
 from runner.io.secrets import hidden
 from runner.io.turns import text_of
+from runner.io.visible import to_visible, visible_lines
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
 MOST_COPIED = 1 << 16  # bytes at a time
-INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of characters that are not seen, or hide others
-SIGNS = {chr(code): chr(0x2400 + code) for code in range(32)} | {"\n": "↵\n", "\x7f": "␡"}
 
 
 class Hiding(logging.Formatter):
-    """A format of logs without the secrets of the environment, such as one in a traceback."""
+    """A format of logs without the secrets of the environment, such as one in a traceback, and all of it visible."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return hidden(super().format(record))
+        return visible_lines(hidden(super().format(record)))
 
 
 @dataclass
@@ -140,14 +138,14 @@ def quiet() -> Iterator[None]:
         logging.captureWarnings(False)
 
 
-def to_visible(text: str) -> str:
-    """The text with every character that could steer a terminal or hide others replaced by a sign for it."""
-    return "".join(SIGNS.get(c) or ("·" if unicodedata.category(c) in INVISIBLE else c) for c in text)
-
-
 def print_visible(text: str) -> None:
     """Print lines in which others may have written anything."""
-    print("\n".join(map(to_visible, text.split("\n"))), flush=True)
+    print(visible_lines(text), flush=True)
+
+
+def print_answer(text: str, end: str = "\n") -> None:
+    """Print what a model wrote: as it is into a file or a pipe, visible on a terminal, which it could steer."""
+    print(visible_lines(text) if sys.stdout.isatty() else text, end=end, flush=True)
 
 
 def progress_bar(title: str, total: int, unit: str, **options: Any) -> tqdm:

@@ -347,8 +347,9 @@ class PPOTrainer(Trainer):
             optimizers=optimizers,
         )
         self.model_accepts_loss_kwargs = False
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            found, expected = "FSDP or DeepSpeed, which spread a model's weights", "whole models in each process"
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled or self.accelerator.parallelism_config:
+            found = "FSDP, DeepSpeed or a parallelism_config, which spread a model's weights"
+            expected = "whole models in each process"
             raise ConfigError(Fault("trainer.args", found, expected, "launcher.num_processes=<n>"))
         for frozen in [*self.rewards.models, *_as_list(self.reference)]:
             frozen.requires_grad_(False).eval()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from runner.io.files import open_own, write_text
-from runner.io.terminal import to_visible
+from runner.io.visible import to_visible
 from runner.report.facts import command_of, count_facts, first_rows, score_rows
 from runner.report.importance import METHOD
 from runner.report.number import number, short, spread, value

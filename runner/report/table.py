@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from runner.report.number import plural, short, spread, value
 from runner.report.sweep import Summary, list_states
 from runner.run.read import RunRecord
 
+FORMULA = re.compile(r"(?![-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?$)[-=+@\t\r]")  # as spreadsheets begin one; a number is none
 MAX_LINES = 40  # settings or runs that a terminal is shown
 MAX_VALUE_WIDTH = 24  # characters of a value, before its middle is cut
 MAX_SECTION_WIDTH = 34  # characters of a value in a comparison
@@ -125,9 +127,16 @@ def to_csv(summary: Summary) -> str:
     names = ["run", "state", "step", "max_steps", *(axis.key for axis in summary.axes), "seed", *scores, "cause"]
     file = io.StringIO()
     writer = csv.DictWriter(file, names, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({objective: row["objective"]} | row["after"] | row["values"] | row for row in rows)
+    writer.writerow({name: to_cell(name) for name in names})
+    for row in rows:
+        cells = {objective: row["objective"]} | row["after"] | row["values"] | row
+        writer.writerow({name: to_cell(cell) for name, cell in cells.items()})
     return file.getvalue()
+
+
+def to_cell(cell: object) -> object:
+    """A cell that no spreadsheet takes for a formula; a number stays one."""
+    return f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell
 
 
 def to_jsonl(summary: Summary) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from rich.cells import cell_len, chop_cells
 
 from runner.errors import Fault
-from runner.io.terminal import to_visible
+from runner.io.visible import to_visible
 
 MAX_WIDTH = 80
 MAX_STRETCH = 800  # characters of a stretch of equal tokens in the terminal; of a longer one the middle is left out

@@ -37,7 +37,7 @@ from runner.config.limits import read_yaml
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import ROWS, display_path, find_foreign, open_own, read_json, read_step, write_json, write_text
 from runner.io.secrets import hidden, hidden_source
-from runner.io.terminal import to_visible
+from runner.io.visible import to_visible
 from runner.run.key import canonical_text, folder_of, key_of
 from runner.schema.text import walk
 

@@ -19,6 +19,7 @@ from typing import Any, TypeGuard
 from runner.config.limits import read_yaml
 from runner.errors import ConfigError, Fault
 from runner.io.files import read_json, read_rows
+from runner.io.visible import to_visible
 from runner.run import FORMAT, METADATA, Run, find_foreign_faults, format_fault
 
 LARGEST = 1e300  # of a number that is taken for one: differences and means of those beyond have no float
@@ -212,8 +213,8 @@ def one_line(cause: str, heading: bool = True) -> str:
         if line.startswith("found "):
             head = lines[:1] if place and heading else []
             place_of = [where] if heading or not where.endswith("log.txt") else []
-            return ": ".join([*head, *place_of, line.removeprefix("found").strip()])
-    return " ".join(lines) if heading else next(iter(lines), "no cause was written")
+            return to_visible(": ".join([*head, *place_of, line.removeprefix("found").strip()]))
+    return to_visible(" ".join(lines) if heading else next(iter(lines), "no cause was written"))
 
 
 def format_time(moment: object) -> str:

@@ -66,8 +66,8 @@ DEFECTS = (
         "secret_in_base64",
         "A secret that was encoded in base64 is no longer recognised.",
         "runner/io/secrets.py",
-        "    for shift in range(3):\n        encoded = base64",
-        "    for shift in range(0):\n        encoded = base64",
+        "        for shift in range(3):\n            encoded = base64",
+        "        for shift in range(0):\n            encoded = base64",
         tests=("tests/test_secret.py::test_a_secret_is_hidden_by_its_value_however_it_is_spelt",),
     ),
     Defect(
