@@ -15,7 +15,6 @@ from runner.errors import ConfigError, Fault
 from runner.schema import upstream
 
 Collator = Callable[[list[dict[str, Any]]], dict[str, Any]]
-IGNORED = -100  # the label of a token that no loss counts
 
 
 class Buckets:
@@ -30,7 +29,7 @@ class Buckets:
             fix = "trainer.args.padding_free=false, or collator=none"
             raise ConfigError(Fault("collator", found, "one of the two", fix))
         self.inner, self.lengths = inner, sorted(lengths)
-        self.padding = {"input_ids": pad_token_id, "labels": IGNORED, "mask": 0}
+        self.padding = {"input_ids": pad_token_id, "labels": upstream.IGNORED, "mask": 0}
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         return {name: self._padded(name, part) for name, part in self.inner(rows).items()}

@@ -13,6 +13,7 @@ from runner.run.alarms import (
     ALARMS,
     KL,
     Alarm,
+    ChosenLost,
     ConstantReward,
     Diverged,
     Exploded,
@@ -47,12 +48,27 @@ def of_margins(margins, rights=None):
     return [{"noted": {"rewards/margins": m} | ({} if r is None else {"rewards/accuracies": r})} for m, r in pairs]
 
 
+def of_chosen(*values, length=10.0):
+    return [{"noted": {"logps/chosen": value}, "length": length} for value in values]
+
+
 def of_rewards(*ranges):
     return [{"rewards": {"x": each}} for each in ranges]
 
 
 def of_kl(*values, length=10.0, name="kl"):
     return [{"noted": {name: value, "completions/mean_length": length}} for value in values]
+
+
+def test_chosen_answers_may_become_less_likely_and_not_impossible():
+    assert rings(ChosenLost(), of_chosen(-8, -235, -1355)) == 3
+    assert rings(ChosenLost(), of_chosen(-8, -235, -8, -235, -8)) is None  # one batch may be odd
+    assert rings(ChosenLost(), of_chosen(-8, *[-28] * 20)) is None  # 2 nats a token
+    assert rings(ChosenLost(), of_chosen(-0.1, *[-45] * 20, length=1.0)) is None  # a single token may be given up
+    longer = [*of_chosen(-10, length=10.0), *of_chosen(*[-500] * 4, length=500.0)]
+    assert rings(ChosenLost(), longer) is None
+    assert rings(ChosenLost(), of_chosen(*[-1e4] * 5, length=None)) is None  # of which nobody knows how long they are
+    assert rings(ChosenLost(), [{"noted": {}}, *of_chosen(-8), {"noted": {}}, *of_chosen(-900, -900)]) == 5
 
 
 @pytest.mark.parametrize(
@@ -200,8 +216,13 @@ def names(*words, **kind):
 
 def test_each_kind_of_training_has_its_alarms():
     always = {"not_finite", "zero_gradient", "frozen", "exploded", "gradient_ascent"}
-    assert names() == always | {"diverged", "preferences_inverted"}
-    assert names(anchored=True, rounding=1e-4) == always | {"diverged", "preferences_inverted", "first_margin"}
+    assert names() == always | {"diverged", "preferences_inverted", "chosen_lost"}
+    assert names(anchored=True, rounding=1e-4) == always | {
+        "diverged",
+        "preferences_inverted",
+        "chosen_lost",
+        "first_margin",
+    }
     assert names(online=True) == always | {"constant_reward", "kl"}
 
 
@@ -305,7 +326,7 @@ class Training:
         for part, (_, learns) in parts.items():
             for each in part.parameters():
                 each.grad = torch.full_like(each, gradient) if learns else None
-        self.health.observe_loss(self.trainer, torch.tensor(loss))
+        self.health.observe_loss(self.trainer, {}, torch.tensor(loss))
         self.event("pre_optimizer_step")
         with torch.no_grad():
             for part, (change, _) in parts.items():

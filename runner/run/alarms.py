@@ -26,7 +26,8 @@ LOWER = "a lower learning_rate=, or on_sick=rollback"
 MARGINS, RANKINGS = ("rewards/margins", "margin"), ("rewards/accuracies", "accuracy")
 MUST_BE_NUMBERS = ("reward", "kl", "objective/scores", "objective/kl")
 # Of these the mean length only scales the alarm ``kl``: none is of lengths.
-NOTED = {*MARGINS, *RANKINGS, *MUST_BE_NUMBERS, "completions/mean_length", "frac_reward_zero_std"}
+CHOSEN = "logps/chosen"
+NOTED = {CHOSEN, *MARGINS, *RANKINGS, *MUST_BE_NUMBERS, "completions/mean_length", "frac_reward_zero_std"}
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Step:
     moved: bool | None = None  # whether some weight changed
     slope: float | None = None  # the cosine between that change and the gradient of the loss: below 0 is downhill
     pace: float = 1.0  # the learning rate as a share of that which the schedule multiplies
+    length: float | None = None  # trained tokens of an answer, on average
     skipped: bool = False  # by the gradient scaler of float16, as it does now and then
     noted: Mapping[str, float] = field(default_factory=dict)  # the trainer's own figures, by the name in its log
     rewards: Mapping[str, tuple[float, float, int]] = field(default_factory=dict)  # lowest, highest, count since begin
@@ -301,6 +303,35 @@ class PreferencesInverted(Alarm):
 
 
 @dataclass
+class ChosenLost(Alarm):
+    """Preferences learnt by making both answers impossible: the chosen ones have lost 5 nats a token, and 50 an answer.
+
+    A loss of preferences is small wherever the rejected answers have lost more. Healthy trainings take 1 to 2 nats a
+    token from the chosen ones as well; a model that says anything has lost the logarithm of the vocabulary, 10 to 12.
+    They are compared with the first step, which where there is a reference is that of the reference.
+    """
+
+    name = "chosen_lost"
+    expected = "chosen answers that the model still gives"
+    fix = f"a larger kl_coef=, {LOWER}"
+    curable = True
+    lag = 1
+    PER_TOKEN, PER_ANSWER = 5.0, 50.0
+    patience: int = 2
+    first: float | None = None  # a token's log-probability in the first step
+
+    def suspect(self, step: Step) -> str | None:
+        whole = step.noted.get(CHOSEN)
+        if whole is None or not step.length:
+            return UNKNOWN
+        self.first = whole / step.length if self.first is None else self.first
+        if self.first * step.length - whole <= max(self.PER_ANSWER, self.PER_TOKEN * step.length):
+            return HEALTHY
+        now = whole / step.length
+        return f"a log-probability of {now:.3g} for a token of the chosen answers, after {self.first:.3g}"
+
+
+@dataclass
 class ConstantReward(Alarm):
     """The same reward for every completion since the begin: there is nothing to prefer, and noise is learnt.
 
@@ -378,7 +409,7 @@ def build_alarms(
     if online:
         alarms += [ConstantReward(), KL(length=length)]
     else:
-        alarms += [PreferencesInverted(anchored=anchored, pairs=pairs), Diverged()]
+        alarms += [PreferencesInverted(anchored=anchored, pairs=pairs), ChosenLost(), Diverged()]
     alarms += [] if rounding is None else [FirstMargin(tolerance=rounding)]
     for alarm in alarms:
         steps = tolerate.get(alarm.name)

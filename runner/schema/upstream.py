@@ -113,6 +113,7 @@ LOG_COMPLETIONS_HUB_REPO = "log_completions_hub_repo"
 TRACKIO_SPACE_ID = "trackio_space_id"
 TRACKIO_STATIC_SPACE_ID = "trackio_static_space_id"
 TRACKIO_BUCKET_ID = "trackio_bucket_id"
+IGNORED = -100  # the label of a token that no loss counts
 
 # --- What is asked of them ------------------------------------------------------------------------
 

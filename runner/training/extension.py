@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import Trainer
@@ -30,15 +30,15 @@ Measure = Callable[[Trainer, str], dict[str, float]]
 class Hooks:
     """Functions that a trainer calls in the course of a training; without any it is TRL's.
 
-    ``measure(trainer, prefix)`` gives figures that join those of an evaluation. ``on_loss(trainer, loss)`` gets each
-    loss of a micro-batch. ``on_log(logs, step)`` may change what is logged; ``reward_means()`` gives the mean of each
-    reward since it was called last. ``loss`` is one of the user's own (:mod:`runner.training.objective`). ``evaluates``
-    is false for a trainer whose own evaluation does not work.
+    ``measure(trainer, prefix)`` gives figures that join those of an evaluation. ``on_loss(trainer, batch, loss)`` gets
+    each micro-batch with its loss. ``on_log(logs, step)`` may change what is logged; ``reward_means()`` gives the mean
+    of each reward since it was called last. ``loss`` is one of the user's own (:mod:`runner.training.objective`).
+    ``evaluates`` is false for a trainer whose own evaluation does not work.
     """
 
     evaluates: bool = True
     measure: Measure | None = None
-    on_loss: Callable[[Trainer, Tensor], None] | None = None
+    on_loss: Callable[[Trainer, Any, Tensor], None] | None = None
     on_log: Callable[[dict[str, float], int], None] | None = None
     reward_means: Callable[[], dict[str, float]] | None = None
     make_optimizer: Callable[[Trainer], Optimizer] | None = None
@@ -67,11 +67,11 @@ class BeforeTrainer(Trainer):
         self.hooks = hooks
         super().__init__(*args, **kwargs)
 
-    def training_step(self, *args: object, **kwargs: object) -> Tensor:
+    def training_step(self, model: nn.Module, inputs: Any, *args: object, **kwargs: object) -> Tensor:
         """Take the trainer's own step, and report its loss, however seldom it is logged."""
-        loss = super().training_step(*args, **kwargs)
+        loss = super().training_step(model, inputs, *args, **kwargs)
         if self.hooks.on_loss is not None:
-            self.hooks.on_loss(self, loss)
+            self.hooks.on_loss(self, inputs, loss)
         return loss
 
     def evaluation_loop(self, *args: object, metric_key_prefix: str = "eval", **kwargs: object) -> EvalLoopOutput:

@@ -54,12 +54,14 @@ class Health(TrainerCallback):
         self.notes: Notes | None = None
         self.alarms: list[Alarm] = []
         self.loss: Tensor | None = None
+        self.length: Tensor | None = None
         self.taken: dict[str, int] = {}
         self.slope_at: tuple[Tensor | None, Tensor | None]
 
-    def observe_loss(self, trainer: Trainer, loss: Tensor) -> None:
+    def observe_loss(self, trainer: Trainer, batch: object, loss: Tensor) -> None:
         """Add the loss of a micro-batch to that of the step; its gradient is there, and nobody has changed it yet."""
         self.notes = notes_of(trainer)
+        self.length = _answer_length(batch)
         self.loss = loss.detach() if self.loss is None else self.loss + loss.detach()
         if any(isinstance(alarm, GradientAscent) and not alarm.over for alarm in self.alarms):
             self.slope_at = self.probe.weights(), self.probe.gradients()
@@ -148,6 +150,7 @@ class Health(TrainerCallback):
             -1.0 if weights is None else (weights.norm() / math.sqrt(len(weights))).item(),
             moved,
             self._slope(weights),
+            math.nan if self.length is None else self.length.item(),
             *(value for each in rewards.values() for value in each),
         ]
         self.loss = None
@@ -156,7 +159,8 @@ class Health(TrainerCallback):
         rows = gather(torch.tensor([mine], dtype=torch.float64, device=device if several else "cpu")).cpu()
         # A maximum is NaN where what one process saw is, and below 0 where none of them saw anything.
         gradient, weight, moves = (None if most < 0 else most for most in rows[:, 1:4].amax(0).tolist())
-        slopes, lows, highs, counts = rows[:, 4], rows[:, 5::3].amin(0), rows[:, 6::3].amax(0), rows[:, 7::3].sum(0)
+        slopes, length = rows[:, 4], rows[:, 5].mean().item()
+        lows, highs, counts = rows[:, 6::3].amin(0), rows[:, 7::3].amax(0), rows[:, 8::3].sum(0)
         spread = zip(lows.tolist(), highs.tolist(), counts.long().tolist(), strict=True)
         return Step(
             number,
@@ -166,6 +170,7 @@ class Health(TrainerCallback):
             moved=None if moves is None else moves > 0,
             slope=next(iter(slopes[slopes.isfinite()].tolist()), None),
             pace=self.pace,
+            length=length if math.isfinite(length) else None,
             skipped=self.skipped,
             noted=self._noted(),
             rewards=dict(zip(rewards, spread, strict=True)),
@@ -287,6 +292,16 @@ class Probe:
         # A sum passes on what is no number, without a copy; only where it may have overflown are all entries looked at.
         doubtful = (each for each in map(_local, self.all) if not each.sum(dtype=torch.float32).isfinite())
         return all(bool(each.isfinite().all()) for each in doubtful)
+
+
+def _answer_length(batch: object) -> Tensor | None:
+    """The mean number of tokens of an answer in a batch of pairs or of labelled answers; None of any other."""
+    if not isinstance(batch, Mapping):
+        return None
+    mask = batch.get("completion_mask")
+    if mask is None and "chosen_labels" in batch:
+        mask = batch["chosen_labels"] != upstream.IGNORED
+    return None if mask is None else mask.sum() / len(mask)
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 SAMPLE = 256  # rows that are looked at before a training starts
 TRUNCATED = 0.1  # the share of rows that may be cut or left out, unless ``tolerate.truncated`` says otherwise
 SHOWN = 60  # characters of a text in a fault
-IGNORED = -100  # the label of a token that no loss counts
 
 
 @dataclass
@@ -227,7 +226,7 @@ def _sequences(batch: Batch, head: str) -> Iterator[TokenRow]:
     real = batch.get("attention_mask", torch.ones_like(ids))
     counted = torch.ones_like(ids)
     if "labels" in batch and head != "score":
-        counted = batch["labels"] != IGNORED
+        counted = batch["labels"] != upstream.IGNORED
     elif "completion_mask" in batch:
         counted = batch["completion_mask"]
     weights = next((part for name, part in batch.items() if name.endswith("weights") and part.ndim == 2), None)

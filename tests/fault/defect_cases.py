@@ -333,7 +333,7 @@ DEFECTS = (
         "padding_is_learnt",
         "The labels of padding are the pad token and not what no loss counts.",
         "runner/collator.py",
-        '"labels": IGNORED',
+        '"labels": upstream.IGNORED',
         '"labels": pad_token_id',
         tests=("tests/test_collator.py::test_buckets_pad_each_part_with_what_means_nothing",),
     ),

@@ -105,7 +105,9 @@ SICK = [
     Case(
         "rate 1e10 lora", trainer("dpo", 12, "peft=lora", *callback("Rate", at=4, times=1e14)), 4, "exploded|not_finite"
     ),
-    Case("rate 1e4 times", trainer("cpo", 12, *callback("Rate", at=4, times=1e5)), 4, "diverged|not_finite"),
+    Case(
+        "rate 1e4 times", trainer("cpo", 12, *callback("Rate", at=4, times=1e5)), 4, "diverged|not_finite|chosen_lost"
+    ),
     Case(
         "all labels masked",
         trainer(
@@ -168,6 +170,20 @@ SICK = [
         trainer("orpo", 14, "optimizer._target_=torch.optim.AdamW", "optimizer.maximize=true"),
         1,
         "gradient_ascent",
+    ),
+    Case("rate 1 dpo", trainer("dpo", 12, "learning_rate=1.0"), 1, "chosen_lost"),
+    Case("rate 1 lora dpo", trainer("dpo", 12, "peft=lora", "learning_rate=10"), 1, "chosen_lost|preferences_inverted"),
+    Case(
+        "rate 1 ipo", trainer("dpo", 12, "learning_rate=1.0", "trainer.args.loss_type=[ipo]"), 1, "chosen_lost|diverged"
+    ),
+    Case("rate 1 kto", trainer("kto", 12, "learning_rate=1.0"), 1, "chosen_lost"),
+    Case("rate 1 orpo", trainer("orpo", 12, "learning_rate=1.0"), 1, "chosen_lost|diverged"),
+    Case("rate 1 cpo", trainer("cpo", 12, "learning_rate=1.0"), 1, "chosen_lost|diverged"),
+    Case(
+        "rate 1 simpo",
+        trainer("cpo", 12, "learning_rate=1.0", "trainer.args.loss_type=simpo", "trainer.args.cpo_alpha=0.0"),
+        1,
+        "chosen_lost",
     ),
     Case("wrong reference", trainer("dpo", 8, *callback("Moved")), 1, "first_margin"),
 ]
