@@ -181,10 +181,10 @@ def made_up(way: str, when: int) -> Iterator[None]:
         health = SimpleNamespace(sickness_behind=lambda step: None)
         return Components(trainer.args, None, None, [0], None, trainer, health, seal, trackers=[], adjustments=[])
 
-    nothing = {"inspect_training", "find_faults", "stop_ids", "_check_sharded"}
+    nothing = {"inspect_training", "find_faults", "find_notes", "stop_ids", "_check_sharded"}
     with contextlib.ExitStack() as patches:
         for name in nothing:
-            patches.enter_context(mock.patch.object(train, name, lambda *args, **more: None))
+            patches.enter_context(mock.patch.object(train, name, lambda *args, **more: []))
         patches.enter_context(mock.patch.object(train, "build_components", components))
         patches.enter_context(mock.patch.object(train, "policy_of", lambda trainer: trainer.model))
         patches.enter_context(mock.patch.object(train, "held_out_scores", lambda trainer: {"eval_loss": 1.0}))
