@@ -22,11 +22,12 @@ from runner.errors import ConfigError, FolderError
 from runner.io.files import files_of
 from runner.report.axis import axes_of
 from runner.report.importance import importance_of
+from runner.report.objective import describe_decline
 from runner.report.page import write_report
 from runner.report.plot import COLOURS, band, heat_cells, sweep_pictures, to_svg
 from runner.report.sweep import count_states, summarise
 from runner.report.table import table, to_cell, to_csv, to_jsonl
-from runner.run.read import read_run
+from runner.run.read import RunRecord, read_run
 
 SEEDS = {(0.1, 1e-4, 0): 0.5, (0.1, 1e-4, 1): 0.7, (0.5, 1e-4, 0): 0.8, (0.5, 1e-4, 1): 0.9}
 GRID = {(kl, rate, 0): kl + 10 * rate for kl in (0.1, 0.2, 0.3) for rate in (0.01, 0.02)}
@@ -491,3 +492,44 @@ def test_the_page_fits_a_phone(partial, tmp_path):
     beyond, drawn = re.search(r"told (\d+) (\d+)", done.stdout).groups()
     assert int(beyond) == 0, "the page scrolls sideways"
     assert int(drawn) == len(sweep_pictures(summary))
+
+
+def describe(before, after, rows=200, **cfg):
+    data = {"data": {"eval": {"rows": rows}}}
+    return describe_decline(RunRecord(Path("a/b"), cfg, {}, data, {"before": before, "after": after}))
+
+
+def test_a_model_that_ends_worse_than_it_began_is_told_where_chance_does_not_explain_it():
+    line = describe(
+        {"eval_loss": 0.693, "eval_rewards/accuracies": 0.0}, {"eval_loss": 19.0, "eval_rewards/accuracies": 1.0}
+    )
+    assert line == ("the model ended worse than it began: eval_loss 0.693 -> 19 on 200 held-out rows, lower is better")
+    assert describe({"eval_loss": 2.0}, {"eval_loss": 2.1}) is None
+    assert describe({"eval_loss": 2.0}, {"eval_loss": 1.0}) is None
+    assert describe({"eval_loss": 2.0}, {"eval_loss": 9.0}, rows=None) is None
+    assert describe({}, {"eval_loss": 9.0}) is None
+
+
+def test_the_decline_is_that_of_the_objective_or_of_the_reward_of_a_trainer_that_samples():
+    exact = {"_target_": "runner.metric.exact", "better": "higher"}
+    metric = {"metric": {"exact": exact}}
+    fallen = {"eval_loss": 0.7, "eval_exact": 0.5}, {"eval_loss": 0.1, "eval_exact": 0.2}
+    assert "eval_exact 0.5 -> 0.2" in describe(*fallen, **metric)
+    assert describe(*fallen, rows=16, **metric) is None
+    assert describe(*fallen, metric={"exact": exact | {"limit": 16}}) is None
+    assert describe(*fallen, objective="eval_loss") is None
+    sampled = [{"eval_reward": mean, "eval_reward_std": 0.3, "eval_loss": loss} for mean, loss in ((0.7, 0), (0.5, 5))]
+    assert "eval_reward 0.7 -> 0.5" in describe(*sampled)
+    assert describe(*sampled, rows=16) is None
+    assert describe(*sampled[::-1]) is None
+
+
+def test_a_sweep_names_those_that_ended_worse(tmp_path, capsys):
+    group = lay_sweep(tmp_path / "pair", {(0.1, 1e-4, 0): 0.5, (0.2, 1e-4, 0): 0.1})
+    worse = group / "kl-0.2+lr-0.0001+seed-0"
+    set_status(worse, cause="the model ended worse than it began: eval_exact 0.4 -> 0.1")
+    for folder in (worse, group):
+        assert main(SimpleNamespace(runs=[str(folder)], overrides=[])) == 0
+    assert "finished    kl-0.2+lr-0.0001+seed-0 4/8\n            the model ended worse" in capsys.readouterr().out
+    for page in (group, worse):
+        assert "the model ended worse than it began" in (page / "report.html").read_text()

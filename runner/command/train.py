@@ -153,6 +153,7 @@ def _finish(run: Run, components: Components, stop: StopRequest, seconds: float)
     """Measure again, save what others can load, draw the curves, and only then say finished."""
     from accelerate.utils import set_seed
 
+    from runner.report.objective import describe_decline
     from runner.report.plot import write_plots
 
     trainer = components.trainer
@@ -170,7 +171,7 @@ def _finish(run: Run, components: Components, stop: StopRequest, seconds: float)
         raise stop.error()
     rotate(run.checkpoints, components.seal.keep, trainer.state.best_model_checkpoint)
     _push(run, stop)
-    run.set_status("finished", step=trainer.state.global_step, cause=None)
+    run.set_status("finished", step=trainer.state.global_step, cause=describe_decline(read_run(run.folder)))
     print(_closing(run, seconds))
 
 
@@ -339,6 +340,7 @@ def _closing(run: Run, seconds: float) -> str:
     """The last words of a run: what changed, where it is, and what to type next."""
     record = read_run(run.folder)
     lines = [f"finished  {record.status['step']} steps in {seconds:.0f} s", *score_table(record)]
+    lines += [f"note      {record.cause}"] if record.cause else []
     lines += [f"model     {run}/model", f"curves    {run}/plots"]
     node, model = run.cfg["trainer"], f"{run}/model"
     if node["form"] == "prompt":

@@ -199,7 +199,7 @@ class Pool:
         status, code = run.status(), EnvironmentFault.code if ended < 0 else ended or RunnerError.code
         seconds = time.monotonic() - child.began
         if status["state"] == "finished":
-            return self._end(task, 0, "finished", seconds=seconds)
+            return self._end(task, 0, "finished", str(status.get("cause") or ""), seconds)
         # Another process was quicker; or its launcher says so, and without one that holds the folder only once.
         taken = held(run) or task.folder not in self.elsewhere
         if code == FolderError.code and status["state"] != "failed" and taken:

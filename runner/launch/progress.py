@@ -70,7 +70,7 @@ class LiveProgress:
             outcome = one_line(cause, heading=False)
         elif seconds is not None:
             self.seconds.append(seconds)
-            outcome = format_duration(seconds)
+            outcome = format_duration(seconds) + (f"  {one_line(cause, heading=False)}" if cause else "")
         elif cause == "already":
             return  # the plan has counted it
         else:

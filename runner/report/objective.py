@@ -6,12 +6,14 @@ A metric says by ``better`` in its YAML which way is up; ``LOW`` is a guess for 
 from __future__ import annotations
 
 import difflib
+import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from runner.errors import ConfigError, Fault
+from runner.report.number import number
 from runner.run.read import RunRecord, names
 from runner.schema import upstream
 from runner.schema.text import named
@@ -19,6 +21,10 @@ from runner.schema.text import named
 LOW = re.compile(r"(^|[_/])(loss|perplexity|ppl|kl|nll|error|wer|cer|repetition|toxicity)($|[_/])")
 # What tells more than a loss, whose size may depend on the very keys that are swept.
 LIKELY = ("objective/scores", "reward", "rewards/accuracies", "accuracy", "mean_token_accuracy")
+ONLINE = r"(^|_)(objective/scores|reward)$"  # the reward of what a trainer samples
+TELLING, FIRST = "the most telling held-out score", "the first held-out score"
+LAST = "the last value in training, since no rows were held out"
+GUESSES = (TELLING, FIRST, LAST)
 # Figures that stay in the files, because they say little about whether something was learned.
 QUIET = ("logits/", "logps/", "_length", "clip", "min_reward", "max_reward", "frac_reward", "/std", "_std")
 CLOCK = ("_runtime", "_per_second", "_seconds", "epoch", "num_tokens", "max_steps", "percentage", "total_flos", "step")
@@ -60,6 +66,50 @@ def choose_objective(
         raise ConfigError(Fault("objective", f"no finished run has {asked!r}", f"one of {', '.join(expected)}", fix))
     more = direction == "max" if direction else _more_is_better(runs, name) if more is None else more
     return SweepObjective(name, more, why)
+
+
+def describe_decline(run: RunRecord) -> str | None:
+    """The line on a run whose model ended worse than it began, by more than chance; None of any other.
+
+    Judged by what its configuration names, or else by the held-out loss, or by the reward of a trainer that samples.
+    Chance is twice the standard error of a difference of two means over the held-out rows, where one row deviates by
+    what was logged, by that of a share, or by the size of the figure: too much, as both are over the same rows.
+    """
+    run = replace(run, status={**run.status, "state": "finished"})
+    objective, known = choose_objective([run]), score_names([run])
+    rows = _held_out_rows(run)
+    if objective and objective.why in GUESSES and not re.search(ONLINE, objective.name):
+        losses = [name for name in known if re.fullmatch(r"eval_(.+_)?loss", name)]
+        objective = SweepObjective(losses[0], False, "the held-out loss") if losses else None
+    if objective is None or not rows:
+        return None
+    name = objective.name
+    before, after = run.before.get(name), run.after.get(name)
+    if before is None or after is None or (after > before) == objective.maximise:
+        return None
+    errors = (_deviation(run.before, name) ** 2 + _deviation(run.after, name) ** 2) / rows
+    if abs(after - before) <= 2 * math.sqrt(errors):
+        return None
+    change = f"{name} {number(before)} -> {number(after)} on {rows} held-out rows, {objective.direction}"
+    return f"the model ended worse than it began: {change}"
+
+
+def _held_out_rows(run: RunRecord) -> int:
+    """The held-out rows of the smallest set, or those that the metric with the lowest limit looks at."""
+    data = run.manifest.get("data")
+    held_out = data.get("eval") if isinstance(data, dict) else None
+    sets = [held_out] if isinstance(held_out, dict) and "rows" in held_out else list((held_out or {}).values())
+    counts = [each.get("rows") for each in sets]
+    counts += [node.get("limit") for node in _metrics([run]).values() if isinstance(node, dict)]
+    return min((count for count in counts if isinstance(count, int)), default=0)
+
+
+def _deviation(scores: Mapping[str, float], name: str) -> float:
+    """The standard deviation of a score over the rows, or a bound of it where none was logged."""
+    value = scores[name]
+    if (logged := scores.get(f"{name}_std")) is not None:
+        return logged
+    return math.sqrt(value * (1 - value)) if 0 <= value <= 1 and not LOW.search(name) else abs(value)
 
 
 def _metrics(runs: Sequence[RunRecord]) -> dict[str, Any]:
@@ -106,11 +156,11 @@ def _found(runs: Sequence[RunRecord], known: Sequence[str]) -> tuple[str | None,
                 args.get(upstream.GREATER_IS_BETTER),
             )
     reasons = {re.escape(metric): f"metric.{metric} of the configuration" for metric in _metrics(runs)}
-    for pattern, why in (reasons | dict.fromkeys(LIKELY, "the most telling held-out score")).items():
+    for pattern, why in (reasons | dict.fromkeys(LIKELY, TELLING)).items():
         if found := next((name for name in known if re.fullmatch(rf"eval_(.+_)?{pattern}", name)), None):
             return found, why, None
     if known:
-        return (informative(known) or known)[0], "the first held-out score", None
+        return (informative(known) or known)[0], FIRST, None
     logged = {name for run in runs if run.state == "finished" for name in names(run.lines)}
     last = next((name for name in (*LIKELY, "loss") if name in logged), None)
-    return last, "the last value in training, since no rows were held out", None
+    return last, LAST, None

@@ -78,8 +78,9 @@ class Summary:
         return set(count_states(self.runs)) <= {"finished"}
 
     @property
-    def unfinished(self) -> list[RunRecord]:
-        return [run for run in self.runs if run.state != "finished" or run.damaged]
+    def troubled(self) -> list[RunRecord]:
+        """The runs that have not finished, are damaged, or ended worse than they began."""
+        return [run for run in self.runs if run.state != "finished" or run.cause]
 
     @property
     def shown_scores(self) -> list[str]:

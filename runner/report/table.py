@@ -57,12 +57,12 @@ def table(summary: Summary, width: int = 80) -> str:
     if summary.runs:
         parts += ["", *format_table(_columns(summary), width), *_more(len(summary.settings), "settings"), ""]
     room = max(width - 12, 40)
-    for run in summary.unfinished[:MAX_LINES]:
+    for run in summary.troubled[:MAX_LINES]:
         progress = f" {run.progress}" if run.progress and run.state not in ("created", "unknown") else ""
         parts.append(f"{run.state:<11} {short(run.folder.name, room - len(progress))}{progress}")
         cause = run.cause if len(run.cause) <= room else f"{run.cause[: room - 1]}…"
         parts += [f"{'':<11} {cause}"] if cause else []
-    parts += _more(len(summary.unfinished), "that are not finished")
+    parts += _more(len(summary.troubled), "that have not finished, or not well")
     parts += [_wrapped(*line, width) for line in _conclusions(summary)]
     return "\n".join([*parts, *([f"repeat    {summary.best_command}"] if summary.best else [])])
 

@@ -90,7 +90,7 @@ class RunRecord:
 
     @property
     def cause(self) -> str:
-        """The reason why it is not finished, in one line."""
+        """The reason why it is not finished, or finished and worse than it began, in one line."""
         damaged = [f"{name} cannot be read" for name in self.damaged]
         damaged += [f"{fault.found}; expected {fault.expected}" for fault in self.faults]
         heard = f"last heard of {format_time(self.status.get('updated'))}"
@@ -99,7 +99,7 @@ class RunRecord:
             "running": f"since {format_time(self.status.get('started'))}, {heard}",
             "lost": f"its process is gone without a word, {heard}",
         }.get(self.state) or one_line(str(self.status.get("cause") or ""))
-        return "; ".join(filter(None, [*damaged, "" if self.state in ("finished", "unknown") else why]))
+        return "; ".join(filter(None, [*damaged, "" if self.state == "unknown" else why]))
 
     def score(self, name: str) -> float | None:
         """A held-out score of a finished run, or else what it logged last under this name."""
