@@ -119,10 +119,19 @@ def test_a_name_cannot_lead_out_of_the_root(cfg, name):
         (["model.path=/very/long/folder/"], "path-folder"),
         (["dataset.split.train=train[:50%]"], "train-train-50"),
         (["x=" + "y" * 300], "x-" + "y" * 78),
+        (["reward._target_=runner.reward.rule.format", "+metric.own._target_=mine.exact"], "reward-format+own-exact"),
     ],
 )
 def test_labels_are_short_and_safe(overrides, label):
     assert label_of(overrides) == label
+
+
+def test_a_folder_with_a_label_of_before_is_found_by_its_key(cfg):
+    words = ["reward._target_=runner.reward.rule.format"]
+    new = folder_of(cfg, words)
+    old = new.with_name(f"_target_-runner.reward.rule.format-{key_of(cfg)}")
+    old.mkdir(parents=True)
+    assert new.name.startswith("reward-format-") and folder_of(cfg, words) == old
 
 
 HOLD = """

@@ -91,6 +91,8 @@ def label_of(overrides: Sequence[str]) -> str:
         key, _, value = override.lstrip("+").partition("=")
         is_silent = key.partition(".")[0] in VOLATILE - {"learning_rate", "kl_coef", "allow"}
         if not (is_silent or key in NAMED_BY or key.startswith(("hydra", "~"))):
+            if key.endswith("._target_"):  # a class or a function: its name, after that of its node
+                key, value = key.removesuffix("._target_"), value.rpartition(".")[2]
             text = f"{key.rpartition('.')[2]}-{value.rstrip('/').rpartition('/')[2]}"
             words.append(re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-."))
     return "+".join(words)[:80].strip("-.+") or "default"
