@@ -137,10 +137,15 @@ class Interrupted(RunnerError):
 
 def own_place(error: BaseException) -> str:
     """The innermost line of the user's own code that an exception came through, as file:line; empty for none."""
-    others = [Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))]
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
-    own = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(other) for other in others)]
+    own = [frame for frame in frames if is_own(frame.filename)]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+
+
+def is_own(file: str | Path) -> bool:
+    """True for a file of the user's own: neither the runner's, nor Python's, nor one of an installed package."""
+    others = [Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))]
+    return not any(Path(file).is_relative_to(other) for other in others)
 
 
 def code_of(signal_number: int) -> int:

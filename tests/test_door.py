@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +71,38 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(tmp_path, monkeypatch, cap
     assert head.endswith("4 runs in outputs/dpo-tiny-toy: kl_coef 2 x learning_rate 2") and counts.strip() == "4 new"
     assert len(lines) == 4 and all(line.startswith("new ") for line in lines) and len(set(lines)) == 4
     assert list(tmp_path.iterdir()) == []
+
+
+MINE = ("trainer=grpo", "reward=none", "reward.x._target_=my_reward.short", "allow=[my_reward]")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["tracker=wandb", "trainer.args.use_liger_kernel=true"], "pip install liger-kernel"),
+        (["-m", "seed=0,1", "tracker=wandb"], "pip install 'runner[wandb]'"),
+        (["experiment=toy_rlhf", "ppo.quant=4bit", "ppo.peft=lora"], "pip install 'runner[quant]'"),
+        (["trainer.args.fp16=true"], "trainer.args.fp16=false"),
+        (["output_root=my_part.py"], "my_part.py is a file"),
+        (["launcher.jobs=1", "launcher.num_processes=2", "launcher.devices=[0]"], "launcher.num_processes=1"),
+        (MINE, "my_part.py:2 imports absent_library"),
+        (["-m", *MINE, "seed=0,1"], "mend my_part.py:2"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_run_refuses(words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("runner.validate.start.find_spec", lambda name: None)
+    monkeypatch.setattr("runner.validate.start.has_devices", lambda: False)
+    Path("my_reward.py").write_text("from my_part import half\ndef short(completions, **kwargs): return [half(1)]\n")
+    Path("my_part.py").write_text("import os.path\nimport absent_library\nif not half: import other\n")
+    codes, told = [], []
+    for flags in ([], ["--dry-run"]):
+        codes.append(main([*words, *flags]))
+        told.append(capsys.readouterr().err)
+    assert codes == [2 if "launcher.jobs=1" in words else 5] * 2
+    assert told[0] == told[1] and said in told[0] and "other" not in told[0]
+    assert not Path("outputs").exists()
 
 
 @pytest.mark.parametrize("words", [["trian"], ["--verbos"], ["train", "typo"]])
@@ -228,6 +261,8 @@ ON_CPU = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_CPU": "True", "MAS
 def test_the_key_knows_the_processes_that_torchrun_has_started(monkeypatch, capsys):
     assert main(["--dry-run"]) == main(["launcher.num_processes=2", "--dry-run"]) == 0
     monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["--dry-run"]) == 5
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
     assert main(["--dry-run"]) == 0
     alone, own, world = (line.rpartition("-")[2] for line in capsys.readouterr().out.splitlines())
     assert alone != own == world

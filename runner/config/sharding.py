@@ -1,4 +1,4 @@
-"""Models that are spread over processes: what asks for it, and where it cannot be had.
+"""What only GPUs have: precisions, kernels, and models that are spread over processes; what asks for it.
 
 Accelerate shards on devices alone: on a CPU it trains whole copies instead, without a word.
 """
@@ -19,8 +19,13 @@ VARIABLES = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")  # as accelerate
 DEVICES = ("nvidia[0-9]*", "dxg", "kfd", "dri/renderD*", "davinci[0-9]*", "accel/*", "accel[0-9]*", "vfio/[0-9]*")
 
 
-def find_unshardable(args: Mapping[str, object]) -> Iterator[Fault]:
-    """A fault for each wish to shard, in the arguments of a trainer or by accelerate launch, where there is no GPU."""
+ON_GPUS = (upstream.FP16, upstream.TF32, upstream.USE_LIGER_KERNEL)  # which a CPU does not have
+
+
+def find_gpu_faults(args: Mapping[str, object]) -> Iterator[Fault]:
+    """A fault for each precision, kernel or wish to shard, also by accelerate launch, that only a GPU has."""
+    for where in (f"trainer.args.{name}" for name in ON_GPUS if args.get(name) is True):
+        yield Fault(where, "true, and there is no GPU here", "a GPU", f"{where}=false")
     if shards_on_cpu():
         return
     fields = {f"trainer.args.{name}": args.get(name) for name in FIELDS}

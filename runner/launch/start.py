@@ -47,17 +47,18 @@ def start_runs(overrides: Sequence[str], folders: Sequence[Path], *, dry_run: bo
     Each of these has a process of its own, so that it is what it would be alone.
     """
     runs = stages.compose_runs(overrides, folders)
-    check_ahead([runs], starts=not dry_run)
+    tasks = tasks_of([runs])
+    check_ahead([runs])
+    launcher = runs[0].cfg["launcher"]
+    settings = settings_of(launcher | {"jobs": 1}, runs, attached=True, debug=debug)
+    pooled = "stages" if runs[0].stage else "launcher.timeout_seconds" if launcher.get("timeout_seconds") else ""
+    if pooled:
+        _refuse_several_processes(pooled)
     if dry_run:
-        print("\n".join(Plan(tasks_of([runs])).lines()))
-        return 0
+        return _show(Plan(tasks))
     with _folder_errors(runs[0]):
-        launcher = runs[0].cfg["launcher"]
-        settings = settings_of(launcher | {"jobs": 1}, runs, attached=True, debug=debug)
         print(idle_devices(settings, runs[0].cfg), end="")
-        if runs[0].stage or launcher.get("timeout_seconds"):
-            _refuse_several_processes("stages" if runs[0].stage else "launcher.timeout_seconds")
-            tasks = tasks_of([runs])
+        if pooled:
             return _exit_code(*Pool(tasks, settings, Stages(tasks)).run())
         run = open_run(runs[0].cfg, runs[0].overrides, runs[0].command)
         if is_finished(run):
@@ -89,14 +90,13 @@ def start_sweep(
     overrides = latest([*axes, *latest(overrides)])
     jobs = stages.compose_jobs(overrides, folders)
     tasks = tasks_of(jobs)
-    check_ahead(jobs, starts=not dry_run)
+    check_ahead(jobs)
+    settings = settings_of(jobs[0][0].cfg["launcher"], [run for runs in jobs for run in runs], debug=debug)
     plan = Plan(tasks, axis.axes(overrides))
     print(plan)
     if dry_run:
-        print("\n".join(plan.lines()))
-        return 0
+        return _show(plan)
     with _folder_errors(jobs[0][0]):
-        settings = settings_of(jobs[0][0].cfg["launcher"], [run for runs in jobs for run in runs], debug=debug)
         print(idle_devices(settings, jobs[0][0].cfg), end="")
         codes, signals = Pool(tasks, settings, LiveProgress(plan, settings.jobs)).run()
     ends = [folder_of(runs[-1].cfg, runs[-1].overrides) for runs in jobs]
@@ -108,12 +108,22 @@ def start_sweep(
     return _exit_code(codes, signals)
 
 
+def _show(plan: Plan) -> int:
+    """Print each run of a plan; raises FolderError where one is finished and damaged."""
+    # Asked at a real start alone: the hub for a repository to push to, which makes it; torch for the names of devices,
+    # which wakes them; the disk for the size of checkpoints, and the weights and rows themselves, which are loaded.
+    for task in plan.tasks:
+        is_finished(Run(task.folder.absolute()))
+    print("\n".join(plan.lines()))
+    return 0
+
+
 def _start_plugin(
     overrides: Sequence[str], axes: Sequence[str], folders: Sequence[Path], dry_run: bool, debug: bool
 ) -> int:
     """Let a launcher or sweeper of Hydra's own start the jobs, each of which is a run like ours."""
     runs = stages.compose_runs(axis.first_of([*axes, *overrides]), folders)
-    check_ahead([runs], starts=not dry_run, elsewhere=True)
+    check_ahead([runs], elsewhere=True)
     if dry_run:
         raise ConfigError(Fault("--dry-run", "a plugin chooses the jobs, one after the other", "a sweep of ours"))
     group, began = folder_of(runs[0].cfg, []).parent, time.time()

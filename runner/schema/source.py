@@ -318,11 +318,16 @@ def _collect(body: list[ast.stmt], module: Module) -> tuple[dict[str, Binding], 
     return names, stars
 
 
+def imported_module(node: ast.ImportFrom, module: Module) -> str:
+    """The module that an import names; its first dot is the package of its module, or that module where it is one."""
+    if not node.level:
+        return node.module or ""
+    package = (module.name if module.folders else module.name.rpartition(".")[0]).split(".")
+    return ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
+
+
 def _import_from(node: ast.ImportFrom, module: Module, names: dict[str, Binding], stars: list[str]) -> None:
-    source = node.module or ""
-    if node.level:  # the first dot is the package of the module, or the module where it is one
-        package = (module.name if module.folders else module.name.rpartition(".")[0]).split(".")
-        source = ".".join([*package[: len(package) - node.level + 1], *filter(None, [source])])
+    source = imported_module(node, module)
     for alias in node.names:
         if alias.name == "*":
             stars.append(source)

@@ -18,28 +18,30 @@ from pathlib import Path
 from typing import Any
 
 from runner.config import NUM_PROCESSES, Composed, rank, world_size
-from runner.config.sharding import find_unshardable, has_devices
+from runner.config.sharding import find_gpu_faults, has_devices
 from runner.dataset.check import DatasetCheck, check_dataset
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, name_jobs
-from runner.io.files import PACKAGE, hub_home
+from runner.io.files import PACKAGE, display_path, hub_home
 from runner.model.check import find_model_faults, find_scorer_faults, find_tokenizer_faults, read_vocab_size
 from runner.model.folder import find_folder
 from runner.run import Run
 from runner.run.key import folder_of, processes_of
 from runner.schema import upstream
 from runner.schema.read import read_signature
+from runner.schema.source import Definition, find_definition
 from runner.schema.text import Config, last_key, nodes, walk
 from runner.validate.context import JUDGED
+from runner.validate.targets import find_absent_imports
 
 # Arguments that every trainer of rewards gives to them beside the columns of the rows.
 GIVEN_TO_REWARDS = {*JUDGED, "prompts", "trainer_state", "log_extra", "log_metric", "environments"}
 
 
-def check_ahead(jobs: Sequence[Sequence[Composed]], *, starts: bool = True, elsewhere: bool = False) -> None:
+def check_ahead(jobs: Sequence[Sequence[Composed]], *, elsewhere: bool = False) -> None:
     """Raise an error with everything that would stop one of these runs, each of them alone or the stages of one.
 
-    What is finished is not looked at, and a folder that an earlier stage will fill is not missed. A machine that
-    only looks, which ``starts`` says, needs no libraries; GPUs may be ``elsewhere``, where a plugin starts the runs.
+    What is finished is not looked at, and a folder that an earlier stage will fill is not missed. GPUs may be
+    ``elsewhere``, where a plugin starts the runs.
     """
     runs = [composed for stages in jobs for composed in stages]
     if other_worlds := [fault for composed in runs for fault in find_other_worlds(composed)]:
@@ -64,7 +66,7 @@ def check_ahead(jobs: Sequence[Sequence[Composed]], *, starts: bool = True, else
         raise ConfigError([*data, *other])
     if data:
         raise DataError(data)
-    if starts and to_do and (lacking := list(find_environment_faults(to_do, elsewhere))):
+    if to_do and (lacking := list(find_environment_faults(to_do, elsewhere))):
         raise EnvironmentFault(dict.fromkeys(lacking))
 
 
@@ -176,15 +178,21 @@ def find_environment_faults(to_do: Sequence[Composed], elsewhere: bool) -> Itera
     for composed in to_do:
         args = composed.cfg["trainer"]["args"]
         yield from find_missing_libraries(composed.cfg)
+        yield from _missing_imports(composed.cfg)
         is_here = not elsewhere and composed.choices.get("launcher", "local") == "local"
         if args.get(upstream.USE_CPU) or (is_here and not has_devices()):
-            yield from find_unshardable(args)
+            yield from find_gpu_faults(args)
     if not all((composed.cfg.get("tolerate") or {}).get("versions") for composed in to_do):
         yield from find_other_versions()
     if world_size() > 1 and "MASTER_ADDR" not in os.environ:
         found, fix = f"not set, and WORLD_SIZE is {world_size()}", "unset WORLD_SIZE RANK LOCAL_RANK"
         yield Fault("MASTER_ADDR", found, "the host of the first process, as torchrun sets it", fix)
     yield from _closed_caches()
+    for root in dict.fromkeys(Path(str(composed.cfg["output_root"])).absolute() for composed in to_do):
+        there = next(path for path in (root, *root.parents) if path.exists())
+        if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+            found = f"{display_path(there)} is {'closed to you' if there.is_dir() else 'a file'}"
+            yield Fault("output_root", found, "a folder", "output_root=<a folder that you may write>")
 
 
 def find_other_worlds(composed: Composed) -> Iterator[Fault]:
@@ -210,6 +218,16 @@ def find_missing_libraries(cfg: Config) -> Iterator[Fault]:
                 fix = f"pip install {package}" + (f", or {where}={OTHER_VALUES[key]}" if key in OTHER_VALUES else "")
                 needs = f"{value} needs {library}, which is not installed"
                 yield Fault(where, needs, f"the package {library}", fix)
+
+
+def _missing_imports(cfg: Config) -> Iterator[Fault]:
+    """A fault for each module that the user's own code imports and that is not there."""
+    for where, node in nodes(cfg):
+        found = find_definition(node["_target_"])
+        for place, name in find_absent_imports(found.module.name) if isinstance(found, Definition) else ():
+            place = display_path(Path(place))
+            fix = f"pip install <the package of {name}>, or mend {place}"
+            yield Fault(where, f"{place} imports {name}, which is not there", f"the module {name}", fix)
 
 
 def find_other_versions() -> Iterator[Fault]:

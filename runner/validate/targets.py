@@ -7,15 +7,16 @@ re-export leads outside (``logging.os.system``).
 
 import ast
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
-from runner.errors import Fault
+from runner.errors import Fault, is_own
 from runner.schema.source import (
     LIBRARY_PACKAGES,
     NOT_OF_THE_USER,
     Definition,
     find_definition,
     find_module,
+    imported_module,
     public_names,
 )
 from runner.schema.text import nearest, short_text
@@ -112,6 +113,26 @@ def is_allowed(target: str, allow: Collection[str] = (), launcher: bool = False)
         return False
     patterns = [*ALLOWED, LAUNCHER] if launcher else ALLOWED
     return any(pattern.fullmatch(target) for pattern in patterns)
+
+
+def find_absent_imports(name: str, place: str = "", seen: set[str] | None = None) -> Iterator[tuple[str, str]]:
+    """The place and the name of each module that files of the user's own import with this one, and that is not there.
+
+    Under an ``if`` or a ``try`` it may be meant to be absent; a file that changes ``sys.path`` is believed.
+    """
+    seen, words = set() if seen is None else seen, name.split(".")
+    for part in (".".join(words[:size]) for size in range(1, len(words) + 1)):
+        module, is_new = find_module(part), part not in seen
+        seen.add(part)
+        if module is None and is_new and "sys.path" not in seen:
+            yield place, part
+        if module is None or not any(is_own(each) for each in (module.file, *module.folders) if each):
+            return  # of another's package only the first name is known: it may make the others itself
+        seen |= {"sys.path"} if "sys.path" in module.text else set()
+        for node in module.tree.body if is_new else ():
+            imports = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for each in [imported_module(node, module)] if isinstance(node, ast.ImportFrom) else imports:
+                yield from find_absent_imports(each, f"{module.file}:{node.lineno}", seen)
 
 
 def _near_targets(target: str, allow: Collection[str], is_launcher: bool) -> list[str]:

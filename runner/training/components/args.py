@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner.config.build import asked_for, build
-from runner.config.sharding import find_unshardable, shards_on_cpu
+from runner.config.sharding import find_gpu_faults, shards_on_cpu
 from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.run import Run
 from runner.run.adjustments import adjusted_args
@@ -61,11 +61,7 @@ def _for_this_machine(known: set[str], args: Node) -> dict[str, bool]:
     import torch
 
     if not torch.accelerator.is_available():
-        found = "true, and there is no GPU here"
-        on_gpus = (upstream.FP16, upstream.TF32, upstream.USE_LIGER_KERNEL)
-        asked = [f"trainer.args.{name}" for name in on_gpus if args.get(name) is True]
-        faults = [Fault(where, found, "a GPU", f"{where}=false") for where in asked]
-        if faults := faults + list(find_unshardable(args)):
+        if faults := list(find_gpu_faults(args)):
             raise EnvironmentFault(faults)
         typed = {ALIASES.get(name) for name, value in args.items() if value is not None}
         return {name: value for name, value in ON_CPU.items() if name in known and name not in typed}
