@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -234,6 +235,15 @@ def test_what_does_not_fit_is_said_with_what_to_type():
     assert "of them trained" in lines and "39 of" in lines
     roomy = "\n".join(format_forecasts([counted(configured(), memory=10**12)]))
     assert "warning" not in roomy
+
+
+@pytest.mark.parametrize(("rows", "fix"), [(8, "per_device_train_batch_size=4"), (1, "rows of 500 tokens")])
+def test_one_row_at_a_time_cannot_be_fewer(rows, fix):
+    args = {"_target_": "trl.SFTConfig", "per_device_train_batch_size": rows}
+    needs = {"held": {"weights": 1}, "phases": {"update": 90}, "gradients": 1, "peak": 92, "recompute": True}
+    training = SimpleNamespace(**needs, args=args, width=1000, cfg={"peft": None})
+    (line,) = Forecast(training, Device("a GPU", True, memory=95)).warning()
+    assert fix in line
 
 
 @pytest.mark.slow

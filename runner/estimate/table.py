@@ -56,7 +56,8 @@ class Forecast:
         held, phases, gradients = training.held, training.phases, training.gradients
         lighter = "peft=qlora" if training.cfg["peft"] else "peft=lora"
         if max(phases.values()) - gradients > held["weights"] + held.get("optimizer", 0) + gradients:
-            lighter = f"trainer.args.per_device_train_batch_size={max(1, batch_size(training.args) // 2)}"
+            fewer, shorter = batch_size(training.args) // 2, training.width // 2
+            lighter = f"trainer.args.per_device_train_batch_size={fewer}" if fewer else f"rows of {shorter} tokens"
             if not training.recompute and max(phases, key=phases.__getitem__) == "update":
                 lighter = "trainer.args.activation_checkpointing=true"
         over = "more than" if peak > there else "nearly all of"
