@@ -235,8 +235,9 @@ def prefill(model: Model, prompts: list[Sequence[int]]) -> tuple[Tensor, Dynamic
 def decode_step(model: Model, cache: DynamicCache, ids_BT: Tensor, mask: Tensor | None, position_ids: Tensor) -> Tensor:
     """The logits [B, V] after further tokens, which are added to the cache."""
     taken = _arguments_of(type(model).forward)
+    # transformers 5.24 has another name for the cache.
     further = {"position_ids": position_ids, "logits_to_keep": 1, "cache": cache, "past_key_values": cache}
-    further = {name: value for name, value in further.items() if name in taken}  # the cache: renamed in transformers 5.24
+    further = {name: value for name, value in further.items() if name in taken}
     return model(input_ids=ids_BT, attention_mask=mask, use_cache=True, **further).logits[:, -1]
 
 
