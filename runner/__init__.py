@@ -17,7 +17,7 @@ Where a change goes. What else it touches, if anything, is named by the first of
     what a checkpoint seals          runner/run/seal.py; when: runner/training/checkpoint.py
     PPO, also over shards            runner/ppo/algorithm.py, runner/ppo/actor_critic.py
     a report: facts, curves, look    runner/report/facts.py; runner/report/plot.py; runner/report/page.py, its template/
-    a tool to import from            runner/importers/__init__.py, a table beside it
+    a tool to import from            runner/importers/__init__.py, a table in runner/config/dialects/
     another version of Python        pyproject.toml, if it is the least one; what may break is argparse below Hydra
                                      (launch/start.call_hydra) and forks (launch/worker, model/jinja); .ci/run tells
 """

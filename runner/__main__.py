@@ -17,7 +17,8 @@ from importlib import import_module
 from pathlib import Path
 
 from runner.command import VERBS, CommandLine
-from runner.config.override import quote_text
+from runner.config.menu import read_menu
+from runner.config.override import expand, quote_text
 from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError
 from runner.io.secrets import hidden
 from runner.io.terminal import print_uncaught
@@ -102,7 +103,9 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
         known, rest = parser.parse_known_args(list(words))
     except argparse.ArgumentError as error:
         raise ConfigError(Fault("command line", str(error), "see python -m runner --help")) from None
-    overrides = [quote_text(word) for word in rest if "=" in word or word.startswith("~")]
+    menu = read_menu(known.folders)
+    overrides = [word for word in rest if "=" in word or word.startswith("~")]
+    overrides = [quote_text(word) for word in expand(overrides, menu)]
     plain = [word for word in rest if "=" not in word and not word.startswith("~")]
     verb = plain.pop(0) if plain and plain[0] in VERBS else "train"
     faults = []

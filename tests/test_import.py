@@ -8,13 +8,12 @@ import yaml
 
 from runner import config, importers
 from runner.__main__ import main
-from runner.config import compose
+from runner.config import compose, dialect
+from runner.config.dialect import CONVERSIONS, find_dialects, read_table
 from runner.errors import ConfigError
-from runner.importers import table as tables
 from runner.importers.draft import FUNCTIONS, KINDS
 from runner.importers.read import plain, read_file
 from runner.importers.readers import translate
-from runner.importers.table import CONVERSIONS, find_dialects, read_table
 from runner.launch.stages import faults_of
 from runner.schema.read import read_signature
 
@@ -681,8 +680,8 @@ def test_an_imported_experiment_trains(train, tmp_path, monkeypatch):
 
 def test_the_table_that_is_shown_is_all_that_a_dialect_needs(written, monkeypatch):
     shown = importers.__doc__.partition("::\n")[2].partition("\nBeside")[0]
-    sections = tables.read_sections() | {"example": yaml.safe_load(shown)}
-    monkeypatch.setattr(tables, "read_sections", lambda: sections)
+    sections = dialect.read_sections() | {"example": yaml.safe_load(shown)}
+    monkeypatch.setattr(dialect, "read_sections", lambda: sections)
     done = written({"base": "a/b", "rows": "c/d", "rank": 4, "share": 0.1})
     assert (done.cfg["model"]["path"], done.cfg["peft"]["r"], done.cfg["learning_rate"]) == ("a/b", 4, 3e-4)
     assert done.cfg["dataset"]["path"] == "c/d" and done.draft.has_held_out

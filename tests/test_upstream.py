@@ -137,11 +137,6 @@ def test_the_arguments_in_the_menu_are_fields():
     assert unknown == [], "renamed"
 
 
-def test_a_former_name_leads_to_a_field():
-    own = {"path", "attention", "dtype"}  # of our model
-    assert {*upstream.FORMER_NAMES.values()} - fields() - own == set(), "renamed"
-
-
 def test_nothing_knows_a_trainer_by_its_name():
     """So that one that TRL adds is a file in ``conf/trainer/`` and no Python."""
     names = {f"{name}{kind}" for name in ValidationContext({}).others for kind in ("", "Config", "Trainer")}

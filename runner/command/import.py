@@ -29,8 +29,9 @@ import yaml
 from runner import config
 from runner.command import CommandLine
 from runner.command._option import Option, read_options
+from runner.config.dialect import to_single_line
 from runner.errors import ConfigError, Fault
-from runner.importers.draft import KINDS, NO_EQUIVALENT, Draft, to_single_line
+from runner.importers.draft import KINDS, NO_EQUIVALENT, Draft
 from runner.importers.read import read_file
 from runner.importers.readers import translate
 from runner.io.files import MENU, write_text

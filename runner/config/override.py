@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runner.config.dialect import find_meanings
 from runner.config.menu import Options, takes_one
 from runner.errors import ConfigError, Fault
+from runner.io.files import HUB_NAME
 from runner.io.secrets import form_of
-from runner.schema.text import nearest
+from runner.schema.text import nearest, to_override
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 # Hydra's own settings that may be typed.
 OF_HYDRA = re.compile(r"hydra/(launcher|sweeper)(/\w+)*|hydra\.(launcher|sweeper)(\.\w+)*|hydra\.(mode|verbose)")
+HELD = ("dataset", "model")  # groups of what lies in a file or folder, or on the hub
 MAX_LETTERS = 300  # of a word that a fault repeats
+ROWS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".gz")  # files of rows
 
 
 def dotted_key(override: str) -> str:
@@ -57,6 +63,39 @@ def quote_text(word: str) -> str:
     paired = all(value.count(first) == value.count(last) for first, last in ("()", "[]"))
     special = re.search(r"[()\[\]]|[^\x00-\x7f]", value)
     return f"{key}='{value}'" if plain and paired and special and value.isprintable() else word
+
+
+def expand(words: Iterable[str], menu: Options) -> list[str]:
+    """The words, of which ``dataset=rows.jsonl`` and its like become the option with its path.
+
+    >>> expand(["dataset=rows.jsonl", "model=org/a,org/b", "peft=lora"], {})
+    ['dataset=local', 'dataset.path=rows.jsonl', 'model=hub', 'model.path=org/a,org/b', 'peft=lora']
+    """
+    expanded: list[str] = []
+    for word in words:
+        group, _, value = word.partition("=")
+        found = [_find_place(group, name, menu) for name in value.split(",")]
+        (option, *others), paths = {option for option, _ in found}, [path for _, path in found]
+        is_free = option and not others and f"{group}.path" not in map(dotted_key, expanded)
+        expanded += [f"{group}={option}", f"{group}.path={','.join(paths)}"] if is_free else [word]
+    return expanded
+
+
+def _find_place(group: str, name: str, menu: Options) -> tuple[str, str]:
+    """The option for what is no option but a file, a folder, a run or a name on the hub, and its path; else empty."""
+    here = Path(name).expanduser()
+    if group not in HELD or not name or name in menu.get(group, ()) or name[0] in "['\"$":
+        return "", name
+    if group == "dataset" and (is_local(name) or here.exists()):
+        return "local", name
+    if group == "model" and (here / "model").is_dir() and (here / "config.yaml").is_file():
+        return "hub", f"{name.rstrip('/')}/model"
+    return "hub" if "/" in name or (group == "model" and here.is_dir()) else "", name
+
+
+def is_local(path: str) -> bool:
+    """True for a path of this machine, or of another store, as against a name on the hub."""
+    return path.endswith(ROWS) or path.startswith((".", "/", "~")) or "*" in path or "://" in path
 
 
 def latest(overrides: Sequence[str]) -> list[str]:
@@ -131,8 +170,25 @@ def find_choice_faults(overrides: Iterable[Override], menu: Options) -> Iterator
         for name in names if sweeps else [override.get_value_element_as_str()]:
             is_known = name.removesuffix(".yaml") in options or name.startswith("[")
             if not is_known and (group, name) != ("experiment", "null"):
-                near = [*nearest(name, options), "<one of them>"][0]
-                yield Fault(group, f"no option {name!r} in conf/{group}/", ", ".join(options), f"={near}")
+                yield _no_option(group, name, menu)
+
+
+def _no_option(group: str, name: str, menu: Options) -> Fault:
+    """The fault of an option that is not on the menu: another name of one, a file of the user's own, or misspelt."""
+    found, options = f"no option {name!r} in conf/{group}/", menu[group]
+    for file in (Path(name), Path("conf", group, f"{name}.yaml")):
+        if file.suffix == ".yaml" and file.is_file() and file.parent.name == group:
+            fix = f"={file.stem} --config-dir {shlex.quote(str(file.parent.parent))}"
+            return Fault(group, found, f"its folder, as there is {file}", fix)
+    (option, path), near = _find_place(group, name, menu), nearest(name, options)
+    meaning = next((each for each in find_meanings(group, name) if group not in HELD and each.words), None)
+    if meaning and name.lower() not in options:
+        fix = " ".join(to_override(*word) for word in meaning.words.items())
+    elif option or (group in HELD and not near and HUB_NAME.fullmatch(name)):
+        fix = f"{group}={option or 'hub'} {group}.path={path}"
+    else:
+        fix = f"={[*near, '<one of them>'][0]}"
+    return Fault(group, found, ", ".join(options), fix)
 
 
 def list_fault(group: str, names: Sequence[object]) -> Fault:

@@ -1,11 +1,11 @@
 """Other tools' configurations -> experiments of ours, and what becomes of each of their keys.
 
     read         a YAML, JSON or shell file -> its keys, and the dialect that it is in
-    table        what each key of a dialect becomes, as data in *.yaml, and the conversions that a table may name
     draft        the experiment as it grows: each key, followed by its row, with a note
     readers      all of it in order; datasets, and the little else that no table can say of a dialect
 
-A dialect is one table; here all that one must have, which a test follows. ``table`` explains each section::
+A dialect is one table in ``config/dialects/``, which the check of keys reads too; here all that one must have, which a
+test follows. ``config.dialect`` explains each section::
 
     title: Example
     marks: [base, rows, lr, rank]

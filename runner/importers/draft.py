@@ -1,7 +1,7 @@
 """An experiment as it grows out of another tool's configuration: keys, followed by their rows, and a note on each.
 
 Our side is read from the menu and from the signatures of TRL, so that a value that is TRL's default is not written.
-The form of a row is explained in ``table``; datasets are read in ``readers``.
+The form of a row is explained in ``config.dialect``; datasets are read in ``readers``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,21 @@ from typing import Any
 
 import yaml
 
+from runner.config.dialect import (
+    COMPUTED,
+    CONVERSIONS,
+    OFF,
+    Rule,
+    Table,
+    filled,
+    holds,
+    is_wanted,
+    to_list,
+    to_single_line,
+)
 from runner.dataset.form import SPEAKERS
 from runner.errors import Fault
 from runner.importers.read import ForeignConfig
-from runner.importers.table import COMPUTED, CONVERSIONS, OFF, Rule, Table, is_wanted, to_list
 from runner.io.files import MENU
 from runner.io.secrets import LOGIN_KEY, SECRET_KEY, form_of
 from runner.schema.read import Signature, read_signature
@@ -216,14 +227,6 @@ def is_unset(value: object) -> bool:
     return isinstance(value, str) and bool(re.search(r"\$(\(|\{?[A-Za-z_])", value))
 
 
-def to_single_line(value: object) -> str:
-    """A value on one line, a text as it is, anything else as the experiment has it; with blanks, because lines wrap."""
-    if isinstance(value, str):
-        return value
-    text = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True).strip()
-    return text.removesuffix("\n...").strip()
-
-
 # --- Rows of a table ------------------------------------------------------------------------------
 
 
@@ -234,7 +237,7 @@ def follow(draft: Draft, *keys: str) -> None:
         if value is None or key in draft.taken:
             continue
         rules = [SECRET] if value == HIDDEN else draft.find_rules(key)
-        if rule := next((rule for rule in rules if holds(draft, rule, value)), None):
+        if rule := next((rule for rule in rules if is_met(draft, rule, value)), None):
             draft.taken.add(key)
             written = _apply(draft, rule, key, value, rules)
             for path, constant in rule.also.items() if written else ():
@@ -259,17 +262,12 @@ def follow_rest(draft: Draft) -> None:
             draft.no_equivalent(key, why, f"trainer.args.{near[0]}" if near else "")
 
 
-def holds(draft: Draft, rule: Rule, value: object = None) -> bool:
+def is_met(draft: Draft, rule: Rule, value: object = None) -> bool:
     """True where every condition of a rule is met by a key's value and the draft."""
     facts: dict[str, list[object]] = {name: [draft.choices.get(name)] for name in ("trainer", "peft", "optimizer")}
     facts |= {"value": [value], "command": [draft.reading.command], "held_out": [draft.has_held_out]}
     facts["form"] = [part.get("form") for part in draft.parts]
-    return (
-        all(any(is_wanted(fact, wanted) for fact in facts[name]) for name, wanted in rule.when.items())
-        and (not rule.like or bool(re.search(rule.like, to_single_line(value))))
-        and all(is_wanted(draft.keys.get(key), wanted) for key, wanted in rule.beside.items())
-        and not any(is_wanted(draft.keys.get(key), wanted) for key, wanted in rule.without.items())
-    )
+    return holds(rule, facts, draft.keys)
 
 
 def _apply(draft: Draft, rule: Rule, key: str, value: object, rules: list[Rule]) -> bool:
@@ -305,11 +303,8 @@ def _apply(draft: Draft, rule: Rule, key: str, value: object, rules: list[Rule])
 
 
 def _filled(draft: Draft, key: str, text: object) -> Any:
-    """A text of a table, its names in braces replaced by values; anything else as it is."""
-    names = {"key": key, "value": draft.keys[key], "trainer": draft.trainer}
-    if not isinstance(text, str):
-        return text
-    return re.sub(r"\{(\w+)\}", lambda found: to_single_line(names.get(found[1], draft.keys.get(found[1]))), text)
+    """A text of a table with the values of the draft."""
+    return filled(text, {**draft.keys, "key": key, "value": draft.keys[key], "trainer": draft.trainer})
 
 
 def divide_batch(draft: Draft, key: str) -> None:

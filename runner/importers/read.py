@@ -14,9 +14,9 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
+from runner.config.dialect import find_dialects
 from runner.config.limits import MAX_DIGITS, check_size, parse_yaml
 from runner.errors import ConfigError, Fault
-from runner.importers.table import find_dialects
 
 FILE_TYPES = (".yaml", ".yml", ".json")
 # A comment of bash begins a word; what stands in quotes, or behind a backslash, is none.

@@ -14,7 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from runner.config.dialect import CONVERSIONS, is_wanted, read_table, to_single_line
 from runner.config.limits import check_size
+from runner.config.override import is_local
 from runner.errors import ConfigError, Fault
 from runner.importers.draft import (
     FIX,
@@ -25,14 +27,11 @@ from runner.importers.draft import (
     Draft,
     follow,
     follow_rest,
-    holds,
+    is_met,
     is_unset,
-    to_single_line,
 )
 from runner.importers.read import ForeignConfig
-from runner.importers.table import CONVERSIONS, is_wanted, read_table
 
-FILE_TYPES = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".gz")
 ORDER = ("path", "config", "revision", "form", "split", "columns", "limit")
 VALUE_NONE = ("scale_rewards", "report_to")  # keys of which none is a value
 PER_ROW = "dataset.map._target_=<function of a row>"
@@ -47,7 +46,7 @@ def translate(reading: ForeignConfig, name: str, trainer: str | None = None) -> 
     nones = {key for key, value in draft.keys.items() if value == "none" and key.split(".")[-1] not in VALUE_NONE}
     draft.keys |= dict.fromkeys(nones)
     for default in table.defaults:
-        if holds(draft, default):
+        if is_met(draft, default):
             draft.imply(default.give)
     follow(draft, *table.sections["first"])
     READERS.get(reading.dialect, read_paths)(draft)
@@ -367,11 +366,6 @@ def _to_shortest(node: Mapping[str, Any]) -> Node:
     path = "???" if is_unset(node["path"]) or node["path"] in ("", HIDDEN) else node["path"]
     whole = {**node, "path": path, "columns": columns, "split": split if split != {"train": "train"} else {}}
     return {key: whole[key] for key in ORDER if whole.get(key)}
-
-
-def is_local(path: str) -> bool:
-    """True for a path of this machine, as against a name on the hub."""
-    return path.endswith(FILE_TYPES) or path.startswith((".", "/", "~")) or "*" in path
 
 
 def _cut_off(node: Node, size: float) -> str:

@@ -253,10 +253,8 @@ def _partition_overrides(cfg: DictConfig, typed: Sequence[str], folders: Sequenc
         head = key.partition(".")[0]
         if key in ("experiment", "name"):
             continue
-        if re.split(r"[./]", key)[0] not in (*top, *stages):
-            near = [*nearest(head, stages), *nearest(head, top)]
-            fix = word.replace(head, near[0], 1) if near else f"leave {key} out"
-            expected = f"a stage ({', '.join(stages)}), or a key of every run"
+        if re.split(r"[./]", key)[0] not in (*top, *stages) and (near := nearest(head, stages)):
+            fix, expected = word.replace(head, near[0], 1), f"a stage ({', '.join(stages)}), or a key of every run"
             faults.append(Fault(key, f"no stage and no key is called {head}", expected, fix))
         elif head not in stages:
             shared.append(word)

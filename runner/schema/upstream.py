@@ -1,11 +1,10 @@
 """The names of TRL and transformers that our code relies on, in one place. Standard library only.
 
-Where a new version renames a field: widen the range in pyproject.toml, change the field here, add its old name to
-``FORMER_NAMES``, and change every line that ``pytest tests/test_upstream.py`` then lists, none of which must be
-understood for it: attributes (``args.max_steps``), messages that say what to type, YAML of ``conf/`` and targets in the
-tables of ``importers``, where a tool that calls its own key so needs a row in ``shared.yaml``. No other Python holds a
-name as text. Where only some trainers rename it, the new name stands beside the old one, and tests/test_conf.py and
-tests/test_import.py list the YAML.
+Where a new version renames a field: widen the range in pyproject.toml, change the field here, add its old name to those
+of the new one in ``config/dialects/shared.yaml``, and change every line that ``pytest tests/test_upstream.py`` then
+lists, none of which must be understood for it: attributes (``args.max_steps``), messages that say what to type, YAML of
+``conf/`` and targets in ``config/dialects/``. No other Python holds a name as text. Where only some trainers rename it,
+the new name stands beside the old one, and tests/test_conf.py and tests/test_import.py list the YAML.
 
 What a trainer of TRL more may need here: ``COMPLETION_LENGTHS``, where it samples, and ``LOSS_INTERFACES``, for losses
 of the user's own. ``training.health`` looks in ``NOTES`` for what it notes between logged steps, if it does.
@@ -193,26 +192,6 @@ FROM_GROUP = {
 }
 # Fields of a trainer's config that a key of the top level sets.
 FROM_TOP = {"learning_rate": "learning_rate", "seed": "seed", "beta": "kl_coef", "kl_coef": "kl_coef"}
-# Names in other libraries, or in earlier versions of these.
-FORMER_NAMES = {
-    "lr": "learning_rate",
-    "epochs": "num_train_epochs",
-    "batch_size": "per_device_train_batch_size",
-    "train_batch_size": "per_device_train_batch_size",
-    "eval_batch_size": "per_device_eval_batch_size",
-    "evaluation_strategy": "eval_strategy",
-    "warmup_ratio": "warmup_steps",
-    "group_by_length": "train_sampling_strategy",  # whose value it became
-    "max_seq_length": "max_length",
-    "max_new_tokens": "max_completion_length",
-    "no_cuda": "use_cpu",
-    "kl_coef": "beta",
-    "torch_dtype": "dtype",
-    "attn_implementation": "attention",
-    "model_name_or_path": "path",
-    "pretrained_model_name_or_path": "path",
-}
-
 # What ``report_to`` may name (transformers.integrations).
 TRACKERS = (
     *("none", "all", "azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive", "flyte", "kubeflow"),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runner.config.menu import GROUPS
+from runner.config.override import is_local
 from runner.errors import Fault
 from runner.metric import ask as metric
 from runner.schema import upstream
@@ -111,6 +112,27 @@ class ValidationContext:
         if not path.startswith(ARGS) or path in self.typed or given is None:
             return path
         return top if repr(given) in (repr(value), repr(value).strip("[]")) else path
+
+    def completed(self, words: Mapping[str, Any]) -> dict[str, Any]:
+        """Words for keys of a group, with the option that they need where none is chosen."""
+        groups = {word.partition(".")[0] for word in words}
+        needed = {"peft": "lora"} if groups & {"peft", "quant"} and not self.mapping("peft").get("_target_") else {}
+        if "dataset.path" in words:
+            needed["dataset"] = "local" if is_local(str(words["dataset.path"])) else "hub"
+        return {group: option for group, option in needed.items() if group not in self.typed} | dict(words)
+
+    def takes(self, path: str, words: Collection[str]) -> bool:
+        """True for a key that this configuration takes, or would with the options that these words choose."""
+        names = path.split(".")
+        if (names[1:] and names[0] in words) or path in self.groups or names[0] in ("tracker", "launcher"):
+            return True
+        if path in TOP:
+            return path not in ("learning_rate", "kl_coef") or self.cfg.get(path) is not None
+        for depth in range(len(names) - 1, 0, -1):
+            node = ".".join(names[:depth])
+            if signature := self.signature(self.mapping(node)):
+                return names[depth] in keys_of(node, signature)
+        return False
 
     @functools.cached_property
     def places(self) -> dict[str, list[str]]:

@@ -123,7 +123,7 @@ def find_risks(cfg: Config, typed: Collection[str] = ()) -> Iterator[Fault]:
     for path, value in scalars(cfg):
         key, words, where = last_key(path), path.split(".")[:-1], re.sub(r"\.\d+$", "", path)
         is_risky, danger = RISKS.get(key, NO_RISK)
-        around = {".".join([*words[:depth], key]) for depth in range(1, len(words) + 1)}
+        around = {".".join([*words[:depth], key]) for depth in range(1, len(words) + 1)} or {key}
         if is_risky(value) and not counted & around:
             counted.add(path)
             found = f"{key}: {short_text(value)} {danger}, and was not typed"

@@ -5,13 +5,15 @@ A value at a right key is judged by ``values``, a target by ``targets``.
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
+from runner.config.dialect import find_meanings
+from runner.config.menu import read_options
 from runner.errors import Fault
 from runner.run.alarms import ALARMS
 from runner.schema import upstream
 from runner.schema.read import Parameter, Signature, choices_compared
-from runner.schema.text import Node, likeness, nearest, scalars, short_text, to_override, to_text
+from runner.schema.text import Node, flatten, last_key, likeness, nearest, scalars, short_text, to_override, to_text
 from runner.schema.type import expression, shortened, to_type
 from runner.validate.context import (
     ARGS,
@@ -63,17 +65,26 @@ def find_top_faults(context: ValidationContext) -> Iterator[Fault]:
             yield from _setting(context, key, TOP[key], value)
         elif key in context.groups:
             yield from _group(context, key, value)
-        elif places := context.places.get(str(key)):
-            yield Fault(key, NOT_AT_THE_TOP, _belongs(key, places), to_override(places[0], value))
         else:
-            names = list(dict.fromkeys([*TOP, *context.groups, *context.menu]))
-            if likely := nearest(str(key), names) or _near_places(context, str(key)):
-                yield Fault(key, NOT_AT_THE_TOP, likely[0], to_override(likely[0], value))
-            else:
-                yield Fault(key, NOT_AT_THE_TOP, f"one of {shortened(names)}", f"leave {key} out")
+            yield from _stray(context, str(key), value)
     for group in (*NEEDED_GROUPS, *(group for group in READ_GROUPS if group in context.cfg)):
         if context.cfg.get(group) in (None, {}):
             yield _nothing_chosen(context, group, "nothing chosen")
+
+
+def _stray(context: ValidationContext, key: str, value: object) -> Iterator[Fault]:
+    """The fault of a key that the top level does not have, or of each below it."""
+    if isinstance(value, dict) and value and all(answers := _answers_below(context, key, value, NOT_AT_THE_TOP)):
+        yield from filter(None, answers)
+    elif fault := _answer(context, key, value, NOT_AT_THE_TOP):
+        yield fault
+    else:
+        names = list(dict.fromkeys([*TOP, *context.groups, *context.menu]))
+        if likely := nearest(key, names) or _near_places(context, key):
+            yield Fault(key, NOT_AT_THE_TOP, likely[0], _typed({likely[0]: value}))
+        else:
+            expected = _find_owners(context, key) or f"one of {shortened(names)}"
+            yield Fault(key, NOT_AT_THE_TOP, expected, f"leave {key} out")
 
 
 def _setting(context: ValidationContext, path: str, kind: str, value: object) -> Iterator[Fault]:
@@ -119,6 +130,10 @@ def _group(context: ValidationContext, group: str, node: object) -> Iterator[Fau
             yield Fault(path, short_text(part), "keys with a _target_", f"{path}._target_=<module.name>")
         elif "_target_" not in part:
             found = f"no _target_ beside {shortened(list(map(str, part)), 40)}"
+            answers = _answers_below(context, path, part, found)
+            yield from filter(None, answers)
+            if all(answers):
+                continue
             yield Fault(path, found, "what to build from these keys", f"{path}._target_=<module.name>")
 
 
@@ -266,22 +281,23 @@ def _unknown(context: ValidationContext, path: str, node: Node, key: str, signat
     is_open = signature.is_open and not is_called_later(path, signature)
     keys = keys_of(path, signature)
     free = [name for name in keys if path != "trainer" or name not in upstream.FROM_GROUP]
-    former = upstream.FORMER_NAMES.get(key)
-    near = [former] if former in free else nearest(key, free, 0.85 if is_open else 0.6)
+    near = nearest(key, free, 0.85 if is_open else 0.6)
     if not near and len(begun := [name for name in free if len(key) > 2 and name.startswith(key)]) == 1:
         near = begun
+    found = f"{signature.name} has no such {'field' if 'Config' in signature.name else 'argument'}"
+    group = own.partition(".")[0]
+    inside = "" if group == "trainer" else f"{group}."
+    if fault := _translated(context, own, value, found, context.places.get(key, ()), inside):
+        yield fault
+        return
     if is_open and not near:
         return
-    found = f"{signature.name} has no such {'field' if 'Config' in signature.name else 'argument'}"
-    is_alike = bool(near) and (near[0] == former or likeness(key, near[0]) >= MIN_LIKENESS)
+    is_alike = bool(near) and likeness(key, near[0]) >= MIN_LIKENESS
     places = [] if is_alike else context.places.get(key, [])
-    others = {} if is_alike or places or path != "trainer.args" else context.others
-    owners = [name for name, other in others.items() if key in other.parameters]
     if places:
         yield Fault(own, found, _belongs(key, places), to_override(places[0], value))
-    elif owners:
-        who = signature.name.removesuffix("Config")
-        yield Fault(own, found, f"`{key}` exists for {shortened(owners, 50)}, not for {who}", f"leave {key} out")
+    elif not is_alike and path == "trainer.args" and (owners := _find_owners(context, key)):
+        yield Fault(own, found, owners, f"leave {key} out")
     elif near:
         meant = key if key in keys[near[0]].type.choices else value
         yield Fault(own, found, near[0], to_override(f"{path}.{near[0]}", meant))
@@ -289,6 +305,59 @@ def _unknown(context: ValidationContext, path: str, node: Node, key: str, signat
         yield Fault(own, found, places[0], to_override(places[0], value))
     else:
         yield Fault(own, found, f"one of {shortened(free)}" if free else "", f"leave {key} out")
+
+
+def _find_owners(context: ValidationContext, key: str) -> str:
+    """The trainers of TRL whose config has this field, which that of this one has not; empty where none has it."""
+    owners = [name for name, other in context.others.items() if key in other.parameters]
+    trainer = context.trainer
+    who = trainer.name.removesuffix("Trainer") if trainer else "this trainer"
+    return f"`{key}` exists for {shortened(owners, 50)}, not for {who}" if owners else ""
+
+
+def _typed(words: Node) -> str:
+    """The words to type for some keys with their values, of one that holds several those below it."""
+    return " ".join(to_override(path, value) for path, value in flatten(words).items())
+
+
+def _answers_below(context: ValidationContext, path: str, node: Node, found: str) -> list[Fault | None]:
+    """The fault of each key below one that nothing takes, None for one that nobody knows."""
+    return [_answer(context, f"{path}.{name}", entry, found) for name, entry in flatten(node).items()]
+
+
+def _answer(context: ValidationContext, path: str, value: object, found: str) -> Fault | None:
+    """The fault of a key that is known from elsewhere, or that is right at another place; None for any other."""
+    places = context.places.get(last_key(path), [])
+    if fault := _translated(context, path, value, found, places):
+        return fault
+    return Fault(path, found, _belongs(last_key(path), places), _typed({places[0]: value})) if places else None
+
+
+def _translated(
+    context: ValidationContext, path: str, value: object, found: str, places: Collection[str] = (), inside: str = ""
+) -> Fault | None:
+    """The fault of a key that is known from elsewhere: the words that stand for it here, or else why it is not needed.
+
+    Words count that this configuration takes, and of a group ``inside`` only its own. A reason gives way to ``places``
+    where the key is right as it is, unless it is final.
+    """
+    key = last_key(path)
+    target = context.mapping("trainer").get("_target_")
+    option = next((name for name, node in read_options("trainer").items() if node["trainer"]["_target_"] == target), "")
+    for meaning in (meaning for name in dict.fromkeys((path, key)) for meaning in find_meanings(name, value, option)):
+        words = context.completed(meaning.words)
+        last = list(words)[-1] if words else ""
+        if places and last_key(last) == key and words[last] == value:
+            break  # under its own name, which is simpler to say
+        if words and words.keys() != {path} and all(context.takes(w, words) and w.startswith(inside) for w in words):
+            why = f": {meaning.why}" if meaning.why else ""
+            ours = last if words[last] == value else to_override(last, words[last])
+            expected = "the option that takes it" if last == path else f"`{key}` is {ours} here{why}"
+            return Fault(path, found, expected, _typed(words))
+        if not meaning.words and (meaning.final or not (places or inside)):
+            expected = meaning.why or ("what comes nearest" if meaning.fix else "no need of it here")
+            return Fault(path, found, expected, meaning.fix or f"leave {path} out")
+    return None
 
 
 def _belongs(key: str, places: list[str]) -> str:

@@ -901,7 +901,7 @@ DEFECTS = (
     Defect(
         "imported_alpha_lost",
         "The scale of an adapter is taken over as its rank.",
-        "runner/importers/trl.yaml",
+        "runner/config/dialects/trl.yaml",
         "lora_alpha: [{peft: lora, to: peft.lora_alpha}",
         "lora_alpha: [{peft: lora, to: peft.r}",
         tests=("tests/test_import.py::test_trl_dpo_under_accelerate",),
@@ -909,7 +909,7 @@ DEFECTS = (
     Defect(
         "imported_beta_misplaced",
         "The beta of Axolotl is written as the trainer's own field where the whole menu sweeps kl_coef.",
-        "runner/importers/axolotl.yaml",
+        "runner/config/dialects/axolotl.yaml",
         '    - {trainer: [dpo, kto, grpo], convert: number, to: kl_coef, why: "the beta of {trainer}"}\n',
         "",
         tests=(

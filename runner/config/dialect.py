@@ -1,13 +1,17 @@
 """Tables of other tools' keys: what each key becomes, as data, and the conversions that a row may name.
 
-The table of a dialect, as the language of a tool's configurations is called here, is ``<dialect>.yaml``, with
-``shared.yaml`` below it. It begins with how a file is known: the ``title`` of the tool; ``marks``, keys that it has and
-the others do not; ``commands``, each with the subcommands that train, and ``scripts``, patterns of scripts that do, in
-which a group is the subcommand; ``strange`` keys of files that train nothing, or are not read here.
+``importers`` follow them for a file, and the check of keys for what somebody types who comes from such a tool, or from
+an earlier version of these libraries. The table of a dialect, as the language of a tool's configurations is called
+here, is ``dialects/<dialect>.yaml``, with ``shared.yaml`` below it. It begins with how a file is known: the ``title``
+of the tool; ``marks``, keys that it has and the others do not; ``commands``, each with the subcommands that train, and
+``scripts``, patterns of scripts that do, in which a group is the subcommand; ``strange`` keys of files that train
+nothing, or are not read here.
 
 Its section ``keys`` has a row for each key: a path of ours, or a rule, or a list of rules of which the first counts
 that holds. The sections ``ignored`` (of the machine), ``no_equivalent`` (why, and what comes nearest) and ``same`` (by
-default) are short for rows of one such rule. ``rows`` is the same for the keys of one dataset. ``defaults`` are what
+default) are short for rows of one such rule, and ``names`` lists other names of a path of ours. ``typed`` has rows of
+``shared.yaml`` for what is typed and not imported, such as options of a group, and ``words`` the commands for words
+that are no verbs. ``rows`` is the same for the keys of one dataset. ``defaults`` are what
 the tool does where a file is silent. The keys in ``first`` are dealt with before the datasets, those in ``then`` right
 after them. ``datasets`` says which ``keys`` hold rows, are ``held_out`` or give their ``weights``, ``forms`` which form
 of rows a subcommand takes; ``rewards``, ``roles`` and ``weights`` are for the readers that ask for them.
@@ -16,12 +20,15 @@ of rows a subcommand takes; ``rewards``, ``roles`` and ``weights`` are for the r
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from runner.config.limits import read_yaml
 
@@ -79,7 +86,7 @@ class Table:
 @functools.cache
 def read_sections() -> dict[str, dict[str, Any]]:
     """The content of each table by its dialect."""
-    return {path.stem: read_yaml(path) for path in sorted(Path(__file__).parent.glob("*.yaml"))}
+    return {path.stem: read_yaml(path) for path in sorted(Path(__file__).with_name("dialects").glob("*.yaml"))}
 
 
 def find_dialects() -> dict[str, dict[str, Any]]:
@@ -97,7 +104,8 @@ def read_table(dialect: str) -> Table:
 
 def _read_rows(node: Mapping[str, Any]) -> dict[str, list[Rule]]:
     """The rules of each key of a table."""
-    rows = {key: _to_rules(row) for key, row in node["keys"].items()}
+    rows = {name: [Rule(to=path)] for path, names in node.get("names", {}).items() for name in names}
+    rows |= {key: _to_rules(row) for key, row in node["keys"].items()}
     for kind in KINDS[:3]:
         for key, said in node.get(kind, {}).items():
             why, *nearest = said if isinstance(said, list) else [said]
@@ -124,6 +132,85 @@ def is_wanted(value: object, wanted: object) -> bool:
     """
     texts = {str(each).lower() for each in (wanted if isinstance(wanted, list) else [wanted])}
     return str(value).lower() in texts or ("disabled" if value is None or value in OFF else "enabled") in texts
+
+
+def to_single_line(value: object) -> str:
+    """A value on one line, a text as it is, anything else as the experiment has it; with blanks, because lines wrap."""
+    if isinstance(value, str):
+        return value
+    text = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True).strip()
+    return text.removesuffix("\n...").strip()
+
+
+def filled(text: object, names: Mapping[str, object]) -> Any:
+    """A text of a table, its names in braces replaced by values; anything else as it is."""
+    if not isinstance(text, str):
+        return text
+    return re.sub(r"\{(\w+)\}", lambda found: to_single_line(names.get(found[1])), text)
+
+
+def holds(rule: Rule, facts: Mapping[str, Sequence[object]], keys: Mapping[str, Any]) -> bool:
+    """True where every condition of a rule is met by these facts, one of them the value, and by the other keys."""
+    return (
+        all(any(is_wanted(fact, wanted) for fact in facts.get(name, ())) for name, wanted in rule.when.items())
+        and (not rule.like or bool(re.search(rule.like, to_single_line(facts["value"][0]))))
+        and all(is_wanted(keys.get(key), wanted) for key, wanted in rule.beside.items())
+        and not any(is_wanted(keys.get(key), wanted) for key, wanted in rule.without.items())
+    )
+
+
+# --- What is typed ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """The options and values of ours that a word stands for, by their keys.
+
+    ``why`` is a remark, or why there are none, and ``fix`` then what comes nearest, as it is typed. One that is
+    ``final`` is meant even where the word is a key of ours at another place.
+    """
+
+    words: Mapping[str, Any]
+    why: str
+    fix: str = ""
+    final: bool = False
+
+
+@functools.cache
+def _read_typed() -> list[dict[str, list[Rule]]]:
+    """The rows for what is typed, those that come first first."""
+    shared, dialects = read_sections()[SHARED], find_dialects().values()
+    return [_read_rows({"keys": shared["typed"]}), _read_rows(shared), *map(_read_rows, dialects)]
+
+
+def find_meanings(key: str, value: object, trainer: str = "") -> Iterator[Meaning]:
+    """The meanings of a key that is not ours, with this value, the likeliest first; an adapter is taken for LoRA."""
+    facts: dict[str, list[object]] = {"value": [value], "trainer": [trainer], "peft": ["lora"]}
+    names = {"key": key, "value": value, "trainer": trainer}
+    known = [rule for rows in _read_typed() for rule in rows.get(key, ()) if not rule.by and "*" not in rule.to]
+    for rule in (rule for rule in known if holds(rule, facts, {key: value})):
+        group, _, option = filled(rule.choose, names).partition("=")
+        words: dict[str, Any] = {group: None if option == "null" else option} if group else {}
+        if rule.to:
+            words[rule.to] = value if rule.write is None else filled(rule.write, names)
+            if rule.convert and rule.write is None:
+                with contextlib.suppress(ValueError):  # the check of the values says what it expects
+                    words[rule.to] = CONVERSIONS[rule.convert](value)
+        words |= {path: filled(constant, names) for path, constant in rule.also.items()}
+        why, nearest = (filled(text, names) for text in (rule.reason or rule.why, rule.typed or rule.nearest))
+        is_typed = re.fullmatch(r"(python -m runner|[\w.]+=)((?![,;] |<).)+", nearest)
+        fix = nearest if is_typed else ""
+        why += f"; nearest: {nearest}" if nearest and not fix else ""
+        yield Meaning(words, why.removeprefix("; "), fix, rule.kind == "refused")
+        if not words:
+            return
+    if known and is_wanted(value, "disabled"):
+        yield Meaning({}, "it is off without it")
+
+
+def find_command(word: str, rest: str) -> str:
+    """The words after ``python -m runner`` that do what somebody means by a word that is no verb; empty for none."""
+    return filled(read_sections()[SHARED]["words"].get(word.lower(), ""), {"rest": rest}).strip()
 
 
 # --- Conversions of values -------------------------------------------------------------------------
@@ -185,7 +272,7 @@ def to_layers(value: object) -> str | list[str]:
     return "all-linear" if names in (["all"], ["all-linear"], ["all_linear"]) else names
 
 
-def to_loss_weights(value: object) -> list[float]:
+def to_second_weight(value: object) -> list[float]:
     """The weights of a preference loss, which is 1, and of a second loss beside it."""
     return [1.0, to_number(value)]
 
@@ -206,10 +293,10 @@ def to_entries(value: object) -> list[dict[str, Any]]:
 
 
 NAMED = (
-    *(to_number, to_whole_number, to_plain_text, to_words, to_weights, to_first, to_layers, to_loss_weights),
+    *(to_number, to_whole_number, to_plain_text, to_words, to_weights, to_first, to_layers, to_second_weight),
     *(to_mapping, to_entries),
 )
 # By the name without to_.
 CONVERSIONS: Mapping[str, Callable[[object], Any]] = {each.__name__[3:]: each for each in NAMED}
 # Conversions that need the number itself; the others only copy, so that what the shell sets can still be asked for.
-COMPUTED = ("whole_number", "loss_weights")
+COMPUTED = ("whole_number", "second_weight")
