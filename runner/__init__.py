@@ -2,7 +2,15 @@
 
 ``__main__`` reads the command line, ``config`` composes it, ``validate`` checks it, ``run`` lays its folder, ``launch``
 starts its processes, ``command`` holds the verbs and ``training`` builds and trains from the parts: ``dataset``,
-``model``, ``reward``, ``metric`` and their like. Nothing is imported here.
+``model``, ``reward``, ``metric`` and their like. Nothing is imported here before it is asked for.
+
+From Python, a training is the command of the same words, and raises the errors of ``runner.errors``::
+
+    import runner
+    run = runner.train("trainer=dpo", "learning_rate=1e-6")
+    run.metrics, run.scores, run.folder, run.model(), run.tokenizer()
+    runner.compose("trainer=dpo")         # the configuration, checked and resolved
+    runner.runs("outputs/dpo-tiny-toy")   # what was trained, the newest last
 
 Where a change goes. What else it touches, if anything, is named by the first of its files, or by a test that fails::
 
@@ -21,3 +29,22 @@ Where a change goes. What else it touches, if anything, is named by the first of
     another version of Python        pyproject.toml, if it is the least one; what may break is argparse below Hydra
                                      (launch/start.call_hydra) and forks (launch/worker, model/jinja); .ci/run tells
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runner.command._python import TrainedRun, compose, runs, train
+
+__all__ = ["TrainedRun", "compose", "runs", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from runner.command import _python
+
+    return getattr(_python, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

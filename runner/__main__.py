@@ -24,7 +24,7 @@ from runner.io.secrets import hidden
 from runner.io.terminal import print_uncaught
 from runner.launch import axis, stages
 from runner.launch.start import call_hydra, start_runs, start_sweep
-from runner.launch.worker import Stop, handle_signals, prepare_environment
+from runner.launch.worker import Stop, add_working_folder, handle_signals, prepare_environment
 from runner.run.key import folder_of
 from runner.schema.text import nearest
 
@@ -37,8 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     sys.excepthook = print_uncaught
     try:
-        if not {"", here := _working_folder()} & set(sys.path):
-            sys.path.insert(0, here)  # `python -m` does so too, and the user's own modules are there
+        add_working_folder()
         line = read_command_line(words)
         if line.verb != "train" and "--help" in line.inspect:
             print((import_module(f"runner.command.{line.verb}").__doc__ or "").strip())
@@ -74,15 +73,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 sys.stdout.flush()
         except BrokenPipeError:  # of which Python would complain when it leaves
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _working_folder() -> str:
-    """The working folder; raises EnvironmentFault where it was deleted meanwhile."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        found, fix = "the folder that this shell is in was deleted", "cd <a folder that is there>"
-        raise EnvironmentFault(Fault("working folder", found, "a folder", fix)) from None
 
 
 def read_command_line(words: Sequence[str]) -> CommandLine:

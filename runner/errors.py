@@ -16,6 +16,7 @@ tree above and in README's table of exit codes; and a case in tests/test_errors.
 """
 
 import importlib.util
+import re
 import signal
 import sysconfig
 import traceback
@@ -133,6 +134,27 @@ class Interrupted(RunnerError):
     def __init__(self, faults: Fault | Iterable[Fault], signal_number: int = 15):
         super().__init__(faults)
         self.code = code_of(signal_number)
+
+
+def read_error(text: str, code: int) -> RunnerError:
+    """The error that was printed last in a text, with its faults; without one, an error of this exit code.
+
+    >>> read_error(f"step 1\\n{DataError(Fault('rows.jsonl:3', 'no prompt', fix='=1'))}", 2).faults
+    [Fault(where='rows.jsonl:3', found='no prompt', expected='', fix='rows.jsonl:3=1', job='')]
+    """
+    kinds: list[type[RunnerError]] = [RunnerError, *RunnerError.__subclasses__()]
+    found = list(re.finditer(rf"^({'|'.join(kind.heading for kind in kinds)}).*(?=\n  \S)", text, re.MULTILINE))
+    if not found:
+        kind = next((kind for kind in kinds if kind.code == code), RunnerError)
+        return kind(Fault("runner", "\n".join(text.splitlines()[-5:])))
+    faults = []
+    for block in re.split(r"\n  (?=\S)", text[found[-1].end() :].rstrip())[1:]:
+        where, *beats = re.split(r"\n    (found|expected|type|job) +", block)
+        named = {"fix" if name == "type" else name: beat for name, beat in zip(beats[::2], beats[1::2], strict=True)}
+        faults.append(Fault(where, **{"found": ""} | named))
+    error = next(kind for kind in kinds if kind.heading == found[-1][1])(faults)
+    error.code = code
+    return error
 
 
 def own_place(error: BaseException) -> str:

@@ -57,3 +57,12 @@ def test_an_error_that_another_process_raised_is_the_same_here():
         error = kind(Fault("a", "b"))
         here = pickle.loads(pickle.dumps(error))
         assert (type(here), here.faults, here.code, vars(here)) == (kind, error.faults, error.code, vars(error))
+
+
+def test_a_printed_error_is_read_again_with_its_faults():
+    faults = [Fault("a.b", "two\nlines", "y", "a.b=1", job="seed=1"), Fault("rows: 1", "z")]
+    for kind in (*errors.RunnerError.__subclasses__(), errors.RunnerError):
+        error = errors.read_error(f"config\n  old\n    found     x\nstep 1\n{kind(faults)}\n", 7)
+        assert (type(error), error.faults, error.code) == (kind, faults, 7)
+    error = errors.read_error("one\ntwo\n", 5)
+    assert (type(error), error.faults) == (errors.EnvironmentFault, [Fault("runner", "one\ntwo")])

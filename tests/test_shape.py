@@ -32,6 +32,7 @@ ORDER = [
     "estimate",
     "command",
     "__main__",
+    "__init__",
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms.split()}
 VERBS = ("launch", "command")  # the worker starts a verb by its name

@@ -88,9 +88,9 @@ def _start(run: Run, num_processes: int, debug: bool) -> Mapping[int, Any] | sig
             signals_to_handle=",".join(signal.Signals(number).name for number in before),
             shutdown_timeout=GRACE,
         )
-        words = ("-u", "-m", "runner.launch.local", run.folder, os.getpid(), *(["--debug"] if debug else []))
+        python, *words = worker.python_words("runner.launch.local")
         try:
-            elastic_launch(config, sys.executable)(*words)
+            elastic_launch(config, python)(*words, str(run.folder), *(["--debug"] if debug else []))
         except SignalException as stop:
             if stop.sigval == signal.SIGHUP:
                 worker.detach_terminal()
@@ -136,5 +136,4 @@ def _record(run: Run, state: str | None, error: RunnerError, debug: bool) -> Non
 
 
 if __name__ == "__main__":
-    worker.set_parent_death_signal(int(sys.argv[2]))
     sys.exit(worker.work(sys.argv[1], debug="--debug" in sys.argv, record_end=_record))

@@ -13,6 +13,7 @@ import ctypes
 import logging
 import os
 import re
+import runpy
 import signal
 import stat
 import sys
@@ -27,7 +28,7 @@ from typing import Any
 from runner import config
 from runner.config.build import build, locate
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, Interrupted, RunnerError, own_place
-from runner.io.files import open_own
+from runner.io.files import PACKAGE, open_own
 from runner.io.secrets import hidden
 from runner.io.terminal import Hiding, to_terminal
 from runner.run import PATIENCE, Run, add_notes, check_lines, check_metadata, locked
@@ -262,6 +263,37 @@ def fork(call: Callable[[], int]) -> int:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def add_working_folder() -> None:
+    """Have the user's own modules in the working folder found, as ``python -m`` does.
+
+    A runner.py among them comes last, or whatever starts another Python would find it instead of this package. Raises
+    EnvironmentFault where the folder was deleted meanwhile.
+    """
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        found, fix = "the folder that this shell is in was deleted", "cd <a folder that is there>"
+        raise EnvironmentFault(Fault("working folder", found, "a folder", fix)) from None
+    if not {"", here} & set(sys.path):
+        sys.path.insert(len(sys.path) if os.path.exists("runner.py") else 0, here)
+
+
+def python_words(module: str) -> list[str]:
+    """The words that run a module of ours in a Python of its own, which is asked to end when this process has.
+
+    It imports what can be imported here, and this package first: no runner.py in the working folder hides it.
+    """
+    code = f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r}); import runner; sys.path[:] = {sys.path!r}; "
+    code += f"from runner.launch import worker; worker.run_module({module!r}, {os.getpid()})"
+    return [sys.executable, "-u", "-P", "-c", code]
+
+
+def run_module(module: str, parent: int) -> None:
+    """Run a module as ``python -m`` does, in a process that ends when its parent does."""
+    set_parent_death_signal(parent)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def set_parent_death_signal(parent: int) -> None:

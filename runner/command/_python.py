@@ -1,0 +1,170 @@
+"""The runner from Python: ``runner.train``, ``runner.compose`` and ``runner.runs``.
+
+A training is the command line of the same words, in a process of its own. So it is what it would be alone, whatever was
+imported or trained before, in a notebook or in a thread; and it shares nothing with the caller's process, and changes
+nothing of it: signal handlers, logging, variables, random state, working folder, memory of the GPU.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner.command import CommandLine
+from runner.command._request import OPTIONS, read_request
+from runner.config import Composed
+from runner.config.override import quote_text
+from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, read_error
+from runner.generate.weights import find_weights
+from runner.launch import axis, stages
+from runner.launch.worker import add_working_folder, describe_exit, is_finished, python_words
+from runner.run import Run
+from runner.run.key import folder_of
+from runner.run.read import RunRecord, find_folders, finished, is_run, read_run
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+PARTS = ("model", "dataset", "quant")
+LINES_KEPT = 200  # of what a command says, to find its error in
+
+
+@dataclass(frozen=True, repr=False)
+class TrainedRun(RunRecord):
+    """A run as its folder was when this was made, whatever its ``state``.
+
+    ``folder`` is the path, ``cfg`` the configuration, ``scores`` the held-out scores ``before`` and ``after`` the
+    training by name, ``manifest`` what it was made with, ``cause`` the reason why it is not finished.
+    """
+
+    def __repr__(self) -> str:
+        return f"<{self}: {self.standing}>"
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The logged lines in the order of the steps, each with ``step`` and the trainer's own names."""
+        return self.lines
+
+    def model(self, *overrides: str) -> PreTrainedModel:
+        """The trained model, with its adapter if it has one, on the accelerator if there is one, to be asked.
+
+        ``overrides`` are those of ``python -m runner predict RUN``: ``checkpoint=best``, ``model.dtype=bfloat16``, or
+        ``allow=[my_lab]`` where code of your own builds it. Raises FolderError where there are no weights.
+        """
+        from runner.training.trained import load_trained
+
+        line = CommandLine("predict", _quoted(overrides), [str(self.folder)])
+        request = read_request(line, "predict", OPTIONS, PARTS)
+        return load_trained(request.cfg, request.weights, request.head)[0]
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer that was saved with the model, with its chat template."""
+        from transformers import AutoTokenizer
+
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(find_weights(self.run, None).folder)
+        return tokenizer
+
+
+def train(*overrides: str, config_dir: str | Path | None = None) -> TrainedRun:
+    """Train what ``python -m runner`` trains with these words, print what it says, and give back the finished run.
+
+    A run that is finished already comes back at once, an interrupted one goes on; of an experiment with stages the last
+    one comes back. ``config_dir`` is a folder with configuration groups of your own, as ``--config-dir`` takes it.
+
+    Ctrl-C, or a notebook's stop button, lets the step be saved before KeyboardInterrupt is raised, a second one does
+    not; the same call goes on. Raises the errors of ``runner.errors``, each with its ``faults`` and with the exit code
+    of the command as ``code``: ConfigError or DataError where something cannot work, SickRun where the training went
+    wrong, FolderError where another process trains the run, EnvironmentFault for disk, memory or a missing library.
+    """
+    if axis.chosen_sweep(_quoted(overrides)) is not None:
+        fix = f"python -m runner {' '.join(overrides)}  and then runner.runs('outputs/<name>')"
+        raise ConfigError(Fault("runner.train", "a sweep", "one training", fix))
+    runs = [Run(folder_of(each.cfg, each.overrides).absolute()) for each in _compose(overrides, config_dir)]
+    before = [run.status() for run in runs]
+    if all(status["state"] == "finished" for status in before) and all(map(is_finished, runs)):
+        print(finished(runs[-1]))
+        return _read(runs[-1].folder)
+    code, said = _call([*overrides, *(["--config-dir", str(config_dir)] if config_dir else [])])
+    if code < 0:
+        fix = "the same call again, which goes on"
+        raise EnvironmentFault(Fault(str(runs[-1]), f"the process {describe_exit(code)}", fix=fix))
+    if code:
+        after = (run.status() for run in runs)
+        causes = [now["cause"] for now, then in zip(after, before, strict=True) if now != then and now.get("cause")]
+        raise read_error(causes[-1] if causes else said, code)
+    return _read(runs[-1].folder)
+
+
+def compose(*overrides: str, config_dir: str | Path | None = None) -> dict[str, Any]:
+    """The configuration that these words make, checked and resolved: plain dicts, lists and scalars.
+
+    Of an experiment with stages, that of the last one. Raises ConfigError with every fault at once.
+    """
+    return _compose(overrides, config_dir)[-1].cfg
+
+
+def runs(folder: str | Path = "outputs") -> list[TrainedRun]:
+    """The runs of a folder, whatever their state, the newest last: those of ``outputs/<name>``, or of every name.
+
+    Raises FolderError where there is no such folder.
+    """
+    place = Path(folder).expanduser().absolute()
+    if not place.is_dir():
+        raise FolderError(Fault(str(folder), "no such folder", "a folder of runs", "python -m runner report"))
+    found = [place] if is_run(place) else find_folders(place)
+    groups = () if found else filter(Path.is_dir, place.iterdir())
+    found += [run for group in groups for run in find_folders(group)]
+    return sorted(map(_read, found), key=lambda run: (str(run.status.get("started")), str(run.status.get("updated"))))
+
+
+def _quoted(words: Sequence[str]) -> list[str]:
+    """The overrides as Hydra takes them; ConfigError for verbs and flags, which are the command line's."""
+    if bad := [word for word in words if "=" not in word and not word.startswith("~")]:
+        expected, fix = "key=value; several values in a call each", f"python -m runner {' '.join(words)}"
+        raise ConfigError(Fault("runner", repr(word), expected, fix) for word in bad)
+    return [quote_text(word) for word in words]
+
+
+def _compose(words: Sequence[str], config_dir: str | Path | None) -> list[Composed]:
+    before = sys.path[:]
+    try:
+        add_working_folder()
+        return stages.compose_runs(_quoted(words), [Path(config_dir)] if config_dir else [])
+    finally:
+        sys.path[:] = before
+
+
+def _read(folder: Path) -> TrainedRun:
+    record = read_run(folder)
+    return TrainedRun(**{field.name: getattr(record, field.name) for field in fields(record)})
+
+
+def _call(words: Sequence[str]) -> tuple[int, str]:
+    """Print what the command of these words says, and give back its exit code and its last lines.
+
+    In a process group of its own, so that a stop reaches it once: from here, where a first exception asks it to save
+    its step, and a second one ends it.
+    """
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    said, stop = deque[str](maxlen=LINES_KEPT), None
+    words = [*python_words("runner"), *words]
+    with subprocess.Popen(words, text=True, errors="replace", process_group=0, **pipes) as process:
+        while True:
+            try:
+                for line in process.stdout or ():
+                    said.append(line)
+                    print(line, end="", flush=True)
+                code = process.wait()
+                break
+            except BaseException as error:
+                process.send_signal(signal.SIGKILL if stop else signal.SIGINT)
+                stop = stop or error
+    if stop:
+        raise stop
+    return code, "".join(said)

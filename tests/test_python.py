@@ -1,0 +1,181 @@
+"""The runner from Python: one short run, trained by a call in a thread, in a folder whose runner.py would hide us."""
+
+import contextlib
+import io
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import runner
+from runner.command import _python
+from runner.errors import ConfigError, EnvironmentFault, FolderError, RunnerError
+from runner.io.files import PACKAGE
+from runner.launch.stages import compose_runs
+from runner.launch.worker import add_working_folder
+from runner.run import open_run
+
+QUICK = ("trainer=sft", "trainer.args.max_steps=2", "dataset.limit.train=32", "dataset.limit.eval=8", "metric=none")
+OWN = """
+from transformers import TrainerCallback
+class Say(TrainerCallback):
+    def on_step_end(self, *_, **__):
+        print('mine')
+"""
+# A program beside a runner.py, whose workers are started anew and are given its sys.path.
+START = """
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from runner.launch.worker import add_working_folder
+if __name__ == '__main__':
+    add_working_folder()
+    print(ProcessPoolExecutor(1, get_context('spawn')).submit(add_working_folder).result())
+"""
+
+
+def state_of_process():
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    said = sys.stdout, sys.stderr, sys.excepthook, logging.root.level, *logging.root.handlers
+    return handlers, said, dict(os.environ), sys.argv[:], sys.path[:], os.getcwd(), random.getstate()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The finished run, its words, what was printed, and the state of this process before and after."""
+    folder, before = tmp_path_factory.mktemp("python"), os.getcwd()
+    (folder / "runner.py").write_text("raise AssertionError('it hides the package')")
+    (folder / "mine.py").write_text(OWN)
+    words = (*QUICK, "allow=[mine]", "callback.say._target_=mine.Say")
+    said, found = io.StringIO(), {}
+
+    def call():
+        found["run"] = runner.train(*words)
+
+    os.chdir(folder)
+    try:
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+            patch.syspath_prepend("")
+            states = [state_of_process()]
+            thread = threading.Thread(target=call)
+            thread.start()
+            thread.join()
+            states.append(state_of_process())
+        yield found["run"], words, said.getvalue(), states
+    finally:
+        os.chdir(before)
+
+
+@pytest.mark.slow
+def test_a_training_is_a_finished_run_and_leaves_the_process_as_it_was(trained):
+    run, _, said, (before, after) = trained
+    assert run.state == "finished" and before == after
+    assert [line["step"] for line in run.metrics] == [0, 2] and run.metrics[-1]["loss"] > 0
+    assert run.scores["before"].keys() == run.scores["after"].keys() >= {"eval_loss"}
+    assert said.count("mine\n") == 2 and "finished  2 steps" in said
+
+
+@pytest.mark.slow
+def test_a_finished_run_comes_back_at_once(trained, monkeypatch, capsys):
+    run, words, *_ = trained
+    monkeypatch.setattr(_python, "_call", None)
+    assert runner.train(*words).folder == run.folder
+    assert "nothing was changed" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_runs_of_a_folder_are_found_and_their_models_load(trained):
+    run, words, *_ = trained
+    for place in ("outputs", run.folder.parent, run.folder):
+        assert [each.folder for each in runner.runs(place)] == [run.folder]
+    (found,) = runner.runs()
+    assert repr(found) == f"<{found}: finished 2/2>"
+    tokenizer, model = found.tokenizer(), found.model()
+    ids = tokenizer("3 1 2", return_tensors="pt").to(model.device)
+    assert model.generate(**ids, max_new_tokens=3).shape[1] > ids["input_ids"].shape[1]
+    assert runner.compose(*words) == dict(run.cfg)
+    with pytest.raises(FolderError, match="no such folder"):
+        runner.runs("nowhere")
+
+
+def test_faults_are_raised_all_at_once():
+    with pytest.raises(ConfigError) as caught:
+        runner.train("trainer=dpo", "trainer.args.lerning_rate=1", "trainer.args.max_steps=many")
+    assert {fault.where for fault in caught.value.faults} == {"trainer.args.lerning_rate", "trainer.args.max_steps"}
+    for words in (("-m", "seed=0"), ("evaluate", "seed=1"), ("--debug",), ("seed=0,1",), ("sweep=search",)):
+        with pytest.raises(ConfigError, match="python -m runner"):
+            runner.train(*words)
+
+
+@pytest.mark.slow
+def test_the_error_of_the_training_is_raised_with_its_faults(tmp_path):
+    words = (*QUICK, f"output_root={tmp_path}")
+    (composed,) = compose_runs(words)
+    folder = open_run(composed.cfg, composed.overrides).folder
+    (folder / "metrics.jsonl").write_text("garbage\n\n")
+    with pytest.raises(FolderError) as caught, contextlib.redirect_stdout(io.StringIO()) as said:
+        runner.train(*words)
+    (fault,) = caught.value.faults
+    assert fault.found == "line 1, 2 cannot be read" and fault.fix.startswith(f"rm {folder}/metrics.jsonl")
+    assert caught.value.code == 4 and str(caught.value) in said.getvalue()
+
+
+def test_what_a_command_says_at_its_end_is_the_error_where_no_run_has_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(_python, "python_words", lambda _: [sys.executable, "-c", "import sys; sys.exit('killed')"])
+    with pytest.raises(RunnerError, match="killed") as caught:
+        runner.train(*QUICK, f"output_root={tmp_path}")
+    assert (type(caught.value), caught.value.code) == (RunnerError, 1)
+    monkeypatch.setattr(_python, "python_words", lambda _: ["sh", "-c", "kill -9 $$"])
+    with pytest.raises(EnvironmentFault, match="was killed by SIGKILL"):
+        runner.train(*QUICK, f"output_root={tmp_path}")
+
+
+SAVING = """
+import signal, sys
+signal.signal(signal.SIGINT, lambda *_: print('saved') or sys.exit(130))
+print('ready', flush=True)
+signal.pause()
+"""
+
+
+def test_a_stop_lets_the_step_be_saved_before_it_is_raised(tmp_path, monkeypatch):
+    class Stopped(io.StringIO):
+        def write(self, text):
+            super().write(text)
+            if text == "ready\n":
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(_python, "python_words", lambda _: [sys.executable, "-c", SAVING])
+    with pytest.raises(KeyboardInterrupt), contextlib.redirect_stdout(Stopped()) as said:
+        runner.train(*QUICK, f"output_root={tmp_path}")
+    assert said.getvalue() == "ready\nsaved\n"
+
+
+def test_importing_it_imports_nothing():
+    code = "import sys; before = {*sys.modules}; import runner; names = {name.split('.')[0] for name in sys.modules}; "
+    code += "print(names - before - sys.stdlib_module_names, dir(runner))"
+    done = subprocess.run([sys.executable, "-Pc", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("{'runner'} ") and all(f"'{name}'" in done.stdout for name in runner.__all__)
+    assert (PACKAGE / "py.typed").is_file()
+    with pytest.raises(AttributeError, match="no attribute 'tarin'"):
+        runner.tarin  # noqa: B018
+
+
+@pytest.mark.slow
+def test_a_runner_py_in_the_working_folder_hides_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != ""])
+    add_working_folder()
+    assert sys.path[0] == str(tmp_path)
+    del sys.path[0]
+    (tmp_path / "runner.py").write_text("raise SystemExit('it hides the package')")
+    add_working_folder()
+    assert sys.path[-1] == str(tmp_path)
+    (tmp_path / "start.py").write_text(START)
+    words, path = [sys.executable, "-P", "start.py"], {"PYTHONPATH": str(PACKAGE.parent)}
+    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | path)
+    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
