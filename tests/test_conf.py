@@ -2,16 +2,23 @@
 
 import re
 import shlex
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from runner.__main__ import read_command_line
+from runner.__main__ import main, read_command_line
 from runner.errors import ConfigError
 from runner.io.files import MENU
 from runner.launch.axis import combinations
 from runner.launch.stages import compose_runs
 from runner.schema.source import find_definition
+from runner.validate import start
+
+sys.path.append(str(Path(__file__).parent / "fault"))
+
+from pairs import fitting_pairs, words_of
 
 FILES = sorted(MENU.rglob("*.yaml"))
 
@@ -48,6 +55,69 @@ def test_every_experiment_says_what_it_costs_and_what_came_out(path):
     text = path.read_text()
     assert "# cost:" in text and "# result:" in text
     assert f"experiment={path.stem}" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", sorted({trainer for trainer, _ in fitting_pairs()}))
+def test_every_trainer_runs_as_typed_on_every_dataset_whose_rows_fit(trainer):
+    """What ships is run elsewhere; ``tests/fault/pairs.py`` trains all of them."""
+    datasets = [dataset for name, dataset in fitting_pairs() if name == trainer and not dataset.startswith("toy")]
+    assert len(datasets) >= 4
+    for dataset in datasets:
+        (composed,) = compose_runs(words_of(trainer, dataset))
+        takes_rewards = trainer in ("grpo", "rloo", "ppo", "online_dpo")
+        assert bool(composed.cfg["reward"]) is takes_rewards, dataset
+
+
+MISSION = ["trainer=ppo", "model=pythia_1b", "dataset=tldr"]
+
+
+def test_the_missions_line_needs_nothing_but_bitsandbytes(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(start, "find_spec", lambda name: None if name == "bitsandbytes" else find_spec(name))
+    assert main([*MISSION, "peft=lora", "quant=4bit"]) == 5
+    said = capsys.readouterr().err
+    assert said.count("found") == 1 and "pip install 'runner[quant]'" in said
+    assert main(["trainer=grpo", "dataset=gsm8k", "quant=none", "--dry-run"]) == 0
+    monkeypatch.setattr(start, "find_spec", lambda name: None if name == "math_verify" else find_spec(name))
+    assert main(["trainer=grpo", "dataset=gsm8k"]) == 5
+    said = capsys.readouterr().err
+    assert said.count("found") == 1 and "pip install 'runner[math]'" in said
+    assert not Path("outputs").exists()
+
+
+def test_the_missions_sweep_is_four_jobs(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["-m", *MISSION, "kl_coef=0.01,0.05", "learning_rate=1e-6,3e-6", "--dry-run"]) == 0
+    assert capsys.readouterr().out.count("new  ") == 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "first"),
+    [
+        ('{"question": "1+1", "answer": "2"}', "exact_match"),
+        ('{"prompt": "1+1"}', "chat_model"),
+        ('{"prompt": "1+1", "chosen": "2", "rejected": "3"}', "chat_model"),
+    ],
+)
+def test_the_reward_to_type_fits_the_rows(rows, first, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f"{rows}\n")
+    words = ["trainer=grpo", "dataset=local", f"dataset.path={file}"]
+    with pytest.raises(ConfigError) as error:
+        compose_runs(words)
+    assert error.value.faults[0].fix == f"reward={first}"
+    compose_runs([*words, error.value.faults[0].fix])
+
+
+def test_a_reward_typed_alone_takes_the_place_of_the_datasets():
+    (composed,) = compose_runs(["trainer=grpo", "reward._target_=runner.reward.rule.length"])
+    assert composed.cfg["reward"] == {"_target_": "runner.reward.rule.length"}
+    with pytest.raises(ConfigError) as error:
+        compose_runs(["trainer=grpo", "reward=sentiment", "reward._target_=runner.reward.rule.length"])
+    (fault,) = error.value.faults
+    (composed,) = compose_runs(["trainer=grpo", "reward=sentiment", fault.fix.partition(" in place of ")[0]])
+    assert set(composed.cfg["reward"]) == {"sentiment", "mine"}
 
 
 def listed_names() -> set[str]:

@@ -15,12 +15,9 @@ QUICK = (
 SHORT = ("trainer.args.max_completion_length=8", "trainer.args.num_generations=2")
 COMMANDS = {
     "dpo on the tiny model": ("trainer=dpo", "dataset=descriptiveness"),
-    "dpo in 4 bits": (
-        "trainer=dpo",
-        "dataset=sentiment",
-        "model=qwen2_5_0_5b",
-        "peft=lora",
-        "quant=4bit",
+    "the mission's": (
+        *("trainer=ppo", "model=pythia_1b", "dataset=tldr", "peft=lora", "quant=4bit"),
+        "trainer.args.response_length=8",
     ),
     "sft of pythia": ("trainer=sft", "dataset=tldr", "model=pythia_160m", "dataset.limit.train=64"),
     "sft on chats": (
@@ -36,11 +33,10 @@ COMMANDS = {
         "peft=freeze",
         "peft.layers=1",
     ),
-    "kto": ("trainer=kto", "dataset=ultrafeedback", "model=qwen2_5_0_5b", "peft=lora"),
+    "kto": ("trainer=kto", "dataset=sentiment", "model=qwen2_5_0_5b", "peft=lora"),
     "grpo on gsm8k": (
         "trainer=grpo",
         "dataset=gsm8k",
-        "reward=length",
         "model=qwen2_5_0_5b",
         "peft=lora",
         *SHORT,

@@ -108,8 +108,10 @@ MODELS = {
     "Qwen/Qwen2.5-0.5B-Instruct": ("qwen2", "bfloat16", "lm"),
     "cleanrl/EleutherAI_pythia-1b-deduped__sft__tldr": ("gpt_neox", "bfloat16", "lm"),
     "cleanrl/EleutherAI_pythia-1b-deduped__reward__tldr": ("gpt_neox", "bfloat16", "score"),
+    "Skywork/Skywork-Reward-V2-Qwen3-0.6B": ("qwen3", "bfloat16", "score"),
+    "distilbert/distilbert-base-uncased-finetuned-sst-2-english": ("distilbert", "float32", "classes"),
 }
-WITHOUT_CHAT = ("gpt2", "gpt_neox")  # base models: one special token, no chat template
+WITHOUT_CHAT = ("gpt2", "gpt_neox", "distilbert")  # base models: one special token, no chat template
 TIED = ("gpt2", "qwen2", "qwen3")  # the small ones share the embedding with the output layer
 CHATML = (
     "{% for message in messages %}"
@@ -131,7 +133,8 @@ def tiny_model(
 
     ``architecture`` is a transformers model type; those in ``WITHOUT_CHAT`` get a tokenizer like
     Pythia's, the others one like Qwen's. ``head`` is "lm", or "score" for sequence classification
-    with one label. As in the real ones, the embedding has more rows than the tokenizer has tokens.
+    with one label, or "classes" with NEGATIVE and POSITIVE. As in the real ones, the embedding has more rows than the
+    tokenizer has tokens.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -140,7 +143,9 @@ def tiny_model(
     config = _tiny_config(architecture, tokenizer)
     if head == "score":
         config.num_labels = 1
-    kind = {"lm": AutoModelForCausalLM, "score": AutoModelForSequenceClassification}[head]
+    elif head == "classes":
+        config.id2label, config.label2id = {0: "NEGATIVE", 1: "POSITIVE"}, {"NEGATIVE": 0, "POSITIVE": 1}
+    kind = AutoModelForCausalLM if head == "lm" else AutoModelForSequenceClassification
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = kind.from_config(config, dtype=getattr(torch, dtype))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.config.dialect import find_meanings
-from runner.config.menu import Options, takes_one
+from runner.config.menu import SEVERAL, Options, takes_one
 from runner.errors import ConfigError, Fault
 from runner.io.files import HUB_NAME
 from runner.io.secrets import form_of
@@ -40,9 +40,12 @@ def force(overrides: Sequence[str], menu: Options) -> list[str]:
     """The same overrides, each ``key=value`` as ``++key=value``, so that Hydra accepts every key.
 
     Hydra stops at the first key that no YAML names, and would also refuse the many TRL fields that the menu leaves at
-    their defaults. The check that follows knows the real names and reports all faults together.
+    their defaults. The check that follows knows the real names and reports all faults together. A part that is typed as
+    the only one of its group takes the place of those that a dataset brings.
     """
-    return [
+    typed = {dotted_key(override) for override in overrides}
+    alone = [f"{group}=none" for group in SEVERAL if f"{group}._target_" in typed and group not in typed]
+    return alone + [
         f"++{override.lstrip('+')}"
         if "=" in override and not override.startswith("~") and not is_choice(override, menu)
         else override

@@ -126,7 +126,8 @@ def judge_answers(
 
 def to_columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
     """The columns of rows by name, as rewards and metrics take them; the prompt of a text is the text."""
-    columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+    names = dict.fromkeys(name for row in rows for name in row)  # of a mixture some may have others
+    columns = {name: [row.get(name) for row in rows] for name in names}
     columns["prompts"] = columns.pop("prompt") if "prompt" in columns else columns.get("text", [])
     return columns
 

@@ -278,6 +278,10 @@ def _unknown(context: ValidationContext, path: str, node: Node, key: str, signat
         fix = f"leave {own} out, and launcher.num_processes=<processes here>"
         yield Fault(own, f"{short_text(value)} machines", "one machine: several are not supported yet", fix)
         return
+    if path in NAMED_GROUPS and isinstance(value, dict) and "_target_" in value:
+        expected, fix = f"one {path}, or several with names", f"{path}.mine._target_={node['_target_']}"
+        yield Fault(own, f"a {path} beside the one of {path}._target_", expected, f"{fix} in place of {path}._target_")
+        return
     is_open = signature.is_open and not is_called_later(path, signature)
     keys = keys_of(path, signature)
     free = [name for name in keys if path != "trainer" or name not in upstream.FROM_GROUP]

@@ -4,12 +4,15 @@ Read from the trainer's own constructor: a part that it does not name cannot be 
 there. Losses and weights of tokens are in ``objective``.
 """
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from runner.config.menu import read_options
+from runner.dataset.detect import read_layout
+from runner.dataset.disk import MAX_BYTES_READ, find_files, read_columns
 from runner.dataset.form import FORMS, FORMS_FOR, TRAINER_FORMS, fits
-from runner.errors import Fault
+from runner.errors import DataError, Fault
 from runner.metric.ask import kind_of
 from runner.ppo.minibatches import find_minibatch_faults
 from runner.schema import upstream
@@ -22,6 +25,12 @@ from runner.validate.values import is_plain_number
 
 # Groups that only some trainers can use; the others every run needs.
 OPTIONAL_GROUPS = ("reward", "peft", "collator", "callback", "optimizer")
+# Rewards that make something of rows of a form; the first is what to type.
+REWARDS_FOR = {
+    "preference": ["chat_model"],
+    "demonstration": ["exact_match", "final_answer", "overlap", "chat_model"],
+    "prompt": ["chat_model"],
+}
 SCHEDULES_BY_SCORE = ("reduce_lr_on_plateau", "greedy")  # those that look at what was evaluated
 
 
@@ -61,9 +70,10 @@ def _changes_model(context: ValidationContext, node: object) -> bool:
 
 def _not_given(context: ValidationContext, trainer: Signature) -> Iterator[Fault]:
     """A fault where there is nothing that the trainer learns from."""
-    node, options = context.mapping("trainer"), context.options("reward")
+    node = context.mapping("trainer")
     given = _is_given(context.cfg.get("reward")) or node.get(upstream.ENVIRONMENT_FACTORY)
     if upstream.REWARD_FUNCS in trainer.parameters and not given and not context.args.get(upstream.REWARD_MODEL_PATH):
+        options = _rewards_for(context.mapping("dataset"), context.options("reward"))
         expected = f"one of {shortened(options)}" if options else "entries with a _target_"
         fix = f"={options[0]}" if options else "reward.<name>._target_=<module.name>"
         yield Fault("reward", f"none, and {trainer.name} learns from rewards", expected, fix)
@@ -75,6 +85,17 @@ def _not_given(context: ValidationContext, trainer: Signature) -> Iterator[Fault
     if upstream.TEACHER_MODEL in trainer.parameters and not node.get(upstream.TEACHER_MODEL):
         where, found = f"trainer.{upstream.TEACHER_MODEL}", f"none, and {trainer.name} learns from a teacher"
         yield Fault(where, found, "a model that shares the tokenizer", f"{where}.path=<org/name>")
+
+
+def _rewards_for(rows: Config, options: list[str]) -> list[str]:
+    """The options of rewards, those that fit these rows first; of rows that nobody has seen any may fit."""
+    form = rows.get("form")
+    if form is None and isinstance(path := rows.get("path"), str):
+        with contextlib.suppress(DataError):  # which the check of the rows tells
+            if files := find_files(path):
+                form = read_layout(read_columns(files, MAX_BYTES_READ), {}, given=rows.get("columns")).form
+    fitting = next(names for to, names in REWARDS_FOR.items() if fits(form, to) or to == "prompt")
+    return [name for name in fitting if name in options] + [name for name in options if name not in fitting]
 
 
 def _adapter(context: ValidationContext) -> Iterator[Fault]:

@@ -33,6 +33,7 @@ def build_trainer(cfg: Config, offered: Mapping[str, Any], hooks: Hooks, rules: 
     A precomputed reference is one that other runs find again. With ``rules`` its batches may carry weights; then it
     packs no rows, because its own packing keeps token ids and labels only, and the weights would be lost.
     """
+    from datasets import Dataset, DatasetDict
     from transformers import PrinterCallback
 
     from runner.model.reference import match_reference
@@ -52,6 +53,9 @@ def build_trainer(cfg: Config, offered: Mapping[str, Any], hooks: Hooks, rules: 
     elif shared:
         changed = {"max_length": None}
     parts = dict(shared or offered) | ({} if objective else {upstream.COMPUTE_LOSS_FUNC: hooks.loss})
+    sets = parts["eval_dataset"]
+    if isinstance(sets, dict) and all(isinstance(each, Dataset) for each in sets.values()):
+        parts["eval_dataset"] = DatasetDict(sets)  # some trainers map over all of them as if they were one
     served = {name: part for name, part in parts.items() if name in wanted and part is not None and part != []}
     before = {name: getattr(args, name) for name in changed}
     vars(args).update(changed)
