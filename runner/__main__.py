@@ -18,7 +18,7 @@ from pathlib import Path
 
 from runner.command import VERBS, CommandLine
 from runner.config.menu import read_menu
-from runner.config.override import expand, quote_text
+from runner.config.override import expand, latest, quote_text
 from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError
 from runner.io.secrets import hidden
 from runner.io.terminal import print_uncaught
@@ -116,12 +116,14 @@ def _inspect(line: CommandLine) -> int:
     """Print the configuration or the help, as Hydra does it, after the same check of the keys; of stages, each."""
     shows_config = any(flag.startswith("--cfg=") for flag in line.inspect)
     runs = stages.compose_runs(line.overrides, line.folders) if shows_config and not line.multirun else []
-    staged = [composed for composed in runs if composed.stage]
     try:
-        for composed in staged:
-            print(f"# stage {composed.stage}: {folder_of(composed.cfg, composed.overrides)}", flush=True)
-            call_hydra(lambda cfg: None, line.inspect, composed.words, line.folders)
-        if not staged:
+        for composed in runs:
+            if composed.stage:
+                print(f"# stage {composed.stage}: {folder_of(composed.cfg, composed.overrides)}", flush=True)
+            words = composed.words or line.overrides
+            words = latest([*words, "model=hub"]) if composed.note else words  # Hydra composes it once more
+            call_hydra(lambda cfg: None, line.inspect, words, line.folders)
+        if not runs:
             call_hydra(lambda cfg: None, line.inspect, line.overrides, line.folders)
     except SystemExit as ended:  # how Hydra leaves after its help
         return int(ended.code or 0)

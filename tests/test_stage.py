@@ -3,13 +3,14 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import yaml
 
 from runner import __main__ as door
 from runner.errors import ConfigError
-from runner.io.files import files_of, read_json, write_json
+from runner.io.files import MENU, files_of, read_json, write_json
 from runner.launch import pool
 from runner.launch.stages import compose_runs
 from runner.run import Run, open_run, uses_of, write_config
@@ -141,6 +142,33 @@ def test_a_word_for_every_stage_cuts_none_off_from_an_earlier_one(chain):
     assert "outputs/chain-sft/" in after["rl"]["model"]["path"] != before["rl"]["model"]["path"]
     assert composed(*chain, "rl.model.path=org/name")["rl"]["model"]["path"] == "org/name"
     assert "sft.reward.model" in {fault.where for fault in faults(*chain, "reward.model.path=x")}
+
+
+def test_what_an_option_is_tuned_for_stays_with_its_own_model_and_what_is_trained_from_that(write, tmp_path, capsys):
+    field, words = "per_device_train_batch_size", write(CHAIN)
+    kept = [cfg["trainer"]["args"].get(field) for cfg in composed(*words).values()]
+    lost = [cfg["trainer"]["args"].get(field) for cfg in composed(*words, "model.path=runner").values()]
+    assert (kept, lost) == ([32] * 3, [None] * 3)
+    for name, path in {"base": "runner://model/tiny", "next": "outputs/base/default-01/model", "other": "x/y"}.items():
+        run = make_run(tmp_path / "outputs", name, "default-01")
+        write_config(run.folder, {"model": {"path": path}})
+    of_runs = [composed(f"model.path=${{run:{name}}}")[""]["learning_rate"] for name in ("base", "next", "other")]
+    assert of_runs == [1e-4, 1e-4, 2e-5]
+    assert composed("model.path=outputs/next/default-01/model")[""]["name"] == "sft-tiny-toy"
+    write_option = (tmp_path / "mine" / "model" / "own.yaml").write_text
+    (tmp_path / "mine" / "model").mkdir()
+    own = {"learning_rate": 7e-4, "model": {"path": "a/b", "dtype": "bfloat16"}, "dataset": {"limit": {"train": 9}}}
+    write_option(f"# @package _global_\ndefaults: [hub@model, _self_]\n{yaml.safe_dump(own)}")
+    own = ("model=own", "--config-dir", "mine")
+    before, after = composed(*own)[""], composed(*own, "model.path=c/d", "trainer.args.max_steps=3")[""]
+    assert (before["learning_rate"], before["name"], before["dataset"]["limit"]["train"]) == (7e-4, "sft-own-toy", 9)
+    assert (after["learning_rate"], after["name"], after["dataset"]["limit"]["train"]) == (2e-5, "sft-hub-toy", None)
+    assert after["model"]["dtype"] == "bfloat16" and after["trainer"]["args"]["max_steps"] == 3
+    capsys.readouterr()
+    Path("copy").symlink_to(MENU.parent / "runner" / "model" / "tiny")
+    assert door.main(["-m", "model.path=copy", "learning_rate=1,2", "--dry-run"]) == 0
+    note = "note      copy is another model than that of model=tiny: without its max_steps=80, "
+    assert capsys.readouterr().out.count(note) == 1
 
 
 @pytest.mark.slow

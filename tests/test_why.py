@@ -47,6 +47,14 @@ def test_a_value_is_followed_to_the_file_that_counts_and_past_all_that_it_overro
     assert "learning_rate: float" in line_of(default)
 
 
+def test_what_is_left_out_with_another_model_is_no_place_of_a_value(capsys):
+    text = why(capsys, "learning_rate", "model.path=org/name")
+    assert text.startswith("learning_rate = 2e-05\n  is    2e-5  conf/trainer/sft.yaml:") and "tiny.yaml" not in text
+    assert "conf/model/tiny.yaml" in why(capsys, "model.path", "model.path=org/name")
+    assert main(["--cfg", "job", "model.path=org/name", "model=tiny"]) == 0
+    assert "\nlearning_rate: 2.0e-05\n" in capsys.readouterr().out
+
+
 def test_a_typed_word_counts_most(capsys):
     lines = why(capsys, "max_steps", "trainer.args.max_steps=7").splitlines()
     assert lines[0] == "trainer.args.max_steps = 7" and lines[1].split() == ["is", "7", "command", "line"]

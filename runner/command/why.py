@@ -72,7 +72,7 @@ def _compose(overrides: Sequence[str], folders: Sequence[Path]) -> list[Composed
 def origins_of(composed: Composed, folders: Sequence[Path]) -> Provenance:
     """The origins of the values of a composed configuration."""
     words, typed = (composed.words, composed.overrides) if composed.stage else (composed.overrides, None)
-    return read_provenance(composed.cfg, words, folders, typed, composed.stage)
+    return read_provenance(composed.cfg, words, folders, typed, composed.stage, bool(composed.note))
 
 
 def explain(key: str, origins: Provenance) -> Iterator[str]:

@@ -10,22 +10,24 @@ import copy
 import functools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.config.limits import check_growth, yaml_fault
+from runner.config.limits import check_growth, read_yaml, yaml_fault
 from runner.config.menu import GROUPS, OPTIONAL, SEVERAL, read_menu, takes_one
 from runner.config.override import dotted_key, find_choice_faults, force, is_choice, list_fault, parse
 from runner.config.user_folder import find_circle, use_folders
 from runner.errors import ConfigError, EnvironmentFault, Fault
-from runner.io.files import MENU
+from runner.io.files import MENU, shipped
 
 if TYPE_CHECKING:
     from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
+MAX_RUNS = 16  # one after the other, each trained on from the one before
 NUM_PROCESSES = "launcher.num_processes"
 Stamps = tuple[tuple[str, int], ...]  # files, and when each was last written
 
@@ -37,7 +39,7 @@ class Composed:
     ``overrides`` are those of the command line as the user typed them, ``choices`` maps each group to its option. Of a
     stage they are those that were meant for it; ``words`` are all that compose it, those of the experiment's file too.
     ``command`` are the arguments of the command line that make this run, together with the other stages of the same
-    experiment if it has any.
+    experiment if it has any. ``note`` says what is left out of the option of the model, where another one is trained.
     """
 
     cfg: dict[str, Any]
@@ -46,6 +48,7 @@ class Composed:
     stage: str = ""
     words: list[str] = field(default_factory=list)
     command: list[str] = field(default_factory=list)
+    note: str = ""
 
     @property
     def typed(self) -> set[str]:
@@ -53,15 +56,22 @@ class Composed:
         return set(map(dotted_key, self.overrides))
 
 
-def compose(overrides: Sequence[str], folders: Sequence[Path] = ()) -> Composed:
-    """The configuration that these overrides make, resolved; raises ConfigError with every fault at once."""
+def compose(
+    overrides: Sequence[str], folders: Sequence[Path] = (), starts: Mapping[str, str] | None = None
+) -> Composed:
+    """The configuration that these overrides make, resolved; raises ConfigError with every fault at once.
+
+    ``starts`` are the models from which runs will begin that are not there yet, by the places of their own models.
+    """
     with _as_config_errors():
-        cfg, choices = compose_unresolved(overrides, folders)
-        return resolve(cfg, list(overrides), choices)
+        cfg, choices, note = compose_unresolved(overrides, folders, starts)
+        return replace(resolve(cfg, list(overrides), choices), note=note)
 
 
-def compose_unresolved(overrides: Sequence[str], folders: Sequence[Path] = ()) -> tuple[DictConfig, dict[str, str]]:
-    """Hydra's config before any ``${...}`` is read, and the option of each group.
+def compose_unresolved(
+    overrides: Sequence[str], folders: Sequence[Path] = (), starts: Mapping[str, str] | None = None
+) -> tuple[DictConfig, dict[str, str], str]:
+    """Hydra's config before any ``${...}`` is read, the option of each group, and a note on what was left out.
 
     Hydra composes the choices; values are laid on top, as it would do itself, so that the jobs of a sweep which differ
     in values only are composed once.
@@ -80,9 +90,19 @@ def compose_unresolved(overrides: Sequence[str], folders: Sequence[Path] = ()) -
     files = [file for root in (*folders, MENU) for file in sorted(Path(root).resolve().rglob("*.yaml"))]
     written = tuple((str(file), file.stat().st_mtime_ns) for file in files)
     with _as_config_errors():
-        cfg = copy.deepcopy(_compose_choices(choices, tuple(folders), written))
-        for override in values:
-            OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True, force_add=True)
+        composed = functools.partial(_compose_choices, folders=tuple(folders), written=written)
+        cfg, note = _lay(composed(choices), values), ""
+        option = str(cfg.hydra.runtime.choices.get("model"))
+        if path := _find_other_model(cfg, option, composed, files, starts or {}):
+            # The settings that the option brings for its own model are those that model=hub does not have.
+            bare = copy.deepcopy(composed((*(word for word in choices if dotted_key(word) != "model"), "model=hub")))
+            bare.model = composed(choices).model
+            bare = _lay(bare, values)
+            both = [
+                OmegaConf.to_container(OmegaConf.masked_copy(one, [*one.keys() - {"hydra"}])) for one in (cfg, bare)
+            ]
+            if lost := [f"{key.rpartition('.')[2]}={value}" for key, value, _ in differences(*both)]:
+                cfg, note = bare, f"{path} is another model than that of model={option}: without its {', '.join(lost)}"
     if folders:
         check_growth(OmegaConf.to_container(cfg, resolve=False))
     HydraConfig.instance().set_config(cfg)
@@ -93,7 +113,46 @@ def compose_unresolved(overrides: Sequence[str], folders: Sequence[Path] = ()) -
         layers = read_layers(overrides, folders)
         lists = {group: [file.stem for file, _ in layers if file.parent.name == group] for group in unknown}
         raise ConfigError(list_fault(group, names) for group, names in lists.items())
-    return cfg, chosen
+    return cfg, chosen, note
+
+
+def _lay(composed: DictConfig, values: Sequence[Override]) -> DictConfig:
+    """A copy of a config with values laid on top."""
+    from omegaconf import OmegaConf
+
+    cfg = copy.deepcopy(composed)
+    for override in values:
+        OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True, force_add=True)
+    return cfg
+
+
+def _find_other_model(
+    cfg: DictConfig, option: str, composed: Callable[..., DictConfig], files: Sequence[Path], starts: Mapping[str, str]
+) -> str:
+    """The path of a config's model, where that is not the one of its option, nor goes back to it by way of runs."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        path = OmegaConf.select(cfg, "model.path")
+        own = next((file for file in files if file.parts[-2:] == ("model", f"{option}.yaml")), None)
+        if not isinstance(path, str) or own is None or option == "hub":
+            return ""
+        if re.search(rf"^ *path: {re.escape(path)} *$", own.read_text(encoding="utf-8"), re.M):  # as for nearly all
+            return ""
+        tuned_for = OmegaConf.select(composed((f"model={option}",)), "model.path")
+    except OmegaConfBaseException:  # of a reference to nothing, which is reported when all are followed
+        return ""
+    return path if _root_of(path, starts) != _root_of(str(tuned_for), starts) else ""
+
+
+def _root_of(path: str, starts: Mapping[str, str]) -> str:
+    """The model that was there before any training: where a path is in the folder of a run, what that began with."""
+    for _ in range(MAX_RUNS):
+        folders = (folder for folder in (Path(path), *Path(path).parents) if (folder / "status.json").is_file())
+        with contextlib.suppress(OSError, ConfigError, LookupError, TypeError):  # of a folder whose config is lost
+            path = starts.get(path) or str(read_yaml(next(folders, Path(path)) / "config.yaml")["model"]["path"])
+    return os.path.abspath(shipped(path))
 
 
 @functools.lru_cache(maxsize=256)

@@ -99,7 +99,7 @@ def read_sweep(overrides: Sequence[str], folders: Sequence[Path]) -> tuple[list[
     name, plugin = chosen_sweep(overrides), any(word.startswith(PLUGINS) for word in overrides)
     if name is None:
         return [], plugin
-    cfg, choices = compose_unresolved([f"sweep={name}"], folders)
+    cfg, choices, _ = compose_unresolved([f"sweep={name}"], folders)
     params = cfg.hydra.sweeper.get("params") or {}
     if not params:
         found, example = "no hydra.sweeper.params in it", "hydra: {sweeper: {params: {seed: '0,1'}}}"

@@ -53,7 +53,8 @@ def compose_runs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list
             references.models[stage] = f"<model of {stage}>"
             if composed:
                 runs.append(composed)
-                references.models[stage] = str(folder_of(composed.cfg, composed.overrides) / "model")
+                model = references.models[stage] = str(folder_of(composed.cfg, composed.overrides) / "model")
+                references.starts[model] = str(composed.cfg["model"].get("path"))
         faults = experiment.faults + _gather(found, experiment.shared)
     else:
         composed, faults = _compose_one(overrides, folders, references)
@@ -143,6 +144,7 @@ class References:
         from omegaconf import OmegaConf
 
         self.models: dict[str, str] = {}  # of the stages so far
+        self.starts: dict[str, str] = {}  # the model that each of them begins with
         self.ahead: list[str] = []  # the stage that is composed, and those after it
         self.faults: list[Fault] = []
         self.of_other_formats: list[Fault] = []
@@ -214,7 +216,7 @@ def _compose_one(
             if "stages" in config.compose_unresolved([f"experiment={name}"], folders)[0]:
                 found, expected = f"{name} has stages of its own", "an experiment that is a single run"
                 raise ConfigError(Fault("experiment", found, expected, "experiment=<another>"))
-        composed = config.compose(words, folders)
+        composed = config.compose(words, folders, references.starts)
     except ConfigError as error:
         return None, [*references.faults, *error.faults]
     references.check_formats()
@@ -232,7 +234,7 @@ def _read_experiment(typed: Sequence[str], folders: Sequence[Path]) -> Experimen
         return None
     try:
         named = [word for word in typed if dotted_key(word) in ("experiment", "name")]
-        cfg, _ = config.compose_unresolved(named, folders)
+        cfg, *_ = config.compose_unresolved(named, folders)
     except ConfigError:
         return None
     return _partition_overrides(cfg, typed, folders) if "stages" in cfg else None

@@ -54,6 +54,7 @@ def start_runs(overrides: Sequence[str], folders: Sequence[Path], *, dry_run: bo
     pooled = "stages" if runs[0].stage else "launcher.timeout_seconds" if launcher.get("timeout_seconds") else ""
     if pooled:
         _refuse_several_processes(pooled)
+    _print_notes([runs])
     if dry_run:
         return _show(Plan(tasks))
     with _folder_errors(runs[0]):
@@ -94,6 +95,7 @@ def start_sweep(
     settings = settings_of(jobs[0][0].cfg["launcher"], [run for runs in jobs for run in runs], debug=debug)
     plan = Plan(tasks, axis.axes(overrides))
     print(plan)
+    _print_notes(jobs)
     if dry_run:
         return _show(plan)
     with _folder_errors(jobs[0][0]):
@@ -106,6 +108,12 @@ def start_sweep(
     count = sum(codes.get(folder) == 0 for folder in ends)
     print(f"{count} of {len(jobs)} {'staged runs' if jobs[0][0].stage else 'runs'} finished")
     return _exit_code(codes, signals)
+
+
+def _print_notes(jobs: Sequence[Sequence[Composed]]) -> None:
+    """Print a line for each option of a model that was tuned for another one than a run trains."""
+    notes = [f"{run.stage and f'{run.stage}: '}{run.note}" for runs in jobs for run in runs if run.note]
+    print("".join(f"note      {note}\n" for note in dict.fromkeys(notes)), end="")
 
 
 def _show(plan: Plan) -> int:
