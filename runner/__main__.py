@@ -21,7 +21,7 @@ from runner.config.menu import read_menu
 from runner.config.override import expand, latest, quote_text
 from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError
 from runner.io.secrets import hidden
-from runner.io.terminal import print_uncaught
+from runner.io.terminal import print_error, print_uncaught
 from runner.launch import axis, stages
 from runner.launch.start import call_hydra, start_runs, start_sweep
 from runner.launch.worker import Stop, add_working_folder, handle_signals, prepare_environment
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with handle_signals(Stop()):  # there is nothing to save before the worker begins
             return start_runs(line.overrides, line.folders, **how)
     except RunnerError as error:
-        print(hidden(traceback.format_exc()) if "--debug" in words else error, file=sys.stderr)
+        print_error(hidden(traceback.format_exc()) if "--debug" in words else error)
         return error.code
     except BrokenPipeError:  # whoever read along has seen enough
         return 0
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         where, expected = str(error.filename), "what can be read, or written there"
         fault = Fault(where, str(error.strerror), expected, f"ls -ld {shlex.quote(where)}  (shows what is there)")
-        print(EnvironmentFault(fault), file=sys.stderr)
+        print_error(EnvironmentFault(fault))
         return EnvironmentFault.code
     except KeyboardInterrupt:  # between two runs, where no worker listens
         return 130

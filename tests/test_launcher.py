@@ -89,7 +89,9 @@ def test_one_failing_job_does_not_stop_the_others(runner):
 def test_what_is_stopped_saves_its_step_and_starts_no_other_run(runner, kind, number, code):
     words = (*kind, "trainer=sft", "trainer.args.max_steps=500", "dataset.limit.eval=8", "metric=none")
     assert runner.stopped(*words, "name=sweep", "trainer.args.logging_steps=1", name="sweep", number=number) == code
-    assert [Run(folder).status()["state"] for folder in runner.runs("sweep")] == ["interrupted"]
+    [run] = map(Run, runner.runs("sweep"))
+    log = run.log.read_text()
+    assert run.status()["state"] == "interrupted" and log.count("asked to stop") == 1 and "Traceback" not in log
 
 
 ONE_ENDS = """

@@ -1,6 +1,7 @@
 """Stopped or killed, the same command continues, and ends with the same bits."""
 
 import functools
+import re
 import shutil
 import signal
 import time
@@ -86,7 +87,11 @@ def test_the_same_command_continues_to_the_same_bits(runner, slow_callback, unbr
         assert code == -9
     else:
         assert (code, run.status()["state"]) == (128 + number, "interrupted")
-    runner(*words)
+        log = run.log.read_text()
+        assert log.endswith("type      run the same command again to continue\n") and "Traceback" not in log
+    told = re.search(r"^resumes   from step (\d+) \(checkpoint-\1\)$", runner(*words).stdout, re.MULTILINE)
+    assert told[1] == "4" if number == signal.SIGKILL else int(told[1]) >= 6
+    assert told[0] in run.log.read_text()
     assert (run.status()["state"], run.status()["step"]) == ("finished", STEPS)
     assert [line["step"] for line in read_metrics(run.metrics)] == list(range(STEPS + 1))
     whole = unbroken(trainer)

@@ -16,6 +16,7 @@ from runner import __main__ as door
 from runner import config
 from runner.errors import ConfigError
 from runner.io.files import MENU, read_json
+from runner.io.terminal import COLOUR
 from runner.launch import axis, pool, start, worker
 from runner.launch.axis import MAX_JOBS, axes
 from runner.launch.plan import Plan, state_of, tasks_of
@@ -236,6 +237,8 @@ def test_what_a_job_says_is_in_its_log_without_secrets(train_all, capfd, monkeyp
 
     def talk(run):
         print("out")
+        with worker._logging(run.log):
+            worker.log.warning("once")
         print("err", file=sys.stderr)
         os.system("echo from another program; env")
         os.write(1, b"half of hf_aQ7zK3aQ7z")
@@ -246,6 +249,7 @@ def test_what_a_job_says_is_in_its_log_without_secrets(train_all, capfd, monkeyp
     logs = [path.read_text() for path in Path("outputs/sweep").glob("*/log.txt")]
     assert not any("MIIE" in log or "hf_" in log for log in logs) and all("half of <secret>" in log for log in logs)
     assert len(logs) == 2 and all({"out", "err", "from another program"} <= set(log.splitlines()) for log in logs)
+    assert [log.count("once") for log in logs] == [1, 1]
     assert "err" not in capfd.readouterr().err
 
 
@@ -474,8 +478,10 @@ def test_progress_is_a_picture_on_a_terminal_and_events_in_a_log(monkeypatch):
         show.next = 0
         show.tick([(tasks[0], 4.0)], waiting=1)
         show.ended(tasks[2], "failed", "data\n  dataset\n    found     0 rows\n    type      more", seconds=2)
-        assert "progress  1 of 3 finished, 1 running, about 8 s left" in out.text
-        assert "finished  seed-1  10 s\n" in out.text and "failed    seed-2  dataset: 0 rows\n" in out.text
+        text = COLOUR.sub("", out.text)
+        assert "progress  1 of 3 finished, 1 running, about 8 s left" in text
+        assert "finished  seed-1  10 s\n" in text and "failed    seed-2  dataset: 0 rows\n" in text
+        assert ("\x1b[32mfinished" in out.text) == ("\x1b[31mfailed" in out.text) == tty
         assert ("step 3/9  loss 0.5" in out.text) == tty == ("\x1b[" in out.text)
         assert ("start     seed-0" in out.text) != tty
     assert one_line("", heading=False) == "no cause was written"

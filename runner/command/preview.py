@@ -17,7 +17,6 @@ made. Where a training would be refused, the reasons follow, and the exit code i
 from __future__ import annotations
 
 import copy
-import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ from runner.command._option import Option, split_options
 from runner.config import Composed
 from runner.errors import ConfigError, Fault
 from runner.io.files import write_text
-from runner.io.terminal import quiet
+from runner.io.terminal import print_error, quiet, shows_colours
 from runner.launch import stages
 from runner.launch.worker import take_devices, visible_devices
 from runner.model.check import LOADER
@@ -69,9 +68,8 @@ def main(line: CommandLine) -> int:
             for composed, cfg in zip(runs, _with_tokenizers(runs), strict=True)
             for sheet in build_sheets(cfg, options.get("rows", 3), options.get("set", "train"), composed.stage)
         ]
-    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     width = min(MAX_WIDTH, shutil.get_terminal_size((MAX_WIDTH, 24)).columns)
-    print("\n".join(format_sheet(sheet, colour=colour, width=width) for sheet in sheets), flush=True)
+    print("\n".join(format_sheet(sheet, colour=shows_colours(sys.stdout), width=width) for sheet in sheets), flush=True)
     if (html := options.get("html", "false")) not in ("false", "null"):
         first, key = runs[0], key_of(runs[0].cfg)
         default = folder_of(first.cfg, first.overrides).parent / f"preview-{key}.html"
@@ -79,7 +77,7 @@ def main(line: CommandLine) -> int:
         write_text(path, to_preview_page(f"What {first.cfg['name']} ({key}) trains on", sheets))
         print(f"page      {path}", flush=True)
     if faults := [fault for sheet in sheets for fault in sheet.faults]:
-        print(ConfigError(dict.fromkeys(faults)), file=sys.stderr)
+        print_error(ConfigError(dict.fromkeys(faults)))
         return ConfigError.code
     return 0
 

@@ -11,6 +11,7 @@ import logging
 import os
 import shlex
 import shutil
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,14 +21,18 @@ from typing import TYPE_CHECKING, Any
 from runner.config import rank
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, FolderError, RunnerError
 from runner.io.files import files_of, read_json, shipped, strict, write_json, write_text
+from runner.io.terminal import coloured
 from runner.model.encoding import stop_ids
+from runner.report.facts import score_rows
+from runner.report.number import format_duration, plural
+from runner.report.objective import list_changes
 from runner.report.table import score_table
 from runner.run import Run, add_notes, write_manifest
 from runner.run.continuation import begin_from, copy_history, other_run
 from runner.run.disk import check_space
 from runner.run.inputs import check_fingerprints, find_other_facts, read_fingerprints
-from runner.run.read import read_run
-from runner.run.seal import last_checkpoint, rotate, seal
+from runner.run.read import RunRecord, read_run
+from runner.run.seal import last_checkpoint, rotate, seal, step_of
 from runner.schema import upstream
 from runner.training.components import Components, build_components
 from runner.training.components.model import has_base, path_of, policy_of
@@ -94,6 +99,8 @@ def _train(run: Run, components: Components, stop: StopRequest) -> None:
                 copy_history(run, other)
                 print(f"begins    with {checkpoint.name} of {other}", flush=True)
             trainer.accelerator.wait_for_everyone()
+        elif newest and is_first:
+            print(f"resumes   from step {step_of(newest)} ({newest.name})", flush=True)
         if newest and all_steps_taken(newest):
             restore(trainer, newest)
         else:
@@ -336,10 +343,22 @@ def _no_steps(args: TrainingArguments, rows: int) -> Fault:
     return Fault("dataset", f"{rows} training rows", expected, fix)
 
 
+def _coloured_scores(record: RunRecord) -> list[str]:
+    """The table of scores, where a terminal shows colours with what has become better or worse in green or red."""
+    lines, changes = score_table(record), list_changes(record)
+    for place, (name, _, after) in enumerate(score_rows(record), 1):
+        if name in changes:
+            colour = "green" if changes[name] else "red"
+            lines[place] = lines[place].removesuffix(after) + coloured(after, colour, sys.stdout)
+    return lines
+
+
 def _closing(run: Run, seconds: float) -> str:
     """The last words of a run: what changed, where it is, and what to type next."""
     record = read_run(run.folder)
-    lines = [f"finished  {record.status['step']} steps in {seconds:.0f} s", *score_table(record)]
+    steps = plural(record.status["step"], "step")
+    lines = [f"{coloured('finished', 'green', sys.stdout)}  {steps} in {format_duration(seconds)}"]
+    lines += _coloured_scores(record)
     lines += [f"note      {record.cause}"] if record.cause else []
     lines += [f"model     {run}/model", f"curves    {run}/plots"]
     node, model = run.cfg["trainer"], f"{run}/model"

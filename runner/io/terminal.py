@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -26,6 +27,31 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 MOST_COPIED = 1 << 16  # bytes at a time
+LOGGED = "RUNNER_OUTPUT_IN_LOG"  # the number of the pipe that leads to a log, for all that inherit it as their output
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+COLOURS = {"red": 31, "green": 32}
+
+log = logging.getLogger("runner.terminal")
+
+
+def is_logged() -> bool:
+    """True where all that this process prints goes to the log of its run, as in a sweep."""
+    return LOGGED in os.environ and os.environ[LOGGED] == str(os.fstat(1).st_ino)
+
+
+def is_terminal(stream: Any) -> bool:
+    """True for a stream that somebody looks at; there is none where a shell has closed it."""
+    return bool(getattr(stream, "isatty", bool)())
+
+
+def shows_colours(stream: Any) -> bool:
+    """True for a terminal that shows colours, unless they are refused."""
+    return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def coloured(text: str, colour: str, stream: Any) -> str:
+    """The text in red or green where the stream shows colours."""
+    return f"\x1b[{COLOURS[colour]}m{text}\x1b[0m" if shows_colours(stream) else text
 
 
 class Hiding(logging.Formatter):
@@ -69,6 +95,7 @@ class HidingLog:
         for descriptor in (1, 2):
             os.dup2(self.descriptor, descriptor)
         self.close()
+        os.environ[LOGGED] = str(os.fstat(1).st_ino)
         sys.stdout = sys.stderr = io.TextIOWrapper(io.FileIO(1, "wb", closefd=False), "utf-8", line_buffering=True)
 
     def close(self) -> None:
@@ -97,6 +124,32 @@ def _copy_hidden(source: int, file: IO[bytes]) -> None:
         file.flush()
     file.write(hidden(waiting.decode("utf-8", "replace")).encode())
     file.close()
+
+
+class Copied:
+    """An output whose whole lines go to the log as well, as somebody would have read them, without colours."""
+
+    def __init__(self, stream: Any):
+        self.stream, self.rest = stream, ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        self.stream.write(text)
+        self.rest += COLOUR.sub("", text)
+        if self.rest.endswith("\n"):
+            log.info("%s", "\n".join(line.rpartition("\r")[2] for line in self.rest[:-1].split("\n")))
+            self.rest = ""
+        return len(text)
+
+
+def print_error(error: object) -> None:
+    """Print an error, its first line in red, and put it into the log of a run where one is open."""
+    first, *others = str(error).split("\n")
+    print("\n".join([coloured(first, "red", sys.stderr), *others]), file=sys.stderr)
+    if not is_logged():
+        log.info("%s", error)
 
 
 def print_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -152,7 +205,7 @@ def progress_bar(title: str, total: int, unit: str, **options: Any) -> tqdm:
     """A bar of tqdm on the terminal; where the output is a file, a line now and then."""
     from tqdm import tqdm
 
-    interval = 0.2 if sys.stderr.isatty() else 10
+    interval = 0.2 if is_terminal(sys.stderr) else 10
     return tqdm(desc=title, total=total, unit=unit, dynamic_ncols=True, mininterval=interval, **options)
 
 

@@ -7,13 +7,13 @@ that the same command again does what is left, and a search that draws the same 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from runner.errors import ConfigError, Fault, RunnerError
 from runner.io.files import read_json
+from runner.io.terminal import print_error
 from runner.launch.plan import tasks_of
 from runner.launch.pool import Pool, settings_of
 from runner.launch.progress import Stages
@@ -45,7 +45,7 @@ class Job:
                 raise JobFailed(f"{tasks[-1].folder} has failed")
             return objective_of(tasks[-1].folder, runs[-1].cfg.get("objective"))
         except RunnerError as error:
-            print(error, file=sys.stderr)  # Hydra tells it late, or not at all
+            print_error(error)  # Hydra tells it late, or not at all
             raise
 
 

@@ -10,6 +10,8 @@ from typing import TextIO
 
 from runner.io.files import read_last_row
 from runner.launch.plan import Plan, Task
+from runner.report.number import format_duration
+from runner.report.objective import list_figures
 from runner.run import Run
 from runner.run.read import finished, one_line
 
@@ -65,6 +67,8 @@ class LiveProgress:
             self.console.print(f"start     {self.labels[task.folder]}")
 
     def ended(self, task: Task, state: str, cause: str = "", seconds: float | None = None) -> None:
+        from rich.text import Text
+
         self.counts["finished" if state == "finished" else "failed"] += 1
         if state != "finished":
             outcome = one_line(cause, heading=False)
@@ -75,7 +79,8 @@ class LiveProgress:
             return  # the plan has counted it
         else:
             outcome = cause
-        self.console.print(f"{state:<9} {self.labels[task.folder]}  {outcome}")
+        style = "green" if state == "finished" else "red"
+        self.console.print(Text.assemble((f"{state:<9}", style), f" {self.labels[task.folder]}  {outcome}"))
 
     def tick(self, live: Sequence[tuple[Task, float]], waiting: int) -> None:
         from rich.text import Text
@@ -105,26 +110,8 @@ class LiveProgress:
         self.picture.stop()
 
 
-def format_duration(seconds: float) -> str:
-    """A time as people read it.
-
-    >>> format_duration(7.2), format_duration(75), format_duration(7500)
-    ('7 s', '1:15', '2:05 h')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    return f"{whole // 60}:{whole % 60:02}" if whole < 3600 else f"{whole // 3600}:{whole % 3600 // 60:02} h"
-
-
 def _figures(folder: Path) -> str:
     """The step of a run and what it logged last."""
     status = Run(folder).status()
-    line = read_last_row(folder / "metrics.jsonl")
     shown = [f"step {status['step']}/{status['max_steps']}"] if status["max_steps"] else ["starting"]
-    for name in ("objective/scores", "reward", "rewards/margins", "loss"):
-        value = line.get(name)
-        if isinstance(value, int | float):
-            shown.append(f"{name.rpartition('/')[2]} {value:.4g}")
-            break
-    return "  ".join(shown)
+    return "  ".join([*shown, *list_figures(read_last_row(folder / "metrics.jsonl"))[:1]])

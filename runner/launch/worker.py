@@ -30,7 +30,7 @@ from runner.config.build import build, locate
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, Interrupted, RunnerError, own_place
 from runner.io.files import PACKAGE, open_own
 from runner.io.secrets import hidden
-from runner.io.terminal import Hiding, to_terminal
+from runner.io.terminal import Copied, Hiding, is_logged, print_error, to_terminal
 from runner.run import PATIENCE, Run, add_notes, check_lines, check_metadata, locked
 from runner.run.adjustments import is_out_of_memory
 from runner.run.disk import full, is_full
@@ -130,7 +130,7 @@ def main(words: Sequence[str]) -> int:
     folders = [word for word in words if not word.startswith("-")]
     if len(folders) != 1 or not (Path(folders[0]) / "config.yaml").exists():
         fault = Fault("command line", " ".join(words), "one run folder", "python -m runner.launch <folder>")
-        print(ConfigError(fault), file=sys.stderr)
+        print_error(ConfigError(fault))
         return ConfigError.code
     try:
         run, world = Run(Path(folders[0])), config.world_size()
@@ -143,7 +143,7 @@ def main(words: Sequence[str]) -> int:
             found, fix = f"a world of {world} processes", f"python -m runner.launch {run}  (which starts them itself)"
             raise ConfigError(Fault(str(run), found, f"the {own} that the run is trained by", fix))
     except RunnerError as error:
-        print(error, file=sys.stderr)
+        print_error(error)
         return error.code
     return launch(run, "--debug" in words) if own > world else work(folders[0], debug="--debug" in words)
 
@@ -168,7 +168,7 @@ def conclude(run: Run, state: str | None, error: RunnerError, debug: bool = Fals
         with contextlib.suppress(OSError, FolderError):
             run.set_status(state, cause=str(error))
     if config.rank() == 0 or not state:
-        print(hidden(traceback.format_exc()) if debug else error, file=sys.stderr)
+        print_error(hidden(traceback.format_exc()) if debug else error)
 
 
 def work(folder: str | Path, command: str = "train", debug: bool = False, record_end: RecordEnd = conclude) -> int:
@@ -191,6 +191,7 @@ def work(folder: str | Path, command: str = "train", debug: bool = False, record
                 remove_leftovers(run)
                 run.set_status("running", cause=None)
             held.enter_context(_logging(run.log))
+            log.info("run       %s", run)
             try:
                 # This may be another machine than that of the start.
                 if lacking := list(find_missing_libraries(run.cfg)):
@@ -202,7 +203,8 @@ def work(folder: str | Path, command: str = "train", debug: bool = False, record
                 return 0
             except (Exception, SystemExit) as ended:
                 error = _explained(run, ended) if stop.number is None else stop.error()
-                logging.getLogger("runner").info("%s", traceback.format_exc())
+                if stop.number is None:
+                    log.info("%s", traceback.format_exc())
                 record_end(run, "failed" if stop.number is None else "interrupted", error, debug)
     except (RunnerError, OSError) as ended:  # before the folder was ours
         error = _explained(run, ended)
@@ -390,19 +392,25 @@ class Log(logging.StreamHandler):
 
 @contextlib.contextmanager
 def _logging(path: Path) -> Iterator[None]:
-    """Everything that is said goes to the log of the run; the terminal gets our own warnings and all errors."""
+    """Everything that is said goes to the log of the run; the terminal gets our own warnings and all errors.
+
+    What is printed goes to both, each line once: where the output is the log, as in a sweep, it is only printed.
+    """
     root = logging.getLogger()
     before = root.level
     file = Log(path)
-    terminal = to_terminal(logging.WARNING if config.rank() == 0 else logging.ERROR)
+    handlers: list[logging.Handler] = [file]
+    if not is_logged():
+        handlers.append(to_terminal(logging.WARNING if config.rank() == 0 else logging.ERROR))
+    copied = sys.stdout if is_logged() or sys.stdout is None else Copied(sys.stdout)
     file.setFormatter(Hiding("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.captureWarnings(True)
     root.setLevel(logging.INFO)
-    handlers = [file, terminal]
     for handler in handlers:
         root.addHandler(handler)
     try:
-        yield
+        with contextlib.redirect_stdout(copied):
+            yield
     finally:
         logging.captureWarnings(False)
         root.setLevel(before)

@@ -14,7 +14,7 @@ from typing import Any
 
 from runner.errors import ConfigError, Fault
 from runner.report.number import number
-from runner.run.read import RunRecord, names
+from runner.run.read import RunRecord, is_finite, names
 from runner.schema import upstream
 from runner.schema.text import named
 
@@ -25,6 +25,8 @@ ONLINE = r"(^|_)(objective/scores|reward)$"  # the reward of what a trainer samp
 TELLING, FIRST = "the most telling held-out score", "the first held-out score"
 LAST = "the last value in training, since no rows were held out"
 GUESSES = (TELLING, FIRST, LAST)
+# What the terminal shows of a logged step.
+SHOWN = ("objective/scores", "reward", "loss", "rewards/margins", "objective/kl", "kl", "grad_norm", "learning_rate")
 # Figures that stay in the files, because they say little about whether something was learned.
 QUIET = ("logits/", "logps/", "_length", "clip", "min_reward", "max_reward", "frac_reward", "/std", "_std")
 CLOCK = ("_runtime", "_per_second", "_seconds", "epoch", "num_tokens", "max_steps", "percentage", "total_flos", "step")
@@ -64,7 +66,7 @@ def choose_objective(
         near = difflib.get_close_matches(asked, [*known, *sorted(logged)], 1)
         fix = f"objective={near[0] if near else '<one of them>'}"
         raise ConfigError(Fault("objective", f"no finished run has {asked!r}", f"one of {', '.join(expected)}", fix))
-    more = direction == "max" if direction else _more_is_better(runs, name) if more is None else more
+    more = direction == "max" if direction else _more_is_better(runs, name) is not False if more is None else more
     return SweepObjective(name, more, why)
 
 
@@ -118,13 +120,31 @@ def _metrics(runs: Sequence[RunRecord]) -> dict[str, Any]:
     return {name: node for group in groups for name, node in named(group, "metric").items()}
 
 
-def _more_is_better(runs: Sequence[RunRecord], name: str) -> bool:
-    """True where the metric behind a score says ``better: higher``, or says nothing and has not the name of a loss."""
+def list_changes(run: RunRecord) -> dict[str, bool]:
+    """The held-out scores of a finished run that have changed where it is known which way is up: True for the better.
+
+    The loss of a trainer that samples says nothing.
+    """
+    samples = any(re.search(ONLINE, name) for name in run.after)
+    known = {name: _more_is_better([run], name) for name in run.after if not (samples and name.endswith("loss"))}
+    if objective := choose_objective([run]):
+        known[objective.name] = objective.maximise
+    changes = {name: run.after[name] - before for name, before in run.before.items() if name in run.after}
+    return {name: (changes[name] > 0) == more for name, more in known.items() if more is not None and changes.get(name)}
+
+
+def _more_is_better(runs: Sequence[RunRecord], name: str) -> bool | None:
+    """True where the metric behind a score says ``better: higher``, or its name is that of a reward or an accuracy.
+
+    False where it says ``lower``, or has the name of a loss; None of what nobody knows.
+    """
     metrics = _metrics(runs)
     behind = [metric for metric in metrics if re.fullmatch(rf"eval_(.+_)?{re.escape(metric)}", name)]
     node = metrics[max(behind, key=len)] if behind else None
     better = node.get("better") if isinstance(node, dict) else None
-    return better == "higher" if better else not LOW.search(name)
+    if better or LOW.search(name):
+        return better == "higher"
+    return True if name.endswith(LIKELY) else None
 
 
 def score_names(runs: Sequence[RunRecord]) -> list[str]:
@@ -135,6 +155,16 @@ def score_names(runs: Sequence[RunRecord]) -> list[str]:
 def informative(found: Sequence[str]) -> list[str]:
     """The scores without those that say little."""
     return [name for name in found if not any(word in name for word in QUIET) and not name.endswith(CLOCK)]
+
+
+def list_figures(line: Mapping[str, Any]) -> list[str]:
+    """The figures of a logged step for a terminal, the most telling first, and those of an evaluation.
+
+    >>> list_figures({"loss": 0.25, "learning_rate": 1e-6, "epoch": 1.0, "eval_exact": 0.5, "eval_runtime": 3.0})
+    ['loss 0.25', 'learning_rate 1e-6', 'eval_exact 0.5']
+    """
+    shown = [*SHOWN, *informative([name for name in line if name.startswith("eval_")])]
+    return [f"{name.removeprefix('objective/')} {number(line[name])}" for name in shown if is_finite(line.get(name))]
 
 
 def _full_name(name: str, known: Sequence[str]) -> str:

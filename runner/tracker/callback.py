@@ -26,6 +26,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.integrations import MLflowCallback, TensorBoardCallback, TrackioCallback, WandbCallback
 
 from runner.io.files import read_rows
+from runner.io.terminal import COLOUR
 from runner.schema.text import flatten
 from runner.tracker.variable import id_of
 
@@ -234,5 +235,5 @@ def _to_log() -> Iterator[None]:
     """Send what is printed inside to the log of the run, without its colours."""
     with redirect_stdout(io.StringIO()) as printed:
         yield
-    for line in re.sub(r"\x1b\[[0-9;]*m", "", printed.getvalue()).splitlines():
+    for line in COLOUR.sub("", printed.getvalue()).splitlines():
         log.info("%s", line)

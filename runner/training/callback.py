@@ -7,6 +7,7 @@ Each class is a small TrainerCallback that knows only what it is given. Checkpoi
 from __future__ import annotations
 
 import functools
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -33,7 +34,9 @@ from runner.errors import ConfigError, Fault
 from runner.generate.completion import generate
 from runner.generate.rows import held_out_sets
 from runner.io.files import ROWS, forget_rows, read_last_row, replace_rows, sync
-from runner.io.terminal import progress_bar, sample_lines
+from runner.io.terminal import is_terminal, log, progress_bar, sample_lines
+from runner.report.number import format_duration
+from runner.report.objective import list_figures
 from runner.run import Run
 from runner.run.adjustments import ROLLBACK, adjusted_share, count_of
 from runner.schema import upstream
@@ -80,7 +83,8 @@ def add_callbacks(
         trainer.add_callback(callback)
         callback.on_init_end(trainer.args, trainer.state, trainer.control)
     callbacks: list[TrainerCallback] = [StopAtStep(stop, seal.cycle_steps)] if stop else []
-    callbacks += [Record(run.metrics, run.set_status), health, Progress(), seal]
+    record = Record(run.metrics, run.set_status)
+    callbacks += [record, health, Progress(record), seal]
     if count_of(adjustments, ROLLBACK):
         callbacks.append(Slower(functools.partial(adjusted_share, adjustments)))
     for callback in callbacks:
@@ -169,12 +173,16 @@ class Record(TrainerCallback):
 
 
 class Progress(TrainerCallback):
-    """A bar on the terminal with the figures that were logged last."""
+    """A bar on the terminal with the figure that was logged last; of each logged step a line in the log of the run.
 
-    SHOWN = ("loss", "reward", "rewards/margins", "objective/scores", "objective/kl", "kl", "learning_rate")
+    Where the output is no terminal, the lines are printed instead of the bar.
+    """
+
+    def __init__(self, record: Record):
+        self.record = record
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
-        hidden = not state.is_world_process_zero
+        hidden = not (state.is_world_process_zero and is_terminal(sys.stderr))
         self.bar = progress_bar("training", state.max_steps, "step", initial=state.global_step, disable=hidden)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
@@ -183,9 +191,18 @@ class Progress(TrainerCallback):
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_
     ) -> None:
-        if "bar" in vars(self):
-            shown = {name: f"{logs[name]:.4g}" for name in self.SHOWN if logs.get(name) is not None}
-            self.bar.set_postfix(shown, refresh=False)
+        found = list_figures(logs)
+        if self.record.ended or not found or not state.is_world_process_zero:
+            return
+        if not found[0].startswith("eval_"):
+            self.bar.set_postfix_str(found[0], refresh=False)
+        left = self.record.line["remaining_seconds"]
+        found += [f"{format_duration(left)} left"] if left and left > 0.5 else []
+        line = f"step      {state.global_step}/{state.max_steps}  {'  '.join(found)}"
+        if self.bar.disable or not is_terminal(sys.stdout):
+            print(line, flush=True)
+        else:
+            log.info("%s", line)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         self.bar.close()
