@@ -24,6 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from runner.io.distribution import to_install
 from runner.io.secrets import hidden
 from runner.io.visible import visible_lines
 
@@ -118,12 +119,15 @@ def name_jobs(jobs: Sequence[tuple[Sequence[str], Iterable[Fault]]]) -> list[Fau
     ]
 
 
-def check_library(module: str, where: str, *, extra: str) -> None:
-    """Raise EnvironmentFault where a library that one of our extras brings is not installed; it is not imported."""
+def check_library(module: str, where: str, package: str = "") -> None:
+    """Raise EnvironmentFault where a library is not installed; it is not imported.
+
+    ``package`` is the name that pip has for it, where that is another.
+    """
     if importlib.util.find_spec(module) is None:
-        package = module.replace("_", "-")
-        fix = f'pip install "runner[{extra}]"'
-        raise EnvironmentFault(Fault(where, f"{package} is not installed", f"the package {package}", fix))
+        name = module.replace("_", "-")
+        fix = to_install(package or name)
+        raise EnvironmentFault(Fault(where, f"{name} is not installed", f"the package {name}", fix))
 
 
 class Interrupted(RunnerError):

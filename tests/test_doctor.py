@@ -36,7 +36,7 @@ def test_a_package_outside_of_its_range_or_missing_is_flagged(capsys, monkeypatc
 
 
 def test_extras_tell_what_they_would_bring():
-    extras = {"there": ["pyyaml>=5"], "not": ["no-such-package>=2", "pyyaml"], "both": ["runner[there,not]"]}
+    extras = {"there": ["pyyaml>=5"], "not": ["no-such-package>=2", "pyyaml"], "both": ["trl-runner[there,not]"]}
     text = "\n".join(doctor.extras_table(extras))
     assert text.count("brings no-such-package>=2") == 2 and text.splitlines()[1].split() == ["there", "there"]
 

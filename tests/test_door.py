@@ -80,8 +80,8 @@ MINE = ("trainer=grpo", "reward=none", "reward.x._target_=my_reward.short", "all
     ("words", "said"),
     [
         (["tracker=wandb", "trainer.args.use_liger_kernel=true"], "pip install liger-kernel"),
-        (["-m", "seed=0,1", "tracker=wandb"], "pip install 'runner[wandb]'"),
-        (["experiment=toy_rlhf", "ppo.quant=4bit", "ppo.peft=lora"], "pip install 'runner[quant]'"),
+        (["-m", "seed=0,1", "tracker=wandb"], "pip install 'wandb>=0.19'"),
+        (["experiment=toy_rlhf", "ppo.quant=4bit", "ppo.peft=lora"], "pip install 'bitsandbytes>=0.50'"),
         (["trainer.args.fp16=true"], "trainer.args.fp16=false"),
         (["output_root=my_part.py"], "my_part.py is a file"),
         (["launcher.jobs=1", "launcher.num_processes=2", "launcher.devices=[0]"], "launcher.num_processes=1"),

@@ -202,7 +202,7 @@ def test_a_missing_harness_is_told_with_what_to_install(evaluate, monkeypatch):
     found = util.find_spec
     monkeypatch.setattr(util, "find_spec", lambda name, *rest: None if name == "lm_eval" else found(name, *rest))
     said = evaluate("model=tiny", "evaluate=lm_eval", "tasks=hellaswag", code=EnvironmentFault.code)[2]
-    assert 'pip install "runner[eval]"' in said.err
+    assert "pip install 'lm-eval>=0.4.13'" in said.err
 
 
 def test_figures_of_the_harness_are_written_and_shown_with_their_errors(evaluate, monkeypatch):

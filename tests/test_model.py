@@ -355,7 +355,7 @@ def test_a_missing_library_is_the_environments_fault(folder, monkeypatch):
     check_quantization(None)
     with pytest.raises(EnvironmentFault) as caught:
         check_quantization({"load_in_4bit": True})
-    assert fix_of(caught) == "pip install 'runner[quant]'"
+    assert fix_of(caught) == "pip install 'bitsandbytes>=0.50'  (the extra quant)"
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(qwen):

@@ -94,7 +94,7 @@ def test_answers_are_the_same_as_mathematics(one, other, same):
 
 def test_without_math_verify_a_boxed_answer_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(EnvironmentFault, match=r'pip install "runner\[math\]"'):
+    with pytest.raises(EnvironmentFault, match=r"pip install 'math-verify>=0.9'"):
         math.boxed_answer(["x"], reference=["x"])
 
 
@@ -102,8 +102,10 @@ def test_a_missing_library_of_a_reward_or_metric_is_found_before_the_start(monke
     composed = compose(["trainer=grpo", "reward=boxed_answer", "metric=translation"])
     monkeypatch.setattr("runner.validate.start.find_spec", lambda name: None)
     fixes = {fault.where: fault.fix for fault in find_environment_faults([composed], elsewhere=True)}
-    assert fixes["reward.boxed_answer"] == "pip install 'runner[math]'"
-    assert {fixes[f"metric.{name}"] for name in ("bleu", "chrf", "rouge")} == {"pip install 'runner[text]'"}
+    assert fixes["reward.boxed_answer"] == "pip install 'math-verify>=0.9'  (the extra math)"
+    assert {fixes[f"metric.{name}"] for name in ("bleu", "chrf", "rouge")} == {
+        "pip install 'sacrebleu>=2.5' 'rouge-score>=0.1.2'  (the extra text)"
+    }
 
 
 def test_a_pattern_that_is_none_and_no_keywords_are_told():

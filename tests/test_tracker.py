@@ -63,7 +63,7 @@ def test_a_missing_package_is_a_fault_that_says_what_to_install_for_the_worker_t
     run = lay_run(tmp_path / "x" / "run", state="created", tracker={"report_to": ["tensorboard", "wandb"]})
     assert worker.work(run) == 5
     told = capsys.readouterr().err
-    assert "pip install 'runner[wandb]'" in told and "pip install 'runner[tensorboard]'" in told
+    assert "pip install 'wandb>=0.19'" in told and "pip install 'tensorboard>=2.18'" in told
 
 
 # --- Whole runs -----------------------------------------------------------------------------------

@@ -27,13 +27,14 @@ from runner.command import CommandLine
 from runner.command._option import Option, read_options
 from runner.errors import EnvironmentFault
 from runner.estimate.device import read_memory
+from runner.io.distribution import NAME, read_extras, read_project, read_requirements
 from runner.io.files import PACKAGE, display_path, hub_home
 from runner.io.secrets import hidden
 from runner.report.number import number, short
 from runner.report.table import Column, format_table
 from runner.run import installed_version
 from runner.run.disk import sized
-from runner.validate.start import is_within, read_project, read_requirements
+from runner.validate.start import is_within
 
 WIDTH = 80
 MAX_SECONDS_FOR_HUB = 2.0
@@ -75,14 +76,6 @@ def main(line: CommandLine) -> int:
 # --- Packages -------------------------------------------------------------------------------------
 
 
-def read_extras() -> dict[str, list[str]]:
-    """The requirements that each extra adds: from pyproject.toml in a checkout, else from the wheel."""
-    if project := read_project():
-        return dict(project.get("optional-dependencies", {}))
-    names = metadata.metadata("runner").get_all("Provides-Extra") if installed_version("runner") else ()
-    return {name: _requirements_of("runner", [name]) for name in names or ()}
-
-
 def _requirements_of(package: str, extras: Iterable[str]) -> list[str]:
     """The requirements that extras of an installed package add to it."""
     from packaging.requirements import Requirement
@@ -108,13 +101,13 @@ def status_of(text: str) -> tuple[str, str, str, str]:
 def missing_of(text: str, extras: Mapping[str, Sequence[str]]) -> list[str]:
     """The packages that a requirement would bring, those of its own extras too; none where all are there.
 
-    >>> missing_of("runner[quant]", {"quant": ["no-such-package>=2", "pyyaml"]})
+    >>> missing_of("trl-runner[quant]", {"quant": ["no-such-package>=2", "pyyaml"]})
     ['no-such-package>=2']
     """
     from packaging.requirements import Requirement
 
     requirement = Requirement(text)
-    if requirement.name == "runner":
+    if requirement.name == NAME:
         inner = [each for extra in sorted(requirement.extras) for each in extras.get(extra, ())]
     elif status_of(text)[-1]:
         return [text]
@@ -138,9 +131,8 @@ def extras_table(extras: Mapping[str, Sequence[str]]) -> list[str]:
     """Each extra with what it would bring, and the line that installs one."""
     if not extras:
         return []
-    lacking = [", ".join(missing_of(f"runner[{name}]", extras)) for name in extras]
-    is_checkout = (PACKAGE.parent / "pyproject.toml").is_file()
-    home = f"-e '{display_path(PACKAGE.parent)}[NAME]'" if is_checkout else "'runner[NAME]'"
+    lacking = [", ".join(missing_of(f"{NAME}[{name}]", extras)) for name in extras]
+    home = f"-e '{display_path(PACKAGE.parent)}[NAME]'" if read_project() else "what it brings"
     cells = [f"brings {packages}" if packages else "there" for packages in lacking]
     columns = [Column("extra", list(extras), True, True), Column(f"pip install {home}", cells, True, True)]
     return [short(line[2:], WIDTH) for line in format_table(columns, 200)]

@@ -20,7 +20,7 @@ completion in the .jsonl beside it; scores.json stays what the training itself m
     to=file.json          another place
     output_root=outputs   where names and keys of runs are looked up
 
-With lm-evaluation-harness (pip install "runner[eval]"):
+With lm-evaluation-harness (pip install lm-eval):
 
     evaluate=lm_eval tasks=hellaswag,arc_easy [num_fewshot=5] [limit=100] [include=<folder of tasks>] [as=chat]
     trust_remote_code=true   if the tasks of that folder name Python functions, which then run
@@ -345,7 +345,7 @@ def evaluate_tasks(side: Side) -> int:
         raise ConfigError(Fault("tasks", found, "tasks for a language model", "tasks=hellaswag,arc_easy"))
     if "include" in options:
         check_tasks(Path(options["include"]), options.get("trust_remote_code", False))
-    check_library("lm_eval", "evaluate=lm_eval", extra="eval")
+    check_library("lm_eval", "evaluate=lm_eval")
     print(f"model     {side.name}", flush=True)
     how = {name: options.get(name) for name in ("num_fewshot", "limit")}
     how["apply_chat_template"] = options.get("as") == "chat"

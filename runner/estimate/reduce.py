@@ -19,6 +19,7 @@ from runner.dataset.check import LOADER as ROWS
 from runner.dataset.head import write_head
 from runner.estimate.steps import config_fields, cycle_of, rows_per_step, setting
 from runner.estimate.weights import LOADERS, architecture_of
+from runner.io.distribution import to_install
 from runner.model.check import NEW
 from runner.model.clone import Source, count_weights, shrink, write_clone
 from runner.run.key import processes_of
@@ -189,7 +190,7 @@ def _replace_foreign(small: Reduced) -> None:
             small.note(f"{name}: what the CPU has instead of {node[name]}")
             node[name] = None
     if cfg["quant"] and importlib.util.find_spec("bitsandbytes") is None:
-        small.note("without quant, because bitsandbytes is not installed here (pip install 'runner[quant]')")
+        small.note(f"without quant, because bitsandbytes is not installed here: {to_install('bitsandbytes')}")
         cfg["quant"] = None
     if (processes := processes_of(cfg)) > 1:
         small.note(f"one process instead of {processes}")

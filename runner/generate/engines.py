@@ -66,7 +66,7 @@ def _to_responses(completions: Sequence[Sequence[int]], how: Sampling) -> Respon
 
 def connect(base_url: str) -> Any:
     """TRL's client of a running vLLM server, joined with it for sending weights; needs a GPU."""
-    check_library("vllm", "trainer.args.rollout_engine", extra="vllm")
+    check_library("vllm", "trainer.args.rollout_engine", "trl[vllm]")
     from trl.generation.vllm_client import VLLMClient
 
     client = VLLMClient(base_url=base_url, connection_timeout=60)

@@ -1,6 +1,6 @@
 """The tasks of lm-evaluation-harness on a model that is loaded already, through the library's public functions.
 
-``pip install "runner[eval]"`` brings it. What a task asks and how it counts is the library's.
+``pip install lm-eval`` brings it. What a task asks and how it counts is the library's.
 """
 
 from __future__ import annotations

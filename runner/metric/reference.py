@@ -1,6 +1,6 @@
 """Completions against a reference text, by the libraries that published figures come from.
 
-``pip install "runner[text]"`` brings sacrebleu and rouge-score; ``runner.metric.overlap`` does without a library.
+``pip install sacrebleu rouge-score`` brings them; ``runner.metric.overlap`` does without a library.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def bleu(
     ``tokenize`` names one of its tokenizers; null is 13a, and Chinese needs zh. Rows whose reference is null are
     left out.
     """
-    check_library("sacrebleu", "metric", extra="text")
+    check_library("sacrebleu", "metric")
     from sacrebleu.metrics import BLEU
 
     pairs = _pairs("bleu", completions, column, columns)
@@ -34,7 +34,7 @@ def bleu(
 
 def chrf(completions: Sequence[Completion], column: str = "reference", word_order: int = 0, **columns: Values) -> float:
     """chrF of all completions together, from 0 to 100, by sacrebleu; ``word_order=2`` is chrF++."""
-    check_library("sacrebleu", "metric", extra="text")
+    check_library("sacrebleu", "metric")
     from sacrebleu.metrics import CHRF
 
     pairs = _pairs("chrf", completions, column, columns)
@@ -52,7 +52,7 @@ def rouge(
 
     None where the reference is null.
     """
-    check_library("rouge_score", "metric", extra="text")
+    check_library("rouge_score", "metric")
     from rouge_score.rouge_scorer import RougeScorer
 
     scorer = RougeScorer([kind], use_stemmer=stemmed)

@@ -6,7 +6,6 @@ trainer; ``reference`` copies the reference, and ``freeze`` chooses what stays a
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +26,7 @@ from transformers import (
 )
 from transformers.utils import has_file
 
-from runner.errors import ConfigError, EnvironmentFault, Fault
+from runner.errors import ConfigError, Fault, check_library
 from runner.model import check
 from runner.model.chat import set_template, turn_end
 from runner.model.encoding import stop_ids
@@ -192,8 +191,8 @@ def check_quantization(quantization_config: object) -> None:
 
     Takes the config node too, because the quantisation config itself cannot be built without it.
     """
-    if quantization_config and importlib.util.find_spec("bitsandbytes") is None:
-        raise EnvironmentFault(Fault("quant", "bitsandbytes is not installed", "", "pip install 'runner[quant]'"))
+    if quantization_config:
+        check_library("bitsandbytes", "quant")
 
 
 def _load_whole(folder: ModelFolder, head: str, seed: int, how: Mapping[str, Any]) -> PreTrainedModel:

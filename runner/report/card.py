@@ -12,6 +12,7 @@ from pathlib import Path
 
 import yaml
 
+from runner.io.distribution import NAME
 from runner.io.files import read_json
 from runner.io.secrets import form_of
 from runner.report.axis import short_target
@@ -117,7 +118,8 @@ def _repeat(run: RunRecord) -> str:
     if words is None:
         return ""
     pinned = [f"{name}=={versions[name].partition('+')[0]}" for name in LIBRARIES if versions.get(name)]
-    return f"```bash\npip install {' '.join(pinned)}\n{shlex.join(['python', '-m', 'runner', *words])}\n```"
+    source = f"The runner is {NAME}, which no package index has: `pip install .` in a checkout of its source."
+    return f"{source}\n\n```bash\npip install {' '.join(pinned)}\n{shlex.join(['python', '-m', 'runner', *words])}\n```"
 
 
 def _yaml(node: Mapping[str, object]) -> str:

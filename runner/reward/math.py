@@ -1,6 +1,6 @@
 r"""Answers of mathematical solutions, compared: what stands in its last ``\boxed{}`` against the known one.
 
-The comparison is math-verify's (``pip install "runner[math]"``): ``2\sqrt{2}`` is ``\sqrt{8}``, and ``0.5`` is ``1/2``.
+The comparison is math-verify's (``pip install math-verify``): ``2\sqrt{2}`` is ``\sqrt{8}``, and ``0.5`` is ``1/2``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def boxed_answer(
     [1.0, 0.0, 0.0]
     """
     references = known_answers(columns, column, "reward.boxed_answer.column=<column>")
-    check_library("math_verify", "reward.boxed_answer", extra="math")
+    check_library("math_verify", "reward.boxed_answer")
     rewards: list[float | None] = []
     for completion, reference in zip(completions, references, strict=True):
         if reference is None:

@@ -21,7 +21,8 @@ from runner.config import NUM_PROCESSES, Composed, rank, world_size
 from runner.config.sharding import find_gpu_faults, has_devices
 from runner.dataset.check import DatasetCheck, check_dataset
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, name_jobs
-from runner.io.files import PACKAGE, display_path, hub_home
+from runner.io.distribution import read_requirements, to_install
+from runner.io.files import display_path, hub_home
 from runner.model.check import find_model_faults, find_scorer_faults, find_tokenizer_faults, read_vocab_size
 from runner.model.folder import find_folder
 from runner.run import Run
@@ -138,14 +139,14 @@ def _lacking_columns(cfg: Config) -> Iterator[Fault]:
 
 # --- Libraries, processes, places -------------------------------------------------------------------
 
-QUANT, TEXT = ("bitsandbytes", "'runner[quant]'"), "'runner[text]'"
+QUANT = ("bitsandbytes", "bitsandbytes")
 # The values, by the last name of their key, that need a library, and what installs it.
 WANTED = {
     "_target_": (
         (r".*BitsAndBytesConfig", *QUANT),
-        (r"runner\.reward\.math\.boxed_answer", "math_verify", "'runner[math]'"),
-        (r"runner\.metric\.reference\.(?:bleu|chrf)", "sacrebleu", TEXT),
-        (r"runner\.metric\.reference\.rouge", "rouge_score", TEXT),
+        (r"runner\.reward\.math\.boxed_answer", "math_verify", "math-verify"),
+        (r"runner\.metric\.reference\.(?:bleu|chrf)", "sacrebleu", "sacrebleu"),
+        (r"runner\.metric\.reference\.rouge", "rouge_score", "rouge-score"),
     ),
     upstream.OPTIM: (
         (r"(?!galore|adamw_torch).*8bit|paged_.*|(?!.*8bit)(?:lion_|ademamix|rmsprop_bnb).*", *QUANT),
@@ -158,10 +159,10 @@ WANTED = {
         (r"stable_adamw", "optimi", "torch-optimi"),
     ),
     upstream.USE_LIGER_KERNEL: (("True", "liger_kernel", "liger-kernel"),),
-    upstream.USE_VLLM: (("True", "vllm", "'runner[vllm]'"),),
+    upstream.USE_VLLM: (("True", "vllm", "trl[vllm]"),),
     upstream.DEEPSPEED: ((r"(?!None|False).+", upstream.DEEPSPEED, upstream.DEEPSPEED),),  # called like the field
     "attention": (("flash_attention_2", "flash_attn", "flash-attn"),),
-    "report_to": tuple((name, name, f"'runner[{name}]'") for name in ("tensorboard", "wandb", "trackio", "mlflow")),
+    "report_to": tuple((name, name, name) for name in ("tensorboard", "wandb", "trackio", "mlflow")),
 }
 # What serves instead of a library, where it is there.
 INSTEAD = {"flash_attn": ("kernels", "torch_npu"), "tensorboard": ("tensorboardX",)}
@@ -215,7 +216,7 @@ def find_missing_libraries(cfg: Config) -> Iterator[Fault]:
         where, key = re.sub(r"\.(?:_target_|\d+)$", "", path), last_key(path)
         for pattern, library, package in WANTED.get(key, ()):
             if re.fullmatch(pattern, str(value)) and not any(map(find_spec, (library, *INSTEAD.get(library, ())))):
-                fix = f"pip install {package}" + (f", or {where}={OTHER_VALUES[key]}" if key in OTHER_VALUES else "")
+                fix = to_install(package) + (f", or {where}={OTHER_VALUES[key]}" if key in OTHER_VALUES else "")
                 needs = f"{value} needs {library}, which is not installed"
                 yield Fault(where, needs, f"the package {library}", fix)
 
@@ -245,27 +246,6 @@ def find_other_versions() -> Iterator[Fault]:
             continue
         if not is_within(version, str(required.specifier)):
             yield Fault(name, f"{name} {version}, which was not tried", str(required), fix)
-
-
-def read_project() -> dict[str, Any]:
-    """The project's entries in pyproject.toml in a checkout; empty where the package is a wheel's."""
-    file = PACKAGE.parent / "pyproject.toml"
-    if not file.is_file():
-        return {}
-    import tomllib
-
-    project: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
-    return project if project.get("name") == "runner" else {}  # some packages leave such a file beside ours
-
-
-def read_requirements() -> list[str]:
-    """The requirements of the runner: from pyproject.toml in a checkout, else from the installed wheel."""
-    if project := read_project():
-        return list(project["dependencies"])
-    try:
-        return metadata.requires("runner") or []
-    except metadata.PackageNotFoundError:  # a copy of the package alone
-        return []
 
 
 def is_within(version: str | None, required: str) -> bool:
