@@ -1,4 +1,4 @@
-"""What only GPUs have: precisions, kernels, and models that are spread over processes; what asks for it.
+"""Things that only GPUs have: precisions, kernels, and models that are spread over processes; what asks for them.
 
 Accelerate shards on devices alone: on a CPU it trains whole copies instead, without a word.
 """
