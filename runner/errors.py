@@ -20,9 +20,10 @@ import re
 import signal
 import sysconfig
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from runner.io.distribution import to_install
 from runner.io.secrets import hidden
@@ -128,6 +129,14 @@ def check_library(module: str, where: str, package: str = "") -> None:
         name = module.replace("_", "-")
         fix = to_install(package or name)
         raise EnvironmentFault(Fault(where, f"{name} is not installed", f"the package {name}", fix))
+
+
+def read_column(columns: Mapping[str, Any], name: str, fix: str) -> Sequence[Any]:
+    """A column of the rows; raises DataError where they do not have it, with what to type."""
+    if name not in columns:
+        known = ", ".join(sorted(columns))
+        raise DataError(Fault("dataset", f"the rows have no column {name}", f"one of {known}", fix))
+    return columns[name]
 
 
 class Interrupted(RunnerError):

@@ -24,10 +24,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from runner.errors import DataError, Fault
+from runner.errors import read_column
 from runner.io.turns import Completion, Values, text_of
 
 
@@ -78,14 +77,6 @@ def overlap(completions: Sequence[Completion], reference: Sequence[Completion | 
         # Harmonic mean of precision and recall, which is twice the common words over all of them.
         scores.append(2 * common / (len(found) + len(right)) if common else 0.0)
     return scores
-
-
-def read_column(columns: Mapping[str, Any], name: str, fix: str) -> Sequence[Any]:
-    """A column of the rows; raises DataError where they do not have it, with what to type."""
-    if name not in columns:
-        known = ", ".join(sorted(columns))
-        raise DataError(Fault("dataset", f"the rows have no column {name}", f"one of {known}", fix))
-    return columns[name]
 
 
 def _words(completion: Completion) -> list[str]:

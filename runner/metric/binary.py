@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from runner.errors import DataError, Fault
+from runner.errors import DataError, Fault, read_column
 from runner.io.turns import Values, text_of
-from runner.metric import read_column
 
 
 def accuracy(

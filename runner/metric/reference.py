@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from runner.errors import DataError, Fault, check_library
+from runner.errors import DataError, Fault, check_library, read_column
 from runner.io.turns import Completion, Values, text_of
-from runner.metric import read_column
 
 
 def bleu(

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 BELL, TIMER = signal.SIGVTALRM, signal.ITIMER_VIRTUAL
 AGAIN = 1.0  # seconds to the next ring, because code may swallow the exception
@@ -22,35 +23,13 @@ GRACE = 10.0
 _running: list[Limit] = []
 
 
+@dataclass(eq=False)
 class Limit:
     """One limit while it runs."""
 
-    def __init__(self, seconds: float, late: Callable[[], Exception]):
-        self.seconds = seconds
-        self.late = late
-        self.deadline = time.monotonic() + seconds
-        self.rung = False
-        self.over = threading.Event()
-        self.thread = threading.Thread(target=self._watch, args=(threading.get_ident(),), daemon=True)
-
-    def start(self) -> None:
-        _running.append(self)
-        signal.setitimer(TIMER, self.seconds, AGAIN)
-        faulthandler.dump_traceback_later(2 * self.seconds + GRACE, exit=True, file=sys.__stderr__ or 2)
-        self.thread.start()
-
-    def stop(self) -> None:
-        _running.remove(self)
-        signal.setitimer(TIMER, 0)
-        faulthandler.cancel_dump_traceback_later()
-        self.over.set()
-        self.thread.join()
-
-    def _watch(self, caller: int) -> None:
-        wait = self.seconds
-        while not self.over.wait(wait):
-            signal.pthread_kill(caller, BELL)
-            wait = AGAIN
+    late: Callable[[], Exception]
+    deadline: float
+    rung: bool = False
 
 
 @contextlib.contextmanager
@@ -65,14 +44,28 @@ def within(seconds: float | None, late: Callable[[], Exception]) -> Iterator[Non
     # Put up once and left there: a ring that comes too late must find somebody who ignores it.
     if signal.getsignal(BELL) is not _answer:
         signal.signal(BELL, _answer)
-    limit = Limit(seconds, late)
-    limit.start()
+    limit, over = Limit(late, time.monotonic() + seconds), threading.Event()
+    watcher = threading.Thread(target=_watch, args=(over, seconds, threading.get_ident()), daemon=True)
+    _running.append(limit)
+    signal.setitimer(TIMER, seconds, AGAIN)
+    faulthandler.dump_traceback_later(2 * seconds + GRACE, exit=True, file=sys.__stderr__ or 2)
+    watcher.start()
     try:
         yield
     finally:
-        limit.stop()
+        _running.remove(limit)
+        signal.setitimer(TIMER, 0)
+        faulthandler.cancel_dump_traceback_later()
+        over.set()
+        watcher.join()
     if limit.rung:
         raise late()
+
+
+def _watch(over: threading.Event, wait: float, caller: int) -> None:
+    while not over.wait(wait):
+        signal.pthread_kill(caller, BELL)
+        wait = AGAIN
 
 
 def _answer(number: int, frame: object) -> None:

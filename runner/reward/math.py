@@ -8,9 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from runner.errors import check_library
+from runner.errors import check_library, read_column
 from runner.io.turns import Completion, Values, text_of
-from runner.reward.rule import known_answers
 
 # How texts of solutions mark an answer that is not boxed.
 MARKED = re.compile(r"(?:####|final answer(?: is)?:?|answer:)\s*([^\n]+)", re.IGNORECASE)
@@ -27,7 +26,7 @@ def boxed_answer(
     >>> boxed_answer([r"so \boxed{\frac{1}{2}}.", "0.5", r"\boxed{3}"], reference=["0.5", "0.5", "#### 4"])
     [1.0, 0.0, 0.0]
     """
-    references = known_answers(columns, column, "reward.boxed_answer.column=<column>")
+    references = read_column(columns, column, "reward.boxed_answer.column=<column>")
     check_library("math_verify", "reward.boxed_answer")
     rewards: list[float | None] = []
     for completion, reference in zip(completions, references, strict=True):

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
-from runner.errors import ConfigError, DataError, Fault
+from runner.errors import ConfigError, Fault, read_column
 from runner.io.turns import Completion, Values, text_of
 
 PRAISE, COMPLAINT = (
@@ -54,17 +53,8 @@ def exact_match(completions: Sequence[Completion], column: str = "reference", **
     fix = "reward.exact_match.column=<column>, or metric.exact.column=<column>"
     return [
         None if answer is None else float(_normal(text_of(completion)) == _normal(text_of(answer)))
-        for completion, answer in zip(completions, known_answers(columns, column, fix), strict=True)
+        for completion, answer in zip(completions, read_column(columns, column, fix), strict=True)
     ]
-
-
-def known_answers(columns: Mapping[str, Any], column: str, fix: str) -> Sequence[Any]:
-    """The column that holds the known answers; raises DataError where the rows do not have it."""
-    if column not in columns:
-        raise DataError(
-            Fault("dataset", f"the rows have no column {column}", f"one of {', '.join(sorted(columns))}", fix)
-        )
-    return columns[column]
 
 
 def sorted_digits(completions: Sequence[Completion], digits: Sequence[str]) -> list[float]:
