@@ -282,7 +282,9 @@ def _fields(found: Definition) -> Taken:
         for node in found.class_node.body:
             if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
                 continue
-            name, words = node.target.id, _field_words(node)
+            name, words = node.target.id, None  # the keywords of ``= field(...)``, None where the value is no such call
+            if isinstance(node.value, ast.Call) and last_name(node.value) == "field":
+                words = {word.arg: word.value for word in node.value.keywords if word.arg}
             is_parameter = last_name(node.annotation) not in ("ClassVar", "KW_ONLY")
             if is_parameter and (words is None or _literal(words.get("init")) is not False):
                 parameters[name] = _field(name, node, words, found.module, notes.get(name, ""))
@@ -307,13 +309,6 @@ def _field(
         documented=documented,
         choices=tuple(choices) if isinstance(choices, list | tuple) else (),
     )
-
-
-def _field_words(node: ast.AnnAssign) -> dict[str, ast.expr] | None:
-    """The keywords of ``= field(...)``; None where the value is no such call."""
-    if isinstance(node.value, ast.Call) and last_name(node.value) == "field":
-        return {word.arg: word.value for word in node.value.keywords if word.arg}
-    return None
 
 
 def _widened(parameters: dict[str, Parameter], found: Definition) -> dict[str, Parameter]:

@@ -296,7 +296,10 @@ def _collect(body: list[ast.stmt], module: Module) -> tuple[dict[str, Binding], 
                     bound = alias.name if alias.asname else alias.name.partition(".")[0]
                     names[alias.asname or bound] = Import(bound)
             case ast.ImportFrom():
-                _import_from(node, module, names, stars)
+                source = imported_module(node, module)
+                stars += [source for alias in node.names if alias.name == "*"]
+                named = {alias.asname or alias.name: alias.name for alias in node.names if alias.name != "*"}
+                names.update({bound: Import(source, name) for bound, name in named.items()})
             case ast.Assign(targets=[ast.Name(id="_import_structure")], value=ast.Dict() as table):
                 names.update(_lazy_names(table.keys, table.values, module))
             case ast.Assign(targets=[ast.Subscript(value=ast.Name(id="_import_structure"), slice=key)], value=value):
@@ -324,15 +327,6 @@ def imported_module(node: ast.ImportFrom, module: Module) -> str:
         return node.module or ""
     package = (module.name if module.folders else module.name.rpartition(".")[0]).split(".")
     return ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
-
-
-def _import_from(node: ast.ImportFrom, module: Module, names: dict[str, Binding], stars: list[str]) -> None:
-    source = imported_module(node, module)
-    for alias in node.names:
-        if alias.name == "*":
-            stars.append(source)
-        else:
-            names[alias.asname or alias.name] = Import(source, alias.name)
 
 
 def _lazy_names(keys: Sequence[ast.expr | None], entries: Sequence[ast.expr], module: Module) -> dict[str, Binding]:
