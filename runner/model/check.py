@@ -17,15 +17,7 @@ from typing import TYPE_CHECKING
 
 from runner.errors import ConfigError, Fault
 from runner.model import jinja
-from runner.model.folder import (
-    ADAPTER,
-    DOWNLOAD_AGAIN,
-    INDEX,
-    LOCATION,
-    WEIGHTS,
-    ModelFolder,
-    find_folder,
-)
+from runner.model.folder import ADAPTER, DOWNLOAD_AGAIN, INDEX, LOCATION, WEIGHTS, ModelFolder, find_folder
 from runner.schema.read import read_signature
 from runner.schema.source import find_definition
 from runner.schema.text import Node
@@ -51,12 +43,8 @@ VOCABULARIES = (
 )
 BYTE_TOKENIZERS = ("ByT5", "MyT5", "Canine", "Perceiver")  # they have no vocabulary
 ENDLESS_TOKENIZERS = ("", "TokenizersBackend", "PreTrainedTokenizerFast")  # classes without an end token of their own
-SECOND_ADAPTER = Fault(
-    "peft",
-    "model.path is an adapter, and a second one would go on top",
-    "one adapter",
-    "peft=none, or model.merge=true",
-)
+ON_TOP = "model.path is an adapter, and a second one would go on top"
+SECOND_ADAPTER = Fault("peft", ON_TOP, "one adapter", "peft=none, or model.merge=true")
 
 
 def find_model_faults(node: Node, head: str, length: object = None, peft: object = None) -> list[Fault]:
@@ -359,10 +347,8 @@ def find_token_faults(wanted: Mapping[str, str | None], vocabulary: Vocabulary) 
 
 def no_end_token(vocabulary: Vocabulary) -> Fault:
     """The fault of a tokenizer that ends no text."""
-    found, where = (
-        "the tokenizer has no token that ends a text, so nothing would ever stop",
-        "model.tokenizer.eos_token",
-    )
+    where = "model.tokenizer.eos_token"
+    found = "the tokenizer has no token that ends a text, so nothing would ever stop"
     marks = vocabulary.marks or "no special token at all"
     return Fault(where, found, f"a token of its vocabulary (it marks {marks})", f"{where}=<token>")
 
@@ -442,9 +428,8 @@ def _read_vocabulary(folder: ModelFolder, config: Node, named: Mapping[str, str 
     added = {entry["id"]: AddedToken(entry["content"], special=bool(entry.get("special"))) for entry in listed}
     names = entries if isinstance(entries, Mapping) else (entry[0] for entry in entries)
     used = {*named.values(), _token(config.get("unk_token"))}
-    return Vocabulary(
-        {*names, *(entry["content"] for entry in listed)}, added, used, str(config.get("chat_template") or "")
-    )
+    tokens = {*names, *(entry["content"] for entry in listed)}
+    return Vocabulary(tokens, added, used, str(config.get("chat_template") or ""))
 
 
 def _find_template_faults(

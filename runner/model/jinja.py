@@ -69,9 +69,8 @@ def find_template_faults(
     """
     tried = _try(text, tokens)
     if tried is None:
-        found = (
-            f"{name} takes more than {MAX_SECONDS} s, {MAX_MEGABYTES} MB or {MAX_LETTERS:,} letters for one exchange"
-        )
+        granted = f"{MAX_SECONDS} s, {MAX_MEGABYTES} MB or {MAX_LETTERS:,} letters"
+        found = f"{name} takes more than {granted} for one exchange"
         return [Fault(KEY, found, "a Jinja template that renders", f"{KEY}=chatml")]
     if "error" in tried:
         line = f", line {tried['line']}" if tried["line"] else ""
@@ -152,9 +151,8 @@ def render(text: str, tokens: Mapping[str, str]) -> str:
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
-    )
+    extensions = [Generation, ext.loopcontrols]
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = lambda value, **how: json.dumps(value, **{"ensure_ascii": False} | how)
     environment.globals |= {"raise_exception": refuse, "strftime_now": lambda how: datetime.now().strftime(how)}
     given = {"messages": PROBE, "tools": None, "documents": None, "add_generation_prompt": False}

@@ -89,9 +89,8 @@ def load_tokenizer(
 
 def _vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> check.Vocabulary:
     used = {tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token}
-    return check.Vocabulary(
-        tokenizer.get_vocab(), tokenizer.added_tokens_decoder, used, str(tokenizer.chat_template or "")
-    )
+    added, template = tokenizer.added_tokens_decoder, str(tokenizer.chat_template or "")
+    return check.Vocabulary(tokenizer.get_vocab(), added, used, template)
 
 
 def _refuse(faults: list[Fault]) -> None:
@@ -198,12 +197,10 @@ def check_quantization(quantization_config: object) -> None:
 def _load_whole(folder: ModelFolder, head: str, seed: int, how: Mapping[str, Any]) -> PreTrainedModel:
     """A model and every one of its weights, all from one commit; only a score head may be new."""
     _refuse(check.find_config_faults(folder, head, trust=how["trust_remote_code"]))
-    own = {"num_labels": 1} if head == "score" else {}
+    own = {"revision": folder.commit, "output_loading_info": True} | ({"num_labels": 1} if head == "score" else {})
     with translate_model_errors(folder.source, folder.revision), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model, report = HEADS[head].from_pretrained(
-            folder.source, revision=folder.commit, output_loading_info=True, **own, **how
-        )
+        model, report = HEADS[head].from_pretrained(folder.source, **own, **how)
     new = SEQ_CLS_HEAD_NAMES if head == "score" else ()
     missing = sorted(name for name in report["missing_keys"] if name.split(".")[0] not in new)
     _refuse([check.missing_weights(folder, len(missing), missing[0])] if missing else [])

@@ -377,9 +377,8 @@ def build_critic_model(policy: Policy, reward_model: PreTrainedModel | PeftModel
     if reward_model is not None:
         return _plain_copy(reward_model).to(policy.dtype).requires_grad_(True)
     source = _plain_copy(policy) if isinstance(policy, PeftModel) else policy
-    model: Critic = _build_classifier(source) or ValueModel(
-        copy.deepcopy(source.base_model), _zero_head(source).to(source.dtype)
-    )
+    model: Critic | None = _build_classifier(source)
+    model = model or ValueModel(copy.deepcopy(source.base_model), _zero_head(source).to(source.dtype))
     return model.to(source.device).requires_grad_(True)  # buffers such as the angles of positions stay float32
 
 
