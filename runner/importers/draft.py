@@ -34,6 +34,7 @@ from runner.io.files import MENU
 from runner.io.secrets import LOGIN_KEY, SECRET_KEY, form_of
 from runner.schema.read import Signature, read_signature
 from runner.schema.text import nearest as find_nearest
+from runner.schema.text import select
 
 MAPPED, SAME, NO_EQUIVALENT = "mapped", "same by default", "no equivalent"
 IGNORED = "ignored (machine, not experiment)"
@@ -139,10 +140,7 @@ class Draft:
 
     def get(self, path: str) -> Any:
         """The value at a dotted path, or None."""
-        value: Any = self.values
-        for name in path.split("."):
-            value = (value or {}).get(name)
-        return value
+        return select(self.values, path)
 
     def put(self, path: str, value: object) -> None:
         """Write a value at a dotted path of the experiment; what concerns rows, for each part of a mixture."""

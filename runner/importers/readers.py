@@ -285,9 +285,8 @@ def type_rewards(draft: Draft, key: str, rewards: Iterable[tuple[str, list[float
 
 def read_entry(draft: Draft, key: str, where: str, entry: Mapping[str, Any]) -> Node:
     """The node of one dataset, from an entry of theirs below a key, by the section ``rows`` of the table."""
-    inner = Draft(
-        "", replace(draft.table, keys=draft.table.rows), draft.reading, choices=draft.choices, where=f"{where}."
-    )
+    table = replace(draft.table, keys=draft.table.rows)
+    inner = Draft("", table, draft.reading, choices=draft.choices, where=f"{where}.")
     inner.add(entry)
     names, inner.keys = list(inner.keys), draft.keys | inner.keys
     follow(inner, *(name for name in inner.table.keys if name in names), *names)
