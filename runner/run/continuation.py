@@ -128,17 +128,15 @@ def _objection(path: str, old: object, new: object, cfg: Mapping[str, Any], know
     name = path.removeprefix(PREFIX) if path.startswith(PREFIX) else ""
     args = {**known, **cfg["trainer"]["args"]}
     if name in upstream.CALLBACK_VISIBLE:
-        acting = (
-            [f"trainer.args.{upstream.LOAD_BEST_MODEL_AT_END}"] if args.get(upstream.LOAD_BEST_MODEL_AT_END) else []
-        )
+        best = upstream.LOAD_BEST_MODEL_AT_END
+        acting = [f"{PREFIX}{best}"] if args.get(best) else []
         acting += [path for path, target in _callbacks(cfg) if not target.startswith(OURS)]
         if acting:
             return f"the same, because {acting[0]} may act on it"
     if name in upstream.LOGGED | upstream.CALLBACK_VISIBLE and args.get(upstream.NUM_COMPLETIONS_TO_PRINT):
         return "the same, because trainer.args.num_completions_to_print draws some each time"
-    if name in upstream.MAP_STYLE_ONLY and any(
-        last_key(key) == "streaming" and each for key, each in walk(cfg["dataset"])
-    ):
+    streams = any(last_key(key) == "streaming" and each for key, each in walk(cfg["dataset"]))
+    if name in upstream.MAP_STYLE_ONLY and streams:
         return "the same, because streamed rows come in another order"
     if name in upstream.LONGER:
         return _length_objection(old, new, cfg, args)

@@ -25,21 +25,8 @@ from runner.schema.text import flatten, last_key, nodes, walk
 
 # How a key ends whose value is read.
 NAMES = ("path", "file", "files", "template", upstream.DEEPSPEED, upstream.FSDP_CONFIG)
-SUFFIXES = {
-    ".json",
-    ".jsonl",
-    ".ndjson",
-    ".csv",
-    ".tsv",
-    ".parquet",
-    ".gz",
-    ".zst",
-    ".safetensors",
-    ".bin",
-    ".model",
-    ".txt",
-}
-SUFFIXES |= {".jinja", ".tiktoken", ".py", ".yaml", ".yml"}
+SUFFIXES = {".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".gz", ".zst", ".safetensors", ".bin", ".model"}
+SUFFIXES |= {".txt", ".jinja", ".tiktoken", ".py", ".yaml", ".yml"}
 NOT_INPUTS = {"training_args.json", "trainer_state.json", SEAL}
 CODE = "code"
 FACTS = ("data", "tokenizer", "model")  # of a manifest

@@ -79,9 +79,8 @@ def check_sealed(folder: Path) -> Path:
     """The same sealed folder; FolderError with every file that is not as it was sealed."""
     if damage := damage_of(folder):
         fix = "the command that made the run, which mends it from a checkpoint, or checkpoint=last"
-        raise FolderError(
-            Fault(display_path(folder), f"damaged: {describe_damage(damage)}", "the files that were sealed", fix)
-        )
+        found = f"damaged: {describe_damage(damage)}"
+        raise FolderError(Fault(display_path(folder), found, "the files that were sealed", fix))
     return folder
 
 
@@ -117,9 +116,8 @@ def last_checkpoint(run: Run, clean: bool = True) -> Path | None:
         log.warning("%s is damaged: %s", path, describe_damage(wrong))
     if clean and damaged and good is None:
         fix = "a whole copy of it put back, or name=<another name> to start over"
-        raise FolderError(
-            [Fault(str(path), describe_damage(each), "a whole checkpoint", fix) for path, each in damaged.items()]
-        )
+        described = {path: describe_damage(wrong) for path, wrong in damaged.items()}
+        raise FolderError(Fault(str(path), each, "a whole checkpoint", fix) for path, each in described.items())
     step = step_of(good) if good else -1
     for path in run.checkpoints.glob("checkpoint-*") if clean else ():
         number = path.name.rpartition("-")[2]
