@@ -59,16 +59,12 @@ def axes_of(configs: Sequence[Config], typed: Sequence[Mapping[str, str]] | None
                 break
         else:
             found[key], also[key] = column, []
-    values = {key: dict(zip(read, column, strict=True)) for key, column in found.items()}
-    return [
-        Axis(
-            key,
-            _short_name(key, list(found)),
-            tuple(values[key].get(index, UNREAD) for index in range(len(configs))),
-            tuple(also[key]),
-        )
-        for key in sorted(found, key=lambda key: key == "seed")
-    ]
+    axes = []
+    for key in sorted(found, key=lambda key: key == "seed"):
+        values = dict(zip(read, found[key], strict=True))
+        column = tuple(values.get(index, UNREAD) for index in range(len(configs)))
+        axes.append(Axis(key, _short_name(key, list(found)), column, tuple(also[key])))
+    return axes
 
 
 def lasting_keys(cfg: Config) -> Config:

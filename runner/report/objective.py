@@ -180,11 +180,8 @@ def _found(runs: Sequence[RunRecord], known: Sequence[str]) -> tuple[str | None,
         trainer = run.cfg.get("trainer")
         args = (trainer.get("args") if isinstance(trainer, dict) else None) or {}
         if best := args.get(upstream.METRIC_FOR_BEST_MODEL):
-            return (
-                _full_name(str(best), known),
-                f"trainer.args.{upstream.METRIC_FOR_BEST_MODEL}",
-                args.get(upstream.GREATER_IS_BETTER),
-            )
+            why = f"trainer.args.{upstream.METRIC_FOR_BEST_MODEL}"
+            return _full_name(str(best), known), why, args.get(upstream.GREATER_IS_BETTER)
     reasons = {re.escape(metric): f"metric.{metric} of the configuration" for metric in _metrics(runs)}
     for pattern, why in (reasons | dict.fromkeys(LIKELY, TELLING)).items():
         if found := next((name for name in known if re.fullmatch(rf"eval_(.+_)?{pattern}", name)), None):

@@ -63,15 +63,10 @@ STYLE = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 9.5,
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.linewidth": 0.7,
-    "xtick.color": INK,
-    "ytick.color": INK,
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("axes.linewidth", "grid.linewidth"), 0.7),
     "grid.color": OTHERS,
     "grid.alpha": 0.25,
-    "grid.linewidth": 0.7,
     "lines.linewidth": 1.6,
     "svg.fonttype": "none",
     "svg.hashsalt": "runner",
@@ -257,16 +252,14 @@ def _heat_picture(summary: Summary, objective: SweepObjective) -> Picture:
     places = range(len(across.levels)), range(len(up.levels))
     means = [[fmean(cells.get((x, y), [nan])) for x in places[0]] for y in places[1]]
     with _axes(up.name, across.name) as (figure, axes):
-        mesh = axes.pcolormesh(
-            *places, means, cmap="viridis" if objective.maximise else "viridis_r", edgecolors="white", lw=3
-        )
+        colours = "viridis" if objective.maximise else "viridis_r"
+        mesh = axes.pcolormesh(*places, means, cmap=colours, edgecolors="white", lw=3)
         for x, y in itertools.product(*places):
             found = cells.get((x, y), [])
             red, green, blue, _ = mesh.to_rgba(means[y][x])
             ink = OTHERS if not found else "#ffffff" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else "#101010"
-            text = (
-                spread(means[y][x], stdev(found) if len(found) > 1 else None).replace(" ± ", "\n± ") if found else "–"
-            )
+            sd = stdev(found) if len(found) > 1 else None
+            text = spread(means[y][x], sd).replace(" ± ", "\n± ") if found else "–"
             axes.text(x, y, text, ha="center", va="center", color=ink, fontsize=8.5)
         _ticks(axes, "x", across.levels)
         _ticks(axes, "y", up.levels)
