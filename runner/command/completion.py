@@ -35,7 +35,6 @@ from runner.schema.text import select
 
 WITHOUT_RUN = ("train", "doctor", "completion", "import", "rehearse")  # verbs that take none
 COMPOSING = ("", "train", "evaluate", "predict", "preview", "rehearse", "why")  # that take what a training takes
-SHELLS = ("bash", "zsh", "fish")
 FOLDER_FLAGS = ("--config-dir", "-cd")
 FLAGS = (
     *("--help", "--multirun", "--dry-run", "--debug", "--config-dir", "--cfg", "--info", "--resolve"),
@@ -43,7 +42,7 @@ FLAGS = (
 )
 PATHS = ("path", "to", "output_root", "name_or_path")
 CALL = "PYTHONPATH={root} {python} -P -m runner.command.completion"
-SCRIPTS = {
+SCRIPTS = {  # by shell
     "bash": """_runner_complete() {{
   local IFS=$'\\n'
   COMPREPLY=($({call} bash "$COMP_POINT" "$COMP_LINE" "$COMP_WORDBREAKS" 2>/dev/null))
@@ -62,9 +61,9 @@ compdef _runner runner""",
 
 def main(line: CommandLine) -> int:
     """Print the script of the shell that the command line names."""
-    if len(line.runs) != 1 or line.runs[0] not in SHELLS:
+    if len(line.runs) != 1 or line.runs[0] not in SCRIPTS:
         found = " ".join(line.runs) or "no shell"
-        raise ConfigError(Fault("completion", found, ", ".join(SHELLS), 'eval "$(runner completion bash)"'))
+        raise ConfigError(Fault("completion", found, ", ".join(SCRIPTS), 'eval "$(runner completion bash)"'))
     call = CALL.format(root=shlex.quote(str(PACKAGE.parent)), python=shlex.quote(sys.executable))
     print(SCRIPTS[line.runs[0]].format(call=call))
     return 0
@@ -96,7 +95,7 @@ def _candidates(words: Sequence[str], current: str) -> Iterator[str]:
     elif current.startswith("-"):
         yield from FLAGS
     elif verb == "completion":
-        yield from SHELLS
+        yield from SCRIPTS
     elif "=" in current:
         yield from Chosen(words).values(current)
     else:

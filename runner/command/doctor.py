@@ -23,6 +23,8 @@ from importlib import metadata
 from itertools import zip_longest
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 from runner.command import CommandLine
 from runner.command._option import Option, read_options
 from runner.errors import EnvironmentFault
@@ -78,8 +80,6 @@ def main(line: CommandLine) -> int:
 
 def _requirements_of(package: str, extras: Iterable[str]) -> list[str]:
     """The requirements that extras of an installed package add to it."""
-    from packaging.requirements import Requirement
-
     found = []
     for each in map(Requirement, metadata.requires(package) or () if extras else ()):
         marker = each.marker
@@ -90,8 +90,6 @@ def _requirements_of(package: str, extras: Iterable[str]) -> list[str]:
 
 def status_of(text: str) -> tuple[str, str, str, str]:
     """Name, installed version, the range that is needed, and the problem with it, if there is one."""
-    from packaging.requirements import Requirement
-
     requirement = Requirement(text)
     version, needed = installed_version(requirement.name), str(requirement.specifier)
     problem = "missing" if not version else "" if is_within(version, needed) else "outside"
@@ -104,8 +102,6 @@ def missing_of(text: str, extras: Mapping[str, Sequence[str]]) -> list[str]:
     >>> missing_of("trl-runner[quant]", {"quant": ["no-such-package>=2", "pyyaml"]})
     ['no-such-package>=2']
     """
-    from packaging.requirements import Requirement
-
     requirement = Requirement(text)
     if requirement.name == NAME:
         inner = [each for extra in sorted(requirement.extras) for each in extras.get(extra, ())]

@@ -44,7 +44,7 @@ from runner.command._request import OPTIONS, PARTS, InferenceRequest, read_reque
 from runner.dataset.form import fits
 from runner.errors import ConfigError, DataError, Fault, check_library
 from runner.generate.prediction import prediction_key
-from runner.generate.rows import find_form_fault
+from runner.generate.rows import find_prompt_fault
 from runner.generate.weights import Weights
 from runner.io.files import display_path, to_line, write_json, write_text
 from runner.io.terminal import print_visible, progress_bar, quiet
@@ -178,7 +178,7 @@ def _select_parts(request: InferenceRequest) -> tuple[InferenceRequest, list[str
         else:
             metrics[name] = node
     is_scorer, reward = request.head == "score", request.cfg.get("reward")
-    no_prompts = find_form_fault(request.cfg["dataset"], "prompt", "reward")
+    no_prompts = find_prompt_fault(request.cfg["dataset"], "reward")
     if "reward" not in request.chosen and (is_scorer or no_prompts):
         reward = None
     if reward and is_scorer:
@@ -252,9 +252,8 @@ def _measure_answers(side: Side, model: Model, tokenizer: PreTrainedTokenizerBas
         everything = is_scorer or any(metric.answers == "all" for metric in known)
         how = {"max_length": context_length(model), "batch_size": request.options["batch_size"]}
         with progress_bar(f"{name}: known answers", sum(everything or row["label"] for row in rows), "answer") as bar:
-            side.sets[name] = judge_answers(
-                model, tokenizer, rows, known, is_scorer=is_scorer, on_progress=bar.update, **how
-            )
+            how |= {"is_scorer": is_scorer, "on_progress": bar.update}
+            side.sets[name] = judge_answers(model, tokenizer, rows, known, **how)
 
 
 def _measure_completions(
@@ -357,8 +356,7 @@ def evaluate_tasks(side: Side) -> int:
     facts = how | {"tasks": tasks, "weights": [side.name, request.weights.seal]}
     path = _write(request, "lm_eval", facts, {"model": side.name, "scores": scores, "errors": errors}, began)
     cells = [_with_error(scores, errors, name) for name in scores]
-    print_visible(
-        "\n".join(format_table([Column("task", list(scores), True, True), Column("value", cells, True)], 100))
-    )
+    columns = [Column("task", list(scores), True, True), Column("value", cells, True)]
+    print_visible("\n".join(format_table(columns, 100)))
     print(f"to        {display_path(path)}")
     return 0

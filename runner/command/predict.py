@@ -43,7 +43,7 @@ from runner.command._option import Option
 from runner.command._request import OPTIONS, InferenceRequest, in_a_name, read_request
 from runner.errors import ConfigError, Fault
 from runner.generate.prediction import PredictionFile, prediction_key
-from runner.generate.rows import find_form_fault
+from runner.generate.rows import find_prompt_fault
 from runner.io.files import display_path, read_last_row
 from runner.io.terminal import print_answer, progress_bar, quiet, sample_lines
 from runner.report.number import number
@@ -77,7 +77,7 @@ def main(line: CommandLine) -> int:
         faults.append(Fault("prompt", found, "an answer, too", 'completion="<text>"'))
     if head == "lm" and "completion" in options:
         faults.append(Fault("completion", "set, and a language model writes it", "none", "leave it out"))
-    if not ways and head == "lm" and (fault := find_form_fault(request.cfg["dataset"], "prompt", "dataset")):
+    if not ways and head == "lm" and (fault := find_prompt_fault(request.cfg["dataset"], "dataset")):
         faults.append(fault)
     if faults:
         raise ConfigError(faults)

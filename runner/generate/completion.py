@@ -79,9 +79,8 @@ class TextGenerator:
         prompts = [encode_prompt(self.tokenizer, row["prompt"], row) for row in rows]
         faults = []
         if empty := [row for row, ids in enumerate(prompts) if not ids]:
-            faults.append(
-                Fault("dataset", f"{len(empty)} prompts without a token, the first in row {empty[0]}", "prompts")
-            )
+            found = f"{len(empty)} prompts without a token, the first in row {empty[0]}"
+            faults.append(Fault("dataset", found, "prompts"))
         if long := [row for row, ids in enumerate(prompts) if self.how.limit(ids) < 1]:
             found = f"{len(long)} prompts leave no room for an answer, the first in row {long[0]}"
             expected = f"fewer than the {self.how.max_length} that the model holds"
@@ -94,10 +93,7 @@ class TextGenerator:
         return [[draws[index] for index in group] for group in groups]
 
     def complete(
-        self,
-        batch: Sequence[Draw],
-        rows: Sequence[Row],
-        on_token: Callable[[list[int]], None] | None = None,
+        self, batch: Sequence[Draw], rows: Sequence[Row], on_token: Callable[[list[int]], None] | None = None
     ) -> list[Completion]:
         """The completions of one batch of a plan, each as often as it is wanted."""
         prompts = [encode_prompt(self.tokenizer, rows[row]["prompt"], rows[row]) for row, _ in batch]

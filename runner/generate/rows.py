@@ -67,10 +67,9 @@ def read_sets(
     return wanted
 
 
-def find_form_fault(node: Mapping[str, Any], to: str, where: str) -> Fault | None:
-    """The fault of rows that cannot take this form, as far as the configuration of the dataset tells."""
-    if fits(node.get("form"), to):
+def find_prompt_fault(node: Mapping[str, Any], where: str) -> Fault | None:
+    """The fault of rows without prompts, as far as the configuration of the dataset tells."""
+    if fits(node.get("form"), "prompt"):
         return None
-    lacking = "prompts" if to == "prompt" else "known answers"
-    found = f"{node['form']} rows ({node.get('path')}), which have no {lacking}"
+    found = f"{node['form']} rows ({node.get('path')}), which have no prompts"
     return Fault(where, found, "other rows", "dataset=<one with them>")
