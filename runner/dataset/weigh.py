@@ -156,9 +156,8 @@ class Weigher:
                 start = text.rfind(self._opening, begin, start) + len(self._opening)
             begin = end + self._mark(text[end:])
             spans.append((start, end, begin))
-        messages = [
-            dict(turn) | {"content": text[start:end]} for turn, (start, end, _) in zip(turns, spans, strict=True)
-        ]
+        places = zip(turns, spans, strict=True)
+        messages = [dict(turn) | {"content": text[start:end]} for turn, (start, end, _) in places]
         return RenderedSequence(text, messages, spans, is_chat=True)
 
     def _write(self, turns: Turns, tools: Tools) -> str:
@@ -316,9 +315,8 @@ def rotate_weights(rows: Dataset, size: int) -> Dataset:
         moved, ids = [own[-1], *own[:-1]], [batch["completion_ids"][-1], *batch["completion_ids"][:-1]]
         if ids != batch["KL_completion_ids"]:
             found = "TRL pairs prompts with the answers of others in another order than it did"
-            raise ConfigError(
-                Fault("weight", found, "the order of TRL 1.16", "trainer.args.loss_type=apo_zero_unpaired")
-            )
+            fix = "trainer.args.loss_type=apo_zero_unpaired"
+            raise ConfigError(Fault("weight", found, "the order of TRL 1.16", fix))
         return {f"KL_{WEIGHTS}": [left + right for left, right in zip(before, moved, strict=True)]}
 
     return rows.map(rotate, batched=True, batch_size=size)
