@@ -62,6 +62,12 @@ class RunnerError(Exception):
         self.faults = [faults] if isinstance(faults, Fault) else list(faults)
         super().__init__(self.faults)
 
+    @classmethod
+    def refuse(cls, faults: Iterable[Fault]) -> None:
+        """Raise this error with all the faults, where there are any."""
+        if faults := list(faults):
+            raise cls(faults)
+
     def __str__(self) -> str:
         count = len(self.faults)
         title = self.heading if count == 1 else f"{self.heading}: {count} faults"

@@ -189,8 +189,7 @@ def _select_parts(request: InferenceRequest) -> tuple[InferenceRequest, list[str
     if "against" in options and not reward:
         no_reward = "no reward that could tell which answer is better"
         faults.append(Fault("against", no_reward, "a reward", "reward=<one of conf/reward>"))
-    if faults:
-        raise ConfigError(faults)
+    ConfigError.refuse(faults)
     return dataclasses.replace(request, cfg=request.cfg | {"metric": metrics, "reward": reward}), notes
 
 

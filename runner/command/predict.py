@@ -79,8 +79,7 @@ def main(line: CommandLine) -> int:
         faults.append(Fault("completion", "set, and a language model writes it", "none", "leave it out"))
     if not ways and head == "lm" and (fault := find_prompt_fault(request.cfg["dataset"], "dataset")):
         faults.append(fault)
-    if faults:
-        raise ConfigError(faults)
+    ConfigError.refuse(faults)
     if "prompt" in options:
         return answer_prompt(request)
     return converse(request) if options.get("chat") else predict(request)

@@ -69,8 +69,7 @@ def main(line: CommandLine) -> int:
         if "code" in options and isinstance(git, Mapping) and git.get("diff"):
             found = f"{run}/manifest.json holds changes of the code, which would run"
             faults.append(Fault("code", found, "a commit of this repository alone", fix))
-    if faults:
-        raise ConfigError(faults)
+    ConfigError.refuse(faults)
     unmatched = list(obstacles(run))
     for text in unmatched:
         print(f"not alike {text}", flush=True)
@@ -147,8 +146,7 @@ def compare_data(run: RunRecord, cfg: Mapping[str, Any]) -> None:
             expected = f"the {then.get(f'{name}.rows')} rows of then, {old[:12]}" if old else "none, as then"
             fix = "the data of then: dataset.path and its files, or its revision"
             faults.append(Fault(f"dataset, {name}", found, expected, fix))
-    if faults:
-        raise DataError(faults)
+    DataError.refuse(faults)
 
 
 # --- Again ----------------------------------------------------------------------------------------

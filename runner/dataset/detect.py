@@ -56,8 +56,7 @@ def read_layout(
             faults.append(misnamed("dataset.columns", role, ROLES, "dataset.columns.{}=" + column))
         elif column not in columns:
             faults.append(misnamed(where, column, columns, where + "={}"))
-    if faults:
-        raise DataError(faults)
+    DataError.refuse(faults)
     readings = [_read_as(name, columns, chosen) for name in ([form] if form else FORMS)]
     layouts = [layout for layout in readings if layout is not None]
     if not layouts:
@@ -155,8 +154,7 @@ def kept_columns(columns: Iterable[str], layout: RowLayout, to: str, keep: Seque
             faults.append(Fault(group, f"a {group} asks for the column {name!r}", why, fix))
         elif name not in safe:
             faults.append(misnamed(group, name, safe, f"a {group} that asks for {{}}"))
-    if faults:
-        raise DataError(faults)
+    DataError.refuse(faults)
     return (*tools, *(name for name in wanted if name != "prompt"))
 
 
@@ -171,5 +169,4 @@ def refuse_media(names: Iterable[str]) -> None:
 def check_without(names: Sequence[str], columns: Sequence[str]) -> None:
     """Raise DataError for a column that is to be left out and is not there."""
     lacking = [name for name in names if name not in columns]
-    if faults := [misnamed("dataset.without", name, columns, "dataset.without=[{}]") for name in lacking]:
-        raise DataError(faults)
+    DataError.refuse([misnamed("dataset.without", name, columns, "dataset.without=[{}]") for name in lacking])

@@ -44,8 +44,7 @@ def mix_rows(
     if to == "prompt" and keep is not None:
         columns = {name: list_columns(rows) for name, rows in trains.items()}
         there = {column for part in columns.values() for column in part}
-        if faults := [misnamed("reward", column, sorted(there)) for column in keep if column not in there]:
-            raise DataError(faults)
+        DataError.refuse([misnamed("reward", column, sorted(there)) for column in keep if column not in there])
         wanted = {"prompt", "reference", *keep}
         for name, rows in trains.items():
             trains[name] = rows.select_columns([column for column in columns[name] if column in wanted])

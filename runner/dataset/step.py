@@ -24,8 +24,7 @@ def list_steps(steps: Step | Sequence[Step | None] | Mapping[str, Step | None] |
     """The steps in order, from one, a list of them, or a mapping from names; null entries are none."""
     listed = steps.values() if isinstance(steps, Mapping) else steps if isinstance(steps, Sequence) else [steps]
     found = tuple(step for step in listed if step is not None)
-    if faults := [Fault("dataset.map", repr(step), "a function of a row") for step in found if not callable(step)]:
-        raise DataError(faults)
+    DataError.refuse([Fault("dataset.map", repr(step), "a function of a row") for step in found if not callable(step)])
     return found
 
 

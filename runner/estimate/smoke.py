@@ -162,8 +162,7 @@ def inspect_rows(run: Run) -> None:
     with quiet(), first_rows_prepared(cfg) as (components, how):
         rows = components.train_rows
         seen = inspect_training(components.trainer, rows, **how)
-    if faults := find_faults(seen, cfg.get("tolerate")):
-        raise ConfigError(faults)
+    ConfigError.refuse(find_faults(seen, cfg.get("tolerate")))
     lengths = [len(row.ids) for row in seen.rows] or [row.length for row in seen.encoded]
     kept = len(rows) if hasattr(rows, "__len__") else len(seen.encoded)
     heads = [Path(node["path"]) / "train.parquet" for node in rows_of(cfg)]

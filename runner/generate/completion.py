@@ -85,8 +85,7 @@ class TextGenerator:
             found = f"{len(long)} prompts leave no room for an answer, the first in row {long[0]}"
             expected = f"fewer than the {self.how.max_length} that the model holds"
             faults.append(Fault("dataset", f"{found}: {len(prompts[long[0]])} tokens", expected))
-        if faults:
-            raise DataError(faults)
+        DataError.refuse(faults)
         count = 1 if self.is_greedy else self.n
         draws = [(row, number) for row in range(len(rows)) for number in range(count)]
         groups = split_by_rows([len(prompts[row]) for row, _ in draws], self.how.rows)

@@ -50,8 +50,7 @@ class PredictionFile:
 
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lock = self.partial.with_suffix(".lock")
-        if faults := foreign_faults(filter(Path.is_symlink, [self.partial, lock])):
-            raise FolderError(faults)
+        FolderError.refuse(foreign_faults(filter(Path.is_symlink, [self.partial, lock])))
         try:
             with FileLock(lock, timeout=0):
                 yield

@@ -78,8 +78,7 @@ def check_adapter(model: PreTrainedModel | PeftModel, peft_config: PeftConfig | 
         kinds = {name: "Linear" if isinstance(part, nn.Linear) else type(part).__name__ for name, part in parts.items()}
         linear = {name.rpartition(".")[2] for name, kind in kinds.items() if kind in ("Linear", "Conv1D")}
         faults += find_target_faults(targets, parts, linear)
-    if faults:
-        raise ConfigError(faults)
+    ConfigError.refuse(faults)
 
 
 def train_beside(model: PreTrainedModel, peft_config: PeftConfig, patterns: Sequence[str]) -> None:
@@ -99,8 +98,7 @@ def train_beside(model: PreTrainedModel, peft_config: PeftConfig, patterns: Sequ
             expected = f"such as {', '.join(_embeddings(model))}"
             faults.append(Fault("peft.full", f"{rounded[0]} is quantised", expected))
         layers |= {name.rpartition(".")[0] for name in fitting}
-    if faults:
-        raise ConfigError(faults)
+    ConfigError.refuse(faults)
     source, *shared = _embeddings(model) if model.config.get_text_config().tie_word_embeddings else [""]
     if layers & {source, *shared}:
         layers = layers - set(shared) | {source}

@@ -43,8 +43,7 @@ def set_template(tokenizer: PreTrainedTokenizerBase, name: str | None) -> None:
     if tokenizer.chat_template:
         # A faulty template would fail later on, without file or line.
         text, end, tokens = tokenizer.get_chat_template(), tokenizer.eos_token, tokenizer.special_tokens_map
-        if faults := find_template_faults(text, name or OWN, end, tokens, chosen=bool(name)):
-            raise ConfigError(faults)
+        ConfigError.refuse(find_template_faults(text, name or OWN, end, tokens, chosen=bool(name)))
 
 
 def check_template(
@@ -64,8 +63,7 @@ def check_template(
         found = "trainer.args.assistant_only_loss, and the template does not mark what the assistant says"
         fix = f"{KEY}=chatml, or trainer.args.assistant_only_loss=false"
         faults.append(Fault(KEY, found, "{% generation %} around each answer", fix))
-    if faults:
-        raise ConfigError(faults)
+    ConfigError.refuse(faults)
 
 
 def _marks_answers(tokenizer: PreTrainedTokenizerBase) -> bool:

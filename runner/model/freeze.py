@@ -35,8 +35,7 @@ def train_last_layers(model: PreTrainedModel, *, layers: int, also: Sequence[str
         faults.append(Fault("peft.also", ", ".join(strangers), f"any of {PARTS}", "peft.also=[norm,head]"))
     if not layers and not also:
         faults.append(Fault("peft", "nothing would be trained", "a layer, or a head"))
-    if faults := [*faults, *_whole_faults(model)]:
-        raise ConfigError(faults)
+    ConfigError.refuse([*faults, *_whole_faults(model)])
     trained = list(blocks[len(blocks) - layers :])
     if "norm" in also:  # whatever the architecture calls it, it stands beside the list of blocks
         owner = next(part for part in model.modules() if any(child is blocks for child in part.children()))
@@ -59,8 +58,7 @@ def train_weights(model: PreTrainedModel, *, matching: Sequence[str]) -> PreTrai
     faults = [] if matching else [Fault("peft.matching", "nothing", "patterns", "peft.matching=[norm]")]
     faults += _whole_faults(model)
     faults += find_pattern_faults("peft.matching", matching, [*weights])
-    if faults:
-        raise ConfigError(faults)
+    ConfigError.refuse(faults)
     for name, weight in weights.items():
         weight.requires_grad_(any(re.search(pattern, name) for pattern in matching))
     return model

@@ -61,8 +61,9 @@ def load_tokenizer(
     folder = fetch(path, "model.tokenizer", revision)
     if folder.base and not folder.has("tokenizer_config.json"):
         folder = fetch(folder.base[0], "model.tokenizer", folder.base[1])
-    if not folder.has("tokenizer_config.json"):  # then it is the architecture that names the kind of tokenizer
-        _refuse(check.find_config_faults(folder, trust=trust_remote_code) if folder.has("config.json") else [])
+    # Without the first file it is the architecture that names the kind of tokenizer.
+    if not folder.has("tokenizer_config.json") and folder.has("config.json"):
+        ConfigError.refuse(check.find_config_faults(folder, trust=trust_remote_code))
     with translate_model_errors(folder.source, folder.revision, "model.tokenizer"):
         how = {"revision": folder.revision, "trust_remote_code": trust_remote_code}
         tokenizer = AutoTokenizer.from_pretrained(folder.source, **how)
@@ -71,7 +72,7 @@ def load_tokenizer(
         found, fix = f"{path} holds no vocabulary", "model.tokenizer.path=<folder or org/name>"
         raise ConfigError(Fault("model.tokenizer.path", found, "tokenizer.json", fix))
     vocabulary = _vocabulary_of(tokenizer)
-    _refuse(check.find_token_faults({"eos_token": eos_token, "pad_token": pad_token}, vocabulary))
+    ConfigError.refuse(check.find_token_faults({"eos_token": eos_token, "pad_token": pad_token}, vocabulary))
     if eos_token is not None:
         tokenizer.eos_token = eos_token
     if tokenizer.eos_token is None:
@@ -91,11 +92,6 @@ def _vocabulary_of(tokenizer: PreTrainedTokenizerBase) -> check.Vocabulary:
     used = {tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token}
     added, template = tokenizer.added_tokens_decoder, str(tokenizer.chat_template or "")
     return check.Vocabulary(tokenizer.get_vocab(), added, used, template)
-
-
-def _refuse(faults: list[Fault]) -> None:
-    if faults:
-        raise ConfigError(faults)
 
 
 # --- Model --------------------------------------------------------------------------------------
@@ -125,7 +121,7 @@ def load_model(
     """
     check_quantization(quantization_config)
     folder = fetch(path, "model", revision)
-    _refuse(check.find_merge_faults(folder, quantized=bool(quantization_config)) if merge else [])
+    ConfigError.refuse(check.find_merge_faults(folder, quantized=bool(quantization_config)) if merge else [])
     how = dict(
         dtype=dtype if dtype == "auto" else getattr(torch, dtype),
         attn_implementation=attention,
@@ -138,8 +134,8 @@ def load_model(
     model = load(folder, head, seed, how)
     if merge:
         model = model.merge_and_unload().requires_grad_(True)
-    _refuse(check.find_size_faults(_vocabulary_of(tokenizer), model.get_input_embeddings().num_embeddings))
-    _refuse([check.not_finite(folder, unsound)] if (unsound := find_not_finite(model)) else [])
+    ConfigError.refuse(check.find_size_faults(_vocabulary_of(tokenizer), model.get_input_embeddings().num_embeddings))
+    ConfigError.refuse([check.not_finite(folder, unsound)] if (unsound := find_not_finite(model)) else [])
     adopt_tokens(model, tokenizer)
     for part in model.modules():
         # bitsandbytes would repack 4-bit weights at a first evaluation on CPUs with bfloat16. Its kernel for the packed
@@ -179,7 +175,7 @@ def read_config(path: str, revision: str | None = None, trust_remote_code: bool 
     folder = fetch(path, "model", revision)
     if folder.base:
         folder = fetch(folder.base[0], "model", folder.base[1])
-    _refuse(check.find_config_faults(folder, trust=trust_remote_code))
+    ConfigError.refuse(check.find_config_faults(folder, trust=trust_remote_code))
     with translate_model_errors(folder.source, folder.revision):
         how = {"revision": folder.revision, "trust_remote_code": trust_remote_code}
         return AutoConfig.from_pretrained(folder.source, **how)
@@ -196,14 +192,14 @@ def check_quantization(quantization_config: object) -> None:
 
 def _load_whole(folder: ModelFolder, head: str, seed: int, how: Mapping[str, Any]) -> PreTrainedModel:
     """A model and every one of its weights, all from one commit; only a score head may be new."""
-    _refuse(check.find_config_faults(folder, head, trust=how["trust_remote_code"]))
+    ConfigError.refuse(check.find_config_faults(folder, head, trust=how["trust_remote_code"]))
     own = {"revision": folder.commit, "output_loading_info": True} | ({"num_labels": 1} if head == "score" else {})
     with translate_model_errors(folder.source, folder.revision), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model, report = HEADS[head].from_pretrained(folder.source, **own, **how)
     new = SEQ_CLS_HEAD_NAMES if head == "score" else ()
     missing = sorted(name for name in report["missing_keys"] if name.split(".")[0] not in new)
-    _refuse([check.missing_weights(folder, len(missing), missing[0])] if missing else [])
+    ConfigError.refuse([check.missing_weights(folder, len(missing), missing[0])] if missing else [])
     return model
 
 
@@ -216,7 +212,7 @@ def _load_adapter(folder: ModelFolder, head: str, seed: int, how: Mapping[str, A
     if adapter.is_prompt_learning:
         found = f"{folder.source} holds a learnt prompt, which peft cannot train any further"
         faults.append(Fault("model.path", found, "", f"model.path={adapter.base_model_name_or_path}"))
-    _refuse(faults)
+    ConfigError.refuse(faults)
     model = _load_whole(fetch(adapter.base_model_name_or_path, "model", adapter.revision), head, seed, how)
     with translate_model_errors(folder.source, folder.revision):
         return PeftModel.from_pretrained(model, folder.source, is_trainable=True, revision=folder.revision)
@@ -264,10 +260,11 @@ def new_model(
     if head == "score":
         architecture = {"num_labels": 1} | architecture
     try:
-        known = AutoConfig.for_model(model_type)
+        default = AutoConfig.for_model(model_type)
     except ValueError:
         raise ConfigError(check.unknown_architecture(model_type)) from None
-    _refuse(check.find_unknown_keys(model_type, architecture, {*vars(known), *known.attribute_map, "num_labels"}))
+    known = {*vars(default), *default.attribute_map, "num_labels"}
+    ConfigError.refuse(check.find_unknown_keys(model_type, architecture, known))
     config = AutoConfig.for_model(
         model_type,
         **{"vocab_size": len(tokenizer)} | architecture,
@@ -278,6 +275,6 @@ def new_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = HEADS[head].from_config(config, dtype=torch.float32 if dtype == "auto" else getattr(torch, dtype))
-    _refuse(check.find_size_faults(_vocabulary_of(tokenizer), model.get_input_embeddings().num_embeddings))
+    ConfigError.refuse(check.find_size_faults(_vocabulary_of(tokenizer), model.get_input_embeddings().num_embeddings))
     adopt_tokens(model, tokenizer)
     return model

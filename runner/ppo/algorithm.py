@@ -227,8 +227,7 @@ class PPOConfig(TrainingArguments):
         if self.bf16 is None:
             self.bf16 = not self.fp16 and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
         super().__post_init__()
-        if faults := list(_find_faults(self)):
-            raise ConfigError(faults)
+        ConfigError.refuse(_find_faults(self))
 
     @property
     def rollout_rows(self) -> int:

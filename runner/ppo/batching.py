@@ -78,8 +78,7 @@ def check_rows(
     if len(rows) < needed:
         fix = "dataset.limit.train=null, or a smaller trainer.args.per_device_train_batch_size"
         faults.append(Fault("dataset", f"{len(rows)} training rows", f"at least the {needed} of one update", fix))
-    if faults:
-        raise DataError(faults)
+    DataError.refuse(faults)
 
 
 # --- Rollouts -----------------------------------------------------------------------------------

@@ -55,8 +55,7 @@ def other_run(cfg: Mapping[str, Any]) -> Run | None:
     other = _named(cfg) if cfg.get("resume") else None
     if isinstance(other, Fault):
         raise FolderError(other)
-    if faults := find_resume_faults(cfg):
-        raise ConfigError(faults)
+    ConfigError.refuse(find_resume_faults(cfg))
     return other
 
 

@@ -84,8 +84,7 @@ def check_fingerprints(run: Run) -> list[str]:
     if not changes or not (run.status()["state"] == "finished" or sealed_checkpoints(run.checkpoints)):
         return []
     faults = [Fault(key, "; ".join(lines), "as the run began with", TRAIN_AGAIN) for key, lines in changes.items()]
-    if refused := [fault for fault in faults if not fault.where.startswith(CODE)]:
-        raise FolderError(refused)
+    FolderError.refuse([fault for fault in faults if not fault.where.startswith(CODE)])
     return [f"{fault.where} has changed since the run began: {fault.found}" for fault in faults]
 
 
