@@ -147,9 +147,7 @@ def _gpus() -> str:
             if cards:
                 return f"{len(cards)} x {cards[0]} used" if len(set(cards)) == 1 else "; ".join(cards)
         return "nvidia-smi is there and does not answer"
-    if Path("/dev/kfd").exists():
-        return "AMD, by /dev/kfd"
-    return "none; runs use the CPU in float32"
+    return "AMD, by /dev/kfd" if Path("/dev/kfd").exists() else "none; runs use the CPU in float32"
 
 
 def describe_cache(folder: Path, pattern: str) -> str:
@@ -176,8 +174,7 @@ def describe_cache(folder: Path, pattern: str) -> str:
 def ask_hub() -> str:
     """Ask the hub for an answer, and look for a token."""
     address = os.environ.get("HF_ENDPOINT") or HUB
-    home = hub_home()
-    file = Path(os.environ.get("HF_TOKEN_PATH") or home / "token")
+    file = Path(os.environ.get("HF_TOKEN_PATH") or hub_home() / "token")
     token = "a token is set" if os.environ.get("HF_TOKEN") or file.is_file() else "no token"
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         return f"not asked, HF_HUB_OFFLINE is set; {token}"

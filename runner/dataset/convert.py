@@ -124,8 +124,7 @@ class Conversion:
                     is_chat = isinstance(self.like.get(name), list)
                     if isinstance(new.get(name), list) != is_chat:
                         kind = "conversations" if is_chat else "plain text"
-                        found = describe_cell(new.get(name))
-                        raise DataError(Fault(name, found, f"{kind}, as in the rows before"))
+                        raise DataError(Fault(name, describe_cell(new.get(name)), f"{kind}, as in the rows before"))
         except DataError as error:  # its fault gets the row's number, and the column that plays the role
             fault, columns = error.faults[0], self.layout.columns
             role = fault.where.split("[")[0]

@@ -168,8 +168,7 @@ def _check_answer(answer: str | Turns, where: str, *, empty: bool = False) -> No
         return
     last = answer[-1]
     if last["role"] != "assistant":
-        found = f"a conversation that ends with the {last['role']}"
-        raise _bad(where, found, "one that ends with the assistant")
+        raise _bad(where, f"a conversation that ends with the {last['role']}", "one that ends with the assistant")
     if not empty and not last["content"].strip() and not last.get("tool_calls"):
         raise _bad(where, "empty text from the assistant", "text")
 

@@ -43,8 +43,7 @@ def apply_steps(row: Row, steps: Sequence[Step]) -> Row | None:
             return None
         if not isinstance(made, Mapping):
             function = step.func if isinstance(step, functools.partial) else step
-            name = getattr(function, "__name__", type(function).__name__)
-            found = f"{name} gave {type(made).__name__}"
+            found = f"{getattr(function, '__name__', type(function).__name__)} gave {type(made).__name__}"
             raise DataError(Fault("map", found, "a row, or None to leave it out"))
     return dict(made)
 

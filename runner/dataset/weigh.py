@@ -300,8 +300,7 @@ def weigh_row(row: Cells, weigher: Weigher, index: int | None = None) -> dict[st
         where = "" if index is None else f"row {index} of the trainer, "
         raise DataError([replace(fault, where=f"{where}{fault.where}") for fault in error.faults]) from error
     if "labels" in row:
-        pairs = zip(row["labels"], new[WEIGHTS], strict=True)
-        new["labels"] = [label if weight else -100 for label, weight in pairs]
+        new["labels"] = [label if weight else -100 for label, weight in zip(row["labels"], new[WEIGHTS], strict=True)]
     return new
 
 
@@ -344,8 +343,7 @@ class WeightCollator:
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         batch = self.inner(rows)
         if PAIR[0] in rows[0]:
-            weights = [row[name] for name in PAIR for row in rows]
-            return batch | self._beside(batch, weights)
+            return batch | self._beside(batch, [row[name] for name in PAIR for row in rows])
         batch |= self._beside(batch, [row[WEIGHTS] for row in rows])
         if f"KL_{WEIGHTS}" in rows[0]:
             batch |= self._beside(batch, [row[f"KL_{WEIGHTS}"] for row in rows], "KL_")

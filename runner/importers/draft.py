@@ -328,8 +328,7 @@ def divide_epoch(draft: Draft, key: str) -> None:
 def pair_betas(draft: Draft, key: str) -> None:
     """Write both betas of Adam as one argument of an optimizer of ours."""
     usual = {"adam_beta1": 0.9, "adam_beta2": 0.999}
-    betas = [draft.read(name, "number", default) for name, default in usual.items()]
-    draft.write(key, "optimizer.betas", betas)
+    draft.write(key, "optimizer.betas", [draft.read(name, "number", default) for name, default in usual.items()])
 
 
 def compare_speakers(draft: Draft, key: str) -> None:

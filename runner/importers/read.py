@@ -74,8 +74,7 @@ def find_dialect(path: Path, keys: Mapping[str, Any]) -> tuple[str, str]:
     if len(found[best]) == len(found[second]):
         tied = [known[name]["title"] for name in found if len(found[name]) == len(found[best])]
         what = f"as much of {' as of '.join(tied)}" if found[best] else "no key that one of them has"
-        expected = f"a configuration of {', '.join(known)}"
-        raise ConfigError(Fault(str(path), what, expected, "dialect=<one of them>"))
+        raise ConfigError(Fault(str(path), what, f"a configuration of {', '.join(known)}", "dialect=<one of them>"))
     return best, ", ".join(found[best][:5])
 
 

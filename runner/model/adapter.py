@@ -70,8 +70,7 @@ def check_adapter(model: PreTrainedModel | PeftModel, peft_config: PeftConfig | 
     how = str(getattr(peft_config, "init_lora_weights", ""))
     if how.startswith("pissa_niter"):
         found = f"{how} draws at random, and again when the adapter is loaded: another model"
-        fix = "peft.init_lora_weights=pissa"
-        faults.append(Fault("peft.init_lora_weights", found, "an exact start", fix))
+        faults.append(Fault("peft.init_lora_weights", found, "an exact start", "=pissa"))
     targets = getattr(peft_config, "target_modules", None)
     if isinstance(targets, list | set | tuple):
         parts = dict(model.named_modules())

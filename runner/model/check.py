@@ -117,9 +117,8 @@ def find_config_faults(folder: ModelFolder, head: str | None = None, *, trust: b
         return [folder.fault(f"{folder.source} has no config.json, but {names or 'nothing'}", LOCATION)]
     kind = folder.whole_config.get("model_type")
     if folder.whole_config.get("auto_map") and not _is_known(kind):
-        found, fix = f"{folder.source} brings Python code of its own", "model.trust_remote_code=true"
-        expected = "leave to run it, from you"
-        return [] if trust else [Fault("model.trust_remote_code", found, expected, f"{fix}  (if you trust it)")]
+        found, fix = f"{folder.source} brings Python code of its own", "=true  (if you trust it)"
+        return [] if trust else [Fault("model.trust_remote_code", found, "leave to run it, from you", fix)]
     if not isinstance(kind, str):
         return [folder.fault(f"config.json of {folder.source} has no model_type", "the config.json of a model")]
     if not _is_known(kind):

@@ -258,8 +258,7 @@ def _find_faults(args: PPOConfig) -> Iterator[Fault]:
     ]
     for name, holds, expected, fix in checks:
         if not holds:
-            where = f"trainer.args.{name}"
-            yield Fault(where, str(getattr(args, name)), expected, f"{where}={fix}")
+            yield Fault(f"trainer.args.{name}", str(getattr(args, name)), expected, f"={fix}")
 
 
 # --- Trainer ------------------------------------------------------------------------------------

@@ -189,5 +189,4 @@ def _found(runs: Sequence[RunRecord], known: Sequence[str]) -> tuple[str | None,
     if known:
         return (informative(known) or known)[0], FIRST, None
     logged = {name for run in runs if run.state == "finished" for name in names(run.lines)}
-    last = next((name for name in (*LIKELY, "loss") if name in logged), None)
-    return last, LAST, None
+    return next((name for name in (*LIKELY, "loss") if name in logged), None), LAST, None

@@ -108,8 +108,7 @@ class Summary:
     def competing(self) -> list[SweepSetting]:
         """The settings with a score; where some have it from several seeds, those with one alone are left out."""
         scored = [setting for setting in self.settings if self.count(setting)]
-        several = [setting for setting in scored if self.count(setting) > 1]
-        return several or scored
+        return [setting for setting in scored if self.count(setting) > 1] or scored
 
     @property
     def doubt(self) -> str:

@@ -180,8 +180,7 @@ def to_scores(logits: Tensor, gives: str) -> Tensor:
 def longest_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
     """The most tokens that model and tokenizer say they can take, None where neither says it."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    known = [count for count in (positions, tokenizer.model_max_length) if count and count < 1e9]
-    return min(known, default=None)
+    return min((count for count in (positions, tokenizer.model_max_length) if count and count < 1e9), default=None)
 
 
 def best_device() -> torch.device:

@@ -176,8 +176,7 @@ def _others(found: Definition, name: str, notes: Mapping[str, str]) -> Taken:
         given = {word.arg for word in call.keywords} | set(list(parameters)[: len(placed)])
         inherited |= {key: value for key, value in parameters.items() if key not in given}
         is_open = is_open or above_open
-    named = {key: Parameter(key, documented=notes.get(key, "")) for key in uses.names}
-    return inherited | named, is_open
+    return inherited | {key: Parameter(key, documented=notes.get(key, "")) for key in uses.names}, is_open
 
 
 def _of_base(found: Definition) -> Taken:

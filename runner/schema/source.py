@@ -336,8 +336,7 @@ def _lazy_names(keys: Sequence[ast.expr | None], entries: Sequence[ast.expr], mo
         match key, entry:
             case ast.Constant(value=str() as inner), ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
                 offered = [item.value for item in items if isinstance(item, ast.Constant)]
-                source = f"{module.name}.{inner}"
-                names |= {name: Import(source, name) for name in offered if isinstance(name, str)}
+                names |= {name: Import(f"{module.name}.{inner}", name) for name in offered if isinstance(name, str)}
     return names
 
 

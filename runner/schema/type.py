@@ -200,8 +200,7 @@ def _to_generic(head: str, items: list[ast.expr], inner: Callable[[ast.expr], Ty
         case "Union":
             return to_union(*map(inner, items))
         case "Literal":
-            values = tuple(item.value for item in items if isinstance(item, ast.Constant))
-            return Type("choice", values=values)
+            return Type("choice", values=tuple(item.value for item in items if isinstance(item, ast.Constant)))
         case "Annotated" | "Final" | "Required" | "NotRequired" | "InitVar":
             return inner(items[0])
     plain = PLAIN.get(head, ANY)
