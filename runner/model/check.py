@@ -53,7 +53,7 @@ def find_model_faults(node: Node, head: str, length: object = None, peft: object
         return _find_design_faults(node)
     if node.get("_target_") != LOADER:
         return []
-    faults, is_merged = [], bool(node.get("merge"))
+    is_merged, faults = bool(node.get("merge")), list[Fault]()
     how = {"safetensors_only": node.get("safetensors_only", True), "trust": bool(node.get("trust_remote_code"))}
     try:
         folder = find_folder(node["path"], "model.path")
@@ -161,14 +161,12 @@ def unknown_architecture(kind: str) -> Fault:
     return Fault("model.model_type", kind, "an architecture of transformers", "model.model_type=qwen2")
 
 
-def find_unknown_keys(kind: str, given: Node, known: Collection[str], cutoff: float = 0.6) -> list[Fault]:
+def find_unknown_keys(kind: str, given: Node, known: Collection[str], cutoff: float = 0.6) -> Iterator[Fault]:
     """A fault for each given key that is not among those of an architecture, with the nearest one to type."""
-    faults = []
     for key in sorted(set(given) - set(known)):
         close = get_close_matches(key, known, 1, cutoff)
         fix = f"model.{close[0]}={given[key]}" if close else ""
-        faults.append(Fault(f"model.{key}", f"{kind} has no {key}", "a key of its config", fix))
-    return faults
+        yield Fault(f"model.{key}", f"{kind} has no {key}", "a key of its config", fix)
 
 
 # --- Weights ------------------------------------------------------------------------------------
@@ -282,34 +280,29 @@ def find_depth_faults(layers: int, depth: int) -> Iterator[Fault]:
         yield Fault("peft.layers", found, f"0 to {depth}", f"peft.layers={max(1, depth // 2)}")
 
 
-def find_merge_faults(folder: ModelFolder, *, quantized: bool = False) -> list[Fault]:
+def find_merge_faults(folder: ModelFolder, *, quantized: bool = False) -> Iterator[Fault]:
     """Faults of what is to be merged: no adapter, or one on rounded weights."""
-    faults = []
     if folder.adapter is None:
         found = f"true, and {folder.source} is no adapter"
-        faults.append(Fault("model.merge", found, "an adapter", "model.merge=false"))
+        yield Fault("model.merge", found, "an adapter", "model.merge=false")
     if quantized:
         found = "true, and merging into quantised weights would round the adapter away"
-        faults.append(Fault("model.merge", found, "weights in full precision", "quant=none"))
-    return faults
+        yield Fault("model.merge", found, "weights in full precision", "quant=none")
 
 
-def find_adapter_faults(folder: ModelFolder, head: str, *, is_safe: bool) -> list[Fault]:
+def find_adapter_faults(folder: ModelFolder, head: str, *, is_safe: bool) -> Iterator[Fault]:
     """Faults of an adapter; ``is_safe`` says that its weights are in safetensors, or need not be."""
-    faults, adapter = [], folder.adapter or {}
     if not is_safe:
         found, fix = f"{folder.source} has no {ADAPTER}", "model.safetensors_only=false"
-        faults.append(Fault(folder.where, found, "an adapter in a safetensors file", fix))
-    task = adapter.get("task_type")
+        yield Fault(folder.where, found, "an adapter in a safetensors file", fix)
+    task = (folder.adapter or {}).get("task_type")
     if task != TASKS.get(head, task):
         trainers = {"SEQ_CLS": "trainer=reward, or ", "CAUSAL_LM": "a trainer of language models, or "}
         found, expected = f"{folder.source} is an adapter for {task}", f"{TASKS[head]}, which this trainer trains"
-        faults.append(Fault(folder.where, found, expected, f"{trainers.get(str(task), '')}another model.path"))
+        yield Fault(folder.where, found, expected, f"{trainers.get(str(task), '')}another model.path")
     if not folder.base:
         found = f"adapter_config.json of {folder.source} names no base_model_name_or_path"
-        fix = f"{DOWNLOAD_AGAIN}: {folder.source}"
-        faults.append(Fault(folder.where, found, "the model that it belongs on", fix))
-    return faults
+        yield Fault(folder.where, found, "the model that it belongs on", f"{DOWNLOAD_AGAIN}: {folder.source}")
 
 
 # --- The tokenizer --------------------------------------------------------------------------------
@@ -381,7 +374,7 @@ def find_tokenizer_faults(node: object, rows: int | None, *, chats: bool = False
             return _find_template_faults(node, {})
         config = folder.read("tokenizer_config.json") if folder.has("tokenizer_config.json") else {}
         named = {key: _token(node.get(key) or config.get(key)) for key in ("bos_token", "eos_token", "pad_token")}
-        faults = _find_vocabulary_faults(folder, config, node, named, rows)
+        faults = list(_find_vocabulary_faults(folder, config, node, named, rows))
         files = [folder.path / name for name in ("chat_template.jinja", "additional_chat_templates")]
         named_one = node.get("chat_template") or config.get("chat_template")
         if chats and not named_one and not any(file.exists() for file in files):
@@ -398,19 +391,19 @@ def _token(entry: object) -> str | None:
 
 def _find_vocabulary_faults(
     folder: ModelFolder, config: Node, node: Node, named: Mapping[str, str | None], rows: int | None
-) -> list[Fault]:
-    kind, faults = str(config.get("tokenizer_class") or ""), []
+) -> Iterator[Fault]:
+    kind = str(config.get("tokenizer_class") or "")
     has_none = kind.startswith(BYTE_TOKENIZERS) or config.get("auto_map") or any(folder.path.glob("*.tiktoken"))
     if not has_none and not folder.has(*VOCABULARIES):
         expected = "tokenizer.json, or the files of a slow tokenizer"
-        faults.append(folder.fault(f"{folder.source} holds no tokenizer", expected))
+        yield folder.fault(f"{folder.source} holds no tokenizer", expected)
     vocabulary = _read_vocabulary(folder, config, named)
     if vocabulary is None or not vocabulary.tokens:
-        return faults
+        return
     if not named["eos_token"] and kind in ENDLESS_TOKENIZERS and not folder.has("special_tokens_map.json"):
-        faults.append(no_end_token(vocabulary))
-    faults += find_token_faults({key: node.get(key) for key in ("eos_token", "pad_token")}, vocabulary)
-    return faults + (find_size_faults(vocabulary, rows) if rows else [])
+        yield no_end_token(vocabulary)
+    yield from find_token_faults({key: node.get(key) for key in ("eos_token", "pad_token")}, vocabulary)
+    yield from find_size_faults(vocabulary, rows) if rows else ()
 
 
 def _read_vocabulary(folder: ModelFolder, config: Node, named: Mapping[str, str | None]) -> Vocabulary | None:

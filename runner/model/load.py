@@ -208,7 +208,7 @@ def _load_adapter(folder: ModelFolder, head: str, seed: int, how: Mapping[str, A
     with translate_model_errors(folder.source, folder.revision):
         is_safe = not how["use_safetensors"] or has_file(folder.source, ADAPTER, revision=folder.revision)
         adapter = PeftConfig.from_pretrained(str(folder.path))
-    faults = check.find_adapter_faults(folder, head, is_safe=is_safe)
+    faults = list(check.find_adapter_faults(folder, head, is_safe=is_safe))
     if adapter.is_prompt_learning:
         found = f"{folder.source} holds a learnt prompt, which peft cannot train any further"
         faults.append(Fault("model.path", found, "", f"model.path={adapter.base_model_name_or_path}"))
