@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.command import VERBS, CommandLine
+from runner.config import compose_unresolved
 from runner.config.menu import read_menu
 from runner.errors import ConfigError, Fault, RunnerError
 from runner.io.files import PACKAGE
@@ -166,8 +167,6 @@ class Chosen:
     def tree(self) -> dict[str, Any]:
         """The keys that the chosen files set, with their values; where they do not go together, the groups alone."""
         from omegaconf import OmegaConf
-
-        from runner.config import compose_unresolved
 
         tree: dict[str, Any] = dict.fromkeys(self.menu)
         with contextlib.suppress(RunnerError):

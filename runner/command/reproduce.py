@@ -43,6 +43,7 @@ from runner.run import CHANGES, Run, installed_version, open_run, run_git
 from runner.run.find import check_finished, find_runs
 from runner.run.read import RunRecord, read_run
 from runner.schema.text import flatten
+from runner.training.components.trainer import build_rules, columns_asked_for
 from runner.validate import find_dangers
 from runner.validate.keys import is_folder_name
 from runner.validate.values import NOT_NEGATIVE
@@ -130,8 +131,6 @@ def _code_obstacles(then: object) -> Iterator[str]:
 
 def compare_data(run: RunRecord, cfg: Mapping[str, Any]) -> None:
     """Load the rows as a training would, and raise DataError with every set that is no longer the same."""
-    from runner.training.components.trainer import build_rules, columns_asked_for
-
     if not isinstance(run.manifest.get("data"), Mapping):
         return
     keep = columns_asked_for(build_rules(cfg.get("weight")))

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from runner.config import compose, differences
 from runner.errors import RunnerError
 from runner.io.files import read_rows, shipped
 from runner.io.secrets import hidden
@@ -86,8 +87,6 @@ def differing(run: RunRecord) -> list[tuple[str, str, str]] | None:
     words = words_of(run)
     if words is None or not run.cfg:
         return None
-    from runner.config import compose
-
     overrides, folders = folders_in(words)
     try:
         choices = compose(overrides, folders).choices.items()
@@ -104,8 +103,6 @@ def config_rows(ours: Config, theirs: Config) -> list[tuple[list[str], str, str]
 
     Keys with the same two words or numbers go together, such as a key of the top and what it sets.
     """
-    from runner.config import differences
-
     found: dict[tuple[str, str, str], list[str]] = {}
     for key, *pair in sorted(differences(lasting_keys(ours), lasting_keys(theirs)), key=lambda row: row[0] not in TOP):
         # Words or numbers that go together are one thing; that two things are switched on is none.
