@@ -7,11 +7,12 @@ there. Losses and weights of tokens are in ``objective``.
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
 from runner.config.menu import read_options
 from runner.dataset.detect import read_layout
-from runner.dataset.disk import MAX_BYTES_READ, find_files, read_columns
-from runner.dataset.form import FORMS, FORMS_FOR, TRAINER_FORMS, fits
+from runner.dataset.disk import MAX_BYTES_READ, check_files, find_files, read_columns
+from runner.dataset.form import FORMS, FORMS_FOR, TRAINER_FORMS, Role, fits
 from runner.errors import DataError, Fault
 from runner.metric.ask import kind_of
 from runner.ppo.minibatches import find_minibatch_faults
@@ -73,7 +74,7 @@ def _not_given(context: ValidationContext, trainer: Signature) -> Iterator[Fault
     node = context.mapping("trainer")
     given = _is_given(context.cfg.get("reward")) or node.get(upstream.ENVIRONMENT_FACTORY)
     if upstream.REWARD_FUNCS in trainer.parameters and not given and not context.args.get(upstream.REWARD_MODEL_PATH):
-        options = _rewards_for(context.mapping("dataset"), context.options("reward"))
+        options = _rewards_for(context)
         expected = f"one of {shortened(options)}" if options else "entries with a _target_"
         fix = f"={options[0]}" if options else "reward.<name>._target_=<module.name>"
         yield Fault("reward", f"none, and {trainer.name} learns from rewards", expected, fix)
@@ -87,13 +88,15 @@ def _not_given(context: ValidationContext, trainer: Signature) -> Iterator[Fault
         yield Fault(where, found, "a model that shares the tokenizer", f"{where}.path=<org/name>")
 
 
-def _rewards_for(rows: Config, options: list[str]) -> list[str]:
+def _rewards_for(context: ValidationContext) -> list[str]:
     """The options of rewards, those that fit these rows first; of rows that nobody has seen any may fit."""
-    form = rows.get("form")
+    rows, options = context.mapping("dataset"), context.options("reward")
+    form, given = rows.get("form"), cast("dict[Role, str]", context.mapping("dataset.columns"))
     if form is None and isinstance(path := rows.get("path"), str):
         with contextlib.suppress(DataError):  # which the check of the rows tells
             if files := find_files(path):
-                form = read_layout(read_columns(files, MAX_BYTES_READ), {}, given=rows.get("columns")).form
+                check_files(files, MAX_BYTES_READ)
+                form = read_layout(read_columns(files, MAX_BYTES_READ), {}, given=given).form
     fitting = next(names for to, names in REWARDS_FOR.items() if fits(form, to) or to == "prompt")
     return [name for name in fitting if name in options] + [name for name in options if name not in fitting]
 
