@@ -17,6 +17,8 @@ from importlib import import_module
 from pathlib import Path
 
 from runner.command import VERBS, CommandLine
+from runner.command._words import find_flag_faults, find_word_faults, take_flags
+from runner.command.options import help_text, version_text
 from runner.config.menu import read_menu
 from runner.config.override import expand, latest, quote_text
 from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError
@@ -26,7 +28,6 @@ from runner.launch import axis, stages
 from runner.launch.start import call_hydra, start_runs, start_sweep
 from runner.launch.worker import Stop, add_working_folder, handle_signals, prepare_environment
 from runner.run.key import folder_of
-from runner.schema.text import nearest
 
 # Flags with which Hydra only prints something; others of that kind take a value.
 PRINTING = (("--help", "-h"), ("--hydra-help",), ("--version",), ("--resolve",), ("--shell-completion", "-sc"))
@@ -39,8 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         add_working_folder()
         line = read_command_line(words)
-        if line.verb != "train" and "--help" in line.inspect:
-            print((import_module(f"runner.command.{line.verb}").__doc__ or "").strip())
+        if "--help" in line.inspect:
+            module = import_module(f"runner.command.{line.verb}")
+            print(help_text(line.folders) if line.verb == "train" else (module.__doc__ or "").strip())
+            return 0
+        if "--version" in line.inspect:
+            print(version_text())
             return 0
         if line.inspect:
             return _inspect(line)
@@ -93,23 +98,20 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
         known, rest = parser.parse_known_args(list(words))
     except argparse.ArgumentError as error:
         raise ConfigError(Fault("command line", str(error), "see python -m runner --help")) from None
-    menu = read_menu(known.folders)
+    menu, (rest, flags) = read_menu(known.folders), take_flags(rest)
     overrides = [word for word in rest if "=" in word or word.startswith("~")]
-    overrides = [quote_text(word) for word in expand(overrides, menu)]
     plain = [word for word in rest if "=" not in word and not word.startswith("~")]
     verb = plain.pop(0) if plain and plain[0] in VERBS else "train"
-    faults = []
-    for word in plain if verb == "train" else ():
-        expected = f"a verb ({', '.join(VERBS)}), key=value, or a flag"
-        fix = f"python -m runner {[*nearest(word, VERBS), '--help'][0]}"
-        faults.append(Fault("command line", repr(word), expected, fix))
+    overrides = [quote_text(word) for word in expand(overrides, menu)]
+    line = CommandLine(verb, overrides, plain, **vars(known))
+    faults = list(find_word_faults(line, menu)) if plain and verb == "train" else []
     for folder in known.folders:
         if not folder.is_dir():
             expected, fix = "a folder of config groups", "--config-dir <folder>"
             faults.append(Fault("--config-dir", f"{folder} is not a folder", expected, fix))
-    if faults:
+    if faults := faults + list(find_flag_faults(line, flags, menu) if flags else ()):
         raise ConfigError(faults)
-    return CommandLine(verb, overrides, plain, **vars(known))
+    return line
 
 
 def _inspect(line: CommandLine) -> int:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from runner.command import CommandLine
 from runner.command._request import OPTIONS, read_request
 from runner.config import Composed
-from runner.config.override import quote_text
+from runner.config.menu import read_menu
+from runner.config.override import expand, quote_text
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, read_error
 from runner.generate.weights import find_weights
 from runner.launch import axis, stages
@@ -128,7 +129,7 @@ def _quoted(words: Sequence[str]) -> list[str]:
     if bad := [word for word in words if "=" not in word and not word.startswith("~")]:
         expected, fix = "key=value; several values in a call each", f"python -m runner {' '.join(words)}"
         raise ConfigError(Fault("runner", repr(word), expected, fix) for word in bad)
-    return [quote_text(word) for word in words]
+    return [quote_text(word) for word in expand(words, read_menu())]
 
 
 def _compose(words: Sequence[str], config_dir: str | Path | None) -> list[Composed]:

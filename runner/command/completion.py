@@ -1,7 +1,7 @@
 """python -m runner completion bash|zsh|fish
 
-Prints what makes the shell complete verbs, groups and their options, keys, values, run folders and flags after
-`runner`, the command that the package installs. For this terminal, or in the shell's start file for all:
+Prints what makes the shell complete commands: verbs, groups and their options, keys, values, run folders and flags
+after `runner`, the command that the package installs. For this terminal, or in the shell's start file for all:
 
     eval "$(runner completion bash)"             in ~/.bashrc
     eval "$(runner completion zsh)"              in ~/.zshrc, after compinit
@@ -34,7 +34,7 @@ from runner.io.files import PACKAGE
 from runner.schema.read import Parameter, choices_compared, read_signature
 from runner.schema.text import select
 
-WITHOUT_RUN = ("train", "doctor", "completion", "import", "rehearse")  # verbs that take none
+WITHOUT_RUN = ("train", "options", "doctor", "completion", "import", "rehearse")  # verbs that take none
 COMPOSING = ("", "train", "evaluate", "predict", "preview", "rehearse", "why")  # that take what a training takes
 FOLDER_FLAGS = ("--config-dir", "-cd")
 FLAGS = (
@@ -97,6 +97,8 @@ def _candidates(words: Sequence[str], current: str) -> Iterator[str]:
         yield from FLAGS
     elif verb == "completion":
         yield from SCRIPTS
+    elif verb == "options":
+        yield from Chosen(words).menu
     elif "=" in current:
         yield from Chosen(words).values(current)
     else:

@@ -1,6 +1,6 @@
 """python -m runner evaluate RUN [dataset=...] [metric=...] [reward=...] [against=RUN2] [key=value ...]
 
-Measures a trained model on held-out rows, the run's own or any others: loss and perplexity of the known answers, and
+Measures a trained model on held-out rows; the run's own or any others: loss and perplexity of the known answers, and
 what metrics and rewards say of completions, each with its standard error where it is a mean over prompts. A reward
 model is asked how often it prefers the right answer. Written to <run>/evaluations/<rows>-<key>.json, with every
 completion in the .jsonl beside it; scores.json stays what the training itself measured.

@@ -1,6 +1,6 @@
 """python -m runner export RUN [dtype=bfloat16] [to=FOLDER] [push=org/name]
 
-Writes the model of a finished run into a folder that transformers and vLLM load by itself: weights as safetensors,
+Writes the model of a finished run for others; transformers and vLLM load the folder by itself: safetensors,
 tokenizer, chat template, generation settings, and a model card with configuration, data, curves and results. An
 adapter is merged into its base, and the largest difference that makes is printed; weights that were trained whole are
 copied. A reward model is written with its score head, of PPO only the policy.

@@ -1,4 +1,4 @@
-"""Somebody else's configuration -> an experiment of ours, and what became of
+"""Somebody else's configuration -> an experiment of ours; and what became of
 each of its keys.
 
 python -m runner import axolotl.yml

@@ -1,4 +1,4 @@
-"""Run folders -> what people look at: a table here, a page, pictures and files beside the runs.
+"""Shows runs, side by side or one by one: a table here, a page, pictures and files beside the runs.
 
 python -m runner report                                    what there is under outputs/
 python -m runner report outputs/<name>                     all runs of a name, side by side

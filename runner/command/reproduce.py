@@ -1,6 +1,6 @@
 """python -m runner reproduce RUN [tolerance=0] [code=worktree]
 
-Trains the frozen configuration of a finished run again, beside it in <name>-again/, and compares: every logged step,
+Trains a finished run again and compares; its frozen configuration, beside it in <name>-again/: every logged step,
 the scores, the bytes of the weights. Says before what of the old circumstances cannot be matched: versions, code, runs
 that it built on. Where the data is no longer the same nothing is trained. The original is not touched, nor is the
 repository. The exit code is 0 where both are equal, and 3 where they are not; reproduction.json keeps the verdict.

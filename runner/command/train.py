@@ -1,4 +1,4 @@
-"""Run folder -> trained model: train or go on training, measure, save, and say what came out.
+"""Trains a run, or goes on with it: run folder -> trained model; measure, save, and say what came out.
 
 Not here: how the parts are built (``training.components``), what is measured (``training.evaluation``), how the loop
 runs (the Trainer).

@@ -13,24 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
-from runner.config.dialect import (
-    COMPUTED,
-    CONVERSIONS,
-    OFF,
-    Rule,
-    Table,
-    filled,
-    holds,
-    is_wanted,
-    to_list,
-    to_single_line,
-)
+from runner.config import dialect
+from runner.config.dialect import OFF, Rule, Table, is_wanted, to_single_line
+from runner.config.menu import read_options
 from runner.dataset.form import SPEAKERS
 from runner.errors import Fault
 from runner.importers.read import ForeignConfig
-from runner.io.files import MENU
 from runner.io.secrets import LOGIN_KEY, SECRET_KEY, form_of
 from runner.schema.read import Signature, read_signature
 from runner.schema.text import nearest as find_nearest
@@ -108,7 +96,7 @@ class Draft:
     def convert(self, where: str, value: object, to: str, default: Any) -> Any:
         """A value as a conversion of that name has it; the default where there is none, or where it is a fault."""
         try:
-            return default if value is None else CONVERSIONS[to](value)
+            return default if value is None else dialect.CONVERSIONS[to](value)
         except (ValueError, OverflowError) as error:
             self.faults.append(Fault(self.where + where, to_single_line(value), str(error), FIX))
             return default
@@ -202,8 +190,7 @@ class Draft:
 
 @functools.cache
 def _read_config(trainer: str) -> Signature:
-    node = yaml.safe_load((MENU / "trainer" / f"{trainer}.yaml").read_text(encoding="utf-8"))
-    target = node["trainer"]["args"]["_target_"]
+    target = read_options("trainer")[trainer]["trainer"]["args"]["_target_"]
     return read_signature(target) or Signature(target, target)
 
 
@@ -265,7 +252,7 @@ def is_met(draft: Draft, rule: Rule, value: object = None) -> bool:
     facts: dict[str, list[object]] = {name: [draft.choices.get(name)] for name in ("trainer", "peft", "optimizer")}
     facts |= {"value": [value], "command": [draft.reading.command], "held_out": [draft.has_held_out]}
     facts["form"] = [part.get("form") for part in draft.parts]
-    return holds(rule, facts, draft.keys)
+    return dialect.holds(rule, facts, draft.keys)
 
 
 def _apply(draft: Draft, rule: Rule, key: str, value: object, rules: list[Rule]) -> bool:
@@ -280,15 +267,17 @@ def _apply(draft: Draft, rule: Rule, key: str, value: object, rules: list[Rule])
         path, count = rule.to.replace("*", key.partition(".")[2]), len(draft.faults)
         if rule.write is not None:
             value = _filled(draft, key, rule.write)
-        elif rule.convert and (rule.convert in COMPUTED or not is_unset(value)):
+        elif rule.convert and (rule.convert in dialect.COMPUTED or not is_unset(value)):
             if rule.rest and (more := draft.convert(key, value, "words", [])[1:]):
                 draft.no_equivalent(key, f"{', '.join(more)}: {rule.rest}", rule.nearest)
             value = draft.convert(key, value, rule.convert, None)
         return len(draft.faults) == count and draft.write(key, path, value, why)
     elif rule.kind == "refused":
-        methods = [to_single_line(method) for each in rules if each.choose for method in to_list(each.when["value"])]
+        methods = [
+            to_single_line(method) for each in rules if each.choose for method in dialect.to_list(each.when["value"])
+        ]
         expected = why or f"one of {', '.join(methods)}"
-        draft.faults.append(Fault(key, reason, expected, "python -m runner --help  (lists the trainers)"))
+        draft.faults.append(Fault(key, reason, expected, "python -m runner options trainer"))
     elif rule.kind in ("no_equivalent", "asked"):
         draft.unset |= {key} if rule.kind == "asked" else set()
         draft.overrides += nearest.split() if rule.typed else []
@@ -302,7 +291,7 @@ def _apply(draft: Draft, rule: Rule, key: str, value: object, rules: list[Rule])
 
 def _filled(draft: Draft, key: str, text: object) -> Any:
     """A text of a table with the values of the draft."""
-    return filled(text, {**draft.keys, "key": key, "value": draft.keys[key], "trainer": draft.trainer})
+    return dialect.filled(text, {**draft.keys, "key": key, "value": draft.keys[key], "trainer": draft.trainer})
 
 
 def divide_batch(draft: Draft, key: str) -> None:

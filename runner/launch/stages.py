@@ -307,7 +307,8 @@ def _gather(found: Mapping[str, list[Fault]], shared: Sequence[str]) -> list[Fau
             if len(found) == 1 or not all(same):
                 able = [name for name, others in found.items() if all(other.where != fault.where for other in others)]
                 typed = [word for word in shared if dotted_key(word) == fault.where]
-                fix = re.sub(r"^(?=[A-Za-z_][\w.]*=)", f"{stage}.", fault.fix)
+                is_typed = re.match(r"[A-Za-z_][\w.]*=", fault.fix)
+                fix = re.sub(r"(^|(?<= ))(?=[A-Za-z_][\w.]*=)", f"{stage}.", fault.fix) if is_typed else fault.fix
                 if typed and able:
                     fix = f"{' or '.join(f'{name}.{typed[-1]}' for name in able)}  (for that stage alone)"
                 fault = replace(fault, where=f"{stage}.{fault.where}", fix=fix)

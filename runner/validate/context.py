@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from runner.config.menu import GROUPS
+from runner.config.menu import GROUPS, read_options
 from runner.config.override import is_local
 from runner.errors import Fault
 from runner.metric import ask as metric
@@ -112,6 +112,14 @@ class ValidationContext:
         if not path.startswith(ARGS) or path in self.typed or given is None:
             return path
         return top if repr(given) in (repr(value), repr(value).strip("[]")) else path
+
+    @functools.cached_property
+    def option(self) -> str:
+        """The option of our menu that the trainer is; empty for one of the user's own."""
+        target = self.mapping("trainer").get("_target_")
+        return next(
+            (name for name, node in read_options("trainer").items() if node["trainer"]["_target_"] == target), ""
+        )
 
     def completed(self, words: Mapping[str, Any]) -> dict[str, Any]:
         """Words for keys of a group, with the option that they need where none is chosen."""

@@ -8,7 +8,6 @@ import re
 from collections.abc import Collection, Iterator
 
 from runner.config.dialect import find_meanings
-from runner.config.menu import read_options
 from runner.errors import Fault
 from runner.run.alarms import ALARMS
 from runner.schema import upstream
@@ -180,13 +179,9 @@ GIVEN_LATER = {"completions", "messages", "row"}
 # Keys that hold a node themselves, so that what they misspell can be seen.
 NODE_KEYS = ("trainer.args", "trainer.teacher_model", "model.tokenizer")
 # Fields that the runner sets whatever the config says; to set them would be in vain.
-SET_BY_RUNNER = {
-    upstream.OUTPUT_DIR: ("nothing: the run folder is the runner's", "output_root=<folder>"),
-    "resume_from_checkpoint": ("nothing: the same command resumes", "resume=<run folder>, to go on from another run"),
-    upstream.SAVE_ONLY_MODEL: ("nothing: a run must be able to resume", "leave it out"),
-    "seed": ("nothing: the runner's own seed goes everywhere", "seed=<number>"),
-    upstream.DISABLE_TQDM: ("nothing: the progress bar is the runner's", "leave it out"),
-}
+SET_BY_RUNNER = (
+    *(upstream.OUTPUT_DIR, upstream.SAVE_ONLY_MODEL, upstream.DISABLE_TQDM, "resume_from_checkpoint", "seed"),
+)
 
 
 def find_node_faults(context: ValidationContext, path: str, node: Node) -> Iterator[Fault]:
@@ -218,7 +213,7 @@ def _in_vain(context: ValidationContext, path: str, value: object, default: obje
     """A fault where the runner would replace a value by another one."""
     node, _, key = path.rpartition(".")
     if node == "trainer.args" and key in SET_BY_RUNNER and value not in (None, context.cfg.get(key, default)):
-        yield Fault(path, short_text(value), *SET_BY_RUNNER[key])
+        yield from filter(None, [_translated(context, path, value, short_text(value))])
     group = upstream.FROM_GROUP.get(key) if node == "trainer" and value is not None else None
     if group is not None and group in context.groups:
         options = context.options(group)
@@ -346,12 +341,10 @@ def _translated(
     where the key is right as it is, unless it is final.
     """
     key = last_key(path)
-    target = context.mapping("trainer").get("_target_")
-    option = next((name for name, node in read_options("trainer").items() if node["trainer"]["_target_"] == target), "")
-    for meaning in (meaning for name in dict.fromkeys((path, key)) for meaning in find_meanings(name, value, option)):
+    for meaning in (each for name in dict.fromkeys((path, key)) for each in find_meanings(name, value, context.option)):
         words = context.completed(meaning.words)
         last = list(words)[-1] if words else ""
-        if places and last_key(last) == key and words[last] == value:
+        if last in [*places][:1] and words[last] == value:
             break  # under its own name, which is simpler to say
         if words and words.keys() != {path} and all(context.takes(w, words) and w.startswith(inside) for w in words):
             why = f": {meaning.why}" if meaning.why else ""

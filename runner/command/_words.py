@@ -1,0 +1,94 @@
+"""Words of a command line that are no verb, key=value or flag of ours -> faults with the command that was meant."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from runner.command import VERBS, CommandLine
+from runner.config.dialect import find_command
+from runner.config.menu import Options
+from runner.config.override import dotted_key, is_local
+from runner.errors import ConfigError, Fault
+from runner.launch import axis, stages
+from runner.run.read import is_run
+from runner.schema.text import nearest
+
+CALL = "python -m runner"
+FLAG = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
+CONFIG_FLAGS = ("config", "config_file", "config_name", "config_path")
+
+
+def take_flags(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The words without flags, and the value of each flag that is none of ours, empty where it has none.
+
+    >>> take_flags(["predict", "RUN", "--n", "4", "--lr=1e-5", "seed=1", "--push"])
+    (['predict', 'RUN', 'seed=1'], {'n': '4', 'lr': '1e-5', 'push': ''})
+    """
+    plain: list[str] = []
+    flags: dict[str, str] = {}
+    waiting = ""  # the flag that the next word may belong to
+    for word in words:
+        if found := FLAG.fullmatch(word):
+            waiting = found[1].replace("-", "_")
+            flags[waiting] = found[2] or ""
+        elif waiting and not flags[waiting] and "=" not in word and not is_run(Path(word)):
+            flags[waiting] = word
+        else:
+            plain.append(word)
+    return plain, flags
+
+
+def find_word_faults(line: CommandLine, menu: Options) -> Iterator[Fault]:
+    """A fault for the words of a training that are no key=value, for the first one where it says what was meant."""
+    first, rest = line.runs[0], shlex.join([*line.runs[1:], *line.overrides])
+    expected = f"a verb ({', '.join(VERBS)}), key=value, or a flag"
+    if first.endswith((".yaml", ".yml", ".json", ".sh")):
+        yield _file_fault(Path(first), menu)
+        return
+    group = next((group for group in ("trainer", "experiment", *menu) if first.lower() in menu[group]), "")
+    meant = f"report {first}" if is_run(Path(first)) else find_command(first, rest)
+    if not meant and (group or is_local(first)):
+        meant = f"{group}={first.lower()} {rest}" if group else f"dataset={first} {rest}"
+    for word in line.runs[:1] if meant else line.runs:
+        command = meant or [*nearest(word, VERBS), "--help"][0]
+        call = "" if command.startswith(CALL) else f"{CALL} "
+        yield Fault("command line", repr(word), expected, f"{call}{command}".strip())
+
+
+def find_flag_faults(line: CommandLine, flags: Mapping[str, str], menu: Options) -> Iterator[Fault]:
+    """A fault for each flag that is none: key=value if it is a key, else by the check of keys, with those of all."""
+    found: list[Fault] = []
+    source = Path(__file__).with_name(f"{line.verb}.py").read_text(encoding="utf-8")
+    examples = dict(re.findall(r"\b(\w+)=([^\s\]|]+)", source.split('"""')[1]))
+    typed = {key: f"{key}={value or 'true'}" for key, value in flags.items() if key not in CONFIG_FLAGS}
+    if typed and line.verb == "train":
+        try:
+            stages.compose_runs(axis.first_of([*line.overrides, *typed.values()]), line.folders)
+        except ConfigError as error:
+            found = error.faults
+            yield from found
+    for key, value in flags.items():
+        flag, expected = f"--{key}", "key=value"
+        if key in CONFIG_FLAGS:
+            yield _file_fault(Path(value), menu)
+        elif line.verb != "train":
+            known = [*[key] * (key in examples), *nearest(key, examples)][:1]
+            fixes = [f"{name}={value or examples[name]}" for name in known] or [f"{CALL} {line.verb} --help"]
+            yield Fault(flag, "a flag, and there is no such", f"{expected}: {', '.join(examples)}", fixes[0])
+        elif not any(fault.where.endswith(dotted_key(typed[key])) for fault in found):
+            yield Fault(flag, "a flag, and there is no such", expected, typed[key])
+
+
+def _file_fault(path: Path, menu: Options) -> Fault:
+    """The fault of a configuration's file where words are meant: it is an option of its folder, or of another tool."""
+    file = path if path.suffix else Path("conf", "experiment", f"{path}.yaml")
+    if not file.is_file():
+        return Fault(str(path), "no such file", "a file that is there, or an option", f"{CALL} options experiment")
+    expected, fix = "one of another tool is imported", f"{CALL} import {shlex.quote(str(file))}"
+    if (group := file.parent.name) in menu:
+        expected = "its folder and its name"
+        fix = f"{CALL} --config-dir {shlex.quote(str(file.parent.parent))} {group}={file.stem}"
+    return Fault(str(path), "the file of a configuration", expected, fix)

@@ -1,0 +1,268 @@
+"""What people type who come from elsewhere is answered with the words that work, and those words are typed here."""
+
+import re
+import shlex
+
+import pytest
+import yaml
+
+from runner.__main__ import main, read_command_line
+from runner.command import VERBS
+from runner.config.dialect import read_sections
+from runner.config.menu import read_menu
+from runner.errors import ConfigError
+from runner.io.files import MENU
+
+SHARED = read_sections()["shared"]
+# A value for each key of ours that has other names; two for all the rest.
+VALUES = {
+    "learning_rate": "1e-5",
+    "kl_coef": "0.1",
+    "trainer.args.lr_scheduler_type": "cosine",
+    "trainer.args.loss_type": "grpo",
+    "trainer.args.use_liger_kernel": "true",
+    "trainer.args.torch_compile": "true",
+    "trainer.args.include_for_metrics": "[loss]",
+    "trainer.args.hub_model_id": "org/x",
+    "model.dtype": "float32",
+    "model.attention": "sdpa",
+    "model.revision": "main",
+    "model.tokenizer.path": "org/x",
+    "model.tokenizer.chat_template": "plain",
+    "peft.target_modules": "all-linear",
+    "dataset.columns.text": "body",
+}
+
+
+def answers(capsys, *words):
+    """What the command answers: what to type, by where; all of it fits its screen."""
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    beats = re.findall(r"^  (\S.*)\n    found.*\n    expected  (.+)\n    type      (.+)", err, re.MULTILINE)
+    assert len(beats) == max(1, err.count("    found ")), err
+    return {where: fix for where, _, fix in beats}
+
+
+@pytest.mark.slow
+def test_each_other_name_is_answered_with_ours(capsys):
+    """All of them in one command for each trainer, and then all the answers in another."""
+    names = {name: path for path, listed in SHARED["names"].items() for name in listed}
+    typed = [f"{name}={VALUES.get(path, '2')}" for name, path in names.items()]
+    answered = set()
+    for trainer in ("grpo", "sft"):
+        found = answers(capsys, f"trainer={trainer}", *typed)
+        for name, path in names.items():
+            if (words := shlex.split(found[name]))[-1] == f"{path}={VALUES.get(path, '2')}".replace("1e-5", "1e-05"):
+                assert words[:-1] == (["peft=lora"] if path.startswith("peft.") else []), found[name]
+                answered.add(name)
+    assert answered == set(names)
+
+
+TYPED = {
+    "lr=1e-5": "learning_rate=1e-05",
+    "batch_size=2": "trainer.args.per_device_train_batch_size=2",
+    "micro_batch_size=2": "trainer.args.per_device_train_batch_size=2",
+    "gradient_accumulation_steps=4": "trainer.args.gradient_accumulation_steps=4",
+    "epochs=3": "trainer.args.num_train_epochs=3",
+    "max_steps=3": "trainer.args.max_steps=3",
+    "sequence_len=64": "trainer.args.max_length=64",
+    "cutoff_len=64": "trainer.args.max_length=64",
+    "lora_r=8": "peft=lora peft.r=8",
+    "lora_alpha=16": "peft=lora peft.lora_alpha=16",
+    "peft.r=8": "peft=lora peft.r=8",
+    "load_in_4bit=true": "peft=lora quant=4bit",
+    "load_in_8bit=false": "leave load_in_8bit out",
+    "use_peft=true": "peft=lora",
+    "gpus=2": "launcher.num_processes=2",
+    "nproc_per_node=2": "launcher.num_processes=2",
+    "device=cpu": "trainer.args.use_cpu=true",
+    "bf16=true": "trainer.args.bf16=true",
+    "dtype=bf16": "model.dtype=bfloat16",
+    "wandb=true": "tracker=wandb",
+    "report_to=tensorboard": "tracker=tensorboard",
+    "wandb_project=mine": "tracker=wandb tracker.environment.WANDB_PROJECT=mine",
+    "output_dir=here": "output_root=here",
+    "run_name=mine": "name=mine",
+    "resume_from_checkpoint=true": "leave resume_from_checkpoint out",
+    "eval_steps=5": "trainer.args.eval_steps=5",
+    "push_to_hub=true": "trainer.args.push_to_hub=true",
+    "deepspeed=ds.json": "trainer.args.deepspeed=ds.json",
+    "beta=0.1": "kl_coef=0.1",
+    "model_name=org/x": "model=hub model.path=org/x",
+    "dataset_name=org/x": "dataset=hub dataset.path=org/x",
+    "train_file=x.jsonl": "dataset=local dataset.path=x.jsonl",
+    "optimizer.lr=1e-5": "learning_rate=1e-05",
+    "args.logging_steps=5": "trainer.args.logging_steps=5",
+    "config=theirs.yaml": "python -m runner import theirs.yaml",
+    "trust_remote_code=true": "model.trust_remote_code=true",
+    # Fields that TRL or transformers have given up, where they were.
+    "trainer.args.logging_dir=x": "leave trainer.args.logging_dir out",
+    "trainer.args.save_safetensors=true": "leave trainer.args.save_safetensors out",
+    "trainer.args.overwrite_output_dir=true": "leave trainer.args.overwrite_output_dir out",
+    "trainer.args.max_prompt_length=9": "leave trainer.args.max_prompt_length out",
+    "trainer.args.warmup_ratio=0.1": "trainer.args.warmup_steps=0.1",
+    "trainer.args.evaluation_strategy=steps": "trainer.args.eval_strategy=steps",
+    "trainer.args.rpo_alpha=0.5": "trainer.args.loss_weights=[1.0,0.5] trainer.args.loss_type=[sigmoid,sft]",
+    "trainer.args.no_cuda=true": "trainer.args.use_cpu=true",
+    "trainer.args.kl_coef=0.1": "trainer.args.beta=0.1",
+    "trainer.args.output_dir=x": "output_root=x",
+    "trainer.tokenizer=org/x": "model.tokenizer.path=org/x",
+    "model.torch_dtype=float16": "model.dtype=float16",
+}
+
+
+@pytest.mark.slow
+def test_what_people_type_is_answered_with_the_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    found = answers(capsys, "trainer=dpo", *TYPED)
+    assert {f"{word}": found[word.partition("=")[0]].replace('"', "") for word in TYPED} == TYPED
+
+
+@pytest.mark.slow
+def test_the_lines_work(tmp_path, monkeypatch, capsys):
+    """Those that need no other machine, all at once."""
+    monkeypatch.chdir(tmp_path)
+    elsewhere = ("tracker=", "quant=", "deepspeed", "hub", "import", "leave ", "python ", "dataset=", "org/x", "code")
+    lines = [fix for fix in TYPED.values() if not any(word in fix for word in elsewhere)]
+    words = [word for line in lines for word in shlex.split(line) if not word.startswith("trainer.args.loss_")]
+    assert len(words) > 25 and main(["trainer=dpo", *words, "--dry-run"]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "fixes"),
+    [
+        (["trainer=PPO", "peft=LoRA", "quant=nf4"], ["trainer=ppo", "peft=lora", "quant=4bit"]),
+        (["trainer=rm", "peft=full", "tracker=off"], ["trainer=reward", "peft=none", "tracker=none"]),
+        (["dataset=tldrr", "model=gpt2"], ["dataset=tldr", "model=hub model.path=gpt2"]),
+        (
+            ["trainer=ppo", "trainer.args.beta=0.1", "max_new_tokens=9"],
+            ["kl_coef=0.1", "trainer.args.response_length=9"],
+        ),
+        (["experiment=toy_rlhf", "lr=0.1", "ppo.lora_r=8"], ["learning_rate=0.1", "ppo.peft=lora ppo.peft.r=8"]),
+        (["-m", "dataset=toy,rows.jsonl"], ["dataset=local dataset.path=rows.jsonl"]),
+        (["dataset=nope.jsonl"], ["dataset.path=<file, folder, pattern, or org/name>"]),
+        (["num_generations=4"], ["leave num_generations out"]),
+        (["--lr", "1e-5", "--seed=3"], ["learning_rate=1e-05", "seed=3"]),
+        (["--model_name_or_path", "org/x", "--use-peft"], ["model=hub model.path=org/x", "peft=lora"]),
+        (["--config", "theirs.yaml"], ["python -m runner import theirs.yaml"]),
+        (["train", "conf/experiment/mine.yaml"], ["python -m runner --config-dir conf experiment=mine"]),
+        (["experiment=mine"], ["experiment=mine --config-dir conf"]),
+        (["predict", "RUN", "--n", "4"], ["n=4"]),
+        (["export", "RUN", "--push"], ["push=org/name"]),
+        (["options", "pefts"], ["python -m runner options peft"]),
+        (["sft", "seed=3"], ["python -m runner trainer=sft seed=3"]),
+        (["chat", "outputs/a/b"], ["python -m runner predict outputs/a/b chat=true"]),
+        (["resume", "outputs/a/b"], ["python -m runner.launch outputs/a/b"]),
+        (["rows.jsonl"], ["python -m runner dataset=rows.jsonl"]),
+    ],
+    ids=" ".join,
+)
+def test_another_word_is_answered(words, fixes, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "theirs.yaml").write_text("base_model: org/x\n")
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    (tmp_path / "conf" / "experiment" / "mine.yaml").write_text("# @package _global_\nseed: 3\n")
+    assert main(words) == 2
+    assert re.findall(r"^    type      (.+)", capsys.readouterr().err, re.MULTILINE) == fixes
+
+
+@pytest.mark.parametrize("word", SHARED["words"])
+def test_a_word_where_a_verb_stands_leads_to_a_command(word):
+    with pytest.raises(ConfigError) as raised:
+        read_command_line([word])
+    (fault,) = raised.value.faults
+    command = re.sub(r"^python -m runner( |$)", "", fault.fix)
+    first = command.removeprefix("python -m ").partition(" ")[0]
+    assert word not in VERBS
+    assert (
+        first in (*VERBS, "", "-m", "--help", "--version", "--dry-run")
+        or first.endswith("runner.launch")
+        or first == "sweep=search"
+    )
+
+
+# --- A file, a folder, a run or a name on the hub in the place of an option ------------------------
+
+
+@pytest.mark.parametrize(
+    ("word", "expanded"),
+    [
+        ("dataset=rows.jsonl", "dataset=local dataset.path=rows.jsonl"),
+        ("dataset=folder", "dataset=local dataset.path=folder"),
+        ("dataset=folder/", "dataset=local dataset.path=folder/"),
+        ("dataset=data/*.jsonl", "dataset=local dataset.path=data/*.jsonl"),
+        ("dataset=org/name", "dataset=hub dataset.path=org/name"),
+        ("dataset=a.jsonl,b.jsonl", "dataset=local dataset.path=a.jsonl,b.jsonl"),
+        ("dataset=rows (1).csv", "dataset=local dataset.path='rows (1).csv'"),
+        ("model=org/name", "model=hub model.path=org/name"),
+        ("model=folder", "model=hub model.path=folder"),
+        ("model=outputs/x/run", "model=hub model.path=outputs/x/run/model"),
+        ("model=outputs/x/run/", "model=hub model.path=outputs/x/run/model"),
+        ("model=tiny", "model=tiny"),
+        ("dataset=toy", "dataset=toy"),
+        ("dataset=toy,rows.jsonl", "dataset=toy,rows.jsonl"),
+        ("name=org/name", "name=org/name"),
+    ],
+)
+def test_a_word_becomes_the_option_with_its_path(word, expanded, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "outputs" / "x" / "run" / "model").mkdir(parents=True)
+    (tmp_path / "outputs" / "x" / "run" / "config.yaml").touch()
+    assert read_command_line(["seed=1", word]).overrides == ["seed=1", *re.split(r" (?=\w+\.)", expanded)]
+
+
+@pytest.mark.slow
+def test_the_expanded_words_are_what_is_composed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1", "completion": "2"}\n' * 8)
+    assert main(["dataset=rows.jsonl", "--cfg", "job"]) == 0 and "path: rows.jsonl" in capsys.readouterr().out
+    assert main(["dataset=rows.jsonl", "--dry-run"]) == 0 and "sft-tiny-local/path-rows" in capsys.readouterr().out
+    assert main(["why", "dataset.path", "dataset=rows.jsonl"]) == 0
+    assert "  is    rows.jsonl  command line" in capsys.readouterr().out
+
+
+# --- Help -------------------------------------------------------------------------------------------
+
+
+def test_the_help_fits_a_screen_and_has_every_verb(capsys):
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 55 and max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines if line.startswith("  ") and line.split()[0] in VERBS] == VERBS
+    assert {"trainer,", "peft,", "dataset,"} <= set(" ".join(lines).split())
+
+
+def test_the_version_is_ours(capsys):
+    assert main(["--version"]) == 0
+    assert re.fullmatch(
+        r"trl-runner \d\S* \(trl \d.*, transformers \d.*, torch \d.*, Python 3.*\)\n", capsys.readouterr().out
+    )
+
+
+def test_options_lists_every_option_with_its_first_comment(tmp_path, capsys):
+    own = tmp_path / "trainer" / "mine.yaml"
+    own.parent.mkdir()
+    own.write_text("# My own method.\ntrainer: {_target_: x.Y}\n")
+    assert main(["options", "--config-dir", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80 and re.search(r"^  mine +My own method\.$", text, re.MULTILINE)
+    for group, options in read_menu().items():
+        assert f"\n{group}\n" in f"\n{text}"
+        for option in options:
+            assert re.search(rf"^  {option} +\S", text, re.MULTILINE), option
+    assert main(["options", "quant"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "quant"
+
+
+def test_no_option_of_the_menu_is_without_a_comment():
+    assert [path for path in MENU.glob("*/*.yaml") if not re.search(r"^# (?!@|run:)", path.read_text(), re.M)] == []
+
+
+def test_rows_of_the_table_name_options_that_there_are():
+    text = yaml.safe_dump(SHARED["typed"])
+    menu = read_menu()
+    chosen = {word for word in re.findall(r"choose: (\w+=\w+)", text)}
+    assert len(chosen) > 10
+    assert [word for word in chosen if word.partition("=")[2] not in menu[word.partition("=")[0]]] == []
