@@ -29,6 +29,8 @@ from runner.io.distribution import to_install
 from runner.io.secrets import hidden
 from runner.io.visible import visible_lines
 
+LIST = re.compile(r"(?<![\w.'\"])[\w.]+=\[[^\]'\"<>]*\]")  # a word that zsh takes for a pattern of files
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -48,7 +50,8 @@ class Fault:
             object.__setattr__(self, "fix", f"{self.where}{self.fix}")
 
     def __str__(self) -> str:
-        beats = [("found", self.found), ("expected", self.expected), ("type", self.fix), ("job", self.job)]
+        fix = LIST.sub(r"'\g<0>'", self.fix)
+        beats = [("found", self.found), ("expected", self.expected), ("type", fix), ("job", self.job)]
         return "\n".join([f"  {self.where}"] + [f"    {name:<9} {text}" for name, text in beats if text])
 
 

@@ -572,10 +572,11 @@ def test_a_search_by_optuna_survives_failures_and_goes_on_from_the_trials_there_
     axes = ("kl_coef=interval(0.1,0.5)", "learning_rate=choice(1e-4,1e-3)", "trainer.args.max_length=choice(8,512)")
     words = ("-m", "trainer=dpo", "hydra/sweeper=optuna", *short, *axes, "hydra.sweeper.sampler.seed=1")
     words = (*words, "hydra.sweeper.n_jobs=1", "hydra.sweeper.direction=minimize", "hydra.sweeper.max_failure_rate=1")
-    first = runner(*words, "hydra.sweeper.n_trials=4", code=1)
+    first = runner(*words, "hydra.sweeper.n_trials=4", code=2)
     states = Counter(Run(folder).status()["state"] for folder in runner.runs("search"))
     assert states["finished"] and states["failed"] and first.stdout.count("failed    outputs") == states["failed"]
-    again = runner(*words, "hydra.sweeper.n_trials=6", code=1)
+    assert f"{states['finished']} of {states.total()} runs finished" in first.stdout
+    again = runner(*words, "hydra.sweeper.n_trials=6", code=2)
     assert again.stdout.count("nothing was changed") >= states["finished"]
     assert len(runner.runs("search")) > states.total()
 
@@ -584,7 +585,10 @@ def test_a_search_by_optuna_survives_failures_and_goes_on_from_the_trials_there_
 @pytest.mark.skipif(not find_spec("hydra_plugins.hydra_joblib_launcher"), reason="needs the extra joblib")
 def test_hydras_joblib_launcher_trains_runs_like_ours(runner):
     words = ("-m", "seed=0,1", *QUICK, "name=joblib", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
-    runner(*words)
+    assert runner(*words).stdout.endswith("2 of 2 runs finished\n")
     assert [Run(folder).status()["state"] for folder in runner.runs("joblib")] == ["finished"] * 2
-    again = runner(*words, "hydra.launcher.n_jobs=1")  # in this process
-    assert again.stdout.count("nothing was changed") == 2
+    assert "2 finished" in runner(*words, "--dry-run").stdout
+    # In this process; the job that fails keeps none of the others from its turn.
+    failing = (*words, "hydra.launcher.n_jobs=1", "seed=0", "trainer.args.max_length=8,512")
+    again = runner(*failing, code=2)
+    assert "report    outputs/joblib" in again.stdout and again.stdout.endswith("1 of 2 runs finished\n")

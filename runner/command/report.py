@@ -40,7 +40,7 @@ def main(line: CommandLine) -> int:
             names = [path.name for path in root.iterdir()] if root.is_dir() else []
             near = [str(root / name) for name in nearest(Path(word).name, names)]
             reason = f"there is no folder {word}" if found is None else "no run is in it"
-            fix = f"python -m runner report{f' {near[0]}' if near else ', which lists what there is'}"
+            fix = f"python -m runner report{f' {near[0]}' if near else '  (lists what there is)'}"
             raise FolderError(Fault(word, reason, f"a run folder, or {root}/<name>", fix))
         folders.append(found)
     if not folders:

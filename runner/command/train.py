@@ -108,7 +108,7 @@ def _train(run: Run, components: Components, stop: StopRequest) -> None:
         if stop.number is not None:
             raise stop.error()
         if trainer.state.global_step == 0:
-            raise DataError(_no_steps(components.args, len(rows)))
+            raise DataError(_no_steps(run, components.args, len(rows)))
         _finish(run, components, stop, time.monotonic() - began)
 
 
@@ -121,7 +121,7 @@ def _start(run: Run, components: Components, source: Run | None) -> None:
 
     args, trainer, rows = components.args, components.trainer, components.train_rows
     if hasattr(rows, "__len__") and len(rows) < _rows_per_step(args):
-        raise DataError(_no_steps(args, len(rows)))
+        raise DataError(_no_steps(run, args, len(rows)))
     if trainer.is_world_process_zero():
         facts, before = _facts(components), run.manifest()
         if source and (faults := find_other_facts(source.manifest(), facts)):
@@ -337,9 +337,10 @@ def _rows_per_step(args: TrainingArguments) -> int:
     return generated // args.num_generations if generated else 1
 
 
-def _no_steps(args: TrainingArguments, rows: int) -> Fault:
+def _no_steps(run: Run, args: TrainingArguments, rows: int) -> Fault:
     expected = f"at least the {_rows_per_step(args)} that one step needs"
-    fix = "dataset.limit.train=null, or a smaller trainer.args.per_device_train_batch_size"
+    fix = "dataset.limit.train=null, or " if (run.cfg["dataset"].get("limit") or {}).get("train") else ""
+    fix += "a smaller trainer.args.per_device_train_batch_size"
     return Fault("dataset", f"{rows} training rows", expected, fix)
 
 

@@ -20,7 +20,9 @@ from runner.config.menu import GROUPS, OPTIONAL, SEVERAL, read_menu, takes_one
 from runner.config.override import dotted_key, find_choice_faults, force, is_choice, list_fault, parse
 from runner.config.user_folder import find_circle, use_folders
 from runner.errors import ConfigError, EnvironmentFault, Fault
+from runner.io.distribution import to_install
 from runner.io.files import MENU, shipped
+from runner.schema.text import nearest
 
 if TYPE_CHECKING:
     from hydra.core.global_hydra import GlobalHydra
@@ -186,6 +188,11 @@ NEEDED = ("name", "output_root", "seed")  # at the top level
 MISSING_DEFAULT = (
     r"In '([^']+)': Could not find '([^']+)'(?: Available options in '[^']+': (.*?))?(?: Config search.*)?$"
 )
+# The packages of Hydra's launchers and sweepers that an extra of ours brings.
+PLUGINS = {
+    **{"optuna": "hydra-optuna-sweeper", "joblib": "hydra-joblib-launcher"},
+    **dict.fromkeys(("submitit_local", "submitit_slurm"), "hydra-submitit-launcher"),
+}
 # The messages of OmegaConf, each with its fault: {0} is what the pattern captures, {where} the key.
 MESSAGES = {
     r"Missing mandatory value: (\S+)": ("{0}", "no value", "one, it has no default", "=<value>"),
@@ -223,7 +230,10 @@ def _as_config_errors() -> Iterator[None]:
 
 
 def _composition_fault(error: Exception) -> Fault:
-    """The fault of an error that came up while a configuration was composed or its references followed."""
+    """The fault of an error that came up while a configuration was composed or its references followed.
+
+    Raises EnvironmentFault where a plugin of Hydra's is not installed.
+    """
     if mark := getattr(error, "problem_mark", None):
         return yaml_fault(error, mark.name)
     text = " ".join(str(error).split())
@@ -231,7 +241,14 @@ def _composition_fault(error: Exception) -> Fault:
     where, text = key[1] if key else "command line", re.sub(r" full_key: .*", "", text)
     if found := re.search(MISSING_DEFAULT, text):
         file, name, options = found.groups()
-        group = name.rpartition("/")[0]
+        group, _, option = name.rpartition("/")
+        if option in PLUGINS:
+            package, found = PLUGINS[option], f"{PLUGINS[option]} is not installed"
+            raise EnvironmentFault(Fault(group, found, f"the package {package}", to_install(package)))
+        if group in ("hydra/launcher", "hydra/sweeper"):
+            known = str(options).split()
+            near = [*nearest(option, known), *known][0]
+            return Fault(group, f"no plugin {option!r} is installed", f"one of {', '.join(known)}", f"{group}={near}")
         if file == "config":
             fix = f"{group}=<one of them>, or mend the defaults"
             return Fault(group, f"there is no {name}", f"one of {options}", fix)

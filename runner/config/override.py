@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # Hydra's own settings that may be typed.
 OF_HYDRA = re.compile(r"hydra/(launcher|sweeper)(/\w+)*|hydra\.(launcher|sweeper)(\.\w+)*|hydra\.(mode|verbose)")
 HELD = ("dataset", "model")  # groups of what lies in a file or folder, or on the hub
+OF_TEXTS = re.compile(r"(s|allow|without|matching|report_to)$")  # keys that may hold a list of texts
 MAX_LETTERS = 300  # of a word that a fault repeats
 ROWS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".gz")  # files of rows
 
@@ -161,14 +162,21 @@ def find_choice_faults(overrides: Iterable[Override], menu: Options) -> Iterator
         sweeps = override.is_sweep_override()
         names = list(override.sweep_string_iterator()) if sweeps else []
         if sweeps:
-            fix = f"python -m runner -m {override.input_line}"
-            fix += "" if takes_one(group) else f", or '{group}=[{','.join(names)}]'"
+            fix = "python -m runner -m <the same words>"
+            is_list = not takes_one(group) if options else OF_TEXTS.search(group) and not any(map(str.isdigit, names))
+            fix += f", or '{group}=[{','.join(names)}]'" if is_list else ""
             yield Fault(group, f"several values in {override.input_line}", "one value, or a sweep", fix)
         if override.is_delete():
             continue
         if isinstance(several := override.value(), list) and takes_one(group):
             yield list_fault(group, several)
         if options is None:
+            continue
+        if isinstance(several, list) and (odd := [part for part in several if not isinstance(part, str)]):
+            target = str(odd[0].get("_target_", "")) if isinstance(odd[0], dict) else ""
+            named = f"{group}.{target.rpartition('.')[2].lower()}._target_={target}"
+            fix = named if target else f"{group}=<one of them>"
+            yield Fault(group, override.get_value_element_as_str(), f"some of {', '.join(options)}", fix)
             continue
         for name in names if sweeps else [override.get_value_element_as_str()]:
             is_known = name.removesuffix(".yaml") in options or name.startswith("[")

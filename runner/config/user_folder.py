@@ -105,7 +105,7 @@ def _check_keys(file: Path) -> None:
     try:
         text.decode("utf-8-sig")
     except UnicodeDecodeError:
-        finding = undecodable(text, file.name)
+        finding = undecodable(text, str(file))
         raise ConfigError(Fault(str(file), finding.found, "YAML in UTF-8", finding.fix)) from None
     whole = parse_yaml(text, str(file))
     if whole is not None and not isinstance(whole, Mapping):

@@ -22,6 +22,7 @@ from glob import glob, has_magic
 from importlib.util import find_spec
 from itertools import chain, count, islice
 from pathlib import Path
+from shlex import quote
 
 from runner.dataset.step import Row
 from runner.errors import DataError, EnvironmentFault, Fault
@@ -118,7 +119,7 @@ def _one_kind(path: str, splits: Mapping[str, list[Path]]) -> Files:
     suffixes = sorted({_suffix(file) for files in splits.values() for file in files})
     if not set(suffixes) <= set(READERS):
         first = next(file for files in splits.values() for file in files)
-        odd = sniff(_head_of(first), first.name)
+        odd = sniff(_head_of(first), str(first))
         found = odd.found if odd and "pickle" in odd.found else f"a file of another kind: {first.suffix or 'no suffix'}"
         raise DataError(Fault(path, found, READABLE, f"save its rows as {first.stem}.jsonl or {first.stem}.csv"))
     kinds = {(READERS[suffix], suffix == ".tsv") for suffix in suffixes}
@@ -196,16 +197,16 @@ def _scan(path: Path, reader: str, max_bytes: int | None = None) -> Iterator[Ent
     """The rows of a file, but for those of parquet, and a fault in place of each that cannot be read."""
     kind = PACKED.get(path.suffix.lower(), "")
     try:
-        odd = sniff(_head_of(path), path.name)
+        odd = sniff(_head_of(path), str(path))
         meant = kind or ("parquet" if reader == "parquet" else "?")
         if odd and not odd.found.startswith(meant):
-            yield Fault(str(path), odd.found, _EXPECTED[reader], odd.fix)
+            yield Fault(str(path), odd.found, _EXPECTED[reader], _then_named(odd.fix))
             return
         with _open(path) as file:
             read = {"json": _read_json, "csv": _read_csv, "parquet": _check_parquet}[reader]
             yield from read(file, path, max_bytes)
     except UnicodeDecodeError as error:
-        odd = undecodable(error.object, path.name)
+        odd = undecodable(error.object, str(path))
         yield Fault(str(path), odd.found, "UTF-8", odd.fix)
     except PermissionError:
         found, expected = "you have no permission to read it", "a file that this process may read"
@@ -265,7 +266,8 @@ def _read_json(file: io.BufferedReader, path: Path, max_bytes: int | None) -> It
             yield from _read_document(text, path)
         return
     if _suffix(path) != ".json" and is_list:
-        fix = f"mv {path.name} {path.stem}.json  (if it is one list of rows)"
+        moved = _then_named(f"mv {quote(str(path))} {quote(str(path.with_suffix('.json')))}")
+        fix = moved if re.match(rb"\[\s*(\{|$)", start) else _see(path, 1)
         yield Fault(f"{path}:1", f"a list: {_quoted(start.splitlines()[0])}", _EXPECTED["json"], fix)
         return
     rows = 0
@@ -306,11 +308,11 @@ def _as_json(line: bytes) -> object:
 
 def _read_line(line: bytes, path: Path, number: int) -> Entry:
     where = f"{path}:{number}"
-    mend = f"sed -n {number}p {path.name}  (to see it, and mend it or delete it)"
+    mend = _see(path, number)
     try:
         return _as_row(_parse(line), where, mend, has_escapes=b"\\u" in line)
     except UnicodeDecodeError:
-        odd = undecodable(line, path.name)
+        odd = undecodable(line, str(path))
         return Fault(where, odd.found, "UTF-8", odd.fix)
     except ValueError as error:
         return Fault(where, f"no JSON: {error}", _EXPECTED["json"], mend)
@@ -328,6 +330,16 @@ def _as_row(value: object, where: str, fix: str, *, has_escapes: bool) -> Entry:
     return value
 
 
+def _see(path: Path, number: int) -> str:
+    """The fix of a bad line: the command that shows it."""
+    return f"sed -n {number}p {quote(str(path))}  (to see it, and mend it or delete it)"
+
+
+def _then_named(fix: str) -> str:
+    """A fix that gives a file another name, with the word that names it then."""
+    return f"{fix}, then dataset.path={fix.rpartition(' ')[2]}" if re.fullmatch("mv [^&]*", fix) else fix
+
+
 def _quoted(line: bytes) -> str:
     return repr(line[:40].decode(errors="replace"))
 
@@ -335,13 +347,14 @@ def _quoted(line: bytes) -> str:
 def _wrapped(value: Row, path: Path) -> Fault:
     keys = ", ".join(list(value)[:5])
     name = next((name for name, entry in value.items() if isinstance(entry, list)), "data")
-    fix = f"save the list of rows by itself: jq -c '.{name}[]' {path.name} > rows.jsonl"
+    rows = quote(str(path.with_name(f"{path.stem}-{name}.jsonl")))
+    fix = f"jq -c '.{name}[]' {quote(str(path))} > {rows}, then dataset.path={rows}"
     return Fault(str(path), f"one object with the keys {keys}", _EXPECTED["list"], fix)
 
 
 def _read_document(text: bytes, path: Path) -> Iterator[Entry]:
     """The rows of one list."""
-    mend = f"mend {path.name}, or make one object in each line: jq -c '.[]' {path.name} > rows.jsonl"
+    mend = f"mend {path}"
     try:
         value = _parse(text)
     except ValueError as error:
@@ -364,8 +377,8 @@ def _read_document(text: bytes, path: Path) -> Iterator[Entry]:
 def _read_csv(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Iterator[Entry]:
     """Rows of text, and faults of records that have another number of fields than the header."""
     if file.peek(1)[:1] in (b"{", b"["):
-        found, fix = f"json in a {_suffix(path)} file", f"mv {path.name} {path.stem}.jsonl"
-        yield Fault(str(path), found, _EXPECTED["csv"], fix)
+        fix = _then_named(f"mv {quote(str(path))} {quote(str(path.with_suffix('.jsonl')))}")
+        yield Fault(str(path), f"json in a {_suffix(path)} file", _EXPECTED["csv"], fix)
         return
     lines = _Lines(file, max_bytes)
     text = codecs.iterdecode((line for _, line in lines), "utf-8-sig")
@@ -388,8 +401,7 @@ def _read_csv(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Ite
                 found, fix = f"{len(record)} fields", 'quote fields that hold commas or lines: "a, b"'
                 yield Fault(f"{path}:{records.line_num}", found, f"{len(header)}, as in the header", fix)
     except csv.Error as error:
-        fix = f"sed -n {records.line_num}p {path.name}  (to see it, and mend it)"
-        yield Fault(f"{path}:{records.line_num}", str(error), _EXPECTED["csv"], fix)
+        yield Fault(f"{path}:{records.line_num}", str(error), _EXPECTED["csv"], _see(path, records.line_num))
     finally:
         csv.field_size_limit(previous)
     if not rows and not lines.cut:

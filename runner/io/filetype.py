@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import re
+import shlex
 import stat
 from pathlib import Path
 from typing import NamedTuple
@@ -22,14 +23,15 @@ class Finding(NamedTuple):
     fix: str
 
 
-# The first bytes, what they mean, and what to do; ``{name}`` and ``{stem}`` are those of the file.
+# The first bytes, what they mean, and what to do; ``{name}`` is the path of the file, ``{stem}`` that without a suffix.
 MAGIC = (
-    (rb"version https://git-lfs", "a pointer that git-lfs left", "git lfs pull --include '*{name}'"),
-    (rb"\x1f\x8b", "gzip data", "mv {name} {name}.gz"),
+    (rb"version https://git-lfs", "a pointer that git-lfs left", "git lfs pull --include '*{base}'"),
+    (rb"\x1f\x8b", "gzip data", "mv {name} {name}.gz && gunzip {name}.gz"),
     (rb"\x28\xb5\x2f\xfd", "zstandard data", "mv {name} {name}.zst"),
     (rb"PAR1", "parquet data", "mv {name} {stem}.parquet"),
     (rb"PK\x03\x04", "a zip archive", "unzip {name}"),
-    (rb"BZh|\xfd7zXZ", "a packed file", "bunzip2 {name}, or unxz {name}"),
+    (rb"BZh", "a file packed by bzip2", "mv {name} {name}.bz2 && bunzip2 {name}.bz2"),
+    (rb"\xfd7zXZ", "a file packed by xz", "mv {name} {name}.xz && unxz {name}.xz"),
     (rb"\x80[\x02-\x05]", "a pickle, which can run code when it is read", "save what is in it as {stem}.jsonl"),
     (rb"(?i)\s*<(?:!doctype html|html)", "a web page", "download the file itself, not the page that shows it"),
 )
@@ -49,7 +51,9 @@ def sniff(head: bytes, name: str) -> Finding | None:
     """
     for magic, found, fix in MAGIC:
         if re.match(magic, head):
-            return Finding(found, fix.format(name=name, stem=name.partition(".")[0]))
+            base = name.rpartition("/")[2]
+            stem = name.removesuffix(base) + base.partition(".")[0]
+            return Finding(found, fix.format(base=base, name=shlex.quote(name), stem=shlex.quote(stem)))
     encoding = wide_encoding(head)
     return other_encoding(encoding, name) if encoding else None
 
@@ -65,7 +69,8 @@ def wide_encoding(head: bytes) -> str | None:
 
 def other_encoding(encoding: str, name: str) -> Finding:
     """The finding of text in another encoding than UTF-8."""
-    return Finding(f"text in {encoding}", f"iconv -f {encoding.lower()} -t utf-8 {name} > utf8-{name}")
+    file, code = shlex.quote(name), encoding.lower()
+    return Finding(f"text in {encoding}", f"mv {file} {file}.{code} && iconv -f {code} -t utf-8 {file}.{code} > {file}")
 
 
 def undecodable(line: bytes, name: str) -> Finding:

@@ -15,7 +15,7 @@ from runner.errors import ConfigError, Fault
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
-PLUGINS = ("hydra/launcher=", "hydra/sweeper=")
+LAUNCHER, SWEEPER = "hydra/launcher", "hydra/sweeper"
 MAX_JOBS = 5000  # composing takes about 20 ms a job, and nobody reads a table of more
 
 
@@ -94,15 +94,23 @@ def chosen_sweep(overrides: Sequence[str]) -> str | None:
     return str(chosen[-1].value()) if chosen and chosen[-1].value() is not None else None
 
 
-def read_sweep(overrides: Sequence[str], folders: Sequence[Path]) -> tuple[list[str], bool]:
-    """The axes that a checked-in sweep lists, as words, and whether a plugin of Hydra is to do the sweep."""
-    name, plugin = chosen_sweep(overrides), any(word.startswith(PLUGINS) for word in overrides)
-    if name is None:
-        return [], plugin
-    cfg, choices, _ = compose_unresolved([f"sweep={name}"], folders)
+def own_words(overrides: Sequence[str]) -> list[str]:
+    """The overrides without those of Hydra itself."""
+    return [override.input_line for override in parse(overrides) if not override.is_hydra_override()]
+
+
+def read_sweep(overrides: Sequence[str], folders: Sequence[Path]) -> tuple[list[str], list[str]]:
+    """The axes that a checked-in sweep lists, as words, and the groups of Hydra's own for which a plugin is chosen.
+
+    Raises EnvironmentFault for a plugin that is not installed.
+    """
+    name, typed = chosen_sweep(overrides), [word for word in overrides if word.startswith((LAUNCHER, SWEEPER))]
+    if name is None and not typed:
+        return [], []
+    cfg, choices, _ = compose_unresolved([*typed, *([f"sweep={name}"] if name else [])], folders)
     params = cfg.hydra.sweeper.get("params") or {}
-    if not params:
+    if name and not params:
         found, example = "no hydra.sweeper.params in it", "hydra: {sweeper: {params: {seed: '0,1'}}}"
         raise ConfigError(Fault(f"conf/sweep/{name}.yaml", found, "the axes", example))
-    chosen = any(choices.get(group) != "basic" for group in ("hydra/launcher", "hydra/sweeper"))
-    return [f"{key}={value}" for key, value in params.items()], plugin or chosen
+    plugins = [group for group in (LAUNCHER, SWEEPER) if choices.get(group) != "basic"]
+    return [f"{key}={value}" for key, value in params.items()], plugins

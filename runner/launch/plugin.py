@@ -26,10 +26,14 @@ class JobFailed(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """The function that Hydra calls for each job, perhaps in another process: trains the run, returns its objective."""
+    """The function that Hydra calls for each job, perhaps in another process: trains the run, returns its objective.
+
+    ``tells`` is for a search, which must hear of a run that has failed; Hydra would give up a grid because of it.
+    """
 
     folders: Sequence[Path] = ()
     debug: bool = False
+    tells: bool = True
 
     def __call__(self, cfg: object) -> float | None:
         from hydra.core.hydra_config import HydraConfig
@@ -42,6 +46,8 @@ class Job:
             if signals:
                 raise KeyboardInterrupt
             if any(codes.values()):
+                if not self.tells:
+                    return None
                 raise JobFailed(f"{tasks[-1].folder} has failed")
             return objective_of(tasks[-1].folder, runs[-1].cfg.get("objective"))
         except RunnerError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from runner.config import Composed
 from runner.config.menu import read_menu
 from runner.config.override import force, latest
 from runner.config.user_folder import use_folders
-from runner.errors import ConfigError, EnvironmentFault, Fault, code_of
+from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, code_of
 from runner.io.files import MENU
 from runner.launch import axis, stages
 from runner.launch.plan import Plan, tasks_of
@@ -85,28 +86,28 @@ def start_sweep(
     ``report`` turns the folder that holds the runs into the text that is printed at the end.
     """
     _refuse_several_processes("a sweep")
-    axes, plugin = axis.read_sweep(overrides, folders)
-    if plugin:
-        return _start_plugin(latest(overrides), axes, folders, dry_run, debug)
-    overrides = latest([*axes, *latest(overrides)])
+    typed = latest(overrides)
+    axes, plugins = axis.read_sweep(overrides, folders)
+    if axis.SWEEPER in plugins:
+        return _start_search(typed, axes, folders, report, dry_run=dry_run, debug=debug)
+    overrides = axis.own_words(latest([*axes, *typed]))
     jobs = stages.compose_jobs(overrides, folders)
     tasks = tasks_of(jobs)
-    check_ahead(jobs)
+    check_ahead(jobs, elsewhere=bool(plugins))
     settings = settings_of(jobs[0][0].cfg["launcher"], [run for runs in jobs for run in runs], debug=debug)
     plan = Plan(tasks, axis.axes(overrides))
     print(plan)
     _print_notes(jobs)
     if dry_run:
         return _show(plan)
+    ends = [folder_of(runs[-1].cfg, runs[-1].overrides) for runs in jobs]
+    if plugins:
+        return _start_plugin(Job(folders, debug, tells=False), typed, folders, lambda: ends, report)
     with _folder_errors(jobs[0][0]):
         print(idle_devices(settings, jobs[0][0].cfg), end="")
         codes, signals = Pool(tasks, settings, LiveProgress(plan, settings.jobs)).run()
-    ends = [folder_of(runs[-1].cfg, runs[-1].overrides) for runs in jobs]
-    for group in dict.fromkeys(folder.parent for folder in ends):
-        if group.is_dir():
-            print(report(group))
     count = sum(codes.get(folder) == 0 for folder in ends)
-    print(f"{count} of {len(jobs)} {'staged runs' if jobs[0][0].stage else 'runs'} finished")
+    _print_end(ends, count, report, "staged runs" if jobs[0][0].stage else "runs")
     return _exit_code(codes, signals)
 
 
@@ -126,24 +127,56 @@ def _show(plan: Plan) -> int:
     return 0
 
 
-def _start_plugin(
-    overrides: Sequence[str], axes: Sequence[str], folders: Sequence[Path], dry_run: bool, debug: bool
+def _print_end(ends: Sequence[Path], count: int, report: Callable[[Path], str], runs: str = "runs") -> None:
+    """Print what a sweep has come to: the table of each folder of its runs, and how many are finished."""
+    for group in dict.fromkeys(folder.parent for folder in ends):
+        if group.is_dir():
+            print(report(group))
+    print(f"{count} of {len(ends)} {runs} finished")
+
+
+def _start_search(
+    overrides: Sequence[str],
+    axes: Sequence[str],
+    folders: Sequence[Path],
+    report: Callable[[Path], str],
+    *,
+    dry_run: bool,
+    debug: bool,
 ) -> int:
-    """Let a launcher or sweeper of Hydra's own start the jobs, each of which is a run like ours."""
+    """Let a sweeper of Hydra's own choose the jobs, of which only the first is known before."""
     runs = stages.compose_runs(axis.first_of([*axes, *overrides]), folders)
     check_ahead([runs], elsewhere=True)
     if dry_run:
         raise ConfigError(Fault("--dry-run", "a plugin chooses the jobs, one after the other", "a sweep of ours"))
-    group, began = folder_of(runs[0].cfg, []).parent, time.time()
+    group = folder_of(runs[0].cfg, []).parent
+    found = functools.partial(group.glob, "*/status.json")
+    return _start_plugin(Job(folders, debug), overrides, folders, lambda: [path.parent for path in found()], report)
+
+
+def _start_plugin(
+    job: Job,
+    overrides: Sequence[str],
+    folders: Sequence[Path],
+    find_ends: Callable[[], list[Path]],
+    report: Callable[[Path], str],
+) -> int:
+    """Let a launcher or sweeper of Hydra's own start the jobs, each of which is a run like ours."""
+    began, code = time.time(), 0
     try:
-        call_hydra(Job(folders, debug), ["--multirun"], overrides, folders)
+        call_hydra(job, ["--multirun"], overrides, folders)
     except KeyboardInterrupt:
-        return 130
-    started = [path for path in sorted(group.glob("*/status.json")) if path.stat().st_mtime >= began]
-    failed = [run for path in started if (run := Run(path.parent.absolute())).status()["state"] == "failed"]
-    for run in failed:
-        print(f"failed    {run}: {one_line(str(run.status()['cause']), heading=False)}")
-    return 1 if failed else 0
+        code = 130
+    ends = sorted(find_ends())
+    states = {folder: Run(folder.absolute()).status() for folder in ends}
+    for folder, status in states.items():
+        if status["state"] == "failed" and (folder / "status.json").stat().st_mtime >= began:
+            cause = str(status["cause"])
+            print(f"failed    {Run(folder.absolute())}: {one_line(cause, heading=False)}")
+            named = (error.code for error in RunnerError.__subclasses__() if cause.startswith(error.heading))
+            code = code or next(named, 1)
+    _print_end(ends, [status["state"] for status in states.values()].count("finished"), report)
+    return code
 
 
 def call_hydra(

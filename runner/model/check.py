@@ -356,7 +356,7 @@ def find_size_faults(vocabulary: Vocabulary, rows: int) -> list[Fault]:
     if not written and len(vocabulary.tokens) - len(beyond) <= rows:
         return []
     found = f"the tokenizer has {len(vocabulary.tokens)} tokens, the model {rows}"
-    expected, fix = "the tokenizer that the model was trained with", "model.tokenizer.path=${model.path}"
+    expected, fix = "the tokenizer that the model was trained with", "model.tokenizer.path=<folder or org/name>"
     return [Fault("model.tokenizer.path", found, expected, fix)]
 
 

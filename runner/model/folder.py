@@ -116,7 +116,8 @@ def find_folder(path: object, where: str) -> ModelFolder | None:
     if odd := special_file(home):
         raise ConfigError(Fault(where, f"{path} is {odd.found}", LOCATION, fix))
     if home.is_file():
-        raise ConfigError(Fault(where, f"{path} is a file", "the folder that it is in", f"{where}={home.parent}"))
+        fix = f"{where}={home.parent}" if (home.parent / "config.json").is_file() else fix
+        raise ConfigError(Fault(where, f"{path} is a file", "the folder of a model", fix))
     if home.is_dir():
         return ModelFolder(home, where)
     if path.startswith(("/", ".", "~", "runner://")) or path.count("/") > 1:

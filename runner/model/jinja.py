@@ -53,7 +53,7 @@ def read_template(name: str) -> str:
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        odd = undecodable(error.object, file.name)
+        odd = undecodable(error.object, str(file))
         raise ConfigError(Fault(str(file), odd.found, "UTF-8", odd.fix)) from error
     if not text.strip():
         raise ConfigError(Fault(KEY, f"{name} is empty", choices, f"{KEY}=plain"))

@@ -112,7 +112,7 @@ def _adapter(context: ValidationContext) -> Iterator[Fault]:
         bits = [name for name in ("load_in_4bit", "load_in_8bit") if quant.get(name)]
         if str(quant.get("_target_")).endswith("BitsAndBytesConfig") and len(bits) != 1:
             found = " and ".join(bits) or "neither load_in_4bit nor load_in_8bit"
-            yield Fault("quant", found, "one of the two", "quant.load_in_4bit=true")
+            yield Fault("quant", found, "one of the two", f"quant.load_in_{'8bit=false' if bits else '4bit=true'}")
     if signature and peft.get("full") and _changes_model(context, peft):
         found = f"set, and {signature.name} puts on no adapter"
         yield Fault("peft.full", found, "an adapter beside which layers are trained whole", "peft=lora")

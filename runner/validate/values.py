@@ -57,7 +57,7 @@ SEED = Range(0, 2**32 - 1)
 
 # Of the top level.
 SETTINGS = {
-    **{"seed": SEED, "learning_rate": STEP_SIZE, "kl_coef": NOT_NEGATIVE, "attempts": COUNT},
+    **{"seed": SEED, "learning_rate": STEP_SIZE, "attempts": COUNT},
     "tolerate.truncated": FRACTION,
     **{f"tolerate.{alarm}": COUNT for alarm in ALARMS},
 }
@@ -112,7 +112,7 @@ def range_of(path: str, name: str, signature: Signature, trainer: Signature | No
         if upstream.loss_interface(trainer, signature) or (loss and loss.default == "sigmoid"):
             return POSITIVE
     own = (BY_CLASS[owner, name] for owner in (*signature.lineage, signature.target) if (owner, name) in BY_CLASS)
-    return next(own, BY_GROUP.get(path.partition(".")[0], {}).get(name))
+    return next(own, NOT_NEGATIVE if path == "kl_coef" else BY_GROUP.get(path.partition(".")[0], {}).get(name))
 
 
 def find_misfits(

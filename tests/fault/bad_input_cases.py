@@ -114,8 +114,8 @@ def own(file: str, text: str) -> dict[str, Content]:
 OWN = "--config-dir own experiment=x"
 
 
-def experiment(text: str) -> dict[str, Content]:
-    return own("experiment/x.yaml", "# @package _global_\n" + text)
+def experiment(text: str, encoding: str = "utf-8") -> dict[str, Content]:
+    return {"own/experiment/x.yaml": f"# @package _global_\n{text}".encode(encoding)}
 
 
 def model(change: Callable[[Path], None] | None = None) -> dict[str, Content]:
@@ -249,8 +249,14 @@ SYNTAX = [
     bad("top-level list", OWN, "a list", "key: value", own("experiment/x.yaml", "- seed: 1\n")),
     bad("top-level text", OWN, "text", "key: value", own("experiment/x.yaml", "hello\n")),
     bad("python object tag", OWN, "python/object", "x.yaml", experiment("seed: !!python/object/apply:os.getpid []\n")),
-    bad("yaml that is not UTF-8", OWN, "UTF-8", "iconv", {"own/experiment/x.yaml": b"name: caf\xe9\n"}),
-    bad("yaml in UTF-16", OWN, "UTF-16", "iconv", {"own/experiment/x.yaml": "seed: 1\n".encode("utf-16")}),
+    bad(
+        "yaml that is not UTF-8",
+        OWN,
+        "UTF-8",
+        "iconv",
+        {"own/experiment/x.yaml": b"# @package _global_\nname: caf\xe9\n"},
+    ),
+    bad("yaml in UTF-16", OWN, "UTF-16", "iconv", experiment("seed: 1\n", "utf-16")),
     bad("null byte in yaml", OWN, "x.yaml", "mend", experiment("name: a\0b\n")),
     bad("two documents in one file", OWN, "x.yaml:3", "mend", experiment("seed: 1\n---\nseed: 2\n")),
     bad("yaml that is a folder", OWN, "no option 'x'", "experiment=", {"own/experiment/x.yaml": folder}),
@@ -289,7 +295,12 @@ SYNTAX = [
     bad("sweep without -m", "seed=1,2", "several values", "-m"),
     bad("same run twice in a sweep", "-m seed=1,1", "twice", "once"),
     bad("target that may not run", "callback.x._target_=os.system", "os.system", "", faults=False),
-    bad("parts in a list", "'++callback=[{_target_: runner.training.callback.Samples}]'", "[{_target_", "callback="),
+    bad(
+        "parts in a list",
+        "'++callback=[{_target_: runner.training.callback.Samples}]'",
+        "[{_target_",
+        "callback.samples._target_=runner.training.callback.Samples",
+    ),
     bad("target that does not exist", "callback.x._target_=trl.Nope", "trl.Nope", "callback.x._target_="),
     bad("field that is misspelt", "trainer.args.lerning_rate=1", "lerning_rate", "trainer.args.learning_rate=1"),
     bad("field of another trainer", "trainer.args.beta=0.1", "exists for", "leave beta out"),
@@ -538,7 +549,7 @@ DATASET = [
     bad("gz that is none", f"{ROWS}.gz", "gzip", "rows.jsonl", {"rows.jsonl.gz": LINE}),
     bad("gz that is cut", f"{ROWS}.gz", "gzip", "rows.jsonl", {"rows.jsonl.gz": gzip.compress(LINE * 500)[:-12]}),
     bad("jsonl that is gzip", ROWS, "gzip", "rows.jsonl.gz", {"rows.jsonl": gzip.compress(LINE)}),
-    bad("jsonl that is parquet", ROWS, "parquet", "rows.parquet", {"rows.jsonl": b"PAR1\x15\x04\x15\x00PAR1"}),
+    bad("jsonl that is parquet", ROWS, "parquet", "rows.parquet", {"rows.jsonl": lambda path: parquet(path)}),
     bad("jsonl that is zip", ROWS, "zip", "unzip", {"rows.jsonl": b"PK\x03\x04rest"}),
     bad(
         "parquet that is cut",
@@ -608,10 +619,10 @@ DATASET = [
         "object around the rows",
         "dataset=local dataset.path=rows.json",
         "keys data",
-        "list of rows",
+        "jq -c",
         {"rows.json": {"data": FOUR}},
     ),
-    bad("object around the rows, in a line", ROWS, "data", "list of rows", {"rows.jsonl": [{"data": FOUR}]}),
+    bad("object around the rows, in a line", ROWS, "data", "jq -c", {"rows.jsonl": [{"data": FOUR}]}),
     bad(
         "json array with null",
         "dataset=local dataset.path=rows.json",
@@ -786,7 +797,13 @@ DATASET = [
         "bad_rows=drop",
         {"rows.jsonl": [EXCHANGE | {"label": "maybe"}]},
     ),
-    bad("form of rows as that of a trainer", f"{ROWS} trainer.form=text", "text", "trainer.form=demonstration"),
+    bad(
+        "form of rows as that of a trainer",
+        f"{ROWS} trainer.form=text",
+        "text",
+        "trainer.form=demonstration",
+        {"rows.jsonl": FOUR},
+    ),
     bad(
         "lone surrogate",
         ROWS,
@@ -1001,7 +1018,7 @@ MODELS = [
         "model.tokenizer.chat_template=my.jinja",
         "UTF-8",
         "iconv",
-        {"my.jinja": b"{{ messages }}\xe9"},
+        {"my.jinja": (ROOT / "runner/model/template/chatml.jinja").read_bytes() + b"{# \xe9 #}"},
     ),
     bad(
         "own template that does not parse",
@@ -1326,6 +1343,23 @@ ENVIRONMENT = [
         code=5,
         enter=lacking("deepspeed"),
     ),
+    bad(
+        "optuna is missing",
+        "sweep=search trainer=dpo objective=eval_loss",
+        "hydra-optuna-sweeper is not installed",
+        "pip install 'hydra-optuna-sweeper>=1.3,<1.4'",
+        code=5,
+        enter=lacking("hydra_plugins.hydra_optuna_sweeper"),
+    ),
+    bad(
+        "joblib is missing",
+        "-m hydra/launcher=joblib seed=1,2",
+        "hydra-joblib-launcher is not installed",
+        "pip install 'hydra-joblib-launcher>=1.2,<1.3'",
+        code=5,
+        enter=lacking("hydra_plugins.hydra_joblib_launcher"),
+    ),
+    bad("plugin that is misspelt", "-m hydra/launcher=joblb seed=1,2", "no plugin 'joblb'", "hydra/launcher="),
     bad("wandb is missing", "tracker=wandb", "wandb", "pip install 'wandb>=0.19'", code=5, enter=lacking("wandb")),
     bad(
         "mlflow is missing",
