@@ -17,6 +17,7 @@ import pytest
 sys.path.append(str(Path(__file__).parent / "fault"))
 
 from bad_input_cases import BAD, GOOD, KINDS
+from fixes import Told, read_ways
 
 from runner.config.override import quote_text
 from runner.io.files import hub_home
@@ -24,7 +25,7 @@ from runner.model.check import find_model_faults
 from runner.model.jinja import find_template_faults
 from runner.validate.start import find_other_versions, is_within
 
-SCRIPT = Path(__file__).parent / "fault" / "bad_input.py"
+SCRIPT, FIXES = (Path(__file__).parent / "fault" / name for name in ("bad_input.py", "fixes.py"))
 NULL = [case for case in BAD if case.kind == "dataset" and "line null" in case.name]
 EARLY = [case for case in BAD if not case.late and not case.skip and case not in NULL]
 LATE = [case for case in BAD if case.late and not case.skip]
@@ -47,6 +48,42 @@ def test_there_are_as_many_cases_as_promised():
 @pytest.mark.slow
 def test_rows_that_crash_a_reader_and_some_of_each_kind_are_refused_and_what_is_good_trains():
     try_out([*NULL, *EARLY[::40], *LATE[::24], *ODD[::38]])
+
+
+@pytest.mark.slow
+def test_what_is_told_to_type_works_when_it_is_typed():
+    kinds = (
+        "list for a number",
+        "4 and 8",
+        "jsonl called csv",
+        "UTF-16",
+        "object around the rows,",
+        "that may not run",
+    )
+    done = subprocess.run([sys.executable, str(FIXES), *kinds], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout.split()[0]) >= len(kinds)
+
+
+def test_ways_to_mend_a_fault_are_read_as_a_shell_reads_them():
+    def ways(fix, *words):
+        return [(way.kind, way.words, way.wrong) for way in read_ways(Told("a.b", "it", fix), words)]
+
+    assert ways("a.b=1  (the default), or leave b out", "c=2", "a.b=0") == [
+        ("words", ("c=2", "a.b=1"), ""),
+        ("words", ("c=2",), ""),
+    ]
+    assert ways("python -m runner -m <the same words>, or 'a.b=[1,2]'", "a.b=1,2") == [
+        ("command", ("-m", "a.b=1,2"), ""),
+        ("words", ("a.b=[1,2]",), ""),
+    ]
+    assert ways("allow=[mine]") == [("words", ("allow=[mine]",), "[]")]
+    assert ways("mv a b.csv, then a.b=b.csv", "a.b=a") == [("shell", ("a.b=b.csv",), "")]
+    assert [kind for kind, *_ in ways("a.b=<value>, or mend it; pip install x")] == [
+        "placeholder",
+        "sentence",
+        "elsewhere",
+    ]
 
 
 def test_an_installed_library_is_judged_by_its_release():

@@ -472,7 +472,6 @@ def test_one_mistake_is_one_fault_where_it_was_made(changes, where):
         ("seed", 1.5),
         ("seed", "zero"),
         ("learning_rate", "fast"),
-        ("kl_coef", -1),
         ("output_root", 3),
         ("allow", "os"),
     ],

@@ -243,8 +243,9 @@ def _composition_fault(error: Exception) -> Fault:
         file, name, options = found.groups()
         group, _, option = name.rpartition("/")
         if option in PLUGINS:
-            package, found = PLUGINS[option], f"{PLUGINS[option]} is not installed"
-            raise EnvironmentFault(Fault(group, found, f"the package {package}", to_install(package)))
+            package = PLUGINS[option]
+            fault = Fault(group, f"{package} is not installed", f"the package {package}", to_install(package))
+            raise EnvironmentFault(fault)
         if group in ("hydra/launcher", "hydra/sweeper"):
             known = str(options).split()
             near = [*nearest(option, known), *known][0]
