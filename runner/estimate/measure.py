@@ -27,7 +27,7 @@ from transformers import Trainer
 
 from runner.errors import RunnerError
 from runner.estimate.memory import MeasuredStep
-from runner.estimate.steps import RECOMPUTE, autocasts, config_fields, cycle_of
+from runner.estimate.steps import RECOMPUTE, autocasts, cycle_of
 from runner.estimate.weights import ModelWeights, Shape, source_of, trunks_of
 from runner.io.files import read_json, write_json
 from runner.io.terminal import HidingLog
@@ -35,6 +35,7 @@ from runner.launch import worker
 from runner.run import open_run
 from runner.schema import upstream
 from runner.schema.text import Config
+from runner.schema.upstream import config_fields
 from runner.training.components import build_components
 
 # In a profile: where a batch goes through the layers with gradients, and where the first of these is there.

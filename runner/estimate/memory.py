@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runner.estimate.steps import Rows, autocasts, batch_size, completion_of, config_fields, recomputes, setting
+from runner.estimate.steps import Rows, autocasts, completion_of, recomputes
 from runner.estimate.weights import ModelWeights, Shape, others_of, source_of
 from runner.generate.batch import TOKENS_PER_PASS
+from runner.generate.budget import ANSWER_TOKENS, evaluation_budget
+from runner.run.key import processes_of
 from runner.schema import upstream
 from runner.schema.text import Config
+from runner.schema.upstream import batch_size, config_fields, setting
 from runner.training.checkpoint import state_bytes
 
 DRAWS = 4  # copies of a step's logits while a token is drawn from them
@@ -173,3 +176,11 @@ class Training:
         attention = 4 * real.layers * real.hidden * width
         backward = 2 * (weights + trained) + 2.5 * attention
         return share * (forward * (2 * weights + attention) + seen.passed * backward)
+
+    def evaluation_operations(self, steps: int | None) -> float:
+        """Operations of all answers that the evaluations of so many steps sample, at most, on one process."""
+        if (budget := evaluation_budget(self.cfg, steps)) is None:
+            return 0.0
+        real, width = self.policy.shape, self.rows.mean + (self.completion or ANSWER_TOKENS)
+        tokens = budget.evaluations * budget.answers * width / processes_of(self.cfg)
+        return tokens * (2 * (real.weights + real.head) + 4 * real.layers * real.hidden * width)

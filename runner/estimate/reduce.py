@@ -17,7 +17,7 @@ import torch
 
 from runner.dataset.check import LOADER as ROWS
 from runner.dataset.head import write_head
-from runner.estimate.steps import config_fields, cycle_of, rows_per_step, setting
+from runner.estimate.steps import cycle_of, rows_per_step
 from runner.estimate.weights import LOADERS, architecture_of
 from runner.io.distribution import to_install
 from runner.model.check import NEW
@@ -25,6 +25,7 @@ from runner.model.clone import Source, count_weights, shrink, write_clone
 from runner.run.key import processes_of
 from runner.schema import upstream
 from runner.schema.text import Config, nodes, to_text
+from runner.schema.upstream import config_fields, setting
 from runner.training.inspection import CHECKS
 
 OTHER_PATHS = ("sft_model_path", upstream.REWARD_MODEL_PATH, upstream.TEACHER_MODEL_NAME_OR_PATH)

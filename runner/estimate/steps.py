@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from runner.run.key import processes_of
 from runner.schema import upstream
-from runner.schema.read import Parameter, read_signature
 from runner.schema.text import Config, Node
+from runner.schema.upstream import batch_size, config_fields, setting
 
 WHOLE_BATCHES = {upstream.NUM_GENERATIONS, "num_ppo_epochs"}  # fields of trainers that leave out a last batch not full
 # The newer name counts before the older.
@@ -41,25 +40,6 @@ class Rows:
         """The mean width of batches of so many rows, each as wide as its longest."""
         groups = [self.lengths[start : start + rows] for start in range(0, len(self.lengths), rows)] or [[1]]
         return sum(map(max, groups)) / len(groups)
-
-
-def config_fields(args: Node) -> Mapping[str, Parameter]:
-    """The fields of a trainer's config object by name."""
-    signature = read_signature(args["_target_"])
-    return signature.parameters if signature else {}
-
-
-def setting(args: Node, name: str, otherwise: Any = None) -> Any:
-    """The value of a field of the trainer's config: as it is set, or its default where that is written down."""
-    if args.get(name) is not None:
-        return args[name]
-    field = config_fields(args).get(name)
-    return field.default if field and isinstance(field.default, bool | int | float | str) else otherwise
-
-
-def batch_size(args: Node) -> int:
-    """Rows of a micro-batch."""
-    return int(setting(args, upstream.PER_DEVICE_TRAIN_BATCH_SIZE, 8))
 
 
 def autocasts(args: Node, gpu: bool) -> bool:

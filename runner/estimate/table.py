@@ -9,13 +9,14 @@ from pathlib import Path
 
 from runner.estimate.device import Device
 from runner.estimate.memory import Training
-from runner.estimate.steps import batch_size, setting, steps_of
+from runner.estimate.steps import steps_of
 from runner.report.number import number
 from runner.run.alarms import steps_to_notice
 from runner.run.disk import free, sized
 from runner.run.key import processes_of
 from runner.run.seal import checkpoints_at_once
 from runner.schema import upstream
+from runner.schema.upstream import batch_size, setting
 
 TIGHT = 0.9  # of what is there, from which on a forecast warns: allocators keep some more than what is alive
 ASSUMED = 100e12  # operations a second, as a scale where nothing was measured
@@ -74,10 +75,11 @@ class Forecast:
         if self.why:
             return "unknown"
         operations, speed = self.training.operations_per_step * (self.steps or 1), self.device.speed or ASSUMED
+        evaluations = self.training.evaluation_operations(self.steps)
         where = f"{self.device.name} at {sized(speed, 'FLOP/s')} ({self.device.how or 'assumed; type speed=<TFLOP/s>'})"
-        seconds = operations / speed
-        span = f"{number(seconds, 2)} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
-        return f"{span}{'' if self.steps else ' a step'}, {operations:.2g} FLOP: {where}"
+        more = f", and {_span(evaluations / speed)} of evaluations that sample" if evaluations else ""
+        each = "" if self.steps else " a step"
+        return f"{_span(operations / speed)}{each}{more}, {operations + evaluations:.2g} FLOP: {where}"
 
     def disk(self) -> list[str]:
         """Checkpoints that are on the disk at a time, those that are kept and one that is written, and the model."""
@@ -94,6 +96,10 @@ class Forecast:
         line = f"  {'disk':<13}{many}, {sized(model)} for model/; {sized(room)} free"
         full = f"  {'warning':<13}{sized(need)} do not fit on the disk: output_root=<a larger disk>"
         return [line, full] if need > room else [line]
+
+
+def _span(seconds: float) -> str:
+    return f"{number(seconds, 2)} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
 
 
 def format_forecasts(forecasts: Sequence[Forecast]) -> list[str]:

@@ -20,9 +20,10 @@ from runner.config.menu import read_menu
 from runner.config.override import force, latest
 from runner.config.user_folder import use_folders
 from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, code_of
+from runner.generate.budget import evaluation_budget
 from runner.io.files import MENU
 from runner.launch import axis, stages
-from runner.launch.plan import Plan, tasks_of
+from runner.launch.plan import Plan, state_of, tasks_of
 from runner.launch.plugin import Job
 from runner.launch.pool import Pool, confine, idle_devices, settings_of
 from runner.launch.progress import LiveProgress, Stages
@@ -112,9 +113,11 @@ def start_sweep(
 
 
 def _print_notes(jobs: Sequence[Sequence[Composed]]) -> None:
-    """Print a line for each option of a model that was tuned for another one than a run trains."""
-    notes = [f"{run.stage and f'{run.stage}: '}{run.note}" for runs in jobs for run in runs if run.note]
-    print("".join(f"note      {note}\n" for note in dict.fromkeys(notes)), end="")
+    """Print what evaluations sample, and a line for each option of a model that was tuned for another one."""
+    runs = [run for runs in jobs for run in runs if state_of(folder_of(run.cfg, run.overrides)) != "finished"]
+    lines = [f"note      {run.stage and f'{run.stage}: '}{run.note}" for run in runs if run.note]
+    lines += [line for run in runs if (budget := evaluation_budget(run.cfg)) for line in budget.lines()]
+    print("".join(f"{line}\n" for line in dict.fromkeys(lines)), end="")
 
 
 def _show(plan: Plan) -> int:

@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from runner.schema.read import Signature
+from runner.schema.read import Parameter, Signature, read_signature
 from runner.schema.source import public_names
 
 # --- Names, each once -----------------------------------------------------------------------------
@@ -264,3 +264,22 @@ def cycle_steps(args: Mapping[str, Any]) -> int:
     accumulated = args["gradient_accumulation_steps"]
     micro_steps = (args.get("steps_per_generation") or accumulated) * (args.get("num_iterations") or 1)
     return math.lcm(micro_steps, accumulated) // accumulated
+
+
+def config_fields(args: Mapping[str, Any]) -> Mapping[str, Parameter]:
+    """The fields of a trainer's config object by name."""
+    signature = read_signature(args["_target_"])
+    return signature.parameters if signature else {}
+
+
+def setting(args: Mapping[str, Any], name: str, otherwise: Any = None) -> Any:
+    """The value of a field of the trainer's config: as it is set, or its default where that is written down."""
+    if args.get(name) is not None:
+        return args[name]
+    field = config_fields(args).get(name)
+    return field.default if field and isinstance(field.default, bool | int | float | str) else otherwise
+
+
+def batch_size(args: Mapping[str, Any]) -> int:
+    """Rows of a micro-batch."""
+    return int(setting(args, PER_DEVICE_TRAIN_BATCH_SIZE, 8))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from runner.config.build import asked_for, build, locate, serve
+from runner.generate.budget import prompts_answered
 from runner.schema import upstream
 from runner.schema.read import read_signature
 from runner.schema.text import Config, Node, named
@@ -39,7 +40,7 @@ def build_trainer(cfg: Config, offered: Mapping[str, Any], hooks: Hooks, rules: 
     from runner.model.reference import match_reference
     from runner.training.extension import extend
     from runner.training.objective import OBJECTIVES
-    from runner.training.precompute import drop_filled, share_reference
+    from runner.training.precompute import drop_filled, map_sets, share_reference
 
     node, tokenizer, args = cfg["trainer"], offered[upstream.PROCESSING_CLASS], offered["args"]
     wanted, trainer_class = asked_for(node["_target_"]), locate(node["_target_"])
@@ -53,9 +54,11 @@ def build_trainer(cfg: Config, offered: Mapping[str, Any], hooks: Hooks, rules: 
     elif shared:
         changed = {"max_length": None}
     parts = dict(shared or offered) | ({} if objective else {upstream.COMPUTE_LOSS_FUNC: hooks.loss})
-    sets = parts["eval_dataset"]
+    most, sets = prompts_answered(cfg), parts["eval_dataset"]
+    sets = map_sets(lambda rows: rows.take(most), sets) if most else sets
     if isinstance(sets, dict) and all(isinstance(each, Dataset) for each in sets.values()):
-        parts["eval_dataset"] = DatasetDict(sets)  # some trainers map over all of them as if they were one
+        sets = DatasetDict(sets)  # some trainers map over all of them as if they were one
+    parts["eval_dataset"] = sets
     served = {name: part for name, part in parts.items() if name in wanted and part is not None and part != []}
     before = {name: getattr(args, name) for name in changed}
     vars(args).update(changed)

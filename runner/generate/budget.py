@@ -1,0 +1,109 @@
+"""How much the evaluations of a run sample, from its configuration alone: for the plan, the forecast and the training.
+
+Evaluations that read known answers take every held-out row; what is sampled costs as much as a training step does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from runner.metric.ask import SAMPLES, kind_of
+from runner.run.key import processes_of
+from runner.schema import upstream
+from runner.schema.read import read_signature
+from runner.schema.text import Config, Node, named
+from runner.schema.upstream import batch_size, setting
+
+PROMPTS = 64  # of each held-out set that a trainer answers: the mean reward is known to an eighth of its spread
+ANSWER_TOKENS = 64  # most tokens of an answer that a metric judges, where the trainer has no number of its own
+
+
+def prompts_answered(cfg: Config) -> int | None:
+    """The most prompts of each held-out set that the trainer's own evaluation answers, where nobody has said how many.
+
+    None where it samples nothing, or takes what ``dataset.limit.eval`` says.
+    """
+    node = cfg["dataset"]
+    signature = read_signature(node["_target_"])
+    can_be_limited = signature is not None and "limit" in signature.parameters
+    is_open = can_be_limited and (node.get("limit") or {}).get("eval") is None
+    return PROMPTS if is_open and _answers(cfg["trainer"]) else None
+
+
+@dataclass(frozen=True)
+class EvaluationBudget:
+    """The most that the evaluations of a run sample: prompts of each held-out set and answers of each, in so many
+    evaluations; ``judged`` are the answers of each set that metrics sample. ``texts`` are those that the training
+    samples or reads, None where only its rows can tell.
+    """
+
+    sets: int
+    prompts: int
+    times: int
+    judged: int
+    evaluations: int
+    texts: int | None
+    is_open: bool  # nobody has said how many prompts
+
+    @property
+    def answers(self) -> int:
+        """The answers of one evaluation."""
+        return self.sets * (self.prompts * self.times + self.judged)
+
+    def lines(self) -> Iterator[str]:
+        """The bound in words, and a note where the evaluations take more than the training."""
+        each = f"{self.prompts or self.judged} held-out prompts" + f" of each of {self.sets} sets" * (self.sets > 1)
+        each += f", {self.times} answers each" if self.prompts and self.times > 1 else ""
+        each += f", and {self.judged} for metrics" if self.prompts and self.judged else ""
+        if self.is_open:
+            yield f"evaluates at most {each}; dataset.limit.eval=<number> for others"
+        total = self.evaluations * self.answers
+        if self.texts is not None and total > self.texts:
+            of_a_prompt = self.sets * ((self.times if self.prompts else 0) + bool(self.judged))
+            fewer = max(1, self.texts // (self.evaluations * of_a_prompt))
+            found = f"up to {total:,} answers, for {self.texts:,} texts to learn from"
+            yield f"note      evaluations may take longer than the training: {found}; dataset.limit.eval={fewer}"
+
+
+def evaluation_budget(cfg: Config, steps: int | None = None) -> EvaluationBudget | None:
+    """The budget of a run, of so many steps where the configuration does not say it; None where nothing is sampled."""
+    node, args, metrics = cfg["dataset"], cfg["trainer"]["args"], named(cfg["metric"] or {}, "metric")
+    sets, limit = _held_out_sets(node), (node.get("limit") or {}).get("eval")
+    bounds = [each.get("limit", SAMPLES) for each in metrics.values() if _is_sampled(each)]
+    most = limit or math.inf
+    judged = 0 if not bounds else min(most, max(math.inf if bound is None else bound for bound in bounds))
+    prompts = min(most, prompts_answered(cfg) or math.inf) if _answers(cfg["trainer"]) else 0
+    if not sets or not (judged or prompts) or math.isinf(judged + prompts):
+        return None
+    times = setting(args, upstream.NUM_GENERATIONS_EVAL) or setting(args, upstream.NUM_GENERATIONS, 1)
+    steps, between = steps or setting(args, upstream.MAX_STEPS, -1), 0
+    if (strategy := setting(args, upstream.EVAL_STRATEGY, "no")) == "epoch":
+        between = math.ceil(setting(args, upstream.NUM_TRAIN_EPOCHS, 3.0))
+    elif strategy == "steps":
+        every = setting(args, upstream.EVAL_STEPS) or setting(args, upstream.LOGGING_STEPS, 500)
+        between = int(1 / every if every < 1 else max(0, steps) / every)
+    each_step = batch_size(args) * setting(args, upstream.GRADIENT_ACCUMULATION_STEPS, 1) * processes_of(cfg)
+    texts = round(steps * each_step / setting(args, upstream.NUM_ITERATIONS, 1)) if steps > 0 else None
+    return EvaluationBudget(sets, int(prompts), times, int(judged), 2 + between, texts, limit is None)
+
+
+def _answers(trainer: Node) -> bool:
+    """True for a trainer whose own evaluation samples: one that takes prompts has nothing else to evaluate."""
+    return trainer["form"] == "prompt" and trainer.get("evaluates", True)
+
+
+def _is_sampled(metric: Node) -> bool:
+    signature = read_signature(metric["_target_"])
+    return signature is None or kind_of(signature.parameters) == "sampled"
+
+
+def _held_out_sets(node: Node) -> int:
+    """The number of held-out sets of a dataset, as far as its configuration tells."""
+    if isinstance(parts := node.get("parts"), Mapping):
+        return sum(_held_out_sets(part) for part in parts.values() if part)
+    if "split" not in node:
+        return 1  # a dataset of one's own holds out what it will
+    evals = (node["split"] or {}).get("eval")
+    return len(evals) if isinstance(evals, Mapping) else int(evals is not None)
