@@ -109,8 +109,7 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
         if not folder.is_dir():
             expected, fix = "a folder of config groups", "--config-dir <folder>"
             faults.append(Fault("--config-dir", f"{folder} is not a folder", expected, fix))
-    if faults := faults + list(find_flag_faults(line, flags, menu) if flags else ()):
-        raise ConfigError(faults)
+    ConfigError.refuse(faults + list(find_flag_faults(line, flags, menu) if flags else ()))
     return line
 
 

@@ -66,6 +66,5 @@ def read_options(overrides: Sequence[str], own: Mapping[str, Option], verb: str)
         near = nearest(key, own)
         fix = f"{near[0]}=<value>" if near else f"python -m runner {verb} --help"
         faults.append(Fault(key, f"{verb} has no such key", ", ".join(own), fix))
-    if faults:
-        raise ConfigError(faults)
+    ConfigError.refuse(faults)
     return options

@@ -139,8 +139,7 @@ def read_request(line: CommandLine, verb: str, own: Mapping[str, Option], parts:
             expected = f"either a run, whose model and template are known, or {typed[key]}"
             fix = "leave it out; model.tokenizer.chat_template=<name> changes the template of a run"
             faults.append(Fault(key, f"{typed[key]} beside {line.runs[0]}", expected, fix))
-    if faults:
-        raise ConfigError(faults)
+    ConfigError.refuse(faults)
     root = Path(typed.get("output_root", "=outputs").partition("=")[2])
     (found,) = find_runs(line.runs, verb, 1, root) if line.runs else [None]
     if found and not found.cfg:

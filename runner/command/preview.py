@@ -56,8 +56,7 @@ def main(line: CommandLine) -> int:
     if line.multirun:
         raise ConfigError(Fault("command line", "-m", "one configuration to look at", "one value of each key, no -m"))
     options, overrides, faults = split_options(line.overrides, OWN)
-    if faults:
-        raise ConfigError(faults)
+    ConfigError.refuse(faults)
     if line.runs:
         runs = _read_runs(line.runs, overrides, options.get("trust", False))
     else:

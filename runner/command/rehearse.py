@@ -65,8 +65,7 @@ def main(line: CommandLine) -> int:
     if line.runs:
         expected, fix = "overrides as for a training", "python -m runner rehearse trainer=dpo"
         faults.append(Fault("command line", " ".join(line.runs), expected, fix))
-    if faults:
-        raise ConfigError(faults)
+    ConfigError.refuse(faults)
     jobs = jobs_of(overrides, line.folders, line.multirun)
     prepare_environment()
     cases = group_by_structure(jobs)

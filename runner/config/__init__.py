@@ -82,8 +82,7 @@ def compose_unresolved(
     from omegaconf import OmegaConf
 
     menu = read_menu(folders)
-    if faults := list(find_choice_faults(parse(overrides), menu)):
-        raise ConfigError(faults)
+    ConfigError.refuse(find_choice_faults(parse(overrides), menu))
     parsed = parse(force(overrides, menu))
     cuts = any(override.is_delete() and not is_choice(override.input_line, menu) for override in parsed)
     values = [override for override in parsed if override.is_force_add() and not cuts]
@@ -272,8 +271,7 @@ def resolve(cfg: DictConfig, overrides: list[str], choices: dict[str, str] | Non
     faults += [Fault(key, "deleted, and every run needs it", "a value", f"{key}=<value>") for key in gone]
     missing = sorted(OmegaConf.missing_keys(cfg))
     faults += [Fault(key, "no value", "one, it has no default", f"{key}=<value>") for key in missing]
-    if faults:
-        raise ConfigError(faults)
+    ConfigError.refuse(faults)
     with _as_config_errors(), flag_override(cfg, "struct", False):
         plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     # A group that was deleted is a group without a part, and so is an entry that was set to null.

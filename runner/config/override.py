@@ -135,8 +135,7 @@ def parse(overrides: Iterable[str]) -> list[Override]:
         if trouble:
             found = f"{_short(override)!r}: {_short(trouble)}"
             faults.append(Fault("command line", found, "key=value", f"'{dotted_key(override) or 'key'}=\"<text>\"'"))
-    if faults:
-        raise ConfigError(faults)
+    ConfigError.refuse(faults)
     return parsed
 
 

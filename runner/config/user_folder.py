@@ -82,8 +82,7 @@ def _plugin() -> Any:
                 found = re.match(r"\ufeff\s*#\s*@package\s+(\S+)", text.readline())
             if found:
                 loaded.header["package"] = found[1]
-            if faults := list(_changes_hydra(config_path, file, loaded)):
-                raise ConfigError(faults)
+            ConfigError.refuse(_changes_hydra(config_path, file, loaded))
             return loaded
 
     class UserFolders(SearchPathPlugin):

@@ -165,8 +165,7 @@ def check_files(files: Files, max_bytes: int | None = None) -> None:
         found, fix = "zstandard data, and that package is missing", "pip install zstandard"
         raise EnvironmentFault(Fault(str(locked[0]), found, "the package zstandard", fix))
     entries = (entry for path in files.paths for entry in _scan(path, files.reader, max_bytes))
-    if faults := list(islice((entry for entry in entries if isinstance(entry, Fault)), SHOWN)):
-        raise DataError(faults)
+    DataError.refuse(islice((entry for entry in entries if isinstance(entry, Fault)), SHOWN))
 
 
 def read_data_file(path: Path, reader: str, first: int | None = None) -> list[Row]:

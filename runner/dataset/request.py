@@ -38,8 +38,7 @@ def read_limits(limit: Mapping[Use, int | None] | None) -> dict[Use, int | None]
         for name, count in limits.items()
         if count is not None and (not isinstance(count, int) or count < 1)
     ]
-    if faults:
-        raise DataError(faults)
+    DataError.refuse(faults)
     return limits
 
 
@@ -52,8 +51,7 @@ def check_words(files: Files | None, bad_rows: str, **hub_only: str | None) -> N
     ]
     if bad_rows not in BAD_ROWS:
         faults.append(misnamed("dataset.bad_rows", bad_rows, BAD_ROWS, "dataset.bad_rows={}"))
-    if faults:
-        raise DataError(faults)
+    DataError.refuse(faults)
 
 
 def check_cut(where: str, cut: str, splits: Iterable[str], path: str, *, streaming: bool = False) -> None:
@@ -114,5 +112,4 @@ def check_weights(parts: Mapping[str, object], weights: Mapping[str, float] | No
         if weights and name not in weights:
             where = f"dataset.weights.{name}"
             faults.append(Fault(where, "no weight", "one for every part, or none", f"{where}=1"))
-    if faults:
-        raise DataError(faults)
+    DataError.refuse(faults)

@@ -53,8 +53,7 @@ def tasks_of(jobs: Sequence[Sequence[Composed]]) -> list[Task]:
     if faults:
         raise ConfigError(dict.fromkeys(faults))
     known = [read_run(task.folder) for task in tasks.values() if (task.folder / "config.yaml").exists()]
-    if refused := [fault for run in known for fault in run.faults]:
-        raise FolderError(refused)
+    FolderError.refuse([fault for run in known for fault in run.faults])
     return list(tasks.values())
 
 

@@ -59,8 +59,7 @@ def compose_runs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list
     else:
         composed, faults = _compose_one(overrides, folders, references)
         runs = [composed] if composed else []
-    if faults:
-        raise ConfigError(faults)
+    ConfigError.refuse(faults)
     command = [*overrides, *(word for folder in folders for word in ("--config-dir", str(folder)))]
     return [replace(composed, command=command) for composed in runs]
 
@@ -76,8 +75,7 @@ def compose_jobs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list
             faults.append((words, []))
         except ConfigError as error:
             faults.append((words, error.faults))
-    if found := name_jobs(faults):
-        raise ConfigError(found)
+    ConfigError.refuse(name_jobs(faults))
     return jobs
 
 

@@ -194,8 +194,7 @@ def work(folder: str | Path, command: str = "train", debug: bool = False, record
             log.info("run       %s", run)
             try:
                 # This may be another machine than that of the start.
-                if lacking := list(find_missing_libraries(run.cfg)):
-                    raise EnvironmentFault(lacking)
+                EnvironmentFault.refuse(find_missing_libraries(run.cfg))
                 if config.rank() == 0:
                     check_lines(run)
                     add_notes(run, [f"at step {run.status()['step']}: {line}" for line in check_fingerprints(run)])

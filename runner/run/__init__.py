@@ -205,8 +205,7 @@ def check_metadata(run: Run) -> None:
         is_right = _is_status(found) if name == "status.json" else isinstance(found, dict)
         if path.exists() and not is_right:
             faults.append(Fault(str(path), "it cannot be read", "JSON", f"rm {path}  (the run then {consequence})"))
-    if faults:
-        raise FolderError(faults)
+    FolderError.refuse(faults)
 
 
 def find_foreign_faults(folder: Path, depth: int | None = None) -> list[Fault]:

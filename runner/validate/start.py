@@ -65,8 +65,7 @@ def check_ahead(jobs: Sequence[Sequence[Composed]], *, elsewhere: bool = False) 
     other = name_jobs([(words, [fault for _, rest in pairs for fault in rest]) for words, pairs in looks])
     if other:
         raise ConfigError([*data, *other])
-    if data:
-        raise DataError(data)
+    DataError.refuse(data)
     if to_do and (lacking := list(find_environment_faults(to_do, elsewhere))):
         raise EnvironmentFault(dict.fromkeys(lacking))
 

@@ -29,8 +29,7 @@ def build_args(run: Run, adjustments: Sequence[Mapping[str, Any]] = ()) -> Train
     """The trainer's config object: its own defaults, the runner's, the YAML, and last what the run has adjusted."""
     cfg = run.cfg
     node = cfg["trainer"]["args"] | adjusted_args(adjustments)
-    if faults := find_foreign_variables(cfg["tracker"]):
-        raise ConfigError(faults)
+    ConfigError.refuse(find_foreign_variables(cfg["tracker"]))
     set_variables(cfg["tracker"], run.folder, cfg["name"])
     defaults = {
         "seed": cfg["seed"],
@@ -61,8 +60,7 @@ def _for_this_machine(known: set[str], args: Node) -> dict[str, bool]:
     import torch
 
     if not torch.accelerator.is_available():
-        if faults := list(find_gpu_faults(args)):
-            raise EnvironmentFault(faults)
+        EnvironmentFault.refuse(find_gpu_faults(args))
         typed = {ALIASES.get(name) for name, value in args.items() if value is not None}
         return {name: value for name, value in ON_CPU.items() if name in known and name not in typed}
     if torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
@@ -85,5 +83,4 @@ def check_devices(cfg: Config) -> None:
             if absent := [str(one) for one in devices if one is not None and str(one) not in here]:
                 found, where = f"{', '.join(absent)}, and there is no such device here", f"{path}.{key}"
                 faults.append(Fault(where, found, ", ".join(sorted(here - {*ANYWHERE}) or ["cpu"]), f"{where}=null"))
-    if faults:
-        raise EnvironmentFault(faults)
+    EnvironmentFault.refuse(faults)

@@ -71,8 +71,7 @@ def check_merged(cfg: Config, peft_config: PeftConfig | None, args: TrainingArgu
     if getattr(args, "critic", None) in ("auto", "adapter"):
         found = f"{args.critic}: a second adapter on {base}, which is nowhere on disk"
         faults.append(Fault("trainer.args.critic", found, "a model of its own", "trainer.args.critic=model"))
-    if faults:
-        raise ConfigError(faults)
+    ConfigError.refuse(faults)
 
 
 def path_of(cfg: Config) -> dict[str, str]:
