@@ -34,11 +34,6 @@ def template_names() -> list[str]:
     return sorted(file.stem for file in SHELF.glob("*.jinja"))
 
 
-def template_file(name: str) -> Path:
-    """The file of a shipped template, or the ``.jinja`` file itself."""
-    return Path(shipped(name)).expanduser() if name.endswith(".jinja") else SHELF / f"{name}.jinja"
-
-
 def no_template() -> Fault:
     """The fault of chats without a template."""
     found = "the rows are chats, and the tokenizer has no chat template"
@@ -47,7 +42,8 @@ def no_template() -> Fault:
 
 def read_template(name: str) -> str:
     """The text of a shipped template (``plain``, ``chatml``, ``react``, ``hermes``) or of a ``.jinja`` file."""
-    file, choices = template_file(name), f"{', '.join(template_names())}, or the path of a .jinja file"
+    file = Path(shipped(name)).expanduser() if name.endswith(".jinja") else SHELF / f"{name}.jinja"
+    choices = f"{', '.join(template_names())}, or the path of a .jinja file"
     if not file.is_file():
         raise ConfigError(Fault(KEY, f"no template {name}", choices, f"{KEY}=plain"))
     try:

@@ -43,7 +43,9 @@ def write_plain(
     """
     tokenizer = load_tokenizer(str(source), trust_remote_code=trust)
     check_mergeable(source)
-    dtype = dtype or read_dtype(source, trust)
+    if not dtype:
+        config = read_config(str(source), trust_remote_code=trust)
+        dtype = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
     how = {"tokenizer": tokenizer, "head": head, "trust_remote_code": trust}
     # A whole model is only rounded, and that is exact from whatever it is kept in.
     model = load_model(str(source), dtype="float32" if read_adapter(str(source)) else "auto", **how).eval()
@@ -73,12 +75,6 @@ def check_mergeable(source: Path) -> None:
         found = f"a learnt prompt ({adapter.peft_type.value}), which is no change of weights and cannot be merged"
         fix = f"PeftModel.from_pretrained(base, {str(source)!r}), which loads it as it is"
         raise ConfigError(Fault(str(source), found, "an adapter of the weights, or a whole model", fix))
-
-
-def read_dtype(source: Path, trust: bool = False) -> str:
-    """The precision in which the weights, or those of an adapter's base, are kept."""
-    config = read_config(str(source), trust_remote_code=trust)
-    return str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
 
 
 def _untie(model: PeftModel) -> None:
