@@ -4,6 +4,8 @@ import fcntl
 import os
 import pty
 import re
+import shlex
+import shutil
 import struct
 import sys
 import termios
@@ -11,6 +13,11 @@ import termios
 import pytest
 
 from runner.__main__ import main
+from runner.command.train import _next_command
+from runner.io.files import shipped
+from runner.launch.stages import compose_runs
+from runner.run import open_run
+from runner.run.read import read_run
 
 FEW = ("trainer.args.max_steps=2", "trainer.args.logging_steps=1", "trainer.args.per_device_train_batch_size=8")
 FEW += ("dataset.limit.train=64", "dataset.limit.eval=8")
@@ -49,12 +56,12 @@ def look(tmp_path, monkeypatch):
 
 
 def test_a_terminal_shows_a_bar_with_the_loss_and_the_time_that_is_left(look, tmp_path):
-    shown, code = look("trainer=sft", *FEW)
+    shown, code = look("trainer=sft", *FEW, "objective=eval_loss")
     bars = [frame for frame in re.split(r"[\r\n]", shown) if frame.startswith("training")]
     assert code == 0 and re.search(r" 2/2 \[\d\d:\d\d<00:00, .*step/s, loss \d\.\d+\]$", bars[-1])
     assert max(map(len, bars)) <= 80 and "\nstep " not in shown
     assert "\n\x1b[32mfinished\x1b[0m  2 steps in " in shown
-    assert re.search(r"^  eval_loss .*\x1b\[3[12]m[\d.]+\x1b\[0m$", shown, re.MULTILINE)
+    assert re.search(r"^\x1b\[32m  eval_loss  +[\d.]+ +[\d.]+\x1b\[0m$", shown, re.MULTILINE)
     [log] = tmp_path.glob("outputs/*/*/log.txt")
     text = log.read_text()
     assert "step      2/2  loss " in text and ": finished  2 steps in " in text and not {"\x1b", "␛"} & set(text)
@@ -67,3 +74,79 @@ def test_the_heading_of_an_error_is_red_unless_colours_are_refused(look, monkeyp
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
             assert look("trainer=dpoo") == (shown.replace("\x1b[31m", "").replace("\x1b[0m", ""), 2)
+
+
+def finished(*words):
+    """A finished run of these words, whose model is the shipped one, with another head, or an adapter of it."""
+    (composed,) = compose_runs([*words, "name=mine", "dataset.limit.train=100"])
+    run, tiny = open_run(composed.cfg, composed.overrides, composed.command, composed.choices), "runner://model/tiny"
+    shutil.copytree(shipped(tiny), run.model)
+    if composed.cfg["trainer"]["head"] == "score":
+        from transformers import AutoModelForSequenceClassification
+
+        AutoModelForSequenceClassification.from_pretrained(shipped(tiny), num_labels=1).save_pretrained(run.model)
+    elif composed.cfg["peft"]:
+        from peft import LoraConfig, get_peft_model
+        from transformers import AutoModelForCausalLM
+
+        whole = AutoModelForCausalLM.from_pretrained(run.model)
+        get_peft_model(whole, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])).save_pretrained(run.model)
+    run.set_status("finished", step=2)
+    return read_run(run.folder)
+
+
+PAIRS = ("dataset=local", "dataset.path=runner://dataset/toy_sort")
+MODEL = "model.path=MODEL"
+
+
+@pytest.mark.parametrize(
+    ("words", "then"),
+    [
+        (["trainer=sft"], ["trainer=dpo", "dataset.limit.train=100", MODEL]),
+        (
+            ["trainer=sft", "dataset=toy_demonstrations"],
+            ["trainer=grpo", "dataset=toy_demonstrations", "dataset.limit.train=100", MODEL],
+        ),
+        (
+            ["trainer=sft", "dataset=toy_reviews", "peft=lora", "peft.r=4", "quant=4bit", "template=chatml", "seed=1"],
+            ["trainer=dpo", "dataset=toy_reviews", "quant=4bit", "template=chatml", "dataset.limit.train=100", MODEL],
+        ),
+        (["trainer=sft", *PAIRS], ["predict", "RUN", "set=train"]),
+        (
+            [
+                "trainer=sft",
+                *PAIRS,
+                "dataset.form=preference",
+                "model.path=runner://model/tiny",
+                "model.dtype=bfloat16",
+            ],
+            [
+                "trainer=dpo",
+                *PAIRS,
+                "dataset.form=preference",
+                "model.dtype=bfloat16",
+                "dataset.limit.train=100",
+                MODEL,
+            ],
+        ),
+        (
+            ["experiment=toy_dpo", "trainer.args.max_steps=2"],
+            ["trainer=grpo", "model=tiny", "dataset=toy_sort", "dataset.limit.train=100", MODEL],
+        ),
+        (["trainer=sft", "model=new", "model.num_hidden_layers=1"], ["predict", "RUN", "set=train"]),
+        (
+            ["trainer=reward", *PAIRS, "peft=lora"],
+            ["trainer=ppo", *PAIRS, "peft=lora", "dataset.limit.train=100", "reward=model", f"reward.{MODEL}"],
+        ),
+        (["trainer=ppo", "dataset=toy_reviews"], ["predict", "RUN", "set=train"]),
+    ],
+    ids=lambda words: " ".join(words),
+)
+def test_the_command_that_follows_keeps_what_was_chosen_and_works(tmp_path, monkeypatch, capsys, words, then):
+    monkeypatch.chdir(tmp_path)
+    run = finished(*words)
+    command = _next_command(run)
+    expected = [word.replace("MODEL", f"{run}/model").replace("RUN", str(run)) for word in then]
+    assert shlex.split(command)[3:] == expected
+    if "predict" not in then:
+        assert main([*expected, "--dry-run"]) == 0, capsys.readouterr().err

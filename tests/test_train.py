@@ -54,6 +54,11 @@ def test_a_run_leaves_what_the_design_promises(train, capsys):
     steps = [line.split() for line in lines if line.startswith("step ")]
     assert [words[1] for words in steps] == ["0/3", "1/3", "2/3", "3/3"] and steps[1][2:4] == ["loss", "0.6931"]
     assert steps[0][2] == "eval_loss"
+    rows = [json.loads(line) for line in (folder / "completions.jsonl").read_text().splitlines()]
+    before, after = (next(row for row in rows if row["step"] == step) for step in (0, 3))
+    asked = lines.index(f"sample    {before['prompt'][0]['content']}")
+    assert lines[asked + 1] == f"  before  {before['completion']}" and before["prompt"] == after["prompt"]
+    assert lines[asked + 2] == f"  after   {after['completion']}" and told.out.count("\nsample    ") == 3
     names = {path.name for path in folder.iterdir()}
     assert names >= {
         "config.yaml",

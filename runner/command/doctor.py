@@ -32,10 +32,11 @@ from runner.estimate.device import read_memory
 from runner.io.distribution import NAME, read_extras, read_project, read_requirements
 from runner.io.files import PACKAGE, display_path, hub_home
 from runner.io.secrets import hidden
-from runner.report.number import number, short
+from runner.report.number import short
 from runner.report.table import Column, format_table
 from runner.run import installed_version
 from runner.run.disk import sized
+from runner.schema.text import number
 from runner.validate.start import is_within
 
 WIDTH = 80

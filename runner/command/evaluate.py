@@ -48,9 +48,8 @@ from runner.generate.rows import find_prompt_fault
 from runner.generate.weights import Weights
 from runner.io.files import display_path, to_line, write_json, write_text
 from runner.io.terminal import print_visible, progress_bar, quiet
-from runner.report.number import number
 from runner.report.table import Column, format_table
-from runner.schema.text import named
+from runner.schema.text import named, number
 from runner.training.components.rewards import build_metrics, build_rewards
 from runner.training.trained import load_trained
 from runner.validate.parts import find_metric_faults

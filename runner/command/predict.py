@@ -46,8 +46,8 @@ from runner.generate.prediction import PredictionFile, prediction_key
 from runner.generate.rows import find_prompt_fault
 from runner.io.files import display_path, read_last_row
 from runner.io.terminal import print_answer, progress_bar, quiet, sample_lines
-from runner.report.number import number
 from runner.run.read import SAMPLE_FILES
+from runner.schema.text import number
 from runner.training.trained import load_trained
 
 if TYPE_CHECKING:

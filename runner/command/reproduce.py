@@ -38,11 +38,10 @@ from runner.io.terminal import print_visible
 from runner.launch.worker import launch
 from runner.report.compare import deviations
 from runner.report.facts import folders_in, words_of
-from runner.report.number import number
 from runner.run import CHANGES, Run, installed_version, open_run, run_git
 from runner.run.find import check_finished, find_runs
 from runner.run.read import RunRecord, read_run
-from runner.schema.text import flatten
+from runner.schema.text import flatten, number
 from runner.training.components.trainer import build_rules, columns_asked_for
 from runner.validate import find_dangers
 from runner.validate.keys import is_folder_name

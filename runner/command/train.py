@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -19,19 +20,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.config import rank
+from runner.config.menu import read_options
+from runner.config.override import dotted_key
+from runner.dataset.form import fits
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, FolderError, RunnerError
 from runner.io.files import files_of, read_json, shipped, strict, write_json, write_text
-from runner.io.terminal import coloured
+from runner.io.terminal import coloured, line_of
 from runner.model.encoding import stop_ids
-from runner.report.facts import score_rows
+from runner.report.facts import folders_in, score_rows, words_of
 from runner.report.number import format_duration, plural
-from runner.report.objective import list_changes
+from runner.report.objective import choose_objective
+from runner.report.page import over_time
 from runner.report.table import score_table
 from runner.run import Run, add_notes, write_manifest
 from runner.run.continuation import begin_from, copy_history, other_run
 from runner.run.disk import check_space
 from runner.run.inputs import check_fingerprints, find_other_facts, read_fingerprints
-from runner.run.read import RunRecord, read_run
+from runner.run.read import SAMPLE_FILES, RunRecord, read_run
 from runner.run.seal import last_checkpoint, rotate, seal, step_of
 from runner.schema import upstream
 from runner.training.components import Components, build_components
@@ -48,6 +53,10 @@ if TYPE_CHECKING:
     from runner.training.callback import StopRequest
 
 log = logging.getLogger(__name__)
+
+SHOWN_SAMPLES = 3  # held-out prompts whose answers before and after are shown at the end
+# Of a training, what one that goes on from its model is given as well.
+KEPT = ("model", "dataset", "peft", "quant", "template", "allow", "output_root")
 
 
 def train(run: Run, stop: StopRequest) -> None:
@@ -344,32 +353,61 @@ def _no_steps(run: Run, args: TrainingArguments, rows: int) -> Fault:
     return Fault("dataset", f"{rows} training rows", expected, fix)
 
 
-def _coloured_scores(record: RunRecord) -> list[str]:
-    """The table of scores, where a terminal shows colours with what has become better or worse in green or red."""
-    lines, changes = score_table(record), list_changes(record)
-    for place, (name, _, after) in enumerate(score_rows(record), 1):
-        if name in changes:
-            colour = "green" if changes[name] else "red"
-            lines[place] = lines[place].removesuffix(after) + coloured(after, colour, sys.stdout)
-    return lines
-
-
 def _closing(run: Run, seconds: float) -> str:
     """The last words of a run: what changed, where it is, and what to type next."""
     record = read_run(run.folder)
     steps = plural(record.status["step"], "step")
     lines = [f"{coloured('finished', 'green', sys.stdout)}  {steps} in {format_duration(seconds)}"]
-    lines += _coloured_scores(record)
+    objective = choose_objective([record])
+    for line, (name, *_) in zip(score_table(record), [("",), *score_rows(record)], strict=False):
+        change = record.after.get(name, 0) - record.before.get(name, 0)
+        if objective and name == objective.name and change:
+            line = coloured(line, "green" if (change > 0) == objective.maximise else "red", sys.stdout)
+        lines.append(line)
     lines += [f"note      {record.cause}"] if record.cause else []
-    lines += [f"model     {run}/model", f"curves    {run}/plots"]
-    node, model = run.cfg["trainer"], f"{run}/model"
-    if node["form"] == "prompt":
-        written = [path for path in (run.folder, run.checkpoints) if (path / "completions.jsonl").exists()]
-        lines += [f"samples   {run}/{(path / 'completions.jsonl').relative_to(run.folder)}" for path in written[:1]]
-    elif node["head"] == "score":
-        lines.append(f"next      python -m runner trainer=ppo reward=model reward.model.path={model}")
-    else:
-        follower = "dpo" if node["form"] == "demonstration" else "grpo"
-        like = "" if str(run.cfg["model"].get("path")).startswith("runner://") else " model=hub"
-        lines.append(f"next      python -m runner trainer={follower}{like} {shlex.quote(f'model.path={model}')}")
+    width, paths = shutil.get_terminal_size((80, 24)).columns - 10, [run.folder / name for name in SAMPLE_FILES]
+    for prompt, columns in over_time(record)[:SHOWN_SAMPLES]:
+        (first, _, before), (last, _, after) = columns[0], columns[-1]
+        if first == "step 0" != last:
+            lines.append(f"sample    {line_of(prompt, width, tail=True)}")
+            lines.append(f"  before  {line_of(before['completion'], width)}")
+            lines.append(f"  after   {line_of(after['completion'], width)}")
+    lines += [f"samples   {run}/{path.relative_to(run.folder)}" for path in paths if path.exists()][:1]
+    lines += [f"model     {run}/model", f"curves    {run}/plots", f"next      {_next_command(record)}"]
     return "\n".join(lines)
+
+
+def _next_command(record: RunRecord) -> str:
+    """The command that trains on from this model with what was chosen for it, or else the one that has it answer.
+
+    An adapter is trained on, not put below another; of a reward model, the policy begins where it has begun.
+    """
+    node, choices = record.cfg["trainer"], record.manifest.get("choices") or {}
+    overrides, folders = folders_in(words_of(record) or [])
+    typed = {dotted_key(word): word for word in overrides}
+    form = record.cfg["dataset"].get("form") or (node["form"] if node["form"] == "preference" else "")
+    follower, left_out = "grpo", r"model\.(path|revision|merge|tokenizer\.(path|revision))"
+    if node["head"] == "score":
+        follower, left_out = "ppo", ""
+    elif node["form"] == "demonstration" and form and fits(form, "preference"):
+        follower = "dpo"
+    has_rewards = _brings_rewards(choices.get("dataset")) or ("dataset" in typed and follower != "grpo")
+    has_prompts = node["form"] != "prompt" and form and fits(form, "prompt")
+    if not (has_rewards and has_prompts) or choices.get("model", "new") == "new":
+        rows = [] if (record.manifest.get("data") or {}).get("eval") else ["set=train"]
+        return shlex.join(["python", "-m", "runner", "predict", str(record), *rows])
+    if left_out and (record.run.model / "adapter_config.json").exists():
+        left_out += r"|peft(\..*)?"
+    words = {group: f"{group}={choices[group]}" for group in KEPT if choices.get(group, "none") != "none"}
+    words = (words if "experiment" in typed else {}) | typed
+    kept = [word for key, word in words.items() if key.partition(".")[0] in KEPT and not re.fullmatch(left_out, key)]
+    kept += ["reward=model"] if follower == "ppo" else []
+    kept.append(f"{'reward.' if follower == 'ppo' else ''}model.path={record}/model")
+    flags = [flag for folder in folders for flag in ("--config-dir", str(folder))]
+    return shlex.join(["python", "-m", "runner", f"trainer={follower}", *kept, *flags])
+
+
+def _brings_rewards(dataset: str | None) -> bool:
+    """True for an option of the dataset group with rewards of its own."""
+    entries = read_options("dataset").get(dataset or "", {}).get("defaults", [])
+    return any("override /reward" in each if isinstance(each, dict) else _brings_rewards(each) for each in entries)

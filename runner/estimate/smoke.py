@@ -26,13 +26,12 @@ from runner.estimate.reduce import Clones, Reduced, reduce, rows_of
 from runner.io.files import read_json, write_json
 from runner.io.terminal import quiet
 from runner.launch import worker
-from runner.report.number import number
 from runner.run import Run, open_run, write_config
 from runner.run.disk import sized
 from runner.run.key import folder_of, key_of, label_of, lasting
 from runner.run.read import read_run
 from runner.run.seal import sealed_checkpoints
-from runner.schema.text import Config, scalars
+from runner.schema.text import Config, number, scalars
 from runner.training.export import export
 from runner.training.inspection import find_faults, inspect_training, summary_of
 from runner.training.stand_in import first_rows_prepared

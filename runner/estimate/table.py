@@ -10,12 +10,12 @@ from pathlib import Path
 from runner.estimate.device import Device
 from runner.estimate.memory import Training
 from runner.estimate.steps import steps_of
-from runner.report.number import number
 from runner.run.alarms import steps_to_notice
 from runner.run.disk import free, sized
 from runner.run.key import processes_of
 from runner.run.seal import checkpoints_at_once
 from runner.schema import upstream
+from runner.schema.text import number
 from runner.schema.upstream import batch_size, setting
 
 TIGHT = 0.9  # of what is there, from which on a forecast warns: allocators keep some more than what is alive
@@ -79,7 +79,7 @@ class Forecast:
         where = f"{self.device.name} at {sized(speed, 'FLOP/s')} ({self.device.how or 'assumed; type speed=<TFLOP/s>'})"
         more = f", and {_span(evaluations / speed)} of evaluations that sample" if evaluations else ""
         each = "" if self.steps else " a step"
-        return f"{_span(operations / speed)}{each}{more}, {operations + evaluations:.2g} FLOP: {where}"
+        return f"{_span(operations / speed)}{each}{more}, {number(operations + evaluations, 2)} FLOP: {where}"
 
     def disk(self) -> list[str]:
         """Checkpoints that are on the disk at a time, those that are kept and one that is written, and the model."""

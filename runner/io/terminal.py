@@ -214,8 +214,17 @@ def sample_lines(pairs: Iterable[tuple[Any, str]]) -> list[str]:
     width = max(20, (shutil.get_terminal_size((100, 20)).columns - 4) // 2)
     lines = []
     for prompt, completion in pairs:
-        left, right = (to_visible(" ".join(str(text).split())) for text in (text_of(prompt), completion))
-        left = left if len(left) <= width else f"...{left[3 - width :]}"
-        right = right if len(right) <= width else f"{right[: width - 3]}..."
-        lines.append(f"  {left:<{width}}  {right}")
+        lines.append(f"  {line_of(text_of(prompt), width, tail=True):<{width}}  {line_of(completion, width)}")
     return lines
+
+
+def line_of(text: str, width: int, *, tail: bool = False) -> str:
+    """A text as one visible line of so many characters at most: its begin, or its end.
+
+    >>> line_of("one\\ntwo", 9), line_of("one two three", 9), line_of("one two three", 9, tail=True)
+    ('one two', 'one tw...', '...three')
+    """
+    line = to_visible(" ".join(text.split()))
+    if len(line) <= width:
+        return line
+    return f"...{line[3 - width :]}" if tail else f"{line[: width - 3]}..."

@@ -31,6 +31,7 @@ from runner.launch.progress import LiveProgress, Stages
 from runner.launch.worker import launch
 from runner.run import Run, held, locked, open_run
 from runner.run.key import processes_of
+from runner.schema.text import number
 from runner.tracker.variable import set_variables
 
 POLL = 0.05  # seconds between two looks at the children
@@ -120,7 +121,8 @@ class Pool:
         if self.elsewhere.get(task.folder, 0) > time.monotonic():
             return
         try:
-            run = open_run(task.composed.cfg, task.composed.overrides, command=task.composed.command)
+            composed = task.composed
+            run = open_run(composed.cfg, composed.overrides, composed.command, composed.choices)
             done = worker.is_finished(run)
         except FolderError as error:  # such as a file that is garbage, or rows that have changed since
             self.waiting.remove(task)
@@ -211,7 +213,7 @@ class Pool:
             state = "interrupted" if self.signals and not child.timed_out else "failed"
             cause = f"the process {worker.describe_exit(ended)}"
             if child.timed_out:
-                cause = f"no end after {self.settings.timeout_seconds:g} s (launcher.timeout_seconds)"
+                cause = f"no end after {number(self.settings.timeout_seconds)} s (launcher.timeout_seconds)"
             with contextlib.suppress(FolderError), locked(run):  # unless another process has it by now
                 run.set_status(state, cause=cause)
         return self._end(task, code, state, cause, seconds)

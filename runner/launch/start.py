@@ -63,7 +63,7 @@ def start_runs(overrides: Sequence[str], folders: Sequence[Path], *, dry_run: bo
         print(idle_devices(settings, runs[0].cfg), end="")
         if pooled:
             return _exit_code(*Pool(tasks, settings, Stages(tasks)).run())
-        run = open_run(runs[0].cfg, runs[0].overrides, runs[0].command)
+        run = open_run(runs[0].cfg, runs[0].overrides, runs[0].command, runs[0].choices)
         if is_finished(run):
             print(finished(run))
             return 0

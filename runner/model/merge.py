@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from runner.errors import ConfigError, Fault, SickRun
 from runner.model.load import HEADS, load_model, load_tokenizer, read_adapter, read_config
+from runner.schema.text import number
 
 PROBE = (2, 48)  # texts and tokens of the random input on which two models are compared
 EXACT = 1e-3  # of the largest logit: what float32 sums in another order stay far below
@@ -103,7 +104,7 @@ def _largest_difference(logits: torch.Tensor, others: torch.Tensor) -> float:
 def _check_same(source: Path, apart: float, largest: float) -> None:
     """Raise SickRun where logits are further apart than float32 explains."""
     if not apart <= EXACT * max(largest, 1.0):
-        found = f"merged, the model answers otherwise: a logit is off by {apart:.3g}, the largest being {largest:.3g}"
+        found = f"merged, the model answers otherwise: a logit is off by {number(apart, 3)} of {number(largest, 3)}"
         raise SickRun(Fault(str(source), found, "the same logits", "share the adapter in model/ as it is"))
 
 

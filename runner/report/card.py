@@ -17,9 +17,8 @@ from runner.io.files import read_json
 from runner.io.secrets import form_of
 from runner.report.axis import short_target
 from runner.report.facts import differing, score_rows, words_of
-from runner.report.number import number
 from runner.run.read import RunRecord, read_run
-from runner.schema.text import walk
+from runner.schema.text import number, walk
 
 # A path from the root or from a home; a URL, runner://..., org/name and </tag> are none.
 ROOTED = re.compile(r"""(?<![\w.:/<\\$}])(~?(?:/[\w.+@=-]+)+)/?""")

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from runner.report.facts import config_rows, facts_of, value_if_any
-from runner.report.number import number
 from runner.report.objective import CLOCK, informative
 from runner.run.read import RunRecord, is_finite
+from runner.schema.text import number
 
 # What depends on the machine's mood and not on the run.
 TIMED = re.compile(r"(^|_)(runtime|seconds|step_time)$|_per_second$|^(eval_)?(eps|time/|profiling/|memory/)")

@@ -23,10 +23,10 @@ from runner.errors import RunnerError
 from runner.io.files import read_rows, shipped
 from runner.io.secrets import hidden
 from runner.report.axis import MISSING, TOP, lasting_keys
-from runner.report.number import number, value
+from runner.report.number import value
 from runner.report.objective import informative
 from runner.run.read import RunRecord, is_finite, plain_text
-from runner.schema.text import Config, flatten
+from runner.schema.text import Config, flatten, number
 
 FOLDER_FLAGS = ("--config-dir", "-cd")
 WHOLE = ("experiment", "sweep")  # options that set keys of other groups; what they set does differ

@@ -3,23 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 
-from runner.schema.text import flatten, to_text
-
-
-def number(value: float | None, digits: int = 4) -> str:
-    """A number with so many significant digits, and no word of a computer's.
-
-    >>> number(0.123456), number(12.0), number(1e-06), number(495104), number(None)
-    ('0.1235', '12', '1e-6', '495104', '-')
-    """
-    if value is None:
-        return "-"
-    if isinstance(value, int) or (abs(value) < 1e6 and float(value).is_integer()):
-        return str(int(value))
-    return re.sub(r"e([+-])0*(\d)", lambda match: f"e{match[1].strip('+')}{match[2]}", f"{value:.{digits}g}")
+from runner.schema.text import flatten, number, to_text
 
 
 def spread(mean: float | None, sd: float | None) -> str:

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from runner.errors import ConfigError, Fault
-from runner.report.number import number
 from runner.run.read import RunRecord, is_finite, names
 from runner.schema import upstream
-from runner.schema.text import named
+from runner.schema.text import named, number
 
 LOW = re.compile(r"(^|[_/])(loss|perplexity|ppl|kl|nll|error|wer|cer|repetition|toxicity)($|[_/])")
 # What tells more than a loss, whose size may depend on the very keys that are swept.
@@ -66,7 +65,7 @@ def choose_objective(
         near = difflib.get_close_matches(asked, [*known, *sorted(logged)], 1)
         fix = f"objective={near[0] if near else '<one of them>'}"
         raise ConfigError(Fault("objective", f"no finished run has {asked!r}", f"one of {', '.join(expected)}", fix))
-    more = direction == "max" if direction else _more_is_better(runs, name) is not False if more is None else more
+    more = direction == "max" if direction else _more_is_better(runs, name) if more is None else more
     return SweepObjective(name, more, why)
 
 
@@ -120,31 +119,13 @@ def _metrics(runs: Sequence[RunRecord]) -> dict[str, Any]:
     return {name: node for group in groups for name, node in named(group, "metric").items()}
 
 
-def list_changes(run: RunRecord) -> dict[str, bool]:
-    """The held-out scores of a finished run that have changed where it is known which way is up: True for the better.
-
-    The loss of a trainer that samples says nothing.
-    """
-    samples = any(re.search(ONLINE, name) for name in run.after)
-    known = {name: _more_is_better([run], name) for name in run.after if not (samples and name.endswith("loss"))}
-    if objective := choose_objective([run]):
-        known[objective.name] = objective.maximise
-    changes = {name: run.after[name] - before for name, before in run.before.items() if name in run.after}
-    return {name: (changes[name] > 0) == more for name, more in known.items() if more is not None and changes.get(name)}
-
-
-def _more_is_better(runs: Sequence[RunRecord], name: str) -> bool | None:
-    """True where the metric behind a score says ``better: higher``, or its name is that of a reward or an accuracy.
-
-    False where it says ``lower``, or has the name of a loss; None of what nobody knows.
-    """
+def _more_is_better(runs: Sequence[RunRecord], name: str) -> bool:
+    """True where the metric behind a score says ``better: higher``, or says nothing and has not the name of a loss."""
     metrics = _metrics(runs)
     behind = [metric for metric in metrics if re.fullmatch(rf"eval_(.+_)?{re.escape(metric)}", name)]
     node = metrics[max(behind, key=len)] if behind else None
     better = node.get("better") if isinstance(node, dict) else None
-    if better or LOW.search(name):
-        return better == "higher"
-    return True if name.endswith(LIKELY) else None
+    return better == "higher" if better else not LOW.search(name)
 
 
 def score_names(runs: Sequence[RunRecord]) -> list[str]:

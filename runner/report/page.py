@@ -20,7 +20,7 @@ from runner.io.files import open_own, write_text
 from runner.io.visible import to_visible
 from runner.report.facts import command_of, count_facts, first_rows, score_rows
 from runner.report.importance import METHOD
-from runner.report.number import number, short, spread, value
+from runner.report.number import short, spread, value
 from runner.report.plot import (
     MAX_POINTS_BESIDE,
     OTHERS,
@@ -36,6 +36,7 @@ from runner.report.sweep import Summary, count_states
 from runner.report.table import to_csv, to_jsonl
 from runner.report.tokens import CLASSES, Sheet, to_blocks, to_mark
 from runner.run.read import RunRecord, format_time, read_samples
+from runner.schema.text import number
 
 if TYPE_CHECKING:
     from markupsafe import Markup

@@ -155,10 +155,16 @@ def write_config(folder: Path, cfg: Mapping[str, Any]) -> None:
     write_text(folder / "config.yaml", yaml.safe_dump(whole, sort_keys=False, allow_unicode=True))
 
 
-def open_run(cfg: Mapping[str, Any], overrides: Sequence[str], command: Sequence[str] = ()) -> Run:
+def open_run(
+    cfg: Mapping[str, Any],
+    overrides: Sequence[str],
+    command: Sequence[str] = (),
+    choices: Mapping[str, str] | None = None,
+) -> Run:
     """The folder of this configuration: the one that holds its key already, or a new one with the config frozen.
 
-    ``command`` are the words of the command line that make this run alone, for whoever wants to repeat it.
+    ``command`` are the words of the command line that make this run alone, for whoever wants to repeat it, and
+    ``choices`` the option of each group.
     """
     root = Path(str(cfg["output_root"])).resolve()
     group = (root / str(cfg["name"])).resolve()
@@ -166,7 +172,11 @@ def open_run(cfg: Mapping[str, Any], overrides: Sequence[str], command: Sequence
         found = f"{cfg['name']!r} leads out of {root}"
         raise FolderError(Fault("name", found, "a folder name", "name=<letters and digits>"))
     key, folder = key_of(cfg), folder_of(cfg, overrides).absolute()
-    run, recorded = Run(folder), {"command": ["python", "-m", "runner", *map(hidden, command or overrides)]}
+    run = Run(folder)
+    recorded = {
+        "command": ["python", "-m", "runner", *map(hidden, command or overrides)],
+        "choices": {group: option for group, option in (choices or {}).items() if "/" not in group},
+    }
     check_metadata(run)
     if not (folder / "config.yaml").exists():
         folder.mkdir(parents=True, exist_ok=True)

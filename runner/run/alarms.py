@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runner.errors import Fault, SickRun
+from runner.schema.text import number
 
 LOWER = "a lower learning_rate=, or on_sick=rollback"
 MARGINS, RANKINGS = ("rewards/margins", "margin"), ("rewards/accuracies", "accuracy")
@@ -128,7 +129,7 @@ class ZeroGradient(Alarm):
             return HEALTHY
         if self.first_loss is not None and step.loss < self.LEFT * self.first_loss:
             return HEALTHY
-        return f"every gradient is 0, the loss {step.loss:.4g}"
+        return f"every gradient is 0, the loss {number(step.loss)}"
 
 
 @dataclass
@@ -189,7 +190,7 @@ class Exploded(Alarm):
         self.first = step.weight if self.first is None else self.first
         if step.weight <= self.TIMES * max(1.0, self.first):
             return HEALTHY
-        return f"the weights have grown from {self.first:.3g} to {step.weight:.3g}"
+        return f"the weights have grown from {number(self.first, 3)} to {number(step.weight, 3)}"
 
 
 @dataclass
@@ -216,7 +217,7 @@ class Diverged(Alarm):
             return UNKNOWN
         usual = statistics.mean(self.last or [step.loss]) if self.lowest is None else self.lowest
         if abs(step.loss) > self.TIMES * abs(usual) + self.MORE:
-            return f"a loss of {step.loss:.3g}, after {usual:.3g}"
+            return f"a loss of {number(step.loss, 3)}, after {number(usual, 3)}"
         self.last = [*self.last, step.loss][-self.STEPS :]
         if len(self.last) == self.STEPS:
             mean = statistics.mean(self.last)
@@ -251,7 +252,7 @@ class KL(Alarm):
             return UNKNOWN
         if abs(whole) <= max(self.PER_COMPLETION, self.PER_TOKEN * length):
             return HEALTHY
-        return f"a KL of {whole:.3g} for a completion of {length:.0f} tokens"
+        return f"a KL of {number(whole, 3)} for a completion of {length:.0f} tokens"
 
 
 @dataclass
@@ -292,7 +293,7 @@ class PreferencesInverted(Alarm):
         margins_are_clear = statistics.mean(falls) > self.ERRORS_OF_MARGINS * error
         if not (margins_are_clear if right is None else self._ranks_are_clear()):
             return HEALTHY
-        return f"the margin of chosen over rejected has fallen from {begin:.3g} to {margin:.3g}"
+        return f"the margin of chosen over rejected has fallen from {number(begin, 3)} to {number(margin, 3)}"
 
     def _ranks_are_clear(self) -> bool:
         now, before = (statistics.mean(right or 0.0 for _, right in part) for part in (self.last, self.first))
@@ -328,7 +329,7 @@ class ChosenLost(Alarm):
         if self.first * step.length - whole <= max(self.PER_ANSWER, self.PER_TOKEN * step.length):
             return HEALTHY
         now = whole / step.length
-        return f"a log-probability of {now:.3g} for a token of the chosen answers, after {self.first:.3g}"
+        return f"a log-probability of {number(now, 3)} for a token of the chosen answers, after {number(self.first, 3)}"
 
 
 @dataclass
@@ -353,7 +354,7 @@ class ConstantReward(Alarm):
         count = min(count for _, _, count in step.rewards.values())
         if count < self.COMPLETIONS and self.count >= self.patience - 1:
             return UNKNOWN
-        given = ", ".join(f"{name} gave {low:.3g}" for name, (low, _, _) in step.rewards.items())
+        given = ", ".join(f"{name} gave {number(low, 3)}" for name, (low, _, _) in step.rewards.items())
         return f"{given} to each of {count} completions"
 
 
@@ -374,7 +375,7 @@ class FirstMargin(Alarm):
         margin = step.noted.get("rewards/margins")
         if step.number != 1 or margin is None or abs(margin) <= self.tolerance:
             return HEALTHY
-        return f"a reward margin of {margin:.3g}"
+        return f"a reward margin of {number(margin, 3)}"
 
 
 def steps_to_notice(tolerate: Mapping[str, Any] | None = None) -> int:

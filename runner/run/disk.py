@@ -13,6 +13,7 @@ from pathlib import Path
 from runner.errors import EnvironmentFault, Fault, RunnerError
 from runner.run import Run
 from runner.run.seal import sealed_checkpoints
+from runner.schema.text import number
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # In messages of writers that are not Python's own when a write has failed: torch's archives, safetensors, arrow.
@@ -82,7 +83,7 @@ def sized(count: float, unit: str = "B") -> str:
     """
     for prefix, size in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):
         if count >= size:
-            return f"{count / size:.3g} {prefix}{unit}"
+            return f"{number(count / size, 3)} {prefix}{unit}"
     return f"{count:.0f} {'bytes' if unit == 'B' else unit}".rstrip()
 
 

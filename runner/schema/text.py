@@ -1,4 +1,4 @@
-"""A configuration as dotted keys, its values as text to type, and the likeness of words for a did-you-mean.
+"""A configuration as dotted keys, values as text to type or to read, and the likeness of words for a did-you-mean.
 
 Each is the one way in which the runner does it.
 """
@@ -94,6 +94,19 @@ def to_text(value: object) -> str:
     # Hydra takes a backslash as such unless a quote comes after it.
     ends = re.sub(rf"(\\*)({quote}|\Z)", lambda found: found[1] * 2 + ("\\" + quote if found[2] else ""), value)
     return f"{quote}{ends}{quote}"
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A number with so many significant digits, and no word of a computer's.
+
+    >>> number(0.123456), number(12.0), number(1e-06), number(495104), number(None)
+    ('0.1235', '12', '1e-6', '495104', '-')
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, int) or (abs(value) < 1e6 and float(value).is_integer()):
+        return str(int(value))
+    return re.sub(r"e([+-])0*(\d)", lambda match: f"e{match[1].strip('+')}{match[2]}", f"{value:.{digits}g}")
 
 
 def to_override(path: str, value: object) -> str:

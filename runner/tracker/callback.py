@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,11 +25,9 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.integrations import MLflowCallback, TensorBoardCallback, TrackioCallback, WandbCallback
 
 from runner.io.files import read_rows
-from runner.io.terminal import COLOUR
+from runner.io.terminal import Copied
 from runner.schema.text import flatten
 from runner.tracker.variable import id_of
-
-log = logging.getLogger(__name__)
 
 NOT_METRICS = {"epoch"}  # comes with every figure and is none
 MAX_TAG_LETTERS = 64  # of wandb
@@ -146,7 +143,7 @@ class Trackio(Tracker, TrackioCallback):
         if state.is_world_process_zero:
             import trackio
 
-            with _to_log():
+            with redirect_stdout(Copied(io.StringIO())):  # to the log alone
                 trackio.init(
                     project=args.project,
                     name=args.run_name,
@@ -164,7 +161,7 @@ class Trackio(Tracker, TrackioCallback):
     def close(self, finished: bool) -> None:
         import trackio
 
-        with _to_log():
+        with redirect_stdout(Copied(io.StringIO())):
             if self.ending:
                 self.ending()
             elif self._initialized:
@@ -228,12 +225,3 @@ def trackers_closed(trackers: Sequence[Tracker], *, is_first: bool) -> Iterator[
     finally:
         for tracker in trackers if is_first else ():
             tracker.close(finished)
-
-
-@contextmanager
-def _to_log() -> Iterator[None]:
-    """Send what is printed inside to the log of the run, without its colours."""
-    with redirect_stdout(io.StringIO()) as printed:
-        yield
-    for line in COLOUR.sub("", printed.getvalue()).splitlines():
-        log.info("%s", line)

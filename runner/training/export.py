@@ -12,9 +12,9 @@ from runner.errors import EnvironmentFault, Fault, FolderError
 from runner.io.files import display_path, files_of, read_json, remove, write_text
 from runner.io.terminal import quiet
 from runner.report.card import base_of, to_card
-from runner.report.number import number
 from runner.run.read import RunRecord
 from runner.run.seal import SEAL, damage_of, seal
+from runner.schema.text import number
 
 DTYPES = ("float32", "bfloat16", "float16")
 LEFT = (SEAL, "training_args.bin", "README.md")  # of model/, what is the run's own

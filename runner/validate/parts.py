@@ -7,6 +7,7 @@ there. Losses and weights of tokens are in ``objective``.
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import cast
 
 from runner.config.menu import read_options
@@ -106,7 +107,8 @@ def _adapter(context: ValidationContext) -> Iterator[Fault]:
     quant, peft = context.mapping("quant"), context.mapping("peft")
     signature = context.signature(peft)
     if quant:
-        if not _is_given(context.cfg.get("peft")) or _changes_model(context, peft):
+        adapter = Path(str(context.mapping("model").get("path")), "adapter_config.json")  # which is trained on
+        if (not _is_given(context.cfg.get("peft")) or _changes_model(context, peft)) and not adapter.is_file():
             fix = "peft=lora" if "lora" in context.options("peft") else "peft=<an adapter>"
             yield Fault("quant", "set, but quantised weights cannot be trained", "an adapter", fix)
         bits = [name for name in ("load_in_4bit", "load_in_8bit") if quant.get(name)]
