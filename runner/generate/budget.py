@@ -1,4 +1,4 @@
-"""How much the evaluations of a run sample, from its configuration alone: for the plan, the forecast and the training.
+"""The amount that the evaluations of a run sample, from its configuration alone: for plan, forecast and training.
 
 Evaluations that read known answers take every held-out row; what is sampled costs as much as a training step does.
 """
