@@ -47,7 +47,7 @@ def test_a_dataset_that_does_not_fit_names_those_that_do(capsys):
 
 
 def test_a_trainer_that_needs_a_reward_names_the_menu(capsys):
-    assert "reward=" in faults(capsys, "trainer=grpo", "dataset=tldr")
+    assert "reward=" in faults(capsys, "trainer=grpo", "dataset=hub", "dataset.path=org/name")
 
 
 def test_a_part_that_the_trainer_does_not_take_is_refused(capsys):
@@ -67,7 +67,8 @@ def test_a_fault_in_any_job_of_a_sweep_starts_none(tmp_path, monkeypatch, capsys
 def test_a_dry_run_prints_the_plan_and_starts_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["-m", "--dry-run", "trainer=dpo", "kl_coef=0.05,0.1", "learning_rate=1e-6,3e-6"]) == 0
-    head, counts, *lines = capsys.readouterr().out.splitlines()
+    head, counts, bound, *lines = capsys.readouterr().out.splitlines()
+    assert bound.startswith("evaluates at most 200 held-out prompts")
     assert head.endswith("4 runs in outputs/dpo-tiny-toy: kl_coef 2 x learning_rate 2") and counts.strip() == "4 new"
     assert len(lines) == 4 and all(line.startswith("new ") for line in lines) and len(set(lines)) == 4
     assert list(tmp_path.iterdir()) == []
@@ -208,7 +209,7 @@ def test_an_output_root_that_is_a_file_is_a_fault_of_the_environment(tmp_path, c
 def test_a_slice_of_rows_needs_no_quotes_beyond_those_of_the_shell(capsys):
     assert main(["dataset=tldr", "dataset.split.train=train[:500]", "--dry-run"]) == 0
     assert main(["dataset=tldr", "dataset.split.train='train[:500]'", "--dry-run"]) == 0
-    first, second = capsys.readouterr().out.split("\n")[:2]
+    first, second = (line for line in capsys.readouterr().out.splitlines() if line.startswith("new"))
     assert first == second
 
 
@@ -264,7 +265,8 @@ def test_the_key_knows_the_processes_that_torchrun_has_started(monkeypatch, caps
     assert main(["--dry-run"]) == 5
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     assert main(["--dry-run"]) == 0
-    alone, own, world = (line.rpartition("-")[2] for line in capsys.readouterr().out.splitlines())
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("new")]
+    alone, own, world = (line.rpartition("-")[2] for line in lines)
     assert alone != own == world
 
 

@@ -67,7 +67,7 @@ def test_the_plan_counts_runs_by_what_is_left_to_do(tmp_path, capsys):
         assert "1 running elsewhere" in str(plan) and state_of(runs[3].folder) == "running"
     assert [line.split()[0] for line in plan.lines()] == ["finished", "interrupted", "failed", "interrupted", "new"]
     text = said(capsys, "-m", *words, "--dry-run")
-    assert text.startswith(str(plan)) and len(text.splitlines()) == 7
+    assert text.startswith(str(plan)) and len(text.splitlines()) == 8
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ class EvaluationBudget:
         each += f", {self.times} answers each" if self.prompts and self.times > 1 else ""
         each += f", and {self.judged} for metrics" if self.prompts and self.judged else ""
         if self.is_open:
-            yield f"evaluates at most {each}; dataset.limit.eval=<number> for others"
+            yield f"evaluates at most {each}; dataset.limit.eval= changes it"
         total = self.evaluations * self.answers
         if self.texts is not None and total > self.texts:
             of_a_prompt = self.sets * ((self.times if self.prompts else 0) + bool(self.judged))

@@ -84,7 +84,9 @@ def add_callbacks(
         callback.on_init_end(trainer.args, trainer.state, trainer.control)
     callbacks: list[TrainerCallback] = [StopAtStep(stop, seal.cycle_steps)] if stop else []
     record = Record(run.metrics, run.set_status)
-    callbacks += [record, health, Progress(record), seal]
+    progress = Progress(record)
+    trainer.hooks.on_evaluate = progress.begin_evaluation
+    callbacks += [record, health, progress, seal]
     if count_of(adjustments, ROLLBACK):
         callbacks.append(Slower(functools.partial(adjusted_share, adjustments)))
     for callback in callbacks:
@@ -180,9 +182,31 @@ class Progress(TrainerCallback):
 
     def __init__(self, record: Record):
         self.record = record
+        self.bar, self.hidden = progress_bar("", 0, "step", disable=True), True
+        self.batches = 0  # of an evaluation that are done
+
+    def begin_evaluation(self, part: str) -> None:
+        """Say on the bar that an evaluation is under way, on one of its own once the training has ended."""
+        if self.record.ended and self.bar.disable and not self.hidden:
+            self.bar = progress_bar(part, self.bar.total, "step", initial=self.bar.n, leave=False)
+        self.bar.set_description(part)
+
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, eval_dataloader: Any = None, **_
+    ) -> None:
+        """Count the batches of an evaluation, where the trainer tells of them."""
+        self.batches += 1
+        of_all = f"/{len(eval_dataloader)}" if hasattr(eval_dataloader, "__len__") else ""
+        self.bar.set_description(f"evaluating {self.batches}{of_all}")
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+        self.batches = 0
+        self.bar.set_description("training")
+        if self.record.ended:
+            self.bar.close()
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
-        hidden = not (state.is_world_process_zero and is_terminal(sys.stderr))
+        hidden = self.hidden = not (state.is_world_process_zero and is_terminal(sys.stderr))
         self.bar = progress_bar("training", state.max_steps, "step", initial=state.global_step, disable=hidden)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:

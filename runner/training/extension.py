@@ -30,14 +30,15 @@ Measure = Callable[[Trainer, str], dict[str, float]]
 class Hooks:
     """Functions that a trainer calls in the course of a training; without any it is TRL's.
 
-    ``measure(trainer, prefix)`` gives figures that join those of an evaluation. ``on_loss(trainer, batch, loss)`` gets
-    each micro-batch with its loss. ``on_log(logs, step)`` may change what is logged; ``reward_means()`` gives the mean
-    of each reward since it was called last. ``loss`` is one of the user's own (:mod:`runner.training.objective`).
-    ``evaluates`` is false for a trainer whose own evaluation does not work.
+    ``measure(trainer, prefix)`` gives figures that join those of an evaluation; ``on_evaluate(part)`` is called as a
+    part of it begins. ``on_loss(trainer, batch, loss)`` gets each micro-batch with its loss. ``on_log(logs, step)`` may
+    change what is logged; ``reward_means()`` gives the mean of each reward since it was called last. ``loss`` is one of
+    the user's own (:mod:`runner.training.objective`). ``evaluates`` is false for a trainer whose own evaluation fails.
     """
 
     evaluates: bool = True
     measure: Measure | None = None
+    on_evaluate: Callable[[str], None] = lambda part: None
     on_loss: Callable[[Trainer, Any, Tensor], None] | None = None
     on_log: Callable[[dict[str, float], int], None] | None = None
     reward_means: Callable[[], dict[str, float]] | None = None
@@ -78,10 +79,12 @@ class BeforeTrainer(Trainer):
         """Run the trainer's own loop where it has one that works, and add the metrics of the set that is evaluated."""
         self.is_measuring = True
         if self.hooks.evaluates:
+            self.hooks.on_evaluate("evaluating")
             output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         else:
             output = EvalLoopOutput(predictions=None, label_ids=None, metrics={}, num_samples=0)
         if self.hooks.measure is not None and metric_key_prefix.startswith("eval"):
+            self.hooks.on_evaluate("measuring")
             found = self.hooks.measure(self, metric_key_prefix)
             if taken := sorted(set(found) & set(output.metrics)):
                 expected = "another name; the trainer has a figure of this one"
