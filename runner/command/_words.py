@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from runner.command import VERBS, CommandLine
@@ -69,7 +70,9 @@ def find_flag_faults(line: CommandLine, flags: Mapping[str, str], menu: Options)
             stages.compose_runs(axis.first_of([*line.overrides, *typed.values()]), line.folders)
         except ConfigError as error:
             found = error.faults
-            yield from found
+            for fault in found:
+                answer = replace(fault, where=f"--{fault.where}", fix=re.sub("^leave .*", f"{CALL} --help", fault.fix))
+                yield answer if fault.where in flags else fault
     for key, value in flags.items():
         flag, expected = f"--{key}", "key=value"
         if key in CONFIG_FLAGS:

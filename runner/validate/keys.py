@@ -5,7 +5,7 @@ A value at a right key is judged by ``values``, a target by ``targets``.
 
 import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from runner.config.dialect import find_meanings
 from runner.errors import Fault
@@ -213,7 +213,7 @@ def _in_vain(context: ValidationContext, path: str, value: object, default: obje
     """A fault where the runner would replace a value by another one."""
     node, _, key = path.rpartition(".")
     if node == "trainer.args" and key in SET_BY_RUNNER and value not in (None, context.cfg.get(key, default)):
-        yield from filter(None, [_translated(context, path, value, short_text(value))])
+        yield from filter(None, [_answer(context, path, value, short_text(value), is_placed=True)])
     group = upstream.FROM_GROUP.get(key) if node == "trainer" and value is not None else None
     if group is not None and group in context.groups:
         options = context.options(group)
@@ -284,17 +284,12 @@ def _unknown(context: ValidationContext, path: str, node: Node, key: str, signat
     if not near and len(begun := [name for name in free if len(key) > 2 and name.startswith(key)]) == 1:
         near = begun
     found = f"{signature.name} has no such {'field' if 'Config' in signature.name else 'argument'}"
-    group = own.partition(".")[0]
-    inside = "" if group == "trainer" else f"{group}."
-    if fault := _translated(context, own, value, found, context.places.get(key, ()), inside):
+    inside = "" if path.startswith("trainer") else f"{path.partition('.')[0]}."
+    is_free, is_alike = is_open and not near, bool(near) and likeness(key, near[0]) >= MIN_LIKENESS
+    if fault := _answer(context, own, value, found, inside, is_placed=is_free or is_alike):
         yield fault
+    elif is_free:
         return
-    if is_open and not near:
-        return
-    is_alike = bool(near) and likeness(key, near[0]) >= MIN_LIKENESS
-    places = [] if is_alike else context.places.get(key, [])
-    if places:
-        yield Fault(own, found, _belongs(key, places), to_override(places[0], value))
     elif not is_alike and path == "trainer.args" and (owners := _find_owners(context, key)):
         yield Fault(own, found, owners, f"leave {key} out")
     elif near:
@@ -324,42 +319,30 @@ def _answers_below(context: ValidationContext, path: str, node: Node, found: str
     return [_answer(context, f"{path}.{name}", entry, found) for name, entry in flatten(node).items()]
 
 
-def _answer(context: ValidationContext, path: str, value: object, found: str) -> Fault | None:
-    """The fault of a key that is known from elsewhere, or that is right at another place; None for any other."""
-    places = context.places.get(last_key(path), [])
-    if fault := _translated(context, path, value, found, places):
-        return fault
-    return Fault(path, found, _belongs(last_key(path), places), _typed({places[0]: value})) if places else None
-
-
-def _translated(
-    context: ValidationContext, path: str, value: object, found: str, places: Collection[str] = (), inside: str = ""
+def _answer(
+    context: ValidationContext, path: str, value: object, found: str, inside: str = "", *, is_placed: bool = False
 ) -> Fault | None:
-    """The fault of a key that is known from elsewhere: the words that stand for it here, or else why it is not needed.
+    """The fault of a key that is known from elsewhere, or is right at another place; None for any other.
 
-    Words count that this configuration takes, and of a group ``inside`` only its own. A reason gives way to ``places``
-    where the key is right as it is, unless it is final.
+    It says the words that stand for it, of which this configuration takes each, of a group ``inside`` only its own; or
+    else why it is not needed. One that ``is_placed`` is not sent to another place.
     """
     key = last_key(path)
+    places = [] if is_placed else context.places.get(key, [])
     for meaning in (each for name in dict.fromkeys((path, key)) for each in find_meanings(name, value, context.option)):
         words = context.completed(meaning.words)
         last = list(words)[-1] if words else ""
-        if last in [*places][:1] and words[last] == value:
+        if last in places[:1] and words[last] == value:
             break  # under its own name, which is simpler to say
         if words and words.keys() != {path} and all(context.takes(w, words) and w.startswith(inside) for w in words):
-            why = f": {meaning.why}" if meaning.why else ""
             ours = last if words[last] == value else to_override(last, words[last])
-            expected = "the option that takes it" if last == path else f"`{key}` is {ours} here{why}"
-            return Fault(path, found, expected, _typed(words))
+            expected = "the option that takes it" if last == path else f"`{key}` is {ours} here"
+            return Fault(path, found, expected + (f": {meaning.why}" if meaning.why else ""), _typed(words))
         if not meaning.words and (meaning.final or not (places or inside)):
             expected = meaning.why or ("what comes nearest" if meaning.fix else "no need of it here")
             return Fault(path, found, expected, meaning.fix or f"leave {path} out")
-    return None
-
-
-def _belongs(key: str, places: list[str]) -> str:
-    names = ["the top level" if place == key else place for place in places]
-    return f"`{key}` belongs at {' or '.join(names[:3])}"
+    names = ["the top level" if place == key else place for place in places[:3]]
+    return Fault(path, found, f"`{key}` belongs at {' or '.join(names)}", _typed({places[0]: value})) if names else None
 
 
 def _near_places(context: ValidationContext, key: str) -> list[str]:

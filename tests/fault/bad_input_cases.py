@@ -284,7 +284,7 @@ SYNTAX = [
     bad("option that is missing", "trainer=dpoo", "dpoo", "trainer=dpo"),
     bad("group that is misspelt", "trianer=dpo", "trianer", "trainer=dpo"),
     bad("verb that is misspelt", "evalute outputs/x", "evalute", "evaluate"),
-    bad("flag that is unknown", "--verbose", "--verbose", "--help"),
+    bad("flag that is unknown", "--verbose", "--verbose", "--debug"),
     bad("key without a value", "seed", "seed", "--help"),
     bad("grammar that is broken", "dataset.columns={prompt:a", "dataset.columns", "dataset.columns="),
     bad("equals sign alone", "=3", "no key", "key="),
