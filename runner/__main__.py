@@ -23,7 +23,7 @@ from runner.config.menu import read_menu
 from runner.config.override import expand, latest, quote_text
 from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError
 from runner.io.secrets import hidden
-from runner.io.terminal import print_error, print_uncaught
+from runner.io.terminal import copied_output, print_error, print_uncaught
 from runner.launch import axis, stages
 from runner.launch.start import call_hydra, start_runs, start_sweep
 from runner.launch.worker import Stop, add_working_folder, handle_signals, prepare_environment
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if line.multirun or axis.chosen_sweep(line.overrides) is not None:
             report = import_module("runner.command.report").report
             return start_sweep(line.overrides, line.folders, report, **how)
-        with handle_signals(Stop()):  # there is nothing to save before the worker begins
+        with handle_signals(Stop()), copied_output():  # there is nothing to save before the worker begins
             return start_runs(line.overrides, line.folders, **how)
     except RunnerError as error:
         print_error(hidden(traceback.format_exc()) if "--debug" in words else error)

@@ -50,7 +50,8 @@ def test_a_run_leaves_what_the_design_promises(train, capsys):
     folder = done.run.folder
     told, log = capsys.readouterr(), done.run.log.read_text()
     lines = told.out.splitlines()
-    assert "\r" not in told.out + told.err and all(line in log for line in lines) and "\nmodel     " in log
+    assert [line for line in lines if line not in log] == []
+    assert "\r" not in told.out + told.err and "\nmodel     " in log
     steps = [line.split() for line in lines if line.startswith("step ")]
     assert [words[1] for words in steps] == ["0/3", "1/3", "2/3", "3/3"] and steps[1][2:4] == ["loss", "0.6931"]
     assert steps[0][2] == "eval_loss"

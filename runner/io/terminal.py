@@ -31,7 +31,9 @@ LOGGED = "RUNNER_OUTPUT_IN_LOG"  # the number of the pipe that leads to a log, f
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 COLOURS = {"red": 31, "green": 32}
 
-log = logging.getLogger("runner.terminal")
+said = logging.getLogger("runner.terminal")  # what was printed, for the log of a run, while one is open
+said.setLevel(logging.INFO)
+said.propagate, said.disabled = False, True
 
 
 def is_logged() -> bool:
@@ -127,10 +129,14 @@ def _copy_hidden(source: int, file: IO[bytes]) -> None:
 
 
 class Copied:
-    """An output whose whole lines go to the log as well, as somebody would have read them, without colours."""
+    """An output whose whole lines go to the log as well, as somebody would have read them, without colours.
+
+    ``early`` are those that were printed before it was open.
+    """
 
     def __init__(self, stream: Any):
         self.stream, self.rest = stream, ""
+        self.early: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
@@ -139,9 +145,21 @@ class Copied:
         self.stream.write(text)
         self.rest += COLOUR.sub("", text)
         if self.rest.endswith("\n"):
-            log.info("%s", "\n".join(line.rpartition("\r")[2] for line in self.rest[:-1].split("\n")))
+            self.early.append("\n".join(line.rpartition("\r")[2] for line in self.rest[:-1].split("\n")))
             self.rest = ""
+            self.log_early()
         return len(text)
+
+    def log_early(self) -> None:
+        """Put into the log what is not yet there, once it is open."""
+        while self.early and not said.disabled:
+            said.info("%s", self.early.pop(0))
+
+
+def copied_output() -> contextlib.redirect_stdout[Any]:
+    """Copy the output of this process to the log of its run, unless it goes there anyway."""
+    is_plain = sys.stdout is None or isinstance(sys.stdout, Copied) or is_logged()
+    return contextlib.redirect_stdout(sys.stdout if is_plain else Copied(sys.stdout))
 
 
 def print_error(error: object) -> None:
@@ -149,7 +167,7 @@ def print_error(error: object) -> None:
     first, *others = str(error).split("\n")
     print("\n".join([coloured(first, "red", sys.stderr), *others]), file=sys.stderr)
     if not is_logged():
-        log.info("%s", error)
+        said.info("%s", error)
 
 
 def print_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -30,7 +30,7 @@ from runner.config.build import build, locate
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, Interrupted, RunnerError, own_place
 from runner.io.files import PACKAGE, open_own
 from runner.io.secrets import hidden
-from runner.io.terminal import Copied, Hiding, is_logged, print_error, to_terminal
+from runner.io.terminal import Copied, Hiding, copied_output, is_logged, print_error, said, to_terminal
 from runner.run import PATIENCE, Run, add_notes, check_lines, check_metadata, locked
 from runner.run.adjustments import is_out_of_memory
 from runner.run.disk import full, is_full
@@ -191,7 +191,6 @@ def work(folder: str | Path, command: str = "train", debug: bool = False, record
                 remove_leftovers(run)
                 run.set_status("running", cause=None)
             held.enter_context(_logging(run.log))
-            log.info("run       %s", run)
             try:
                 # This may be another machine than that of the start.
                 EnvironmentFault.refuse(find_missing_libraries(run.cfg))
@@ -401,16 +400,21 @@ def _logging(path: Path) -> Iterator[None]:
     handlers: list[logging.Handler] = [file]
     if not is_logged():
         handlers.append(to_terminal(logging.WARNING if config.rank() == 0 else logging.ERROR))
-    copied = sys.stdout if is_logged() or sys.stdout is None else Copied(sys.stdout)
     file.setFormatter(Hiding("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.captureWarnings(True)
     root.setLevel(logging.INFO)
+    said.addHandler(file)
+    said.disabled = False
     for handler in handlers:
         root.addHandler(handler)
     try:
-        with contextlib.redirect_stdout(copied):
+        with copied_output():
+            if isinstance(sys.stdout, Copied):
+                sys.stdout.log_early()
             yield
     finally:
+        said.disabled = True
+        said.removeHandler(file)
         logging.captureWarnings(False)
         root.setLevel(before)
         for handler in handlers:

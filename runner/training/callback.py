@@ -34,7 +34,7 @@ from runner.errors import ConfigError, Fault
 from runner.generate.completion import generate
 from runner.generate.rows import held_out_sets
 from runner.io.files import ROWS, forget_rows, read_last_row, replace_rows, sync
-from runner.io.terminal import is_terminal, log, progress_bar, sample_lines
+from runner.io.terminal import is_terminal, progress_bar, said, sample_lines
 from runner.report.number import format_duration
 from runner.report.objective import list_figures
 from runner.run import Run
@@ -226,7 +226,7 @@ class Progress(TrainerCallback):
         if self.bar.disable or not is_terminal(sys.stdout):
             print(line, flush=True)
         else:
-            log.info("%s", line)
+            said.info("%s", line)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         self.bar.close()
