@@ -80,11 +80,15 @@ def test_every_option_group_is_in_the_table():
     assert groups <= set(re.findall(r"`(\w+)=`", TEXT))
 
 
-def test_the_python_version_is_that_of_the_project():
+def test_the_python_versions_are_those_of_the_project():
     """pyproject.toml says it for pip, ruff and mypy; the pages that repeat it agree."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    least = project["project"]["requires-python"].removeprefix(">=")
+    whole = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project, tools = whole["project"], whole["tool"]
+    versions = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+    beyond = int(versions[-1].removeprefix("3.")) + 1
+    assert project["requires-python"] == f">={versions[0]},<3.{beyond}"
     pages = [ROOT / "README.md", ROOT / "conf" / "README.md", ROOT / "tests" / "README.md"]
     for page in pages:
-        assert set(re.findall(r"[Pp]ython ?(3\.\d+)", page.read_text(encoding="utf-8"))) == {least}, page
-    assert "target-version" not in project["tool"]["ruff"] and "python_version" not in project["tool"]["mypy"]
+        named = set(re.findall(r"[Pp]ython ?(3\.\d+)", page.read_text(encoding="utf-8")))
+        assert named <= {*versions} and named, page
+    assert "target-version" not in tools["ruff"] and "python_version" not in tools["mypy"]
