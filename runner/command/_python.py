@@ -124,19 +124,20 @@ def runs(folder: str | Path = "outputs") -> list[TrainedRun]:
     return sorted(map(_read, found), key=lambda run: (str(run.status.get("started")), str(run.status.get("updated"))))
 
 
-def _quoted(words: Sequence[str]) -> list[str]:
+def _quoted(words: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
     """The overrides as Hydra takes them; ConfigError for verbs and flags, which are the command line's."""
-    if bad := [word for word in words if "=" not in word and not word.startswith("~")]:
-        expected, fix = "key=value; several values in a call each", f"python -m runner {' '.join(words)}"
-        raise ConfigError(Fault("runner", repr(word), expected, fix) for word in bad)
-    return [quote_text(word) for word in expand(words, read_menu())]
+    expected, fix = "key=value; several values in a call each", f"python -m runner {' '.join(words)}"
+    bad = [word for word in words if "=" not in word and not word.startswith("~")]
+    faults = [Fault("runner", repr(word), expected, fix) for word in bad]
+    ConfigError.refuse(faults + [Fault("config_dir", str(path), "a folder") for path in folders if not path.is_dir()])
+    return [quote_text(word) for word in expand(words, read_menu(folders))]
 
 
 def _compose(words: Sequence[str], config_dir: str | Path | None) -> list[Composed]:
-    before = sys.path[:]
+    before, folders = sys.path[:], [Path(config_dir)] if config_dir else []
     try:
         add_working_folder()
-        return stages.compose_runs(_quoted(words), [Path(config_dir)] if config_dir else [])
+        return stages.compose_runs(_quoted(words, folders), folders)
     finally:
         sys.path[:] = before
 
