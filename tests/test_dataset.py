@@ -20,6 +20,7 @@ from runner.dataset.convert import Conversion, RowRequest
 from runner.dataset.disk import MAX_BYTES_READ
 from runner.dataset.load import _read_stream, convert_rows, fingerprint, load_rows
 from runner.dataset.mix import mix_rows
+from runner.dataset.remote import check_remote
 from runner.errors import DataError, EnvironmentFault, RunnerError
 
 ROOT = Path(__file__).parent.parent
@@ -906,3 +907,68 @@ def test_a_text_prompt_beside_whole_conversations_is_read_once(prepared):
     assert [spelt(row["prompt_ids"]) for row in (good, bad)] == [ASKED] * 2
     assert (good["label"], spelt(good["completion_ids"])) == (True, "4 <|end|>")
     assert (bad["label"], spelt(bad["completion_ids"])) == (False, "5 <|end|>")
+
+
+# --- Several files, and files elsewhere ---
+
+
+def test_files_without_the_name_of_a_split_are_one_to_train_on(tmp_path):
+    for name in ("a", "b"):
+        write(tmp_path / "both" / f"{name}.jsonl", [exchange(ord(name))])
+    both = str(tmp_path / "both")
+    rows, _ = load_rows(both, shuffle=False)
+    assert rows["prompt"] == ["97+1=", "98+1="]
+    rows, held_out = load_rows(both, split={"train": "a", "eval": "b"})
+    assert (rows["prompt"], held_out["prompt"]) == (["97+1="], ["98+1="])
+    write(tmp_path / "both" / "test.jsonl", [exchange(0)])
+    with pytest.raises(DataError, match="'train' in"):  # for the rows of the test must not be trained on
+        load_rows(both)
+
+
+def test_a_list_of_files_is_one_to_train_on(tmp_path):
+    files = [write(tmp_path / f"{name}.jsonl", [exchange(ord(name))]) for name in "ab"]
+    node = {"_target_": LOADER, "path": files}
+    assert check_dataset(node, "demonstration").faults == []
+    assert load_rows(files, shuffle=False, to="demonstration")[0]["prompt"] == ["97+1=", "98+1="]
+    other = tmp_path / "c.csv"
+    other.write_text("prompt,completion\na,b\n")
+    for odd, said in (
+        (str(other), ".csv and .jsonl files"),
+        ("org/name", "no file here"),
+        (f"{files[0]}x", "there is no"),
+    ):
+        (fault,) = check_dataset(node | {"path": [*files, odd]}, "demonstration").faults
+        assert said in fault.found
+
+
+def test_rows_behind_an_address_are_copied_once_and_again_when_they_have_changed(tmp_path, monkeypatch, capsys):
+    import fsspec
+
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    memory = fsspec.filesystem("memory")
+    line = json.dumps(exchange(1)).encode() + b"\n"
+    memory.pipe({"/there/a.jsonl": line, "/there/deep/b.jsonl": line * 2})
+    for path, count in (("a.jsonl", 1), ("", 1), ("**/*.jsonl", 3)):
+        node = {"_target_": LOADER, "path": f"memory://there/{path}"}
+        assert check_dataset(node, "demonstration").faults == []
+        assert len(load_rows(node["path"])[0]) == count
+    capsys.readouterr()
+    load_rows("memory://there/a.jsonl")
+    assert capsys.readouterr().out == ""
+    memory.pipe("/there/a.jsonl", line * 4)
+    assert len(load_rows("memory://there/a.jsonl")[0]) == 4 and "fetch     /there/a.jsonl" in capsys.readouterr().out
+    with pytest.raises(DataError, match="nothing at"):
+        load_rows("memory://there/c.jsonl")
+    memory.pipe("/there/a.jsonl", b"null\n")
+    with pytest.raises(DataError, match="a JSON object"):
+        load_rows("memory://there/a.jsonl")
+    with pytest.raises(DataError, match="nowhere:// is unknown"):
+        check_remote("nowhere://bucket/rows.jsonl")
+
+
+@pytest.mark.parametrize(("path", "package"), [("s3://b/r.jsonl", "s3fs"), ("gs://b/r.jsonl", "gcsfs")])
+def test_an_address_whose_library_is_missing_names_it(path, package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(EnvironmentFault) as missing:
+        check_dataset({"_target_": LOADER, "path": path}, "demonstration")
+    assert package in missing.value.faults[0].fix and f"the extra {path[:2]}" in missing.value.faults[0].fix

@@ -59,13 +59,13 @@ def quote_text(word: str) -> str:
 
     A value that looks like a list, a mapping, a function or several values is left as it is.
 
-    >>> quote_text("dataset.split.train=train[:500]"), quote_text("dataset.path=rows (1).csv"), quote_text("allow=[a]")
-    ("dataset.split.train='train[:500]'", "dataset.path='rows (1).csv'", 'allow=[a]')
+    >>> quote_text("dataset.split.train=train[:500]"), quote_text("dataset.path=~/rows.csv"), quote_text("allow=[a]")
+    ("dataset.split.train='train[:500]'", "dataset.path='~/rows.csv'", 'allow=[a]')
     """
     key, _, value = word.partition("=")
     plain = re.fullmatch(r"""[^\[{("',=$][^{}"',=$]*""", value) and not re.fullmatch(r"\w+\(.*\)", value)
     paired = all(value.count(first) == value.count(last) for first, last in ("()", "[]"))
-    special = re.search(r"[()\[\]]|[^\x00-\x7f]", value)
+    special = re.search(r"^~|[()\[\]]|[^\x00-\x7f]", value)
     return f"{key}='{value}'" if plain and paired and special and value.isprintable() else word
 
 

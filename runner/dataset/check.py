@@ -20,6 +20,7 @@ from runner.dataset import request as keys
 from runner.dataset.convert import RowRequest
 from runner.dataset.detect import MEDIA, check_without, misnamed, read_layout, refuse_media
 from runner.dataset.form import FORMS, answer_columns, is_conversation
+from runner.dataset.remote import check_remote, is_remote
 from runner.dataset.step import Row
 from runner.errors import DataError, Fault
 from runner.io.files import HUB_NAME, SHIPPED
@@ -73,7 +74,8 @@ def check_dataset(node: Node, to: str | None, where: str = "dataset") -> Dataset
 
 def _check_rows_of(node: Node, to: str, seen: DatasetCheck) -> None:
     """Note what is wrong with the keys of a node, its files, and their rows; the first two all at once."""
-    files, path = None, str(node["path"])
+    files, given = None, node["path"] if isinstance(node["path"], list) else str(node["path"])
+    path = disk.path_text(given)
     cuts: list[tuple[keys.Use, str]] = []
     if node.get("form") not in (None, *FORMS):
         seen.faults.append(misnamed("dataset.form", node["form"], FORMS, "dataset.form={}"))
@@ -88,7 +90,11 @@ def _check_rows_of(node: Node, to: str, seen: DatasetCheck) -> None:
             where = "dataset.split.train"
             seen.faults.append(Fault(where, "null, and a training needs rows", "a slice of a split", f"{where}=train"))
     with seen.noting():
-        files = disk.find_files(path)
+        if is_remote(given):
+            for each in [given] if isinstance(given, str) else filter(is_remote, given):
+                check_remote(each)
+            return
+        files = disk.find_files(given)
         hub_only = {name: node.get(name) for name in ("config", "revision")}
         keys.check_words(files, node.get("bad_rows", "refuse"), **hub_only)
     if files is None:
@@ -108,8 +114,8 @@ def _check_rows_of(node: Node, to: str, seen: DatasetCheck) -> None:
         return
     if to:
         with seen.noting():
-            without, given = node.get("without") or (), (node.get("columns") or {}).values()
-            left = [name for name in disk.read_columns(files, disk.MAX_BYTES_READ) if name not in (*without, *given)]
+            without, known = node.get("without") or (), (node.get("columns") or {}).values()
+            left = [name for name in disk.read_columns(files, disk.MAX_BYTES_READ) if name not in (*without, *known)]
             refuse_media(name for name in left if name in (MEDIA[:2] if to == "prompt" else MEDIA))
     if not seen.faults and not streaming and disk.holds_at_most(files, disk.MAX_BYTES_READ):
         _check_slices(node, to, files, cuts, SHIPPED_ROWS if is_shipped else None, seen)

@@ -14,9 +14,9 @@ import json
 import re
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from glob import glob, has_magic
 from importlib.util import find_spec
@@ -39,11 +39,14 @@ PACKED = {".gz": "gzip", ".zst": "zstandard"}
 READABLE = "a file that ends in " + ", ".join(READERS) + "; .gz or .zst may follow"
 MAX_BYTES_READ = 4 << 20  # of a large dataset, before it is loaded
 CHOOSE = "dataset.path=<file, folder, pattern, or org/name>"
+# Words of the names of files that are splits; where no name in a folder holds one, all of it is to train on.
+SPLITS = re.compile(r"train|test|val|dev|eval|held|hold|split", re.IGNORECASE)
 WRAPPERS = ("data", "rows", "train", "examples", "instances", "records", "items", "dataset")
 SAVED_TO_DISK = {"dataset_dict.json", "state.json"}
 SHOWN = 5
 
 Entry = Row | Fault  # of a file: a row, or what is wrong in its place
+Paths = str | list[str]  # a file, folder or pattern, or several of them
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,24 @@ class Files:
 
     @property
     def paths(self) -> list[Path]:
-        """The files of all splits."""
-        return [Path(name) for names in self.splits.values() for name in names]
+        """The files of all splits, each once."""
+        return [Path(name) for name in dict.fromkeys(chain.from_iterable(self.splits.values()))]
+
+    def only(self, splits: Collection[str]) -> "Files":
+        """The files of these splits, where one may be in several and all of them would be read twice."""
+        if len(self.paths) == sum(map(len, self.splits.values())) or not set(splits) <= set(self.splits):
+            return self
+        return replace(self, splits={name: self.splits[name] for name in splits})
+
+
+def path_text(path: Paths) -> str:
+    """A path, or several, as one text."""
+    return path if isinstance(path, str) else ", ".join(map(str, path))
+
+
+def is_readable(name: str) -> bool:
+    """True for the name of a file that some reader takes."""
+    return _suffix(Path(name)) in READERS
 
 
 def _suffix(path: Path) -> str:
@@ -72,12 +91,14 @@ def _unpacked(name: str) -> str:
 # --- Which files --------------------------------------------------------------------------------
 
 
-def find_files(path: str) -> Files | None:
-    """The files behind a path, which may be a file, a folder, a pattern or shipped; None for the hub.
+def find_files(path: Paths) -> Files | None:
+    """The files behind a path, which may be a file, a folder, a pattern, a list of these, or shipped; None for the hub.
 
-    A file, or all files of a pattern together, are the split ``train``. In a folder each file is the
-    split of its name, shards (``train-00000-of-00002``) being one.
+    A file, or all files of a pattern or a list together, are the split ``train``. In a folder each file is the
+    split of its name, shards (``train-00000-of-00002``) being one; where no name is that of a split, all are ``train``.
     """
+    if not isinstance(path, str):
+        return _find_several(path)
     if not path.strip():
         raise DataError(Fault("dataset.path", "no path", READABLE + ", or a name on the hub", CHOOSE))
     local = Path(shipped(path)).expanduser()
@@ -97,6 +118,18 @@ def find_files(path: str) -> Files | None:
     return None
 
 
+def _find_several(paths: list[str]) -> Files:
+    """The files of a list, all of them to train on."""
+    found = [(str(path), find_files(str(path))) for path in paths]
+    strange = [path for path, files in found if files is None or "train" not in files.splits]
+    if strange or not found:
+        what = f"{strange[0]}, which is no file here" if strange else "an empty list"
+        fix = "dataset=mixture, with each under dataset.parts"
+        raise DataError(Fault("dataset.path", what, "files of one kind; for several datasets a mixture", fix))
+    files = [Path(name) for _, files in found if files for name in files.splits["train"]]
+    return _one_kind(path_text(paths), {"train": list(dict.fromkeys(files))})
+
+
 def _splits_in(path: str, folder: Path) -> dict[str, list[Path]]:
     """The files of rows by the name of their split, from the folder itself or from its data/."""
     names = sorted(file.name for file in folder.iterdir())
@@ -109,6 +142,8 @@ def _splits_in(path: str, folder: Path) -> dict[str, list[Path]]:
             if _suffix(file) in READERS:
                 name = re.sub(r"-\d+-of-\d+$", "", Path(_unpacked(file.name)).stem)
                 splits.setdefault(re.sub(r"\W", "_", name), []).append(file)
+        if splits and not any(map(SPLITS.search, splits)):
+            return {"train": [file for files in splits.values() for file in files], **splits}
         if splits:
             return splits
     raise DataError(Fault(path, f"a folder with {_listed(names)}", READABLE, CHOOSE))
@@ -125,6 +160,9 @@ def _one_kind(path: str, splits: Mapping[str, list[Path]]) -> Files:
     kinds = {(READERS[suffix], suffix == ".tsv") for suffix in suffixes}
     if len(kinds) > 1:
         fix = f"dataset.path='{path.rstrip('/')}/*{suffixes[0]}'"
+        if not Path(path).expanduser().is_dir():
+            of_one = [str(file) for files in splits.values() for file in files if _suffix(file) == suffixes[0]]
+            fix = f"dataset.path=[{','.join(of_one)}], or dataset=mixture with each under dataset.parts"
         raise DataError(Fault(path, " and ".join(suffixes) + " files", "files of one kind", fix))
     reader, tabs = kinds.pop()
     options = OPTIONS[reader] | ({"sep": "\t"} if tabs else {})

@@ -24,9 +24,10 @@ from datasets.exceptions import DatasetGenerationError
 
 from runner.dataset.convert import CONVERT_VERSION, Conversion, RowRequest
 from runner.dataset.detect import check_without, refuse_media
-from runner.dataset.disk import CHOOSE, MAX_BYTES_READ, Files, check_files, find_files, read_columns
+from runner.dataset.disk import CHOOSE, MAX_BYTES_READ, Files, check_files, find_files, path_text, read_columns
 from runner.dataset.form import TURN_EXTRAS, Role
-from runner.dataset.request import Use, check_cut, check_words, no_row, read_cuts, read_limits
+from runner.dataset.remote import fetch
+from runner.dataset.request import Use, check_cut, check_words, no_row, read_cuts, read_limits, splits_of
 from runner.dataset.step import first_made, key_of_steps, list_steps
 from runner.errors import DataError, EnvironmentFault, Fault
 
@@ -42,7 +43,7 @@ MEDIUM = re.compile(r"(?:List\()*(?:Image|Audio|Video)\(")  # as datasets writes
 
 
 def load_rows(
-    path: str,
+    path: str | list[str],
     *,
     form: str | None = None,
     config: str | None = None,
@@ -62,7 +63,8 @@ def load_rows(
 ) -> tuple[Rows | None, HeldOut]:
     """The training rows, and the held-out rows: one set, a mapping of named sets, or None.
 
-    ``path`` is a name on the hub, a file, a folder, a pattern of files, or ``runner://...``.
+    ``path`` is a name on the hub, a file, a folder, a pattern of files, a list of these, ``runner://...``, or an
+    address (``s3://...``) whose files are copied into the cache.
     ``split`` has ``train`` and ``eval``, each a slice as datasets writes it (``train[:90%]``);
     ``eval`` may map names to slices. Training rows are shuffled before ``limit`` is taken, because
     files are often sorted, and the head of a sorted file is no sample; held-out rows keep their
@@ -74,11 +76,13 @@ def load_rows(
     """
     train, evals = read_cuts(split)
     limits = read_limits(limit)
-    files = find_files(path)
-    check_words(files, bad_rows, config=config, revision=revision)
+    named = path_text(path)
     request = RowRequest(form, columns, system, bad_rows, to or "", keep, list_steps(map), without)
     with _local_main_process_first():
-        source = open_source(path, files, config, revision, streaming)
+        files = find_files(fetch(path))
+        check_words(files, bad_rows, config=config, revision=revision)
+        files = files.only(splits_of([train or "", *evals.values()])) if files else None
+        source = open_source(named, files, config, revision, streaming)
         order = seed if shuffle else None
         rows = source.read("train", train, limits["train"], order, request) if train else None
         held_out = {name: source.read("eval", cut, limits["eval"], None, request) for name, cut in evals.items()}
@@ -87,7 +91,7 @@ def load_rows(
                 shared = int(np.isin(_digests(others), _digests(rows)).sum())
                 if shared:
                     message = "%s %s: %d of %d held-out rows are trained on too"
-                    log.warning(message, path, evals[name], shared, len(others))
+                    log.warning(message, named, evals[name], shared, len(others))
     return rows, held_out.get("") if set(held_out) <= {""} else held_out
 
 
