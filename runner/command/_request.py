@@ -27,6 +27,7 @@ from runner.run.inputs import read_fingerprints
 from runner.schema import upstream
 from runner.schema.text import nearest
 from runner.validate import find_all_faults
+from runner.validate.start import settle_hub
 from runner.validate.values import COUNT, NOT_NEGATIVE, SEED, SHARE
 
 if TYPE_CHECKING:
@@ -151,6 +152,7 @@ def read_request(line: CommandLine, verb: str, own: Mapping[str, Option], parts:
     found_faults = find_all_faults(used, menu=read_menu(line.folders), allow=allowed, typed=set(typed))
     if faults := [fault for fault in found_faults if fault.where != "trainer"]:  # which nobody needs here
         raise ConfigError(faults)
+    settle_hub([used])
     weights = find_weights(run, options.get("checkpoint"))
     defaults = {
         "batch_size": BATCH_SIZE_OF_HARNESS if "evaluate" in options else BATCH_SIZE,

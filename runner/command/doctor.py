@@ -31,6 +31,7 @@ from runner.errors import EnvironmentFault
 from runner.estimate.device import read_memory
 from runner.io.distribution import NAME, read_extras, read_project, read_requirements
 from runner.io.files import PACKAGE, display_path, hub_home
+from runner.io.hub import OFFLINE, hub_address, hub_answer, is_offline
 from runner.io.secrets import hidden
 from runner.report.number import short
 from runner.report.table import Column, format_table
@@ -42,7 +43,6 @@ from runner.validate.start import is_within
 WIDTH = 80
 MAX_SECONDS_FOR_HUB = 2.0
 MAX_SECONDS_FOR_CACHE = 1.0
-HUB = "https://huggingface.co"
 
 
 def main(line: CommandLine) -> int:
@@ -174,19 +174,8 @@ def describe_cache(folder: Path, pattern: str) -> str:
 
 def ask_hub() -> str:
     """Ask the hub for an answer, and look for a token."""
-    address = os.environ.get("HF_ENDPOINT") or HUB
     file = Path(os.environ.get("HF_TOKEN_PATH") or hub_home() / "token")
     token = "a token is set" if os.environ.get("HF_TOKEN") or file.is_file() else "no token"
-    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
-        return f"not asked, HF_HUB_OFFLINE is set; {token}"
-    import urllib.error
-    import urllib.request
-
-    request = urllib.request.Request(address, method="HEAD", headers={"User-Agent": "runner"})
-    try:
-        with urllib.request.urlopen(request, timeout=MAX_SECONDS_FOR_HUB):
-            return f"{address} is reachable; {token}"
-    except urllib.error.HTTPError as error:
-        return f"{address} answers {error.code}; {token}"
-    except (OSError, ValueError) as error:
-        return f"{address} is not reachable ({getattr(error, 'reason', error)}); {token}"
+    if is_offline():
+        return f"not asked, {OFFLINE} is set; {token}"
+    return f"{hub_address()} {hub_answer(MAX_SECONDS_FOR_HUB)[1]}; {token}"

@@ -34,7 +34,7 @@ from runner.run.disk import full, is_full
 from runner.run.key import folder_of
 from runner.run.read import finished, one_line
 from runner.run.seal import sealed_checkpoints
-from runner.validate.start import check_ahead
+from runner.validate.start import check_ahead, settle_hub
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -59,6 +59,7 @@ def start_runs(overrides: Sequence[str], folders: Sequence[Path], *, dry_run: bo
     _print_notes([runs])
     if dry_run:
         return _show(Plan(tasks))
+    _settle_hub(runs)
     with _folder_errors(runs[0]):
         print(idle_devices(settings, runs[0].cfg), end="")
         if pooled:
@@ -102,6 +103,7 @@ def start_sweep(
     if dry_run:
         return _show(plan)
     ends = [folder_of(runs[-1].cfg, runs[-1].overrides) for runs in jobs]
+    _settle_hub([] if plugins else [run for runs in jobs for run in runs])
     if plugins:
         return _start_plugin(Job(folders, debug, tells=False), typed, folders, lambda: ends, report)
     with _folder_errors(jobs[0][0]):
@@ -110,6 +112,13 @@ def start_sweep(
     count = sum(codes.get(folder) == 0 for folder in ends)
     _print_end(ends, count, report, "staged runs" if jobs[0][0].stage else "runs")
     return _exit_code(codes, signals)
+
+
+def _settle_hub(runs: Sequence[Composed]) -> None:
+    """Ask the hub for what is not finished, where it trains on this machine."""
+    here = [run for run in runs if run.choices.get("launcher", "local") in ("local", "accelerate")]
+    folders = [(run, folder_of(run.cfg, run.overrides).absolute()) for run in here]
+    settle_hub([run.cfg for run, folder in folders if Run(folder).status()["state"] != "finished"])
 
 
 def _print_notes(jobs: Sequence[Sequence[Composed]]) -> None:

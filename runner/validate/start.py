@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from runner.config import NUM_PROCESSES, Composed, rank, world_size
+from runner.config.override import is_local
 from runner.config.sharding import find_gpu_faults, has_devices
 from runner.dataset.check import DatasetCheck, check_dataset
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, name_jobs
 from runner.io.distribution import read_requirements, to_install
-from runner.io.files import display_path, hub_home
+from runner.io.files import HUB_NAME, display_path, hub_home
+from runner.io.hub import OFFLINE, hub_silence, is_cached, is_offline
 from runner.model.check import find_model_faults, find_scorer_faults, find_tokenizer_faults, read_vocab_size
 from runner.model.folder import find_folder
 from runner.run import Run
@@ -193,6 +195,32 @@ def find_environment_faults(to_do: Sequence[Composed], elsewhere: bool) -> Itera
         if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
             found = f"{display_path(there)} is {'closed to you' if there.is_dir() else 'a file'}"
             yield Fault("output_root", found, "a folder", "output_root=<a folder that you may write>")
+
+
+def settle_hub(cfgs: Sequence[Config]) -> None:
+    """Ask the hub once, where something of it is wanted; without an answer the libraries look in the cache alone.
+
+    They would ask for each file again and again, half a minute long. Raises EnvironmentFault for what is in no cache.
+    """
+    wanted = {(name, kind): where for cfg in reversed(cfgs) for where, name, kind in reversed([*_names_of_hub(cfg)])}
+    if not wanted or is_offline() or not (silence := hub_silence()):
+        return
+    lacking = [(where, name) for (name, kind), where in reversed(wanted.items()) if not is_cached(name, kind)]
+    if lacking:
+        expected, fix = "a connection to the hub", "the same command with a network, or {}=<a copy here>"
+        found = f"is not in the cache, and {silence}"
+        raise EnvironmentFault(Fault(where, f"{name} {found}", expected, fix.format(where)) for where, name in lacking)
+    print(f"note      {silence}: what is in the cache is used", flush=True)
+    os.environ[OFFLINE] = "1"
+
+
+def _names_of_hub(cfg: Config) -> Iterator[tuple[str, str, str]]:
+    """The key, the name and the kind of each model and dataset of the hub."""
+    for path, node in nodes({key: cfg.get(key) for key in ("dataset", "model", "reward", "metric", "trainer")}):
+        target, name = str(node["_target_"]), str(node.get("path") or "")
+        is_own = target.startswith(("runner.model.", "runner.dataset.load.", "runner.reward."))
+        if is_own and HUB_NAME.fullmatch(name) and not (is_local(name) or Path(name).exists()):
+            yield f"{path}.path", name, "datasets" if target.startswith("runner.dataset.") else "models"
 
 
 def find_other_worlds(composed: Composed) -> Iterator[Fault]:

@@ -1,0 +1,61 @@
+"""The hub: whether it is to be asked, whether it answers, and what of it is in the cache. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from runner.io.files import hub_home
+
+HUB = "https://huggingface.co"
+OFFLINE = "HF_HUB_OFFLINE"
+MAX_SECONDS = 5.0  # that an answer may take, the search for the address included
+QUIET_SECONDS = 1.0  # after which a wait is told
+
+
+def hub_address() -> str:
+    return os.environ.get("HF_ENDPOINT") or HUB
+
+
+def is_offline() -> bool:
+    """True where the user has forbidden to ask."""
+    return os.environ.get(OFFLINE, "").lower() in ("1", "true", "yes", "on")
+
+
+def hub_answer(seconds: float = MAX_SECONDS) -> tuple[bool, str]:
+    """True and what the hub answers to one question, or False and why there is no answer."""
+    import urllib.error
+    import urllib.request
+
+    request = urllib.request.Request(hub_address(), method="HEAD", headers={"User-Agent": "runner"})
+    try:
+        with urllib.request.urlopen(request, timeout=seconds):
+            return True, "is reachable"
+    except urllib.error.HTTPError as error:
+        return True, f"answers {error.code}"
+    except (OSError, ValueError) as error:
+        return False, f"is not reachable ({getattr(error, 'reason', error)})"
+
+
+def hub_silence() -> str:
+    """Why the hub does not answer, empty where it does; a longer wait is told in a line, and Ctrl-C ends it."""
+    answers: list[tuple[bool, str]] = []
+    asking = threading.Thread(
+        target=lambda: answers.append(hub_answer()), daemon=True
+    )  # a name may take longer to find
+    asking.start()
+    asking.join(QUIET_SECONDS)
+    if asking.is_alive():
+        print(f"waiting   for {hub_address()}, at most {MAX_SECONDS:.0f} s", flush=True)
+        asking.join(MAX_SECONDS - QUIET_SECONDS)
+    answered, text = answers[0] if answers else (False, f"gives no answer in {MAX_SECONDS:.0f} s")
+    return "" if answered else f"{hub_address()} {text}"
+
+
+def is_cached(name: str, kind: str) -> bool:
+    """True where something of a model or a dataset (``kind`` is models or datasets) of the hub is in the cache."""
+    hub = Path(os.environ.get("HF_HUB_CACHE") or hub_home() / "hub").expanduser()
+    rows = Path(os.environ.get("HF_DATASETS_CACHE") or hub_home() / "datasets").expanduser()
+    prepared = kind == "datasets" and (rows / name.replace("/", "___").lower()).is_dir()
+    return prepared or any((hub / f"{kind}--{name.replace('/', '--')}").glob("snapshots/*"))

@@ -1,0 +1,82 @@
+"""Without a network: one question, one line for a wait, an answer in seconds, and no folder left behind."""
+
+import os
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from runner.__main__ import main
+from runner.io import hub
+from runner.validate.start import settle_hub
+
+WORDS = ("trainer=dpo", "dataset=descriptiveness")
+
+
+@pytest.fixture
+def address(monkeypatch):
+    """The address of a server that takes questions and answers none, which is the hub."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        yield address
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    for name in ("HF_HUB_CACHE", "HF_DATASETS_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def test_a_hub_that_never_answers_is_waited_for_in_one_line(address, here, monkeypatch, capsys):
+    monkeypatch.setattr(hub, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(hub, "QUIET_SECONDS", 0.01)
+    began = time.monotonic()
+    assert main([*WORDS, "model=qwen2_5_0_5b"]) == 5
+    assert time.monotonic() - began < 10
+    said = capsys.readouterr()
+    assert said.out == f"waiting   for {address}, at most 0 s\n"
+    assert said.err.count("is not in the cache") == 2 and "model.tokenizer" not in said.err
+    assert not (here / "outputs").exists()
+
+
+def test_a_hub_that_is_not_there_is_told_at_once(here, monkeypatch, capsys):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    assert main([*WORDS]) == 5 and main(["predict", "model=hub", "model.path=no/where", "file=x.jsonl"]) == 5
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("127.0.0.1:9 is not reachable") == 2
+    assert not (here / "outputs").exists()
+
+
+def test_ctrl_c_ends_the_wait_at_once(address, here, monkeypatch, capsys):
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    assert main([*WORDS]) == 130
+    assert time.monotonic() - began < 4 and not (here / "outputs").exists()
+
+
+def test_what_is_in_the_cache_is_used_without_asking_again(address, here, monkeypatch, capsys):
+    monkeypatch.setattr(hub, "MAX_SECONDS", 0.1)
+    node = {"_target_": "runner.model.load.load_model", "path": "org/name"}
+    (here / "hf" / "hub" / "models--org--name" / "snapshots" / "abc").mkdir(parents=True)
+    settle_hub([{"model": node}])
+    assert os.environ["HF_HUB_OFFLINE"] == "1" and "what is in the cache is used" in capsys.readouterr().out
+    monkeypatch.setattr(hub, "hub_answer", pytest.fail)
+    settle_hub([{"model": node | {"path": "org/other"}}])  # it is offline now
+
+
+def test_nothing_is_asked_for_what_lies_here_nor_before_a_dry_run(address, here, monkeypatch):
+    monkeypatch.setattr(hub, "hub_answer", pytest.fail)
+    assert main([*WORDS, "--dry-run"]) == 0
+    (here / "own" / "name").mkdir(parents=True)
+    paths = {"model": "own/name", "dataset": "rows.jsonl", "reward": "runner://model/tiny"}
+    settle_hub([{key: {"_target_": "runner.model.load.load_model", "path": path} for key, path in paths.items()}])
