@@ -17,7 +17,7 @@ from datasets import Dataset, load_dataset_builder
 
 from runner.dataset.disk import find_files, path_text
 from runner.dataset.load import RowSource, open_source, translate_dataset_errors
-from runner.dataset.remote import fetch
+from runner.dataset.remote import copy_here
 from runner.dataset.request import Use, read_cuts, read_limits, split_of
 from runner.dataset.step import Row
 from runner.errors import DataError, Fault
@@ -65,7 +65,7 @@ def write_head(node: Node, folder: Path, *, count: int, train: int, held_out: in
 
 def _open(node: Node) -> RowSource:
     """The source, as a stream where reading all of it would take long."""
-    files, streaming = find_files(fetch(node["path"])), bool(node.get("streaming"))
+    files, streaming = find_files(copy_here(node["path"])), bool(node.get("streaming"))
     path = path_text(node["path"])
     config, revision = node.get("config"), node.get("revision")
     if files:

@@ -26,7 +26,7 @@ from runner.dataset.convert import CONVERT_VERSION, Conversion, RowRequest
 from runner.dataset.detect import check_without, refuse_media
 from runner.dataset.disk import CHOOSE, MAX_BYTES_READ, Files, check_files, find_files, path_text, read_columns
 from runner.dataset.form import TURN_EXTRAS, Role
-from runner.dataset.remote import fetch
+from runner.dataset.remote import copy_here
 from runner.dataset.request import Use, check_cut, check_words, no_row, read_cuts, read_limits, splits_of
 from runner.dataset.step import first_made, key_of_steps, list_steps
 from runner.errors import DataError, EnvironmentFault, Fault
@@ -79,7 +79,7 @@ def load_rows(
     named = path_text(path)
     request = RowRequest(form, columns, system, bad_rows, to or "", keep, list_steps(map), without)
     with _local_main_process_first():
-        files = find_files(fetch(path))
+        files = find_files(copy_here(path))
         check_words(files, bad_rows, config=config, revision=revision)
         files = files.only(splits_of([train or "", *evals.values()])) if files else None
         source = open_source(named, files, config, revision, streaming)

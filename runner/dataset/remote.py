@@ -46,10 +46,10 @@ def check_remote(path: str) -> None:
         raise EnvironmentFault(fault) from None
 
 
-def fetch(path: Paths) -> Paths:
+def copy_here(path: Paths) -> Paths:
     """The path, or those of a list, with what is behind an address in the cache of this machine."""
     if not isinstance(path, str):
-        return [str(fetch(one)) for one in path]
+        return [str(copy_here(one)) for one in path]
     if not is_remote(path):
         return path
     check_remote(path)

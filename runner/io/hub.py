@@ -11,7 +11,7 @@ from runner.io.files import hub_home
 HUB = "https://huggingface.co"
 OFFLINE = "HF_HUB_OFFLINE"
 MAX_SECONDS = 5.0  # that an answer may take, the search for the address included
-QUIET_SECONDS = 1.0  # after which a wait is told
+QUIET_SECONDS = 1.0  # after which a line says that we wait
 
 
 def hub_address() -> str:
@@ -39,7 +39,7 @@ def hub_answer(seconds: float = MAX_SECONDS) -> tuple[bool, str]:
 
 
 def hub_silence() -> str:
-    """Why the hub does not answer, empty where it does; a longer wait is told in a line, and Ctrl-C ends it."""
+    """Why the hub does not answer, empty where it does; of a longer wait a line says so, and Ctrl-C ends it."""
     answers: list[tuple[bool, str]] = []
     asking = threading.Thread(
         target=lambda: answers.append(hub_answer()), daemon=True
