@@ -44,7 +44,7 @@ from runner.command._request import OPTIONS, PARTS, InferenceRequest, read_reque
 from runner.dataset.form import fits
 from runner.errors import ConfigError, DataError, Fault, check_library
 from runner.generate.prediction import prediction_key
-from runner.generate.rows import find_prompt_fault
+from runner.generate.rows import Row, find_prompt_fault
 from runner.generate.weights import Weights
 from runner.io.files import display_path, to_line, write_json, write_text
 from runner.io.terminal import print_visible, progress_bar, quiet
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
 
     from runner.generate.completion import Completion
     from runner.generate.judge import Figures, Score
-    from runner.generate.rows import Row
     from runner.generate.sampler import Model
     from runner.metric.ask import Metric
 

@@ -43,7 +43,7 @@ from runner.command._option import Option
 from runner.command._request import OPTIONS, InferenceRequest, in_a_name, read_request
 from runner.errors import ConfigError, Fault
 from runner.generate.prediction import PredictionFile, prediction_key
-from runner.generate.rows import find_prompt_fault
+from runner.generate.rows import Rows, find_prompt_fault
 from runner.io.files import display_path, read_last_row
 from runner.io.terminal import print_answer, progress_bar, quiet, sample_lines
 from runner.run.read import SAMPLE_FILES
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from runner.generate.completion import TextGenerator
-    from runner.generate.rows import Rows
     from runner.generate.sampler import Model
 
 OWN = OPTIONS | {"prompt": Option(), "completion": Option(), "chat": Option("bool")}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from peft import PeftConfig, get_peft_model
+from peft import PeftConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -19,9 +19,6 @@ from runner.model.load import HEADS, read_adapter
 from runner.schema import upstream
 from runner.schema.text import Config, Node, nodes
 from runner.training.components.model import build_tuner, path_of
-
-if TYPE_CHECKING:
-    from peft import PeftModel
 
 LOADERS = (
     LOADER,
