@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runner.config.build import asked_for, serve
+from runner.dataset.check import LOADER
 from runner.dataset.form import fits
 from runner.errors import ConfigError, DataError, Fault
-
-LOADER = "runner.dataset.load.load_rows"
 
 Row = Mapping[str, Any]
 Rows = list[dict[str, Any]]
