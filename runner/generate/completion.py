@@ -102,16 +102,9 @@ class TextGenerator:
         drawn = zip(batch, prompts, samples.tokens, samples.logprobs or [], strict=True)
         for (row, number), prompt_ids, tokens, logprobs in drawn:
             ids = tokens.tolist()
-            completion = Completion(
-                row=row,
-                sample=number,
-                prompt=rows[row]["prompt"],
-                prompt_ids=prompt_ids,
-                text=self.to_text(ids),
-                token_ids=ids,
-                finish="stop" if ids[-1] in self.how.stop_ids else "length",
-                log_probability=math.fsum(logprobs.tolist()),
-            )
+            text, finish = self.to_text(ids), "stop" if ids[-1] in self.how.stop_ids else "length"
+            log_probability = math.fsum(logprobs.tolist())
+            completion = Completion(row, number, rows[row]["prompt"], prompt_ids, text, ids, finish, log_probability)
             made += [replace(completion, sample=each) for each in range(self.n)] if self.is_greedy else [completion]
         self.on_progress(len(made))
         return made

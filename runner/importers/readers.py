@@ -229,12 +229,8 @@ def read_paths(draft: Draft) -> None:
     write_rows(draft, [{"path": path, "form": draft.form} for path in draft.take(key, "words", [])])
 
 
-READERS: Mapping[str, Callable[[Draft], None]] = {
-    "axolotl": read_axolotl,
-    "llama_factory": read_llama_factory,
-    "swift": read_swift,
-    "trl": read_trl,
-}
+CALLED = (read_axolotl, read_llama_factory, read_swift, read_trl)
+READERS: Mapping[str, Callable[[Draft], None]] = {read.__name__.removeprefix("read_"): read for read in CALLED}
 
 
 # --- Rewards --------------------------------------------------------------------------------------

@@ -143,17 +143,10 @@ def _function(found: Definition, bound: bool) -> Taken:
     pairs = [pair for pair in pairs if pair[0] not in arguments.posonlyargs]
     pairs += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     notes = _notes(found)
-    parameters = {
-        argument.arg: Parameter(
-            argument.arg,
-            required=default is None,
-            default=_literal(default),
-            annotation=argument.annotation,
-            module=found.module,
-            documented=notes.get(argument.arg, ""),
-        )
-        for argument, default in pairs
-    }
+    parameters = {}
+    for argument, default in pairs:
+        name, required, documented = argument.arg, default is None, notes.get(argument.arg, "")
+        parameters[name] = Parameter(name, required, _literal(default), argument.annotation, found.module, documented)
     if arguments.kwarg is None:
         return parameters, False
     others, is_open = _others(found, arguments.kwarg.arg, notes)
@@ -299,15 +292,9 @@ def _field(
     metadata = (words or {}).get("metadata")
     entries = zip(metadata.keys, metadata.values, strict=True) if isinstance(metadata, ast.Dict) else ()
     choices = next((_literal(value) for key, value in entries if _literal(key) == "choices"), None)
-    return Parameter(
-        name,
-        required=default is None and "default_factory" not in (words or {}),
-        default=_literal(default),
-        annotation=node.annotation,
-        module=module,
-        documented=documented,
-        choices=tuple(choices) if isinstance(choices, list | tuple) else (),
-    )
+    required = default is None and "default_factory" not in (words or {})
+    listed = tuple(choices) if isinstance(choices, list | tuple) else ()
+    return Parameter(name, required, _literal(default), node.annotation, module, documented, listed)
 
 
 def _widened(parameters: dict[str, Parameter], found: Definition) -> dict[str, Parameter]:
