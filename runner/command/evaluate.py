@@ -311,10 +311,8 @@ def to_table(sides: Sequence[Side], comparison: Mapping[str, Any]) -> Iterator[s
         columns = [Column(head, cells, True) for head, cells in zip(heads, values, strict=True)]
         yield from format_table([Column(title, keys, True, True), *columns], 100)
         if found := comparison.get(name):
-            rate, more = (
-                f"[{number(low, 3)}, {number(high, 3)}]"
-                for low, high in (found["win_rate_interval"], found["difference_interval"])
-            )
+            intervals = found["win_rate_interval"], found["difference_interval"]
+            rate, more = (f"[{number(low, 3)}, {number(high, 3)}]" for low, high in intervals)
             counts = f"{found['wins']} wins, {found['ties']} ties, {found['losses']} losses"
             yield f"win rate  {number(found['win_rate'], 3)} {rate}: {counts}"
             yield f"reward    {number(found['difference'], 3)} more {more}"

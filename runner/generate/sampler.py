@@ -264,13 +264,9 @@ def _decode_by_generate(
     config = GenerationConfig(
         max_new_tokens=max(limits), do_sample=False, eos_token_id=list(how.stop_ids) or None, pad_token_id=0
     )
+    choices = LogitsProcessorList([choice])
     with without_generation_defaults(model):
-        model.generate(
-            input_ids=input_ids,
-            attention_mask=mask,
-            generation_config=config,
-            logits_processor=LogitsProcessorList([choice]),
-        )
+        model.generate(input_ids=input_ids, attention_mask=mask, generation_config=config, logits_processor=choices)
     tokens_BR, logprobs_BR = torch.stack(choice.tokens, 1), torch.stack(choice.logprobs, 1)
     lengths = [min(len(cut(tokens_R, how.stop_ids)), limit) for tokens_R, limit in zip(tokens_BR, limits, strict=True)]
     return _cut_rows(tokens_BR, logprobs_BR, torch.tensor(lengths))

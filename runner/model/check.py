@@ -327,14 +327,12 @@ class Vocabulary:
         return ", ".join([token.content for token in self.added.values() if token.special][:5])
 
 
-def find_token_faults(wanted: Mapping[str, str | None], vocabulary: Vocabulary) -> list[Fault]:
+def find_token_faults(wanted: Mapping[str, str | None], vocabulary: Vocabulary) -> Iterator[Fault]:
     """A fault for each special token that is asked for by its key and is none of the vocabulary."""
     expected = f"such as {vocabulary.marks}" if vocabulary.marks else "one of its tokens"
-    return [
-        Fault(where := f"model.tokenizer.{key}", f"{token} is not in the vocabulary", expected, f"{where}=<token>")
-        for key, token in wanted.items()
-        if token is not None and token not in vocabulary.tokens
-    ]
+    for key, token in wanted.items():
+        if token is not None and token not in vocabulary.tokens:
+            yield Fault(f"model.tokenizer.{key}", f"{token} is not in the vocabulary", expected, "=<token>")
 
 
 def no_end_token(vocabulary: Vocabulary) -> Fault:

@@ -265,13 +265,8 @@ def new_model(
         raise ConfigError(check.unknown_architecture(model_type)) from None
     known = {*vars(default), *default.attribute_map, "num_labels"}
     ConfigError.refuse(check.find_unknown_keys(model_type, architecture, known))
-    config = AutoConfig.for_model(
-        model_type,
-        **{"vocab_size": len(tokenizer)} | architecture,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    tokens = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    config = AutoConfig.for_model(model_type, **{"vocab_size": len(tokenizer)} | architecture, **tokens)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = HEADS[head].from_config(config, dtype=torch.float32 if dtype == "auto" else getattr(torch, dtype))

@@ -102,10 +102,8 @@ class Rewards:
         ]
         if any(map(inspect.isawaitable, answers)):
             answers = asyncio.run(_gather(answers))
-        answers = [
-            check_answer(f"reward.{name}", answer, prompts, per_step=True)
-            for name, answer in zip(self.names, answers, strict=True)
-        ]
+        named = zip(self.names, answers, strict=True)
+        answers = [check_answer(f"reward.{name}", answer, prompts, per_step=True) for name, answer in named]
         check_some_apply(answers, prompts)
         earned_BR = torch.full((len(rows), max(len(each.token_ids) for each in completions)), math.nan)
         each_BF = torch.full((len(rows), len(answers)), math.nan)
