@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from runner.errors import DataError, Fault
 from runner.generate.batch import split_by_rows
 from runner.generate.rows import Row
-from runner.generate.sampler import Model, Sampling, draw_noise, evaluating, sample
+from runner.generate.sampler import Model, OnToken, Sampling, draw_noise, evaluating, sample
 from runner.model.encoding import encode_prompt, stop_ids
 
 Draw: TypeAlias = tuple[int, int]  # the row that is answered and the number of the sample, which number the noise
@@ -91,9 +91,7 @@ class TextGenerator:
         groups = split_by_rows([len(prompts[row]) for row, _ in draws], self.how.rows)
         return [[draws[index] for index in group] for group in groups]
 
-    def complete(
-        self, batch: Sequence[Draw], rows: Sequence[Row], on_token: Callable[[list[int]], None] | None = None
-    ) -> list[Completion]:
+    def complete(self, batch: Sequence[Draw], rows: Sequence[Row], on_token: OnToken = None) -> list[Completion]:
         """The completions of one batch of a plan, each as often as it is wanted."""
         prompts = [encode_prompt(self.tokenizer, rows[row]["prompt"], rows[row]) for row, _ in batch]
         noise_BR = torch.stack([draw_noise(self.how.max_new_tokens, self.seed, *draw) for draw in batch])

@@ -17,6 +17,7 @@ from runner.errors import Fault, FolderError
 from runner.io.files import display_path, open_own, read_json, to_line, write_json, write_text
 from runner.run import foreign_faults
 
+Batch = Sequence[tuple[int, int]]  # of rows and samples, by their numbers
 FORMAT = 3  # of rows, random numbers and facts; what was begun with another is not continued
 
 
@@ -79,11 +80,7 @@ class PredictionFile:
         self.partial.unlink(missing_ok=True)
         return rows
 
-    def complete(
-        self,
-        batches: Sequence[Sequence[tuple[int, int]]],
-        make: Callable[[Sequence[tuple[int, int]]], list[dict[str, Any]]],
-    ) -> int:
+    def complete(self, batches: Sequence[Batch], make: Callable[[Batch], list[dict[str, Any]]]) -> int:
         """Make the batches, of rows and samples by their numbers, of which something is missing; returns how many were
         there already. Each is on the disk before the next is made.
 

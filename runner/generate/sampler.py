@@ -43,6 +43,7 @@ from runner.generate.batch import pad, split_by_rows
 CACHED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 Model: TypeAlias = PreTrainedModel | PeftModel
+OnToken: TypeAlias = Callable[[list[int]], None] | None  # is called with the tokens of a single prompt as they come
 
 log = logging.getLogger(__name__)
 
@@ -87,13 +88,12 @@ def sample(
     *,
     engine: str = "auto",
     halves: bool = False,
-    on_token: Callable[[list[int]], None] | None = None,
+    on_token: OnToken = None,
 ) -> Responses:
     """Sample a completion for each prompt, by the ``loop`` or by ``generate``; prompts of like length go together.
 
     Where memory does not suffice, half as many rows are sampled side by side if ``halves``, which changes no
-    completion; without it the error is the caller's, which may want to remember it. ``on_token`` is called with the
-    tokens of a single prompt as they come.
+    completion; without it the error is the caller's, which may want to remember it.
     """
     engine = choose_engine(model) if engine == "auto" else engine
     decode = _decode_by_loop if engine == "loop" else _decode_by_generate
@@ -180,11 +180,7 @@ def truncate(logits_BV: Tensor, how: Sampling) -> Tensor:
 
 
 def _decode_by_loop(
-    model: Model,
-    prompts: list[Sequence[int]],
-    how: Sampling,
-    noise_BR: Tensor,
-    on_token: Callable[[list[int]], None] | None,
+    model: Model, prompts: list[Sequence[int]], how: Sampling, noise_BR: Tensor, on_token: OnToken
 ) -> list[tuple[Tensor, Tensor]]:
     """Token by token; rows that are finished leave the cache, so that nobody waits for the longest."""
     device, limits = model.device, list(map(how.limit, prompts))
@@ -251,11 +247,7 @@ def _arguments_of(forward: Callable[..., object]) -> frozenset[str]:
 
 
 def _decode_by_generate(
-    model: Model,
-    prompts: list[Sequence[int]],
-    how: Sampling,
-    noise_BR: Tensor,
-    on_token: Callable[[list[int]], None] | None,
+    model: Model, prompts: list[Sequence[int]], how: Sampling, noise_BR: Tensor, on_token: OnToken
 ) -> list[tuple[Tensor, Tensor]]:
     """By ``model.generate`` with the same choice of tokens, for caches that the loop does not know."""
     input_ids, mask = pad(prompts, model.device, side="left")
@@ -275,7 +267,7 @@ def _decode_by_generate(
 class TokenChoice(LogitsProcessor):
     """The choice of :func:`sample_token` made in ``model.generate``: no other token is left to a row."""
 
-    def __init__(self, how: Sampling, noise_BR: Tensor, on_token: Callable[[list[int]], None] | None):
+    def __init__(self, how: Sampling, noise_BR: Tensor, on_token: OnToken):
         self.how, self.noise_BR, self.on_token = how, noise_BR, on_token
         self.tokens: list[Tensor] = []
         self.logprobs: list[Tensor] = []

@@ -46,7 +46,6 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from accelerate.utils import gather_object
-from datasets import Dataset, IterableDataset
 from peft import PeftConfig, get_peft_model
 from torch import Tensor
 from torch.optim import Optimizer
@@ -64,6 +63,7 @@ from transformers import (
 )
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_checkpoint
 
+from runner.dataset.load import Rows
 from runner.errors import ConfigError, Fault
 from runner.generate.batch import TOKENS_PER_PASS
 from runner.generate.completion import Completion
@@ -78,7 +78,6 @@ from runner.ppo.minibatches import find_minibatch_faults
 from runner.ppo.scoring import Reward, Rewards
 from runner.schema import upstream
 
-Rows: TypeAlias = Dataset | IterableDataset
 Sums: TypeAlias = defaultdict[str, Tensor]  # over all micro-batches of an update, of what is logged
 
 # --- Arithmetic ---------------------------------------------------------------------------------

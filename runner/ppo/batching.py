@@ -14,25 +14,23 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, count
 
 import torch
-from datasets import Dataset, IterableDataset
-from peft import PeftModel
+from datasets import IterableDataset
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
+from runner.dataset.load import Rows
 from runner.errors import ConfigError, DataError, Fault
 from runner.generate.batch import pad, split_by_tokens
 from runner.generate.completion import Completion, context_length
 from runner.generate.rows import Row
+from runner.generate.sampler import Model
 from runner.model.encoding import encode_prompt, stop_ids
 
 # --- Prompts ------------------------------------------------------------------------------------
 
 
 def find_stop_ids(
-    stop_token: str | None,
-    stop_token_id: int | None,
-    model: PreTrainedModel | PeftModel,
-    tokenizer: PreTrainedTokenizerBase,
+    stop_token: str | None, stop_token_id: int | None, model: Model, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[int, ...]:
     """Every token that ends a completion: with ``eos`` those that tokenizer and model declare, and a further one."""
     further = [] if stop_token_id is None else [stop_token_id]
@@ -47,12 +45,7 @@ def find_stop_ids(
 
 
 def check_rows(
-    rows: Dataset | IterableDataset,
-    model: PreTrainedModel | PeftModel,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    needed: int,
-    response_length: int,
+    rows: Rows, model: Model, tokenizer: PreTrainedTokenizerBase, *, needed: int, response_length: int
 ) -> None:
     """Raise DataError for rows that PPO would loop over for ever, or that the model cannot hold.
 
