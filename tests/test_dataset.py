@@ -786,7 +786,7 @@ def test_what_the_hub_does_not_have(online_runner):
 
 
 def test_the_mixture_of_the_menu():
-    keys = yaml.safe_load((MENU / "mixture.yaml").read_text())
+    keys = yaml.safe_load((MENU / "mixture.yaml").read_text())["dataset"]
     for node in keys["parts"].values():
         assert node.pop("_target_") == "runner.dataset.load.load_rows" and node.pop("_partial_")
     parts = {name: functools.partial(load_rows, **node) for name, node in keys["parts"].items()}

@@ -2,3 +2,5 @@
 
 A dataset knows no model and no trainer; it is given the form that the trainer takes.
 """
+
+LOADER = "runner.dataset.load.load_rows"

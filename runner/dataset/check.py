@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runner.dataset import disk
+from runner.dataset import LOADER, disk
 from runner.dataset import request as keys
 from runner.dataset.convert import RowRequest
 from runner.dataset.detect import MEDIA, check_without, misnamed, read_layout, refuse_media
@@ -26,7 +26,6 @@ from runner.errors import DataError, Fault
 from runner.io.files import HUB_NAME, SHIPPED
 from runner.schema.text import Node
 
-LOADER = "runner.dataset.load.load_rows"
 MIXER = "runner.dataset.mix.mix_rows"
 SHIPPED_ROWS = 3  # rows of what ships, which is good, that show its columns
 

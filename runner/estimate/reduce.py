@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from runner.dataset.check import LOADER as ROWS
+from runner.dataset import LOADER as ROWS
 from runner.dataset.head import write_head
 from runner.estimate.steps import cycle_of, rows_per_step
 from runner.estimate.weights import LOADERS, architecture_of

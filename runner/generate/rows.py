@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runner.config.build import asked_for, serve
-from runner.dataset.check import LOADER
+from runner.dataset import LOADER
 from runner.dataset.form import fits
 from runner.errors import ConfigError, DataError, Fault
 
