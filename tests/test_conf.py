@@ -82,7 +82,7 @@ def test_the_missions_line_needs_nothing_but_bitsandbytes(capsys, monkeypatch, t
     monkeypatch.setattr(start, "find_spec", lambda name: None if name == "math_verify" else find_spec(name))
     assert main(["trainer=grpo", "dataset=gsm8k"]) == 5
     said = capsys.readouterr().err
-    assert said.count("found") == 1 and "pip install 'runner[math]'" in said
+    assert said.count("found") == 1 and "pip install 'math-verify>=" in said
     assert not Path("outputs").exists()
 
 
