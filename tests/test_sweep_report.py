@@ -122,7 +122,8 @@ def test_no_line_but_a_command_or_a_heading_is_longer_than_the_terminal(tmp_path
     set_status(folder, cause="data\n  rows\n    found     " + "y" * 200)
     for width in (80, 60):
         lines = table(summarise(group), width).splitlines()
-        assert max(len(line) for line in lines if not line.startswith("repeat")) <= width
+        assert lines[-1].startswith("model     ") and lines[-1].endswith("/model")
+        assert max(len(line) for line in lines if not line.startswith(("repeat", "model"))) <= width
 
 
 def test_what_follows_from_a_key_is_no_key_of_its_own():

@@ -60,7 +60,7 @@ class EvaluationBudget:
         if self.is_open:
             yield f"evaluates at most {each}; dataset.limit.eval= changes it"
         total = self.evaluations * self.answers
-        if self.texts is not None and total > self.texts:
+        if self.texts is not None and total > max(self.texts, SAMPLES):  # fewer take no time
             of_a_prompt = self.sets * ((self.times if self.prompts else 0) + bool(self.judged))
             fewer = max(1, self.texts // (self.evaluations * of_a_prompt))
             found = f"up to {total:,} answers, for {self.texts:,} texts to learn from"

@@ -64,7 +64,9 @@ def table(summary: Summary, width: int = 80) -> str:
         parts += [f"{'':<11} {cause}"] if cause else []
     parts += _more(len(summary.troubled), "that have not finished, or not well")
     parts += [_wrapped(*line, width) for line in _conclusions(summary)]
-    return "\n".join([*parts, *([f"repeat    {summary.best_command}"] if summary.best else [])])
+    if summary.best:
+        parts += [f"repeat    {summary.best_command}", f"model     {summary.best.finished[0]}/model"]
+    return "\n".join(parts)
 
 
 def run_table(run: RunRecord, differing: Sequence[tuple[str, str, str]] | None, width: int = 80) -> str:
