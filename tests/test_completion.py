@@ -34,6 +34,7 @@ def offered(text, shell="fish"):
         ("runner metric.", ["metric.exact."], []),
         ("runner why seed trainer=g", ["trainer=grpo"], []),
         ("runner why trainer.args.max_s", ["trainer.args.max_steps"], ["trainer.args.max_steps="]),
+        ("runner options pe", ["peft"], ["predict", "peft="]),
         ("runner completion ", ["bash", "zsh", "fish"], ["trainer="]),
         ("runner export x d", ["dtype="], ["diff", "dataset="]),
         ("runner --d", ["--debug", "--dry-run"], ["--help"]),

@@ -128,6 +128,16 @@ def test_the_lines_work(tmp_path, monkeypatch, capsys):
     assert len(words) > 25 and main(["trainer=dpo", *words, "--dry-run"]) == 0, capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "theirs.yaml").write_text("base_model: org/x\nmicro_batch_size: 2\nlr: 1e-5\nepochs: 2\nlora_dim: 4\n")
+    assert main(["import", "theirs.yaml"]) == 0
+    said = capsys.readouterr().out
+    for key, ours in {"lr": "learning_rate: 1.0e-05", "epochs": "trainer.args.num_train_epochs: 2"}.items():
+        assert re.search(rf"^  {key}: .* {re.escape(ours)}$", said, re.MULTILINE), said
+
+
 @pytest.mark.parametrize(
     ("words", "fixes"),
     [
