@@ -146,7 +146,7 @@ def test_values_laid_on_top_are_what_hydra_makes_of_them(words):
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
-    ours, *_ = config.compose_unresolved(words)
+    ours, _ = config.compose_unresolved(words)
     with initialize_config_dir(str(MENU), version_base="1.3", job_name="runner"):
         theirs = compose("config", config.force(words, config.read_menu()), return_hydra_config=True)
     plain = [OmegaConf.to_container(cfg, resolve=False) for cfg in (ours, theirs)]

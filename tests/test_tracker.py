@@ -1,6 +1,7 @@
 """What arrives in a tracker: the frozen config, tags, the group, each figure once, and one run even if resumed."""
 
 import json
+import shlex
 import shutil
 import sqlite3
 import struct
@@ -10,8 +11,12 @@ from pathlib import Path
 import pytest
 from laid import lay_run
 
+from runner.__main__ import main
+from runner.config import compose
 from runner.launch import worker
-from runner.run import Run
+from runner.launch.stages import compose_runs
+from runner.run import Run, open_run
+from runner.run.key import key_of
 from runner.tracker.variable import id_of, variables_of
 from runner.validate.start import find_missing_libraries
 
@@ -66,6 +71,68 @@ def test_a_missing_package_is_a_fault_that_says_what_to_install_for_the_worker_t
     assert "pip install 'wandb>=0.19'" in told and "pip install 'tensorboard>=2.18'" in told
 
 
+def test_several_trackers_are_composed_into_one_and_change_no_key(tmp_path):
+    (tmp_path / "tracker").mkdir()
+    (tmp_path / "tracker" / "ours.yaml").write_text("report_to: [wandb, mlflow]\ntags: [ours]\n")
+    (tmp_path / "experiment").mkdir()
+    listed = "# @package _global_\ndefaults: [{override /tracker: [tensorboard, ours, none]}]\n"
+    (tmp_path / "experiment" / "two.yaml").write_text(listed)
+    one, typed = compose(["tracker=wandb"]).cfg, compose(["tracker=[wandb,tensorboard]"]).cfg
+    assert typed["tracker"]["report_to"] == ["wandb", "tensorboard"] and key_of(one) == key_of(typed)
+    assert typed["tracker"]["environment"].items() > one["tracker"]["environment"].items()
+    node = compose(["experiment=two"], [tmp_path]).cfg["tracker"]
+    assert (node["report_to"], node["tags"]) == (["tensorboard", "wandb", "mlflow"], ["ours"])
+    assert compose(["experiment=two", "tracker.report_to=none"], [tmp_path]).cfg["tracker"]["report_to"] == "none"
+
+
+@needs("tensorboard")
+def test_a_run_that_is_over_is_sent_once_by_the_line_that_the_command_tells(tmp_path, monkeypatch, capsys):
+    def said(*words, code=0):
+        assert main(list(words)) == code
+        captured = capsys.readouterr()
+        return captured.err if code else captured.out
+
+    monkeypatch.chdir(tmp_path)
+    (composed,) = compose_runs(["trainer=sft", "name=x"])
+    run = open_run(composed.cfg, composed.overrides, composed.command)
+    assert "no figures" in said("sync", "x", "tracker=tensorboard", code=4)
+    lines = [{"step": 0, "eval_loss": 2.0, "max_steps": 3}, {"step": 2, "loss": 1.0, "grad_norm": None}]
+    (run.folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    run.set_status("finished", step=2)
+    words = ("trainer=sft", "name=x", "tracker=[tensorboard,none]", "tracker.tags=[late]")
+    (note, end) = said(*words).splitlines()
+    line = f"python -m runner sync {run} 'tracker=[tensorboard,none]' 'tracker.tags=[late]'"
+    assert note == f"note      finished before, and not in tensorboard: {line}" and end.startswith("finished  ")
+    assert note in said(*words, "--dry-run") and note in said("-m", *words, "seed=0", "--dry-run")
+    assert said(*shlex.split(line)[3:]) == f"sent      {run} to tensorboard: 2 steps\n"
+    figures = {"eval/loss": [0], "train/loss": [2]}
+    assert figures_of(run) == figures and text_of(run, "tags") == "sft, tiny, toy_sort, full, late"
+    assert said("sync", "outputs/x", "tracker=tensorboard") == f"there     {run} is in tensorboard already\n"
+    assert figures_of(run) == figures and "note" not in said(*words)
+    assert "tracker=wandb" in said("sync", "x", code=2)
+    assert "seed" in said("sync", "x", "tracker=mlflow", "seed=1", code=2)
+    (run.folder / "tracker.json").unlink()
+    (run.folder / "tensorboard").rename(tmp_path / "elsewhere")
+    (run.folder / "tensorboard").write_text("no folder")
+    assert main(["sync", "x", "tracker=tensorboard"]) == 5
+
+
+def events_of(run: Run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    return EventAccumulator(str(run.folder / "tensorboard"), size_guidance={"tensors": 0, "scalars": 0}).Reload()
+
+
+def figures_of(run: Run) -> dict[str, list[int]]:
+    events = events_of(run)
+    return {name: [event.step for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+
+
+def text_of(run: Run, name: str) -> str:
+    (event,) = events_of(run).Tensors(f"{name}/text_summary")
+    return event.tensor_proto.string_val[0].decode()
+
+
 # --- Whole runs -----------------------------------------------------------------------------------
 
 
@@ -86,21 +153,13 @@ def trained_twice(runner, tracker: str, *words: str) -> Run:
 @pytest.mark.slow
 @needs("tensorboard")
 def test_tensorboard(runner):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     run = trained_twice(runner, "tensorboard")
     assert len(list((run.folder / "tensorboard").iterdir())) == 2, "each start writes a file"
-    events = EventAccumulator(str(run.folder / "tensorboard"), size_guidance={"tensors": 0, "scalars": 0}).Reload()
-    seen = {name: [event.step for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+    seen = figures_of(run)
     assert seen["train/loss"] == [1, 2, 3, 4] and seen["eval/loss"] == [0, 4]
-
-    def text(name: str) -> str:
-        (event,) = events.Tensors(f"{name}/text_summary")
-        return event.tensor_proto.string_val[0].decode()
-
     frozen = (run.folder / "config.yaml").read_text().partition("\n")[2]  # below the format of the folder
-    assert text("config") == f"```yaml\n{frozen}```"
-    assert (text("tags"), text("group")) == (", ".join(TAGS), "group")
+    assert text_of(run, "config") == f"```yaml\n{frozen}```"
+    assert (text_of(run, "tags"), text_of(run, "group")) == (", ".join(TAGS), "group")
 
 
 @pytest.mark.slow
@@ -163,9 +222,8 @@ def test_trackio(runner):
 @needs("mlflow")
 @needs("trackio")
 def test_the_jobs_of_a_sweep_share_a_database_and_a_group(runner):
-    words = (*FEW, "name=group", "trainer.args.max_steps=1", "tracker=none", "tracker.report_to=[mlflow,trackio]")
-    variables = "{MLFLOW_TRACKING_URI: 'sqlite:///{root}/mlflow.db', TRACKIO_DIR: '{root}/trackio'}"
-    runner("-m", *words, f"tracker.environment={variables}", "seed=0,1", "launcher.jobs=2")
+    words = (*FEW, "name=group", "trainer.args.max_steps=1", "tracker=[mlflow,trackio]")
+    runner("-m", *words, "seed=0,1", "launcher.jobs=2")
     with sqlite3.connect(runner.folder / "outputs" / "mlflow.db") as base:
         assert base.execute("select count(*), count(distinct experiment_id) from runs").fetchone() == (2, 1)
     with sqlite3.connect(runner.folder / "outputs" / "trackio" / "runner.db") as base:

@@ -13,7 +13,9 @@ counts, the lines below it are what it overrode, and references such as ${learni
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -72,7 +74,13 @@ def _compose(overrides: Sequence[str], folders: Sequence[Path]) -> list[Composed
 def origins_of(composed: Composed, folders: Sequence[Path]) -> Provenance:
     """The origins of the values of a composed configuration."""
     words, typed = (composed.words, composed.overrides) if composed.stage else (composed.overrides, None)
-    return read_provenance(composed.cfg, words, folders, typed, composed.stage, bool(composed.note))
+    origins = read_provenance(composed.cfg, words, folders, typed, composed.stage)
+    if not composed.note:
+        return origins
+    # What the option of the model has set besides it is left out.
+    lost = [entry for entry in origins.settings if re.search(r"\bmodel/[^/]+\.yaml:", entry.place)]
+    left = [entry for entry in origins.settings if entry not in lost or entry.key.startswith("model.")]
+    return replace(origins, settings=left)
 
 
 def explain(key: str, origins: Provenance) -> Iterator[str]:

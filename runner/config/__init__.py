@@ -10,9 +10,10 @@ import copy
 import functools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from runner.config.limits import check_growth, read_yaml, yaml_fault
@@ -22,15 +23,15 @@ from runner.config.user_folder import find_circle, use_folders
 from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.io.distribution import to_install
 from runner.io.files import MENU, shipped
-from runner.schema.text import nearest
+from runner.schema.text import nearest, select
 
 if TYPE_CHECKING:
     from hydra.core.global_hydra import GlobalHydra
-    from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
 MAX_RUNS = 16  # one after the other, each trained on from the one before
 NUM_PROCESSES = "launcher.num_processes"
+Starts = Mapping[str, str]
 Stamps = tuple[tuple[str, int], ...]  # files, and when each was last written
 
 
@@ -58,22 +59,45 @@ class Composed:
         return set(map(dotted_key, self.overrides))
 
 
-def compose(
-    overrides: Sequence[str], folders: Sequence[Path] = (), starts: Mapping[str, str] | None = None
-) -> Composed:
+def compose(overrides: Sequence[str], folders: Sequence[Path] = (), starts: Starts = MappingProxyType({})) -> Composed:
     """The configuration that these overrides make, resolved; raises ConfigError with every fault at once.
 
-    ``starts`` are the models from which runs will begin that are not there yet, by the places of their own models.
+    What an option of the model brings for its own one, such as a learning rate, is left out for any other that does not
+    come from it by training. ``starts`` are the models that runs begin with which are not there yet, by their own.
     """
     with _as_config_errors():
-        cfg, choices, note = compose_unresolved(overrides, folders, starts)
-        return replace(resolve(cfg, list(overrides), choices), note=note)
+        cfg, choices = compose_unresolved(overrides, folders)
+        composed = resolve(cfg, list(overrides), choices)
+        option, path = choices.get("model"), str(select(composed.cfg, "model.path"))
+        files = [file for root in (*folders, MENU) if (file := Path(root, "model", f"{option}.yaml")).is_file()]
+        known = re.compile(rf"^ *path: {re.escape(path)} *$", re.MULTILINE)
+        if option == "hub" or not files or known.search(files[0].read_text(encoding="utf-8")):  # as for nearly all
+            return composed
+        own = compose_unresolved([f"model={option}"], folders)[0].model.get("path")
+        if _root_of(path, starts) == _root_of(str(own), starts):
+            return composed
+        words = [word for word in overrides if dotted_key(word) != "model"]
+        bare, choices = compose_unresolved([*words, "model=hub"], folders)
+        bare.model = cfg.model
+        plain = resolve(bare, list(overrides), choices)
+        changed = list(differences(composed.cfg, plain.cfg))
+        lost = {key.rpartition(".")[2]: value for key, value, _ in changed if key != "name"}
+        named = ", ".join(f"{key}={value}" for key, value in lost.items())
+        note = f"{path} is another model than that of model={option}: without its {named}"
+        return replace(plain, note=note) if lost else composed
 
 
-def compose_unresolved(
-    overrides: Sequence[str], folders: Sequence[Path] = (), starts: Mapping[str, str] | None = None
-) -> tuple[DictConfig, dict[str, str], str]:
-    """Hydra's config before any ``${...}`` is read, the option of each group, and a note on what was left out.
+def _root_of(path: str, starts: Starts) -> str:
+    """The model that was there before any training: where a path is in the folder of a run, what that began with."""
+    for _ in range(MAX_RUNS):
+        folders = (folder for folder in (Path(path), *Path(path).parents) if (folder / "status.json").is_file())
+        with contextlib.suppress(OSError, ConfigError, LookupError, TypeError):  # of a folder whose config is lost
+            path = starts.get(path) or str(read_yaml(next(folders, Path(path)) / "config.yaml")["model"]["path"])
+    return os.path.abspath(shipped(path))
+
+
+def compose_unresolved(overrides: Sequence[str], folders: Sequence[Path] = ()) -> tuple[DictConfig, dict[str, str]]:
+    """Hydra's config before any ``${...}`` is read, and the option of each group.
 
     Hydra composes the choices; values are laid on top, as it would do itself, so that the jobs of a sweep which differ
     in values only are composed once.
@@ -91,19 +115,9 @@ def compose_unresolved(
     files = [file for root in (*folders, MENU) for file in sorted(Path(root).resolve().rglob("*.yaml"))]
     written = tuple((str(file), file.stat().st_mtime_ns) for file in files)
     with _as_config_errors():
-        composed = functools.partial(_compose_choices, folders=tuple(folders), written=written)
-        cfg, note = _lay(composed(choices), values), ""
-        option = str(cfg.hydra.runtime.choices.get("model"))
-        if path := _find_other_model(cfg, option, composed, files, starts or {}):
-            # The settings that the option brings for its own model are those that model=hub does not have.
-            bare = copy.deepcopy(composed((*(word for word in choices if dotted_key(word) != "model"), "model=hub")))
-            bare.model = composed(choices).model
-            bare = _lay(bare, values)
-            both = [
-                OmegaConf.to_container(OmegaConf.masked_copy(one, [*one.keys() - {"hydra"}])) for one in (cfg, bare)
-            ]
-            if lost := [f"{key.rpartition('.')[2]}={value}" for key, value, _ in differences(*both)]:
-                cfg, note = bare, f"{path} is another model than that of model={option}: without its {', '.join(lost)}"
+        cfg = copy.deepcopy(_compose_choices(choices, tuple(folders), written))
+        for override in values:
+            OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True, force_add=True)
     if folders:
         check_growth(OmegaConf.to_container(cfg, resolve=False))
     HydraConfig.instance().set_config(cfg)
@@ -114,55 +128,24 @@ def compose_unresolved(
         layers = read_layers(overrides, folders)
         lists = {group: [file.stem for file, _ in layers if file.parent.name == group] for group in unknown}
         raise ConfigError(list_fault(group, names) for group, names in lists.items())
-    return cfg, chosen, note
-
-
-def _lay(composed: DictConfig, values: Sequence[Override]) -> DictConfig:
-    """A copy of a config with values laid on top."""
-    from omegaconf import OmegaConf
-
-    cfg = copy.deepcopy(composed)
-    for override in values:
-        OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True, force_add=True)
-    return cfg
-
-
-def _find_other_model(
-    cfg: DictConfig, option: str, composed: Callable[..., DictConfig], files: Sequence[Path], starts: Mapping[str, str]
-) -> str:
-    """The path of a config's model, where that is not the one of its option, nor goes back to it by way of runs."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        path = OmegaConf.select(cfg, "model.path")
-        own = next((file for file in files if file.parts[-2:] == ("model", f"{option}.yaml")), None)
-        if not isinstance(path, str) or own is None or option == "hub":
-            return ""
-        if re.search(rf"^ *path: {re.escape(path)} *$", own.read_text(encoding="utf-8"), re.M):  # as for nearly all
-            return ""
-        tuned_for = OmegaConf.select(composed((f"model={option}",)), "model.path")
-    except OmegaConfBaseException:  # of a reference to nothing, which is reported when all are followed
-        return ""
-    return path if _root_of(path, starts) != _root_of(str(tuned_for), starts) else ""
-
-
-def _root_of(path: str, starts: Mapping[str, str]) -> str:
-    """The model that was there before any training: where a path is in the folder of a run, what that began with."""
-    for _ in range(MAX_RUNS):
-        folders = (folder for folder in (Path(path), *Path(path).parents) if (folder / "status.json").is_file())
-        with contextlib.suppress(OSError, ConfigError, LookupError, TypeError):  # of a folder whose config is lost
-            path = starts.get(path) or str(read_yaml(next(folders, Path(path)) / "config.yaml")["model"]["path"])
-    return os.path.abspath(shipped(path))
+    return cfg, chosen
 
 
 @functools.lru_cache(maxsize=256)
 def _compose_choices(words: tuple[str, ...], folders: tuple[Path, ...], written: Stamps) -> DictConfig:
     """The config that Hydra makes of these words and of the YAML files as they were ``written``."""
     from hydra import compose as hydra_compose
+    from omegaconf import OmegaConf
 
     with _fresh_hydra(folders):
-        return hydra_compose("config", list(words), return_hydra_config=True)
+        cfg = hydra_compose("config", list(words), return_hydra_config=True)
+    if cfg.get("tracker") and "tracker" not in cfg.hydra.runtime.choices:  # a list of options, as [wandb, mlflow]
+        files = [read_yaml(file) for file, _ in read_layers(words, folders) if file.parent.name == "tracker"]
+        for key in ("report_to", "tags"):  # of which the last file's would be the only ones
+            lists = [entry if isinstance(entry, list) else [entry] for file in files if (entry := file.get(key))]
+            if joined := list(dict.fromkeys(name for entry in lists for name in entry if name != "none")):
+                OmegaConf.update(cfg, f"tracker.{key}", joined, force_add=True)
+    return cfg
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ GROUPS = (
 OPTIONAL = ("loss", "weight", "optimizer")  # which a configuration without them does not name, nor its key
 # Groups whose options are parts with names of their own, so that several go together: reward=[length,format].
 SEVERAL = ("reward", "metric", "callback")
+LISTED = (*SEVERAL, "tracker")  # and one whose options are composed into one part
 Options = dict[str, list[str]]  # each group with the names of its options
 
 
@@ -35,4 +36,4 @@ def read_options(group: str) -> dict[str, Any]:
 
 def takes_one(group: str) -> bool:
     """True for a group of the menu of which one option can be chosen."""
-    return group not in SEVERAL and (MENU / group).is_dir()
+    return group not in LISTED and (MENU / group).is_dir()

@@ -177,7 +177,8 @@ def find_choice_faults(overrides: Iterable[Override], menu: Options) -> Iterator
             fix = named if target else f"{group}=<one of them>"
             yield Fault(group, override.get_value_element_as_str(), f"some of {', '.join(options)}", fix)
             continue
-        for name in names if sweeps else [override.get_value_element_as_str()]:
+        listed = list(map(str, several)) if isinstance(several, list) else [override.get_value_element_as_str()]
+        for name in names if sweeps else listed:
             is_known = name.removesuffix(".yaml") in options or name.startswith("[")
             if not is_known and (group, name) != ("experiment", "null"):
                 yield _no_option(group, name, menu)
@@ -204,10 +205,7 @@ def _no_option(group: str, name: str, menu: Options) -> Fault:
 def list_fault(group: str, names: Sequence[object]) -> Fault:
     """The fault of a list of options of a group that takes one, of which the last would win in silence."""
     first, several = [*names, "<one of them>"][0], ",".join(map(str, names))
-    others = {
-        "dataset": "dataset=mixture, with each under dataset.parts; ",
-        "tracker": f"tracker={first} 'tracker.report_to=[{several}]'; ",
-    }
-    fix = f"{others.get(group, '') if names[1:] else ''}{group}={first}"
+    mixture = "dataset=mixture, with each under dataset.parts; " if group == "dataset" and names[1:] else ""
+    fix = f"{mixture}{group}={first}"
     fix += f"; or a sweep: python -m runner -m {group}={several}" if names[1:] else ""
     return Fault(group, f"[{', '.join(map(str, names))}], of which only the last would count", "one option", fix)

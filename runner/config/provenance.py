@@ -104,12 +104,7 @@ def of_machine(name: str) -> Iterator[tuple[str, Setting]]:
 
 
 def read_provenance(
-    cfg: Config,
-    words: Sequence[str],
-    folders: Sequence[Path] = (),
-    typed: Sequence[str] | None = None,
-    stage: str = "",
-    bare: bool = False,
+    cfg: Config, words: Sequence[str], folders: Sequence[Path] = (), typed: Sequence[str] | None = None, stage: str = ""
 ) -> Provenance:
     """The provenance of every value of a configuration that these overrides compose.
 
@@ -117,13 +112,7 @@ def read_provenance(
     ``stage``.
     """
     layers = config.read_layers(words, folders)
-    settings = [
-        entry
-        for file, place in layers
-        for entry in read_settings(file, place)
-        # What is left out where another model is trained than that of the option.
-        if not bare or file.parent.name != "model" or entry.key.startswith("model.")
-    ]
+    settings = [entry for file, place in layers for entry in read_settings(file, place)]
     menu = config.read_menu(folders)
     listed = {word: line for file, _ in layers for word, line in read_stage(file, stage)} if stage else {}
     for word, override in zip(words, config.parse(config.force(words, menu)), strict=True):

@@ -107,7 +107,7 @@ def read_sweep(overrides: Sequence[str], folders: Sequence[Path]) -> tuple[list[
     name, typed = chosen_sweep(overrides), [word for word in overrides if word.startswith((LAUNCHER, SWEEPER))]
     if name is None and not typed:
         return [], []
-    cfg, choices, _ = compose_unresolved([*typed, *([f"sweep={name}"] if name else [])], folders)
+    cfg, choices = compose_unresolved([*typed, *([f"sweep={name}"] if name else [])], folders)
     params = cfg.hydra.sweeper.get("params") or {}
     if name and not params:
         found, example = "no hydra.sweeper.params in it", "hydra: {sweeper: {params: {seed: '0,1'}}}"

@@ -232,7 +232,7 @@ def _read_experiment(typed: Sequence[str], folders: Sequence[Path]) -> Experimen
         return None
     try:
         named = [word for word in typed if dotted_key(word) in ("experiment", "name")]
-        cfg, *_ = config.compose_unresolved(named, folders)
+        cfg, _ = config.compose_unresolved(named, folders)
     except ConfigError:
         return None
     return _partition_overrides(cfg, typed, folders) if "stages" in cfg else None

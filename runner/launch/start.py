@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,13 +18,13 @@ from typing import TYPE_CHECKING
 from runner import config
 from runner.config import Composed
 from runner.config.menu import read_menu
-from runner.config.override import force, latest
+from runner.config.override import dotted_key, force, latest
 from runner.config.user_folder import use_folders
 from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, code_of
 from runner.generate.budget import evaluation_budget
 from runner.io.files import MENU
 from runner.launch import axis, stages
-from runner.launch.plan import Plan, state_of, tasks_of
+from runner.launch.plan import Plan, Task, state_of, tasks_of
 from runner.launch.plugin import Job
 from runner.launch.pool import Pool, confine, idle_devices, settings_of
 from runner.launch.progress import LiveProgress, Stages
@@ -34,6 +35,7 @@ from runner.run.disk import full, is_full
 from runner.run.key import folder_of
 from runner.run.read import finished, one_line
 from runner.run.seal import sealed_checkpoints
+from runner.tracker.variable import read_complete, trackers_of
 from runner.validate.start import check_ahead, settle_hub
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ def start_runs(overrides: Sequence[str], folders: Sequence[Path], *, dry_run: bo
     pooled = "stages" if runs[0].stage else "launcher.timeout_seconds" if launcher.get("timeout_seconds") else ""
     if pooled:
         _refuse_several_processes(pooled)
-    _print_notes([runs])
+    _print_notes(tasks)
     if dry_run:
         return _show(Plan(tasks))
     _settle_hub(runs)
@@ -99,7 +101,7 @@ def start_sweep(
     settings = settings_of(jobs[0][0].cfg["launcher"], [run for runs in jobs for run in runs], debug=debug)
     plan = Plan(tasks, axis.axes(overrides))
     print(plan)
-    _print_notes(jobs)
+    _print_notes(tasks)
     if dry_run:
         return _show(plan)
     ends = [folder_of(runs[-1].cfg, runs[-1].overrides) for runs in jobs]
@@ -121,11 +123,23 @@ def _settle_hub(runs: Sequence[Composed]) -> None:
     settle_hub([run.cfg for run, folder in folders if Run(folder).status()["state"] != "finished"])
 
 
-def _print_notes(jobs: Sequence[Sequence[Composed]]) -> None:
-    """Print what evaluations sample, and a line for each option of a model that was tuned for another one."""
-    runs = [run for runs in jobs for run in runs if state_of(folder_of(run.cfg, run.overrides)) != "finished"]
+def _print_notes(tasks: Sequence[Task]) -> None:
+    """Print what evaluations sample, what is left out for another model, and what was finished without its tracker."""
+    runs = [task.composed for task in tasks if state_of(task.folder) != "finished"]
     lines = [f"note      {run.stage and f'{run.stage}: '}{run.note}" for run in runs if run.note]
     lines += [line for run in runs if (budget := evaluation_budget(run.cfg)) for line in budget.lines()]
+    unsent: dict[tuple[str, str], list[str]] = {}
+    for task in tasks:
+        run, wanted = Run(task.folder.absolute()), trackers_of(task.composed.cfg["tracker"])
+        if wanted and state_of(task.folder) == "finished":
+            known = read_complete(run.folder, trackers_of(run.cfg.get("tracker")))
+            if missing := ", ".join(name for name in wanted if name not in known):
+                typed = [word for word in task.composed.overrides if dotted_key(word).partition(".")[0] == "tracker"]
+                words = shlex.join(typed or [f"tracker=[{missing.replace(' ', '')}]"])
+                unsent.setdefault((missing, words), []).append(str(run))
+    for (missing, words), folders in unsent.items():
+        command = f"python -m runner sync {shlex.join(folders)} {words}"
+        lines.append(f"note      finished before, and not in {missing}: {command}")
     print("".join(f"{line}\n" for line in dict.fromkeys(lines)), end="")
 
 

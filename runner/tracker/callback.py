@@ -24,12 +24,13 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import MLflowCallback, TensorBoardCallback, TrackioCallback, WandbCallback
 
-from runner.io.files import read_rows
 from runner.io.terminal import Copied
+from runner.run.read import is_finite, read_metrics
 from runner.schema.text import flatten
-from runner.tracker.variable import id_of
+from runner.tracker.variable import id_of, note_complete, read_complete
 
 NOT_METRICS = {"epoch"}  # comes with every figure and is none
+PROGRESS = {"step", "max_steps", "percentage", "elapsed_seconds", "remaining_seconds"}  # of the run's own log
 MAX_TAG_LETTERS = 64  # of wandb
 FORBIDDEN = re.compile(r"[^\w\-. :/]")  # in a name of MLflow
 
@@ -59,9 +60,23 @@ class Tracker(TrainerCallback):
         }
         self.facts = {name: text[:MAX_TAG_LETTERS] for name, text in facts.items()}
         self.tags = list(dict.fromkeys([*self.facts.values(), *((config.get("tracker") or {}).get("tags") or ())]))
-        rows = read_rows(folder / "metrics.jsonl") if self.remembers else ()
-        self.sent = {row["step"]: set(row) for row in rows}
+        self.name = type(self).__name__.lower()
+        is_there = self.remembers and self.name in read_complete(folder)
+        self.sent = {line["step"]: set(line) for line in read_metrics(folder / "metrics.jsonl") if is_there}
         self.ending: Callable[[], None] | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        super().on_train_begin(args, state, control, **kwargs)
+        if not state.is_world_process_zero:
+            return
+        # What earlier starts have logged, unless this tracker was there by then.
+        lines = read_metrics(self.folder / "metrics.jsonl") if self.name not in read_complete(self.folder) else []
+        for line in [line for line in lines if line["step"] <= state.global_step]:
+            figures = {name: value for name, value in line.items() if name not in PROGRESS and is_finite(value)}
+            self.on_log(args, TrainerState(global_step=line["step"]), control, logs=figures)
+        note_complete(self.folder, self.name)
 
     def on_log(
         self,
@@ -100,16 +115,14 @@ class TensorBoard(Tracker, TensorBoardCallback):
     ) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        if not state.is_world_process_zero or self.logging_dir is None:
-            return super().on_train_begin(args, state, control, **kwargs)
-        again = any(Path(self.logging_dir).glob("events.out.tfevents.*"))
-        self.tb_writer = SummaryWriter(log_dir=self.logging_dir, purge_step=state.global_step + 1)
-        if not again:
-            text = yaml.safe_dump(dict(self.config), sort_keys=False, allow_unicode=True)
-            self.tb_writer.add_text("config", f"```yaml\n{text}```")
-            self.tb_writer.add_text("tags", ", ".join(self.tags))
-            self.tb_writer.add_text("group", self.group)
-            super().on_train_begin(args, state, control, **kwargs)
+        if state.is_world_process_zero and self.logging_dir:
+            again = any(Path(self.logging_dir).glob("events.out.tfevents.*"))
+            self.tb_writer = SummaryWriter(log_dir=self.logging_dir, purge_step=state.global_step + 1)
+            config = yaml.safe_dump(dict(self.config), sort_keys=False, allow_unicode=True)
+            texts = {"config": f"```yaml\n{config}```", "tags": ", ".join(self.tags), "group": self.group}
+            for name, text in texts.items() if not again else ():
+                self.tb_writer.add_text(name, text)
+        super().on_train_begin(args, state, control, **kwargs)
 
     def close(self, finished: bool) -> None:
         if self.tb_writer:

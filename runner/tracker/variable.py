@@ -13,13 +13,15 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from runner.errors import Fault, FolderError
 from runner.io.files import read_json, write_json
 
+COMPLETED = ("tensorboard", "wandb", "trackio", "mlflow")  # whose callbacks are extended in ``callback``
+RECORD = "tracker.json"  # of a run folder: its id, and the trackers that have all of it
 # Any other variable could change what other programs do: git, the loader, the hub client.
 TRACKER_VARIABLES = ("WANDB_", "TRACKIO_", "MLFLOW_", "TENSORBOARD_")
 
@@ -47,15 +49,32 @@ def id_of(folder: Path) -> str:
 
     Only the first of several processes makes it, because only that one talks to trackers.
     """
-    path = folder / "tracker.json"
-    known = read_json(path)
-    if known is not None and not re.fullmatch(r"[\w-]{1,64}", str(known.get("id"))):
-        found = f"the id {known.get('id')!r}"
+    path = folder / RECORD
+    known = read_json(path) or {}
+    if "id" in known and not re.fullmatch(r"[\w-]{1,64}", str(known["id"])):
+        found = f"the id {known['id']!r}"
         raise FolderError(Fault(str(path), found, "letters, digits, _ and -", f"rm {path}  (another one is made)"))
-    if known is None and os.environ.get("RANK", "0") == "0":
-        known = {"id": f"{folder.name[-10:]}-{secrets.token_hex(3)}"}
+    if "id" not in known and os.environ.get("RANK", "0") == "0":
+        known |= {"id": f"{folder.name[-10:]}-{secrets.token_hex(3)}"}
         write_json(path, known)
-    return known["id"] if known else folder.name[-10:]
+    return known.get("id", folder.name[-10:])
+
+
+def trackers_of(node: Mapping[str, Any] | None) -> list[str]:
+    """The trackers of a configuration, as far as they are among those that are made complete."""
+    named = (node or {}).get("report_to")
+    return [name for name in COMPLETED if name in (named if isinstance(named, list) else [named])]
+
+
+def read_complete(folder: Path, configured: Sequence[str] = ()) -> list[str]:
+    """The trackers that have all that was logged of a run; where none were noted, those it is ``configured`` with."""
+    return list((read_json(folder / RECORD) or {}).get("complete", configured))
+
+
+def note_complete(folder: Path, name: str) -> None:
+    """Note that a tracker has all that was logged of a run, and will be given what comes."""
+    names = dict.fromkeys([*read_complete(folder), name])
+    write_json(folder / RECORD, (read_json(folder / RECORD) or {}) | {"complete": list(names)})
 
 
 def find_foreign_variables(node: Mapping[str, Any]) -> list[Fault]:

@@ -33,6 +33,7 @@ from runner.schema import upstream
 from runner.schema.read import read_signature
 from runner.schema.source import Definition, find_definition
 from runner.schema.text import Config, last_key, nodes, walk
+from runner.tracker.variable import COMPLETED
 from runner.validate.context import JUDGED
 from runner.validate.targets import find_absent_imports
 
@@ -163,7 +164,7 @@ WANTED = {
     upstream.USE_VLLM: (("True", "vllm", "trl[vllm]"),),
     upstream.DEEPSPEED: ((r"(?!None|False).+", upstream.DEEPSPEED, upstream.DEEPSPEED),),  # called like the field
     "attention": (("flash_attention_2", "flash_attn", "flash-attn"),),
-    "report_to": tuple((name, name, name) for name in ("tensorboard", "wandb", "trackio", "mlflow")),
+    "report_to": tuple((name, name, name) for name in COMPLETED),
 }
 # What serves instead of a library, where it is there.
 INSTEAD = {"flash_attn": ("kernels", "torch_npu"), "tensorboard": ("tensorboardX",)}
