@@ -948,7 +948,7 @@ def test_rows_behind_an_address_are_copied_once_and_again_when_they_have_changed
     memory = fsspec.filesystem("memory")
     line = json.dumps(exchange(1)).encode() + b"\n"
     memory.pipe({"/there/a.jsonl": line, "/there/deep/b.jsonl": line * 2})
-    for path, count in (("a.jsonl", 1), ("", 1), ("**/*.jsonl", 3)):
+    for path, count in (("a.jsonl", 1), ("", 3), ("**/*.jsonl", 3)):
         node = {"_target_": LOADER, "path": f"memory://there/{path}"}
         assert check_dataset(node, "demonstration").faults == []
         assert len(load_rows(node["path"])[0]) == count
@@ -957,7 +957,7 @@ def test_rows_behind_an_address_are_copied_once_and_again_when_they_have_changed
     assert capsys.readouterr().out == ""
     memory.pipe("/there/a.jsonl", line * 4)
     assert len(load_rows("memory://there/a.jsonl")[0]) == 4 and "fetch     /there/a.jsonl" in capsys.readouterr().out
-    with pytest.raises(DataError, match="nothing at"):
+    with pytest.raises(DataError, match="no rows at"):
         load_rows("memory://there/c.jsonl")
     memory.pipe("/there/a.jsonl", b"null\n")
     with pytest.raises(DataError, match="a JSON object"):

@@ -20,7 +20,7 @@ from runner.dataset import request as keys
 from runner.dataset.convert import RowRequest
 from runner.dataset.detect import MEDIA, check_without, misnamed, read_layout, refuse_media
 from runner.dataset.form import FORMS, answer_columns, is_conversation
-from runner.dataset.remote import check_remote, is_remote
+from runner.dataset.remote import check_remote
 from runner.dataset.step import Row
 from runner.errors import DataError, Fault
 from runner.io.files import HUB_NAME, SHIPPED
@@ -89,9 +89,7 @@ def _check_rows_of(node: Node, to: str, seen: DatasetCheck) -> None:
             where = "dataset.split.train"
             seen.faults.append(Fault(where, "null, and a training needs rows", "a slice of a split", f"{where}=train"))
     with seen.noting():
-        if is_remote(given):
-            for each in [given] if isinstance(given, str) else filter(is_remote, given):
-                check_remote(each)
+        if check_remote(given):
             return
         files = disk.find_files(given)
         hub_only = {name: node.get(name) for name in ("config", "revision")}

@@ -27,7 +27,7 @@ from runner.dataset.detect import check_without, refuse_media
 from runner.dataset.disk import CHOOSE, MAX_BYTES_READ, Files, check_files, find_files, path_text, read_columns
 from runner.dataset.form import TURN_EXTRAS, Role
 from runner.dataset.remote import copy_here
-from runner.dataset.request import Use, check_cut, check_words, no_row, read_cuts, read_limits, splits_of
+from runner.dataset.request import Use, check_cut, check_words, no_row, read_cuts, read_limits, split_of
 from runner.dataset.step import first_made, key_of_steps, list_steps
 from runner.errors import DataError, EnvironmentFault, Fault
 
@@ -81,7 +81,8 @@ def load_rows(
     with _local_main_process_first():
         files = find_files(copy_here(path))
         check_words(files, bad_rows, config=config, revision=revision)
-        files = files.only(splits_of([train or "", *evals.values()])) if files else None
+        used = [split_of(part) for cut in (train, *evals.values()) if cut for part in cut.split("+")]
+        files = files and files.only(used)
         source = open_source(named, files, config, revision, streaming)
         order = seed if shuffle else None
         rows = source.read("train", train, limits["train"], order, request) if train else None

@@ -87,11 +87,6 @@ def slice_length(cut: str, rows: int) -> int | None:
     return len(range(rows)[slice(*(int(end) if end else None for end in (first, last)))])
 
 
-def splits_of(cuts: Iterable[str]) -> list[str]:
-    """The names of the splits that slices are of, each once."""
-    return list(dict.fromkeys(split_of(part) for cut in cuts if cut for part in cut.split("+")))
-
-
 def split_of(cut: str) -> str:
     """The name of the split that a slice, or the first of several, is of."""
     return re.split(r"[\[+(]", cut)[0].strip()
