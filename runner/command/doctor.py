@@ -33,6 +33,7 @@ from runner.io.distribution import NAME, read_extras, read_project, read_require
 from runner.io.files import PACKAGE, display_path, hub_home
 from runner.io.hub import OFFLINE, hub_address, hub_answer, is_offline
 from runner.io.secrets import hidden
+from runner.launch.pool import count_cores
 from runner.report.number import short
 from runner.report.table import Column, format_table
 from runner.run import installed_version
@@ -54,7 +55,6 @@ def main(line: CommandLine) -> int:
     end = time.monotonic() + MAX_SECONDS_FOR_HUB + 0.5  # after which its own request has said why
     needed = [status_of(requirement) for requirement in read_requirements() if "extra ==" not in requirement]
     print("\n".join(versions_table(needed)))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = [f"{sized(size)} {name}" for name, size in read_memory().items()]
     threads = os.environ.get("OMP_NUM_THREADS")
     limit = [f"OMP_NUM_THREADS={threads}"] if threads else []
@@ -63,7 +63,7 @@ def main(line: CommandLine) -> int:
     disk, closed = shutil.disk_usage(existing), "" if os.access(existing, os.W_OK) else ", and you may not write there"
     rows = {
         "python": f"{platform.python_version()} ({sys.executable}), {platform.system()} {platform.machine()}",
-        "cpu": ", ".join([f"{cores} cores", *memory, *limit]),
+        "cpu": ", ".join([f"{count_cores()} cores", *memory, *limit]),
         "gpu": _gpus(),
         "models": describe_cache(Path(os.environ.get("HF_HUB_CACHE") or home / "hub"), "models--*"),
         "datasets": describe_cache(Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets"), "*"),

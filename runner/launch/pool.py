@@ -184,13 +184,9 @@ class Pool:
     def _reap(self) -> None:
         """Take note of every child that has ended."""
         for pid, child in list(self.live.items()):
-            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            if (status := end_group(pid)) is None:
                 continue
             del self.live[pid]
-            # What it may have left running; before its number is given back, and may be that of somebody else.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
-            _, status = os.waitpid(pid, 0)
             if child.log:
                 child.log.wait()
             self._judge(child, os.waitstatus_to_exitcode(status))
@@ -275,6 +271,25 @@ def idle_devices(settings: Settings, cfg: Mapping[str, Any]) -> str:
     return f"note      {count} GPUs here, {used} used ({shown}); {more} uses {'both' if count == 2 else 'all'}\n"
 
 
+def end_group(pid: int) -> int | None:
+    """End what a child that has ended left running, and return its status; None while it runs itself."""
+    can_look = hasattr(os, "waitid")  # on macOS from Python 3.13 on
+    if can_look and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        return None
+    ended, status = (pid, 0) if can_look else os.waitpid(pid, os.WNOHANG)
+    if not ended:
+        return None
+    # Before its number is given back, where we can look first, and may be that of somebody else.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    return os.waitpid(pid, 0)[1] if can_look else status
+
+
+def count_cores() -> int:
+    """The cores that this process may use, or those of the machine where the system does not tell."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def confine(slot: int, settings: Settings, cfg: Mapping[str, Any]) -> None:
     """Give one of several runs its own devices and its share of the CPU."""
     first, last = slot * settings.processes, (slot + 1) * settings.processes
@@ -283,6 +298,6 @@ def confine(slot: int, settings: Settings, cfg: Mapping[str, Any]) -> None:
     if settings.jobs > 1 and "OMP_NUM_THREADS" not in os.environ:
         import torch
 
-        threads = max(1, len(os.sched_getaffinity(0)) // settings.jobs)
+        threads = max(1, count_cores() // settings.jobs)
         os.environ["OMP_NUM_THREADS"] = str(threads)
         torch.set_num_threads(threads)

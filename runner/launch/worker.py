@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import platform
 import re
 import runpy
 import signal
@@ -269,8 +270,11 @@ def add_working_folder() -> None:
     """Have the user's own modules in the working folder found, as ``python -m`` does.
 
     A runner.py among them comes last, or whatever starts another Python would find it instead of this package. Raises
-    EnvironmentFault where the folder was deleted meanwhile.
+    EnvironmentFault where the folder was deleted meanwhile, and on a system that no command of ours works on.
     """
+    if not hasattr(os, "fork"):  # as a run of a sweep is, and what nothing could stop inside of this process
+        fix = "wsl --install, and the same command in the terminal of that Linux"
+        raise EnvironmentFault(Fault("system", f"{platform.system()}, which has no fork", "Linux or macOS", fix))
     try:
         here = os.getcwd()
     except FileNotFoundError:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import signal
 from collections.abc import Mapping
 from datetime import datetime
@@ -118,6 +117,8 @@ def _try(text: str, tokens: Mapping[str, str]) -> dict[str, Any] | None:
 
 def _limit() -> None:
     """Have the system end this process when it has taken what is granted, or a minute for whatever reason."""
+    import resource  # which Windows has not
+
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(60)
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: MAX_SECONDS}
