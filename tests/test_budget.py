@@ -24,6 +24,8 @@ def test_the_plan_says_how_much_is_sampled_and_what_to_type_for_less(capsys, mon
     assert "longer than the training: up to 1,424 answers, for 320 texts" in note
     fix = note.rpartition("; ")[2]
     assert fix.startswith("dataset.limit.eval=") and said(capsys, *words, fix) == []
+    epoch = (*words[:2], "dataset.limit.train=16", "trainer.args.max_steps=-1", "trainer.args.num_train_epochs=1")
+    assert "1,424 answers, for 128 texts" in said(capsys, *epoch)[1]
 
 
 def test_what_reads_known_answers_is_not_bounded_and_not_told(capsys, monkeypatch, tmp_path):

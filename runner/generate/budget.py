@@ -86,6 +86,8 @@ def evaluation_budget(cfg: Config, steps: int | None = None) -> EvaluationBudget
         between = int(1 / every if every < 1 else max(0, steps) / every)
     each_step = batch_size(args) * setting(args, upstream.GRADIENT_ACCUMULATION_STEPS, 1) * processes_of(cfg)
     texts = round(steps * each_step / setting(args, upstream.NUM_ITERATIONS, 1)) if steps > 0 else None
+    if texts is None and (rows := (node.get("limit") or {}).get("train")):
+        texts = round(rows * setting(args, upstream.NUM_TRAIN_EPOCHS, 3.0) * setting(args, upstream.NUM_GENERATIONS, 1))
     return EvaluationBudget(sets, int(prompts), times, int(judged), 2 + between, texts, limit is None)
 
 

@@ -69,7 +69,7 @@ def main(words: list[str]) -> int:
             start = time.monotonic()
             done = warm.run(words, home, environment)
             print(f"{done.returncode}  {time.monotonic() - start:5.1f} s  {' '.join(words[:4])}", flush=True)
-            if done.returncode or "finished  1 steps" not in done.stdout:
+            if done.returncode or "finished  1 step" not in done.stdout:
                 failed.append((trainer, dataset))
                 print(done.stdout[-2000:], done.stderr[-3000:], sep="\n", flush=True)
         warm.close()
