@@ -11,7 +11,7 @@ from pathlib import Path
 from runner.command import VERBS, CommandLine
 from runner.config.dialect import find_command
 from runner.config.menu import Options
-from runner.config.override import dotted_key, is_local
+from runner.config.override import dotted_key, is_local, option_fault
 from runner.errors import ConfigError, Fault
 from runner.launch import axis, stages
 from runner.run.read import is_run
@@ -45,18 +45,16 @@ def take_flags(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 def find_word_faults(line: CommandLine, menu: Options) -> Iterator[Fault]:
     """A fault for the words of a training that are no key=value, for the first one where it says what was meant."""
     first, rest = line.runs[0], shlex.join([*line.runs[1:], *line.overrides])
-    expected = f"a verb ({', '.join(VERBS)}), key=value, or a flag"
-    if first.endswith((".yaml", ".yml", ".json", ".sh")):
-        yield _file_fault(Path(first), menu)
-        return
     group = next((group for group in ("trainer", "experiment", *menu) if first.lower() in menu[group]), "")
     meant = f"report {first}" if is_run(Path(first)) else find_command(first, rest)
     if not meant and (group or is_local(first)):
         meant = f"{group}={first.lower()} {rest}" if group else f"dataset={first} {rest}"
+    if first.endswith((".yaml", ".yml", ".json", ".sh")):
+        meant = option_fault("experiment", first, menu).fix
     for word in line.runs[:1] if meant else line.runs:
         command = meant or [*nearest(word, VERBS), "--help"][0]
-        call = "" if command.startswith(CALL) else f"{CALL} "
-        yield Fault("command line", repr(word), expected, f"{call}{command}".strip())
+        expected = f"a verb ({', '.join(VERBS)}), key=value, or a flag"
+        yield Fault("command line", repr(word), expected, f"{CALL} {command}".replace(f"{CALL} {CALL}", CALL).strip())
 
 
 def find_flag_faults(line: CommandLine, flags: Mapping[str, str], menu: Options) -> Iterator[Fault]:
@@ -64,34 +62,22 @@ def find_flag_faults(line: CommandLine, flags: Mapping[str, str], menu: Options)
     found: list[Fault] = []
     source = Path(__file__).with_name(f"{line.verb}.py").read_text(encoding="utf-8")
     examples = dict(re.findall(r"\b(\w+)=([^\s\]|]+)", source.split('"""')[1]))
+    files = [option_fault("experiment", value, menu) for key, value in flags.items() if key in CONFIG_FLAGS]
     typed = {key: f"{key}={value or 'true'}" for key, value in flags.items() if key not in CONFIG_FLAGS}
     if typed and line.verb == "train":
         try:
             stages.compose_runs(axis.first_of([*line.overrides, *typed.values()]), line.folders)
         except ConfigError as error:
             found = error.faults
-            for fault in found:
-                answer = replace(fault, where=f"--{fault.where}", fix=re.sub("^leave .*", f"{CALL} --help", fault.fix))
-                yield answer if fault.where in flags else fault
-    for key, value in flags.items():
-        flag, expected = f"--{key}", "key=value"
-        if key in CONFIG_FLAGS:
-            yield _file_fault(Path(value), menu)
-        elif line.verb != "train":
+    for fault in found:
+        answer = replace(fault, where=f"--{fault.where}", fix=re.sub("^leave .*", f"{CALL} --help", fault.fix))
+        yield answer if fault.where in flags else fault
+    yield from files
+    for key, word in typed.items():
+        expected, fix = "key=value", word
+        if line.verb != "train":
             known = [*[key] * (key in examples), *nearest(key, examples)][:1]
-            fixes = [f"{name}={value or examples[name]}" for name in known] or [f"{CALL} {line.verb} --help"]
-            yield Fault(flag, "a flag, and there is no such", f"{expected}: {', '.join(examples)}", fixes[0])
-        elif not any(fault.where.endswith(dotted_key(typed[key])) for fault in found):
-            yield Fault(flag, "a flag, and there is no such", expected, typed[key])
-
-
-def _file_fault(path: Path, menu: Options) -> Fault:
-    """The fault of a configuration's file where words are meant: it is an option of its folder, or of another tool."""
-    file = path if path.suffix else Path("conf", "experiment", f"{path}.yaml")
-    if not file.is_file():
-        return Fault(str(path), "no such file", "a file that is there, or an option", f"{CALL} options experiment")
-    expected, fix = "one of another tool is imported", f"{CALL} import {shlex.quote(str(file))}"
-    if (group := file.parent.name) in menu:
-        expected = "its folder and its name"
-        fix = f"{CALL} --config-dir {shlex.quote(str(file.parent.parent))} {group}={file.stem}"
-    return Fault(str(path), "the file of a configuration", expected, fix)
+            fixes = [f"{name}={flags[key] or examples[name]}" for name in known] or [f"{CALL} {line.verb} --help"]
+            expected, fix = f"{expected}: {', '.join(examples)}", fixes[0]
+        if not any(fault.where.endswith(dotted_key(word)) for fault in found):
+            yield Fault(f"--{key}", "a flag, and there is no such", expected, fix)

@@ -181,16 +181,19 @@ def find_choice_faults(overrides: Iterable[Override], menu: Options) -> Iterator
         for name in names if sweeps else listed:
             is_known = name.removesuffix(".yaml") in options or name.startswith("[")
             if not is_known and (group, name) != ("experiment", "null"):
-                yield _no_option(group, name, menu)
+                yield option_fault(group, name, menu)
 
 
-def _no_option(group: str, name: str, menu: Options) -> Fault:
-    """The fault of an option that is not on the menu: another name of one, a file of the user's own, or misspelt."""
+def option_fault(group: str, name: str, menu: Options) -> Fault:
+    """The fault of an option that is not on the menu: another name of one, a file, or misspelt."""
     found, options = f"no option {name!r} in conf/{group}/", menu[group]
-    for file in (Path(name), Path("conf", group, f"{name}.yaml")):
-        if file.suffix == ".yaml" and file.is_file() and file.parent.name == group:
-            fix = f"={file.stem} --config-dir {shlex.quote(str(file.parent.parent))}"
+    if file := next(filter(Path.is_file, (Path(name), Path("conf", group, f"{name}.yaml"))), None):
+        if (inner := file.parent.name) in menu:
+            fix = f"{inner}={file.stem} --config-dir {shlex.quote(str(file.parent.parent))}"
             return Fault(group, found, f"its folder, as there is {file}", fix)
+        if file.suffix in (".yaml", ".yml", ".json", ".sh"):
+            fix = f"python -m runner import {shlex.quote(str(file))}"
+            return Fault(group, found, "an option; a file of another tool is imported", fix)
     (option, path), near = _find_place(group, name, menu), nearest(name, options)
     meaning = next((each for each in find_meanings(group, name) if group not in HELD and each.words), None)
     if meaning and name.lower() not in options:
