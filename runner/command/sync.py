@@ -45,37 +45,31 @@ def main(line: CommandLine) -> int:
     root, node = Path(options.get("output_root", "outputs")), config.compose(typed, line.folders).cfg["tracker"]
     faults = find_all_faults({"tracker": node}, menu=config.read_menu(line.folders), typed=set(map(dotted_key, typed)))
     faults = [fault for fault in faults if fault.where.startswith("tracker")]
-    if faults or not trackers_of(node):
-        raise ConfigError(
-            faults or Fault("tracker", "none that takes runs later", ", ".join(COMPLETED), "tracker=wandb")
-        )
-    if lacking := list(find_missing_libraries({"tracker": node})):
-        raise EnvironmentFault(lacking)
-    words = [str(folder) for word in line.runs for folder in _runs_of(word, root)]
+    faults += [] if trackers_of(node) else [Fault("tracker", "none", ", ".join(COMPLETED), "tracker=wandb")]
+    ConfigError.refuse(faults)
+    EnvironmentFault.refuse(find_missing_libraries({"tracker": node}))
+    words: list[str] = []
+    for word in line.runs:  # the name of several runs, or one run
+        groups = (path for path in (Path(word), root / word) if path.is_dir() and not is_run(path))
+        words += map(str, next(filter(None, map(find_folders, groups)), [word]))
     runs = find_runs(words, "sync", max(1, len(words)), root)
-    if empty := [run for run in runs if not run.cfg or not run.lines]:
-        fix = "python -m runner report  (tells which runs have)"
-        raise FolderError(Fault(str(run), "no figures", "a run that has logged a step", fix) for run in empty)
+    empty, fix = [run for run in runs if not run.cfg or not run.lines], "python -m runner report  (tells which have)"
+    FolderError.refuse(Fault(str(run), "no figures", "a run that has logged a step", fix) for run in empty)
     return max(sync(run, node) for run in runs)
-
-
-def _runs_of(word: str, root: Path) -> Sequence[Path | str]:
-    """Every run of the name that a word means; else the word, which may mean one run."""
-    groups = (path for path in (Path(word), root / word) if path.is_dir() and not is_run(path))
-    return next(filter(None, map(find_folders, groups)), [word])
 
 
 def sync(run: RunRecord, node: Mapping[str, Any]) -> int:
     """Send a run to the trackers that do not have it, say what was sent, and return the exit code."""
     with locked(run.run, PATIENCE):
-        known, names = read_complete(run.folder, trackers_of(run.cfg.get("tracker"))), trackers_of(node)
-        if wanted := [name for name in names if name not in known]:
+        names = trackers_of(node)
+        there = [name for name in names if name in read_complete(run.folder, run.cfg)]
+        if wanted := [name for name in names if name not in there]:
             import_module("runner.tracker.callback")  # once, for the processes of all runs
             # In a process of its own: some trackers read but once, when they are imported, where to write.
             if code := os.waitstatus_to_exitcode(os.waitpid(fork(lambda: _send(run, node, wanted)), 0)[1]):
                 return code
             print(f"sent      {run} to {', '.join(wanted)}: {len(run.lines)} steps", flush=True)
-    if there := [name for name in names if name in known]:
+    if there:
         print(f"there     {run} is in {', '.join(there)} already")
     place = Path(variables_of(node, run.folder, "").get("WANDB_DIR", ""))
     offline = [path for path in sorted(place.glob("wandb/offline-run-*")) if not any(path.glob("*.synced"))]

@@ -75,12 +75,10 @@ def origins_of(composed: Composed, folders: Sequence[Path]) -> Provenance:
     """The origins of the values of a composed configuration."""
     words, typed = (composed.words, composed.overrides) if composed.stage else (composed.overrides, None)
     origins = read_provenance(composed.cfg, words, folders, typed, composed.stage)
-    if not composed.note:
-        return origins
-    # What the option of the model has set besides it is left out.
-    lost = [entry for entry in origins.settings if re.search(r"\bmodel/[^/]+\.yaml:", entry.place)]
-    left = [entry for entry in origins.settings if entry not in lost or entry.key.startswith("model.")]
-    return replace(origins, settings=left)
+    lost = r"(?!model\.).*\bmodel/[^/]+\.yaml:" if composed.note else "$"  # set by the model's option besides it
+    return replace(
+        origins, settings=[each for each in origins.settings if not re.match(lost, f"{each.key} {each.place}")]
+    )
 
 
 def explain(key: str, origins: Provenance) -> Iterator[str]:

@@ -70,8 +70,8 @@ def compose(overrides: Sequence[str], folders: Sequence[Path] = (), starts: Star
         composed = resolve(cfg, list(overrides), choices)
         option, path = choices.get("model"), str(select(composed.cfg, "model.path"))
         files = [file for root in (*folders, MENU) if (file := Path(root, "model", f"{option}.yaml")).is_file()]
-        known = re.compile(rf"^ *path: {re.escape(path)} *$", re.MULTILINE)
-        if option == "hub" or not files or known.search(files[0].read_text(encoding="utf-8")):  # as for nearly all
+        lines = files[0].read_text(encoding="utf-8").splitlines() if files else ()
+        if option == "hub" or not lines or f"path: {path}" in map(str.strip, lines):  # as for nearly all
             return composed
         own = compose_unresolved([f"model={option}"], folders)[0].model.get("path")
         if _root_of(path, starts) == _root_of(str(own), starts):
@@ -80,10 +80,9 @@ def compose(overrides: Sequence[str], folders: Sequence[Path] = (), starts: Star
         bare, choices = compose_unresolved([*words, "model=hub"], folders)
         bare.model = cfg.model
         plain = resolve(bare, list(overrides), choices)
-        changed = list(differences(composed.cfg, plain.cfg))
-        lost = {key.rpartition(".")[2]: value for key, value, _ in changed if key != "name"}
-        named = ", ".join(f"{key}={value}" for key, value in lost.items())
-        note = f"{path} is another model than that of model={option}: without its {named}"
+        changed = [(key, value) for key, value, _ in differences(composed.cfg, plain.cfg) if key != "name"]
+        lost = ", ".join(dict.fromkeys(f"{key.rpartition('.')[2]}={value}" for key, value in changed))
+        note = f"{path} is another model than that of model={option}: without its {lost}"
         return replace(plain, note=note) if lost else composed
 
 

@@ -132,7 +132,7 @@ def _print_notes(tasks: Sequence[Task]) -> None:
     for task in tasks:
         run, wanted = Run(task.folder.absolute()), trackers_of(task.composed.cfg["tracker"])
         if wanted and state_of(task.folder) == "finished":
-            known = read_complete(run.folder, trackers_of(run.cfg.get("tracker")))
+            known = read_complete(run.folder, run.cfg)
             if missing := ", ".join(name for name in wanted if name not in known):
                 typed = [word for word in task.composed.overrides if dotted_key(word).partition(".")[0] == "tracker"]
                 words = shlex.join(typed or [f"tracker=[{missing.replace(' ', '')}]"])

@@ -61,7 +61,7 @@ class Tracker(TrainerCallback):
         self.facts = {name: text[:MAX_TAG_LETTERS] for name, text in facts.items()}
         self.tags = list(dict.fromkeys([*self.facts.values(), *((config.get("tracker") or {}).get("tags") or ())]))
         self.name = type(self).__name__.lower()
-        is_there = self.remembers and self.name in read_complete(folder)
+        is_there = self.remembers and self.name in read_complete(folder, {})
         self.sent = {line["step"]: set(line) for line in read_metrics(folder / "metrics.jsonl") if is_there}
         self.ending: Callable[[], None] | None = None
 
@@ -72,7 +72,7 @@ class Tracker(TrainerCallback):
         if not state.is_world_process_zero:
             return
         # What earlier starts have logged, unless this tracker was there by then.
-        lines = read_metrics(self.folder / "metrics.jsonl") if self.name not in read_complete(self.folder) else []
+        lines = read_metrics(self.folder / "metrics.jsonl") if self.name not in read_complete(self.folder, {}) else []
         for line in [line for line in lines if line["step"] <= state.global_step]:
             figures = {name: value for name, value in line.items() if name not in PROGRESS and is_finite(value)}
             self.on_log(args, TrainerState(global_step=line["step"]), control, logs=figures)

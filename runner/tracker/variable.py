@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,15 +66,15 @@ def trackers_of(node: Mapping[str, Any] | None) -> list[str]:
     return [name for name in COMPLETED if name in (named if isinstance(named, list) else [named])]
 
 
-def read_complete(folder: Path, configured: Sequence[str] = ()) -> list[str]:
-    """The trackers that have all that was logged of a run; where none were noted, those it is ``configured`` with."""
-    return list((read_json(folder / RECORD) or {}).get("complete", configured))
+def read_complete(folder: Path, cfg: Mapping[str, Any]) -> list[str]:
+    """The trackers that have all that was logged of a run; where none were noted, those of its configuration."""
+    return list((read_json(folder / RECORD) or {}).get("complete", trackers_of(cfg.get("tracker"))))
 
 
 def note_complete(folder: Path, name: str) -> None:
     """Note that a tracker has all that was logged of a run, and will be given what comes."""
-    names = dict.fromkeys([*read_complete(folder), name])
-    write_json(folder / RECORD, (read_json(folder / RECORD) or {}) | {"complete": list(names)})
+    known = read_json(folder / RECORD) or {}
+    write_json(folder / RECORD, known | {"complete": list(dict.fromkeys([*read_complete(folder, {}), name]))})
 
 
 def find_foreign_variables(node: Mapping[str, Any]) -> list[Fault]:
