@@ -401,9 +401,8 @@ def _logging(path: Path) -> Iterator[None]:
     root = logging.getLogger()
     before = root.level
     file = Log(path)
-    handlers: list[logging.Handler] = [file]
-    if not is_logged():
-        handlers.append(to_terminal(logging.WARNING if config.rank() == 0 else logging.ERROR))
+    terminal = to_terminal(logging.WARNING if config.rank() == 0 else logging.ERROR)
+    handlers = [file] if is_logged() else [file, terminal]
     file.setFormatter(Hiding("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.captureWarnings(True)
     root.setLevel(logging.INFO)

@@ -39,7 +39,7 @@ from runner.io.files import ROWS, display_path, find_foreign, open_own, read_jso
 from runner.io.secrets import hidden, hidden_source
 from runner.io.visible import to_visible
 from runner.run.key import canonical_text, folder_of, key_of
-from runner.schema.text import walk
+from runner.schema.text import Config, walk
 
 log = logging.getLogger(__name__)
 
@@ -155,12 +155,7 @@ def write_config(folder: Path, cfg: Mapping[str, Any]) -> None:
     write_text(folder / "config.yaml", yaml.safe_dump(whole, sort_keys=False, allow_unicode=True))
 
 
-def open_run(
-    cfg: Mapping[str, Any],
-    overrides: Sequence[str],
-    command: Sequence[str] = (),
-    choices: Mapping[str, str] | None = None,
-) -> Run:
+def open_run(cfg: Config, overrides: Sequence[str], command: Sequence[str] = (), choices: Config | None = None) -> Run:
     """The folder of this configuration: the one that holds its key already, or a new one with the config frozen.
 
     ``command`` are the words of the command line that make this run alone, for whoever wants to repeat it, and
@@ -172,11 +167,8 @@ def open_run(
         found = f"{cfg['name']!r} leads out of {root}"
         raise FolderError(Fault("name", found, "a folder name", "name=<letters and digits>"))
     key, folder = key_of(cfg), folder_of(cfg, overrides).absolute()
-    run = Run(folder)
-    recorded = {
-        "command": ["python", "-m", "runner", *map(hidden, command or overrides)],
-        "choices": {group: option for group, option in (choices or {}).items() if "/" not in group},
-    }
+    run, options = Run(folder), {group: option for group, option in (choices or {}).items() if "/" not in group}
+    recorded = {"command": ["python", "-m", "runner", *map(hidden, command or overrides)], "choices": options}
     check_metadata(run)
     if not (folder / "config.yaml").exists():
         folder.mkdir(parents=True, exist_ok=True)
