@@ -189,7 +189,9 @@ def own_place(error: BaseException) -> str:
 def is_own(file: str | Path) -> bool:
     """True for a file of the user's own: neither the runner's, nor Python's, nor one of an installed package."""
     others = [Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))]
-    return not any(Path(file).is_relative_to(other) for other in others)
+    # Those of a user, and of the system below a virtual environment, are elsewhere.
+    is_installed = not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+    return not is_installed and not any(Path(file).is_relative_to(other) for other in others)
 
 
 def code_of(signal_number: int) -> int:

@@ -66,3 +66,9 @@ def test_a_printed_error_is_read_again_with_its_faults():
         assert (type(error), error.faults, error.code) == (kind, faults, 7)
     error = errors.read_error("one\ntwo\n", 5)
     assert (type(error), error.faults) == (errors.EnvironmentFault, [Fault("runner", "one\ntwo")])
+
+
+def test_what_is_installed_is_nobody_s_own_wherever_it_lies(tmp_path):
+    assert errors.is_own(tmp_path / "mine.py")
+    places = ("/home/me/.local/lib/python3.12/site-packages", "/usr/lib/python3/dist-packages", errors.__file__)
+    assert not any(errors.is_own(f"{place}/torch.py") for place in places[:2]) and not errors.is_own(places[2])
