@@ -33,15 +33,7 @@ from runner.estimate.device import Device, this_device
 from runner.estimate.measure import measure_small
 from runner.estimate.memory import Training
 from runner.estimate.reduce import linked
-from runner.estimate.smoke import (
-    Case,
-    export_model,
-    group_by_structure,
-    inspect_rows,
-    model_of,
-    play,
-    read_lengths,
-)
+from runner.estimate.smoke import Case, export_model, group_by_structure, inspect_rows, model_of, play, read_lengths
 from runner.estimate.steps import Rows
 from runner.estimate.table import Forecast, format_forecasts
 from runner.estimate.weights import source_of

@@ -13,16 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from runner.dataset.detect import kept_columns, read_layout
-from runner.dataset.form import (
-    FORMS,
-    TWINS,
-    Role,
-    RowLayout,
-    answer_columns,
-    convert,
-    describe_cell,
-    is_conversation,
-)
+from runner.dataset.form import FORMS, TWINS, Role, RowLayout, answer_columns, convert, describe_cell, is_conversation
 from runner.dataset.step import Row, Step, apply_steps
 from runner.errors import DataError, Fault
 

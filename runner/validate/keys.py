@@ -14,16 +14,7 @@ from runner.schema import upstream
 from runner.schema.read import Parameter, Signature, choices_compared
 from runner.schema.text import Node, flatten, last_key, likeness, nearest, scalars, short_text, to_override, to_text
 from runner.schema.type import expression, shortened, to_type
-from runner.validate.context import (
-    ARGS,
-    OWN,
-    SPECIAL,
-    TOP,
-    ValidationContext,
-    is_called_later,
-    keys_of,
-    to_parameters,
-)
+from runner.validate.context import ARGS, OWN, SPECIAL, TOP, ValidationContext, is_called_later, keys_of, to_parameters
 from runner.validate.values import SETTINGS, find_misfits, misfit_choice, misfit_number, misfit_type, range_of
 
 # --- The top level ----------------------------------------------------------------------------------
