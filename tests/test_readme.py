@@ -1,5 +1,6 @@
-"""The READMEs cannot lie: their commands compose_runs, their tables agree with the code, the first screen is short."""
+"""The READMEs cannot lie: their commands compose, their tables agree with the code, the first screen is short."""
 
+import ast
 import re
 import shlex
 import tomllib
@@ -10,38 +11,72 @@ import pytest
 from runner import config
 from runner.__main__ import main, read_command_line
 from runner.command._option import split_options
-from runner.command.preview import OWN
+from runner.command.preview import OWN as PREVIEW
+from runner.command.rehearse import OWN as REHEARSE
 from runner.dataset.form import FORMS_FOR
 from runner.errors import RunnerError
 from runner.launch.axis import combinations
 from runner.launch.stages import compose_runs
 
 ROOT = Path(__file__).parent.parent
-FIRST, *OTHERS = (
-    (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "conf/README.md", "tests/README.md")
-)
+PAGES = [ROOT / folder / "README.md" for folder in ("", "conf", "tests", "tests/fault", "runner/ppo", "runner/command")]
+FIRST, *OTHERS = (page.read_text(encoding="utf-8") for page in PAGES)
 TEXT = "\n".join([FIRST, *OTHERS])
-BLOCKS = re.findall(r"```bash\n(.*?)```", TEXT, re.S)
+BLOCKS = re.findall(r"```bash\n(.*?)```", TEXT.replace("\\\n", ""), re.S)
 COMMANDS = [line.rpartition("&& ")[2] for block in BLOCKS for line in block.splitlines() if "python -m runner" in line]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_composes_and_passes_the_check(command, capsys):
+@pytest.mark.parametrize("command", dict.fromkeys(COMMANDS))
+def test_every_command_composes_and_passes_the_check(command, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text('{"prompt": "2+2?", "completion": "4"}\n')
+    assert not set("<>") & set(command), "a shell would redirect"
     words = shlex.split(command, comments=True)[3:]
     line = read_command_line(words)
     if line.inspect:
         assert main(words) == 0
         return
-    if line.verb not in ("train", "preview"):
+    own = {"preview": PREVIEW, "rehearse": REHEARSE, "train": {}}
+    if line.verb not in own:
         return  # a name that does not exist would not have been taken for a verb
-    words = split_options(line.overrides, OWN)[1] if line.verb == "preview" else line.overrides
-    for job in combinations(words):
+    for job in combinations(split_options(line.overrides, own[line.verb])[1]):
         assert compose_runs(job, line.folders)
 
 
-def test_the_first_screen_is_short():
-    assert len(FIRST.split("```")[0].split()) < 100 and len(FIRST.splitlines()) <= 200
+def test_the_first_page_is_short():
+    assert len(FIRST.split("```")[0].split()) < 120 and len(FIRST.splitlines()) <= 200 and len(FIRST.split()) <= 2000
+    assert not [line for line in FIRST.splitlines() if len(line) > 120]
+
+
+def test_the_links_of_the_pages_lead_somewhere():
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / link).exists(), f"{page}: {link}"
+
+
+def test_the_options_of_the_first_page_are_there():
+    rows = re.findall(r"^\| ((?:`\w+=` ?)+)\| (.*) \|$", FIRST, re.M)
+    menu = config.read_menu()
+    assert rows
+    for groups, options in rows:
+        names = {name for group in re.findall(r"`(\w+)=`", groups) for name in menu[group]}
+        assert set(re.findall(r"`(\w+)`", options)) <= names, groups
+
+
+def test_the_error_of_the_first_page_is_what_is_printed(capsys):
+    (block,) = re.findall(r"```\n\$ python -m runner (.*?)```", FIRST, re.S)
+    command, _, printed = block.partition("\n")
+    assert main(shlex.split(command)) == 2 and capsys.readouterr().err == printed
+
+
+def test_the_settings_of_ppo_are_those_of_the_code():
+    tree = ast.parse((ROOT / "runner" / "ppo" / "algorithm.py").read_text(encoding="utf-8"))
+    (body,) = (node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "PPOConfig")
+    fields = {node.target.id: repr(ast.literal_eval(node.value)) for node in body if isinstance(node, ast.AnnAssign)}
+    own = dict(list(fields.items())[list(fields).index("total_episodes") :])
+    page = (ROOT / "runner" / "ppo" / "README.md").read_text(encoding="utf-8")
+    assert dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", page, re.M)) == own
 
 
 def test_the_exit_codes_are_those_of_the_code():
