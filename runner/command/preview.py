@@ -119,8 +119,7 @@ def build_sheets(cfg: Mapping[str, Any], count: int, sets: str, stage: str = "")
         trainer, sheets = components.trainer, []
         if sets != "eval":
             seen = inspect_training(trainer, components.train_rows, **how)
-            faults = find_faults(seen, cfg.get("tolerate"))
-            sheets.append(_to_sheet(f"{stage} train".strip(), seen, count, faults))
+            sheets.append(_to_sheet(f"{stage} train".strip(), seen, count, find_faults(seen, cfg.get("tolerate"))))
         held_out = components.held_out if sets != "train" else None
         if not isinstance(held_out, Mapping):
             held_out = {} if held_out is None else {None: held_out}

@@ -72,9 +72,8 @@ def report(folder: Path, objective: str | None = None, direction: str | None = N
 def listing(root: Path) -> str:
     """The names under a folder of outputs, newest first, with how many runs are in which state."""
     groups = {path: read_group(path) for path in root.iterdir() if path.is_dir()} if root.is_dir() else {}
-    rows = [
-        (max(str(run.status.get("updated") or "") for run in runs), path, runs) for path, runs in groups.items() if runs
-    ]
+    filled = {path: runs for path, runs in groups.items() if runs}
+    rows = [(max(str(run.status.get("updated") or "") for run in runs), path, runs) for path, runs in filled.items()]
     if not rows:
         return f"no runs under {display_path(root)}/ yet"
     rows.sort(key=lambda row: row[0], reverse=True)

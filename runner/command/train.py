@@ -160,9 +160,7 @@ def _check_sharded(trainer: Trainer) -> None:
     model = trainer.model_wrapped
     if trainer.args.fsdp and not isinstance(model, FSDPModule | FullyShardedDataParallel):
         found = f"true, and the model that was prepared is a {type(model).__name__}"
-        raise RunnerError(
-            Fault(f"trainer.args.{upstream.FSDP}", found, "a model that is sharded", "trainer.args.fsdp=null")
-        )
+        raise RunnerError(Fault(f"trainer.args.{upstream.FSDP}", found, "a model that is sharded", "=null"))
 
 
 def _finish(run: Run, components: Components, stop: StopRequest, seconds: float) -> None:

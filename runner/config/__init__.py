@@ -328,7 +328,6 @@ def differences(first: object, second: object, path: str = "") -> Iterator[tuple
     """
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         for key in [*first, *(key for key in second if key not in first)]:
-            inner = f"{path}.{key}" if path else str(key)
-            yield from differences(first.get(key), second.get(key), inner)
+            yield from differences(first.get(key), second.get(key), f"{path}.{key}" if path else str(key))
     elif first != second:
         yield path, first, second

@@ -198,8 +198,7 @@ def find_meanings(key: str, value: object, trainer: str = "") -> Iterator[Meanin
                     words[rule.to] = CONVERSIONS[rule.convert](value)
         words |= {path: filled(constant, names) for path, constant in rule.also.items()}
         why, nearest = (filled(text, names) for text in (rule.reason or rule.why, rule.typed or rule.nearest))
-        is_typed = re.fullmatch(r"(python -m runner|[\w.]+=)((?![,;] |<).)+", nearest)
-        fix = nearest if is_typed else ""
+        fix = nearest if re.fullmatch(r"(python -m runner|[\w.]+=)((?![,;] |<).)+", nearest) else ""
         why += f"; nearest: {nearest}" if nearest and not fix else ""
         yield Meaning(words, why.removeprefix("; "), fix, rule.kind == "refused")
         if not words:

@@ -161,6 +161,4 @@ def _settings(node: yaml.MappingNode, path: str, text: str, file: str) -> Iterat
 
 def _shown(file: Path) -> str:
     """A file of the menu as ``conf/...``, any other as one would type it from here."""
-    if file.is_relative_to(MENU):
-        return f"conf/{file.relative_to(MENU).as_posix()}"
-    return display_path(file)
+    return f"conf/{file.relative_to(MENU).as_posix()}" if file.is_relative_to(MENU) else display_path(file)

@@ -147,9 +147,8 @@ class RowSource:
 
     def slices(self, cut: str) -> list[range]:
         """The rows of each part of a cut, by their number in the part's split."""
-        return [
-            range(part.from_, part.to) for part in datasets.ReadInstruction.from_spec(cut).to_absolute(self.lengths)
-        ]
+        parts = datasets.ReadInstruction.from_spec(cut).to_absolute(self.lengths)
+        return [range(part.from_, part.to) for part in parts]
 
     def check(self, use: Use, cut: str) -> None:
         """Refuse splits that are not there, and slices where rows only flow past."""
@@ -279,9 +278,8 @@ def _read_stream(
     conversion = _conversion(stream, request, label)
     if not conversion.first(stream.take(STREAM_HEAD)):
         raise DataError(Fault(label, f"no good row among the first {STREAM_HEAD}", "rows"))
-    converted = rows.map(
-        conversion.batch, batched=True, batch_size=BATCH, with_indices=True, remove_columns=list(next(iter(stream)))
-    )
+    how = {"batched": True, "batch_size": BATCH, "with_indices": True}
+    converted = rows.map(conversion.batch, remove_columns=list(next(iter(stream))), **how)
     if request.to != "unpaired":
         return converted
     return converted.shuffle(seed or 0, buffer_size=STREAM_BUFFER)  # parts the halves of a pair

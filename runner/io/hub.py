@@ -41,9 +41,8 @@ def hub_answer(seconds: float = MAX_SECONDS) -> tuple[bool, str]:
 def hub_silence() -> str:
     """Why the hub does not answer, empty where it does; of a longer wait a line says so, and Ctrl-C ends it."""
     answers: list[tuple[bool, str]] = []
-    asking = threading.Thread(
-        target=lambda: answers.append(hub_answer()), daemon=True
-    )  # a name may take longer to find
+    # In a thread, because a name may take longer to find.
+    asking = threading.Thread(target=lambda: answers.append(hub_answer()), daemon=True)
     asking.start()
     asking.join(QUIET_SECONDS)
     if asking.is_alive():

@@ -99,9 +99,8 @@ class LiveProgress:
         total = f"progress  {', '.join(parts)}"
         if not self.console.is_terminal:
             return self.console.print(total)
-        runs = [
-            f"  {_figures(task.folder):<34} {format_duration(s):>7}  {self.labels[task.folder]}" for task, s in live
-        ]
+        times = [(task.folder, format_duration(seconds)) for task, seconds in live]
+        runs = [f"  {_figures(folder):<34} {time:>7}  {self.labels[folder]}" for folder, time in times]
         self.picture.update(Text("\n".join([*runs, total]), no_wrap=True, overflow="ellipsis"))
         self.picture.start()
         self.picture.refresh()

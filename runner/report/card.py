@@ -44,9 +44,8 @@ def to_card(run: RunRecord, copy: Sequence[str], license: str | None = None, pic
     goal = "A reward model" if is_scorer else "A language model"
     scores = [(name.removeprefix("eval_"), before, after) for name, before, after in score_rows(run)]
     data = [(name, node) for name, node in walk(run.manifest.get("data")) if isinstance(node, Mapping)]
-    rows = [
-        (name, node.get("rows"), f"`{str(node['fingerprint'])[:16]}`") for name, node in data if "fingerprint" in node
-    ]
+    known = [(name, node) for name, node in data if "fingerprint" in node]
+    rows = [(name, node.get("rows"), f"`{str(node['fingerprint'])[:16]}`") for name, node in known]
     model = run.manifest.get("model") or {}
     counts = [f"{number(model[key])} {key}" for key in ("parameters", "trainable") if model.get(key)]
     first, *others = copy

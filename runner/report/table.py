@@ -85,9 +85,8 @@ def score_table(run: RunRecord, width: int = 80) -> list[str]:
     if not (rows := score_rows(run)):
         return []
     names, before, after = zip(*rows, strict=True)
-    return format_table(
-        [Column("held out", names, True, True), Column("before", before), Column("after", after, True)], width
-    )
+    columns = [Column("held out", names, True, True), Column("before", before), Column("after", after, True)]
+    return format_table(columns, width)
 
 
 def section_table(section: Section, width: int = 80) -> list[str]:

@@ -193,8 +193,7 @@ def is_finite(entry: object) -> TypeGuard[int | float]:
 
 def names(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """Every metric that was logged as a number, in the order of first appearance."""
-    found = {name: None for line in lines for name, value in line.items() if is_finite(value)}
-    return list(found)
+    return list(dict.fromkeys(name for line in lines for name, value in line.items() if is_finite(value)))
 
 
 def finished(run: Run) -> str:

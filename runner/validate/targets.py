@@ -97,8 +97,7 @@ def _find_unreadable(own: str, target: str) -> Fault | None:
         return Fault(own, f"{module.file}:{error.lineno}: {error.msg}", "a module that Python can read", fix)
     node = getattr(find_definition(target), "node", None)
     if isinstance(node, ast.Constant | ast.List | ast.Dict | ast.Set | ast.Tuple):
-        found = f"{target} is {ast.unparse(node)[:40]}"
-        return Fault(own, found, "a function or a class", f"={home}.<function>")
+        return Fault(own, f"{target} is {ast.unparse(node)[:40]}", "a function or a class", f"={home}.<function>")
     return None
 
 
