@@ -181,7 +181,6 @@ def find_environment_faults(to_do: Sequence[Composed], elsewhere: bool) -> Itera
     for composed in to_do:
         args = composed.cfg["trainer"]["args"]
         yield from find_missing_libraries(composed.cfg)
-        yield from _missing_imports(composed.cfg)
         is_here = not elsewhere and composed.choices.get("launcher", "local") == "local"
         if args.get(upstream.USE_CPU) or (is_here and not has_devices()):
             yield from find_gpu_faults(args)
@@ -239,7 +238,7 @@ def find_other_worlds(composed: Composed) -> Iterator[Fault]:
 
 
 def find_missing_libraries(cfg: Config) -> Iterator[Fault]:
-    """A fault for each library that a value of the configuration asks for and that is not there."""
+    """A fault for each library that a value, or the user's own code, asks for and that is not there."""
     for path, value in walk(cfg):
         where, key = re.sub(r"\.(?:_target_|\d+)$", "", path), last_key(path)
         for pattern, library, package in WANTED.get(key, ()):
@@ -247,12 +246,7 @@ def find_missing_libraries(cfg: Config) -> Iterator[Fault]:
                 fix = to_install(package) + (f", or {where}={OTHER_VALUES[key]}" if key in OTHER_VALUES else "")
                 needs = f"{value} needs {library}, which is not installed"
                 yield Fault(where, needs, f"the package {library}", fix)
-
-
-def _missing_imports(cfg: Config) -> Iterator[Fault]:
-    """A fault for each module that the user's own code imports and that is not there."""
-    for where, node in nodes(cfg):
-        found = find_definition(node["_target_"])
+        found = find_definition(value) if key == "_target_" else None
         for place, name in find_absent_imports(found.module.name) if isinstance(found, Definition) else ():
             place = display_path(Path(place))
             fix = f"pip install <the package of {name}>, or mend {place}"
