@@ -50,7 +50,7 @@ def _count_values(override: Override) -> int:
         return len(list(override.sweep_string_iterator()))
     if not span.step:
         key = override.get_key_element()
-        raise ConfigError(Fault(key, "a range with a step of 0", "a step", f"{key}=range({span.start},{span.stop})"))
+        raise ConfigError(Fault(key, "a range with a step of 0", "a step", f"'{key}=range({span.start},{span.stop})'"))
     return max(0, math.ceil((float(span.stop) - float(span.start)) / float(span.step)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from runner.errors import ConfigError, Fault, FolderError
@@ -18,7 +19,10 @@ def find_runs(words: Sequence[str], verb: str, count: int, root: Path = Path("ou
         expected = "one run" if count == 1 else f"{count} runs"
         fix = f"python -m runner {verb} {' '.join([str(root / '<name>/<run>')] * count)}"
         raise ConfigError(Fault("RUN", given, expected, fix))
-    found = [find_run(word, verb, root) for word in words]
+    found = [find_run(word, " ".join([verb, *words[:number]]), root) for number, word in enumerate(words)]
+    for number, each in enumerate(found):  # what is told to type has the others, too
+        if isinstance(each, Fault) and (others := words[number + 1 :]) and not each.fix.endswith(")"):
+            found[number] = replace(each, fix=" ".join([each.fix, *others]))
     folders = [each for each in found if isinstance(each, Path)]
     faults = [each for each in found if isinstance(each, Fault)]
     runs = [read_run(folder) for folder in folders]
