@@ -26,9 +26,8 @@ def prompts_answered(cfg: Config) -> int | None:
     None where it samples nothing, or takes what ``dataset.limit.eval`` says.
     """
     node = cfg["dataset"]
-    signature = read_signature(node["_target_"])
-    can_be_limited = signature is not None and "limit" in signature.parameters
-    is_open = can_be_limited and (node.get("limit") or {}).get("eval") is None
+    takes_limit = "limit" in getattr(read_signature(node["_target_"]), "parameters", ())
+    is_open = takes_limit and (node.get("limit") or {}).get("eval") is None
     return PROMPTS if is_open and _answers(cfg["trainer"]) else None
 
 
@@ -71,9 +70,12 @@ def evaluation_budget(cfg: Config, steps: int | None = None) -> EvaluationBudget
     """The budget of a run, of so many steps where the configuration does not say it; None where nothing is sampled."""
     node, args, metrics = cfg["dataset"], cfg["trainer"]["args"], named(cfg["metric"] or {}, "metric")
     sets, limit = _held_out_sets(node), (node.get("limit") or {}).get("eval")
-    bounds = [each.get("limit", SAMPLES) for each in metrics.values() if _is_sampled(each)]
+    kinds = {
+        name: kind_of(getattr(read_signature(each["_target_"]), "parameters", ())) for name, each in metrics.items()
+    }
+    bounds = [metrics[name].get("limit", SAMPLES) or math.inf for name, kind in kinds.items() if kind == "sampled"]
     most = limit or math.inf
-    judged = 0 if not bounds else min(most, max(math.inf if bound is None else bound for bound in bounds))
+    judged = min(most, max(bounds, default=0))
     prompts = min(most, prompts_answered(cfg) or math.inf) if _answers(cfg["trainer"]) else 0
     if not sets or not (judged or prompts) or math.isinf(judged + prompts):
         return None
@@ -94,11 +96,6 @@ def evaluation_budget(cfg: Config, steps: int | None = None) -> EvaluationBudget
 def _answers(trainer: Node) -> bool:
     """True for a trainer whose own evaluation samples: one that takes prompts has nothing else to evaluate."""
     return trainer["form"] == "prompt" and trainer.get("evaluates", True)
-
-
-def _is_sampled(metric: Node) -> bool:
-    signature = read_signature(metric["_target_"])
-    return signature is None or kind_of(signature.parameters) == "sampled"
 
 
 def _held_out_sets(node: Node) -> int:
