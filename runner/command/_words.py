@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner.command import VERBS, CommandLine
-from runner.config.dialect import find_command
+from runner.config.dialect import SHARED, filled, read_sections
 from runner.config.menu import Options
 from runner.config.override import dotted_key, is_local, option_fault
 from runner.errors import ConfigError, Fault
@@ -46,7 +46,8 @@ def find_word_faults(line: CommandLine, menu: Options) -> Iterator[Fault]:
     """A fault for the words of a training that are no key=value, for the first one where it says what was meant."""
     first, rest = line.runs[0], shlex.join([*line.runs[1:], *line.overrides])
     group = next((group for group in ("trainer", "experiment", *menu) if first.lower() in menu[group]), "")
-    meant = f"report {first}" if is_run(Path(first)) else find_command(first, rest)
+    command = "report {word}" if is_run(Path(first)) else read_sections()[SHARED]["words"].get(first.lower(), "")
+    meant = filled(command, {"word": first, "rest": rest})
     if not meant and (group or is_local(first)):
         meant = f"{group}={first.lower()} {rest}" if group else f"dataset={first} {rest}"
     if first.endswith((".yaml", ".yml", ".json", ".sh")):

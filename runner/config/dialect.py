@@ -164,10 +164,8 @@ def holds(rule: Rule, facts: Mapping[str, Sequence[object]], keys: Mapping[str, 
 
 @dataclass(frozen=True)
 class Meaning:
-    """The options and values of ours that a word stands for, by their keys.
-
-    ``why`` is a remark, or why there are none, and ``fix`` then what comes nearest, as it is typed. One that is
-    ``final`` is meant even where the word is a key of ours at another place.
+    """The options and values of ours that a word stands for, by their keys; ``why`` is a remark, or why there are none,
+    and ``fix`` then what comes nearest. One that is ``final`` is meant even where the word is a key of ours elsewhere.
     """
 
     words: Mapping[str, Any]
@@ -205,11 +203,6 @@ def find_meanings(key: str, value: object, trainer: str = "") -> Iterator[Meanin
             return
     if known and is_wanted(value, "disabled"):
         yield Meaning({}, "it is off without it")
-
-
-def find_command(word: str, rest: str) -> str:
-    """The words after ``python -m runner`` that do what somebody means by a word that is no verb; empty for none."""
-    return filled(read_sections()[SHARED]["words"].get(word.lower(), ""), {"rest": rest}).strip()
 
 
 # --- Conversions of values -------------------------------------------------------------------------

@@ -116,10 +116,8 @@ class ValidationContext:
     @functools.cached_property
     def option(self) -> str:
         """The option of our menu that the trainer is; empty for one of the user's own."""
-        target = self.mapping("trainer").get("_target_")
-        return next(
-            (name for name, node in read_options("trainer").items() if node["trainer"]["_target_"] == target), ""
-        )
+        target, options = self.mapping("trainer").get("_target_"), read_options("trainer")
+        return next((name for name in options if options[name]["trainer"]["_target_"] == target), "")
 
     def completed(self, words: Mapping[str, Any]) -> dict[str, Any]:
         """Words for keys of a group, with the option that they need where none is chosen."""

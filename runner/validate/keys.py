@@ -260,10 +260,6 @@ def _unknown(context: ValidationContext, path: str, node: Node, key: str, signat
     to the columns of the rows, and not to keys.
     """
     own, value = f"{path}.{key}", node.get(key)
-    if own == "launcher.num_machines":
-        fix = f"leave {own} out, and launcher.num_processes=<processes here>"
-        yield Fault(own, f"{short_text(value)} machines", "one machine: several are not supported yet", fix)
-        return
     if path in NAMED_GROUPS and isinstance(value, dict) and "_target_" in value:
         expected, fix = f"one {path}, or several with names", f"{path}.mine._target_={node['_target_']}"
         yield Fault(own, f"a {path} beside the one of {path}._target_", expected, f"{fix} in place of {path}._target_")
