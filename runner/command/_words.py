@@ -52,6 +52,8 @@ def find_word_faults(line: CommandLine, menu: Options) -> Iterator[Fault]:
         meant = f"{group}={first.lower()} {rest}" if group else f"dataset={first} {rest}"
     if first.endswith((".yaml", ".yml", ".json", ".sh")):
         meant = option_fault("experiment", first, menu).fix
+    elif not meant and (near := nearest(first, VERBS)):
+        meant = f"{near[0]} {rest}"
     for word in line.runs[:1] if meant else line.runs:
         command = meant or [*nearest(word, VERBS), "--help"][0]
         expected = f"a verb ({', '.join(VERBS)}), key=value, or a flag"

@@ -20,7 +20,7 @@ def find_runs(words: Sequence[str], verb: str, count: int, root: Path = Path("ou
         fix = f"python -m runner {verb} {' '.join([str(root / '<name>/<run>')] * count)}"
         raise ConfigError(Fault("RUN", given, expected, fix))
     found = [find_run(word, " ".join([verb, *words[:number]]), root) for number, word in enumerate(words)]
-    for number, each in enumerate(found):  # what there is to type has the others, too
+    for number, each in enumerate(found):  # a command has the others, too
         if isinstance(each, Fault) and (others := words[number + 1 :]) and not each.fix.endswith(")"):
             found[number] = replace(each, fix=" ".join([each.fix, *others]))
     folders = [each for each in found if isinstance(each, Path)]
