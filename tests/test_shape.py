@@ -100,7 +100,13 @@ def graph() -> dict[str, set[str]]:
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    TopologicalSorter(graph()).prepare()
+    """A module of another package runs the ``__init__`` of that first, which may import in its turn."""
+    loaded = {module: set(others) for module, others in graph().items()}
+    for module, others in loaded.items():
+        for parts in [other.split(".") for other in others]:
+            packages = {".".join(parts[:depth]) for depth in range(2, len(parts))} & loaded.keys()
+            others |= {package for package in packages if not f"{module}.".startswith(f"{package}.")}
+    TopologicalSorter(loaded).prepare()
 
 
 def test_every_file_belongs_to_a_room():

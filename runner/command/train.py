@@ -1,7 +1,6 @@
 """Trains a run, or goes on with it: run folder -> trained model; measure, save, and say what came out.
 
-Not here: how the parts are built (``training.components``), what is measured (``training.evaluation``), how the loop
-runs (the Trainer).
+Not here: how the parts are built, and what is measured (``training.components``), how the loop runs (the Trainer).
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ from runner.run.read import SAMPLE_FILES, RunRecord, read_run
 from runner.run.seal import last_checkpoint, rotate, seal, step_of
 from runner.schema import upstream
 from runner.training.components import Components, build_components
+from runner.training.components.evaluation import held_out_scores
 from runner.training.components.model import has_base, path_of, policy_of
-from runner.training.evaluation import held_out_scores
 from runner.training.inspection import find_faults, find_notes, inspect_training
 from runner.training.recovery import adjust, record_adjustments
 

@@ -22,6 +22,7 @@ from runner.run.alarms import steps_to_notice
 from runner.schema import upstream
 from runner.schema.text import Node
 from runner.training.components.args import build_args
+from runner.training.components.evaluation import build_measure
 from runner.training.components.model import build_model
 from runner.training.components.rewards import build_rewards
 from runner.training.components.trainer import (
@@ -34,7 +35,6 @@ from runner.training.components.trainer import (
     schedule_maker,
     set_weights,
 )
-from runner.training.evaluation import build_measure
 
 if TYPE_CHECKING:
     from datasets import Dataset
