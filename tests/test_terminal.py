@@ -15,6 +15,7 @@ import pytest
 from runner.__main__ import main
 from runner.command.train import _next_command
 from runner.io.files import shipped
+from runner.io.terminal import Copied
 from runner.launch.stages import compose_runs
 from runner.run import open_run
 from runner.run.read import read_run
@@ -151,3 +152,12 @@ def test_the_command_that_follows_keeps_what_was_chosen_and_works(tmp_path, monk
     assert shlex.split(command)[3:] == expected
     if "predict" not in then:
         assert main([*expected, "--dry-run"]) == 0, capsys.readouterr().err
+
+
+def test_a_reader_who_has_seen_enough_ends_no_run():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stream:
+        output = Copied(stream)
+        print("one", file=output, flush=True)
+        print("two", file=output, flush=True)

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -142,13 +142,23 @@ class Copied:
         return getattr(self.stream, name)
 
     def write(self, text: str) -> int:
-        self.stream.write(text)
+        self._unless_closed(self.stream.write, text)
         self.rest += COLOUR.sub("", text)
         if self.rest.endswith("\n"):
             self.early.append("\n".join(line.rpartition("\r")[2] for line in self.rest[:-1].split("\n")))
             self.rest = ""
             self.log_early()
         return len(text)
+
+    def flush(self) -> None:
+        self._unless_closed(self.stream.flush)
+
+    def _unless_closed(self, call: Callable[..., object], *args: str) -> None:
+        """Call the stream; where whoever read along has seen enough, as ``head`` does, the rest goes nowhere."""
+        try:
+            call(*args)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
     def log_early(self) -> None:
         """Put into the log what is not yet there, once it is open."""
