@@ -131,6 +131,14 @@ def test_a_folder_has_a_split_for_each_file_name(tmp_path):
     assert (numbers(train), numbers(evals)) == ([0, 1], [2])
 
 
+def test_a_file_that_is_held_out_by_its_name_is_not_trained_on(tmp_path):
+    for number, name in enumerate(("a", "b", "c")):
+        write(tmp_path / f"{name}.jsonl", [exchange(number)])
+    train, evals = load_rows(str(tmp_path), split={"train": "train", "eval": "b"}, shuffle=False)
+    assert (numbers(train), numbers(evals)) == ([0, 2], [1])
+    assert numbers(load_rows(str(tmp_path), shuffle=False)[0]) == [0, 1, 2]
+
+
 def test_a_pattern_is_one_split(tmp_path):
     for number in range(3):
         write(tmp_path / "deep" / f"{number}.jsonl", [exchange(number)])

@@ -63,10 +63,14 @@ class Files:
         return [Path(name) for name in dict.fromkeys(chain.from_iterable(self.splits.values()))]
 
     def only(self, splits: Collection[str]) -> "Files":
-        """The files of these splits, where one may be in several and all of them would be read twice."""
+        """The files of these splits, where one may be in several: what is wanted by its name is not to train on too."""
         if len(self.paths) == sum(map(len, self.splits.values())) or not set(splits) <= set(self.splits):
             return self
-        return replace(self, splits={name: self.splits[name] for name in splits})
+        named = set(chain.from_iterable(self.splits[name] for name in splits if name != "train"))
+        wanted = {name: self.splits[name] for name in splits}
+        if "train" in wanted:
+            wanted["train"] = [file for file in wanted["train"] if file not in named] or wanted["train"]
+        return replace(self, splits=wanted)
 
 
 def path_text(path: Paths) -> str:
