@@ -733,7 +733,7 @@ MENU = ROOT / "conf" / "dataset"
 def option(name):
     """What a file of the menu hands to load_rows: its own keys over those of hub.yaml."""
     keys = yaml.safe_load((MENU / "hub.yaml").read_text())
-    keys |= yaml.safe_load((MENU / f"{name}.yaml").read_text())
+    keys |= yaml.safe_load((MENU / f"{name}.yaml").read_text())["dataset"]
     return {key: value for key, value in keys.items() if key not in ("_target_", "defaults")}
 
 

@@ -177,8 +177,9 @@ def find_choice_faults(overrides: Iterable[Override], menu: Options) -> Iterator
             fix = named if target else f"{group}=<one of them>"
             yield Fault(group, override.get_value_element_as_str(), f"some of {', '.join(options)}", fix)
             continue
-        listed = list(map(str, several)) if isinstance(several, list) else [override.get_value_element_as_str()]
-        for name in names if sweeps else listed:
+        if not sweeps:
+            names = list(map(str, several)) if isinstance(several, list) else [override.get_value_element_as_str()]
+        for name in names:
             is_known = name.removesuffix(".yaml") in options or name.startswith("[")
             if not is_known and (group, name) != ("experiment", "null"):
                 yield option_fault(group, name, menu)

@@ -253,7 +253,8 @@ def _partition_overrides(cfg: DictConfig, typed: Sequence[str], folders: Sequenc
         head = key.partition(".")[0]
         if key in ("experiment", "name"):
             continue
-        if re.split(r"[./]", key)[0] not in (*top, *stages) and (near := nearest(head, stages)):
+        near = [*nearest(head, stages), *nearest(head, top, 0.8)]  # any other word is for the check of each stage
+        if near and re.split(r"[./]", key)[0] not in (*top, *stages):
             fix, expected = word.replace(head, near[0], 1), f"a stage ({', '.join(stages)}), or a key of every run"
             faults.append(Fault(key, f"no stage and no key is called {head}", expected, fix))
         elif head not in stages:

@@ -26,6 +26,7 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.trainer_utils import has_length
 
 from runner.config.build import asked_for, serve
 from runner.dataset.form import fits
@@ -196,7 +197,7 @@ class Progress(TrainerCallback):
     ) -> None:
         """Count the batches of an evaluation, where the trainer tells of them."""
         self.batches += 1
-        of_all = f"/{len(eval_dataloader)}" if hasattr(eval_dataloader, "__len__") else ""
+        of_all = f"/{len(eval_dataloader)}" if has_length(eval_dataloader) else ""
         self.bar.set_description(f"evaluating {self.batches}{of_all}")
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:

@@ -64,17 +64,18 @@ def find_top_faults(context: ValidationContext) -> Iterator[Fault]:
 
 def _stray(context: ValidationContext, key: str, value: object) -> Iterator[Fault]:
     """The fault of a key that the top level does not have, or of each below it."""
-    if isinstance(value, dict) and value and all(answers := _answers_below(context, key, value, NOT_AT_THE_TOP)):
-        yield from filter(None, answers)
-    elif fault := _answer(context, key, value, NOT_AT_THE_TOP):
+    names = list(dict.fromkeys([*TOP, *context.groups, *context.menu]))
+    likely = nearest(key, names)
+    is_misspelt = isinstance(value, dict) and bool(likely) and likeness(key, likely[0]) >= MIN_LIKENESS
+    if not is_misspelt and value and isinstance(value, dict) and all(below := _answers_below(context, key, value)):
+        yield from filter(None, below)
+    elif not is_misspelt and (fault := _answer(context, key, value, NOT_AT_THE_TOP)):
         yield fault
+    elif likely := likely or _near_places(context, key):
+        yield Fault(key, NOT_AT_THE_TOP, likely[0], _typed({likely[0]: value}))
     else:
-        names = list(dict.fromkeys([*TOP, *context.groups, *context.menu]))
-        if likely := nearest(key, names) or _near_places(context, key):
-            yield Fault(key, NOT_AT_THE_TOP, likely[0], _typed({likely[0]: value}))
-        else:
-            expected = _find_owners(context, key) or f"one of {shortened(names)}"
-            yield Fault(key, NOT_AT_THE_TOP, expected, f"leave {key} out")
+        expected = _find_owners(context, key) or f"one of {shortened(names)}"
+        yield Fault(key, NOT_AT_THE_TOP, expected, f"leave {key} out")
 
 
 def _setting(context: ValidationContext, path: str, kind: str, value: object) -> Iterator[Fault]:
@@ -271,8 +272,8 @@ def _unknown(context: ValidationContext, path: str, node: Node, key: str, signat
     if not near and len(begun := [name for name in free if len(key) > 2 and name.startswith(key)]) == 1:
         near = begun
     found = f"{signature.name} has no such {'field' if 'Config' in signature.name else 'argument'}"
-    inside = "" if path.startswith("trainer") else f"{path.partition('.')[0]}."
     is_free, is_alike = is_open and not near, bool(near) and likeness(key, near[0]) >= MIN_LIKENESS
+    inside = f"{path}." if is_free else "" if path.startswith("trainer") else f"{path.partition('.')[0]}."
     if fault := _answer(context, own, value, found, inside, is_placed=is_free or is_alike):
         yield fault
     elif is_free:
@@ -301,7 +302,9 @@ def _typed(words: Node) -> str:
     return " ".join(to_override(path, value) for path, value in flatten(words).items())
 
 
-def _answers_below(context: ValidationContext, path: str, node: Node, found: str) -> list[Fault | None]:
+def _answers_below(
+    context: ValidationContext, path: str, node: Node, found: str = NOT_AT_THE_TOP
+) -> list[Fault | None]:
     """The fault of each key below one that nothing takes, None for one that nobody knows."""
     return [_answer(context, f"{path}.{name}", entry, found) for name, entry in flatten(node).items()]
 
