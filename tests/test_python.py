@@ -5,6 +5,7 @@ import io
 import logging
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -181,3 +182,11 @@ def test_a_runner_py_in_the_working_folder_hides_nothing(tmp_path, monkeypatch):
     words, path = [sys.executable, "-P", "start.py"], {"PYTHONPATH": str(PACKAGE.parent)}
     done = subprocess.run(words, capture_output=True, text=True, env=os.environ | path)
     assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
+
+
+@pytest.mark.slow
+def test_the_program_of_the_readme_says_what_a_run_has(trained, monkeypatch, capsys):
+    run, (code,) = trained[0], re.findall(r"```python\n(.*?)```", (PACKAGE.parent / "README.md").read_text(), re.DOTALL)
+    monkeypatch.setattr(runner, "train", lambda *words: run if runner.compose(*words) else None)
+    exec(code.replace("outputs/dpo-tiny-toy", str(run.folder.parent)), {})
+    assert str(run.folder) in capsys.readouterr().out
