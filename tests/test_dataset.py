@@ -335,7 +335,12 @@ def test_splits_that_are_not_there_are_listed(tmp_path):
     assert fault.fix == "dataset.split.eval=validation"
     path = write(tmp_path / "one" / "rows.jsonl", [exchange(0)])
     (fault,) = faults(path, split={"train": "train", "eval": "test"})
-    assert fault.fix == "dataset.split.eval='train[90%:]'"
+    assert fault.fix == "dataset.split.train='train[:90%]' dataset.split.eval='train[90%:]'"
+    (fault,) = faults(path, split={"train": "tain", "eval": None})
+    assert fault.fix == "dataset.split.train=train"
+    for cut, share in ((0.2, "80%"), (50, "90%"), (["a"], "90%")):
+        (fault,) = faults(path, split={"train": "train", "eval": cut})
+        assert fault.fix == f"dataset.split.train='train[:{share}]' dataset.split.eval='train[{share}:]'"
     (fault,) = faults(path, split={"train": "train", "valid": "train"})
     assert fault.where == "dataset.split"
     for cut in ("train[1:]", "train[1:x]", "train[:"):

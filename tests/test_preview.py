@@ -106,6 +106,12 @@ def test_conversations_of_which_every_token_is_trained_are_noted_until_they_are_
     assert note in summary_of(seen)
 
 
+def test_plain_text_in_which_prompt_and_answer_are_one_word_is_noted(tokenizer):
+    for prompt, count in (("1 2", 1), ("1 2 ", 0)):
+        notes = find_notes(see(tokenizer, [{"prompt": prompt, "completion": "1"}], prepared(tokenizer, CHATS)))
+        assert len(notes) == count and all("dataset.columns.target=completion" in note for note in notes)
+
+
 @pytest.mark.slow
 def test_empty_answers_are_noted_before_the_first_step_and_in_the_manifest(train, tmp_path, caplog):
     rows = [{"prompt": f"a{n}", "chosen": "good", "rejected": "" if n % 2 else "bad"} for n in range(16)]

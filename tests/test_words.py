@@ -267,6 +267,10 @@ def test_options_lists_every_option_with_its_first_comment(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[0] == "quant"
 
 
+def test_a_function_of_a_module_in_the_place_of_an_option(capsys):
+    assert answers(capsys, "reward=mine.short") == {"reward": "reward._target_=mine.short 'allow=[mine]'"}
+
+
 def test_no_option_of_the_menu_is_without_a_comment():
     assert [path for path in MENU.glob("*/*.yaml") if not re.search(r"^# (?!@|run:)", path.read_text(), re.M)] == []
 

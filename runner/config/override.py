@@ -201,6 +201,8 @@ def option_fault(group: str, name: str, menu: Options) -> Fault:
         fix = " ".join(to_override(*word) for word in meaning.words.items())
     elif option or (group in HELD and not near and HUB_NAME.fullmatch(name)):
         fix = f"{group}={option or 'hub'} {group}.path={path}"
+    elif group in SEVERAL and re.fullmatch(r"[A-Za-z_]\w*(\.(?!py$)\w+)+", name):
+        fix = f"{group}._target_={name} 'allow=[{name.partition('.')[0]}]'"
     else:
         fix = f"={[*near, '<one of them>'][0]}"
     return Fault(group, found, ", ".join(options), fix)

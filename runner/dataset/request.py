@@ -13,6 +13,7 @@ from typing import Any, Literal
 from runner.dataset.detect import misnamed
 from runner.dataset.disk import Files
 from runner.errors import DataError, Fault
+from runner.schema.text import short_text
 
 Use = Literal["train", "eval"]
 BAD_ROWS = ("refuse", "drop")
@@ -27,6 +28,11 @@ def read_cuts(split: Mapping[Use, Any] | None) -> tuple[str | None, dict[str, st
         raise DataError(misnamed("dataset.split", odd[0], ("train", "eval"), f"dataset.split.{{}}={split[odd[0]]}"))
     evals = split.get("eval")
     evals = evals if isinstance(evals, Mapping) else {"": evals}
+    for name, cut in [("train", split.get("train")), *(("eval", cut) for cut in evals.values())]:
+        if cut is not None and not isinstance(cut, str):  # a share or a number of rows, as other tools have it
+            share = round(100 * (1 - cut)) if isinstance(cut, float) and 0 < cut < 1 else 90
+            fix = f"dataset.split.train='train[:{share}%]' dataset.split.eval='train[{share}%:]'"
+            raise DataError(Fault(f"dataset.split.{name}", short_text(cut), EXAMPLE, fix))
     return split.get("train"), {name: cut for name, cut in evals.items() if cut}
 
 
@@ -56,11 +62,13 @@ def check_words(files: Files | None, bad_rows: str, **hub_only: str | None) -> N
 
 def check_cut(where: str, cut: str, splits: Iterable[str], path: str, *, streaming: bool = False) -> None:
     """Refuse splits that are not there, slices that are none, and slices where rows only flow past."""
-    splits = list(splits)
+    splits, group = list(splits), where.partition(".split.")[0]
     for part in cut.split("+"):
         name, bracket, _ = part.strip().partition("[")
         if name.partition("(")[0] not in splits:
-            fault = misnamed(where, name, splits, where + "={}", f"{where}='{splits[0]}[90%:]'")
+            # Held-out rows of the only split would be trained on, too.
+            both = f"{group}.split.train='{splits[0]}[:90%]' {where}='{splits[0]}[90%:]'"
+            fault = misnamed(where, name, splits, where + "={}", f"{where}={splits[0]}" if "train" in where else both)
             raise DataError(replace(fault, found=f"{name!r} in {path}"))
         if not SLICE.fullmatch(part.strip()):
             raise DataError(Fault(where, f"{cut!r}, which is no slice", EXAMPLE, f"{where}='{name}[:90%]'"))

@@ -46,7 +46,8 @@ class Inspection:
 
     ``goal`` is what is learnt from them: ``tokens``, a ``score`` of the text, or answers to a ``prompt``. ``encoded``
     holds the rows of the dataset that they came from, and ``comparable`` whether each of them must be among ``rows``.
-    Of those of the dataset, ``chats`` are whole conversations, and ``blank`` counts empty answers by their column.
+    Of those of the dataset, ``chats`` are whole conversations, ``glued`` have an answer that follows the prompt without
+    a blank, and ``blank`` counts empty answers by their column.
     """
 
     goal: str
@@ -58,6 +59,7 @@ class Inspection:
     comparable: bool = True
     answers_only: bool = False
     chats: int = 0
+    glued: int = 0
     blank: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -146,6 +148,7 @@ def inspect_training(
         rows=[_with_length(row, encoded, limit) for row in found],
         encoded=encoded,
         chats=sum(bool(row.get("messages")) for row in head_rows),
+        glued=sum(_is_glued(row) for row in head_rows),
         blank=blank,
         tokenizer=tokenizer,
         ends=frozenset(ends) | {tokenizer.eos_token_id},
@@ -153,6 +156,12 @@ def inspect_training(
         comparable=not packs and not getattr(args, upstream.SHUFFLE_DATASET, False),
         answers_only=getattr(args, upstream.ASSISTANT_ONLY_LOSS, False),
     )
+
+
+def _is_glued(row: Mapping[str, Any]) -> bool:
+    """True for a row of plain text whose prompt and answer are read as one word."""
+    prompt, answer = row.get("prompt"), row.get("completion")
+    return isinstance(prompt, str) and isinstance(answer, str) and bool(prompt[-1:].strip() and answer[:1].strip())
 
 
 def _with_length(row: TokenRow, encoded: Sequence[EncodedRow], limit: int | None) -> TokenRow:
@@ -365,6 +374,10 @@ def find_notes(inspection: Inspection) -> list[str]:
             f"dataset: of {inspection.chats} conversations every token is trained, the questions too; "
             "weight=answers trains only what the assistant says"
         )
+    if inspection.glued:
+        found = f"in {inspection.glued} of {count} rows prompt and answer are one text without a blank between"
+        turns = "dataset.columns.input=prompt dataset.columns.target=completion makes turns of a chat of them"
+        notes.append(f"dataset: {found}; {turns}")
     return notes
 
 
