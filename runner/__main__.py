@@ -20,7 +20,7 @@ from runner.command import VERBS, CommandLine
 from runner.command._words import find_flag_faults, find_word_faults, take_flags
 from runner.command.options import help_text, version_text
 from runner.config.menu import read_menu
-from runner.config.override import expand, latest, quote_text
+from runner.config.override import expand, latest
 from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError
 from runner.io.secrets import hidden
 from runner.io.terminal import copied_output, print_error, print_uncaught
@@ -102,8 +102,7 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
     overrides = [word for word in rest if "=" in word or word.startswith("~")]
     plain = [word for word in rest if "=" not in word and not word.startswith("~")]
     verb = plain.pop(0) if plain and plain[0] in VERBS else "train"
-    overrides = [quote_text(word) for word in expand(overrides, menu)]
-    line = CommandLine(verb, overrides, plain, **vars(known))
+    line = CommandLine(verb, expand(overrides, menu), plain, **vars(known))
     faults = list(find_word_faults(line, menu)) if plain and verb == "train" else []
     for folder in known.folders:
         if not folder.is_dir():

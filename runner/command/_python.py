@@ -20,7 +20,7 @@ from runner.command import CommandLine
 from runner.command._request import OPTIONS, read_request
 from runner.config import Composed
 from runner.config.menu import read_menu
-from runner.config.override import expand, quote_text
+from runner.config.override import expand
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, read_error
 from runner.generate.weights import find_weights
 from runner.launch import axis, stages
@@ -130,7 +130,7 @@ def _quoted(words: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
     bad = [word for word in words if "=" not in word and not word.startswith("~")]
     faults = [Fault("runner", repr(word), expected, fix) for word in bad]
     ConfigError.refuse(faults + [Fault("config_dir", str(path), "a folder") for path in folders if not path.is_dir()])
-    return [quote_text(word) for word in expand(words, read_menu(folders))]
+    return expand(words, read_menu(folders))
 
 
 def _compose(words: Sequence[str], config_dir: str | Path | None) -> list[Composed]:

@@ -70,7 +70,7 @@ def quote_text(word: str) -> str:
 
 
 def expand(words: Iterable[str], menu: Options) -> list[str]:
-    """The words, of which ``dataset=rows.jsonl`` and its like become the option with its path.
+    """The words as Hydra takes them, of which ``dataset=rows.jsonl`` and its like become the option with its path.
 
     >>> expand(["dataset=rows.jsonl", "model=org/a,org/b", "peft=lora"], {})
     ['dataset=local', 'dataset.path=rows.jsonl', 'model=hub', 'model.path=org/a,org/b', 'peft=lora']
@@ -82,7 +82,7 @@ def expand(words: Iterable[str], menu: Options) -> list[str]:
         (option, *others), paths = {option for option, _ in found}, [path for _, path in found]
         is_free = option and not others and f"{group}.path" not in map(dotted_key, expanded)
         expanded += [f"{group}={option}", f"{group}.path={','.join(paths)}"] if is_free else [word]
-    return expanded
+    return list(map(quote_text, expanded))
 
 
 def _find_place(group: str, name: str, menu: Options) -> tuple[str, str]:
