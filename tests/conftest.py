@@ -4,7 +4,6 @@ import gc
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from hub import served_hub  # noqa: F401  the session fixture `hub`
-from warm import DOOR, Started, Warm
+from warm import DOOR, Started, Warm, world_of_two
 
 # Before torch or a hub library is imported anywhere.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -82,10 +81,8 @@ class Command:
 
     def start_two(self, *words: str, door: str = DOOR, **variables: str) -> list[Started]:
         """Start it in two processes that train as one, with the variables that torchrun sets."""
-        with socket.create_server(("localhost", 0)) as free:
-            world = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}
-        each = [world | variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in (0, 1)]
-        return [self.warm.start(list(words), self.folder, self.environment | own, door=door) for own in each]
+        each = [self.environment | variables | own for own in world_of_two()]
+        return [self.warm.start(list(words), self.folder, environment, door=door) for environment in each]
 
     def forget_cache(self) -> None:
         """Empty the cache of rows and models, which all commands share that are forked from one process."""

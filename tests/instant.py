@@ -18,7 +18,8 @@ class Instant:
     """The ``count``-th touch that ``pattern`` matches, of those below ``folder``.
 
     Then the command is killed before it goes on, or the file ``told`` appears. ``record`` is a file that gets a line
-    for each touch, "<event> <path>".
+    for each touch, "<event> <path>"; ``synced`` one that gets a line for each file that is put on the disk, "<inode>
+    <bytes>".
     """
 
     folder: str
@@ -26,6 +27,7 @@ class Instant:
     count: int = 0
     told: str | None = None
     record: str | None = None
+    synced: str | None = None
 
 
 def watch(instant: Instant) -> None:
@@ -59,6 +61,21 @@ def watch(instant: Instant) -> None:
             os.kill(own, signal.SIGKILL)
 
     sys.addaudithook(hook)
+    if instant.synced:
+        note_syncs(instant.synced)
+
+
+def note_syncs(record: str) -> None:
+    """Have each sync of a file noted, in this process and in those that it forks; Python audits none of them."""
+    fsync = os.fsync
+
+    def noting(file):
+        fsync(file)
+        about = os.fstat(file if isinstance(file, int) else file.fileno())
+        with open(record, "a", encoding="utf-8") as lines:
+            lines.write(f"{about.st_ino} {about.st_size}\n")
+
+    os.fsync = noting
 
 
 def _path(event, arguments):

@@ -11,6 +11,7 @@ import gc
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -110,6 +111,13 @@ class Started:
             assert time.monotonic() < deadline, f"no {path} after {seconds} s"
             time.sleep(0.002)
         return True
+
+
+def world_of_two() -> list[dict[str, str]]:
+    """The variables that torchrun sets, for each of two processes that train as one."""
+    with socket.create_server(("localhost", 0)) as free:
+        world = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}
+    return [world | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in (0, 1)]
 
 
 def serve() -> None:

@@ -142,6 +142,7 @@ class Record(TrainerCallback):
             for path in self._rows_files():
                 forget_rows(path, state.global_step)
             self.line = read_last_row(self.path)
+            self._add_lost(state)
             if state.global_step < state.max_steps and any(map(_of_the_end, self.line)):
                 self.line = {name: value for name, value in self.line.items() if not _of_the_end(name)}
                 replace_rows(self.path, [self.line])
@@ -170,6 +171,16 @@ class Record(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         for path in self._rows_files() if state.is_world_process_zero else ():
             sync(path)
+
+    def _add_lost(self, state: TrainerState) -> None:
+        """Write again, from what the checkpoint has, the lines behind the last one: a power failure has taken them."""
+        after, spent = self.line.get("step", -1), self.line.get("elapsed_seconds", 0.0)
+        for logged in [logged for logged in state.log_history if after < logged["step"] <= state.global_step]:
+            if self.line.get("step") != logged["step"]:
+                percentage = round(100 * logged["step"] / state.max_steps, 2)
+                self.line = {"step": logged["step"], "max_steps": state.max_steps, "percentage": percentage}
+            self.line |= logged | {"elapsed_seconds": spent, "remaining_seconds": None}
+            replace_rows(self.path, [self.line])
 
     def _rows_files(self) -> list[Path]:
         return [path for path in map(self.path.parent.joinpath, ROWS) if path.exists()]

@@ -2,13 +2,17 @@
 
     python tests/fault/kill.py --count 200            about ten minutes of one processor
     python tests/fault/kill.py --count 20 ppo lora
+    python tests/fault/kill.py --power        the same, and each time the power fails
 
-Each run is killed a few times, each time at the n-th touch of a file of some kind, or a random moment after one, and
-finishes by its own command. Then its weights, its last checkpoint, its record and the names of its files must be those
-of a run that nothing disturbed. Prints, for each trainer, how many kills there were, how many of them left a torn
-checkpoint or half a rotation, how many runs finished, and how many are bit-equal. The last line is the control: the
-same kills, and TRL's own trainer with ``resume_from_checkpoint=True``. The exit code is 1 where a run of ours misses,
-where less than a quarter of the kills landed inside a save, or where the control survives all.
+Each command is killed a few times, each time at the n-th touch of a file of some kind, or a random moment after one,
+and finishes by being typed again; so are two processes that train as one, a chain of stages, and a sweep. Then weights,
+the last checkpoint, all that was logged and the names of the files must be those of a command that nothing disturbed,
+but for what tells the time. With ``--power`` each kill also takes from every file what was not yet synced: the command
+goes on from a copy of the folder, in which such tails are cut off. Prints, for each trainer, how many kills there were,
+how many of them left a torn checkpoint or half a rotation, how many runs finished, and how many are bit-equal. The last
+line is the control: the same kills, and TRL's own trainer with ``resume_from_checkpoint=True``. The exit code is 1
+where a run of ours misses, where less than a quarter of the kills landed inside a save, or where the control survives
+all.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ import random
 import re
 import resource
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -30,7 +36,7 @@ TESTS = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(TESTS), str(TESTS.parent), str(Path(__file__).parent)]
 
 from instant import Instant
-from warm import DOOR, Started, Warm
+from warm import DOOR, Started, Warm, world_of_two
 
 from runner.io.files import read_json, sha256
 from runner.run import Run
@@ -38,10 +44,9 @@ from runner.run.read import read_metrics
 from runner.run.seal import SEAL, sealed_checkpoints
 
 PACKAGE = TESTS.parent / "runner"
-WORDS = (
+SHARED = (
     "name=run",
     "model=tiny",
-    "model.path=start",
     "dataset.path=rows",
     "dataset.limit={train: 64, eval: 4}",
     "trainer.args.max_steps=8",
@@ -49,6 +54,7 @@ WORDS = (
     "trainer.args.save_steps=2",
     "trainer.args.per_device_train_batch_size=4",
 )
+WORDS = (*SHARED, "model.path=start")
 GROUPS = ("trainer.args.per_device_train_batch_size=8", "trainer.args.num_generations=4")
 TRAINERS = {
     "sft": ("trainer=sft", "trainer.args.gradient_accumulation_steps=2", "trainer.args.eval_strategy=epoch"),
@@ -57,6 +63,13 @@ TRAINERS = {
     "grpo": ("trainer=grpo", *GROUPS, "trainer.args.num_iterations=2", "kl_coef=0.1"),
     "ppo": ("trainer=ppo", "trainer.args.kl_target=0.1", "trainer.args.score_normalization=whiten"),
     "lora": ("trainer=sft", "peft=lora", "peft.lora_dropout=0.1", "metric=none"),
+}
+# More than one run, or more than one process: the words of a chain stand in a file.
+CHAIN = "# @package _global_\nname: run\nstages:\n  sft: [trainer=sft]\n  dpo: [trainer=dpo, 'model.path=${run:sft}']\n"
+TOGETHER = {
+    "two": ("trainer=dpo", "metric=none", "model.path=start"),
+    "stages": ("experiment=chain", "--config-dir", "conf", "metric=none"),
+    "sweep": ("-m", "trainer=sft", "metric=none", "model.path=start", "seed=1,2"),
 }
 DROPOUT = ("sft", "reward")  # the others need a model that says the same twice
 # Where a kill lands, by what was touched last, and how often it is chosen.
@@ -70,8 +83,8 @@ PLACES = {
 }
 KILLS_A_RUN = 4
 MOMENT = 0.03  # most seconds between an instant and a kill
-# What is of the clock, or counted from the last start only.
-CLOCK = ("_seconds", "_per_second", "_runtime", "_time", "eps")
+# What is of the clock, by how its name ends.
+CLOCK = ("_seconds", "_per_second", "_runtime", "_time")
 
 
 @dataclass
@@ -98,6 +111,8 @@ class Place:
     warm: Warm
     door: str = DOOR
     dropout: float = 0.0
+    processes: int = 1
+    others: list[Started] = field(default_factory=list)  # that train as one with the command
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True)
@@ -105,12 +120,40 @@ class Place:
         shutil.copytree(PACKAGE / "model" / "tiny", self.folder / "start", ignore=shutil.ignore_patterns("*.py", "__*"))
         config = read_json(self.folder / "start" / "config.json") | {"attention_dropout": self.dropout}
         (self.folder / "start" / "config.json").write_text(json.dumps(config))
+        (self.folder / "conf" / "experiment").mkdir(parents=True)
+        (self.folder / "conf" / "experiment" / "chain.yaml").write_text(CHAIN)
 
     def start(self, words: tuple[str, ...], **instant) -> Started:
         """Start the command here; ``instant`` is when something happens to it."""
         own = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS.parent)}
         at = Instant(str(self.root), **instant) if instant else None
-        return self.warm.start([*words], self.folder, {**os.environ, **own}, at, self.door)
+        beside = Instant(str(self.root), synced=at.synced) if at else None
+        environment = {**os.environ, **own}
+        if self.processes == 1:
+            return self.warm.start([*words], self.folder, environment, at, self.door)
+        first, other = [environment | world for world in world_of_two()]
+        self.others = [self.warm.start([*words], self.folder, other, beside, self.door)]
+        return self.warm.start([*words], self.folder, first, at, self.door)
+
+    def wait(self, started: Started) -> subprocess.CompletedProcess:
+        """The end of a command, and of those that train as one with it, which go where it goes."""
+        done = started.wait()
+        for other in self.others:
+            if done.returncode == -9:
+                other.send(9)
+            other.wait()
+        return done
+
+    def records(self) -> dict[str, object]:
+        """All that the runs of this folder leave, by a name; see :func:`run_files`."""
+        found = {}
+        for folder in (path.parent for path in sorted(self.folder.glob("outputs/*/*/config.yaml"))):
+            files = run_files(Run(folder))
+            last = sealed_checkpoints(Run(folder).checkpoints)[-1].name
+            # A run whose driver is killed saves where it stands, in place of another of its earlier checkpoints.
+            files["names"] = [name for name in files["names"] if last in name or not name.startswith("checkpoints/c")]
+            found |= {f"{folder.relative_to(self.folder)} {name}": value for name, value in files.items()}
+        return found
 
     @property
     def run(self) -> Run:
@@ -123,20 +166,46 @@ class Place:
         return any(path.is_dir() and (path.name.startswith(".") or not (path / own).exists()) for path in found)
 
 
-def kill_at(place: Place, words: tuple[str, ...], pattern: str, count: int, moment: float) -> int:
-    """The exit code of the command, which is killed ``moment`` seconds after an instant; -9 where it was."""
-    if not moment:
-        return place.start(words, pattern=pattern, count=count).wait().returncode
+def kill_at(place: Place, words: tuple[str, ...], pattern: str, count: int, moment: float, power: bool) -> int:
+    """The exit code of the command, which is killed ``moment`` seconds after an instant; -9 where it was.
+
+    ``power`` takes from each file what was not synced by then.
+    """
+    synced = place.root / f"{place.folder.name}.synced"
+    if not moment and not power:
+        return place.wait(place.start(words, pattern=pattern, count=count)).returncode
     told = place.folder / "told"
     told.unlink(missing_ok=True)
-    started = place.start(words, pattern=pattern, count=count, told=str(told))
+    started = place.start(words, pattern=pattern, count=count, told=str(told), synced=str(synced) if power else None)
     if started.wait_for(told):
         time.sleep(moment)
-        started.send(9)
-    return started.wait().returncode
+        started.send(signal.SIGSTOP if power else 9)
+        if power:
+            fail_power(place.folder / "outputs", synced)
+            started.send(9)
+    return place.wait(started).returncode
 
 
-def storm(place: Place, words: tuple[str, ...], touches: list[str], kills: int, chance: random.Random) -> Tally:
+def fail_power(folder: Path, synced: Path) -> None:
+    """Cut off, in a folder of a stopped command, what it has not synced: a copy takes the place of each file.
+
+    What was synced when the power failed before stays.
+    """
+    sizes = {}
+    for line in synced.read_text(encoding="utf-8").splitlines():
+        inode, size = map(int, line.split())
+        sizes[inode] = size
+    for path in [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]:
+        content = path.read_bytes()[: sizes.get(path.stat().st_ino, 0)]
+        path.unlink()
+        path.write_bytes(content)
+        with synced.open("a", encoding="utf-8") as file:
+            file.write(f"{path.stat().st_ino} {len(content)}\n")
+
+
+def storm(
+    place: Place, words: tuple[str, ...], touches: list[str], kills: int, chance: random.Random, power: bool = False
+) -> Tally:
     """Kill a run again and again, and then let it finish; ``touches`` are those of an undisturbed one."""
     tally = Tally(runs=1)
     weights = [weight for _, weight in PLACES.values()]
@@ -144,7 +213,7 @@ def storm(place: Place, words: tuple[str, ...], touches: list[str], kills: int, 
         pattern, _ = chance.choices(list(PLACES.values()), weights)[0]
         most = sum(bool(re.search(pattern, touch)) for touch in touches) // (1 + again)
         moment = chance.choice((0.0, chance.uniform(0, MOMENT)))
-        code = kill_at(place, words, pattern, chance.randint(1, max(1, most)), moment)
+        code = kill_at(place, words, pattern, chance.randint(1, max(1, most)), moment, power)
         if code == 0:
             break
         if code != -9:
@@ -152,7 +221,7 @@ def storm(place: Place, words: tuple[str, ...], touches: list[str], kills: int, 
             return tally
         tally.kills += 1
         tally.inside += place.torn()
-    done = place.start(words).wait()
+    done = place.wait(place.start(words))
     tally.finished = done.returncode == 0
     if done.returncode:
         tally.missed.append(f"exit code {done.returncode}: {done.stderr[-300:]}")
@@ -182,30 +251,39 @@ def run_files(run: Run) -> dict[str, object]:
 def timeless(value: object) -> object:
     """The same without what tells of the clock."""
     if isinstance(value, dict):
-        return {key: timeless(entry) for key, entry in value.items() if not key.endswith(CLOCK) and "time/" not in key}
+        clocks = {key for key in value if key.endswith(CLOCK) or key.startswith("time/") or key == "eps"}
+        return {key: timeless(entry) for key, entry in value.items() if key not in clocks}
     return [timeless(entry) for entry in value] if isinstance(value, list) else value
 
 
 def unbroken(place: Place, words: tuple[str, ...]) -> list[str]:
     """Run the command undisturbed; the touches of files that it makes."""
     record = place.root / f"{place.folder.name}.touches"
-    done = place.start(words, record=str(record)).wait()
+    done = place.wait(place.start(words, record=str(record)))
     assert done.returncode == 0, done.stderr
     return record.read_text(encoding="utf-8").splitlines()
 
 
-def punish(trainer: str, kills: int, root: Path, warm: Warm, chance: random.Random, most: int = KILLS_A_RUN) -> Tally:
+def punish(
+    trainer: str,
+    kills: int,
+    root: Path,
+    warm: Warm,
+    chance: random.Random,
+    most: int = KILLS_A_RUN,
+    power: bool = False,
+) -> Tally:
     """Runs of a trainer until there were enough kills, at most so many each, compared with the undisturbed one."""
-    words = (*WORDS, *TRAINERS[trainer])
-    dropout = 0.1 if trainer in DROPOUT else 0.0
-    whole = Place(root / trainer, root, warm, dropout=dropout)
+    words = (*SHARED, *TOGETHER[trainer]) if trainer in TOGETHER else (*WORDS, *TRAINERS[trainer])
+    more = {"dropout": 0.1 if trainer in DROPOUT else 0.0, "processes": 2 if trainer == "two" else 1}
+    whole = Place(root / trainer, root, warm, **more)
     touches, total = unbroken(whole, words), Tally()
-    wanted = run_files(whole.run)
+    wanted = whole.records()
     while total.kills < kills:
-        place = Place(root / f"{trainer}-{total.runs}", root, warm, dropout=dropout)
-        tally = storm(place, words, touches, min(most, kills - total.kills), chance)
+        place = Place(root / f"{trainer}-{total.runs}", root, warm, **more)
+        tally = storm(place, words, touches, min(most, kills - total.kills), chance, power)
         if tally.finished:
-            found = run_files(place.run)
+            found = place.records()
             differing = sorted(name for name in wanted | found if wanted.get(name) != found.get(name))
             tally.equal = not differing
             tally.missed += [f"{place.folder.name} differs in {', '.join(differing)}"] if differing else []
@@ -237,19 +315,20 @@ def _add(total: Tally, tally: Tally) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trainer", nargs="*", choices=[*TRAINERS, []])
+    parser.add_argument("trainer", nargs="*", choices=[*TRAINERS, *TOGETHER, []])
     parser.add_argument("--count", type=int, default=200, help="kills of all trainers together")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--power", action="store_true", help="take from each file what was not yet synced")
     parser.add_argument("--keep", type=Path, help="a new folder for the runs, which are kept where they miss")
     asked = parser.parse_args()
-    trainers = asked.trainer or list(TRAINERS)
+    trainers = asked.trainer or [*TRAINERS, *TOGETHER]
     tallies = {}
     with tempfile.TemporaryDirectory() as folder:
         root = (asked.keep or Path(folder)).absolute()
         warm, chance = Warm(root / "warm"), random.Random(asked.seed)
         print(f"{'':<8} {'kills':>6} {'inside a save':>14} {'runs':>6} {'finished':>9} {'bit-equal':>10}")
         for trainer in trainers:
-            tallies[trainer] = punish(trainer, -(-asked.count // len(trainers)), root, warm, chance)
+            tallies[trainer] = punish(trainer, -(-asked.count // len(trainers)), root, warm, chance, power=asked.power)
             print(f"{trainer:<8} {tallies[trainer]}", flush=True)
             print("".join(f"         {line}\n" for line in tallies[trainer].missed), end="")
         ours = Tally()
