@@ -1,7 +1,7 @@
 """Secrets, known by their form, by what they are called, or because the environment holds them; and texts without any.
 
 Standard library only, because errors and files call this before a byte is written. ``validate`` refuses secrets in a
-configuration.
+configuration. The patterns are in ``secrets.toml``.
 """
 
 from __future__ import annotations
@@ -12,53 +12,18 @@ import html
 import json
 import os
 import re
+import tomllib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from urllib.parse import quote, quote_plus
 
 HIDDEN = "<secret>"
-PLAIN = r"[^/\s:@\[\](){}<>^$*+|\\\"']"  # of a name or password in an address; a regex or a placeholder is none
-MIXED = r"(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]"
-MAKERS = "sk_live|gsk|nvapi|r8|wandb_v1|npm|dapi|glpat|pypi"
-IN_A_QUERY = r"\w*token|api_?key|(?:x-\w+-)?signature|sig|\w*secret|password|access_?key"
-# Each form of a secret with its name. The names of data sets and models must not look like one: sk-learn, hf_dataset.
-FORMS = {
-    "a token of the Hugging Face hub": r"\b(?:hf|api_org|hf_oauth)_(?=[a-z]*[A-Z0-9])[A-Za-z0-9]{16,}",
-    "an API key": rf"\bsk-[\w-]*?{MIXED}{{16,}}|\b(?:{MAKERS})[-_]\w*{MIXED}{{20,}}|\bAIza[\w-]{{30,}}",
-    "a token of GitHub": r"\bgh[opsur]_[A-Za-z0-9]{16,}|\bgithub_pat_\w{16,}",
-    "a key of AWS": r"\bA[KS]IA[A-Z0-9]{16}\b",
-    "a token of Slack": r"\bxox[abeprs]-[\w-]{10,}",
-    "a private key": r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z -]*"
-    r"(?:(?:(?!-----)[\s\S]){0,20000}-----END[A-Z0-9 ]*KEY[A-Z ]*-----|(?:(?:\s|\\n)*[\w+/=]{16,})*)",
-    "a web token": r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}",
-    "a header that logs in": r"\b(?:[Bb]earer|[Bb]asic)\s+(?=\S*\d)(?=\S*[A-Za-z])[\w.~+/=-]{16,}",
-    "an address with a password": rf"://{PLAIN}*:{PLAIN}+@(?=[\w\[])|://(?=[\w.-]{{12,}}@){MIXED}[\w.-]*@(?=\w)",
-    "an address with a key": rf"(?i:[?&](?:{IN_A_QUERY})=[^&\s'\"<$]{{8,}})",
-}
+PATTERNS = tomllib.loads(Path(__file__).with_name("secrets.toml").read_text(encoding="utf-8"))
+FORMS: dict[str, str] = PATTERNS["forms"]
 SECRET_VALUE = re.compile("|".join(FORMS.values()))
-SECRET_KEY = re.compile(
-    r"(?:^|_)(?:password|passwd|passphrase|secret|(?:secret|api|access|private|signing|client)_?key|key_?secret|apikey"
-    r"|credential|authorization|cookie)s?$"
-)
-LOGIN_KEY = re.compile(r"^token$|(?:^|_)(?:hub|hf|auth|access|api|bearer|refresh|session|login|wandb|security)_token$")
-# A text that nobody has in a vocabulary.
-MIXED_TEXT = re.compile(r"(?=.{20,})(?=.*\d)(?=.*[A-Za-z])[\w.-]+")
-NAMES = "token|passw(?:or)?d|passphrase|secret|api_?key|access_key|private_key|credentials?"
-# The name of a variable that holds a secret: one of its words says so.
-VARIABLE = re.compile(
-    rf"(?:^|_)(?:\w*token|{NAMES}|pass|apikey|key|auth|authorization|pat|dsn|cookie)s?(?:_|$)", re.IGNORECASE
-)
-PASSWORD_IN_ADDRESS = re.compile(r"://(?:[^/\s:@]*:)?(?<=[/:])([^/\s:@]{8,})@")
-LOGINS = r"(?:hub|hf|auth|access|api|bearer|refresh|wandb)_token"
-# key=value where the key says that the value is a secret.
-GIVEN = re.compile(
-    rf"(?i)(\b(?:[\w.]*[_.])?(?:{LOGINS}|password|passwd|secret|api_?key|access_key|private_key)\s*=\s*)"
-    r"(?![<.$\s])[^\s'\",;]{3,}"
-)
-# The same in source, where a value is quoted, or follows a name in capitals as in a .env file.
-VALUE = r"[\w.~+/=:@!%&*-]{8,}"
-WRITTEN = re.compile(
-    rf"""(?i:([\w.-]*(?:{NAMES})["']?\s*[=:]\s*["']))(?=[^"'\n]*[A-Z0-9]){VALUE}(?=["'])"""
-    rf"|(?m:^([-+ ]?\s*(?:export\s+)?(?:[A-Z0-9]+_)*(?:TOKEN|PASSWORD|SECRET|KEY|PASS)\s*=\s*)){VALUE}"
+NAMES = ("secret_key", "login_key", "mixed_text", "variable", "password_in_address", "given", "written")
+SECRET_KEY, LOGIN_KEY, MIXED_TEXT, VARIABLE, PASSWORD_IN_ADDRESS, GIVEN, WRITTEN = (
+    re.compile(PATTERNS[name]) for name in NAMES
 )
 # The ways in which source, JSON, addresses, pages and shells spell a text, without the quotes around it.
 ESCAPES: tuple[Callable[[str], str], ...] = (
