@@ -6,10 +6,10 @@ to type. Standard library only.
 
 from __future__ import annotations
 
-import codecs
 import re
 import shlex
 import stat
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,24 +23,7 @@ class Finding(NamedTuple):
     fix: str
 
 
-# The first bytes, what they mean, and what to do; ``{name}`` is the path of the file, ``{stem}`` that without a suffix.
-MAGIC = (
-    (rb"version https://git-lfs", "a pointer that git-lfs left", "git lfs pull --include '*{base}'"),
-    (rb"\x1f\x8b", "gzip data", "mv {name} {name}.gz && gunzip {name}.gz"),
-    (rb"\x28\xb5\x2f\xfd", "zstandard data", "mv {name} {name}.zst"),
-    (rb"PAR1", "parquet data", "mv {name} {stem}.parquet"),
-    (rb"PK\x03\x04", "a zip archive", "unzip {name}"),
-    (rb"BZh", "a file packed by bzip2", "mv {name} {name}.bz2 && bunzip2 {name}.bz2"),
-    (rb"\xfd7zXZ", "a file packed by xz", "mv {name} {name}.xz && unxz {name}.xz"),
-    (rb"\x80[\x02-\x05]", "a pickle, which can run code when it is read", "save what is in it as {stem}.jsonl"),
-    (rb"(?i)\s*<(?:!doctype html|html)", "a web page", "download the file itself, not the page that shows it"),
-)
-MARKS = (
-    ("UTF-32", codecs.BOM_UTF32_LE),
-    ("UTF-32", codecs.BOM_UTF32_BE),
-    ("UTF-16", codecs.BOM_UTF16_LE),
-    ("UTF-16", codecs.BOM_UTF16_BE),
-)
+TABLE = tomllib.loads(Path(__file__).with_name("filetype.toml").read_text(encoding="utf-8"))
 
 
 def sniff(head: bytes, name: str) -> Finding | None:
@@ -49,18 +32,18 @@ def sniff(head: bytes, name: str) -> Finding | None:
     >>> sniff(b"PK\\x03\\x04", "rows.jsonl").found, sniff(b'{"a": 1}', "rows.jsonl")
     ('a zip archive', None)
     """
-    for magic, found, fix in MAGIC:
-        if re.match(magic, head):
+    for kind in TABLE["kind"]:
+        if re.match(kind["bytes"].encode(), head):
             base = name.rpartition("/")[2]
             stem = name.removesuffix(base) + base.partition(".")[0]
-            return Finding(found, fix.format(base=base, name=shlex.quote(name), stem=shlex.quote(stem)))
+            return Finding(kind["found"], kind["fix"].format(base=base, name=shlex.quote(name), stem=shlex.quote(stem)))
     encoding = wide_encoding(head)
     return other_encoding(encoding, name) if encoding else None
 
 
 def wide_encoding(head: bytes) -> str | None:
     """UTF-16 or UTF-32, by their marks of byte order or by the zeros that they leave between letters."""
-    marked = next((name for name, mark in MARKS if head.startswith(mark)), None)
+    marked = next((name for name, mark in TABLE["marks"].items() if re.match(mark.encode(), head)), None)
     if marked or not head:
         return marked
     zeros = head.count(0) / len(head)
