@@ -60,16 +60,21 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, again: bool = True) -> None:
     """Write a text whole; see :func:`write_bytes`."""
-    write_bytes(path, without_values(text).encode())
+    write_bytes(path, without_values(text).encode(), again=again)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes, *, again: bool = True) -> None:
     """Write a file that readers see either as it was or whole: temporary name, sync, rename, sync.
 
-    The temporary name is a new one each time, and a link in its place or in that of the file is not followed.
+    The temporary name is a new one each time, and a link in its place or in that of the file is not followed. Without
+    ``again`` a file that has this content stays as it is.
     """
+    if not again:
+        with contextlib.suppress(OSError), open_own(path, "rb") as file:
+            if file.read() == content:
+                return
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}")  # ``LEFT_BY_WRITES``
     try:

@@ -1,14 +1,12 @@
 """A report as one HTML page that needs nothing else: no script, no font, no network, light or dark as the reader's.
 
 Of one run, of the runs of a name, or of a preview's tokens. What stands on it comes from ``sweep``, ``facts`` and
-``tokens``, the pictures from ``plot``; how it looks is in ``template/``. The page of a report holds a hash of all it is
-made from, so that it is written again only where something has changed. Whatever comes from run files is escaped.
+``tokens``, the pictures from ``plot``; how it looks is in ``template/``. What has not changed is not written again, and
+whatever comes from run files is escaped.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from runner.io.files import open_own, write_text
+from runner.io.files import write_text
 from runner.io.visible import to_visible
 from runner.report.facts import command_of, count_facts, first_rows, score_rows
 from runner.report.importance import METHOD
@@ -58,16 +56,11 @@ Prompt = tuple[str, Sequence[tuple[str, str | None, Row]]]  # a prompt with the 
 def write_report(summary: Summary) -> Path:
     """Write ``summary.csv``, ``summary.jsonl``, ``plots/`` and ``report.html`` into the group; returns the page.
 
-    Where nothing has changed since they were written, nothing is.
+    What is there already as it would be written stays as it is.
     """
     page, plots = summary.group / "report.html", summary.group / "plots"
-    rows = {page.with_name("summary.csv"): to_csv, page.with_name("summary.jsonl"): to_jsonl}
-    linked = [(run.folder / "report.html").exists() for run in summary.runs]
-    mark = fingerprint_of(summary.runs, summary.objective, linked)
-    if _is_written(page, mark) and all(path.exists() for path in rows):
-        return page
-    for path, to_rows in rows.items():
-        write_text(path, to_rows(summary))
+    write_text(page.with_name("summary.csv"), to_csv(summary), again=False)
+    write_text(page.with_name("summary.jsonl"), to_jsonl(summary), again=False)
     pictures = sweep_pictures(summary)
     svgs = _to_svgs(pictures)
     written = {write_png(picture, plots) for picture in pictures}
@@ -81,27 +74,25 @@ def write_report(summary: Summary) -> Path:
         "prompts": side_by_side(summary),
         "facts": count_facts(summary.runs),
     }
-    write_text(page, _render("sweep.html", title=summary.group.name, mark=mark, **context))
+    write_text(page, _render("sweep.html", title=summary.group.name, **context), again=False)
     return page
 
 
 def write_run_report(run: RunRecord, differing: Sequence[tuple[str, str, str]] | None) -> Path:
-    """Write ``report.html`` and ``plots/`` into the run's folder; nothing, where nothing has changed."""
+    """Write ``report.html`` and ``plots/`` into the run's folder, where they are not there already."""
     folder, page = run.folder, run.folder / "report.html"
-    mark = fingerprint_of([run], differing)
-    if not _is_written(page, mark):
-        write_plots(folder / "metrics.jsonl", folder / "plots", title=folder.parent.name)
-        context = {
-            "run": run,
-            "differing": differing,
-            "config": yaml.safe_dump(dict(run.cfg), sort_keys=False, allow_unicode=True) if run.cfg else "",
-            "scores": score_rows(run),
-            "rows": first_rows(run.cfg),
-            "curves": _to_svgs(run_pictures(run.lines)),
-            "steps": over_time(run),
-            "facts": count_facts([run]),
-        }
-        write_text(page, _render("run.html", title=folder.name, mark=mark, **context))
+    write_plots(folder / "metrics.jsonl", folder / "plots", title=folder.parent.name)
+    context = {
+        "run": run,
+        "differing": differing,
+        "config": yaml.safe_dump(dict(run.cfg), sort_keys=False, allow_unicode=True) if run.cfg else "",
+        "scores": score_rows(run),
+        "rows": first_rows(run.cfg),
+        "curves": _to_svgs(run_pictures(run.lines)),
+        "steps": over_time(run),
+        "facts": count_facts([run]),
+    }
+    write_text(page, _render("run.html", title=folder.name, **context), again=False)
     return page
 
 
@@ -131,26 +122,6 @@ def breakable(name: str) -> Markup:
     from markupsafe import Markup, escape
 
     return Markup("<wbr>").join(map(escape, re.split(r"(?<=[_/+])", name)))
-
-
-def fingerprint_of(runs: Iterable[RunRecord], *asked: object) -> str:
-    """A hash of the files of some runs, their states, what was asked for, and of the code that makes the report."""
-    sha = hashlib.sha256(repr(asked).encode())
-    for path in sorted(path for path in Path(__file__).parent.rglob("*") if path.suffix in (".py", ".html", ".css")):
-        sha.update(path.read_bytes())
-    for run in runs:
-        sha.update(f"{run.folder.name} {run.state}\n".encode())
-        for path in run.data:
-            sha.update(f"{path.name} {path.stat().st_size}\n".encode())
-            sha.update(path.read_bytes())
-    return sha.hexdigest()[:32]
-
-
-def _is_written(page: Path, mark: str) -> bool:
-    """True where a page carries this hash."""
-    with contextlib.suppress(OSError), open_own(page, encoding="utf-8", errors="replace") as file:
-        return f'content="{mark}"' in file.read(1000)
-    return False
 
 
 def side_by_side(summary: Summary) -> list[Prompt]:

@@ -154,7 +154,7 @@ def write_png(picture: Picture, folder: Path) -> Path:
     with _style():
         _add_legend(picture)
         picture.figure.savefig(file, format="png", dpi=160, facecolor="white")
-    write_bytes(path, file.getvalue())
+    write_bytes(path, file.getvalue(), again=False)
     return path
 
 

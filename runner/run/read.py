@@ -107,15 +107,6 @@ class RunRecord:
             return None
         return self.after[name] if name in self.after else next(reversed(curve(self.lines, name)[1]), None)
 
-    @property
-    def data(self) -> list[Path]:
-        """The files that a report is made from."""
-        return (
-            []
-            if self.faults
-            else [path for name in (*METADATA, *SAMPLE_FILES) if (path := self.folder / name).is_file()]
-        )
-
 
 def read_run(folder: Path, depth: int | None = None) -> RunRecord:
     """Read the files of one folder; never raises because of what is in them.
