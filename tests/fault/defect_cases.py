@@ -58,8 +58,8 @@ DEFECTS = (
         "secret_in_files",
         "Texts are written without masking what the environment holds as a secret.",
         "runner/io/files.py",
-        "write_bytes(path, without_values(text).encode())",
-        "write_bytes(path, text.encode())",
+        "write_bytes(path, without_values(text).encode(), again=again)",
+        "write_bytes(path, text.encode(), again=again)",
         tests=("tests/test_secret.py::test_no_file_of_ours_holds_a_secret_of_the_environment",),
     ),
     Defect(
