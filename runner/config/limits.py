@@ -15,12 +15,12 @@ from typing import Any
 import yaml
 
 from runner.errors import ConfigError, Fault
+from runner.schema.table import LOADER
 
 MAX_BYTES = 1 << 20  # of a file, and letters of a configuration when all references are followed
 MAX_DEPTH = 64
 MAX_VALUES = 10_000
 MAX_DIGITS = 300
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 NUMBER = re.compile(r"[-+]?[0-9.][0-9a-fA-F_.:xo+-]*")
 # What YAML 1.1 reads as another number than it looks like: eight for 010, ninety for 1:30.
 OTHER_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")

@@ -1,10 +1,10 @@
-"""The names of TRL and transformers that our code relies on, in one place. Standard library only.
+"""The names of TRL and transformers that our code relies on, in one place, with the tables in upstream.yaml.
 
-Where a new version renames a field: widen the range in pyproject.toml, change the field here, add its old name to those
-of the new one in ``config/dialects/shared.yaml``, and change every line that ``pytest tests/test_upstream.py`` then
-lists, none of which must be understood for it: attributes (``args.max_steps``), messages that say what to type, YAML of
-``conf/`` and targets in ``config/dialects/``. No other Python holds a name as text. Where only some trainers rename it,
-the new name stands beside the old one, and tests/test_conf.py and tests/test_import.py list the YAML.
+Where a new version renames a field: widen the range in pyproject.toml, change the field in both, add its old name to
+those of the new one in ``config/dialects/shared.yaml``, and change every line that ``pytest tests/test_upstream.py``
+then lists, none of which must be understood for it: attributes (``args.max_steps``), messages that say what to type,
+YAML of ``conf/`` and targets in ``config/dialects/``. No other Python holds a name as text. Where only some trainers
+rename it, the new name stands beside the old one, and tests/test_conf.py and tests/test_import.py list the YAML.
 
 What a trainer of TRL more may need here: ``COMPLETION_LENGTHS``, where it samples, and ``LOSS_INTERFACES``, for losses
 of the user's own. ``training.health`` looks in ``NOTES`` for what it notes between logged steps, if it does.
@@ -18,6 +18,7 @@ from typing import Any
 
 from runner.schema.read import Parameter, Signature, read_signature
 from runner.schema.source import public_names
+from runner.schema.table import read_tables
 
 # --- Names, each once -----------------------------------------------------------------------------
 
@@ -116,123 +117,22 @@ IGNORED = -100  # the label of a token that no loss counts
 
 # --- What is asked of them ------------------------------------------------------------------------
 
-# The field of a trainer's arguments that says how many tokens a completion may have, under its several names.
-COMPLETION_LENGTHS = ("max_completion_length", "response_length", "max_new_tokens")
-# What a loss of the user's own can be given by a trainer, and the names that only such a trainer has: arguments of its
-# constructor, fields of its config, or public methods.
-LOSS_INTERFACES = {
-    "tokens": ("compute_loss_func", "completion_only_loss"),
-    "pairs": ("precompute_ref_log_probs", "f_divergence_type"),
-    "labels": ("precompute_ref_log_probs", "desirable_weight"),
-    "odds": ("odds_ratio_loss",),
-    "contrasts": ("cpo_loss",),
-    "scores": ("center_rewards_coefficient",),
-}
-# Fields of TRL's own losses, each with the value that leaves it out.
-OWN_LOSS = {
-    **{"loss_weights": None, "label_smoothing": 0.0, "f_divergence_type": "reverse_kl", "use_weighting": False},
-    **{"ld_alpha": None, "center_rewards_coefficient": None, "label_smoothing_factor": 0.0, "alpha": 0.0},
-}
-PLAIN_LOSS_TYPES = ("nll", "sigmoid", ["sigmoid"], "kto")  # those that a loss of the user's own may stand beside
-# Fields under which weights of tokens are wrong or without effect: the value that goes with them, and why no other.
-UNWEIGHABLE = {
-    "assistant_only_loss": (False, "weight=answers leaves the same tokens"),
-    "precompute_ref_log_probs": (False, "they are computed without weights"),
-    "use_weighting": (False, "it takes log-probabilities for what they are"),
-    "label_smoothing_factor": (0.0, "loss=label_smoothed goes with weights"),
-    "chat_template_path": (None, "model.tokenizer.chat_template is for that"),
-    "eos_token": (None, "model.tokenizer.eos_token is for that"),
-    "eval_packing": (None, "held-out rows are packed as the training rows are"),
-    "torch_compile": (False, "a compiled model cannot be watched"),
-    "dataset_kwargs": (None, "the trainer's own tokens are needed"),
-}
-# Numbers among the fields of trainers' configs, by the range that makes sense (``validate.values``).
-NUMERIC_FIELDS = {
-    "positive": (
-        *("num_train_epochs", "adam_epsilon", "logging_steps", "save_steps", "eval_steps", "temperature"),
-        *("repetition_penalty", "epsilon", "epsilon_high", "delta", "discopop_tau"),
-    ),
-    "count": (
-        *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
-        *("eval_accumulation_steps", "save_total_limit", "torch_empty_cache_steps", "dataset_num_proc"),
-        *("dataloader_prefetch_factor", "ddp_timeout", "ddp_bucket_cap_mb", "max_new_tokens"),
-        *("max_completion_length", "pad_to_multiple_of", "vllm_max_model_length", "num_generations_eval"),
-        *("steps_per_generation", "num_iterations", "generation_batch_size", "vllm_tensor_parallel_size"),
-        *("ref_model_sync_steps", "precompute_ref_batch_size"),
-    ),
-    "not negative": (
-        *("weight_decay", "max_grad_norm", "warmup_steps", "eval_delay", "neftune_noise_alpha", "beta"),
-        *("kl_coef", "entropy_coef", "router_aux_loss_coef", "desirable_weight", "undesirable_weight"),
-        *("simpo_gamma", "center_rewards_coefficient"),
-    ),
-    "rate": ("adam_beta1", "adam_beta2", "label_smoothing_factor", "label_smoothing"),
-    "fraction": ("min_p", "ld_alpha", "ref_model_mixup_alpha", "lmbda", "top_entropy_quantile"),
-    "share": ("top_p", "vllm_gpu_memory_utilization"),
-    "step size": ("learning_rate",),
-    "seed": ("seed", "data_seed"),
-    "top k": ("top_k",),
-    "steps": ("max_steps",),
-    "two": ("num_generations", "max_length"),  # a group, and a token that another one follows
-    "workers": ("dataloader_num_workers",),
-}
-# Arguments of a trainer that are filled from a group rather than from the trainer's own keys.
-FROM_GROUP = {
-    "model": "model",
-    "processing_class": "model",
-    "train_dataset": "dataset",
-    "eval_dataset": "dataset",
-    "quantization_config": "quant",
-    "peft_config": "peft",
-    "reward_funcs": "reward",
-    "data_collator": "collator",
-    "callbacks": "callback",
-    "compute_loss_func": "loss",
-    "optimizers": "optimizer",
-    "optimizer_cls_and_kwargs": "optimizer",
-}
-# Fields of a trainer's config that a key of the top level sets.
-FROM_TOP = {"learning_rate": "learning_rate", "seed": "seed", "beta": "kl_coef", "kl_coef": "kl_coef"}
-# What ``report_to`` may name (transformers.integrations).
-TRACKERS = (
-    *("none", "all", "azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive", "flyte", "kubeflow"),
-    *("mlflow", "neptune", "swanlab", "tensorboard", "trackio", "wandb"),
-)
-
-# --- What may change when a run goes on -----------------------------------------------------------
-
-# Fields of a trainer's config that no step of the training reads.
-READ_BY_NO_STEP = frozenset(
-    {
-        *("log_on_each_node", "log_level", "log_level_replica", "log_unique_prompts", "skip_memory_metrics"),
-        *("report_to", "run_name", "project"),
-        *("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),
-        *("push_to_hub", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push"),
-        *("hub_revision", "dataloader_pin_memory", "dataloader_prefetch_factor", "dataset_num_proc", "ddp_timeout"),
-    }
-)
-# Those of when something is logged, at which a sample of completions may be drawn to be printed.
-LOGGED = frozenset({"logging_strategy", "logging_steps", "logging_first_step", "log_completions"})
-# Those that could reach a step only through a callback, or through the choice of a best checkpoint.
-CALLBACK_VISIBLE = frozenset(
-    {
-        *("save_strategy", "save_steps", "save_total_limit", "eval_strategy", "eval_steps", "eval_delay"),
-        *("eval_on_start", "per_device_eval_batch_size", "eval_accumulation_steps"),
-    }
-)
-# Those that do not change the order of rows which are all there.
-MAP_STYLE_ONLY = frozenset({"dataloader_num_workers"})
-# Those that may grow, under a schedule that does not look at how many steps there will be.
-LONGER = ("max_steps", "num_train_epochs")
-EXTENDABLE = READ_BY_NO_STEP | LOGGED | CALLBACK_VISIBLE | MAP_STYLE_ONLY | frozenset(LONGER)
-# Those whose default is not the library's but ours or this machine's (``training.components.args``), so that to name
-# the library's is a change.
-MACHINE_DEFAULTS = frozenset({"logging_nan_inf_filter", "restore_callback_states_from_checkpoint", "use_cpu", "bf16"})
-MACHINE_DEFAULTS |= {"activation_checkpointing", "gradient_checkpointing"}
-# Those that need another machine or a server, and what they become in a run made small.
-ELSEWHERE = {
-    **dict.fromkeys((USE_VLLM, TORCH_COMPILE), False),
-    **dict.fromkeys((DEEPSPEED, FSDP, PARALLELISM_CONFIG), None),
-}
+# Each is described where it stands, in upstream.yaml.
+_TABLES = read_tables(__file__)
+COMPLETION_LENGTHS: list[str] = _TABLES["completion_lengths"]
+LOSS_INTERFACES: dict[str, list[str]] = _TABLES["loss_interfaces"]
+OWN_LOSS: dict[str, Any] = _TABLES["own_loss"]
+PLAIN_LOSS_TYPES: list[Any] = _TABLES["plain_loss_types"]
+UNWEIGHABLE: dict[str, tuple[Any, str]] = _TABLES["unweighable"]
+NUMERIC_FIELDS: dict[str, list[str]] = _TABLES["numeric_fields"]
+FROM_GROUP: dict[str, str] = _TABLES["from_group"]
+FROM_TOP: dict[str, str] = _TABLES["from_top"]
+TRACKERS = tuple(_TABLES["trackers"])
+LOGGED, CALLBACK_VISIBLE = frozenset(_TABLES["logged"]), frozenset(_TABLES["callback_visible"])
+MAP_STYLE_ONLY, LONGER = frozenset(_TABLES["map_style_only"]), frozenset(_TABLES["longer"])
+EXTENDABLE = frozenset(_TABLES["read_by_no_step"]) | LOGGED | CALLBACK_VISIBLE | MAP_STYLE_ONLY | LONGER
+MACHINE_DEFAULTS = frozenset(_TABLES["machine_defaults"])
+ELSEWHERE: dict[str, Any] = _TABLES["elsewhere"]
 
 
 # --- Questions ------------------------------------------------------------------------------------

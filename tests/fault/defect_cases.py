@@ -416,9 +416,9 @@ DEFECTS = (
     Defect(
         "resume_takes_another_value",
         "A field that every step reads is on the list of those that may change between a run and one that goes on.",
-        "runner/schema/upstream.py",
-        '*("hub_revision", "dataloader_pin_memory"',
-        '*("hub_revision", "weight_decay", "dataloader_pin_memory"',
+        "runner/schema/upstream.yaml",
+        "hub_revision, dataloader_pin_memory",
+        "hub_revision, weight_decay, dataloader_pin_memory",
         tests=(
             "tests/test_continuation.py::test_the_list_is_the_one_that_is_written_down",
             "tests/test_continuation.py::test_every_field_of_a_trainer_is_on_the_list_or_refused",
