@@ -1,6 +1,6 @@
 """Pictures of one run and of runs side by side; as PNG files, and as SVG that takes the colours of the page around it.
 
-What is on a picture is decided here, where it stands on a page is not (``page``).
+What is on a picture is decided here and in ``plot.yaml``, where it stands on a page is not (``page``).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from runner.config.limits import read_yaml
 from runner.io.files import write_bytes
 from runner.report.axis import Axis
 from runner.report.number import short, spread, value
@@ -27,50 +28,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Which metrics of a run share a picture: the picture's name, and what the metric's last word may be.
-PICTURES = {
-    "loss": ("loss", "loss/policy_avg", "loss/value_avg"),
-    "kl": ("kl", "objective/kl"),
-    "entropy": ("entropy", "policy/entropy_avg"),
-    "reward": (
-        *("reward", "rewards/margins", "rewards/chosen", "rewards/rejected", "margin"),
-        *("objective/scores", "objective/rlhf_reward"),
-    ),
-    "critic": ("val/explained_variance",),
-    "accuracy": ("mean_token_accuracy", "accuracy", "rewards/accuracies"),
-    "length": ("completions/mean_length",),
-    "learning_rate": ("learning_rate",),
-    "grad_norm": ("grad_norm",),
-}
-# Which curves of a sweep are drawn, the first of these that were logged.
-CURVES = (
-    *("reward", "objective/scores", "eval_reward", "eval_objective/scores", "rewards/margins", "rewards/accuracies"),
-    *("eval_rewards/accuracies", "loss", "eval_loss", "kl", "objective/kl", "entropy", "policy/entropy_avg"),
-    *("mean_token_accuracy", "completions/mean_length", "val/explained_variance", "grad_norm"),
-)
+TABLE = read_yaml(Path(__file__).with_name("plot.yaml"))
+PICTURES, COLOURS, STYLE = TABLE["pictures"], TABLE["colours"], TABLE["style"]
+INK, OTHERS = STYLE["text.color"], STYLE["grid.color"]
 MAX_CURVES = 8
-TRADES = (("objective/kl", "objective/scores"), ("kl", "reward"))
-
-# Distinct to eyes that see few colours, and against white as well as against black.
-COLOURS = ("#3b7fc4", "#d9702b", "#2b9a66", "#c2508c", "#8a6fd0", "#9a8420", "#2a97ad", "#b5544d")
-OTHERS = "#8c939c"
-INK = "#1f2329"
 # Points of a curve; longer ones are averaged to as many, which also keeps the page light.
 MAX_POINTS = 300
 MAX_POINTS_BESIDE = 120  # of each of many
 MAX_OTHERS = 40  # settings beyond the palette
-STYLE = {
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 9.5,
-    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
-    **dict.fromkeys(("axes.linewidth", "grid.linewidth"), 0.7),
-    "grid.color": OTHERS,
-    "grid.alpha": 0.25,
-    "lines.linewidth": 1.6,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "runner",
-}
 
 Curve = tuple[Sequence[float], Sequence[float]]
 
@@ -118,7 +83,8 @@ def sweep_pictures(summary: Summary) -> list[Picture]:
         pictures += [_heat_picture(summary, objective)] if len(summary.axes) > 1 else []
     pictures += _trade_pictures(summary)
     logged = {name for run in summary.runs for name in names(run.lines) if len(curve(run.lines, name)[0]) > 1}
-    curves = [name for name in dict.fromkeys((*([objective.name] if objective else []), *CURVES)) if name in logged]
+    first = [objective.name] if objective else []
+    curves = [name for name in dict.fromkeys([*first, *TABLE["curves"]]) if name in logged]
     pictures += [_curve_picture(summary, name) for name in curves[:MAX_CURVES]]
     keys = [label for *_, label in styled(summary) if label]
     return [replace(picture, keys=keys) for picture in pictures]
@@ -281,7 +247,7 @@ def heat_cells(summary: Summary, name: str, across: Axis, up: Axis) -> dict[tupl
 
 def _trade_pictures(summary: Summary) -> Iterator[Picture]:
     """Reward against the distance from the start model, each run a line that ends in a dot."""
-    for kl, reward in TRADES:
+    for kl, reward in TABLE["trades"]:
         with _axes(reward, kl) as (figure, axes):
             for setting, colour, label in reversed(styled(summary)):
                 for run in setting.runs:
