@@ -6,17 +6,15 @@ A card is made to be shown to others, so that paths of this machine and secrets 
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import yaml
 
 from runner.io.distribution import NAME
 from runner.io.files import read_json
 from runner.io.secrets import form_of
 from runner.report.axis import short_target
-from runner.report.facts import differing, score_rows, words_of
+from runner.report.facts import command_of, differing, score_rows, words_of
+from runner.report.render import fill_template
 from runner.run.read import RunRecord, read_run
 from runner.schema.text import number, walk
 
@@ -40,34 +38,29 @@ def to_card(run: RunRecord, copy: Sequence[str], license: str | None = None, pic
         "pipeline_tag": "text-classification" if is_scorer else "text-generation",
         "tags": ["trl", trainer.lower(), "runner"],
     }
-    start = f"[{base}](https://huggingface.co/{base})" if base else (run.cfg.get("model") or {}).get("path")
     goal = "A reward model" if is_scorer else "A language model"
-    scores = [(name.removeprefix("eval_"), before, after) for name, before, after in score_rows(run)]
+    start = f"[{base}](https://huggingface.co/{base})" if base else (run.cfg.get("model") or {}).get("path")
     data = [(name, node) for name, node in walk(run.manifest.get("data")) if isinstance(node, Mapping)]
     known = [(name, node) for name, node in data if "fingerprint" in node]
-    rows = [(name, node.get("rows"), f"`{str(node['fingerprint'])[:16]}`") for name, node in known]
-    model = run.manifest.get("model") or {}
+    model, versions = run.manifest.get("model") or {}, run.manifest.get("versions") or {}
     counts = [f"{number(model[key])} {key}" for key in ("parameters", "trainable") if model.get(key)]
     first, *others = copy
-    notes = [first, *([", ".join(counts)] if counts else []), *others]
-    changed = [[f"`{text}`" for text in row] for row in differing(run) or ()]
-    shown = {key: node for key, node in run.cfg.items() if key not in NOT_SHOWN}
-    sections = {
-        "Results on held-out rows": _table(("score", "before", "after"), scores),
-        "Data": _table(("set", "rows", "fingerprint"), rows),
-        "What differs from the defaults": _table(("key", "here", "default"), changed),
-        "Repeat": _repeat(run),
-        "This copy": "\n".join(f"- {note}" for note in notes),
-        "Curves": "\n".join(f"![{Path(name).stem}]({name})" for name in pictures),
-        "The whole configuration": f"<details>\n\n```yaml\n{_yaml(shown)}```\n\n</details>",
-    }
-    parts = [
-        f"---\n{_yaml({key: entry for key, entry in metadata.items() if entry})}---",
-        f"# {run.cfg.get('name')}",
-        f"{goal}, trained by {trainer} from {start or 'a new model'} on {path or 'rows of its own'}.",
-        *(f"## {title}\n\n{text}" for title, text in sections.items() if text),
-    ]
-    return public("\n\n".join(parts)) + "\n"
+    text = fill_template(
+        "card.md",
+        run=run,
+        metadata={key: entry for key, entry in metadata.items() if entry},
+        begin=f"{goal}, trained by {trainer} from {start or 'a new model'} on {path or 'rows of its own'}.",
+        scores=[(name.removeprefix("eval_"), before, after) for name, before, after in score_rows(run)],
+        rows=[(name, node.get("rows"), f"`{str(node['fingerprint'])[:16]}`") for name, node in known],
+        changed=[[f"`{text}`" for text in row] for row in differing(run) or ()],
+        package=NAME,
+        pinned=[f"{name}=={versions[name].partition('+')[0]}" for name in LIBRARIES if versions.get(name)],
+        command="" if words_of(run) is None else command_of(run),
+        notes=[first, *([", ".join(counts)] if counts else []), *others],
+        pictures=pictures,
+        shown={key: node for key, node in run.cfg.items() if key not in NOT_SHOWN},
+    )
+    return public(text)
 
 
 def public(text: str) -> str:
@@ -108,24 +101,3 @@ def is_hub_name(path: str) -> bool:
     (True, False, False, False)
     """
     return bool(re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path)) and not Path(path).exists()
-
-
-def _repeat(run: RunRecord) -> str:
-    """The command that makes the run again with the versions that it had; nothing where it is not known."""
-    words, versions = words_of(run), run.manifest.get("versions") or {}
-    if words is None:
-        return ""
-    pinned = [f"{name}=={versions[name].partition('+')[0]}" for name in LIBRARIES if versions.get(name)]
-    source = f"The runner is {NAME}, which no package index has: `pip install .` in a checkout of its source."
-    return f"{source}\n\n```bash\npip install {' '.join(pinned)}\n{shlex.join(['python', '-m', 'runner', *words])}\n```"
-
-
-def _yaml(node: Mapping[str, object]) -> str:
-    return yaml.safe_dump(dict(node), sort_keys=False, allow_unicode=True)
-
-
-def _table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table in Markdown; nothing without rows."""
-    cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
-    lines = [f"| {' | '.join(row)} |" for row in (titles, ["---"] * len(titles), *cells)]
-    return "\n".join(lines) if rows else ""

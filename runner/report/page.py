@@ -7,18 +7,15 @@ whatever comes from run files is escaped.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import yaml
 
 from runner.io.files import write_text
 from runner.io.visible import to_visible
 from runner.report.facts import command_of, count_facts, first_rows, score_rows
 from runner.report.importance import METHOD
-from runner.report.number import short, spread, value
+from runner.report.number import spread
 from runner.report.plot import (
     MAX_POINTS_BESIDE,
     OTHERS,
@@ -30,11 +27,11 @@ from runner.report.plot import (
     write_plots,
     write_png,
 )
+from runner.report.render import fill_template
 from runner.report.sweep import Summary, count_states
 from runner.report.table import to_csv, to_jsonl
 from runner.report.tokens import CLASSES, Sheet, to_blocks, to_mark
-from runner.run.read import RunRecord, format_time, read_samples
-from runner.schema.text import number
+from runner.run.read import RunRecord, read_samples
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -74,7 +71,7 @@ def write_report(summary: Summary) -> Path:
         "prompts": side_by_side(summary),
         "facts": count_facts(summary.runs),
     }
-    write_text(page, _render("sweep.html", title=summary.group.name, **context), again=False)
+    write_text(page, fill_template("sweep.html", GLOBALS, title=summary.group.name, **context), again=False)
     return page
 
 
@@ -85,43 +82,19 @@ def write_run_report(run: RunRecord, differing: Sequence[tuple[str, str, str]] |
     context = {
         "run": run,
         "differing": differing,
-        "config": yaml.safe_dump(dict(run.cfg), sort_keys=False, allow_unicode=True) if run.cfg else "",
         "scores": score_rows(run),
         "rows": first_rows(run.cfg),
         "curves": _to_svgs(run_pictures(run.lines)),
         "steps": over_time(run),
         "facts": count_facts([run]),
     }
-    write_text(page, _render("run.html", title=folder.name, **context), again=False)
+    write_text(page, fill_template("run.html", GLOBALS, title=folder.name, **context), again=False)
     return page
 
 
 def to_preview_page(title: str, sheets: Sequence[Sheet]) -> str:
     """All sheets of a preview as one HTML page."""
-    return _render("tokens.html", title=title, sheets=sheets)
-
-
-def _render(template: str, **context: object) -> str:
-    """A template filled in; a name that it does not know is an error."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    folder = FileSystemLoader(Path(__file__).parent / "template")
-    jinja = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    jinja.filters |= {"breakable": breakable, "number": number, "format_time": format_time}
-    jinja.filters["cell"] = lambda entry: short(value(entry), 40)
-    jinja.globals |= GLOBALS
-    return jinja.get_template(template).render(context)
-
-
-def breakable(name: str) -> Markup:
-    """A name as HTML that may be broken after its dashes and slashes.
-
-    >>> str(breakable("a_b/<c>"))
-    'a_<wbr>b/<wbr>&lt;c&gt;'
-    """
-    from markupsafe import Markup, escape
-
-    return Markup("<wbr>").join(map(escape, re.split(r"(?<=[_/+])", name)))
+    return fill_template("tokens.html", GLOBALS, title=title, sheets=sheets)
 
 
 def side_by_side(summary: Summary) -> list[Prompt]:

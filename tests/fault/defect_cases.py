@@ -840,8 +840,8 @@ DEFECTS = (
     Defect(
         "page_without_escape",
         "What stands in a run folder becomes a part of the page of a report.",
-        "runner/report/page.py",
-        "autoescape=True",
+        "runner/report/render.py",
+        "autoescape=is_page",
         "autoescape=False",
         tests=("tests/test_sweep_report.py::test_nothing_from_a_folder_is_taken_for_html",),
     ),
