@@ -4,7 +4,7 @@ import ast
 import contextlib
 import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from runner.schema.source import Definition, Function, Module, bases, find_definition, last_name, member
@@ -119,7 +119,7 @@ def _takes(found: Definition) -> Taken:
 
 def _constructor(found: Definition) -> Taken | None:
     """The arguments of a class's constructor; None where neither it nor its bases define one."""
-    own = {node.name: node for node in found.class_node.body if isinstance(node, Function)}
+    own = {node.name: node for node in found.node.body if isinstance(node, Function)}
     made = _is_dataclass(found)
     name = "__init__" if "__init__" in own else "__new__" if "__new__" in own and not made else None
     if name:
@@ -136,7 +136,7 @@ def _constructor(found: Definition) -> Taken | None:
 
 
 def _function(found: Definition, bound: bool) -> Taken:
-    arguments = found.function_node.args
+    arguments = found.node.args
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults
     pairs = list(zip(positional, defaults, strict=True))[bound:]
@@ -158,18 +158,40 @@ def _others(found: Definition, name: str, notes: Mapping[str, str]) -> Taken:
 
     A body that only looks into it, or only logs it, drops a misspelt key: that is not open.
     """
-    uses = _Uses(name)
-    for statement in found.function_node.body:
-        uses.visit(statement)
-    is_open = uses.escapes
+    nodes = [node for statement in found.node.body for node in ast.walk(statement)]
+    names: dict[str, None] = {}
+    supers: list[ast.Call] = []
+    seen = 0  # of the mentions of the mapping, those that are one of these
+    for node in nodes:
+        match node:
+            case (
+                ast.Call(
+                    func=ast.Attribute(value=ast.Name(id=mapping), attr="pop" | "get" | "setdefault"),
+                    args=[ast.Constant(value=key), *_],
+                )
+                | ast.Subscript(value=ast.Name(id=mapping), slice=ast.Constant(value=key))
+                | ast.Compare(left=ast.Constant(value=key), comparators=[ast.Name(id=mapping), *_])
+            ) if mapping == name:
+                names |= {key: None} if isinstance(key, str) and not key.startswith("_") else {}
+                seen += 1
+            case ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Name(id="super"))), keywords=words) if any(
+                word.arg is None and getattr(word.value, "id", "") == name for word in words
+            ):
+                supers.append(node)
+                seen += 1
+            case ast.If(test=ast.Name(id=mapping)) if mapping == name:
+                seen += 1
+            case ast.FormattedValue():  # a text for people: what is only shown is not used
+                seen += sum(getattr(each, "id", "") == name for each in ast.walk(node))
+    is_open = sum(getattr(node, "id", "") == name for node in nodes) > seen
     inherited: dict[str, Parameter] = {}
-    for call in uses.supers:
+    for call in supers:
         parameters, above_open = _of_base(found)
         placed = [value for value in call.args if not isinstance(value, ast.Starred)]
         given = {word.arg for word in call.keywords} | set(list(parameters)[: len(placed)])
         inherited |= {key: value for key, value in parameters.items() if key not in given}
         is_open = is_open or above_open
-    return inherited | {key: Parameter(key, documented=notes.get(key, "")) for key in uses.names}, is_open
+    return inherited | {key: Parameter(key, documented=notes.get(key, "")) for key in names}, is_open
 
 
 def _of_base(found: Definition) -> Taken:
@@ -188,76 +210,17 @@ def _of_base(found: Definition) -> Taken:
     return {}, True
 
 
-class _Uses(ast.NodeVisitor):
-    """The uses that a body makes of the mapping of its other arguments: by name, for super, or in other ways."""
-
-    def __init__(self, name: str):
-        self.name = name
-        self.names: dict[str, None] = {}
-        self.supers: list[ast.Call] = []
-        self.escapes = False
-
-    def visit_Call(self, node: ast.Call) -> None:
-        match node:
-            case ast.Call(
-                func=ast.Attribute(value=ast.Name(id=self.name), attr="pop" | "get" | "setdefault"),
-                args=[ast.Constant(value=str() as key), *rest],
-            ):
-                self._take(key, rest)
-            case ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Name(id="super")))) if any(
-                word.arg is None and self._is_it(word.value) for word in node.keywords
-            ):
-                self.supers.append(node)
-                self._visit([*node.args, *(word.value for word in node.keywords if word.arg)])
-            case _:
-                self.generic_visit(node)
-
-    def visit_Subscript(self, node: ast.Subscript) -> None:
-        if self._is_it(node.value) and isinstance(node.slice, ast.Constant):
-            self._take(node.slice.value)
-        else:
-            self.generic_visit(node)
-
-    def visit_Compare(self, node: ast.Compare) -> None:
-        if isinstance(node.left, ast.Constant) and self._is_it(node.comparators[0]):
-            self._take(node.left.value)
-        else:
-            self.generic_visit(node)
-
-    def visit_If(self, node: ast.If) -> None:
-        test = [] if self._is_it(node.test) else [node.test]
-        self._visit([*test, *node.body, *node.orelse])
-
-    def visit_FormattedValue(self, node: ast.FormattedValue) -> None:
-        """A text for people: what is only shown is not used."""
-
-    def visit_Name(self, node: ast.Name) -> None:
-        self.escapes = self.escapes or node.id == self.name
-
-    def _is_it(self, node: ast.expr) -> bool:
-        return isinstance(node, ast.Name) and node.id == self.name
-
-    def _take(self, key: object, rest: list[ast.expr] | None = None) -> None:
-        if isinstance(key, str) and not key.startswith("_"):
-            self.names[key] = None
-        self._visit(rest or [])
-
-    def _visit(self, nodes: Iterable[ast.AST]) -> None:
-        for node in nodes:
-            self.visit(node)
-
-
 # --- dataclasses ---
 
 
 def _is_dataclass(found: Definition) -> bool:
-    marks, bases = map(last_name, found.class_node.decorator_list), map(last_name, found.class_node.bases)
+    marks, bases = map(last_name, found.node.decorator_list), map(last_name, found.node.bases)
     return "dataclass" in marks or "NamedTuple" in bases or _is_transformed(found)
 
 
 def _is_transformed(found: Definition) -> bool:
     """True where a base makes dataclasses of its children (PEP 681), as transformers' configs do."""
-    marks = map(last_name, found.class_node.decorator_list)
+    marks = map(last_name, found.node.decorator_list)
     return "dataclass_transform" in marks or any(map(_is_transformed, filter(None, bases(found))))
 
 
@@ -271,7 +234,7 @@ def _fields(found: Definition) -> Taken:
         parameters, is_open = parameters | inherited, is_open or inherited_open
     if _is_dataclass(found):
         notes = _notes(found)
-        for node in found.class_node.body:
+        for node in found.node.body:
             if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
                 continue
             name, words = node.target.id, None  # the keywords of ``= field(...)``, None where the value is no such call
@@ -299,7 +262,7 @@ def _field(
 
 def _widened(parameters: dict[str, Parameter], found: Definition) -> dict[str, Parameter]:
     """The fields with what ``__post_init__`` takes too: ``if isinstance(self.loss_type, str)``."""
-    after = next((n for n in found.class_node.body if getattr(n, "name", "") == "__post_init__"), None)
+    after = next((n for n in found.node.body if getattr(n, "name", "") == "__post_init__"), None)
     for node in ast.walk(after) if after else ():
         match node:
             case ast.Call(

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import Any
 
 # Packages whose source is nobody's own: those that a training is made of, with the runner, and those beside them.
 LIBRARY_PACKAGES = frozenset({"runner", "trl", "transformers", "torch", "peft", "datasets", "accelerate", "numpy"})
@@ -74,27 +75,13 @@ class Definition:
 
     module: Module
     name: str
-    node: ast.ClassDef | Function | ast.expr | None = None
+    node: Any = None
     owner: "Definition | None" = None
 
     @property
     def home(self) -> str:
         """The dotted name under which it is defined, whatever name led here."""
         return f"{self.module.name}.{self.name}"
-
-    @property
-    def class_node(self) -> ast.ClassDef:
-        """Its node, for those who know that it is a class; TypeError where it is none."""
-        if not isinstance(self.node, ast.ClassDef):
-            raise TypeError(f"{self.home} is no class")
-        return self.node
-
-    @property
-    def function_node(self) -> Function:
-        """Its node, for those who know that it is a function; TypeError where it is none."""
-        if not isinstance(self.node, Function):
-            raise TypeError(f"{self.home} is no function")
-        return self.node
 
 
 def find_definition(target: str) -> Definition | Module | None:
