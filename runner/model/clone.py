@@ -31,32 +31,12 @@ from transformers import (
 from runner.errors import ConfigError, Fault
 from runner.io.files import shipped
 from runner.model.load import new_model, read_adapter, read_config
+from runner.schema.table import read_tables
 
-HEAD_SIZE = 8  # units of an attention head
-LIMITS = {
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 8),
-    **dict.fromkeys(("num_experts_per_tok", "top_k_experts", "moe_topk"), 8),
-    **dict.fromkeys(("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace"), 1),
-    **dict.fromkeys(("sliding_window", "attention_chunk_size"), 32),
-    **dict.fromkeys(("num_kv_shared_layers", "num_nextn_predict_layers"), 0),
-    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "hidden_size_per_layer_input"), 2 * HEAD_SIZE),
-    **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rotary_dim"), HEAD_SIZE),
-    **dict.fromkeys(("head_dim", "global_head_dim", "linear_key_head_dim", "linear_value_head_dim", "d_kv"), HEAD_SIZE),
-}
-INNER = ("ffn_dim", "n_inner", "ffn_hidden_size", "d_ff", "decoder_ffn_dim")
-LAYERS = ("num_hidden_layers", "max_window_layers", "decoder_layers", "encoder_layers")
-# The number of layers that some patterns take to come round.
-PERIODS = ("sliding_window_pattern", "full_attention_interval", "attn_layer_period", "interleave_moe_layer_step")
+TABLES = read_tables(__file__)
+HEAD_SIZE: int = TABLES["limits"]["head_dim"]  # units of an attention head
 RANK = 4  # of the adapter of an adapter's clone
 MAX_SHORTENED_WEIGHTS = 200_000_000  # weights of a clone that only has fewer layers
-# Of any architecture the data is prepared alike; only the size of the vocabulary is the tokenizer's.
-PLACEHOLDER: dict[str, Any] = {
-    "model_type": "llama",
-    **dict.fromkeys(("hidden_size", "intermediate_size"), 8),
-    **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 1),
-    "max_position_embeddings": 1 << 20,
-    "tie_word_embeddings": True,
-}
 
 
 @dataclass(frozen=True)
@@ -107,7 +87,7 @@ def write_clone(source: Source, folder: Path) -> str:
 
 def write_placeholder(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write a model of a few weights that has a tokenizer's vocabulary, with it; some trainers load it by its path."""
-    new_model(tokenizer, **PLACEHOLDER).save_pretrained(folder)
+    new_model(tokenizer, **TABLES["placeholder"]).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
@@ -155,10 +135,10 @@ def shrink(config: PretrainedConfig) -> PretrainedConfig:
     for part in _parts(small):
         before = getattr(part, "hidden_size", None)
         _set_heads(part)
-        for name, limit in LIMITS.items():
+        for name, limit in TABLES["limits"].items():
             if type(value := _value(part, name)) is int:
                 setattr(part, name, min(value, limit))
-        for name in [name for name in vars(part) if "intermediate_size" in name or name in INNER]:
+        for name in [name for name in vars(part) if "intermediate_size" in name or name in TABLES["inner"]]:
             value, share = getattr(part, name), part.hidden_size / before
             listed = isinstance(value, list)
             setattr(part, name, [_narrowed(each, share) for each in value] if listed else _narrowed(value, share))
@@ -190,7 +170,7 @@ def shorten(config: PretrainedConfig) -> PretrainedConfig:
             setattr(part, name, [value[layer] for layer in kept])
         for name, value in numbers.items():
             setattr(part, name, [layer for layer in value if layer < len(kept)])
-        for name in LAYERS:
+        for name in TABLES["layers"]:
             if isinstance(count := getattr(part, name, None), int):
                 setattr(part, name, min(count, len(kept)))
     return small
@@ -209,7 +189,7 @@ def _kept_layers(part: PretrainedConfig, depth: int, settings: list[Sequence[obj
     kinds: dict[str, int] = {}
     for layer in range(depth):
         kinds.setdefault(repr([value[layer] for value in settings]), layer)
-    periods = [value for name in PERIODS if isinstance(value := getattr(part, name, None), int)]
+    periods = [value for name in TABLES["periods"] if isinstance(value := getattr(part, name, None), int)]
     least = max(2, *periods, 0) if not settings else 2
     kept = sorted(kinds.values())
     return (kept + [layer for layer in range(depth) if layer not in kept])[: max(least, len(kept))]
