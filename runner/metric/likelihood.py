@@ -15,7 +15,10 @@ def loss(log_probs: Sequence[Sequence[float]]) -> float:
     >>> loss([[-1.0, -2.0], [-6.0], []])
     3.0
     """
-    return _mean_loss("loss", log_probs)
+    tokens = [value for row in log_probs for value in row]
+    if not tokens:
+        raise DataError(Fault("metric", f"no tokens in {len(log_probs)} answers", "answers with tokens"))
+    return -math.fsum(tokens) / len(tokens)
 
 
 def perplexity(log_probs: Sequence[Sequence[float]]) -> float:
@@ -24,15 +27,8 @@ def perplexity(log_probs: Sequence[Sequence[float]]) -> float:
     >>> round(perplexity([[math.log(0.5), math.log(0.5)], [math.log(0.125)], []]), 6)
     3.174802
     """
-    mean = _mean_loss("perplexity", log_probs)
+    mean = loss(log_probs)
     return math.exp(mean) if mean < 700 else math.inf
-
-
-def _mean_loss(metric: str, log_probs: Sequence[Sequence[float]]) -> float:
-    tokens = [value for row in log_probs for value in row]
-    if not tokens:
-        raise DataError(Fault(f"metric.{metric}", f"no tokens in {len(log_probs)} answers", "answers with tokens"))
-    return -math.fsum(tokens) / len(tokens)
 
 
 def token_accuracy(logits: Sequence[Any], labels: Sequence[Sequence[int]]) -> list[float | None]:
