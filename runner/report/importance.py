@@ -9,12 +9,6 @@ from statistics import fmean
 SEEDS = "seeds (noise)"
 SPARE = 2  # degrees of freedom that must be left, or the shares would add up to one whatever the runs did
 
-METHOD = (
-    "Share of the variance of the score over the finished runs that goes with the key's own means (eta squared, the "
-    "main effect of an analysis of variance). 'By chance' is what a key without any effect reaches on average. What is "
-    "left goes with keys together; where not every combination has equally many runs, the shares overlap."
-)
-
 
 @dataclass(frozen=True)
 class Importance:

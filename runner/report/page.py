@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from runner.io.files import write_text
 from runner.io.visible import to_visible
 from runner.report.facts import command_of, count_facts, first_rows, score_rows
-from runner.report.importance import METHOD
 from runner.report.number import spread
 from runner.report.plot import (
     MAX_POINTS_BESIDE,
@@ -30,20 +29,16 @@ from runner.report.plot import (
 from runner.report.render import fill_template
 from runner.report.sweep import Summary, count_states
 from runner.report.table import to_csv, to_jsonl
-from runner.report.tokens import CLASSES, Sheet, to_blocks, to_mark
+from runner.report.tokens import Sheet, to_blocks, to_mark
 from runner.run.read import RunRecord, read_samples
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-MAX_PROMPTS = 6  # on a page
 MAX_COLUMNS = 6  # settings, or steps of one run, whose completions stand side by side
 # What the templates use beside their own figures.
-GLOBALS = {
-    **{"spread": spread, "command_of": command_of, "count_states": count_states, "others": OTHERS, "method": METHOD},
-    **{"max_points": MAX_POINTS_BESIDE, "max_prompts": MAX_PROMPTS},
-    **{"to_blocks": to_blocks, "to_mark": to_mark, "to_visible": to_visible, "classes": CLASSES},
-}
+CALLED = (spread, command_of, count_states, to_blocks, to_mark, to_visible)
+GLOBALS = {each.__name__: each for each in CALLED} | {"others": OTHERS, "max_points": MAX_POINTS_BESIDE}
 
 Row = Mapping[str, Any]  # a sampled completion
 Column = tuple[str, str | None, Mapping[str, Row]]  # a label, its colour, and the completion of each prompt

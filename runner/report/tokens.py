@@ -118,7 +118,6 @@ def to_mark(row: TokenRow, place: int) -> str:
 # --- Terminal -----------------------------------------------------------------------------------
 
 STYLES = {" ": "2", "^": "32;4", "+": "1;35;4", "-": "33;4", "0": "9;31"}
-CLASSES = {" ": "", "^": "trained", "+": "more", "-": "less", "0": "none"}  # of the page
 LEGEND = {"^": "trained", "+": "weighs more than 1", "-": "less than 1", "0": "nothing"}
 
 
