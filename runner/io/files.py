@@ -117,12 +117,10 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path) -> dict | None:
-    """The content of a JSON file, or None where it is missing or torn."""
-    try:
-        with open_own(path, encoding="utf-8") as file:
-            return json.load(file)
-    except (OSError, ValueError, RecursionError):
-        return None
+    """The object that a JSON file holds, or None where it is missing, torn, or holds something else."""
+    with contextlib.suppress(OSError, ValueError, RecursionError), open_own(path, encoding="utf-8") as file:
+        return found if isinstance(found := json.load(file), dict) else None
+    return None
 
 
 def read_rows(path: Path, most: int | None = None) -> list[dict[str, Any]]:

@@ -105,20 +105,19 @@ class Run:
     def status(self) -> dict[str, Any]:
         """The last state that was written; that of a run which was only created where none was, or none can be read."""
         found = read_json(self.folder / "status.json")
-        return {"state": "created", "step": 0, "max_steps": 0} | (found if found and _is_status(found) else {})
+        return {"state": "created", "step": 0, "max_steps": 0} | (
+            found if found and found.get("state") in STATES else {}
+        )
 
     def manifest(self) -> dict[str, Any]:
         """The manifest of the run; empty where nothing was, or nothing can be read."""
-        found = read_json(self.folder / "manifest.json")
-        return found if isinstance(found, dict) else {}
+        return read_json(self.folder / "manifest.json") or {}
 
     def check_there(self) -> None:
         """Raise FolderError where the folder was moved or deleted while somebody worked in it."""
         if not (self.folder / "config.yaml").exists():
-            found, fix = (
-                "it was moved or deleted meanwhile",
-                "the same command again; it goes on if the folder is put back",
-            )
+            found = "it was moved or deleted meanwhile"
+            fix = "the same command again; it goes on if the folder is put back"
             raise FolderError(Fault(str(self.folder), found, "the folder of the run", fix))
 
     def set_status(self, state: str | None = None, **changes: object) -> None:
@@ -204,8 +203,7 @@ def check_metadata(run: Run) -> None:
     for name, consequence in after.items():
         path = run.folder / name
         found = read_json(path)
-        is_right = _is_status(found) if name == "status.json" else isinstance(found, dict)
-        if path.exists() and not is_right:
+        if path.exists() and (found is None or (name == "status.json" and found.get("state") not in STATES)):
             faults.append(Fault(str(path), "it cannot be read", "JSON", f"rm {path}  (the run then {consequence})"))
     FolderError.refuse(faults)
 
@@ -246,10 +244,6 @@ def check_lines(run: Run) -> None:
         found = f"line {', '.join(map(str, bad[:5]))} cannot be read"
         fix = f"rm {run.metrics}  (the run goes on without the lines so far), or mend them"
         raise FolderError(Fault(str(run.metrics), found, "JSON with a step in each line", fix))
-
-
-def _is_status(found: object) -> bool:
-    return isinstance(found, dict) and found.get("state") in STATES
 
 
 @contextlib.contextmanager

@@ -43,7 +43,7 @@ def damage_of(folder: Path, *, touched_only: bool = False) -> dict[str, str]:
     ``touched_only`` reads only files that were written to after the seal, which costs no time where none was.
     """
     files = read_json(folder / SEAL)
-    if not isinstance(files, dict) or SEAL not in files:
+    if files is None or SEAL not in files:
         return {SEAL: "cannot be read" if (folder / SEAL).is_file() else "missing"}
     if files.pop(SEAL) != _own_entry(files):
         return {SEAL: "other bytes than were sealed"}
