@@ -166,6 +166,28 @@ class Rare:
         return [float(number % self.every == 0) for number in numbers]
 
 
+class Halved:
+    """Lengths for every second group of completions of one prompt, and nothing for those between."""
+
+    def __init__(self, group: int = 4):
+        self.group = group
+        self.__name__ = "halved"
+
+    def __call__(self, completions: list[Any]) -> list[float]:
+        return [(number // self.group % 2) * float(len(str(each)) % 7) for number, each in enumerate(completions)]
+
+
+class Huge:
+    """Lengths by the thousand, or whatever they are multiplied by."""
+
+    def __init__(self, times: float):
+        self.times = times
+        self.__name__ = "huge"
+
+    def __call__(self, completions: list[Any]) -> list[float]:
+        return [self.times * (len(str(each)) % 7) for each in completions]
+
+
 # --- Losses -------------------------------------------------------------------------------------
 
 

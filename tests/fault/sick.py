@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 import resource
 import shutil
@@ -61,6 +62,35 @@ def taught(folder: Path) -> tuple[str, ...]:
     return (f"trainer.teacher_model.path={TESTS.parent / 'runner/model/tiny'}", "tolerate.zero_gradient=true")
 
 
+def curriculum(folder: Path) -> tuple[str, ...]:
+    """Rows in the order of a curriculum: short ones, long ones, and then others of another kind."""
+    own = TESTS.parent / "runner/dataset"
+    sort = (own / "toy_sort/train.jsonl").read_text(encoding="utf-8").splitlines()
+    others = (own / "toy_demonstrations/train.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in (*sorted(sort[:48], key=len), *others[:48])]
+    texts = [
+        json.dumps({"prompt": row["prompt"], "completion": row.get("completion") or row["chosen"]}) for row in rows
+    ]
+    (folder / "rows.jsonl").write_text("\n".join(texts), encoding="utf-8")
+    return (
+        "dataset=local",
+        f"dataset.path={folder / 'rows.jsonl'}",
+        "dataset.limit=null",
+        "dataset.split={train: 'train[:92]', eval: 'train[92:]'}",
+    )
+
+
+def begun(*words: str) -> Callable[[Path], tuple[str, ...]]:
+    """A run of the same words that has taken half of the steps, from which the case goes on."""
+
+    def prepare(folder: Path) -> tuple[str, ...]:
+        half = [*words, "name=begun", f"output_root={folder / 'begun'}"]
+        assert main(half) == 0
+        return (f"resume={next(folder.glob('begun/begun/*/config.yaml')).parent}",)
+
+    return prepare
+
+
 def trainer(name: str, steps: int, *words: str) -> tuple[str, ...]:
     own = {"grpo": SAMPLED, "rloo": SAMPLED, "ppo": PPO, "online_dpo": ("trainer.args.max_new_tokens=8",)}
     own["distillation"] = ("trainer.args.max_completion_length=8",)
@@ -72,7 +102,7 @@ def reward(kind: str, **values: object) -> tuple[str, ...]:
 
 
 WARM = ("trainer.args.warmup_steps=4", "trainer.args.lr_scheduler_type=cosine")
-ALONE = "reward=none"
+ALONE, CONSTANT = "reward=none", "trainer.args.lr_scheduler_type=constant"
 WEIGHT, NAN, INF = callback("Weight", at=4), callback("Gradient", at=4, value="nothing"), {"at": 4, "value": "endless"}
 SICK = [
     Case("nan weight sft", trainer("sft", 12, *WEIGHT), 4, "not_finite"),
@@ -232,6 +262,58 @@ HEALTHY = [
     Case("online dpo", trainer("online_dpo", 10)),
     Case("distillation", trainer("distillation", 6), prepare=taught),
     Case("gkd", trainer("gkd", 6), prepare=taught),
+    # Odd ones.
+    Case(
+        "sft curriculum",
+        trainer("sft", 24, "trainer.args.train_sampling_strategy=sequential", "learning_rate=1e-3"),
+        prepare=curriculum,
+    ),
+    Case("sft restarts", trainer("sft", 24, "trainer.args.lr_scheduler_type=cosine_with_restarts", *WARM[:1])),
+    Case("sft long warm-up", trainer("sft", 12, "trainer.args.warmup_steps=11")),
+    Case("sft tiny rate", trainer("sft", 12, "learning_rate=1e-9")),
+    Case("sft decayed to nothing", trainer("sft", 30, "trainer.args.lr_scheduler_type=polynomial")),
+    Case("sft no clipping", trainer("sft", 12, "trainer.args.max_grad_norm=0")),
+    Case("sft weight decay", trainer("sft", 20, "trainer.args.weight_decay=1.0", "learning_rate=1e-3")),
+    Case("sft noise", trainer("sft", 12, "trainer.args.neftune_noise_alpha=10")),
+    Case("sft smoothed", trainer("sft", 12, "loss=label_smoothed")),
+    Case("sft focal", trainer("sft", 20, "loss=focal")),
+    Case("sft one row", trainer("sft", 30, "dataset.limit.train=1", "trainer.args.per_device_train_batch_size=1")),
+    Case("sft new model", trainer("sft", 20, "model=new", "learning_rate=1e-3")),
+    Case("sft adafactor", trainer("sft", 12, "optimizer=adafactor")),
+    Case("sft resumed", trainer("sft", 12, CONSTANT), prepare=begun(*trainer("sft", 6, CONSTANT))),
+    *[
+        Case(f"sft {name}", trainer("sft", 10, f"peft={name}"))
+        for name in ("pissa", "olora", "vera", "ia3", "pattern", "dora", "p_tuning", "lora_embeddings")
+    ],
+    Case("dpo pissa", trainer("dpo", 12, "peft=pissa")),
+    Case("dpo frozen layers", trainer("dpo", 12, "peft=freeze", "peft.layers=1")),
+    Case("dpo accumulated", trainer("dpo", 8, "trainer.args.gradient_accumulation_steps=4", *WARM)),
+    Case(
+        "dpo bfloat16 with precomputed references",
+        trainer("dpo", 12, "model.dtype=bfloat16", "trainer.args.precompute_ref_log_probs=true"),
+    ),
+    Case("dpo one row", trainer("dpo", 30, "dataset.limit.train=1", "trainer.args.per_device_train_batch_size=1")),
+    Case("dpo weak reference", trainer("dpo", 20, "kl_coef=0.001", "learning_rate=1e-4")),
+    Case("dpo ipo", trainer("dpo", 20, "trainer.args.loss_type=[ipo]")),
+    Case("dpo with demonstrations", trainer("dpo", 20, "trainer.args.loss_type=[sigmoid,sft]")),
+    Case("dpo resumed", trainer("dpo", 12, CONSTANT), prepare=begun(*trainer("dpo", 6, CONSTANT))),
+    Case("kto lora", trainer("kto", 12, "peft=lora", "learning_rate=1e-3")),
+    Case("simpo", trainer("cpo", 20, "trainer.args.loss_type=simpo", "trainer.args.cpo_alpha=0.0")),
+    Case("reward lora accumulated", trainer("reward", 10, "peft=lora", "trainer.args.gradient_accumulation_steps=2")),
+    Case("reward memorised", trainer("reward", 60, "dataset.limit.train=8", "learning_rate=1e-3")),
+    Case("grpo without reference", trainer("grpo", 10, "kl_coef=0")),
+    Case("grpo constant reward of half of the prompts", trainer("grpo", 14, ALONE, *reward("Halved"))),
+    Case("grpo negative rewards", trainer("grpo", 10, ALONE, *reward("Huge", times=-1))),
+    Case("grpo huge rewards", trainer("grpo", 10, ALONE, *reward("Huge", times=1e6))),
+    Case("grpo resumed", trainer("grpo", 8, CONSTANT), prepare=begun(*trainer("grpo", 4, CONSTANT))),
+    Case("rloo constant reward of half of the prompts", trainer("rloo", 12, ALONE, *reward("Halved"))),
+    Case("ppo without penalty", trainer("ppo", 12, "kl_coef=0")),
+    Case("ppo frozen layers", trainer("ppo", 8, "peft=freeze")),
+    Case("ppo whitened", trainer("ppo", 10, "trainer.args.score_normalization=whiten")),
+    Case("ppo huge rewards", trainer("ppo", 10, ALONE, *reward("Huge", times=1e3))),
+    Case("ppo accumulated", trainer("ppo", 6, "trainer.args.gradient_accumulation_steps=2", *WARM)),
+    Case("ppo resumed", trainer("ppo", 8, CONSTANT), prepare=begun(*trainer("ppo", 4, CONSTANT))),
+    Case("online dpo lora", trainer("online_dpo", 8, "peft=lora")),
 ]
 
 
@@ -279,10 +361,9 @@ def perform(case: Case, folder: Path) -> Outcome:
     """Run the command of a case in this process, in a folder of its own."""
     work = folder / case.name.replace(" ", "-")
     work.mkdir(parents=True, exist_ok=True)
-    words = [*case.words, *case.prepare(work), "name=run", f"output_root={work / 'outputs'}"]
     told = io.StringIO()
     with contextlib.redirect_stderr(told), contextlib.redirect_stdout(told):
-        code = main(words)
+        code = main([*case.words, *case.prepare(work), "name=run", f"output_root={work / 'outputs'}"])
     found = list(work.glob("outputs/run/*/config.yaml"))
     run = Run(found[0].parent if found else work)
     return Outcome(code, run, str(run.status().get("cause") or "") if found else told.getvalue())
