@@ -240,10 +240,10 @@ def progress_bar(title: str, total: int, unit: str, **options: Any) -> tqdm:
 def sample_lines(pairs: Iterable[tuple[Any, str]]) -> list[str]:
     """Prompts and completions side by side, a line each: of a prompt the end, of a completion the begin."""
     width = max(20, (shutil.get_terminal_size((100, 20)).columns - 4) // 2)
-    lines = []
-    for prompt, completion in pairs:
-        lines.append(f"  {line_of(text_of(prompt), width, tail=True):<{width}}  {line_of(completion, width)}")
-    return lines
+    return [
+        f"  {line_of(text_of(prompt), width, tail=True):<{width}}  {line_of(completion, width)}"
+        for prompt, completion in pairs
+    ]
 
 
 def line_of(text: str, width: int, *, tail: bool = False) -> str:

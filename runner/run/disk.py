@@ -53,10 +53,8 @@ def free(path: Path) -> int:
 def is_full(error: BaseException, folder: Path) -> bool:
     """True for an error that is, or came from, a disk that took no more bytes."""
     chain = list(_chain(error))
-    if any(
-        (isinstance(one, OSError) and one.errno in FULL) or any(sign in str(one) for sign in WRITE_FAILURES)
-        for one in chain
-    ):
+    text = "\n".join(map(str, chain))
+    if any(sign in text for sign in WRITE_FAILURES) or any(getattr(one, "errno", None) in FULL for one in chain):
         return True
     return not isinstance(error, RunnerError) and free(folder) < MIN_FREE_BYTES
 
