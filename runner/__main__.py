@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     finally:
         try:
-            if sys.stdout is not None:  # as it is where a shell has closed it
+            if sys.stdout is not None and not sys.stdout.closed:  # by a shell, or by code of the user's
                 sys.stdout.flush()
         except BrokenPipeError:  # of which Python would complain when it leaves
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

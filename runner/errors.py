@@ -29,6 +29,7 @@ from runner.io.distribution import to_install
 from runner.io.secrets import hidden
 from runner.io.visible import visible_lines
 
+MAX_LETTERS = 500  # of a message of somebody else's that are shown
 LIST = re.compile(r"(?<![\w.'\"])[\w.]+=\[[^\]'\"<>]*\]")  # a word that zsh takes for a pattern of files
 
 
@@ -179,11 +180,27 @@ def read_error(text: str, code: int) -> RunnerError:
     return error
 
 
+def describe(error: BaseException) -> str:
+    """The kind and the message of an exception on one line, so much as can be read; its message may fail, too.
+
+    >>> describe(OSError("no\\nroom")), describe(KeyboardInterrupt())
+    ('OSError: no room', 'KeyboardInterrupt')
+    """
+    try:
+        message = " ".join(str(error).split())
+    except Exception as other:
+        message = f"its message raises {type(other).__name__}"
+    more = "" if len(message) <= MAX_LETTERS else f"... ({len(message):,} letters)"
+    return f"{type(error).__name__}: {message[:MAX_LETTERS]}{more}".removesuffix(": ")
+
+
 def own_place(error: BaseException) -> str:
     """The innermost line of the user's own code that an exception came through, as file:line; empty for none."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
-    own = [frame for frame in frames if is_own(frame.filename)]
-    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+    own = [(frame.filename, frame.lineno) for frame in frames if is_own(frame.filename)]
+    if isinstance(error, SyntaxError) and error.filename and is_own(error.filename):
+        own.append((error.filename, error.lineno))
+    return f"{own[-1][0]}:{own[-1][1]}" if own else ""
 
 
 def is_own(file: str | Path) -> bool:

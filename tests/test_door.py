@@ -169,6 +169,8 @@ def test_a_tracker_sets_only_variables_of_trackers(capsys):
         (["~nothing"], "there is no such key to delete"),
         (["dataset.split.train='train[:0]'"], "no row: runner://dataset/toy_sort train[:0]"),
         (["dataset.split.train='train[:200%]'"], "at most 100%"),
+        (["allow=3"], "type      allow=<a list of texts or null>"),
+        (["dataset.map=mine.f", "allow=[mine]"], "found     the text mine.f"),
         (["trainer.args.report_to=wandbb"], "type      trainer.args.report_to=wandb"),
         (["import", "/dev/zero"], "a pipe, a socket or a device"),
     ],
@@ -177,7 +179,7 @@ def test_what_would_take_for_ever_or_cannot_be_is_refused_at_once(words, said, c
     assert said in faults(capsys, *words)
 
 
-@pytest.mark.parametrize("name", ["WORLD_SIZE", "RANK"])
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "RANK", "LOCAL_RANK"])
 def test_a_variable_of_processes_that_is_no_number_is_refused(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "2")

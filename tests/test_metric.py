@@ -1,5 +1,6 @@
 """Metrics by hand: of completions, of scores against labels, and of what a model says of known answers."""
 
+import itertools
 import math
 import random
 import re
@@ -194,6 +195,10 @@ def test_what_a_metric_returns_becomes_numbers_by_name():
         to_numbers("size", [1.0, "x"], 2)
     with pytest.raises(SickRun, match="nan for row 0 of 1"):
         to_numbers("size", [math.nan], 1)
+    with pytest.raises(SickRun, match="a number of 1329 bits for row 0 of 1"):
+        to_numbers("size", [10**400], 1)
+    with pytest.raises(DataError, match="2 numbers for 1 rows"):
+        to_numbers("size", itertools.count(), 1)
 
 
 def test_a_metric_may_be_of_some_sets_only():

@@ -367,7 +367,7 @@ def test_pictures_beside_text_are_refused_and_the_text_alone_trains_when_asked(r
 
 
 OWN = """
-import sys
+import os, sys, torch
 from transformers import TrainerCallback
 
 class Raises(TrainerCallback):
@@ -384,6 +384,30 @@ class Takes(TrainerCallback):
 
 def optimizer(params):
     raise ValueError("mine is broken")
+
+class Mute(BaseException):
+    def __str__(self):
+        return 3
+
+class Anything(TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        raise Mute
+
+class Answers(TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        return "done"
+
+class Spoils(TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        state.log_history = None
+
+class Careless(TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        torch.set_grad_enabled(False)
+        os.chdir("/")
+        sys.stdout.close()
+        sys.stderr.close()
+        os.close(state.global_step)
 """
 
 
@@ -395,6 +419,9 @@ def optimizer(params):
         (["+callback.m._target_=own_code.Leaves"], ("callback.m", "sys.exit(3)", "own_code.py:11")),
         (["+callback.m._target_=own_code.Takes"], ("callback.m", "an unexpected keyword", "Takes.on_step_end")),
         (["optimizer._target_=own_code.optimizer"], ("optimizer", "ValueError: mine is broken", "own_code.py:18")),
+        (["+callback.m._target_=own_code.Anything"], ("callback.m", "Mute: its message raises", "own_code.py:26")),
+        (["+callback.m._target_=own_code.Answers"], ("callback.m", "on_step_end gave str", "return control")),
+        (["+callback.m._target_=own_code.Spoils"], ("callback.m", "AttributeError", "without callback.m")),
     ],
 )
 def test_what_the_users_own_code_raises_is_told_with_its_line(train, tmp_path, monkeypatch, capfd, words, said):
@@ -404,3 +431,13 @@ def test_what_the_users_own_code_raises_is_told_with_its_line(train, tmp_path, m
     assert (done.code, done.state()) == (2, "failed")
     told, cause = capfd.readouterr().err, done.run.status()["cause"]
     assert all(each in told and each in cause for each in said)
+
+
+@pytest.mark.slow
+def test_a_callback_that_closes_the_output_and_switches_autograd_off_harms_no_step(runner, tmp_path):
+    (tmp_path / "own_code.py").write_text(OWN)
+    words = ("trainer.args.max_steps=2", "trainer.args.per_device_train_batch_size=2", "metric=none")
+    done = runner(*words, "callback.m._target_=own_code.Careless", "allow=[own_code]", "name=run")
+    assert (
+        "model.path=outputs/run" in (runner.runs("run")[0] / "log.txt").read_text() and "Traceback" not in done.stderr
+    )

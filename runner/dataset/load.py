@@ -49,7 +49,7 @@ def load_rows(
     config: str | None = None,
     revision: str | None = None,
     split: dict[Literal["train", "eval"], Any] | None = None,
-    map: Any = None,
+    map: dict[str, Any] | list[dict[str, Any] | None] | None = None,  # of a mapping with _target_, what it builds
     columns: dict[Role, str] | None = None,
     system: str | None = None,
     limit: dict[Literal["train", "eval"], int | None] | None = None,
@@ -77,7 +77,7 @@ def load_rows(
     train, evals = read_cuts(split)
     limits = read_limits(limit)
     named = path_text(path)
-    request = RowRequest(form, columns, system, bad_rows, to or "", keep, list_steps(map), without)
+    request = RowRequest(form, columns, system, bad_rows, to or "", keep, list_steps(map), without)  # type: ignore[arg-type]
     with _local_main_process_first():
         files = find_files(copy_here(path))
         check_words(files, bad_rows, config=config, revision=revision)

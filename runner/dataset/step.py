@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from runner.errors import DataError, Fault, own_place
+from runner.errors import DataError, Fault, describe, own_place
 from runner.io.files import source_hash
 
 Row = dict[str, Any]
@@ -37,7 +37,7 @@ def apply_steps(row: Row, steps: Sequence[Step]) -> Row | None:
         except Exception as error:
             if isinstance(error, DataError):
                 raise
-            found, fix = f"{type(error).__name__}: {error}", f"mend {own_place(error) or step}, or dataset.map=null"
+            found, fix = describe(error), f"mend {own_place(error) or step}, or dataset.map=null"
             raise DataError(Fault("map", found, "a row, or None to leave it out", fix)) from error
         if made is None:
             return None

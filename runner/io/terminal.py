@@ -153,6 +153,9 @@ class Copied:
     def flush(self) -> None:
         self._unless_closed(self.stream.flush)
 
+    def close(self) -> None:
+        """Stay open: what code of the user's closes, the run prints on to."""
+
     def _unless_closed(self, call: Callable[..., object], *args: str) -> None:
         """Call the stream; where whoever read along has seen enough, as ``head`` does, the rest goes nowhere."""
         try:
@@ -170,6 +173,19 @@ def copied_output() -> contextlib.redirect_stdout[Any]:
     """Copy the output of this process to the log of its run, unless it goes there anyway."""
     is_plain = sys.stdout is None or isinstance(sys.stdout, Copied) or is_logged()
     return contextlib.redirect_stdout(sys.stdout if is_plain else Copied(sys.stdout))
+
+
+def keep_output(*streams: Any) -> None:
+    """Have the two streams again that were the output of this process; what was closed is opened anew."""
+    kept = []
+    for number, stream in enumerate(streams, 1):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+        is_closed = getattr(stream, "closed", False)
+        kept.append(open(number, "w", encoding="utf-8", closefd=False) if is_closed else stream)  # noqa: SIM115
+    sys.stdout, sys.stderr = kept
 
 
 def print_error(error: object) -> None:

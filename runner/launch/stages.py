@@ -91,7 +91,8 @@ def draft(overrides: Sequence[str], folders: Sequence[Path] = ()) -> config.Comp
 
 def faults_of(composed: config.Composed, folders: Sequence[Path] = ()) -> list[Fault]:
     """The faults of a configuration: key by key, and then part against part."""
-    allow = tuple(composed.cfg.get("allow") or ()) if "allow" in composed.typed else ()
+    allow = composed.cfg.get("allow") if "allow" in composed.typed else ()
+    allow = tuple(allow) if isinstance(allow, list) else ()
     menu = config.read_menu(folders)
     faults = find_all_faults(composed.cfg, menu=menu, allow=allow, typed=composed.typed)
     return faults or find_mismatches(composed.cfg, menu) or find_resume_faults(composed.cfg)

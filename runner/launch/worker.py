@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from runner import config
+from runner import config, errors
 from runner.config.build import build, locate
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, Interrupted, RunnerError, own_place
 from runner.io.files import PACKAGE, open_own
@@ -43,6 +43,7 @@ from runner.schema.text import nodes
 from runner.validate import find_dangers
 from runner.validate.context import OWN
 from runner.validate.start import find_missing_libraries
+from runner.validate.targets import is_allowed
 
 log = logging.getLogger("runner.launch.worker")
 
@@ -200,7 +201,7 @@ def work(folder: str | Path, command: str = "train", debug: bool = False, record
                     add_notes(run, [f"at step {run.status()['step']}: {line}" for line in check_fingerprints(run)])
                 getattr(import_module(f"runner.command.{command}"), command)(run, stop)
                 return 0
-            except (Exception, SystemExit) as ended:
+            except BaseException as ended:  # the user's own code may raise anything
                 error = _explained(run, ended) if stop.number is None else stop.error()
                 if stop.number is None:
                     log.info("%s", traceback.format_exc())
@@ -215,6 +216,7 @@ def prepare_environment() -> None:
     """Set what the heavy libraries read as they are imported; too late once torch is."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    os.environ["MPLBACKEND"] = "agg"  # of a notebook or a desktop: pictures are files here
     # Said at every import on a machine without a GPU, about a kernel that nobody asked for.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
@@ -331,21 +333,23 @@ def is_finished(run: Run) -> bool:
 
 
 def _own_fault(run: Run, error: BaseException, text: str) -> Fault | None:
-    """The fault of the user's own code that an exception came through, or that does not take what it is given."""
-    place, found = own_place(error), f"your own code: {text}"
-    if place:
-        file, keys = place.rpartition(":")[0], {path: str(node["_target_"]) for path, node in nodes(run.cfg)}
-        modules = {path: target.rpartition(".")[0].replace(".", os.sep) for path, target in keys.items()}
+    """The fault of the user's own code that an exception came through, or that does not take or give what it should."""
+    targets = {path: str(node["_target_"]) for path, node in nodes(run.cfg)}
+    if place := own_place(error):
+        file = place.rpartition(":")[0]
+        modules = {path: target.rpartition(".")[0].replace(".", os.sep) for path, target in targets.items()}
         own = (path for path, module in modules.items() if file.endswith((f"/{module}.py", f"/{module}/__init__.py")))
-        where = next(own, file)
         fix = f"mend {place}; the same command with --debug shows the traceback"
-        return Fault(where, found, "code that runs", fix)
-    called = re.match(r"(\w+)\.(\w+)\(\) (got an unexpected|missing|takes)", str(error))
-    if called and isinstance(error, TypeError):
-        for path, node in nodes(run.cfg):
-            if str(node["_target_"]).rpartition(".")[2] == called[1]:
-                fix = f"**kwargs in {called[1]}.{called[2]}"
-                return Fault(path, found, "a method that takes what it is given", fix)
+        return Fault(next(own, file), f"your own code: {text}", "code that runs", fix)
+    called = re.match(r"(\w+)\.(\w+)\(\) (got an unexpected|missing|takes)", text.removeprefix("TypeError: "))
+    for path, target in targets.items() if called else ():
+        if called and target.rpartition(".")[2] == called[1]:
+            fix = f"**kwargs in {called[1]}.{called[2]}"
+            return Fault(path, f"your own code: {text}", "a method that takes what it is given", fix)
+    strange = [path for path, target in targets.items() if not is_allowed(target, launcher=path == "launcher")]
+    if strange:  # what it gave, or left behind, was met elsewhere
+        fix = f"the same words without {strange[0]}, to see whether it is that; with --debug for the traceback"
+        return Fault(", ".join(strange), text, "your own code to leave and give what is right", fix)
     return None
 
 
@@ -355,7 +359,7 @@ def _explained(run: Run, error: BaseException) -> RunnerError:
         run.check_there()
     except FolderError as gone:
         return gone
-    text = f"{type(error).__name__}: {error}"
+    text = errors.describe(error)
     if isinstance(error, SystemExit):
         text = f"something called sys.exit({error.code!r}) before the run was finished"
     if isinstance(error, RunnerError) and error.__cause__ and own_place(error.__cause__):
@@ -368,7 +372,7 @@ def _explained(run: Run, error: BaseException) -> RunnerError:
         return EnvironmentFault(Fault("network", text, "a connection", "run the same command again when there is one"))
     if is_out_of_memory(error):
         fix = "trainer.args.per_device_train_batch_size=<half>"
-        return EnvironmentFault(Fault("memory", text.splitlines()[0], "a smaller step", fix))
+        return EnvironmentFault(Fault("memory", text, "a smaller step", fix))
     if isinstance(error, ImportError):
         return EnvironmentFault(Fault("library", text, "an installed package", "pip install <the package named above>"))
     if fault := _own_fault(run, error, text):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 from runner.errors import DataError, Fault, SickRun
@@ -21,6 +22,7 @@ OWN = {
 # The arguments that decide between sampled completions and known answers.
 SAMPLED = ("completions", "completion_ids")
 READ = ("scores", "log_probs", "labels", "logits")
+LARGEST = 1e300  # of a number of one row, whose sum has a float, too
 SAMPLES = 200  # prompts of each held-out set that are answered, unless the config says otherwise
 
 
@@ -66,7 +68,7 @@ def to_numbers(name: str, answer: object, rows: int) -> dict[str, float]:
         return {str(key): _number(name, value) for key, value in answer.items()}
     if not isinstance(answer, Iterable) or isinstance(answer, str):
         return {"": _number(name, answer)}
-    answer = list(answer)
+    answer = list(islice(answer, rows + 1))  # it may never end
     pairs = [(value, f" for row {row} of {rows}") for row, value in enumerate(answer) if value is not None]
     values = [_number(name, *pair) for pair in pairs]
     if len(answer) != rows:
@@ -83,6 +85,7 @@ def _number(name: str, value: object, place: str = "") -> float:
     if not isinstance(value, int | float):
         found = f"{type(value).__name__} {str(value)[:40]!r}{place}"
         raise DataError(Fault(f"metric.{name}", found, "a number, a number or None per row, or numbers by name"))
-    if math.isnan(value):
-        raise SickRun(Fault(f"metric.{name}", f"{value}{place}", "a number"))
+    if not (abs(value) <= LARGEST or abs(value) == math.inf):
+        found = f"{value}" if isinstance(value, float) else f"a number of {value.bit_length()} bits"
+        raise SickRun(Fault(f"metric.{name}", f"{found}{place}", "a number"))
     return float(value)

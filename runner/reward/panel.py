@@ -17,13 +17,15 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from runner.errors import DataError, EnvironmentFault, Fault, RunnerError, SickRun, own_place
+from runner.errors import DataError, EnvironmentFault, Fault, RunnerError, SickRun, describe, own_place
+from runner.io.terminal import keep_output
 from runner.io.turns import Completion
 from runner.reward.limit import within
 
@@ -113,13 +115,9 @@ class Scorer:
     def ask(self, **given: Sequence[Any]) -> object:
         """Call the function with the columns that it takes; gives whatever it returns."""
         arguments = serve_columns(self.where, self.call, given)
-        try:
-            with within(self.timeout, lambda: self._late(given)), undisturbed(self.where, given.get("completions", ())):
-                return self.call(**arguments)
-        except RunnerError:
-            raise
-        except Exception as error:
-            raise self._raised(error, arguments, given) from error
+        kept = undisturbed(self.where, given.get("completions", ()))
+        with self._explained(arguments, given), within(self.timeout, lambda: self._late(given)), kept:
+            return self.call(**arguments)
 
     def _check(self, answer: object, given: Mapping[str, Any]) -> Answer:
         values = check_answer(self.where, answer, _prompts(given), per_step=self.per_step)
@@ -133,19 +131,25 @@ class Scorer:
         fix = f"{self.where}.timeout=<seconds>, or null"
         return SickRun(Fault(self.where, found, f"an answer; {_quote(prompts, 0)}", fix))
 
-    def _raised(self, error: Exception, arguments: Mapping[str, Any], given: Mapping[str, Any]) -> RunnerError:
-        """The error for what a function raised, with the row that it raised for if it does so for one row alone."""
-        prompts = _prompts(given)
-        found = " ".join(f"raised {type(error).__name__}: {error}".split())[:300].removesuffix(":")
-        if isinstance(error, OF_THE_MACHINE) or type(error).__name__ == "OutOfMemoryError":
-            return EnvironmentFault(Fault(self.where, found, f"an answer; {_quote(prompts, 0)}"))
-        row = self._row_of(error, arguments, len(prompts))
-        found += f", for {len(prompts)} completions" if row is None else f", for completion {row} of {len(prompts)}"
-        expected = f"a number for each completion; {_quote(prompts, row or 0)}"
-        fix = f"mend {own_place(error) or self.where}; the same command with --debug shows the traceback"
-        return DataError(Fault(self.where, found, expected, fix))
+    @contextlib.contextmanager
+    def _explained(self, arguments: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[None]:
+        """Name the row for which the function raised something, if it does so for one row alone."""
+        try:
+            yield
+        except (RunnerError, KeyboardInterrupt, asyncio.CancelledError):
+            raise
+        except BaseException as error:
+            prompts, found = _prompts(given), f"raised {describe(error)}"
+            fix = f"mend {own_place(error) or self.where}; the same command with --debug shows the traceback"
+            if isinstance(error, OF_THE_MACHINE) or type(error).__name__ == "OutOfMemoryError":
+                expected = f"an answer; {_quote(prompts, 0)}"
+                raise EnvironmentFault(Fault(self.where, found, expected, fix)) from error
+            row = self._row_of(error, arguments, len(prompts))
+            found += f", for {len(prompts)} completions" if row is None else f", for completion {row} of {len(prompts)}"
+            expected = f"a number for each completion; {_quote(prompts, row or 0)}"
+            raise DataError(Fault(self.where, found, expected, fix)) from error
 
-    def _row_of(self, error: Exception, arguments: Mapping[str, Any], count: int) -> int | None:
+    def _row_of(self, error: BaseException, arguments: Mapping[str, Any], count: int) -> int | None:
         """The first row for which the same is raised when a function is called for that row alone."""
         plain = inspect.isfunction(getattr(self.call, "func", self.call))
         rows = {name for name, value in arguments.items() if isinstance(value, list) and len(value) == count}
@@ -154,32 +158,40 @@ class Scorer:
             try:
                 with within(self.timeout, lambda: self._late({"prompts": [""]})):
                     self.call(**alone)
-            except Exception as other:
+            except BaseException as other:
                 if type(other) is type(error):
                     return row
         return None
 
 
 @contextlib.contextmanager
+def contained() -> Iterator[None]:
+    """Keep the training's autograd, dtype, folder and output from whatever code of the user's does in the body."""
+    dtype, folder, streams = torch.get_default_dtype(), os.getcwd(), (sys.stdout, sys.stderr)
+    try:
+        with torch.set_grad_enabled(torch.is_grad_enabled()):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+        os.chdir(folder)
+        keep_output(*streams)
+
+
+@contextlib.contextmanager
 def undisturbed(name: str, completions: Sequence[Any]) -> Iterator[None]:
-    """Keep the training's random numbers, autograd, dtype, folder and output from whatever the body does to them.
+    """Keep the training's random numbers, too, from whatever the body does to them; see :func:`contained`.
 
     The body's own random numbers follow from its name and the completions, so that a run that is resumed has the same.
     """
     seed = int.from_bytes(hashlib.sha256(f"{name} {completions}".encode(errors="replace")).digest()[:4])
-    before, numbers, dtype, folder = random.getstate(), np.random.get_state(), torch.get_default_dtype(), os.getcwd()
+    before, numbers = random.getstate(), np.random.get_state()
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     try:
-        with torch.random.fork_rng(devices), torch.set_grad_enabled(torch.is_grad_enabled()):
+        with contained(), torch.random.fork_rng(devices):
             random.seed(seed), np.random.seed(seed), torch.default_generator.manual_seed(seed)
             yield
     finally:
         random.setstate(before), np.random.set_state(numbers)
-        torch.set_default_dtype(dtype)
-        os.chdir(folder)
-        if sys.stdout is not None and sys.stdout.closed:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  the training prints on, for nobody
 
 
 class AsyncScorer(Scorer):
@@ -187,14 +199,11 @@ class AsyncScorer(Scorer):
 
     async def __call__(self, **given: Sequence[Any]) -> Answer:  # type: ignore[override]
         arguments = serve_columns(self.where, self.call, given)
-        try:
-            answer = await asyncio.wait_for(self.call(**arguments), self.timeout)
-        except TimeoutError as error:
-            raise self._late(given) from error
-        except RunnerError:
-            raise
-        except Exception as error:
-            raise self._raised(error, {}, given) from error
+        with self._explained({}, given):
+            try:
+                answer = await asyncio.wait_for(self.call(**arguments), self.timeout)
+            except TimeoutError as error:
+                raise self._late(given) from error
         return self._check(answer, given)
 
 
@@ -260,6 +269,7 @@ def check_answer(where: str, answer: object, prompts: Sequence[Prompt], *, per_s
     if not isinstance(answer, Iterable) or isinstance(answer, str | bytes | Mapping):
         found = f"{type(answer).__name__} {str(answer)[:60]!r}"
         raise DataError(Fault(where, found, "a list with a number for each completion", "return a list of numbers"))
+    answer = islice(answer, len(prompts) + 1)  # it may never end
     values = [value.tolist() if hasattr(value, "tolist") else value for value in answer]
     if len(values) != len(prompts):
         found, fix = f"{len(values)} rewards for {len(prompts)} completions", "return a list as long as completions"

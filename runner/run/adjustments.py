@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runner.errors import describe
 from runner.io.files import read_json, write_json
 
 ROLLBACK, HALVING = "rollback", "halving"
@@ -77,4 +78,4 @@ def is_out_of_memory(error: BaseException) -> bool:
     True
     """
     known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return known or (isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY))
+    return known or (isinstance(error, RuntimeError) and any(words in describe(error) for words in OUT_OF_MEMORY))

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from runner.errors import EnvironmentFault, Fault, RunnerError
+from runner.errors import EnvironmentFault, Fault, RunnerError, describe
 from runner.run import Run
 from runner.run.seal import sealed_checkpoints
 from runner.schema.text import number
@@ -53,7 +53,7 @@ def free(path: Path) -> int:
 def is_full(error: BaseException, folder: Path) -> bool:
     """True for an error that is, or came from, a disk that took no more bytes."""
     chain = list(_chain(error))
-    text = "\n".join(map(str, chain))
+    text = "\n".join(map(describe, chain))
     if any(sign in text for sign in WRITE_FAILURES) or any(getattr(one, "errno", None) in FULL for one in chain):
         return True
     return not isinstance(error, RunnerError) and free(folder) < MIN_FREE_BYTES

@@ -7,6 +7,7 @@ Each class is a small TrainerCallback that knows only what it is given. Checkpoi
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,13 +32,14 @@ from transformers.trainer_utils import has_length
 from runner.config.build import asked_for, serve
 from runner.dataset.form import fits
 from runner.dataset.load import HeldOut
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, Fault, is_own
 from runner.generate.completion import generate
 from runner.generate.rows import held_out_sets
 from runner.io.files import ROWS, forget_rows, read_last_row, replace_rows, sync
 from runner.io.terminal import is_terminal, progress_bar, said, sample_lines
 from runner.report.number import format_duration
 from runner.report.objective import list_figures
+from runner.reward.panel import contained
 from runner.run import Run
 from runner.run.adjustments import ROLLBACK, adjusted_share, count_of
 from runner.schema import upstream
@@ -63,8 +65,26 @@ def build_callbacks(cfg: Config, served: Mapping[str, Any], trainer: Trainer | N
             found, expected = f"a {type(callback).__name__}, which handles no event", "a transformers.TrainerCallback"
             fix = f"class {type(callback).__name__}({expected}):"
             raise ConfigError(Fault(f"callback.{name}", found, expected, fix))
+        if is_own(inspect.getfile(type(callback))):
+            _contain(callback, f"callback.{name}")
         callbacks.append(callback)
     return callbacks
+
+
+def _contain(callback: TrainerCallback, where: str) -> None:
+    """Have each event of a callback of the user's leave the training as it was, and give what the Trainer takes."""
+
+    def call(event: Callable[..., object], *given: Any, **more: Any) -> TrainerControl | None:
+        with contained():
+            answer = event(*given, **more)
+        if answer is None or isinstance(answer, TrainerControl):
+            return answer
+        found = f"{event.__name__} gave {type(answer).__name__}"
+        raise ConfigError(Fault(where, found, "the TrainerControl that it was given, or None", "return control"))
+
+    for name in dir(TrainerCallback):
+        if name.startswith("on_") and getattr(type(callback), name) is not getattr(TrainerCallback, name):
+            setattr(callback, name, functools.partial(call, getattr(callback, name)))
 
 
 def add_callbacks(

@@ -91,10 +91,11 @@ def _find_unreadable(own: str, target: str) -> Fault | None:
     if module is None or module.file is None:
         return None
     try:
-        ast.parse(module.text)
-    except SyntaxError as error:
-        fix = f"mend line {error.lineno} of {module.file.name}"
-        return Fault(own, f"{module.file}:{error.lineno}: {error.msg}", "a module that Python can read", fix)
+        ast.parse(module.file.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None) or 1
+        found = f"{module.file}:{line}: {getattr(error, 'msg', error)}"
+        return Fault(own, found, "a module that Python can read", f"mend line {line} of {module.file.name}")
     node = getattr(find_definition(target), "node", None)
     if isinstance(node, ast.Constant | ast.List | ast.Dict | ast.Set | ast.Tuple):
         return Fault(own, f"{target} is {ast.unparse(node)[:40]}", "a function or a class", f"={home}.<function>")

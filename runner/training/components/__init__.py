@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from runner.config.build import build, serve
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, Fault, own_place
 from runner.io.terminal import mute_libraries
 from runner.run import Run
 from runner.run.adjustments import adjust_logs, read_adjustments
@@ -135,6 +135,8 @@ def _refusals_of(where: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
+        if own_place(error):
+            raise
         raise ConfigError(Fault(where, str(error).splitlines()[0], "values that go together")) from error
 
 
