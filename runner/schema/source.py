@@ -1,16 +1,17 @@
 """The place where a dotted name is defined, found in the installed source without importing any of it.
 
-Names are followed the way Python would: through re-exports, ``if TYPE_CHECKING`` blocks, star imports, aliases and the
-tables of lazy packages. Only the top-level package is asked of the import system, because that imports nothing.
+Names are followed the way Python would: through re-exports, ``if TYPE_CHECKING`` blocks, which lazy packages have, star
+imports and aliases. Only the top-level package is asked of the import system, because that imports nothing.
 """
 
 import ast
+import contextlib
 import functools
 import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -127,8 +128,11 @@ def look_up(
     return Definition(module, name) if DYNAMIC.search(module.text) else None
 
 
-# A module that makes names while it runs: what it has cannot be read.
-DYNAMIC = re.compile(r"^def __getattr__|^ *globals\(\)(\.update\(|\[[^]]+\] = )", re.MULTILINE)
+# A module that makes names while it runs: what it has cannot be read. Most lazy packages have a table for type checkers.
+DYNAMIC = re.compile(
+    r"^def __getattr__|^ *globals\(\)(\.update\(|\[[^]]+\] = )|\A(?!.*TYPE_CHECKING).*^_import_structure\b",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 def member(name: str, owner: Definition) -> Definition | None:
@@ -216,23 +220,11 @@ def _follow(binding: Binding, name: str, module: Module, seen: frozenset[str]) -
 
 
 def _top_module(name: str) -> Module | None:
-    try:
-        return _found_top(name, tuple(sys.path), os.getcwd()) if name.isidentifier() else None
-    except LookupError:
-        return None
-
-
-@functools.lru_cache(maxsize=256)
-def _found_top(name: str, path: tuple[str, ...], here: str) -> Module:
-    """A top-level module; LookupError where there is none, so that an absence is not cached."""
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        spec = None
+    spec = None
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(name) if name.isidentifier() else None
     if spec is None:  # the folder of the command, which is not on the path of a console script
-        if found := _submodule(Module("", folders=(here,)), name):
-            return found
-        raise LookupError(name)
+        return _submodule(Module("", folders=(os.getcwd(),)), name) if name.isidentifier() else None
     file = Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
     return Module(name, file, tuple(spec.submodule_search_locations or ()))
 
@@ -287,10 +279,6 @@ def _collect(body: list[ast.stmt], module: Module) -> tuple[dict[str, Binding], 
                 stars += [source for alias in node.names if alias.name == "*"]
                 named = {alias.asname or alias.name: alias.name for alias in node.names if alias.name != "*"}
                 names.update({bound: Import(source, name) for bound, name in named.items()})
-            case ast.Assign(targets=[ast.Name(id="_import_structure")], value=ast.Dict() as table):
-                names.update(_lazy_names(table.keys, table.values, module))
-            case ast.Assign(targets=[ast.Subscript(value=ast.Name(id="_import_structure"), slice=key)], value=value):
-                names.update(_lazy_names([key], [value], module))
             case (
                 ast.Assign(targets=[ast.Name(id=name)], value=value)
                 | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
@@ -314,17 +302,6 @@ def imported_module(node: ast.ImportFrom, module: Module) -> str:
         return node.module or ""
     package = (module.name if module.folders else module.name.rpartition(".")[0]).split(".")
     return ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
-
-
-def _lazy_names(keys: Sequence[ast.expr | None], entries: Sequence[ast.expr], module: Module) -> dict[str, Binding]:
-    """The names of a lazy package's table: ``{"submodule": ["name", ...]}``."""
-    names: dict[str, Binding] = {}
-    for key, entry in zip(keys, entries, strict=True):
-        match key, entry:
-            case ast.Constant(value=str() as inner), ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
-                offered = [item.value for item in items if isinstance(item, ast.Constant)]
-                names |= {name: Import(f"{module.name}.{inner}", name) for name in offered if isinstance(name, str)}
-    return names
 
 
 def _likely(name: str, star: str) -> bool:
