@@ -128,7 +128,7 @@ def look_up(
     return Definition(module, name) if DYNAMIC.search(module.text) else None
 
 
-# A module that makes names while it runs: what it has cannot be read. Most lazy packages have a table for type checkers.
+# A module that makes names while it runs, which cannot be read; most lazy packages repeat them for type checkers.
 DYNAMIC = re.compile(
     r"^def __getattr__|^ *globals\(\)(\.update\(|\[[^]]+\] = )|\A(?!.*TYPE_CHECKING).*^_import_structure\b",
     re.MULTILINE | re.DOTALL,
