@@ -14,6 +14,7 @@ import pytest
 
 from runner.__main__ import main
 from runner.command.train import _next_command
+from runner.io import terminal
 from runner.io.files import shipped
 from runner.io.terminal import Copied
 from runner.launch.stages import compose_runs
@@ -54,6 +55,18 @@ def look(tmp_path, monkeypatch):
         return shown.decode().replace("\r\n", "\n"), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
     return call
+
+
+def test_progress_in_a_file_is_a_line_now_and_then_and_none_of_what_is_quick(monkeypatch, capsys):
+    with terminal.progress_bar("predicting", 3, "answer") as bar:
+        bar.update(3)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(terminal, "LINE_SECONDS", 0)
+    with terminal.progress_bar("predicting", 2, "answer") as bar:
+        bar.update(1), bar.update(1)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("predicting: 0/2") and lines[-1].startswith("predicting: 2/2, 00:00 left")
+    assert "\r" not in "".join(lines)
 
 
 def test_a_terminal_shows_a_bar_with_the_loss_and_the_time_that_is_left(look, tmp_path):

@@ -62,7 +62,7 @@ class EvaluationBudget:
         if self.texts is not None and total > max(self.texts, SAMPLES):  # fewer take no time
             of_a_prompt = self.sets * ((self.times if self.prompts else 0) + bool(self.judged))
             fewer = max(1, self.texts // (self.evaluations * of_a_prompt))
-            found = f"up to {total:,} answers, for {self.texts:,} texts to learn from"
+            found = f"they sample up to {total:,} answers, it takes {self.texts:,} texts"
             yield f"note      evaluations may take longer than the training: {found}; dataset.limit.eval={fewer}"
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 MOST_COPIED = 1 << 16  # bytes at a time
+LINE_SECONDS = 10.0  # between two lines on the progress of something, where the output is a file
 LOGGED = "RUNNER_OUTPUT_IN_LOG"  # the number of the pipe that leads to a log, for all that inherit it as their output
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 COLOURS = {"red": 31, "green": 32}
@@ -249,8 +250,23 @@ def progress_bar(title: str, total: int, unit: str, **options: Any) -> tqdm:
     """A bar of tqdm on the terminal; where the output is a file, a line now and then."""
     from tqdm import tqdm
 
-    interval = 0.2 if is_terminal(sys.stderr) else 10
-    return tqdm(desc=title, total=total, unit=unit, dynamic_ncols=True, mininterval=interval, **options)
+    if is_terminal(sys.stderr):
+        options |= {"dynamic_ncols": True, "mininterval": 0.2}
+    else:
+        form = "{desc}: {n_fmt}/{total_fmt}, {remaining} left"
+        options |= {"file": Lines(), "bar_format": form, "mininterval": LINE_SECONDS, "delay": LINE_SECONDS}
+    return tqdm(desc=title, total=total, unit=unit, **options)
+
+
+class Lines:
+    """Where the progress of something is written as lines on stderr instead of a bar that is drawn anew."""
+
+    def write(self, text: str) -> None:
+        if line := text.strip():
+            print(line, file=sys.stderr, flush=True)
+
+    def flush(self) -> None:
+        """Each line has been written."""
 
 
 def sample_lines(pairs: Iterable[tuple[Any, str]]) -> list[str]:
