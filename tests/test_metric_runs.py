@@ -6,6 +6,8 @@ import random
 
 import pytest
 
+from runner.io.files import read_rows
+
 SMALL = ("trainer.args.max_steps=4", "dataset.limit.train=64", "dataset.limit.eval=24")
 EVERY_TWO = ("trainer.args.eval_strategy=steps", "trainer.args.eval_steps=2")
 SAVED = ("trainer.args.save_strategy=steps", "trainer.args.save_steps=2", "trainer.args.load_best_model_at_end=true")
@@ -59,12 +61,14 @@ def test_a_run_stops_early_by_a_metric(train):
 @pytest.mark.parametrize("trainer", ["grpo", "ppo", "kto"])
 def test_other_trainers_measure_while_they_train(train, trainer):
     reward = ("reward=length",) if trainer in ("grpo", "ppo", "online_dpo") else ()
-    words = (f"trainer={trainer}", "metric=exact", "metric.exact.limit=8", *reward)
+    words = (f"trainer={trainer}", "metric=exact", "metric.exact.limit=8", "metric.exact.max_new_tokens=3", *reward)
     also = "++metric.auc={_target_: runner.metric.binary.auc, answers: all}"
     done = train(*SMALL, *words, also, *EVERY_TWO, *SAVED, "trainer.args.metric_for_best_model=eval_auc")
     assert done.code == 0
     steps = {line["step"] for line in evaluations(done) if {"eval_exact", "eval_auc"} <= set(line)}
     assert steps == {0, 2, 4}
+    answers = [row["completion"] for row in read_rows(done.run.folder / "completions.jsonl")]
+    assert len(answers) == 24 and max(len(answer.split()) for answer in answers) <= 3  # of four digits
 
 
 def shop(path):

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from runner.estimate.steps import Rows, autocasts, completion_of, recomputes
 from runner.estimate.weights import ModelWeights, Shape, others_of, source_of
 from runner.generate.batch import TOKENS_PER_PASS
-from runner.generate.budget import ANSWER_TOKENS, evaluation_budget
+from runner.generate.budget import answer_tokens, evaluation_budget
 from runner.run.key import processes_of
 from runner.schema import upstream
-from runner.schema.text import Config
+from runner.schema.text import Config, named
 from runner.schema.upstream import batch_size, config_fields, setting
 from runner.training.checkpoint import state_bytes
 
@@ -181,6 +181,7 @@ class Training:
         """Operations of all answers that the evaluations of so many steps sample, at most, on one process."""
         if (budget := evaluation_budget(self.cfg, steps)) is None:
             return 0.0
-        real, width = self.policy.shape, self.rows.mean + (self.completion or ANSWER_TOKENS)
+        longest = (each.get("max_new_tokens") for each in named(self.cfg["metric"] or {}, "metric").values())
+        real, width = self.policy.shape, self.rows.mean + answer_tokens(longest, self.completion)
         tokens = budget.evaluations * budget.answers * width / processes_of(self.cfg)
         return tokens * (2 * (real.weights + real.head) + 4 * real.layers * real.hidden * width)

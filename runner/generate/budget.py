@@ -6,7 +6,7 @@ Evaluations that read known answers take every held-out row; what is sampled cos
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from runner.metric.ask import SAMPLES, kind_of
@@ -18,6 +18,15 @@ from runner.schema.upstream import batch_size, setting
 
 PROMPTS = 64  # of each held-out set that a trainer answers: the mean reward is known to an eighth of its spread
 ANSWER_TOKENS = 64  # most tokens of an answer that a metric judges, where the trainer has no number of its own
+
+
+def answer_tokens(asked: Iterable[int | None], completion: int | None) -> int:
+    """The most tokens of an answer that metrics judge: as many as one of them asks for, or as the trainer samples.
+
+    >>> answer_tokens([None, 256], 32), answer_tokens([None], None)
+    (256, 64)
+    """
+    return max(filter(None, asked), default=completion or ANSWER_TOKENS)
 
 
 def prompts_answered(cfg: Config) -> int | None:

@@ -259,7 +259,7 @@ def progress_bar(title: str, total: int, unit: str, **options: Any) -> tqdm:
 
 
 class Lines:
-    """Where the progress of something is written as lines on stderr instead of a bar that is drawn anew."""
+    """A file for tqdm that prints its bar as lines on stderr, each on its own."""
 
     def write(self, text: str) -> None:
         if line := text.strip():

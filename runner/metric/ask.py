@@ -15,6 +15,7 @@ from runner.errors import DataError, Fault, SickRun
 OWN = {
     "on": "list[str] | None",
     "limit": "int | None",
+    "max_new_tokens": "int | None",
     "answers": "Literal['right', 'all']",
     "better": "Literal['higher', 'lower']",
     "preprocess": "dict | None",
@@ -30,8 +31,8 @@ SAMPLES = 200  # prompts of each held-out set that are answered, unless the conf
 class Metric:
     """A metric with what the config says of it.
 
-    ``on`` names held-out sets, None is all; ``limit`` is the most rows of each, None is all. ``answers`` tells whether
-    wrong answers are read too.
+    ``on`` names held-out sets, None is all; ``limit`` is the most rows of each, None is all. ``max_new_tokens`` is how
+    long a sampled answer may be, None is as the trainer samples. ``answers`` tells whether wrong answers are read too.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Metric:
     takes_logits: bool = False
     on: Sequence[str] | None = None
     limit: int | None = None
+    max_new_tokens: int | None = None
     answers: Literal["right", "all"] = "right"
 
     def measures(self, held_out: str) -> bool:

@@ -88,6 +88,7 @@ BY_GROUP = {
     "optimizer": {"lr": STEP_SIZE, "eps": POSITIVE, "weight_decay": NOT_NEGATIVE, "betas": RATE},
     "launcher": {"num_processes": PROCESSES, "jobs": PROCESSES, "timeout_seconds": POSITIVE},
     "reward": {"timeout": POSITIVE},
+    "metric": {"limit": COUNT, "max_new_tokens": COUNT},
 }
 
 BY_CLASS = {

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from runner.errors import ConfigError, Fault
-from runner.generate.budget import ANSWER_TOKENS
+from runner.generate.budget import answer_tokens
 from runner.generate.rows import held_out_sets
 from runner.io.files import replace_rows
 from runner.metric.ask import Metric
@@ -94,7 +94,8 @@ class HeldOutMetrics:
 
         rows, limits, model = self._rows("prompt", name), [metric.limit for metric in metrics], policy_of(trainer)
         rows = list(rows if None in limits else rows.take(max(limit for limit in limits if limit is not None)))
-        how = Sampling(upstream.completion_length(vars(trainer.args)) or ANSWER_TOKENS, rows=self.batch_size)
+        longest = (metric.max_new_tokens for metric in metrics)
+        how = Sampling(answer_tokens(longest, upstream.completion_length(vars(trainer.args))), rows=self.batch_size)
         with evaluating(model):
             figures = judge_completions(TextGenerator(model, self.tokenizer, how), rows, metrics)
         if trainer.is_world_process_zero():
