@@ -52,8 +52,9 @@ def test_a_hub_that_is_not_there_is_told_at_once(here, monkeypatch, capsys):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     assert main([*WORDS]) == 5 and main(["predict", "model=hub", "model.path=no/where", "file=x.jsonl"]) == 5
+    assert main(["preview", *WORDS]) == 5 and main(["rehearse", *WORDS]) == 5
     said = capsys.readouterr()
-    assert said.out == "" and said.err.count("127.0.0.1:9 is not reachable") == 2
+    assert said.out == "" and said.err.count("127.0.0.1:9 is not reachable") == 4
     assert not (here / "outputs").exists()
 
 
