@@ -24,9 +24,7 @@ from runner.run import PATIENCE, Run, held, locked
 from runner.run.adjustments import read_adjustments
 
 GRACE = 120  # most seconds that processes have for the end of their step and its save
-# A process that fails because another is gone does so within this many seconds of the time, in whole seconds, at which
-# torchrun notices the other.
-DELAY = 2
+DELAY = 2  # most seconds between the end of a process, in whole seconds, and that of another which misses it
 KINDS = {kind.__name__: kind for kind in RunnerError.__subclasses__()}
 
 
@@ -110,9 +108,10 @@ def _cause_of(run: Run, failures: Mapping[int, Any], debug: bool) -> tuple[str |
     recorded = {rank: text["extraInfo"] if isinstance(text, Mapping) else {} for rank, text in messages.items()}
 
     def order(rank: int) -> tuple[bool, bool, float]:
-        kind = recorded[rank].get("kind")
-        was_stopped = kind == "Interrupted" or (not kind and failures[rank].exitcode == -signal.SIGTERM)
-        return was_stopped, kind not in KINDS, recorded[rank].get("timestamp", failures[rank].timestamp - DELAY)
+        kind, code = recorded[rank].get("kind"), failures[rank].exitcode
+        was_stopped = kind == "Interrupted" or (not kind and code == -signal.SIGTERM)
+        is_cause = kind in KINDS or code == -signal.SIGKILL  # the others may take its loss for an error of their own
+        return was_stopped, not is_cause, recorded[rank].get("timestamp", failures[rank].timestamp - DELAY)
 
     rank = min(failures, key=order)
     code, own = failures[rank].exitcode, recorded[rank]
