@@ -49,15 +49,15 @@ class Command:
         self.environment = environment
         self.warm = warm
 
-    def __call__(self, *words: str, code: int = 0, door: str = DOOR, **variables: str):
+    def __call__(self, *words: str, code: int = 0, door: str = DOOR, fresh: bool = False, **variables: str):
         """Run it, check the exit code, and give back what subprocess.run gives.
 
         Without variables that a library reads as it is imported it is forked from a process that has done so; see
-        ``warm``. ``door`` is the function that gets the words.
+        ``warm``. ``door`` is the function that gets the words; the processes it starts are ``fresh`` or forked too.
         """
         environment = self.environment | variables
         if self._is_plain(environment):
-            done = self.warm.run(list(words), self.folder, environment, door=door)
+            done = self.warm.run(list(words), self.folder, environment, door=door, fresh=fresh)
         else:
             done = self.cold(*words, door=door, **variables)
         assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"

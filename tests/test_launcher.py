@@ -1,8 +1,6 @@
 """Processes: several train as one, and what happens in one run of a sweep stays there."""
 
 import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -23,8 +21,8 @@ def test_two_processes_train_as_one_with_the_same_global_batch(runner):
     words = ("trainer=sft", "learning_rate=1e-3", *SAME)
     runner(*words, "trainer.args.per_device_train_batch_size=8", "name=one")
     words += ("trainer.args.per_device_train_batch_size=4", "name=two")
-    done = started(runner, "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "runner", *words)
-    assert done.returncode == 0, done.stderr
+    torchrun = ("--standalone", "--nproc_per_node=2", "-m", "runner")
+    runner(*torchrun, *words, door="torch.distributed.run:main")
     assert f"{runner.runs('two')[0].name} already" in runner(*words, "launcher.num_processes=2").stdout
     one, two = (read(runner, name) for name in ("one", "two"))
     assert two["manifest"]["hardware"]["processes"] == 2
@@ -32,15 +30,15 @@ def test_two_processes_train_as_one_with_the_same_global_batch(runner):
 
 
 def test_accelerate_launch_on_a_cpu_is_told_from_a_world_of_processes(runner):
-    launch = ("accelerate.commands.launch", "--cpu", "--num_processes=2", "--num_machines=1", "-m", "runner")
-    done = started(runner, *launch, "trainer=sft", *SAME, "name=world")
+    launch = ("--cpu", "--num_processes=2", "--num_machines=1", "-m", "runner")
+    done = runner(*launch, "trainer=sft", *SAME, "name=world", door="test_launcher:accelerate_launch", code=1)
     assert "launcher.num_processes=2" in done.stderr and not runner.runs("world")
 
 
-def started(runner, *words):
-    """What another program says that starts the command."""
-    command = [sys.executable, "-m", *words]
-    return subprocess.run(command, cwd=runner.folder, env=runner.environment, capture_output=True, text=True)
+def accelerate_launch(words):
+    from accelerate.commands.launch import launch_command, launch_command_parser
+
+    launch_command(launch_command_parser().parse_args(words))
 
 
 def read(runner, name):
@@ -112,16 +110,17 @@ class Ends(TrainerCallback):
 
 
 @pytest.mark.parametrize(
-    ("how", "code", "expected"),
+    ("how", "code", "expected", "fresh"),
     [
-        ("DataError", 2, "data (rank 1)\n  mine\n    found     an end of its own\n    type      nothing"),
-        ("killed", 5, "environment\n  processes\n    found     rank 1 was killed by SIGKILL"),
+        ("DataError", 2, "data (rank 1)\n  mine\n    found     an end of its own\n    type      nothing", True),
+        ("killed", 5, "environment\n  processes\n    found     rank 1 was killed by SIGKILL", False),
     ],
 )
-def test_of_several_processes_the_one_that_failed_first_says_why(runner, how, code, expected):
+def test_of_several_processes_the_one_that_failed_first_says_why(runner, how, code, expected, fresh):
+    """With a Python of their own that finds the user's modules, and forked as in the other tests."""
     (runner.folder / "mine.py").write_text(ONE_ENDS)
     own = ("+callback.ends._target_=mine.Ends", f"+callback.ends.how={how}", "allow=[mine]")
-    done = runner("trainer=sft", "launcher.num_processes=2", *SAME, *own, "name=one", code=code)
+    done = runner("trainer=sft", "launcher.num_processes=2", *SAME, *own, "name=one", code=code, fresh=fresh)
     run = Run(runner.runs("one")[0])
     assert run.status()["state"] == "failed" and run.status()["cause"].startswith(expected)
     assert expected in done.stderr and expected in run.log.read_text()

@@ -3,13 +3,19 @@
 Starting Python and the libraries costs 4 s of CPU a command; the tests start hundreds. The child gets the folder, the
 environment and the words, calls the door as ``python -m runner`` does, and leaves with its exit code. What needs a
 process of its own from the start, such as variables that libraries read when they are imported, is started cold.
+
+The Python that such a command starts itself, as torchrun and launchers do for each process of a run, is forked as well
+unless it is asked to be ``fresh``.
 """
 
 import contextlib
 import ctypes
+import functools
 import gc
+import inspect
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -17,6 +23,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -49,10 +56,11 @@ class Warm:
         instant: Instant | None = None,
         door: str = DOOR,
         session: bool = False,
+        fresh: bool = False,
     ) -> "Started":
         """Start a command, in a session of its own or not; at ``instant`` it is killed, or says so.
 
-        ``door`` is the function that gets the words.
+        ``door`` is the function that gets the words; what it starts is forked too, or has a ``fresh`` Python.
         """
         if self.process is None:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -61,7 +69,7 @@ class Warm:
         self.count += 1
         out, err = (self.folder / f"{self.count}.{name}" for name in ("out", "err"))
         request = {"words": words, "cwd": str(cwd), "environment": environment, "out": str(out), "err": str(err)}
-        request |= {"instant": instant and vars(instant), "door": door, "session": session}
+        request |= {"instant": instant and vars(instant), "door": door, "session": session, "fresh": fresh}
         return Started(self, self.ask(request), words, out, err)
 
     def ask(self, request: dict) -> int | None:
@@ -202,6 +210,8 @@ def be_command(request, report) -> None:
         known = set(sys.modules)
         module, _, name = request["door"].partition(":")
         door = getattr(import_module(module), name)
+        if not request["fresh"]:
+            subprocess.Popen._execute_child = fork_python(subprocess.Popen._execute_child)
         if request["instant"]:
             watch(Instant(**request["instant"]))
         code = door(request["words"]) or 0
@@ -210,6 +220,63 @@ def be_command(request, report) -> None:
         code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1
     except KeyboardInterrupt:
         code = 130
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def fork_python(execute):
+    """``Popen._execute_child``, but for a Python that runs a module or a text: it is this process, forked."""
+    signature = inspect.signature(execute)
+
+    @functools.wraps(execute)
+    def start_or_fork(self, *given):
+        asked = signature.bind(self, *given).arguments
+        words = list(asked["args"]) if not isinstance(asked["args"], str) else []
+        piped = {asked[name] for name in ("p2cread", "c2pread", "errread")} != {-1}
+        if piped or asked["preexec_fn"] or sys.executable not in words[:3] or not {"-c", "-m"} & set(words):
+            return execute(self, *given)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        self._child_created = True
+        if not self.pid:
+            be_python(words, asked)
+
+    return start_or_fork
+
+
+def be_python(words: list[str], asked: dict) -> None:
+    """Run what the words of a Python name, a module or a text, and leave with its exit code; ``nice`` may precede."""
+    code = 1
+    try:
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if asked["start_new_session"]:
+            os.setsid()
+        if words[0] == "nice":
+            os.nice(int(words[1].removeprefix("-n")))
+        for number, name in ((1, "c2pwrite"), (2, "errwrite")):
+            if asked[name] != -1:
+                os.dup2(asked[name], number)
+        if asked["env"] is not None:
+            os.environ.clear()
+            os.environ.update(asked["env"])
+        warnings.filterwarnings("ignore", ".* found in sys.modules after import of package")
+        at = next(place for place, word in enumerate(words) if word in ("-c", "-m"))
+        sys.argv = [words[at], *words[at + 2 :]]
+        if words[at] == "-c":
+            exec(words[at + 1], {"__name__": "__main__"})
+        else:
+            runpy.run_module(words[at + 1], run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as left:
+        code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1
     except BaseException:
         traceback.print_exc()
     finally:
