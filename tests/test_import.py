@@ -1,12 +1,13 @@
 """Other people's configurations: each becomes an experiment that composes, and every key is accounted for."""
 
+import re
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 import yaml
 
-from runner import config, importers
+from runner import config
 from runner.__main__ import main
 from runner.config import compose, dialect
 from runner.config.dialect import CONVERSIONS, find_dialects, read_table
@@ -679,7 +680,8 @@ def test_an_imported_experiment_trains(train, tmp_path, monkeypatch):
 
 
 def test_the_table_that_is_shown_is_all_that_a_dialect_needs(written, monkeypatch):
-    shown = importers.__doc__.partition("::\n")[2].partition("\nBeside")[0]
+    explained = (Path(dialect.__file__).parent / "dialects" / "shared.yaml").read_text()
+    shown = "\n".join(re.findall(r"^#(    .*)", explained, re.MULTILINE))
     sections = dialect.read_sections() | {"example": yaml.safe_load(shown)}
     monkeypatch.setattr(dialect, "read_sections", lambda: sections)
     done = written({"base": "a/b", "rows": "c/d", "rank": 4, "share": 0.1})

@@ -2,20 +2,7 @@
 
 ``importers`` follow them for a file, and the check of keys for what somebody types who comes from such a tool, or from
 an earlier version of these libraries. The table of a dialect, as the language of a tool's configurations is called
-here, is ``dialects/<dialect>.yaml``, with ``shared.yaml`` below it. It begins with how a file is known: the ``title``
-of the tool; ``marks``, keys that it has and the others do not; ``commands``, each with the subcommands that train, and
-``scripts``, patterns of scripts that do, in which a group is the subcommand; ``strange`` keys of files that train
-nothing, or are not read here.
-
-Its section ``keys`` has a row for each key: a path of ours, or a rule, or a list of rules of which the first counts
-that holds. The sections ``ignored`` (of the machine), ``no_equivalent`` (why, and what comes nearest) and ``same`` (by
-default) are short for rows of one such rule, and ``names`` lists other names of a path of ours. ``typed`` has rows of
-``shared.yaml`` for what is typed and not imported, such as options of a group, and ``words`` the commands for words
-that are no verbs. ``rows`` is the same for the keys of one dataset. ``defaults`` are what
-the tool does where a file is silent. The keys in ``first`` are dealt with before the datasets, those in ``then`` right
-after them. ``datasets`` says which ``keys`` hold rows, are ``held_out`` or give their ``weights``, ``forms`` which form
-of rows a subcommand takes; ``rewards``, ``roles`` and ``weights`` are for the readers that ask for them.
-``outer.inner`` is a nested key, ``outer.*`` any other below it. What no row can say is in ``readers``.
+here, is ``dialects/<dialect>.yaml``, with ``shared.yaml`` below it, which explains the form of a table.
 """
 
 from __future__ import annotations
@@ -40,19 +27,7 @@ SHARED = "shared"
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing that may become of a key.
-
-    When: a row lists values of the key as ``value``, where enabled and disabled stand for many; what was chosen before
-    as ``trainer``, ``peft``, ``optimizer``, ``form`` and ``held_out`` (of the rows); and subcommands as ``command``.
-    ``like`` is a pattern of the value. ``beside`` and ``without`` list values of other keys.
-
-    What: ``choose`` takes an option of a group. ``to`` writes at a path the value, or what ``convert`` makes of it, or
-    the constant ``write``; ``rest`` says why only the first of several is taken. ``also`` are further values, where
-    nobody has set them, and ``give`` those of a default. ``by`` calls a function. Else the key is the ``same`` by
-    default, ``ignored``, has ``no_equivalent``, is ``asked`` for, or ``refused``, each with a reason. ``nearest`` is
-    what comes nearest, ``typed`` what has to be typed, ``why`` a remark. In texts ``{value}``, ``{key}``, ``{trainer}``
-    and the values of other keys are filled in.
-    """
+    """One thing that may become of a key; the fields are those of a row, as ``shared.yaml`` explains them."""
 
     when: Mapping[str, Any] = field(default_factory=dict)
     like: str = ""

@@ -4,26 +4,10 @@
     draft        the experiment as it grows: each key, followed by its row, with a note
     readers      all of it in order; datasets, and the little else that no table can say of a dialect
 
-A dialect is one table in ``config/dialects/``, which the check of keys reads too; here all that one must have, which a
-test follows. ``config.dialect`` explains each section::
-
-    title: Example
-    marks: [base, rows, lr, rank]
-    commands: {example: [sft]}
-    scripts: []
-    defaults: [{give: {lr: 3.0e-4}}]
-    first: [base, method]
-    then: [rank]
-    datasets: {keys: [rows], held_out: share, weights: ""}
-    keys:
-      base: model.path
-      method: [{value: sft, choose: trainer=sft}, {refused: "{value}: no trainer for it"}]
-      lr: {convert: number, to: learning_rate}
-      rank: {choose: peft=lora, convert: whole_number, to: peft.r}
-
-Beside the table: its name in the help of ``command.import``, 80 letters wide, and a file of the tool in
-tests/importers/, whose name begins with that of the dialect. A function in ``readers`` is for datasets that are more
-than paths. Keys of many tools are rows of ``shared.yaml``.
+A dialect is one table in ``config/dialects/``, which the check of keys reads too; ``shared.yaml`` there explains each
+section, and has an example with all that one must have. Beside the table: its name in the help of ``command.import``,
+80 letters wide, and a file of the tool in tests/importers/, whose name begins with that of the dialect. A function in
+``readers`` is for datasets that are more than paths. Keys of many tools are rows of ``shared.yaml``.
 
 Nothing is trained or loaded here, and no file is written.
 """
