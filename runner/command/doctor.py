@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from itertools import zip_longest
 from pathlib import Path
@@ -36,10 +36,9 @@ from runner.io.secrets import hidden
 from runner.launch.pool import count_cores
 from runner.report.number import short
 from runner.report.table import Column, format_table
-from runner.run import installed_version
 from runner.run.disk import sized
 from runner.schema.text import number
-from runner.validate.start import is_within
+from runner.validate.start import status_of
 
 WIDTH = 80
 MAX_SECONDS_FOR_HUB = 2.0
@@ -79,24 +78,6 @@ def main(line: CommandLine) -> int:
 # --- Packages -------------------------------------------------------------------------------------
 
 
-def _requirements_of(package: str, extras: Iterable[str]) -> list[str]:
-    """The requirements that extras of an installed package add to it."""
-    found = []
-    for each in map(Requirement, metadata.requires(package) or () if extras else ()):
-        marker = each.marker
-        if marker and "extra" in str(marker) and any(marker.evaluate({"extra": extra}) for extra in extras):
-            found.append(str(each).partition(";")[0].strip())
-    return found
-
-
-def status_of(text: str) -> tuple[str, str, str, str]:
-    """Name, installed version, the range that is needed, and the problem with it, if there is one."""
-    requirement = Requirement(text)
-    version, needed = installed_version(requirement.name), str(requirement.specifier)
-    problem = "missing" if not version else "" if is_within(version, needed) else "outside"
-    return requirement.name, version or "-", needed, problem
-
-
 def missing_of(text: str, extras: Mapping[str, Sequence[str]]) -> list[str]:
     """The packages that a requirement would bring, those of its own extras too; none where all are there.
 
@@ -109,7 +90,10 @@ def missing_of(text: str, extras: Mapping[str, Sequence[str]]) -> list[str]:
     elif status_of(text)[-1]:
         return [text]
     else:
-        inner = _requirements_of(requirement.name, requirement.extras)
+        marked = [(each, each.marker) for each in map(Requirement, metadata.requires(requirement.name) or ())]
+        with_extra = [{"extra": extra} for extra in requirement.extras]
+        extra = [each for each, marker in marked if "extra" in str(marker) and any(map(marker.evaluate, with_extra))]
+        inner = [str(each).partition(";")[0].strip() for each in extra]
     return list(dict.fromkeys(lack for each in inner for lack in missing_of(each, extras)))
 
 

@@ -22,8 +22,8 @@ from runner.report.page import write_report, write_run_report
 from runner.report.sweep import list_states, summarise
 from runner.report.table import Column, format_table, run_table, table
 from runner.run import foreign_faults
+from runner.run.find import find_run
 from runner.run.read import find_folders, is_run, read_group, read_run
-from runner.schema.text import nearest
 
 PAGES = ("report.html", "summary.csv", "summary.jsonl")  # that a report of several runs writes
 OPTIONS = dict.fromkeys(("objective", "direction", "output_root"), Option())
@@ -35,13 +35,10 @@ def main(line: CommandLine) -> int:
     root = Path(options.pop("output_root", "outputs"))
     folders = []
     for word in line.runs:
-        found = next((path for path in (Path(word), root / word) if path.is_dir()), None)
-        if found is None or not (is_run(found) or find_folders(found)):
-            names = [path.name for path in root.iterdir()] if root.is_dir() else []
-            near = [str(root / name) for name in nearest(Path(word).name, names)]
-            reason = f"there is no folder {word}" if found is None else "no run is in it"
-            fix = f"python -m runner report{f' {near[0]}' if near else '  (lists what there is)'}"
-            raise FolderError(Fault(word, reason, f"a run folder, or {root}/<name>", fix))
+        groups = [path for path in (Path(word), root / word) if path.is_dir() and find_folders(path)]
+        found = groups[0] if groups else find_run(word, "report", root)
+        if isinstance(found, Fault):
+            raise FolderError(found)
         folders.append(found)
     if not folders:
         print_visible(listing(root))

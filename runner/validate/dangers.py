@@ -31,11 +31,6 @@ def _is_elsewhere(value: object) -> bool:
     return not text.isprintable() or "\\" in text or not (name.lower() == "localhost" or _is_loopback(name))
 
 
-def _is_host_elsewhere(value: object) -> bool:
-    """The same of what must be a host alone, before which clients put http:// whatever it is."""
-    return "/" in str(value or "") or _is_elsewhere(value)
-
-
 def _is_loopback(host: str) -> bool:
     try:
         address = ip_address(host)
@@ -89,7 +84,8 @@ RISKS: dict[str, Risk] = by_name(
         (_is_elsewhere, SENDS_TEXTS): [
             *("vllm_server_base_url", upstream.TEACHER_MODEL_SERVER_URL, upstream.TEACHER_SERVER_URLS),
         ],
-        (_is_host_elsewhere, SENDS_TEXTS): [upstream.VLLM_SERVER_HOST],
+        # A host alone, before which clients put http:// whatever it is.
+        (lambda value: "/" in str(value or "") or _is_elsewhere(value), SENDS_TEXTS): [upstream.VLLM_SERVER_HOST],
         (bool, "sends a variable of the environment to a server"): ["token_variable"],
         (bool, "sends all that is loaded through another machine"): ["proxies"],
         (_is_outside, OUTSIDE): ["folder", "cache_dir", "offload_folder", "offload_dir"],

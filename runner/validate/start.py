@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from runner.io.files import HUB_NAME, display_path, hub_home
 from runner.io.hub import OFFLINE, hub_silence, is_cached, is_offline
 from runner.model.check import find_model_faults, find_scorer_faults, find_tokenizer_faults, read_vocab_size
 from runner.model.folder import find_folder
-from runner.run import Run
+from runner.run import Run, installed_version
 from runner.run.key import folder_of, processes_of
 from runner.schema import upstream
 from runner.schema.read import read_signature
@@ -255,19 +254,21 @@ def find_missing_libraries(cfg: Config) -> Iterator[Fault]:
 
 def find_other_versions() -> Iterator[Fault]:
     """A fault for each library that the runner needs in another version than the installed one."""
+    for required in (text for text in read_requirements() if "extra ==" not in text):
+        name, version, needed, problem = status_of(required)
+        if problem:
+            found = "not installed" if problem == "missing" else f"{name} {version}, which was not tried"
+            yield Fault(name, found, needed, f"pip install '{required}', or tolerate.versions=true")
+
+
+def status_of(text: str) -> tuple[str, str, str, str]:
+    """Name, installed version, the range that is needed, and the problem with it, if there is one."""
     from packaging.requirements import Requirement
 
-    for required in map(Requirement, read_requirements()):
-        if required.marker and not required.marker.evaluate({"extra": ""}):
-            continue
-        name, fix = required.name, f"pip install '{required}', or tolerate.versions=true"
-        try:
-            version = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            yield Fault(name, "not installed", str(required), fix)
-            continue
-        if not is_within(version, str(required.specifier)):
-            yield Fault(name, f"{name} {version}, which was not tried", str(required), fix)
+    requirement = Requirement(text)
+    version, needed = installed_version(requirement.name), str(requirement.specifier)
+    problem = "missing" if not version else "" if is_within(version, needed) else "outside"
+    return requirement.name, version or "-", needed, problem
 
 
 def is_within(version: str | None, required: str) -> bool:
