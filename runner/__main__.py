@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 
 from runner.command import VERBS, CommandLine
-from runner.command._words import find_flag_faults, find_word_faults, take_flags
+from runner.command._words import find_flag_faults, find_sweep_faults, find_word_faults, take_flags
 from runner.command.options import help_text, version_text
 from runner.config.menu import read_menu
 from runner.config.override import expand, latest
@@ -103,7 +103,7 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
     plain = [word for word in rest if "=" not in word and not word.startswith("~")]
     verb = plain.pop(0) if plain and plain[0] in VERBS else "train"
     line = CommandLine(verb, expand(overrides, menu), plain, **vars(known))
-    faults = list(find_word_faults(line, menu)) if plain and verb == "train" else []
+    faults = list(find_word_faults(line, rest, menu)) or list(find_sweep_faults(line))
     for folder in known.folders:
         if not folder.is_dir():
             expected, fix = "a folder of config groups", "--config-dir <folder>"
@@ -120,8 +120,9 @@ def _inspect(line: CommandLine) -> int:
         for composed in runs:
             if composed.stage:
                 print(f"# stage {composed.stage}: {folder_of(composed.cfg, composed.overrides)}", flush=True)
-            words = composed.words or line.overrides
-            words = latest([*words, "model=hub"]) if composed.note else words  # Hydra composes it once more
+            # Hydra composes it once more, and alone would leave the name open.
+            more = ["model=hub"] if composed.note else []
+            words = latest([f"name={composed.cfg['name']!r}", *(composed.words or line.overrides), *more])
             call_hydra(lambda cfg: None, line.inspect, words, line.folders)
         if not runs:
             call_hydra(lambda cfg: None, line.inspect, line.overrides, line.folders)

@@ -115,19 +115,28 @@ class EnvironmentFault(RunnerError):
 def name_jobs(jobs: Sequence[tuple[Sequence[str], Iterable[Fault]]]) -> list[Fault]:
     """The faults of a sweep's jobs, each once, with what is typed for the first job that has it and not for all.
 
+    What is the same of each value of the sweep is one fault, to be typed with all of them.
+
     >>> [fault.job for fault in name_jobs([(["a=1", "b=1"], [Fault("a", "1")]), (["a=2", "b=1"], [])])]
     ['a=1']
+    >>> [fault.fix for fault in name_jobs([([f"a={value}"], [Fault("a", "-", fix=f"b={value}")]) for value in (1, 2)])]
+    ['b=1,2']
     """
-    found: dict[Fault, list[str]] = {}
+    found: dict[Fault, dict[str, str]] = {}  # each with its jobs, and the value in each
     common = set.intersection(*(set(words) for words, _ in jobs)) if jobs else set()
     for words, faults in jobs:
+        own = [word for word in words if word not in common]
         for fault in dict.fromkeys(faults):
-            found.setdefault(fault, []).append(" ".join(word for word in words if word not in common))
-    more = {fault: f", and {len(names) - 1} more" if len(names) > 1 else "" for fault, names in found.items()}
-    return [
-        fault if len(names) == len(jobs) else replace(fault, job=f"{names[0]}{more[fault]}")
-        for fault, names in found.items()
-    ]
+            key, _, value = fault.fix.rpartition("=")
+            is_swept = value in {word.partition("=")[2] for word in own}
+            fault = replace(fault, fix=f"{key}=") if is_swept else fault
+            found.setdefault(fault, {})[" ".join(own)] = value * is_swept
+    named = []
+    for fault, values in found.items():
+        first, more = next(iter(values)), f", and {len(values) - 1} more" if len(values) > 1 else ""
+        job = "" if len(values) == len(jobs) else f"{first}{more}"
+        named.append(replace(fault, fix=fault.fix + ",".join(dict.fromkeys(values.values())), job=job))
+    return named
 
 
 def check_library(module: str, where: str, package: str = "") -> None:

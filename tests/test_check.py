@@ -480,11 +480,6 @@ def test_settings_of_the_top_level(key, value):
     assert only(good() | {key: value}).where == key
 
 
-def test_a_mandatory_value_that_nobody_gave():
-    fault = only(good(model__path="???"))
-    assert fault.where == "model.path" and fault.fix == "model.path=<value>"
-
-
 def test_numbers_that_are_not_finite_are_refused_in_free_mappings_too():
     cfg = good(trainer__args__lr_scheduler_kwargs={"power": math.inf})
     assert only(cfg).where == "trainer.args.lr_scheduler_kwargs.power"

@@ -74,7 +74,7 @@ def test_runs_are_found_by_folder_name_and_key(pair, capsys):
     [
         (["a"], 2, "2 runs"),
         (["a", "bb"], 4, "python -m runner diff a outputs/b/kl-0.3-0123456789"),
-        (["a", "b", "output_rot=x"], 2, "output_root=<value>"),
+        (["a", "b", "output_rot=x"], 2, "type      output_root=x"),
         (["a", "b", "output_root=elsewhere"], 4, "python -m runner report"),
     ],
 )

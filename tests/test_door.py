@@ -134,7 +134,7 @@ def light(*words):
     ("words", "code", "said"),
     [
         (["trainer=dpo", "trainer.args.lerning_rate=1"], 2, "learning_rate"),
-        (["trainer=dpo", "--cfg", "job"], 0, "_target_: trl.DPOTrainer"),
+        (["trainer=dpo", "--cfg", "job"], 0, "name: dpo-tiny-toy"),
         (["--help"], 0, "a checked-in experiment"),
         (["trainer=dpo", "--dry-run"], 0, "outputs/dpo-tiny-toy/default-"),
     ],

@@ -182,7 +182,7 @@ def test_scores_of_the_training_stay_as_they_are(evaluate, laid):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([*TOY, "against=nowhere", "reward=none"], "no reward that could tell"),
+        ([*TOY, "against=nowhere", "reward=none"], "type      reward=exact_match"),
         ([*TOY, "against=nowhere"], "no such folder"),
         ([*TOY, "tasks=hellaswag"], "evaluate=lm_eval"),
         ([*TOY, "evaluate=lm_eval"], "tasks for a language model"),

@@ -99,7 +99,7 @@ def test_nothing_half_made_is_left(laid, monkeypatch):
     [
         ([], 2, "python -m runner export outputs/<name>/<run>"),
         (["y"], 4, "no such folder"),
-        (["x", "dtyp=float32"], 2, "dtype=<value>"),
+        (["x", "dtyp=float32"], 2, "type      dtype=float32"),
         (["x", "dtype=int4", "push=name"], 2, "2 faults"),
         (["x", "private=perhaps"], 2, "true or false"),
     ],

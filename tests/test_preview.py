@@ -415,9 +415,9 @@ def test_the_page_is_whole_by_itself_and_no_text_of_others_is_part_of_it():
 
 
 def test_the_words_of_the_preview_are_told_apart_from_those_of_a_training():
-    options, words, faults = split_options(["rows=5", "seed=1", "html=a.html", "set=all"], OWN)
+    options, words, faults = split_options(["rows=5", "seed=1", "html=a.html", "set=all"], OWN, "preview")
     assert (options, words, faults) == ({"rows": 5, "html": "a.html", "set": "all"}, ["seed=1"], [])
-    *_, faults = split_options(["rows=none", "set=test"], OWN)
+    *_, faults = split_options(["rows=none", "set=test"], OWN, "preview")
     assert [fault.where for fault in faults] == ["rows", "set"]
 
 

@@ -110,6 +110,9 @@ def test_faults_are_raised_all_at_once():
     for words in (("-m", "seed=0"), ("evaluate", "seed=1"), ("--debug",), ("seed=0,1",), ("sweep=search",)):
         with pytest.raises(ConfigError, match="python -m runner"):
             runner.train(*words)
+    for call in (runner.train, runner.compose):
+        with pytest.raises(ConfigError, match=r'runner\.train\("trainer=dpo"\)'):
+            call("seed=1", trainer="dpo")
     with pytest.raises(ConfigError, match="nowhere"):
         runner.compose("seed=1", config_dir="nowhere")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.command._option import split_options
+from runner.command._option import Option, split_options
 from runner.command.rehearse import OWN
 from runner.config import Composed
 from runner.errors import Interrupted
@@ -269,9 +269,12 @@ def test_rows_that_a_training_would_refuse_are_refused(runner):
 
 
 def test_the_words_of_a_rehearsal_are_told_apart_from_those_of_a_training():
-    assert split_options(["memory=80", "seed=1"], OWN) == ({"memory": 80}, ["seed=1"], [])
-    *_, faults = split_options(["memory=much", "speed=-1"], OWN)
+    assert split_options(["memory=80GB", "seed=1"], OWN, "rehearse") == ({"memory": 80}, ["seed=1"], [])
+    *_, faults = split_options(["memory=much", "speed=-1"], OWN, "rehearse")
     assert [fault.where for fault in faults] == ["memory", "speed"]
+    assert Option("float", unit="tflops?(/s)?").read("speed", "300 TFLOP/s") == 300
+    assert Option(words=("float32", "float16")).read("dtype", "fp16") == "float16"
+    assert (Option().read("against", "base"), Option().read("against", "outputs/a")) == ("start", "outputs/a")
 
 
 FORKED = """

@@ -99,6 +99,14 @@ def test_a_raise_is_told_with_the_row_that_it_raised_for_and_keeps_its_cause():
     assert "'Third'" in fault.expected
 
 
+def test_a_raise_about_chats_says_that_their_completions_are_lists():
+    chats = [[{"role": "assistant", "content": "a b"}]]
+    with pytest.raises(DataError, match="for each completion, a list of messages here; the prompt: '1\\+1='"):
+        to_scorer("mine", lambda completions: [len(text.split()) for text in completions])(
+            prompts=["1+1="], completions=chats
+        )
+
+
 def test_a_raise_that_no_single_row_repeats_is_told_for_all_of_them():
     def reward(completions, **columns):
         if len(completions) > 1:

@@ -463,7 +463,7 @@ def test_the_verb_lists_reports_and_refuses(tmp_path, monkeypatch, capsys):
         main(line("outputs/empty"))
     with pytest.raises(FolderError, match="report outputs/kl"):
         main(line("outputs/kll"))
-    with pytest.raises(ConfigError, match="objective=<value>"):
+    with pytest.raises(ConfigError, match="objective=loss"):
         main(line("kl", "objectiv=loss"))
 
 
@@ -509,6 +509,23 @@ def test_a_model_that_ends_worse_than_it_began_is_told_where_chance_does_not_exp
     assert describe({"eval_loss": 2.0}, {"eval_loss": 1.0}) is None
     assert describe({"eval_loss": 2.0}, {"eval_loss": 9.0}, rows=None) is None
     assert describe({}, {"eval_loss": 9.0}) is None
+
+
+@pytest.mark.parametrize(
+    ("rewards", "deviation", "line"),
+    [
+        ((0.0, 0.0), 0.0, "every completion earned 0, so there was nothing to prefer: look at the reward"),
+        ((0.5, 0.5), 0.1, None),
+        ((0.0, 0.5), 0.0, None),
+        ((), 0.0, None),
+    ],
+)
+def test_rewards_that_were_all_the_same_are_told_at_the_end(tmp_path, rewards, deviation, line):
+    lines = [
+        json.dumps({"step": 1 + step, "reward": each, "reward_std": deviation}) for step, each in enumerate(rewards)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    assert describe_decline(RunRecord(tmp_path, {}, {}, {}, {})) == line
 
 
 def test_the_decline_is_that_of_the_objective_or_of_the_reward_of_a_trainer_that_samples():

@@ -88,9 +88,10 @@ TYPED = {
     "push_to_hub=true": "trainer.args.push_to_hub=true",
     "deepspeed=ds.json": "trainer.args.deepspeed=ds.json",
     "beta=0.1": "kl_coef=0.1",
-    "model_name=org/x": "model=hub model.path=org/x",
-    "dataset_name=org/x": "dataset=hub dataset.path=org/x",
-    "train_file=x.jsonl": "dataset=local dataset.path=x.jsonl",
+    "model_name=org/x": "model=org/x",
+    "base_model=gpt2": "model=hub model.path=gpt2",
+    "dataset_name=org/x": "dataset=org/x",
+    "train_file=x.jsonl": "dataset=x.jsonl",
     "optimizer.lr=1e-5": "learning_rate=1e-05",
     "args.logging_steps=5": "trainer.args.logging_steps=5",
     "config=theirs.yaml": "python -m runner import theirs.yaml",
@@ -150,10 +151,10 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         ),
         (["experiment=toy_rlhf", "lr=0.1", "ppo.lora_r=8"], ["learning_rate=0.1", "ppo.peft=lora ppo.peft.r=8"]),
         (["-m", "dataset=toy,rows.jsonl"], ["dataset=local dataset.path=rows.jsonl"]),
-        (["dataset=nope.jsonl"], ["dataset.path=<file, folder, pattern, or org/name>"]),
+        (["dataset=nope.jsonl"], ["dataset=rows.jsonl"]),
         (["num_generations=4"], ["leave num_generations out"]),
         (["--lr", "1e-5", "--seed=3"], ["learning_rate=1e-05", "seed=3"]),
-        (["--model_name_or_path", "org/x", "--use-peft"], ["model=hub model.path=org/x", "peft=lora"]),
+        (["--model_name_or_path", "org/x", "--use-peft"], ["model=org/x", "peft=lora"]),
         (["--config", "theirs.yaml"], ["python -m runner import theirs.yaml"]),
         (["train", "conf/experiment/mine.yaml"], ["python -m runner experiment=mine --config-dir conf"]),
         (["experiment=theirs.yaml"], ["python -m runner import theirs.yaml"]),
@@ -165,6 +166,42 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         (["chat", "outputs/a/b"], ["python -m runner predict outputs/a/b chat=true"]),
         (["resume", "outputs/a/b"], ["python -m runner.launch outputs/a/b"]),
         (["rows.jsonl"], ["python -m runner dataset=rows.jsonl"]),
+        (["hydra.run.dir=foo"], ["output_root=foo"]),
+        (["hydra.sweep.dir=foo"], ["output_root=foo"]),
+        (["hydra.job.name=foo"], ["name=foo"]),
+        (["hydra.output_subdir=foo"], ["leave hydra.output_subdir out"]),
+        (["learning_rate = 1e-5"], ["learning_rate=1e-5"]),
+        (["trainer=dpo dataset=x"], ["trainer=dpo dataset=x"]),
+        (["trainer:", "dpo", "learning_rate:", "1e-5"], ["python -m runner trainer=dpo learning_rate=1e-5"]),
+        (["preview", "rows", "=", "3"], ["python -m runner preview rows=3"]),
+        (["dataset.system=a=b"], ["dataset.system=\"'a=b'\""]),
+        (["resume=true"], ["leave resume out"]),
+        (["resume=latest"], ["leave resume out"]),
+        (["use_vllm=true"], ["leave use_vllm out"]),
+        (["trainer=grpo", "use_vllm=true"], ["trainer.args.use_vllm=true"]),
+        (["trainer.args=foo"], ["leave trainer.args out"]),
+        (["model.tokenizer=org/x", "model.dtype=fp16"], ["model.dtype=float16", "model.tokenizer.path=org/x"]),
+        (["base_model=tiny"], ["model=tiny"]),
+        (["dataset.eval_path=x"], ["dataset.split.train='train[:90%]' dataset.split.eval='train[90%:]'"]),
+        (["dataset.split.eval=10%"], ["dataset.split.train='train[:90%]' dataset.split.eval='train[90%:]'"]),
+        (["preview", "row=3"], ["rows=3"]),
+        (["why", "lr", "trainer=dpo"], ["python -m runner why learning_rate trainer=dpo"]),
+        (["why", "beta", "kl_coef=0.1,0.5"], ["python -m runner why beta kl_coef=0.1"]),
+        (["report", "-m", "outputs/x"], ["python -m runner report outputs/x"]),
+        (["-m", "trainer=dpo", "lr=1e-5,2e-5"], ["learning_rate=1e-05,2e-05"]),
+        (["-m", "trainer=sft", "kl_coef=0.1,0.2"], ["leave kl_coef out, or trainer=<one of them>"]),
+        (["seed=range(0,100000000)"], ["python -m runner -m <the same words>"]),
+        (["learning_rate=[1e-4,3e-4]"], ["-m learning_rate=0.0001,0.0003"]),
+        (["learning_rate=abc"], ["leave learning_rate out"]),
+        (["trainer=grpo", "reward=keywords"], ["'reward.keywords.required=[great]'"]),
+        (["model=hub"], ["model.path=Qwen/Qwen2.5-1.5B"]),
+        (["reward=judges.py"], ["reward._target_=judges.short 'allow=[judges]'"]),
+        (["reward=judges"], ["reward._target_=judges.short 'allow=[judges]'"]),
+        (["reward=other.py"], ["reward._target_=other.function 'allow=[other]'"]),
+        (["import", "missing.yaml"], ["python -m runner import theirs.yaml"]),
+        (["--config", "missing.yaml"], ["python -m runner import theirs.yaml"]),
+        (["model=outputs/x"], ["model.path=outputs/x/run/model"]),
+        (["trainer=gkd", "trainer.teacher_model.path=outputs"], ["trainer.teacher_model.path=outputs/x/run/model"]),
     ],
     ids=" ".join,
 )
@@ -173,6 +210,10 @@ def test_another_word_is_answered(words, fixes, tmp_path, monkeypatch, capsys):
     (tmp_path / "theirs.yaml").write_text("base_model: org/x\n")
     (tmp_path / "conf" / "experiment").mkdir(parents=True)
     (tmp_path / "conf" / "experiment" / "mine.yaml").write_text("# @package _global_\nseed: 3\n")
+    (tmp_path / "judges.py").write_text("from json import loads\ndef short(completions): return [1.0]\n")
+    (tmp_path / "outputs" / "x" / "run" / "model").mkdir(parents=True)
+    for name in ("rows.jsonl", "rows.txt", "outputs/x/run/model/config.json"):
+        (tmp_path / name).write_text('{"prompt": "1", "completion": "2"}\n')
     assert main(words) == 2
     assert re.findall(r"^    type      (.+)", capsys.readouterr().err, re.MULTILINE) == fixes
 
@@ -213,6 +254,10 @@ def test_a_word_where_a_verb_stands_leads_to_a_command(word):
         ("dataset=toy", "dataset=toy"),
         ("dataset=toy,rows.jsonl", "dataset=toy,rows.jsonl"),
         ("name=org/name", "name=org/name"),
+        ("name=~nobody/x", "name='~nobody/x'"),
+        ("sft.dataset=rows.jsonl", "sft.dataset=local sft.dataset.path=rows.jsonl"),
+        ("trainer.teacher_model.path=outputs/x/run", "trainer.teacher_model.path=outputs/x/run/model"),
+        ("dataset.path=outputs/x/run", "dataset.path=outputs/x/run"),
     ],
 )
 def test_a_word_becomes_the_option_with_its_path(word, expanded, tmp_path, monkeypatch):
@@ -222,6 +267,17 @@ def test_a_word_becomes_the_option_with_its_path(word, expanded, tmp_path, monke
     (tmp_path / "outputs" / "x" / "run" / "model").mkdir(parents=True)
     (tmp_path / "outputs" / "x" / "run" / "config.yaml").touch()
     assert read_command_line(["seed=1", word]).overrides == ["seed=1", *re.split(r" (?=\w+\.)", expanded)]
+
+
+def test_of_rows_of_which_none_is_held_out_the_words_of_a_split_are_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1", "completion": "2"}\n' * 20)
+    assert main(["dataset=rows.jsonl", "seed=1", "seed=2", "--dry-run"]) == 0
+    note, plan = capsys.readouterr().out.splitlines()
+    assert "/path-rows.jsonl+seed-2-" in plan
+    words = re.search(r"no rows are held out; (.*)", note)[1]
+    assert main(["dataset=rows.jsonl", *shlex.split(words), "--dry-run"]) == 0
+    assert "held out" not in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -265,6 +321,13 @@ def test_options_lists_every_option_with_its_first_comment(tmp_path, capsys):
             assert re.search(rf"^  {option} +\S", text, re.MULTILINE), option
     assert main(["options", "quant"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == "quant"
+
+
+def test_an_option_or_a_key_is_found_by_its_name(capsys):
+    assert main(["options", "beta", "dpo"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith("beta trainer.args.beta= cpo, distillation, dpo, ") and "kl_coef= dpo, grpo, kto, " in text
+    assert "dpo trainer=dpo Direct preference optimisation" in text
 
 
 def test_a_function_of_a_module_in_the_place_of_an_option(capsys):

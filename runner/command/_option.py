@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from runner.config.dialect import find_meanings
+from runner.config.menu import GROUPS
 from runner.errors import ConfigError, Fault
+from runner.importers.read import plain
 from runner.schema.text import nearest
 from runner.schema.type import Type
+from runner.validate.context import TOP
 from runner.validate.values import Range, misfit_number, misfit_type
 
 
@@ -21,19 +25,14 @@ class Option:
     numbers: Range | None = None
     words: tuple[str, ...] = ()
     parts: str = ""  # such as org/name: so many words with slashes between
+    unit: str = ""  # a pattern of what may stand behind a number
 
     def read(self, key: str, text: str) -> Any:
         """The value that a text stands for; raises ConfigError where it is none, as for a key of a configuration."""
-        known, value = Type("choice", values=self.words) if self.words else Type(self.kind), text
-        if self.kind != "str":
-            import yaml
-            from omegaconf import OmegaConf
-            from omegaconf.errors import OmegaConfBaseException
-
-            try:
-                value = OmegaConf.from_dotlist([f"value={text}"])["value"]
-            except (yaml.YAMLError, OmegaConfBaseException):  # such as an open bracket, or a reference to nothing
-                value = text
+        known = Type("choice", values=self.words) if self.words else Type(self.kind)
+        meant = [word for meaning in find_meanings(key, text) for word in meaning.words.values()]
+        value = next((word for word in meant if word in (self.words or meant)), text)
+        value = value if self.kind == "str" else plain(re.sub(f"(?i) *({self.unit})$", "", text))
         fault = misfit_number(key, value, self.numbers) if known.accepts(value) else misfit_type(key, value, known)
         if self.parts and not re.fullmatch(re.sub(r"\w+", "[^/]+", self.parts), text):
             fault = Fault(key, text, self.parts, f"{key}={self.parts}")
@@ -42,29 +41,37 @@ class Option:
         return value
 
 
-def split_options(overrides: Sequence[str], own: Mapping[str, Option]) -> tuple[dict[str, Any], list[str], list[Fault]]:
-    """The verb's own options among some overrides, the other overrides, and the faults of the options."""
-    options, others, faults = {}, [], []
+def split_options(
+    overrides: Sequence[str], own: Mapping[str, Option], verb: str, others: Collection[str] | None = None
+) -> tuple[dict[str, Any], list[str], list[Fault]]:
+    """The verb's own options among some overrides, the other overrides, and the faults of the options.
+
+    ``others`` begin the other keys that the verb takes; where it takes what a training does, it is None.
+    """
+    options, kept, faults = {}, [], []
     for override in overrides:
         key, _, text = override.lstrip("+").partition("=")
-        if key not in own:
-            others.append(override)
+        if key in own:
+            if re.fullmatch(r"'\w[\w.-]*\[[-\d:%]*\]'", text):  # quotes that make Hydra read a slice of rows as text
+                text = text[1:-1]
+            try:
+                options[key] = own[key].read(key, text)
+            except ConfigError as error:
+                faults += error.faults
             continue
-        if re.fullmatch(r"'\w[\w.-]*\[[-\d:%]*\]'", text):  # quotes that make Hydra read a slice of rows as text
-            text = text[1:-1]
-        try:
-            options[key] = own[key].read(key, text)
-        except ConfigError as error:
-            faults += error.faults
-    return options, others, faults
+        head, known = key.partition(".")[0].lstrip("~"), [*own, *(others or ())]
+        near = [] if head in (*TOP, *GROUPS) else nearest(key, known, 0.8 if others is None else 0.6)
+        if head in others if others is not None else not near:
+            kept.append(override)
+            continue
+        reason = ": a key of a training, which is over" if others and head in GROUPS else " has no such key"
+        fix = f"{near[0]}={text}" if near else f"python -m runner {verb} --help"
+        faults.append(Fault(key, f"{verb}{reason}", ", ".join(known), fix))
+    return options, kept, faults
 
 
 def read_options(overrides: Sequence[str], own: Mapping[str, Option], verb: str) -> dict[str, Any]:
     """The options of a verb that takes no others; ConfigError with every key that it does not have, and bad values."""
-    options, others, faults = split_options(overrides, own)
-    for key in (other.lstrip("+").partition("=")[0] for other in others):
-        near = nearest(key, own)
-        fix = f"{near[0]}=<value>" if near else f"python -m runner {verb} --help"
-        faults.append(Fault(key, f"{verb} has no such key", ", ".join(own), fix))
+    options, _, faults = split_options(overrides, own, verb, ())
     ConfigError.refuse(faults)
     return options

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from runner.launch.worker import add_working_folder, describe_exit, is_finished,
 from runner.run import Run
 from runner.run.key import folder_of
 from runner.run.read import RunRecord, find_folders, finished, is_run, read_run
+from runner.schema.text import to_override
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -72,7 +73,7 @@ class TrainedRun(RunRecord):
         return tokenizer
 
 
-def train(*overrides: str, config_dir: str | Path | None = None) -> TrainedRun:
+def train(*overrides: str, config_dir: str | Path | None = None, **keys: object) -> TrainedRun:
     """Train what ``python -m runner`` trains with these words, print what it says, and give back the finished run.
 
     A run that is finished already comes back at once, an interrupted one goes on; of an experiment with stages the last
@@ -83,7 +84,7 @@ def train(*overrides: str, config_dir: str | Path | None = None) -> TrainedRun:
     of the command as ``code``: ConfigError or DataError where something cannot work, SickRun where the training went
     wrong, FolderError where another process trains the run, EnvironmentFault for disk, memory or a missing library.
     """
-    if axis.chosen_sweep(_quoted(overrides)) is not None:
+    if axis.chosen_sweep(_quoted(overrides, keys=keys)) is not None:
         fix = f"python -m runner {' '.join(overrides)}  and then runner.runs('outputs/<name>')"
         raise ConfigError(Fault("runner.train", "a sweep", "one training", fix))
     runs = [Run(folder_of(each.cfg, each.overrides).absolute()) for each in _compose(overrides, config_dir)]
@@ -102,11 +103,12 @@ def train(*overrides: str, config_dir: str | Path | None = None) -> TrainedRun:
     return _read(runs[-1].folder)
 
 
-def compose(*overrides: str, config_dir: str | Path | None = None) -> dict[str, Any]:
+def compose(*overrides: str, config_dir: str | Path | None = None, **keys: object) -> dict[str, Any]:
     """The configuration that these words make, checked and resolved: plain dicts, lists and scalars.
 
     Of an experiment with stages, that of the last one. Raises ConfigError with every fault at once.
     """
+    _quoted(overrides, keys=keys)
     return _compose(overrides, config_dir)[-1].cfg
 
 
@@ -124,11 +126,13 @@ def runs(folder: str | Path = "outputs") -> list[TrainedRun]:
     return sorted(map(_read, found), key=lambda run: (str(run.status.get("started")), str(run.status.get("updated"))))
 
 
-def _quoted(words: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
-    """The overrides as Hydra takes them; ConfigError for verbs and flags, which are the command line's."""
+def _quoted(words: Sequence[str], folders: Sequence[Path] = (), keys: Mapping[str, object] | None = None) -> list[str]:
+    """The overrides as Hydra takes them; ConfigError for verbs and flags, and for keys that are no words."""
     expected, fix = "key=value; several values in a call each", f"python -m runner {' '.join(words)}"
     bad = [word for word in words if "=" not in word and not word.startswith("~")]
     faults = [Fault("runner", repr(word), expected, fix) for word in bad]
+    named = {key: f'runner.train("{to_override(key, value)}")' for key, value in (keys or {}).items()}
+    faults += [Fault(key, "an argument of this name", "a word of the command line", fix) for key, fix in named.items()]
     ConfigError.refuse(faults + [Fault("config_dir", str(path), "a folder") for path in folders if not path.is_dir()])
     return expand(words, read_menu(folders))
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from runner.command import CommandLine
 from runner.command._option import Option, split_options
 from runner.config import resolve
-from runner.config.menu import GROUPS, read_menu
+from runner.config.menu import read_menu
 from runner.config.override import dotted_key, force, parse
 from runner.errors import ConfigError, Fault, FolderError
 from runner.generate.rows import Rows, read_sets
@@ -25,7 +25,6 @@ from runner.run import Run
 from runner.run.find import find_runs
 from runner.run.inputs import read_fingerprints
 from runner.schema import upstream
-from runner.schema.text import nearest
 from runner.validate import find_all_faults
 from runner.validate.start import settle_hub
 from runner.validate.values import COUNT, NOT_NEGATIVE, SEED, SHARE
@@ -117,21 +116,11 @@ class InferenceRequest:
 
 def read_request(line: CommandLine, verb: str, own: Mapping[str, Option], parts: Sequence[str]) -> InferenceRequest:
     """The request of a command line; raises ConfigError with every fault of it at once."""
-    if line.multirun:
-        raise ConfigError(Fault("command line", "-m", f"one thing to {verb}", f"one value of each key, {verb} again"))
-    options, overrides, faults = split_options(line.overrides, own)
+    options, overrides, faults = split_options(line.overrides, own, verb, (*parts, "template", *SETTINGS))
     if "file" in options:
         path = str(options["file"]).replace("\\", "\\\\").replace("'", "\\'")
         overrides += ["dataset=local", f"dataset.path='{path}'"]
     typed = {dotted_key(override): override for override in overrides}
-    known = [*own, *parts, "template", *SETTINGS]
-    for key in typed:
-        head = key.partition(".")[0]
-        if head not in (*parts, "template") and key not in SETTINGS:
-            near = nearest(key, known)
-            fix = f"{near[0]}=<value>" if near else f"python -m runner {verb} --help"
-            reason = "a key of a training, which is over" if head in GROUPS else "no such key"
-            faults.append(Fault(key, f"{verb}: {reason}", ", ".join(known), fix))
     if not line.runs and "model" not in typed:
         fix = f"python -m runner {verb} outputs/<name>/<run>, or {verb} model=hub model.path=<org/name>"
         faults.append(Fault("RUN", "none, and no model", "a run, or a model", fix))

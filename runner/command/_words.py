@@ -11,7 +11,7 @@ from pathlib import Path
 from runner.command import VERBS, CommandLine
 from runner.config.dialect import SHARED, filled, read_sections
 from runner.config.menu import Options
-from runner.config.override import dotted_key, is_local, option_fault
+from runner.config.override import FOREIGN, is_local, option_fault
 from runner.errors import ConfigError, Fault
 from runner.launch import axis, stages
 from runner.run.read import is_run
@@ -19,6 +19,8 @@ from runner.schema.text import nearest
 
 CALL = "python -m runner"
 FLAG = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
+# Words that are `key: value`, `key = value` or `key= value`, with a mark between words.
+SPELT = re.compile(r"(?<![^\0])([A-Za-z_][\w.]*)(?:=\0(?=[^\0/]+(?:\0|\Z))|\0?:\0|\0[:=]\0?|:)(?=[^\0=/\\])")
 CONFIG_FLAGS = ("config", "config_file", "config_name", "config_path")
 
 
@@ -42,15 +44,20 @@ def take_flags(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     return plain, flags
 
 
-def find_word_faults(line: CommandLine, menu: Options) -> Iterator[Fault]:
-    """A fault for the words of a training that are no key=value, for the first one where it says what was meant."""
+def find_word_faults(line: CommandLine, words: Sequence[str], menu: Options) -> Iterator[Fault]:
+    """A fault for words that are a key=value together, or for those of a training that are none."""
+    if (spelt := SPELT.sub(r"\1=", typed := "\0".join(words))) != typed:
+        fix = f"{CALL} {shlex.join(spelt.split(chr(0)))}"
+        yield Fault("command line", shlex.join(words), "key=value, in one word", fix)
+    if line.verb != "train" or not line.runs or spelt != typed:
+        return
     first, rest = line.runs[0], shlex.join([*line.runs[1:], *line.overrides])
     group = next((group for group in ("trainer", "experiment", *menu) if first.lower() in menu[group]), "")
     command = "report {word}" if is_run(Path(first)) else read_sections()[SHARED]["words"].get(first.lower(), "")
     meant = filled(command, {"word": first, "rest": rest})
     if not meant and (group or is_local(first)):
         meant = f"{group}={first.lower()} {rest}" if group else f"dataset={first} {rest}"
-    if first.endswith((".yaml", ".yml", ".json", ".sh")):
+    if first.endswith(FOREIGN):
         meant = option_fault("experiment", first, menu).fix
     elif not meant and (near := nearest(first, VERBS)):
         meant = f"{near[0]} {rest}"
@@ -60,12 +67,19 @@ def find_word_faults(line: CommandLine, menu: Options) -> Iterator[Fault]:
         yield Fault("command line", repr(word), expected, f"{CALL} {command}".replace(f"{CALL} {CALL}", CALL).strip())
 
 
+def find_sweep_faults(line: CommandLine) -> Iterator[Fault]:
+    """A fault for several values where a verb takes one configuration."""
+    swept = list(axis.axes(line.overrides)) if line.verb in ("preview", "why") else []
+    if swept or (line.multirun and line.verb not in ("train", "rehearse")):
+        words = axis.first_of(line.overrides) if swept else line.overrides
+        found, expected = f"several values: {', '.join(swept) or '-m'}", f"one configuration to {line.verb}"
+        yield Fault("command line", found, expected, f"{CALL} {shlex.join([line.verb, *line.runs, *words])}")
+
+
 def find_flag_faults(line: CommandLine, flags: Mapping[str, str], menu: Options) -> Iterator[Fault]:
     """A fault for each flag that is none: key=value if it is a key, else by the check of keys, with those of all."""
-    found: list[Fault] = []
-    source = Path(__file__).with_name(f"{line.verb}.py").read_text(encoding="utf-8")
+    source, found = Path(__file__).with_name(f"{line.verb}.py").read_text(encoding="utf-8"), list[Fault]()
     examples = dict(re.findall(r"\b(\w+)=([^\s\]|]+)", source.split('"""')[1]))
-    files = [option_fault("experiment", value, menu) for key, value in flags.items() if key in CONFIG_FLAGS]
     typed = {key: f"{key}={value or 'true'}" for key, value in flags.items() if key not in CONFIG_FLAGS}
     if typed and line.verb == "train":
         try:
@@ -75,12 +89,12 @@ def find_flag_faults(line: CommandLine, flags: Mapping[str, str], menu: Options)
     for fault in found:
         answer = replace(fault, where=f"--{fault.where}", fix=re.sub("^leave .*", f"{CALL} --help", fault.fix))
         yield answer if fault.where in flags else fault
-    yield from files
-    for key, word in typed.items():
-        expected, fix = "key=value", word
-        if line.verb != "train":
-            known = [*[key] * (key in examples), *nearest(key, examples)][:1]
-            fixes = [f"{name}={flags[key] or examples[name]}" for name in known] or [f"{CALL} {line.verb} --help"]
-            expected, fix = f"{expected}: {', '.join(examples)}", fixes[0]
-        if not any(fault.where.endswith(dotted_key(word)) for fault in found):
-            yield Fault(f"--{key}", "a flag, and there is no such", expected, fix)
+    for key, value in flags.items():
+        names = [key, *nearest(key, examples)] if key in examples else nearest(key, examples)
+        if key in CONFIG_FLAGS:
+            yield option_fault("experiment", value, menu)
+        elif line.verb != "train":
+            fix = f"{names[0]}={value or examples[names[0]]}" if names else f"{CALL} {line.verb} --help"
+            yield Fault(f"--{key}", "a flag, and there is no such", f"key=value: {', '.join(examples)}", fix)
+        elif not any(fault.where.endswith(key) for fault in found):
+            yield Fault(f"--{key}", "a flag, and there is no such", "key=value", typed[key])

@@ -30,7 +30,7 @@ from runner.command import VERBS, CommandLine
 from runner.config import compose_unresolved
 from runner.config.menu import read_menu
 from runner.errors import ConfigError, Fault, RunnerError
-from runner.io.files import PACKAGE
+from runner.io.files import PACKAGE, shipped
 from runner.schema.read import Parameter, choices_compared, read_signature
 from runner.schema.text import select
 
@@ -118,7 +118,7 @@ def _candidates(words: Sequence[str], current: str) -> Iterator[str]:
 def _paths(text: str, folders: bool = False) -> Iterator[str]:
     """The paths that begin so; a folder ends with a slash, one with a run in it does not."""
     head, slash, tail = text.rpartition("/")
-    folder = Path(head or slash or ".").expanduser()
+    folder = Path(shipped(head or slash or "."))
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.name.startswith(tail) and path.name[0] != "." and (path.is_dir() or not folders):
             is_open = path.is_dir() and not (folders and (path / "config.yaml").is_file())

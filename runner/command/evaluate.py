@@ -185,8 +185,8 @@ def _select_parts(request: InferenceRequest) -> tuple[InferenceRequest, list[str
     elif reward and no_prompts:
         faults.append(no_prompts)
     if "against" in options and not reward:
-        no_reward = "no reward that could tell which answer is better"
-        faults.append(Fault("against", no_reward, "a reward", "reward=<one of conf/reward>"))
+        fix = "reward=exact_match" if fits(request.cfg["dataset"].get("form"), "answer") else "reward=chat_model"
+        faults.append(Fault("against", "no reward that could tell which answer is better", "a reward", fix))
     ConfigError.refuse(faults)
     return dataclasses.replace(request, cfg=request.cfg | {"metric": metrics, "reward": reward}), notes
 

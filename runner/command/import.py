@@ -66,7 +66,8 @@ def main(line: CommandLine) -> int:
     print(text)
     if target:
         write_text(target, text)
-    print("\n".join([*describe(draft), "", *_describe_next(draft, text, target)]))
+    target_words = [] if target else ["import", *line.runs, *line.overrides, f"to={HERE / name}.yaml"]
+    print("\n".join([*describe(draft), "", *_describe_next(draft, text, target, target_words)]))
     return 0
 
 
@@ -143,17 +144,19 @@ def describe(draft: Draft) -> list[str]:
     return lines
 
 
-def _describe_next(draft: Draft, text: str, target: Path | None) -> list[str]:
+def _describe_next(draft: Draft, text: str, target: Path | None, words: list[str]) -> list[str]:
     """Lines on the experiment: its file, the command to type, and what is missing before it runs."""
-    folder = target.parent.parent if target else Path("<folder>")
-    menu = [] if folder.resolve() == MENU else ["--config-dir", str(folder)]
+    if target:
+        folder = target.parent.parent
+        menu = [] if folder.resolve() == MENU else ["--config-dir", str(folder)]
+        words = [*_overrides(draft), *menu, "--dry-run"]
     lines = ["next      python -m runner"]
-    for word in [*_overrides(draft), *menu, "--dry-run"]:
+    for word in words:
         if len(lines[-1]) + len(word) + 3 > WIDTH:
             lines[-1] += " \\"
             lines.append(" " * 11 + word)
         else:
             lines[-1] += f" {word}"
     faults = faults_of(draft.name, text, draft.overrides)
-    written = f"written   {target}" if target else "printed only: there is no conf/experiment here; to=<file> writes"
+    written = f"written   {target}" if target else "printed only: there is no conf/experiment here"
     return [written, *lines, *(["before it runs:", *map(str, faults)] if faults else [])]

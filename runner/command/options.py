@@ -1,7 +1,8 @@
-"""python -m runner options [GROUP ...]
+"""python -m runner options [GROUP | OPTION | KEY ...]
 
 Lists every option of the groups, with what it is. One word of a command chooses it, as in trainer=dpo. The options in
-folders that --config-dir names are among them.
+folders that --config-dir names are among them. The name of an option, or of a key such as learning_rate, is found in
+all of them: what to type, and with which trainers.
 """
 
 # The help of the command line is here too: ``options.txt`` with what there is, verbs and groups; and the versions.
@@ -11,32 +12,56 @@ import platform
 import re
 import textwrap
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from runner.command import VERBS, CommandLine
-from runner.config.menu import read_menu
+from runner.config.dialect import find_meanings
+from runner.config.menu import Options, read_menu, read_options
 from runner.errors import ConfigError, Fault
 from runner.io.distribution import NAME, read_project
 from runner.io.files import MENU
 from runner.run import installed_version
 from runner.schema.text import nearest
+from runner.validate.context import ValidationContext
 
+WITH_KEYS = {"model": "hub", "dataset": "hub", "peft": "lora"}  # options whose keys are found beside the trainers'
 LIBRARIES = ("trl", "transformers", "torch", "peft", "datasets", "accelerate")
 
 
 def main(line: CommandLine) -> int:
     """Print the options of the groups that are named, or of all, each with the first comment of its file."""
-    menu, call = read_menu(line.folders), "python -m runner options"
-    if strange := [word for word in (*line.runs, *line.overrides) if word not in menu]:
+    menu = read_menu(line.folders)
+    found = {word: find_named(word, menu, line.folders) for word in (*line.runs, *line.overrides) or menu}
+    if strange := [word for word in found if not found[word]]:
+        call, expected = "python -m runner options", f"an option, a key, or a group: {', '.join(menu)}"
         fixes = {word: " ".join([call, *nearest(word, menu)[:1]]) for word in strange}
-        raise ConfigError(Fault(word, "no such group", ", ".join(menu), fix) for word, fix in fixes.items())
-    for group in line.runs or menu:
-        print(group)
-        for option in menu[group]:
-            file = next(file for root in (*line.folders, MENU) if (file := root / group / f"{option}.yaml").is_file())
-            header = file.read_text(encoding="utf-8").partition("# run:")[0]
-            print(_listed(option, " ".join(re.findall(r"^# (?!@package)(.*)", header, re.MULTILINE))))
+        raise ConfigError(Fault(word, "no such name", expected, fix) for word, fix in fixes.items())
+    for word, lines in found.items():
+        print(word, *(_listed(name, text) for name, text in lines.items()), sep="\n")
     return 0
+
+
+def find_named(word: str, menu: Options, folders: Sequence[Path]) -> dict[str, str]:
+    """The options of the group that a word names; else the options, and the keys with their trainers, that it names."""
+    if word in menu:
+        return {option: _describe(word, option, folders) for option in menu[word]}
+    found = {f"{group}={word}": _describe(group, word, folders) for group in menu if word in menu[group]}
+    others = {group: read_options(group)[option] for group, option in WITH_KEYS.items()}
+    for trainer, node in read_options("trainer").items():
+        places = ValidationContext(others | {"trainer": node["trainer"]}).places
+        meant = [path for meaning in find_meanings(word, 1, trainer) for path in meaning.words]
+        known = {*chain(*places.values())} - ({"kl_coef"} - set(node))
+        for path in dict.fromkeys(path for path in (*places.get(word, ()), *meant) if path in known):
+            found[f"{path}="] = ", ".join(filter(None, [found.get(f"{path}="), trainer]))
+    return found
+
+
+def _describe(group: str, option: str, folders: Sequence[Path]) -> str:
+    """The first comment of an option's file."""
+    file = next(file for root in (*folders, MENU) if (file := root / group / f"{option}.yaml").is_file())
+    header = file.read_text(encoding="utf-8").partition("# run:")[0]
+    return " ".join(re.findall(r"^# (?!@package)(.*)", header, re.MULTILINE))
 
 
 def _listed(name: str, text: str) -> str:

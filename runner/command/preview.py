@@ -54,9 +54,7 @@ OWN = {
 
 def main(line: CommandLine) -> int:
     """Print the preview of what the command line means, and return 2 where a training would be refused."""
-    if line.multirun:
-        raise ConfigError(Fault("command line", "-m", "one configuration to look at", "one value of each key, no -m"))
-    options, overrides, faults = split_options(line.overrides, OWN)
+    options, overrides, faults = split_options(line.overrides, OWN, "preview")
     ConfigError.refuse(faults)
     if line.runs:
         runs = _read_runs(line.runs, overrides, options.get("trust", False))

@@ -48,13 +48,13 @@ from runner.validate.values import POSITIVE
 if TYPE_CHECKING:
     from runner.training.callback import StopRequest
 
-OWN = {"memory": Option("float", POSITIVE), "speed": Option("float", POSITIVE)}
+OWN = {"memory": Option("float", POSITIVE, unit="gi?b?"), "speed": Option("float", POSITIVE, unit="tflops?(/s)?")}
 MAX_WHOLE_FORECASTS = 3  # of which all lines are printed
 
 
 def main(line: CommandLine) -> int:
     """Play through what the command line means, tell what the real thing will need, and return the exit code."""
-    target, overrides, faults = split_options(line.overrides, OWN)
+    target, overrides, faults = split_options(line.overrides, OWN, "rehearse")
     if line.runs:
         expected, fix = "overrides as for a training", "python -m runner rehearse trainer=dpo"
         faults.append(Fault("command line", " ".join(line.runs), expected, fix))

@@ -14,6 +14,7 @@ counts, the lines below it are what it overrode, and references such as ${learni
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -23,6 +24,7 @@ from typing import Any
 from runner import config
 from runner.command import CommandLine
 from runner.config import Composed
+from runner.config.dialect import find_meanings
 from runner.config.provenance import Provenance, Setting, read_provenance
 from runner.errors import ConfigError, Fault
 from runner.io.secrets import hidden
@@ -42,10 +44,9 @@ MAX_VALUE_WIDTH = 36  # characters of a value
 
 def main(line: CommandLine) -> int:
     """Print where the value of the key comes from, for each configuration that the command line means."""
-    if line.multirun or not line.runs:
-        found = "-m" if line.multirun else "no key"
+    if not line.runs:
         fix = "python -m runner why learning_rate trainer=dpo"
-        raise ConfigError(Fault("KEY", found, "one key of one configuration", fix))
+        raise ConfigError(Fault("KEY", "no key", "one key of one configuration", fix))
     key, *words = line.runs
     if words:
         lines = list(_explain_run(line, key, *find_runs(words, f"why {key}", 1)))
@@ -57,7 +58,7 @@ def main(line: CommandLine) -> int:
         for number, composed in enumerate(meant or runs):
             if composed.stage:
                 lines.append(("\n" if number else "") + f"stage {composed.stage}")
-            lines += explain(inner if meant else key, origins_of(composed, line.folders))
+            lines += explain(inner if meant else key, origins_of(composed, line.folders), shlex.join(line.overrides))
     print_visible(hidden("\n".join(lines)))
     return 0
 
@@ -81,9 +82,9 @@ def origins_of(composed: Composed, folders: Sequence[Path]) -> Provenance:
     )
 
 
-def explain(key: str, origins: Provenance) -> Iterator[str]:
+def explain(key: str, origins: Provenance, words: str = "") -> Iterator[str]:
     """The lines that explain one key, and those that it is taken from; of a node, a line for each of its keys."""
-    key = find_key(key, origins.cfg)
+    key = find_key(key, origins.cfg, words)
     node = select(origins.cfg, key)
     if isinstance(node, Mapping) and node:
         yield key
@@ -125,8 +126,8 @@ def _align(rows: Iterable[tuple[str, ...]]) -> list[str]:
     return format_table([Column("", cells, True, True) for cells in zip(*rows, strict=True)], 200)[1:]
 
 
-def find_key(key: str, cfg: Mapping[str, Any]) -> str:
-    """The whole key that is meant: as it is, or the only one that ends so; ConfigError with the nearest for others."""
+def find_key(key: str, cfg: Mapping[str, Any], words: str = "") -> str:
+    """The whole key that is meant: as it is, or the only one that ends so; or ConfigError, to type with ``words``."""
     holder, _, name = key.rpartition(".")
     node = select(cfg, holder)
     if isinstance(node, Mapping) and name in node:
@@ -141,10 +142,11 @@ def find_key(key: str, cfg: Mapping[str, Any]) -> str:
         return ends[0]
     lasts = {path.rpartition(".")[2]: path for path in reversed(known)}
     near = [lasts[name] for name in nearest(key.rpartition(".")[2], lasts)]
-    near = set_ones or nearest(key, known) or near
+    meant = [path for meaning in find_meanings(key, 1) for path in meaning.words if path in known]
+    near = set_ones or meant or nearest(key, known) or near
     expected = ", ".join(near[:3]) if near else "a key of this configuration"
     found = f"{len(ends)} keys end so" if ends else "no such key"
-    raise ConfigError(Fault(key, found, expected, f"python -m runner why {near[0] if near else 'trainer'}"))
+    raise ConfigError(Fault(key, found, expected, f"python -m runner why {near[0] if near else 'trainer'} {words}"))
 
 
 # --- Of a run -------------------------------------------------------------------------------------

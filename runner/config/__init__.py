@@ -10,6 +10,7 @@ import copy
 import functools
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from runner.config.user_folder import find_circle, use_folders
 from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.io.distribution import to_install
 from runner.io.files import MENU, shipped
-from runner.schema.text import nearest, select
+from runner.schema.text import nearest, scalars, select
 
 if TYPE_CHECKING:
     from hydra.core.global_hydra import GlobalHydra
@@ -174,23 +175,14 @@ PLUGINS = {
     **{"optuna": "hydra-optuna-sweeper", "joblib": "hydra-joblib-launcher"},
     **dict.fromkeys(("submitit_local", "submitit_slurm"), "hydra-submitit-launcher"),
 }
-# The messages of OmegaConf, each with its fault: {0} is what the pattern captures, {where} the key.
+# The messages of OmegaConf, each with the beats of its fault: {0} is what the pattern captures, {where} the key.
 MESSAGES = {
-    r"Missing mandatory value: (\S+)": ("{0}", "no value", "one, it has no default", "=<value>"),
-    "Interpolation key '([^']+)' not found": (
-        *("{where}", "${{{0}}} refers to nothing", "a key that is there", "=<value>"),
-    ),
-    "Recursive interpolation": ("{where}", "it refers to itself, in a circle", "a value at some end", "=<value>"),
-    r"Unsupported interpolation type (\S+)": (
-        *("{where}", "${{{0}:...}}, and there is no such resolver", "oc.env, run, or a key", "=<value>"),
-    ),
-    r"Error merging override ~(\S+)": ("{0}", "deleted, and other keys refer to it", "a value", "=<value>"),
-    r"Could not delete from config\. '([^']+)' does not exist": (
-        *("~{0}", "there is no such key to delete", "a key that is there", "leave it out"),
-    ),
-    "Environment variable '([^']+)' not found": (
-        *("{where}", "the environment has no {0}", "a variable that is set", "export {0}=<value>"),
-    ),
+    "Interpolation key '([^']+)' not found": "{where} | ${{{0}}} refers to nothing | an existing key | leave it out",
+    "Recursive interpolation": "{where} | it refers to itself, in a circle | a value at some end | leave it out",
+    r"Unsupported interpolation type (\S+)": "{where} | there is no resolver {0} | oc.env, run or a key | leave it out",
+    r"Error merging override ~(\S+)": "{0} | deleted, and other keys refer to it | a value | leave ~{0} out",
+    r"Could not delete.*'([^']+)' does": "~{0} | there is no such key to delete | an existing key | leave it out",
+    "Environment variable '([^']+)'": "{where} | the environment has no {0} | one that is set | export {0}=<value>",
 }
 
 
@@ -238,7 +230,7 @@ def _composition_fault(error: Exception) -> Fault:
         return Fault(f"{file}.yaml", f"its defaults name {name}, and there is none", expected, f"mend {file}.yaml")
     for pattern, beats in MESSAGES.items():
         if found := re.search(pattern, text):
-            return Fault(*(beat.format(*found.groups(), where=where) for beat in beats))
+            return Fault(*beats.format(*found.groups(), where=where).split(" | "))
     return Fault(where, text, "a configuration that Hydra composes", "see python -m runner --help")
 
 
@@ -247,12 +239,12 @@ def resolve(cfg: DictConfig, overrides: list[str], choices: dict[str, str] | Non
     from omegaconf import OmegaConf, flag_override
 
     cfg = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
-    check_growth(OmegaConf.to_container(cfg, resolve=False))
+    check_growth(unread := OmegaConf.to_container(cfg, resolve=False))
     faults = list(_find_unread(cfg, (choices or {}).get("trainer")))
     gone = [key for key in NEEDED if choices and key not in cfg]  # else it is a part of one
     faults += [Fault(key, "deleted, and every run needs it", "a value", f"{key}=<value>") for key in gone]
-    missing = sorted(OmegaConf.missing_keys(cfg))
-    faults += [Fault(key, "no value", "one, it has no default", f"{key}=<value>") for key in missing]
+    missing = sorted(key for key, value in scalars(unread) if value == "???")
+    faults += [Fault(key, "no value", "one, it has no default", _find_example(key, choices or {})) for key in missing]
     ConfigError.refuse(faults)
     with _as_config_errors(), flag_override(cfg, "struct", False):
         plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
@@ -269,6 +261,14 @@ def resolve(cfg: DictConfig, overrides: list[str], choices: dict[str, str] | Non
     return composed
 
 
+def _find_example(key: str, choices: Mapping[str, str]) -> str:
+    """The word for a key in the line with which its option says how it is run, or another of its group."""
+    files = sorted(MENU.glob("*/*.yaml"), key=lambda file: (file.stem != choices.get(file.parent.name), file))
+    lines = [line for file in files for line in re.findall("^# run: (.*)", file.read_text("utf-8"), re.MULTILINE)]
+    words = (word for line in lines for word in shlex.split(line))
+    return next((shlex.quote(word) for word in words if dotted_key(word) == key), f"{key}=<value>")
+
+
 def _find_unread(cfg: DictConfig, trainer: str | None) -> Iterator[Fault]:
     """A fault for each value of the top level that is set although the trainer has nothing that would read it."""
     from omegaconf import OmegaConf
@@ -278,9 +278,9 @@ def _find_unread(cfg: DictConfig, trainer: str | None) -> Iterator[Fault]:
         readers = [path.stem for path in sorted(MENU.glob("trainer/*.yaml")) if reference in path.read_text("utf-8")]
         # A typed trainer.args.beta takes the place of the reference, and wins; that is no fault.
         if value is not None and trainer not in readers and reference not in OmegaConf.to_yaml(cfg):
-            found = f"{key}={value}, but nothing in this configuration reads it"
+            found = "set, but nothing in this configuration reads it"
             expected = f"a trainer that has one: {', '.join(readers)}"
-            yield Fault(key, found, expected, f"trainer=<one of them>, or leave {key} out")
+            yield Fault(key, found, expected, f"leave {key} out, or trainer=<one of them>")
 
 
 def world_size() -> int:

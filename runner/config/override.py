@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.config.dialect import find_meanings
-from runner.config.menu import SEVERAL, Options, takes_one
+from runner.config.menu import GROUPS, SEVERAL, Options, takes_one
 from runner.errors import ConfigError, Fault
 from runner.io.files import HUB_NAME
 from runner.io.secrets import form_of
-from runner.schema.text import nearest, to_override
+from runner.schema.read import read_signature
+from runner.schema.source import public_names
+from runner.schema.text import as_typed, files_beside, nearest, to_override
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -23,6 +27,7 @@ OF_HYDRA = re.compile(r"hydra/(launcher|sweeper)(/\w+)*|hydra\.(launcher|sweeper
 HELD = ("dataset", "model")  # groups of what lies in a file or folder, or on the hub
 OF_TEXTS = re.compile(r"(s|allow|without|matching|report_to)$")  # keys that may hold a list of texts
 MAX_LETTERS = 300  # of a word that a fault repeats
+FOREIGN = (".yaml", ".yml", ".json", ".sh")  # files of another tool's configuration
 ROWS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".gz")  # files of rows
 
 
@@ -69,32 +74,36 @@ def quote_text(word: str) -> str:
     return f"{key}='{value}'" if plain and paired and special and value.isprintable() else word
 
 
-def expand(words: Iterable[str], menu: Options) -> list[str]:
-    """The words as Hydra takes them, of which ``dataset=rows.jsonl`` and its like become the option with its path.
+def expand(words: Sequence[str], menu: Options) -> list[str]:
+    """The words as Hydra takes them, each key once, of which ``dataset=rows.jsonl`` becomes the option with its path.
 
-    >>> expand(["dataset=rows.jsonl", "model=org/a,org/b", "peft=lora"], {})
-    ['dataset=local', 'dataset.path=rows.jsonl', 'model=hub', 'model.path=org/a,org/b', 'peft=lora']
+    >>> expand(["seed=1", "dataset=rows.jsonl", "model=org/a,org/b", "peft=lora", "seed=2"], {})
+    ['dataset=local', 'dataset.path=rows.jsonl', 'model=hub', 'model.path=org/a,org/b', 'peft=lora', 'seed=2']
     """
     expanded: list[str] = []
-    for word in words:
-        group, _, value = word.partition("=")
-        found = [_find_place(group, name, menu) for name in value.split(",")]
-        (option, *others), paths = {option for option, _ in found}, [path for _, path in found]
-        is_free = option and not others and f"{group}.path" not in map(dotted_key, expanded)
-        expanded += [f"{group}={option}", f"{group}.path={','.join(paths)}"] if is_free else [word]
-    return list(map(quote_text, expanded))
+    for word in latest(words):
+        key, _, value = word.partition("=")
+        found = [find_place(key, name, menu) for name in value.split(",")]
+        (option, *others), path = {option for option, _ in found}, ",".join(path for _, path in found)
+        is_place = option and not others
+        expanded += [f"{key}={option}", f"{key}.path={path}"] if is_place else [word.replace(f"={value}", f"={path}")]
+    return list(map(quote_text, latest(expanded)))
 
 
-def _find_place(group: str, name: str, menu: Options) -> tuple[str, str]:
-    """The option for what is no option but a file, a folder, a run or a name on the hub, and its path; else empty."""
-    here = Path(name).expanduser()
-    if group not in HELD or not name or name in menu.get(group, ()) or name[0] in "['\"$":
+def find_place(key: str, name: str, menu: Mapping[str, Sequence[str]]) -> tuple[str, str]:
+    """The option for what is no option but a file, a folder, a run or a name on the hub, and its path; else empty.
+
+    Where a model is named, a run stands for the one that it has trained. The key may begin with a stage.
+    """
+    place, (stage, _, group) = os.path.expanduser(name), key.rpartition(".")
+    is_run = os.path.isdir(f"{place}/model") and os.path.isfile(f"{place}/config.yaml")
+    if is_run and re.search(r"(^|(?<!dataset)[._])(path|model)$", key):
+        name = f"{name.rstrip('/')}/model"
+    if group not in HELD or stage in menu or "." in stage or name in ("", *menu.get(group, ())) or name[0] in "['\"$":
         return "", name
-    if group == "dataset" and (is_local(name) or here.exists()):
+    if group == "dataset" and (is_local(name) or os.path.exists(place)):
         return "local", name
-    if group == "model" and (here / "model").is_dir() and (here / "config.yaml").is_file():
-        return "hub", f"{name.rstrip('/')}/model"
-    return "hub" if "/" in name or (group == "model" and here.is_dir()) else "", name
+    return "hub" if "/" in name or (group == "model" and os.path.isdir(place)) else "", name
 
 
 def is_local(path: str) -> bool:
@@ -134,9 +143,21 @@ def parse(overrides: Iterable[str]) -> list[Override]:
             trouble = str(error).splitlines()[0]
         if trouble:
             found = f"{_short(override)!r}: {_short(trouble)}"
-            faults.append(Fault("command line", found, "key=value", f"'{dotted_key(override) or 'key'}=\"<text>\"'"))
+            faults.append(Fault("command line", found, "key=value", _respelt(override)))
     ConfigError.refuse(faults)
     return parsed
+
+
+def _respelt(word: str) -> str:
+    """The words for one that Hydra does not take: without blanks, several words, in quotes, or a key of ours."""
+    plain = [re.sub(r"\s*=\s*", "=", each, count=1) for each in re.split(r"\s+(?=[\w./@]+\s*=)", word.strip())]
+    (key, _, value), is_short = plain[0].partition("="), len(word) <= MAX_LETTERS
+    if refused(key) or not re.fullmatch(r"[\w/@-]+(\.[\w/@-]+)*", key):
+        meaning = next(find_meanings(key, value), None)
+        return as_typed(meaning.words) if meaning else f"leave {key or word} out"
+    if plain != [word] and is_short:
+        return shlex.join(plain)
+    return to_override(key, value) if is_short else f"'{key}=\"<text>\"'"
 
 
 def refused(key: str) -> str:
@@ -159,7 +180,7 @@ def find_choice_faults(overrides: Iterable[Override], menu: Options) -> Iterator
     for override in overrides:
         group, options = override.key_or_group, menu.get(override.key_or_group)
         sweeps = override.is_sweep_override()
-        names = list(override.sweep_string_iterator()) if sweeps else []
+        names = list(islice(override.sweep_string_iterator(), 100)) if sweeps else []
         if sweeps:
             fix = "python -m runner -m <the same words>"
             is_list = not takes_one(group) if options else OF_TEXTS.search(group) and not any(map(str.isdigit, names))
@@ -188,24 +209,35 @@ def find_choice_faults(overrides: Iterable[Override], menu: Options) -> Iterator
 def option_fault(group: str, name: str, menu: Options) -> Fault:
     """The fault of an option that is not on the menu: another name of one, a file, or misspelt."""
     found, options = f"no option {name!r} in conf/{group}/", menu[group]
-    if file := next(filter(Path.is_file, (Path(name), Path("conf", group, f"{name}.yaml"))), None):
-        if (inner := file.parent.name) in menu:
-            fix = f"{inner}={file.stem} --config-dir {shlex.quote(str(file.parent.parent))}"
-            return Fault(group, found, f"its folder, as there is {file}", fix)
-        if file.suffix in (".yaml", ".yml", ".json", ".sh"):
-            fix = f"python -m runner import {shlex.quote(str(file))}"
-            return Fault(group, found, "an option; a file of another tool is imported", fix)
-    (option, path), near = _find_place(group, name, menu), nearest(name, options)
+    file = next(filter(os.path.isfile, (Path(name), Path("conf", group, f"{name}.yaml"))), None)
+    if file and (inner := file.parent.name) in menu:
+        fix = f"{inner}={file.stem} --config-dir {shlex.quote(str(file.parent.parent))}"
+        return Fault(group, found, f"its folder, as there is {file}", fix)
+    if name.endswith(FOREIGN) and (files := files_beside(Path(name), FOREIGN)):
+        fix = f"python -m runner import {shlex.quote(files[0])}"
+        return Fault(group, found, "an option; a file of another tool is imported", fix)
+    (option, path), near = find_place(group, name, menu), nearest(name, options)
     meaning = next((each for each in find_meanings(group, name) if group not in HELD and each.words), None)
     if meaning and name.lower() not in options:
-        fix = " ".join(to_override(*word) for word in meaning.words.items())
+        fix = as_typed(meaning.words)
     elif option or (group in HELD and not near and HUB_NAME.fullmatch(name)):
         fix = f"{group}={option or 'hub'} {group}.path={path}"
-    elif group in SEVERAL and re.fullmatch(r"[A-Za-z_]\w*(\.(?!py$)\w+)+", name):
-        fix = f"{group}._target_={name} 'allow=[{name.partition('.')[0]}]'"
+    elif group in GROUPS and (target := _find_target(name)):
+        fix = f"{group}._target_={target} 'allow=[{target.partition('.')[0]}]'"
     else:
         fix = f"={[*near, '<one of them>'][0]}"
     return Fault(group, found, ", ".join(options), fix)
+
+
+def _find_target(name: str) -> str:
+    """The function or class that a dotted name, a module or its file means in the place of an option; else empty."""
+    dotted = name.removeprefix("./").removesuffix(".py").replace("/", ".")
+    is_module = name.endswith(".py") or os.path.isfile(f"{name}.py")
+    if not re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", dotted) or not (is_module or "." in name):
+        return ""
+    names = [f"{dotted}.{each}" for each in public_names(dotted)] if is_module else [dotted]
+    judges = (each for each in names if (known := read_signature(each)) and "completions" in known.parameters)
+    return next(judges, [*names, f"{dotted}.function"][0])
 
 
 def list_fault(group: str, names: Sequence[object]) -> Fault:

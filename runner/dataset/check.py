@@ -65,9 +65,11 @@ def check_dataset(node: Node, to: str | None, where: str = "dataset") -> Dataset
             _check_rows_of(node, to or "", seen)
         finally:
             logging.disable(before)
-        # With the keys of this node, which may be a part of another one.
+        # With the keys of this node, which may be a part of another one; the path of a whole one chooses its option.
         own = functools.partial(re.sub, r"\bdataset\.(?=\w)", f"{where}.")
-        seen.faults = [Fault(own(at.where), own(at.found), at.expected, own(at.fix)) for at in seen.faults]
+        fixes = [re.sub(r"^dataset\.path=(?!\[)", "dataset=", own(at.fix)) for at in seen.faults]
+        found = zip(seen.faults, fixes, strict=True)
+        seen.faults = [Fault(own(at.where), own(at.found), at.expected, fix) for at, fix in found]
     return seen
 
 

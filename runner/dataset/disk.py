@@ -17,7 +17,6 @@ import zlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from glob import glob, has_magic
 from importlib.util import find_spec
 from itertools import chain, count, islice
@@ -28,6 +27,7 @@ from runner.dataset.step import Row
 from runner.errors import DataError, EnvironmentFault, Fault
 from runner.io.files import shipped
 from runner.io.filetype import HEAD, sniff, special_file, undecodable
+from runner.schema.text import files_beside, to_override
 
 READERS = {".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
 OPTIONS: dict[str, dict[str, object]] = {
@@ -105,7 +105,7 @@ def find_files(path: Paths) -> Files | None:
         return _find_several(path)
     if not path.strip():
         raise DataError(Fault("dataset.path", "no path", READABLE + ", or a name on the hub", CHOOSE))
-    local = Path(shipped(path)).expanduser()
+    local = Path(shipped(path))
     if odd := special_file(local):
         raise DataError(Fault(path, odd.found, READABLE, f"{odd.fix}, or {CHOOSE}"))
     if has_magic(str(local)) and not local.exists():
@@ -164,7 +164,7 @@ def _one_kind(path: str, splits: Mapping[str, list[Path]]) -> Files:
     kinds = {(READERS[suffix], suffix == ".tsv") for suffix in suffixes}
     if len(kinds) > 1:
         fix = f"dataset.path='{path.rstrip('/')}/*{suffixes[0]}'"
-        if not Path(path).expanduser().is_dir():
+        if not Path(shipped(path)).is_dir():
             of_one = [str(file) for files in splits.values() for file in files if _suffix(file) == suffixes[0]]
             fix = f"dataset.path=[{','.join(of_one)}], or dataset=mixture with each under dataset.parts"
         raise DataError(Fault(path, " and ".join(suffixes) + " files", "files of one kind", fix))
@@ -178,10 +178,9 @@ def _missing(path: str, local: Path) -> Fault:
     for folder in reversed(local.parents):
         if not folder.is_dir():
             return Fault(path, f"there is no folder {folder}", READABLE, CHOOSE)
-    names = sorted(file.name for file in local.parent.iterdir())
-    close = get_close_matches(local.name, names, n=1)
-    fix = f"dataset.path={path.removesuffix(local.name)}{close[0]}" if close else CHOOSE
-    return Fault(path, f"there is no {local.name}", f"one of {_listed(names)}", fix)
+    near = files_beside(local, (*READERS, *PACKED))
+    fix = to_override("dataset.path", near[0]) if near else CHOOSE
+    return Fault(path, f"there is no {local.name}", f"one of {_listed(near)}" if near else READABLE, fix)
 
 
 def _listed(names: list[str]) -> str:

@@ -62,7 +62,7 @@ def check_words(files: Files | None, bad_rows: str, **hub_only: str | None) -> N
 
 def check_cut(where: str, cut: str, splits: Iterable[str], path: str, *, streaming: bool = False) -> None:
     """Refuse splits that are not there, slices that are none, and slices where rows only flow past."""
-    splits, group = list(splits), where.partition(".split.")[0]
+    splits, group = sorted(splits, key="train".__ne__), where.partition(".split.")[0]
     for part in cut.split("+"):
         name, bracket, _ = part.strip().partition("[")
         if name.partition("(")[0] not in splits:

@@ -16,7 +16,9 @@ from typing import Any
 
 from runner.config.dialect import find_dialects
 from runner.config.limits import MAX_DIGITS, check_size, parse_yaml
+from runner.config.override import FOREIGN
 from runner.errors import ConfigError, Fault
+from runner.schema.text import files_beside
 
 FILE_TYPES = (".yaml", ".yml", ".json")
 # A comment of bash begins a word; what stands in quotes, or behind a backslash, is none.
@@ -110,7 +112,9 @@ def _read_text(path: Path) -> str:
         check_size(path)
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(Fault(str(path), str(error), "a configuration", "python -m runner import <file>")) from None
+        found, other = getattr(error, "strerror", None) or str(error), [*files_beside(path, FOREIGN), "--help"][0]
+        fault = Fault(str(path), found, "a configuration", f"python -m runner import {shlex.quote(other)}")
+        raise ConfigError(fault) from None
 
 
 def _read_mapping(path: Path, text: str) -> dict[str, Any]:

@@ -33,11 +33,11 @@ MENU = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "co
 
 
 def shipped(path: str) -> str:
-    """The place on this machine of ``runner://dataset/toy``; any other path comes back as it is.
+    """The place on this machine of ``runner://dataset/toy``, and of ``~/rows``; any other path comes back as it is.
 
     Configs name shipped files by this scheme, so that a frozen config and its key hold no path of one machine.
     """
-    return str(PACKAGE / path.removeprefix(SHIPPED)) if path.startswith(SHIPPED) else path
+    return str(PACKAGE / path.removeprefix(SHIPPED)) if path.startswith(SHIPPED) else os.path.expanduser(path)
 
 
 def display_path(path: Path) -> str:

@@ -127,6 +127,11 @@ def _print_notes(tasks: Sequence[Task]) -> None:
     """Print what evaluations sample, what is left out for another model, and what was finished without its tracker."""
     runs = [task.composed for task in tasks if state_of(task.folder) != "finished"]
     lines = [f"note      {run.stage and f'{run.stage}: '}{run.note}" for run in runs if run.note]
+    rows = [run.cfg["dataset"] for run in runs if not run.cfg["dataset"].get("streaming")]
+    if {"train": "train", "eval": None} in [each.get("split") for each in rows]:
+        lines.append(
+            "note      no rows are held out; dataset.split.train='train[:90%]' dataset.split.eval='train[90%:]'"
+        )
     lines += [line for run in runs if (budget := evaluation_budget(run.cfg)) for line in budget.lines()]
     unsent: dict[tuple[str, str], list[str]] = {}
     for task in tasks:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
+from os.path import getmtime
 from typing import TYPE_CHECKING
 
 from runner.errors import ConfigError, Fault
@@ -20,7 +21,7 @@ from runner.model import jinja
 from runner.model.folder import ADAPTER, DOWNLOAD_AGAIN, INDEX, LOCATION, WEIGHTS, ModelFolder, find_folder
 from runner.schema.read import read_signature
 from runner.schema.source import find_definition
-from runner.schema.text import Node
+from runner.schema.text import Node, to_override
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -47,7 +48,9 @@ ON_TOP = "model.path is an adapter, and a second one would go on top"
 SECOND_ADAPTER = Fault("peft", ON_TOP, "one adapter", "peft=none, or model.merge=true")
 
 
-def find_model_faults(node: Node, head: str, length: object = None, peft: object = None) -> list[Fault]:
+def find_model_faults(
+    node: Node, head: str, length: object = None, peft: object = None, where: str = "model"
+) -> list[Fault]:
     """Faults of the model that a node names, for rows of this length, and of what ``peft`` trains of it."""
     if node.get("_target_") == NEW:
         return _find_design_faults(node)
@@ -56,7 +59,7 @@ def find_model_faults(node: Node, head: str, length: object = None, peft: object
     is_merged, faults = bool(node.get("merge")), list[Fault]()
     how = {"safetensors_only": node.get("safetensors_only", True), "trust": bool(node.get("trust_remote_code"))}
     try:
-        folder = find_folder(node["path"], "model.path")
+        folder = find_folder(node["path"], f"{where}.path")
         if folder is None:
             return []
         faults += find_merge_faults(folder) if is_merged else []
@@ -114,7 +117,9 @@ def find_config_faults(folder: ModelFolder, head: str | None = None, *, trust: b
         if folder.repo:  # a cache that lacks it may lack everything, and loading tells which
             return []
         names = ", ".join(sorted(path.name for path in folder.path.iterdir())[:6])
-        return [folder.fault(f"{folder.source} has no config.json, but {names or 'nothing'}", LOCATION)]
+        trained = [file.parent for runs in ("", "*/", "*/*/") for file in folder.path.glob(f"{runs}model/*config.json")]
+        fix = to_override(folder.where, str(max(trained, key=getmtime))) if trained else ""
+        return [folder.fault(f"{folder.source} has no config.json, but {names or 'nothing'}", LOCATION, fix)]
     kind = folder.whole_config.get("model_type")
     if folder.whole_config.get("auto_map") and not _is_known(kind):
         found, fix = f"{folder.source} brings Python code of its own", "=true  (if you trust it)"

@@ -112,7 +112,7 @@ class ModelFolder:
 def find_folder(path: object, where: str) -> ModelFolder | None:
     """The folder behind a path, None for a name on the hub; raises ConfigError for what is neither."""
     path, fix = str(path), f"{where}=<folder or org/name>"
-    home = Path(shipped(path)).expanduser()
+    home = Path(shipped(path))
     if odd := special_file(home):
         raise ConfigError(Fault(where, f"{path} is {odd.found}", LOCATION, fix))
     if home.is_file():

@@ -41,7 +41,7 @@ def no_template() -> Fault:
 
 def read_template(name: str) -> str:
     """The text of a shipped template (``plain``, ``chatml``, ``react``, ``hermes``) or of a ``.jinja`` file."""
-    file = Path(shipped(name)).expanduser() if name.endswith(".jinja") else SHELF / f"{name}.jinja"
+    file = Path(shipped(name)) if name.endswith(".jinja") else SHELF / f"{name}.jinja"
     choices = f"{', '.join(template_names())}, or the path of a .jinja file"
     if not file.is_file():
         raise ConfigError(Fault(KEY, f"no template {name}", choices, f"{KEY}=plain"))

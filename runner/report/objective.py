@@ -70,12 +70,15 @@ def choose_objective(
 
 
 def describe_decline(run: RunRecord) -> str | None:
-    """The line on a run whose model ended worse than it began, by more than chance; None of any other.
+    """The line on a run whose rewards were all the same, or whose model ended worse than it began, by more than chance.
 
     Judged by what its configuration names, or else by the held-out loss, or by the reward of a trainer that samples.
     Chance is twice the standard error of a difference of two means over the held-out rows, where one row deviates by
     what was logged, by that of a share, or by the size of the figure: too much, as both are over the same rows.
     """
+    earned = [line[name] for line in run.lines for name in ("reward", "objective/scores") if name in line]
+    if earned[1:] and len(set(earned)) == 1 and not any(line.get("reward_std") for line in run.lines):
+        return f"every completion earned {number(earned[0])}, so there was nothing to prefer: look at the reward"
     run = replace(run, status={**run.status, "state": "finished"})
     objective, known = choose_objective([run]), score_names([run])
     rows = _held_out_rows(run)

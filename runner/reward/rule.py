@@ -114,7 +114,7 @@ def keywords(
     [1.0, -1.0, 0.0]
     """
     if not required and not forbidden:
-        fix = "reward.keywords.required=[<word>]"
+        fix = "reward.keywords.required=[great]"
         raise ConfigError(Fault("reward.keywords", "no words", "required or forbidden ones", fix))
     texts = [text_of(completion) for completion in completions]
     return [_share(required, text) - _share(forbidden, text) for text in texts]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import Fault, FolderError
-from runner.io.files import SHIPPED
+from runner.io.files import SHIPPED, shipped
 from runner.run import Run
 from runner.run.key import lasting
 from runner.run.seal import SEAL, sealed_checkpoints
@@ -114,7 +114,7 @@ def _files_of_keys(cfg: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
 
 
 def _files(value: str) -> Iterable[Path]:
-    place = Path(value).expanduser()
+    place = Path(shipped(value))
     if has_magic(value) and not place.exists():
         return map(Path, glob(str(place), recursive=True))
     if place.is_dir():

@@ -83,8 +83,8 @@ def label_of(overrides: Sequence[str]) -> str:
     Only characters that neither a shell nor Hydra's grammar reads as their own, because people type
     ``model.path=outputs/...``.
 
-    >>> label_of(["trainer=dpo", "kl_coef=0.05", "trainer.args.max_steps=3"])
-    'kl_coef-0.05+max_steps-3'
+    >>> label_of(["trainer=dpo", "kl_coef=0.05", "model.path=outputs/x/run/model", "allow=[mine]"])
+    'kl_coef-0.05+path-run+allow-mine'
     """
     words = []
     for override in overrides:
@@ -93,7 +93,7 @@ def label_of(overrides: Sequence[str]) -> str:
         if not (is_silent or key in NAMED_BY or key.startswith(("hydra", "~"))):
             if key.endswith("._target_"):  # a class or a function: its name, after that of its node
                 key, value = key.removesuffix("._target_"), value.rpartition(".")[2]
-            text = f"{key.rpartition('.')[2]}-{value.rstrip('/').rpartition('/')[2]}"
+            text = f"{key.rpartition('.')[2]}-{value.strip('[]/').removesuffix('/model').rpartition('/')[2]}"
             words.append(re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-."))
     return "+".join(words)[:80].strip("-.+") or "default"
 

@@ -6,7 +6,8 @@ Each is the one way in which the runner does it.
 import difflib
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from runner.io.secrets import form_of
@@ -121,6 +122,11 @@ def to_override(path: str, value: object) -> str:
     return f'{path}="{text}"' if set(text) & set("' []()*?;&|<>#~") else f"{path}={text}"
 
 
+def as_typed(values: Node) -> str:
+    """The words to type for some keys with their values, of one that holds several those below it."""
+    return " ".join(to_override(path, value) for path, value in flatten(values).items())
+
+
 def short_text(value: object) -> str:
     """A value as it stands in a fault: as typed, on one line, not too long, and never a secret.
 
@@ -137,6 +143,12 @@ def nearest(word: str, words: Iterable[str], cutoff: float = 0.6) -> list[str]:
     """The words that look like this one, the likeliest first."""
     scores = {each: likeness(word, each) for each in words}
     return sorted((each for each in scores if scores[each] >= cutoff), key=lambda each: -scores[each])
+
+
+def files_beside(path: Path, suffixes: Collection[str]) -> list[str]:
+    """The files with these suffixes in the folder of one that is missing, those that look most like it first."""
+    there = [file for file in path.parent.glob("[!.]*") if file.suffix.lower() in suffixes]
+    return sorted(map(str, there), key=lambda name: (not name.endswith(path.suffix), -likeness(path.name, name), name))
 
 
 def likeness(word: str, other: str) -> float:

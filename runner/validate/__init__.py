@@ -23,7 +23,7 @@ from runner.errors import Fault
 from runner.schema.text import Config, nodes, walk
 from runner.validate.context import ValidationContext
 from runner.validate.dangers import find_risks, find_secrets
-from runner.validate.keys import find_empty, find_node_faults, find_top_faults
+from runner.validate.keys import find_infinite, find_node_faults, find_top_faults
 from runner.validate.objective import find_objective_faults
 from runner.validate.parts import find_part_faults
 from runner.validate.targets import find_target_fault
@@ -49,7 +49,7 @@ def find_all_faults(
     faults = [
         *find_top_faults(context),
         *node_faults,
-        *find_empty(context),
+        *find_infinite(context),
         *find_risks(cfg, context.typed),
         *find_secrets(cfg),
         *find_part_faults(context),
@@ -76,7 +76,9 @@ def _without_repeats(faults: list[Fault]) -> list[Fault]:
         outer = (".".join([*around[:depth], key]) for depth in range(1, len(around)))
         return any((fault.found, fault.expected, where) in known for where in outer)
 
-    return [fault for fault in dict.fromkeys(faults) if not is_taken_over(fault)]
+    # Once what the top level says, and what reads it.
+    once = {(fault.where, fault.found): fault for fault in reversed(faults)}
+    return [fault for fault in reversed(once.values()) if not is_taken_over(fault)]
 
 
 def find_dangers(cfg: Config) -> list[Fault]:

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runner.config.menu import GROUPS, read_options
-from runner.config.override import is_local
+from runner.config.override import HELD, find_place
 from runner.errors import Fault
 from runner.metric import ask as metric
 from runner.schema import upstream
 from runner.schema.read import Parameter, Signature, read_signature
 from runner.schema.source import public_names
-from runner.schema.text import Config, Node, nodes, select
+from runner.schema.text import Config, Node, nodes, select, to_text
 from runner.schema.type import expression
 
 ARGS = "trainer.args."
@@ -120,11 +120,15 @@ class ValidationContext:
         return next((name for name in options if options[name]["trainer"]["_target_"] == target), "")
 
     def completed(self, words: Mapping[str, Any]) -> dict[str, Any]:
-        """Words for keys of a group, with the option that they need where none is chosen."""
-        groups = {word.partition(".")[0] for word in words}
-        needed = {"peft": "lora"} if groups & {"peft", "quant"} and not self.mapping("peft").get("_target_") else {}
-        if "dataset.path" in words:
-            needed["dataset"] = "local" if is_local(str(words["dataset.path"])) else "hub"
+        """Words for keys of a group, with the option that they need where none is chosen; of a path it is the place."""
+        groups, needed = {word.partition(".")[0] for word in words}, {}
+        if groups & {"peft", "quant"} and not self.mapping("peft").get("_target_"):
+            needed["peft"] = "lora"
+        for group in (group for group in HELD if f"{group}.path" in words and groups == {group}):
+            name = words[f"{group}.path"]
+            if name in self.menu.get(group, ()) or find_place(group, to_text(name), self.menu)[0]:
+                return {group: name}
+            needed[group] = "local" if isinstance(name, list) else "hub"
         return {group: option for group, option in needed.items() if group not in self.typed} | dict(words)
 
     def takes(self, path: str, words: Collection[str]) -> bool:

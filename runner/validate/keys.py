@@ -12,7 +12,7 @@ from runner.errors import Fault
 from runner.run.alarms import ALARMS
 from runner.schema import upstream
 from runner.schema.read import Parameter, Signature, choices_compared
-from runner.schema.text import Node, flatten, last_key, likeness, nearest, scalars, short_text, to_override, to_text
+from runner.schema.text import Node, as_typed, flatten, last_key, likeness, nearest, scalars, short_text, to_text
 from runner.schema.type import expression, shortened, to_type
 from runner.validate.context import ARGS, OWN, SPECIAL, TOP, ValidationContext, is_called_later, keys_of, to_parameters
 from runner.validate.values import SETTINGS, find_misfits, misfit_choice, misfit_number, misfit_type, range_of
@@ -50,7 +50,7 @@ def find_top_faults(context: ValidationContext) -> Iterator[Fault]:
                     yield from _setting(context, f"{key}.{name}", kinds[name], entry)
                 else:
                     near = [*nearest(str(name), kinds), *kinds][0]
-                    yield Fault(f"{key}.{name}", "no such key", near, to_override(f"{key}.{near}", entry))
+                    yield Fault(f"{key}.{name}", "no such key", near, as_typed({f"{key}.{near}": entry}))
         elif key in TOP:
             yield from _setting(context, key, TOP[key], value)
         elif key in context.groups:
@@ -72,7 +72,7 @@ def _stray(context: ValidationContext, key: str, value: object) -> Iterator[Faul
     elif not is_misspelt and (fault := _answer(context, key, value, NOT_AT_THE_TOP)):
         yield fault
     elif likely := likely or _near_places(context, key):
-        yield Fault(key, NOT_AT_THE_TOP, likely[0], _typed({likely[0]: value}))
+        yield Fault(key, NOT_AT_THE_TOP, likely[0], as_typed({likely[0]: value}))
     else:
         expected = _find_owners(context, key) or f"one of {shortened(names)}"
         yield Fault(key, NOT_AT_THE_TOP, expected, f"leave {key} out")
@@ -81,9 +81,9 @@ def _stray(context: ValidationContext, key: str, value: object) -> Iterator[Faul
 def _setting(context: ValidationContext, path: str, kind: str, value: object) -> Iterator[Fault]:
     """A fault for a value of the top level, or of a plain group, that does not fit."""
     known = to_type(expression(kind), None)
-    if value == "???":
-        return
-    if not known.accepts(value) or (isinstance(value, dict) and "_target_" in value):
+    if meaning := next((each for each in find_meanings(path, value) if each.final), None):
+        yield Fault(path, short_text(value), meaning.why, meaning.fix or f"leave {path} out")
+    elif not known.accepts(value) or (isinstance(value, dict) and "_target_" in value):
         yield misfit_type(path, value, known)
     elif (fault := misfit_number(path, value, SETTINGS.get(path))) or (
         path == "tracker.report_to" and (fault := misfit_choice(path, value, upstream.TRACKERS))
@@ -135,12 +135,10 @@ def _nothing_chosen(context: ValidationContext, group: str, found: str) -> Fault
     return Fault(group, found, expected, f"{group}={near}")
 
 
-def find_empty(context: ValidationContext) -> Iterator[Fault]:
-    """A fault for each value that is still to be given, and for each number that is not finite."""
+def find_infinite(context: ValidationContext) -> Iterator[Fault]:
+    """A fault for each number that is not finite."""
     for path, value in scalars(context.cfg):
-        if value == "???":
-            yield Fault(path, "no value yet", "one: it has no default", "=<value>")
-        elif isinstance(value, float) and not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             where = context.origin(path.removesuffix(".0"), value)
             yield Fault(where, to_text(value), "a finite number", "=<number>")
 
@@ -185,9 +183,10 @@ def find_node_faults(context: ValidationContext, path: str, node: Node) -> Itera
         own = f"{path}.{key}"
         if key not in known:
             yield from _unknown(context, path, node, str(key), signature)
-        elif own in NODE_KEYS and value not in (None, "???") and not (isinstance(value, dict) and "_target_" in value):
-            yield Fault(own, short_text(value), "keys with a _target_", f"{own}._target_=<module.name>")
-        elif value != "???":
+        elif own in NODE_KEYS and value is not None and not (isinstance(value, dict) and "_target_" in value):
+            fix = f"leave {own} out" if own == "trainer.args" else as_typed({f"{own}.path": value})
+            yield Fault(own, short_text(value), "keys", fix)
+        else:
             where, choices = context.origin(own, value), _choices(context, own, value, known[key], signature)
             numbers = range_of(where, key, signature, context.trainer)
             found = find_misfits(where, value, known[key], numbers, choices)
@@ -282,9 +281,9 @@ def _unknown(context: ValidationContext, path: str, node: Node, key: str, signat
         yield Fault(own, found, owners, f"leave {key} out")
     elif near:
         meant = key if key in keys[near[0]].type.choices else value
-        yield Fault(own, found, near[0], to_override(f"{path}.{near[0]}", meant))
+        yield Fault(own, found, near[0], as_typed({f"{path}.{near[0]}": meant}))
     elif places := _near_places(context, key):
-        yield Fault(own, found, places[0], to_override(places[0], value))
+        yield Fault(own, found, places[0], as_typed({places[0]: value}))
     else:
         yield Fault(own, found, f"one of {shortened(free)}" if free else "", f"leave {key} out")
 
@@ -295,11 +294,6 @@ def _find_owners(context: ValidationContext, key: str) -> str:
     trainer = context.trainer
     who = trainer.name.removesuffix("Trainer") if trainer else "this trainer"
     return f"`{key}` exists for {shortened(owners, 50)}, not for {who}" if owners else ""
-
-
-def _typed(words: Node) -> str:
-    """The words to type for some keys with their values, of one that holds several those below it."""
-    return " ".join(to_override(path, value) for path, value in flatten(words).items())
 
 
 def _answers_below(
@@ -325,14 +319,16 @@ def _answer(
         if last in places[:1] and words[last] == value:
             break  # under its own name, which is simpler to say
         if words and words.keys() != {path} and all(context.takes(w, words) and w.startswith(inside) for w in words):
-            ours = last if words[last] == value else to_override(last, words[last])
+            ours = last if words[last] == value else as_typed({last: words[last]})
             expected = "the option that takes it" if last == path else f"`{key}` is {ours} here"
-            return Fault(path, found, expected + (f": {meaning.why}" if meaning.why else ""), _typed(words))
+            return Fault(path, found, expected + (f": {meaning.why}" if meaning.why else ""), as_typed(words))
         if not meaning.words and (meaning.final or not (places or inside)):
-            expected = meaning.why or ("what comes nearest" if meaning.fix else "no need of it here")
+            owners = "" if meaning.final or meaning.fix else _find_owners(context, key)
+            expected = owners or meaning.why or ("what comes nearest" if meaning.fix else "no need of it here")
             return Fault(path, found, expected, meaning.fix or f"leave {path} out")
     names = ["the top level" if place == key else place for place in places[:3]]
-    return Fault(path, found, f"`{key}` belongs at {' or '.join(names)}", _typed({places[0]: value})) if names else None
+    expected = f"`{key}` belongs at {' or '.join(names)}"
+    return Fault(path, found, expected, as_typed({places[0]: value})) if names else None
 
 
 def _near_places(context: ValidationContext, key: str) -> list[str]:

@@ -24,7 +24,7 @@ from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, name_
 from runner.io.distribution import read_requirements, to_install
 from runner.io.files import HUB_NAME, display_path, hub_home
 from runner.io.hub import OFFLINE, hub_silence, is_cached, is_offline
-from runner.model.check import find_model_faults, find_scorer_faults, find_tokenizer_faults, read_vocab_size
+from runner.model.check import LOADER, find_model_faults, find_scorer_faults, find_tokenizer_faults, read_vocab_size
 from runner.model.folder import find_folder
 from runner.run import Run, installed_version
 from runner.run.key import folder_of, processes_of
@@ -106,6 +106,8 @@ def _find_faults(cfg: Config, folders: set[Path]) -> Iterator[Fault]:
         if str(node["_target_"]).startswith(("runner.model.", "runner.reward.")):
             scores = node["_target_"].startswith("runner.reward.outcome.") and not node.get("random_head")
             others |= {f"{path}.{key}": (node.get(key), scores) for key in ("path", "model")}
+        if node["_target_"] == LOADER and not _is_ahead(node.get("path"), folders):
+            yield from find_model_faults(node, "lm", where=path)
     others[f"trainer.args.{upstream.REWARD_MODEL_PATH}"] = (args.get(upstream.REWARD_MODEL_PATH), True)
     for where, (path_of_other, scores) in others.items():
         if not isinstance(path_of_other, str) or _is_ahead(path_of_other, folders):

@@ -9,11 +9,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard, TypeVar
 
+from runner.config.dialect import find_meanings
 from runner.errors import Fault
 from runner.run.alarms import ALARMS
 from runner.schema import upstream
 from runner.schema.read import Parameter, Signature
-from runner.schema.text import nearest, short_text, to_override
+from runner.schema.text import nearest, short_text, to_override, to_text
 from runner.schema.type import Type, shortened
 
 T = TypeVar("T")
@@ -172,7 +173,10 @@ def misfit_choice(path: str, value: object, choices: Collection[str]) -> Fault |
 
 def misfit_type(path: str, value: object, known: Type, default: object = None) -> Fault:
     """The fault of a value that its type does not accept, with what was probably meant."""
-    meant = _meant(value, known)
+    others = [each.words[path] for each in find_meanings(path, value) if path in each.words]
+    meant = _meant(value, known) or [each for each in others if known.accepts(each)]
+    if isinstance(value, list) and value[1:] and all(map(known.accepts, value)):
+        return Fault(path, f"a list: {short_text(value)}", f"{known}, or a sweep", f"-m {path}={to_text(value)[1:-1]}")
     is_guess = not meant or (meant[0] == str(value) and isinstance(default, str))
     fix = _fix(path, default, known) if is_guess else to_override(path, meant[0])
     kinds: dict[type, str] = {str: "the text ", list: "a list: ", dict: "a mapping: "}
@@ -218,7 +222,7 @@ def _from_text(text: str) -> list[object]:
 
 
 def _fix(path: str, default: object, known: Type, numbers: Range | None = None) -> str:
-    """The default as what to type, where it is written down and good; else what kind of value."""
+    """The default as what to type, where it is written down and good; else what is good, or none."""
     good = known.accepts(default) and default is not None and not isinstance(default, dict)
     if good and (numbers is None or (is_plain_number(default) and default in numbers)):
         return f"{to_override(path, default)}  (the default)"
@@ -228,4 +232,4 @@ def _fix(path: str, default: object, known: Type, numbers: Range | None = None) 
         return f"{path}={numbers.low}"
     if known.kind == "none":
         return f"{path}=null"
-    return f"{path}=<{f'a number {numbers}' if numbers else known}>"
+    return f"leave {path} out"
