@@ -3,11 +3,11 @@
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy
 import pytest
 import torch
+from transformers import TrainerState
 
 from runner.__main__ import main
 from runner.config import compose
@@ -16,8 +16,8 @@ from runner.training.callback import Record
 EXAMPLE = Path(__file__).parent / "example_project"
 
 
-def state(step, total=10):
-    return SimpleNamespace(global_step=step, max_steps=total, is_world_process_zero=True)
+def state(step, total=10, logged=()):
+    return TrainerState(global_step=step, max_steps=total, log_history=list(logged))
 
 
 def record(path, steps, start=0):
@@ -80,6 +80,21 @@ def test_an_evaluation_after_a_resume_joins_the_line_of_its_step(tmp_path):
     callback.on_log(None, state(2), None, logs={"eval_reward": 1.0})
     assert [line["step"] for line in lines(path)] == [1, 2]
     assert lines(path)[-1]["eval_reward"] == 1.0 and lines(path)[-1]["loss"] == 1.0
+
+
+def test_lines_that_a_power_failure_took_come_back_from_the_checkpoint(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    record(path, [1, 2, 3])
+    path.write_text(path.read_text()[:-9])  # the last line is torn
+    logged = [
+        {"step": 2, "loss": 9.0},
+        {"step": 3, "loss": 0.5},
+        {"step": 3, "eval_loss": 0.25},
+        {"step": 4, "loss": 7},
+    ]
+    Record(path, lambda **changes: None).on_train_begin(None, state(3, logged=logged), None)
+    assert [(line["step"], line["loss"]) for line in lines(path)] == [(1, 0.5), (2, 1.0), (3, 0.5)]
+    assert lines(path)[-1]["eval_loss"] == 0.25
 
 
 # --- Callbacks of a user's own ------------------------------------------------------------------
