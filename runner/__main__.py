@@ -21,7 +21,7 @@ from runner.command._words import find_flag_faults, find_sweep_faults, find_word
 from runner.command.options import help_text, version_text
 from runner.config.menu import read_menu
 from runner.config.override import expand, latest
-from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError
+from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, describe
 from runner.io.secrets import hidden
 from runner.io.terminal import copied_output, print_error, print_uncaught
 from runner.launch import axis, stages
@@ -64,10 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read along has seen enough
         return 0
     except OSError as error:
-        if error.filename is None or "--debug" in words:
+        if "--debug" in words:
             raise
-        where, expected = str(error.filename), "what can be read, or written there"
-        fault = Fault(where, str(error.strerror), expected, f"ls -ld {shlex.quote(where)}  (shows what is there)")
+        where, expected = str(error.filename or "system"), "what can be read, or written there"
+        fix = f"ls -ld {shlex.quote(where)}  (shows what is there)" if error.filename else "the same words with --debug"
+        fault = Fault(where, describe(error), expected, fix)
         print_error(EnvironmentFault(fault))
         return EnvironmentFault.code
     except KeyboardInterrupt:  # between two runs, where no worker listens

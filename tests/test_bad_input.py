@@ -151,6 +151,27 @@ def layers(prefix, count, part="mlp.up_proj.weight"):
     return {f"{prefix}layers.{number}.{part}": [8, 4] for number in range(count)}
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "found"),
+    [
+        ("config.json", {"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
+        ("config.json", {"num_hidden_layers": -1}, "num_hidden_layers is -1"),
+        ("config.json", {"num_attention_heads": 0}, "num_attention_heads is 0"),
+        ("generation_config.json", "[" * 5000, "no JSON"),
+        ("model.safetensors.index.json", {"weight_map": ["a"]}, "no weight_map"),
+        ("model.safetensors.index.json", {"weight_map": {"a": 3}}, "no weight_map"),
+    ],
+)
+def test_a_file_of_a_model_that_says_what_cannot_be_is_a_fault_at_once(tmp_path, file, content, found):
+    node = save(tmp_path, LLAMA | (content if file == "config.json" else {}), BODY)
+    if "index" in file:
+        (tmp_path / "model.safetensors").unlink()
+    if file != "config.json":
+        (tmp_path / file).write_text(content if isinstance(content, str) else json.dumps(content))
+    (fault,) = find_model_faults(node, "lm")
+    assert found in fault.found and fault.fix
+
+
 LLAMA = {"model_type": "llama", "vocab_size": 10, "hidden_size": 4, "intermediate_size": 8, "num_hidden_layers": 2}
 SIZES = {"vocab_size": 10, "hidden_size": 4, "num_hidden_layers": 2}
 BODY = {"model.embed_tokens.weight": [10, 4], **layers("model.", 2)}

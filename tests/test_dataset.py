@@ -3,6 +3,7 @@
 import csv
 import functools
 import gzip
+import io
 import json
 import os
 import subprocess
@@ -11,9 +12,11 @@ import tracemalloc
 from pathlib import Path
 
 import datasets
+import pyarrow
 import pytest
 import yaml
 from datasets import Audio, Dataset, Features, Image, IterableDataset, List, Value
+from pyarrow import parquet
 
 from runner.dataset.check import LOADER, check_dataset
 from runner.dataset.convert import Conversion, RowRequest
@@ -177,6 +180,17 @@ def test_folders_that_hold_no_rows(tmp_path):
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n"
 LINE = b'{"prompt": "1+1=", "completion": " 2"}\n'
 DEEP = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
+
+
+def turned_parquet():
+    """A parquet file with other bytes in its rows."""
+    with io.BytesIO() as file:
+        parquet.write_table(pyarrow.Table.from_pylist([exchange(number) for number in range(99)]), file)
+        data = bytearray(file.getvalue())
+    data[4:200] = bytes(byte ^ 0x5A for byte in data[4:200])
+    return bytes(data)
+
+
 BROKEN = [
     # name, bytes, where behind the path, found
     ("empty.jsonl", b"", "", "no rows"),
@@ -209,6 +223,7 @@ BROKEN = [
     # Without the hour, which would have every process collect another name.
     ("torn.jsonl.gz", gzip.compress(LINE * 50, mtime=0)[:-12], "", "broken gzip"),
     ("plain.jsonl.gz", LINE, "", "broken gzip"),
+    ("turned.parquet", turned_parquet(), "", "broken rows"),
 ]
 
 

@@ -27,6 +27,7 @@ from runner.io.files import HUB_NAME, SHIPPED
 from runner.schema.text import Node
 
 MIXER = "runner.dataset.mix.mix_rows"
+MAX_COLUMNS = 1000
 SHIPPED_ROWS = 3  # rows of what ships, which is good, that show its columns
 
 
@@ -114,7 +115,13 @@ def _check_rows_of(node: Node, to: str, seen: DatasetCheck) -> None:
     if to:
         with seen.noting():
             without, known = node.get("without") or (), (node.get("columns") or {}).values()
-            left = [name for name in disk.read_columns(files, disk.MAX_BYTES_READ) if name not in (*without, *known)]
+            columns = disk.read_columns(files, disk.MAX_BYTES_READ)
+            if len(columns) > MAX_COLUMNS:  # each of which the libraries keep a type and a place for
+                found = f"{len(columns):,} columns, such as {columns[-1]}"
+                raise DataError(
+                    Fault(path, found, f"at most {MAX_COLUMNS:,}", "name values, not columns, by what varies")
+                )
+            left = [name for name in columns if name not in (*without, *known)]
             refuse_media(name for name in left if name in (MEDIA[:2] if to == "prompt" else MEDIA))
     if not seen.faults and not streaming and disk.holds_at_most(files, disk.MAX_BYTES_READ):
         _check_slices(node, to, files, cuts, SHIPPED_ROWS if is_shipped else None, seen)

@@ -19,12 +19,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from glob import glob, has_magic
 from importlib.util import find_spec
-from itertools import chain, count, islice
+from itertools import chain, count, islice, pairwise
 from pathlib import Path
 from shlex import quote
 
 from runner.dataset.step import Row
-from runner.errors import DataError, EnvironmentFault, Fault
+from runner.errors import DataError, EnvironmentFault, Fault, describe
 from runner.io.files import shipped
 from runner.io.filetype import HEAD, sniff, special_file, undecodable
 from runner.schema.text import files_beside, to_override
@@ -214,16 +214,18 @@ def read_data_file(path: Path, reader: str, first: int | None = None) -> list[Ro
     of its columns.
     """
     if reader == "parquet":
-        from pyarrow import parquet
-
-        return parquet.read_table(path).to_pylist()
+        return [row for rows, _ in _parquet_batches(path) for row in rows]
     return [row for row in islice(_scan(path, reader), first) if isinstance(row, dict)]
 
 
 def holds_at_most(files: Files, max_bytes: int) -> bool:
     """True where the files hold no more bytes; packed ones are unpacked for it, but no further than that."""
     for path in files.paths:
-        if path.suffix.lower() in PACKED:
+        if path.suffix.lower() == ".parquet":
+            for _, size in _parquet_batches(path):
+                if (max_bytes := max_bytes - size) < 0:
+                    break
+        elif path.suffix.lower() in PACKED:
             with _open(path) as file:
                 max_bytes -= len(file.read(max_bytes + 1))
         else:
@@ -236,6 +238,9 @@ def holds_at_most(files: Files, max_bytes: int) -> bool:
 def _scan(path: Path, reader: str, max_bytes: int | None = None) -> Iterator[Entry]:
     """The rows of a file, but for those of parquet, and a fault in place of each that cannot be read."""
     kind = PACKED.get(path.suffix.lower(), "")
+    if strange := special_file(path):
+        yield Fault(str(path), strange.found, "a file", strange.fix)
+        return
     try:
         odd = sniff(_head_of(path), str(path))
         meant = kind or ("parquet" if reader == "parquet" else "?")
@@ -431,7 +436,7 @@ def _read_csv(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Ite
             fix = f"save it with commas, or with tabs as {path.stem}.tsv"
             yield Fault(f"{path}:1", f"one column {header[0]!r}, cut by {other[1]!r}", expected, fix)
             return
-        for name in sorted({name for name in header if header.count(name) > 1}):
+        for name in sorted({name for name, other in pairwise(sorted(header)) if name == other}):
             yield Fault(f"{path}:1", f"the column {name!r} twice", "each name once", "rename one of the two")
         for record in filter(None, records):
             rows += 1
@@ -449,7 +454,7 @@ def _read_csv(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Ite
 
 
 def _check_parquet(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Iterator[Entry]:
-    """Faults of the mark that stands at both ends of a whole file, and of its footer; its reader checks the rest."""
+    """Faults of the mark that stands at both ends of a whole file, of its footer, and of its first rows."""
     from pyarrow import ArrowException, parquet
 
     again = f"copy or download {path.name} again"
@@ -460,10 +465,27 @@ def _check_parquet(file: io.BufferedReader, path: Path, max_bytes: int | None) -
         yield Fault(str(path), found, "a whole parquet file, PAR1 at both ends", again)
         return
     try:
+        what = "a broken footer"
         if not parquet.read_metadata(path).num_rows:
             yield _no_rows(path)
-    except (ArrowException, OSError) as error:
-        yield Fault(str(path), f"a broken footer: {str(error).splitlines()[0]}", "a whole parquet file", again)
+        what = "broken rows"
+        for _, size in _parquet_batches(path):
+            if max_bytes is not None and (max_bytes := max_bytes - size) < 0:
+                break
+    except (ArrowException, OSError, OverflowError) as error:
+        yield Fault(str(path), f"{what}: {describe(error)}", "a whole parquet file", again)
+
+
+def _parquet_batches(path: Path) -> Iterator[tuple[list[Row], int]]:
+    """The rows of a parquet file, a few at a time, with their bytes when each value is written out: those of a small
+    file may be very many, or very long.
+    """
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as file:
+        for batch in file.iter_batches(64):
+            columns = [each.dictionary_decode() if hasattr(each, "dictionary_decode") else each for each in batch]
+            yield batch.to_pylist(), len(batch) + sum(each.nbytes for each in columns)
 
 
 def _no_rows(path: Path) -> Fault:

@@ -13,7 +13,6 @@ import ctypes
 import logging
 import os
 import platform
-import re
 import runpy
 import signal
 import stat
@@ -341,11 +340,6 @@ def _own_fault(run: Run, error: BaseException, text: str) -> Fault | None:
         own = (path for path, module in modules.items() if file.endswith((f"/{module}.py", f"/{module}/__init__.py")))
         fix = f"mend {place}; the same command with --debug shows the traceback"
         return Fault(next(own, file), f"your own code: {text}", "code that runs", fix)
-    called = re.match(r"(\w+)\.(\w+)\(\) (got an unexpected|missing|takes)", text.removeprefix("TypeError: "))
-    for path, target in targets.items() if called else ():
-        if called and target.rpartition(".")[2] == called[1]:
-            fix = f"**kwargs in {called[1]}.{called[2]}"
-            return Fault(path, f"your own code: {text}", "a method that takes what it is given", fix)
     strange = [path for path, target in targets.items() if not is_allowed(target, launcher=path == "launcher")]
     if strange:  # what it gave, or left behind, was met elsewhere
         fix = f"the same words without {strange[0]}, to see whether it is that; with --debug for the traceback"

@@ -37,6 +37,8 @@ MODEL_CLASSES = {
     "lm": "transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "score": "transformers.models.auto.modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
 }
+MAX_LAYERS = 10_000  # and heads
+READ_WITH_WEIGHTS = ("generation_config.json", "special_tokens_map.json", "added_tokens.json")
 OUTPUT_LAYERS = ("lm_head", "embed_out", "score")  # in no file where they share the embeddings' weights, or are new
 VOCABULARIES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "spiece.model"),
@@ -181,6 +183,8 @@ def _find_folder_faults(folder: ModelFolder, head: str, *, safetensors_only: boo
     """Faults of a folder that holds a whole model."""
     if faults := find_config_faults(folder, head, trust=trust):
         return faults
+    for name in filter(folder.has, READ_WITH_WEIGHTS):
+        folder.read(name)
     if folder.has(WEIGHTS, INDEX):
         found = list(_find_weight_faults(folder))  # read in any case, because that finds files that are damaged
         return found if folder.is_plain else []  # others may name and shape their weights in other ways
@@ -211,6 +215,10 @@ def _find_weight_faults(folder: ModelFolder) -> Iterator[Fault]:
         if inside := re.search(r"(?:^|\.)(?:layers|h)\.(\d+)\.(.+)", name):
             layers.setdefault(int(inside[1]), set()).add(inside[2])
     depth, first = config.get("num_hidden_layers"), layers.get(0, set())
+    for key in ("num_hidden_layers", "num_attention_heads"):
+        if isinstance(number := config.get(key), int) and not 0 < number <= MAX_LAYERS:
+            yield folder.fault(f"config.json of {folder.source}: {key} is {number}", f"1 to {MAX_LAYERS}")
+            return
     known = range(depth) if isinstance(depth, int) else ()
     lacking = [(layer, part) for layer in known for part in sorted(first - layers.get(layer, set()))]
     if lacking:

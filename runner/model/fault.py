@@ -1,6 +1,6 @@
 """Known failures of transformers, peft and the hub to load a model, translated into four beats.
 
-Any other failure goes on as it was raised. What shows before loading is found in ``check``.
+Memory that runs out goes on as it was raised. What shows before loading is found in ``check``.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def translate_model_errors(path: str, revision: str | None = None, part: str = "
             for cause in chain:
                 if isinstance(cause, kinds) and known.get("words", "") in str(cause):
                     values = {"path": path, "revision": revision, "message": str(cause).strip().split("\n")[0]}
+                    values["kind"] = type(cause).__name__
                     beats = [known[beat].format(**values) for beat in ("found", "expected", "fix")]
                     blamed = EnvironmentFault if known.get("environment") else ConfigError
                     raise blamed(Fault(f"{part}.{known.get('key', 'path')}", *beats)) from error

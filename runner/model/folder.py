@@ -102,7 +102,11 @@ class ModelFolder:
         """The shape of each weight by its name; raises ConfigError for files that are missing, cut off or none."""
         files = [WEIGHTS]
         if not self.has(WEIGHTS):
-            files = sorted(set(self.read(INDEX).get("weight_map", {}).values()))
+            index = self.read(INDEX).get("weight_map")
+            if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
+                found, expected = f"{INDEX} has no weight_map", "the file of each weight by its name"
+                raise ConfigError(self.fault(found, expected, f"{DOWNLOAD_AGAIN}: {INDEX}"))
+            files = sorted(set(index.values()))
             if missing := [name for name in files if not self.has(name)]:
                 found = f"{INDEX} names {', '.join(missing[:3])}, and there is no such file"
                 raise ConfigError(self.fault(found, "every file of the index", f"{DOWNLOAD_AGAIN}: {missing[0]}"))

@@ -95,6 +95,7 @@ LINE = json.dumps(EXCHANGE).encode() + b"\n"
 FOUR = [EXCHANGE | {"prompt": f"{number}+1="} for number in range(4)]
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614\nsize 12345\n"
 ROWS = "dataset=local dataset.path=rows.jsonl"
+ROWS_PARQUET = "dataset=local dataset.path=rows.parquet"
 PAIRS = "trainer=dpo dataset=local dataset.path=rows.jsonl"
 MODEL = "model=hub model.path=m"
 # A training that takes a second.
@@ -195,6 +196,14 @@ def indexed(content: Content) -> Callable[[Path], None]:
 
 def as_bin(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def turned(path: Path) -> None:
+    """A parquet file with other bytes in the middle of its rows."""
+    parquet(path)
+    data = bytearray(path.read_bytes())
+    data[4:60] = bytes(byte ^ 0x5A for byte in data[4:60])
+    path.write_bytes(data)
 
 
 def fifo(path: Path) -> None:
@@ -565,6 +574,28 @@ DATASET = [
         "parquet",
         {"rows.parquet": b""},
     ),
+    bad("parquet with turned bytes", ROWS_PARQUET, "broken rows", "again", {"rows.parquet": turned}),
+    bad(
+        "folder with a pipe",
+        "dataset=local dataset.path=rows",
+        "a pipe",
+        "cat b.jsonl",
+        {"rows/a.jsonl": FOUR, "rows/b.jsonl": fifo},
+    ),
+    bad(
+        "20,000 columns",
+        ROWS,
+        "20,001 columns",
+        "name values",
+        {"rows.jsonl": [EXCHANGE | dict.fromkeys(map(str, range(19999)), 0)]},
+    ),
+    bad(
+        "csv of 50,000 columns",
+        "dataset=local dataset.path=rows.csv",
+        "50,000 columns",
+        "name values",
+        {"rows.csv": f"{','.join(map(str, range(50000)))}\n{'1,' * 49999}1\n"},
+    ),
     bad(
         "parquet with a broken footer",
         "dataset=local dataset.path=rows.parquet",
@@ -927,6 +958,31 @@ MODELS = [
         model(indexed({"weight_map": {"a": "model-00002-of-00002.safetensors"}})),
     ),
     bad("index that is broken", MODEL, "index.json", "again", model(indexed("{"))),
+    bad("index without names", MODEL, "no weight_map", "again", model(indexed({"weight_map": ["a"]}))),
+    bad(
+        "layers without an end",
+        MODEL,
+        "is 1000000000",
+        "model.path=",
+        model(edited("config.json", num_hidden_layers=10**9)),
+    ),
+    bad("layers below 0", MODEL, "is -1", "model.path=", model(edited("config.json", num_hidden_layers=-1))),
+    bad("no heads", MODEL, "is 0", "model.path=", model(edited("config.json", num_attention_heads=0))),
+    bad(
+        "generation_config.json that is deep",
+        MODEL,
+        "no JSON",
+        "again",
+        model(replaced("generation_config.json", "[" * 5000)),
+    ),
+    bad(
+        "function between layers that is unknown",
+        MODEL,
+        "KeyError: 'nope'",
+        "config.json",
+        model(edited("config.json", hidden_act="nope")),
+        late=True,
+    ),
     bad(
         "code of its own",
         MODEL,
