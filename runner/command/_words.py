@@ -54,7 +54,9 @@ def find_word_faults(line: CommandLine, words: Sequence[str], menu: Options) -> 
     first, rest = line.runs[0], shlex.join([*line.runs[1:], *line.overrides])
     group = next((group for group in ("trainer", "experiment", *menu) if first.lower() in menu[group]), "")
     command = "report {word}" if is_run(Path(first)) else read_sections()[SHARED]["words"].get(first.lower(), "")
-    meant = filled(command, {"word": first, "rest": rest})
+    written = sorted(Path("outputs").glob("*/*/status.json"), key=lambda path: path.stat().st_mtime)
+    runs = line.runs[1:] or [*(str(path.parent) for path in written[-1:]), "outputs/NAME/RUN"][:1]
+    meant = filled(command, {"word": first, "rest": rest, "runs": shlex.join([*runs, *line.overrides])})
     if not meant and (group or is_local(first)):
         meant = f"{group}={first.lower()} {rest}" if group else f"dataset={first} {rest}"
     if first.endswith(FOREIGN):
