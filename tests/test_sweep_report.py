@@ -70,6 +70,8 @@ STRANGE = {
     ),
     "scores that are no floats": ("scores.json", f'{{"before": [], "after": {{"eval_exact": {10**400}}}}}'),
     "samples of other kinds": ("completions.jsonl", '{"step": 1, "prompt": [1, [2]], "completion": {"a": 1}}'),
+    "a score that is text": ("completions.jsonl", '{"step": 1, "prompt": "a", "completion": "b", "score": "x"}'),
+    "arguments that are a list": ("config.yaml", "{format: 2, name: kl, seed: 0, trainer: {args: [1]}}"),
 }
 
 

@@ -100,7 +100,7 @@ def obstacles(run: RunRecord) -> Iterator[str]:
     versions = {name: (version, installed_version(name)) for name, version in (then.get("versions") or {}).items()}
     changed = {name: pair for name, pair in versions.items() if pair[0] != pair[1]}
     if changed:
-        pinned = " ".join(f"{name}=={old.partition('+')[0]}" for name, (old, _) in changed.items() if old)
+        pinned = " ".join(f"{name}=={str(old).partition('+')[0]}" for name, (old, _) in changed.items() if old)
         listed = ", ".join(f"{name} {old or 'none'} (here {new or 'none'})" for name, (old, new) in changed.items())
         yield listed + (f"; pip install {pinned}" if pinned else "")
     yield from _code_obstacles(then.get("git"))
