@@ -164,6 +164,7 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         (["options", "pefts"], ["python -m runner options peft"]),
         (["sft", "seed=3"], ["python -m runner trainer=sft seed=3"]),
         (["chat", "outputs/a/b"], ["python -m runner predict outputs/a/b chat=true"]),
+        (["hydra/launcher=joblib", "seed=1"], ["python -m runner -m hydra/launcher=joblib seed=1"]),
         (["chat", "n=2"], ["python -m runner predict outputs/NAME/RUN n=2 chat=true"]),
         (["resume", "outputs/a/b"], ["python -m runner.launch outputs/a/b"]),
         (["rows.jsonl"], ["python -m runner dataset=rows.jsonl"]),
