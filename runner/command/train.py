@@ -23,7 +23,7 @@ from runner.config.menu import read_options
 from runner.config.override import dotted_key
 from runner.dataset.form import fits
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, FolderError, RunnerError
-from runner.io.files import files_of, read_json, shipped, strict, write_json, write_text
+from runner.io.files import files_of, read_json, shipped, strict, sync_rows, write_json, write_text
 from runner.io.terminal import coloured, line_of
 from runner.model.encoding import stop_ids
 from runner.report.facts import folders_in, score_rows, words_of
@@ -184,6 +184,7 @@ def _finish(run: Run, components: Components, stop: StopRequest, seconds: float)
         raise stop.error()
     rotate(run.checkpoints, components.seal.keep, trainer.state.best_model_checkpoint)
     _push(run, stop)
+    sync_rows(run.folder)
     run.set_status("finished", step=trainer.state.global_step, cause=describe_decline(read_run(run.folder)))
     print(_closing(run, seconds))
 

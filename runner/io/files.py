@@ -60,6 +60,13 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def sync_rows(run_folder: Path) -> None:
+    """Have the rows of all steps of a run on the disk, before something else there says that they were taken."""
+    for path in map(run_folder.joinpath, ROWS):
+        if path.exists():
+            sync(path)
+
+
 def write_text(path: Path, text: str, *, again: bool = True) -> None:
     """Write a text whole; see :func:`write_bytes`."""
     write_bytes(path, without_values(text).encode(), again=again)

@@ -35,7 +35,7 @@ from runner.dataset.load import HeldOut
 from runner.errors import ConfigError, Fault, is_own
 from runner.generate.completion import generate
 from runner.generate.rows import held_out_sets
-from runner.io.files import ROWS, forget_rows, read_last_row, replace_rows, sync
+from runner.io.files import ROWS, forget_rows, read_last_row, replace_rows, sync_rows
 from runner.io.terminal import is_terminal, progress_bar, said, sample_lines
 from runner.report.number import format_duration
 from runner.report.objective import list_figures
@@ -159,7 +159,7 @@ class Record(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         self.ended = False
         if state.is_world_process_zero:
-            for path in self._rows_files():
+            for path in map(self.path.parent.joinpath, ROWS):
                 forget_rows(path, state.global_step)
             self.line = read_last_row(self.path)
             self._add_lost(state)
@@ -189,8 +189,8 @@ class Record(TrainerCallback):
         self.set_status(step=state.global_step, max_steps=state.max_steps)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
-        for path in self._rows_files() if state.is_world_process_zero else ():
-            sync(path)
+        if state.is_world_process_zero:
+            sync_rows(self.path.parent)
 
     def _add_lost(self, state: TrainerState) -> None:
         """Write again, from what the checkpoint has, the lines behind the last one: a power failure has taken them."""
@@ -201,9 +201,6 @@ class Record(TrainerCallback):
                 self.line = {"step": logged["step"], "max_steps": state.max_steps, "percentage": percentage}
             self.line |= logged | {"elapsed_seconds": spent, "remaining_seconds": None}
             replace_rows(self.path, [self.line])
-
-    def _rows_files(self) -> list[Path]:
-        return [path for path in map(self.path.parent.joinpath, ROWS) if path.exists()]
 
 
 class Progress(TrainerCallback):
