@@ -176,13 +176,16 @@ def pytest_collection_finish():
     freeze()
 
 
-def pytest_runtest_setup():
-    if len(sys.modules) > frozen + 50:
+def pytest_runtest_setup(item):
+    if len(sys.modules) > frozen + 50 or (item.get_closest_marker("slow") and len(gc.get_objects()) > 100_000):
         freeze()
 
 
 def freeze() -> None:
-    """Have no collection look through the modules for garbage: a training asks for several, of half a second each."""
+    """Have no collection look through the modules, nor through what the tests have read of their sources.
+
+    A training asks for several, of half a second each.
+    """
     global frozen
     gc.collect()
     gc.freeze()
