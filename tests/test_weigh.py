@@ -448,18 +448,17 @@ def test_packed_rows_keep_the_weight_of_each_token(strategy):
 @pytest.mark.parametrize(
     "words",
     [
-        "trainer=sft trainer.args.gradient_accumulation_steps=2",
+        "trainer=sft trainer.args.gradient_accumulation_steps=2 trainer.args.max_length=20 tolerate.truncated=1 "
+        "tolerate.no_end=true",
         "trainer=sft trainer.args.packing=true trainer.args.max_length=64",
         "trainer=sft trainer.args.packing=true trainer.args.max_length=64 trainer.args.packing_strategy=wrapped "
         "trainer.args.shuffle_dataset=true",
         "trainer=sft trainer.args.padding_free=true trainer.args.max_length=null",
         "trainer=sft dataset=toy_demonstrations peft=p_tuning collator=buckets",
         "trainer=sft trainer.args.max_length=18 trainer.args.truncation_mode=keep_end tolerate.truncated=1",
-        "trainer=sft trainer.args.max_length=20 tolerate.truncated=1 tolerate.no_end=true",
-        "trainer=dpo trainer.args.loss_type=[sigmoid_norm,sft] trainer.args.loss_weights=[1.0,0.5]",
-        "trainer=dpo trainer.args.max_length=20 trainer.args.truncation_mode=keep_end tolerate.truncated=1",
+        "trainer=dpo trainer.args.loss_type=[sigmoid_norm,sft] trainer.args.loss_weights=[1.0,0.5] "
+        "trainer.args.max_length=20 trainer.args.truncation_mode=keep_end tolerate.truncated=1",
         "trainer=dpo peft=lora trainer.args.gradient_accumulation_steps=2",
-        "trainer=kto",
         "trainer=kto peft=lora trainer.args.loss_type=apo_zero_unpaired",
     ],
 )
