@@ -4,8 +4,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -277,23 +275,23 @@ def test_the_words_of_a_rehearsal_are_told_apart_from_those_of_a_training():
     assert (Option().read("against", "base"), Option().read("against", "outputs/a")) == ("start", "outputs/a")
 
 
-FORKED = """
-import os, torch
-from runner.command.rehearse import one_thread
+def compute_and_fork(_):
+    import torch
 
-with one_thread():
-    torch.rand(1 << 20).exp().sum()
-    pid = os.fork()
-    if not pid:
-        torch.set_num_threads(2)
+    from runner.command.rehearse import one_thread
+
+    torch.set_num_threads(2)
+    with one_thread():
         torch.rand(1 << 20).exp().sum()
-        os._exit(0)
-print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-"""
+        pid = os.fork()
+        if not pid:
+            torch.set_num_threads(2)
+            torch.rand(1 << 20).exp().sum()
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 @pytest.mark.slow
-def test_a_process_that_is_forked_for_a_smoke_run_may_use_several_threads():
+def test_a_process_that_is_forked_for_a_smoke_run_may_use_several_threads(runner):
     """It would wait for ever for threads of its parent, which are not in it."""
-    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=600)
-    assert done.stdout == "0\n", done.stderr
+    runner(door="test_rehearse:compute_and_fork")
