@@ -53,7 +53,15 @@ def read(runner, name):
 
 
 def test_a_sweep_trains_four_runs_each_in_its_own_folder_as_it_would_be_alone(runner):
-    words = ("-m", "trainer=dpo", "kl_coef=0.05,0.1", "learning_rate=1e-6,3e-6", *SAME, "name=sweep")
+    words = (
+        "-m",
+        "trainer=dpo",
+        "kl_coef=0.05,0.1",
+        "learning_rate=1e-6,3e-6",
+        *SAME,
+        "trainer.args.max_steps=2",
+        "name=sweep",
+    )
     done = runner(*words)
     folders = runner.runs("sweep")
     assert len(folders) == 4 and "4 of 4 runs finished" in done.stdout
@@ -63,7 +71,7 @@ def test_a_sweep_trains_four_runs_each_in_its_own_folder_as_it_would_be_alone(ru
     assert all("kl_coef-0" in folder.name and "learning_rate-" in folder.name for folder in folders)
     again = runner(*words)
     assert "4 finished" in again.stdout and "start" not in again.stdout
-    runner("trainer=dpo", "kl_coef=0.1", "learning_rate=3e-6", *SAME, "name=alone")
+    runner("trainer=dpo", "kl_coef=0.1", "learning_rate=3e-6", *SAME, "trainer.args.max_steps=2", "name=alone")
     alone = Run(runner.runs("alone")[0])
     (twin,) = (Run(folder) for folder in folders if folder.name[-10:] == alone.folder.name[-10:])
     assert (alone.model / "model.safetensors").read_bytes() == (twin.model / "model.safetensors").read_bytes()

@@ -6,6 +6,7 @@ from runner.run import Run
 
 pytestmark = pytest.mark.slow
 SHORT = ("trainer.args.max_steps=2", "dataset.limit.train=64", "dataset.limit.eval=8", "metric=none")
+PPO = ("trainer=ppo", *SHORT, "trainer.args.response_length=8")
 
 
 def test_the_toy_task_is_learned(train):
@@ -31,7 +32,7 @@ def test_a_combination_trains_and_loads_elsewhere(train, words):
     from peft import AutoPeftModelForCausalLM
     from transformers import AutoModelForCausalLM
 
-    done = train("trainer=ppo", *words, *SHORT)
+    done = train(*PPO, *words)
     assert (done.code, done.state()) == (0, "finished")
     first = next(line for line in done.lines if line["step"] == 1)
     assert abs(first.get("objective/kl", 0.0)) < 1e-3 and first["grad_norm"] > 0
@@ -41,7 +42,7 @@ def test_a_combination_trains_and_loads_elsewhere(train, words):
 
 
 def test_a_sweep_over_the_kl_coefficient(runner):
-    done = runner("-m", "trainer=ppo", "kl_coef=0.01,0.05", "trainer.args.max_steps=1", *SHORT[1:], "name=sweep")
+    done = runner("-m", *PPO, "kl_coef=0.01,0.05", "trainer.args.max_steps=1", "name=sweep")
     assert "2 of 2 runs finished" in done.stdout
     assert {Run(folder).cfg["trainer"]["args"]["kl_coef"] for folder in runner.runs("sweep")} == {0.01, 0.05}
 
@@ -64,6 +65,6 @@ def test_what_cannot_work_is_told_before_any_training(train, capsys, words, said
 
 def test_sft_model_path_is_where_the_policy_begins(train):
     taught = train("trainer=sft", *SHORT, name="taught")
-    done = train("trainer=ppo", f"trainer.args.sft_model_path={taught.run.model}", *SHORT)
+    done = train(*PPO, f"trainer.args.sft_model_path={taught.run.model}")
     assert done.state() == "finished"
     assert str(taught.run.model) in (done.run.folder / "manifest.json").read_text()
