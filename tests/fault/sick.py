@@ -202,7 +202,12 @@ SICK = [
         "gradient_ascent",
     ),
     Case("rate 1 dpo", trainer("dpo", 12, "learning_rate=1.0"), 1, "chosen_lost"),
-    Case("rate 1 lora dpo", trainer("dpo", 12, "peft=lora", "learning_rate=10"), 1, "chosen_lost|preferences_inverted"),
+    Case(
+        "rate 1 lora dpo",
+        trainer("dpo", 12, "peft=lora", "learning_rate=10"),
+        1,
+        "chosen_lost|preferences_inverted|not_finite",
+    ),
     Case(
         "rate 1 ipo", trainer("dpo", 12, "learning_rate=1.0", "trainer.args.loss_type=[ipo]"), 1, "chosen_lost|diverged"
     ),
