@@ -79,11 +79,11 @@ def test_a_value_that_must_be_given_is_named():
 @pytest.mark.parametrize(
     ("word", "where", "found", "fix"),
     [
-        ("a=[1", "command line", "'a=[1': ", "a=\"'[1'\""),
+        ("a=[1", "command line", "'a=[1': ", "'a=[1]'"),
         ("=3", "command line", "'=3': no key before the equals sign", "leave =3 out"),
-        ("seed=${nothing}", "seed", "${nothing} refers to nothing", "leave it out"),
-        ("seed=${seed}", "seed", "it refers to itself", "leave it out"),
-        ("seed=${no:such}", "seed", "there is no resolver no", "leave it out"),
+        ("seed=${nothing}", "seed", "${nothing} refers to nothing", "leave seed out"),
+        ("seed=${seed}", "seed", "it refers to itself", "leave seed out"),
+        ("seed=${no:such}", "seed", "there is no resolver no", "leave seed out"),
         ("seed=${oc.env:NOT_THERE}", "seed", "the environment has no NOT_THERE", "export NOT_THERE=<value>"),
     ],
 )

@@ -52,10 +52,8 @@ def split_options(
     for override in overrides:
         key, _, text = override.lstrip("+").partition("=")
         if key in own:
-            if re.fullmatch(r"'\w[\w.-]*\[[-\d:%]*\]'", text):  # quotes that make Hydra read a slice of rows as text
-                text = text[1:-1]
-            try:
-                options[key] = own[key].read(key, text)
+            try:  # without the quotes that make Hydra read a slice of rows as text
+                options[key] = own[key].read(key, re.sub(r"^'(\w[\w.-]*\[[-\d:%]*\])'$", r"\1", text))
             except ConfigError as error:
                 faults += error.faults
             continue

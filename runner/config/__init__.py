@@ -177,11 +177,11 @@ PLUGINS = {
 }
 # The messages of OmegaConf, each with the beats of its fault: {0} is what the pattern captures, {where} the key.
 MESSAGES = {
-    "Interpolation key '([^']+)' not found": "{where} | ${{{0}}} refers to nothing | an existing key | leave it out",
-    "Recursive interpolation": "{where} | it refers to itself, in a circle | a value at some end | leave it out",
-    r"Unsupported interpolation type (\S+)": "{where} | there is no resolver {0} | oc.env, run or a key | leave it out",
+    "Interpolation key '([^']+)' not found": "{where} | ${{{0}}} refers to nothing | a known key | leave {where} out",
+    "Recursive interpolation": "{where} | it refers to itself, in a circle | a value at some end | leave {where} out",
+    r"interpolation type (\S+)": "{where} | there is no resolver {0} | oc.env, run, a key | leave {where} out",
     r"Error merging override ~(\S+)": "{0} | deleted, and other keys refer to it | a value | leave ~{0} out",
-    r"Could not delete.*'([^']+)' does": "~{0} | there is no such key to delete | an existing key | leave it out",
+    r"Could not delete.*'([^']+)' does": "~{0} | there is no such key to delete | a known key | leave it out",
     "Environment variable '([^']+)'": "{where} | the environment has no {0} | one that is set | export {0}=<value>",
 }
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 OF_HYDRA = re.compile(r"hydra/(launcher|sweeper)(/\w+)*|hydra\.(launcher|sweeper)(\.\w+)*|hydra\.(mode|verbose)")
 HELD = ("dataset", "model")  # groups of what lies in a file or folder, or on the hub
 OF_TEXTS = re.compile(r"(s|allow|without|matching|report_to)$")  # keys that may hold a list of texts
+MAX_VALUES = 100  # of a key where no sweep was meant
 MAX_LETTERS = 300  # of a word that a fault repeats
 FOREIGN = (".yaml", ".yml", ".json", ".sh")  # files of another tool's configuration
 ROWS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".gz")  # files of rows
@@ -149,15 +150,18 @@ def parse(overrides: Iterable[str]) -> list[Override]:
 
 
 def _respelt(word: str) -> str:
-    """The words for one that Hydra does not take: without blanks, several words, in quotes, or a key of ours."""
+    """The words for one that Hydra does not take: without blanks, several, closed, in quotes, or of a key of ours."""
     plain = [re.sub(r"\s*=\s*", "=", each, count=1) for each in re.split(r"\s+(?=[\w./@]+\s*=)", word.strip())]
-    (key, _, value), is_short = plain[0].partition("="), len(word) <= MAX_LETTERS
-    if refused(key) or not re.fullmatch(r"[\w/@-]+(\.[\w/@-]+)*", key):
-        meaning = next(find_meanings(key, value), None)
-        return as_typed(meaning.words) if meaning else f"leave {key or word} out"
-    if plain != [word] and is_short:
+    key, _, value = plain[0].partition("=")
+    is_open = any(value.count(first) != value.count(last) for first, last in ("()", "[]", "{}"))
+    plain[-1] += {"[": "]", "{": "}"}.get(value[:1], "") if is_open else ""
+    if meaning := next(find_meanings(key, value), None) if refused(key) else None:
+        return as_typed(meaning.words)
+    if plain != [word] and len(word) <= MAX_LETTERS:
         return shlex.join(plain)
-    return to_override(key, value) if is_short else f"'{key}=\"<text>\"'"
+    is_text = not is_open and len(word) <= MAX_LETTERS and not re.match(r"\w+\(", value) and not refused(key)
+    is_key = re.fullmatch(r"[\w/@-]+(\.[\w/@-]+)*", key)
+    return to_override(key, value) if is_text and is_key else f"leave {key or word} out"
 
 
 def refused(key: str) -> str:
@@ -179,10 +183,9 @@ def find_choice_faults(overrides: Iterable[Override], menu: Options) -> Iterator
     """A fault for each override with several values where one is composed, and each choice that is not on the menu."""
     for override in overrides:
         group, options = override.key_or_group, menu.get(override.key_or_group)
-        sweeps = override.is_sweep_override()
-        names = list(islice(override.sweep_string_iterator(), 100)) if sweeps else []
-        if sweeps:
-            fix = "python -m runner -m <the same words>"
+        if sweeps := override.is_sweep_override():
+            names = list(islice(override.sweep_string_iterator(), MAX_VALUES))
+            fix = f"{group}={names[0]}" if names[MAX_VALUES - 1 :] else "python -m runner -m <the same words>"
             is_list = not takes_one(group) if options else OF_TEXTS.search(group) and not any(map(str.isdigit, names))
             fix += f", or '{group}=[{','.join(names)}]'" if is_list else ""
             yield Fault(group, f"several values in {override.input_line}", "one value, or a sweep", fix)

@@ -68,7 +68,7 @@ def find_all_faults(
 
 
 def _without_repeats(faults: list[Fault]) -> list[Fault]:
-    """Each fault once, and none that an inner node only took over from one around it."""
+    """Each fault once, also of the top level and of what reads it, and none that an inner node only took over."""
     known = {(fault.found, fault.expected, fault.where) for fault in faults}
 
     def is_taken_over(fault: Fault) -> bool:
@@ -76,7 +76,6 @@ def _without_repeats(faults: list[Fault]) -> list[Fault]:
         outer = (".".join([*around[:depth], key]) for depth in range(1, len(around)))
         return any((fault.found, fault.expected, where) in known for where in outer)
 
-    # Once what the top level says, and what reads it.
     once = {(fault.where, fault.found): fault for fault in reversed(faults)}
     return [fault for fault in reversed(once.values()) if not is_taken_over(fault)]
 

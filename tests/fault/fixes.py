@@ -112,13 +112,26 @@ def read_way(told: Told, text: str, words: tuple[str, ...]) -> Way:
         return Way(text, "sentence")
     given = {word.partition("=")[2] for word in words if key_of(word) == told.where}
     values = {part.partition("=")[2] for part in parts}  # of one word for another, or of none that is known
-    renames = values == given or bool(re.search("no such (key|field)|has no such", told.found))
+    renames = values == given or bool(re.search("no such (key|field)|has no such|no option", told.found))
     is_list = any(value.startswith(("[", "{")) for value in given)  # which keys below it take the place of
     inside = is_list and any(key_of(part).startswith(f"{told.where}.") for part in parts)
     keys = {key_of(part) for part in parts} | ({told.where} if renames or inside else set())
+    words = without(told, words)
     return Way(
         text, "words", (*(word for word in words if "=" not in word or key_of(word) not in keys), *parts), wrong=wrong
     )
+
+
+def without(told: Told, words: tuple[str, ...]) -> tuple[str, ...]:
+    """The words without the one that could not be read, or the flag that is none with its value."""
+    for place, word in enumerate(words):
+        flag = word.replace("-", "_").partition("=")[0].lstrip("_")
+        if told.where.startswith("--") and flag == told.where.lstrip("-") and word.startswith("-"):
+            has_value = "=" not in word and not re.match("-|.*=", (*words, "-")[place + 1])
+            return words[:place] + words[place + 1 + has_value :]
+        if told.found.startswith(f"{word!r}: "):
+            return words[:place] + words[place + 1 :]
+    return words
 
 
 def key_of(word: str) -> str:
