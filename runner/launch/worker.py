@@ -13,10 +13,12 @@ import ctypes
 import logging
 import os
 import platform
+import re
 import runpy
 import signal
 import stat
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,7 +33,7 @@ from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, Int
 from runner.io.files import PACKAGE, open_own
 from runner.io.secrets import hidden
 from runner.io.terminal import Copied, Hiding, copied_output, is_logged, print_error, said, to_terminal
-from runner.run import PATIENCE, Run, add_notes, check_lines, check_metadata, locked
+from runner.run import PATIENCE, Run, add_notes, check_lines, check_metadata, find_foreign_faults, locked
 from runner.run.adjustments import is_out_of_memory
 from runner.run.disk import full, is_full
 from runner.run.inputs import check_fingerprints
@@ -57,6 +59,7 @@ ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "TRL_EXPERIMENTAL_SILENCE": "1",  # each such trainer says so in its YAML
 }
+MISSING = re.compile("No such file|does not exist")  # in the words of Python, torch and safetensors
 RecordEnd = Callable[[Run, str | None, RunnerError, bool], None]  # takes a run, its last state, the error, --debug
 
 
@@ -347,13 +350,27 @@ def _own_fault(run: Run, error: BaseException, text: str) -> Fault | None:
     return None
 
 
-def _explained(run: Run, error: BaseException) -> RunnerError:
-    """The error of ours that an exception is: what the environment lacks, the user's code does, or our own fault."""
+def _folder_fault(run: Run, error: BaseException, text: str) -> FolderError | None:
+    """The error of a folder in which somebody moved, deleted or put something while the run worked in it."""
+    is_missing = not isinstance(error, RunnerError) and MISSING.search(text)
+    if is_missing:
+        time.sleep(PATIENCE)  # who deletes it may not be done
     try:
         run.check_there()
+        FolderError.refuse(find_foreign_faults(run.folder))
     except FolderError as gone:
         return gone
+    if is_missing and str(run.folder) in text and not own_place(error):
+        fix = "the same command again; it goes on from what is whole"
+        return FolderError(Fault(str(run.folder), text, "files that nobody else moves or deletes meanwhile", fix))
+    return None
+
+
+def _explained(run: Run, error: BaseException) -> RunnerError:
+    """The error of ours that an exception is: what the environment lacks, the user's code does, or our own fault."""
     text = errors.describe(error)
+    if gone := _folder_fault(run, error, text):
+        return gone
     if isinstance(error, SystemExit):
         text = f"something called sys.exit({error.code!r}) before the run was finished"
     if isinstance(error, RunnerError) and error.__cause__ and own_place(error.__cause__):
