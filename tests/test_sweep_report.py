@@ -322,6 +322,7 @@ def test_the_rows_are_in_csv_and_in_json_lines(partial):
     )
     formulas, others = ["=HYPERLINK(1)", "@SUM(1)", "+1+cmd", "\t=1"], ["-2e-3", "-0.5", "a=b"]
     assert [to_cell(text) for text in formulas + others] == [*(f"'{text}" for text in formulas), *others]
+    assert to_cell("a\r=1") == "a␍=1"
     lines = [json.loads(line) for line in to_jsonl(summary).splitlines()]
     assert {line["run"]: line["state"] for line in lines}["torn-status"] == "unknown"
     assert lines[0]["before"]["eval_exact"] == 0.0 and lines[0]["after"]["eval_exact"] == lines[0]["objective"]

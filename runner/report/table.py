@@ -137,7 +137,10 @@ def to_csv(summary: Summary) -> str:
 
 def to_cell(cell: object) -> object:
     """A cell that no spreadsheet takes for a formula; a number stays one."""
-    return f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell
+    if not isinstance(cell, str):
+        return cell
+    sign = "'" if FORMULA.match(cell) else ""
+    return sign + cell.replace("\r", "␍")  # which csv leaves without quotes, and ends a row
 
 
 def to_jsonl(summary: Summary) -> str:
