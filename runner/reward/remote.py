@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from typing import Any
@@ -24,6 +24,17 @@ from runner.io.turns import Completion, Values
 BUSY = (408, 425, 429, 500, 502, 503, 504)  # worth another try
 MAX_MEBIBYTES = 64  # of an answer
 HERE = ("localhost", "127.0.0.1", "::1")
+
+
+def find_address_faults(url: str, where: str = "reward.remote.url") -> Iterator[Fault]:
+    """A fault of an address that cannot be asked, whoever is there."""
+    try:
+        parts = urlsplit(url)
+        is_whole, found = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0, repr(url)
+    except ValueError as error:  # a bracket that is open, or a port that cannot be
+        is_whole, found = False, f"{url!r}: {error}"
+    if not is_whole:
+        yield Fault(where, found, "an address that begins with http:// or https://", "=<address>")
 
 
 class Remote:
@@ -70,9 +81,8 @@ class Remote:
 
     def _check(self) -> None:
         """Raise ConfigError for an address that cannot be asked, or would let the token be read on its way."""
+        ConfigError.refuse(find_address_faults(self.url))
         parts, variable = urlsplit(self.url), self.token_variable
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise _fault("url", f"the scheme {parts.scheme!r}", "an address that begins with http:// or https://")
         if parts.username or parts.password:
             raise _fault("url", "a name or password in it", "the name of a variable in token_variable")
         if variable and parts.scheme == "http" and parts.hostname not in HERE:

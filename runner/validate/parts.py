@@ -17,9 +17,10 @@ from runner.dataset.form import FORMS, FORMS_FOR, TRAINER_FORMS, Role, fits
 from runner.errors import DataError, Fault
 from runner.metric.ask import kind_of
 from runner.ppo.minibatches import find_minibatch_faults
+from runner.reward.remote import find_address_faults
 from runner.schema import upstream
 from runner.schema.read import Signature, read_signature
-from runner.schema.text import Config, last_key, named, nearest, scalars, short_text, to_text
+from runner.schema.text import Config, last_key, named, nearest, nodes, scalars, short_text, to_text
 from runner.schema.type import shortened
 from runner.tracker.variable import find_foreign_variables
 from runner.validate.context import ARGS, ValidationContext, args_fault
@@ -145,13 +146,16 @@ def _parameter_groups(context: ValidationContext) -> Iterator[Fault]:
 
 
 def _patterns(context: ValidationContext) -> Iterator[Fault]:
-    """A fault for each pattern that is no regular expression, before a step finds it."""
+    """A fault for each pattern that is no regular expression, or address that is none, before a step finds it."""
     groups, example = context.mapping("optimizer.groups"), "optimizer.groups={<pattern>: {lr_ratio: 0.1}}"
     patterns = [(f"optimizer.groups.{pattern}", pattern, example) for pattern in groups]
     for path, value in scalars({group: context.cfg.get(group) for group in ("reward", "metric", "peft")}):
         if last_key(path) in (("matching", "full") if path.startswith("peft.") else ("pattern",)):
             where, _, index = path.rpartition(".")
             patterns.append((where, value, "=['<pattern>']") if index.isdigit() else (path, value, "='<pattern>'"))
+    for path, node in nodes({group: context.cfg.get(group) for group in ("reward", "metric")}):
+        if node["_target_"] == "runner.reward.remote.Remote" and isinstance(url := node.get("url"), str):
+            yield from find_address_faults(url, f"{path}.url")
     for where, pattern, fix in patterns:
         try:
             re.compile(pattern if isinstance(pattern, str) else "")
