@@ -242,7 +242,7 @@ def resolve(cfg: DictConfig, overrides: list[str], choices: dict[str, str] | Non
     check_growth(unread := OmegaConf.to_container(cfg, resolve=False))
     faults = list(_find_unread(cfg, (choices or {}).get("trainer")))
     gone = [key for key in NEEDED if choices and key not in cfg]  # else it is a part of one
-    faults += [Fault(key, "deleted, and every run needs it", "a value", f"{key}=<value>") for key in gone]
+    faults += [Fault(key, "deleted, and every run needs it", "a value", f"leave ~{key} out") for key in gone]
     missing = sorted(key for key, value in scalars(unread) if value == "???")
     faults += [Fault(key, "no value", "one, it has no default", _find_example(key, choices or {})) for key in missing]
     ConfigError.refuse(faults)

@@ -93,7 +93,7 @@ def read_way(told: Told, text: str, words: tuple[str, ...]) -> Way:
     if "<" in text.replace(SAME_WORDS, "") and ">" in text.replace(SAME_WORDS, ""):
         return Way(text, "placeholder")
     text = text.replace("leave it out", f"leave {told.where.lstrip('~')} out")
-    if left_out := re.fullmatch(r"leave ([\w.]+) out", text):
+    if left_out := re.fullmatch(r"leave ~?([\w.]+) out", text):
         return Way(text, "words", tuple(word for word in words if not is_of(word, left_out[1])))
     program = text.partition(" ")[0]
     if program in ELSEWHERE or text in ELSEWHERE or text.startswith("python -m runner.launch"):
