@@ -146,7 +146,9 @@ def find_key(key: str, cfg: Mapping[str, Any], words: str = "") -> str:
     near = set_ones or meant or nearest(key, known) or near
     expected = ", ".join(near[:3]) if near else "a key of this configuration"
     found = f"{len(ends)} keys end so" if ends else "no such key"
-    raise ConfigError(Fault(key, found, expected, f"python -m runner why {near[0] if near else 'trainer'} {words}"))
+    raise ConfigError(
+        Fault(key, found, expected, f"python -m runner why {near[0] if near else 'trainer'} {words}".strip())
+    )
 
 
 # --- Of a run -------------------------------------------------------------------------------------
