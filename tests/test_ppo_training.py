@@ -315,9 +315,9 @@ def distance(trainer):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["full", "adapter"])
 def test_a_huge_kl_coefficient_holds_the_policy_and_none_lets_it_go(tmp_path, case):
-    asked = {"reward_funcs": letters_b, "max_steps": 30, "learning_rate": 1e-3, "stop_token": None, "temperature": 1.0}
+    asked = {"reward_funcs": letters_b, "max_steps": 20, "learning_rate": 1e-3, "stop_token": None, "temperature": 1.0}
     asked |= {"rows": letter_rows(32), "per_device_train_batch_size": 32, "response_length": 2}
-    asked |= {"peft_config": lora(), "learning_rate": 4e-3} if case == "adapter" else {}
+    asked |= {"peft_config": lora(), "learning_rate": 4e-3, "max_steps": 15} if case == "adapter" else {}
     found = {}
     for kl_coef in (0.0, 100.0):
         trainer = build(tmp_path, kl_coef=kl_coef, **asked)
@@ -328,7 +328,7 @@ def test_a_huge_kl_coefficient_holds_the_policy_and_none_lets_it_go(tmp_path, ca
 
 BANDIT = {
     "full": {"learning_rate": 1e-2},
-    "adapter": {"learning_rate": 8e-3, "peft_config": lora(r=8, lora_alpha=32), "max_steps": 60},
+    "adapter": {"learning_rate": 8e-3, "peft_config": lora(r=8, lora_alpha=32), "max_steps": 40},
 }
 
 
@@ -343,7 +343,7 @@ def test_a_bandit_is_solved_whatever_the_seed(tmp_path, case, seed):
 
     rows = Dataset.from_dict({"prompt": [*"abcd" * 16]})
     spread = 0.1 if case == "full" else 0.3
-    asked = {"max_steps": 40, "response_length": 1, "per_device_train_batch_size": 64, "stop_token": None}
+    asked = {"max_steps": 25, "response_length": 1, "per_device_train_batch_size": 64, "stop_token": None}
     asked |= {"rows": rows, "eval_dataset": rows, "reward_funcs": right, "kl_coef": 0.0, "temperature": 1.0}
     trainer = letter_trainer(tmp_path, model=letter_model(seed=seed, spread=spread), seed=seed, **asked | BANDIT[case])
     before = trainer.evaluate()["eval_objective/scores"]
