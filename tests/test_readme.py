@@ -40,7 +40,7 @@ def test_every_command_composes_and_passes_the_check(command, capsys, tmp_path, 
     own = {"preview": PREVIEW, "rehearse": REHEARSE, "train": {}}
     if line.verb not in own:
         return  # a name that does not exist would not have been taken for a verb
-    for job in combinations(split_options(line.overrides, own[line.verb])[1]):
+    for job in combinations(split_options(line.overrides, own[line.verb], line.verb)[1]):
         assert compose_runs(job, line.folders)
 
 

@@ -71,11 +71,10 @@ def find_word_faults(line: CommandLine, words: Sequence[str], menu: Options) -> 
 
 def find_sweep_faults(line: CommandLine) -> Iterator[Fault]:
     """A fault for several values where a verb takes one configuration, and for plugins of sweeps where none is."""
-    is_one = line.verb == "train" and not line.multirun and axis.chosen_sweep(line.overrides) is None
-    for word in line.overrides if is_one else ():
-        if word.startswith((axis.LAUNCHER, axis.SWEEPER)):
-            fix = f"{CALL} -m {shlex.join(line.overrides)}"
-            yield Fault(word.partition("=")[0], word, "a sweep, whose jobs it is for", fix)
+    plugins = [word for word in line.overrides if word.startswith((axis.LAUNCHER, axis.SWEEPER))]
+    if plugins and line.verb == "train" and not line.multirun and axis.chosen_sweep(line.overrides) is None:
+        expected, fix = "a sweep, whose jobs it is for", f"{CALL} -m {shlex.join(line.overrides)}"
+        yield from (Fault(word.partition("=")[0], word, expected, fix) for word in plugins)
     swept = list(axis.axes(line.overrides)) if line.verb in ("preview", "why") else []
     if swept or (line.multirun and line.verb not in ("train", "rehearse")):
         words = axis.first_of(line.overrides) if swept else line.overrides
