@@ -58,7 +58,7 @@ def main(line: CommandLine) -> int:
         for number, composed in enumerate(meant or runs):
             if composed.stage:
                 lines.append(("\n" if number else "") + f"stage {composed.stage}")
-            lines += explain(inner if meant else key, origins_of(composed, line.folders), shlex.join(line.overrides))
+            lines += explain(inner if meant else key, origins_of(composed, line.folders), line.overrides)
     print_visible(hidden("\n".join(lines)))
     return 0
 
@@ -82,7 +82,7 @@ def origins_of(composed: Composed, folders: Sequence[Path]) -> Provenance:
     )
 
 
-def explain(key: str, origins: Provenance, words: str = "") -> Iterator[str]:
+def explain(key: str, origins: Provenance, words: Sequence[str] = ()) -> Iterator[str]:
     """The lines that explain one key, and those that it is taken from; of a node, a line for each of its keys."""
     key = find_key(key, origins.cfg, words)
     node = select(origins.cfg, key)
@@ -126,7 +126,7 @@ def _align(rows: Iterable[tuple[str, ...]]) -> list[str]:
     return format_table([Column("", cells, True, True) for cells in zip(*rows, strict=True)], 200)[1:]
 
 
-def find_key(key: str, cfg: Mapping[str, Any], words: str = "") -> str:
+def find_key(key: str, cfg: Mapping[str, Any], words: Sequence[str] = ()) -> str:
     """The whole key that is meant: as it is, or the only one that ends so; or ConfigError, to type with ``words``."""
     holder, _, name = key.rpartition(".")
     node = select(cfg, holder)
@@ -144,11 +144,9 @@ def find_key(key: str, cfg: Mapping[str, Any], words: str = "") -> str:
     near = [lasts[name] for name in nearest(key.rpartition(".")[2], lasts)]
     meant = [path for meaning in find_meanings(key, 1) for path in meaning.words if path in known]
     near = set_ones or meant or nearest(key, known) or near
-    expected = ", ".join(near[:3]) if near else "a key of this configuration"
     found = f"{len(ends)} keys end so" if ends else "no such key"
-    raise ConfigError(
-        Fault(key, found, expected, f"python -m runner why {near[0] if near else 'trainer'} {words}".strip())
-    )
+    fix = shlex.join(["python", "-m", "runner", "why", *[*near, "trainer"][:1], *words])
+    raise ConfigError(Fault(key, found, ", ".join(near[:3]) or "a key of this configuration", fix))
 
 
 # --- Of a run -------------------------------------------------------------------------------------
