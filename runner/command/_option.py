@@ -59,7 +59,8 @@ def split_options(
             continue
         head, known = key.partition(".")[0].lstrip("~"), [*own, *(others or ())]
         near = [] if head in (*TOP, *GROUPS) else nearest(key, known, 0.8 if others is None else 0.6)
-        if head in others if others is not None else not near:
+        is_taken = not near if others is None else head in others
+        if is_taken:
             kept.append(override)
             continue
         reason = ": a key of a training, which is over" if others and head in GROUPS else " has no such key"

@@ -23,6 +23,7 @@ from runner.config.menu import read_menu
 from runner.config.override import expand
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, read_error
 from runner.generate.weights import find_weights
+from runner.io.files import shipped
 from runner.launch import axis, stages
 from runner.launch.worker import add_working_folder, describe_exit, is_finished, python_words
 from runner.run import Run
@@ -108,8 +109,7 @@ def compose(*overrides: str, config_dir: str | Path | None = None, **keys: objec
 
     Of an experiment with stages, that of the last one. Raises ConfigError with every fault at once.
     """
-    _quoted(overrides, keys=keys)
-    return _compose(overrides, config_dir)[-1].cfg
+    return _compose(overrides, config_dir, keys)[-1].cfg
 
 
 def runs(folder: str | Path = "outputs") -> list[TrainedRun]:
@@ -117,7 +117,7 @@ def runs(folder: str | Path = "outputs") -> list[TrainedRun]:
 
     Raises FolderError where there is no such folder.
     """
-    place = Path(folder).expanduser().absolute()
+    place = Path(shipped(str(folder))).absolute()
     if not place.is_dir():
         raise FolderError(Fault(str(folder), "no such folder", "a folder of runs", "python -m runner report"))
     found = [place] if is_run(place) else find_folders(place)
@@ -137,11 +137,13 @@ def _quoted(words: Sequence[str], folders: Sequence[Path] = (), keys: Mapping[st
     return expand(words, read_menu(folders))
 
 
-def _compose(words: Sequence[str], config_dir: str | Path | None) -> list[Composed]:
+def _compose(
+    words: Sequence[str], config_dir: str | Path | None, keys: Mapping[str, object] | None = None
+) -> list[Composed]:
     before, folders = sys.path[:], [Path(config_dir)] if config_dir else []
     try:
         add_working_folder()
-        return stages.compose_runs(_quoted(words, folders), folders)
+        return stages.compose_runs(_quoted(words, folders, keys), folders)
     finally:
         sys.path[:] = before
 

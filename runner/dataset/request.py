@@ -21,6 +21,16 @@ SLICE = re.compile(r"\w[\w.-]*(?:\[(?:-?[\d_]+%?)?:(?:-?[\d_]+%?)?\])?(?:\(\w+\)
 EXAMPLE = "train[:90%], train[500:] or train+extra"
 
 
+def split_words(split: str = "train", share: int = 90, group: str = "dataset", held_out: str = "") -> str:
+    """The words that hold out the end of a split from the training.
+
+    >>> split_words(share=80)
+    "dataset.split.train='train[:80%]' dataset.split.eval='train[80%:]'"
+    """
+    held_out = held_out or f"{group}.split.eval"
+    return f"{group}.split.train='{split}[:{share}%]' {held_out}='{split}[{share}%:]'"
+
+
 def read_cuts(split: Mapping[Use, Any] | None) -> tuple[str | None, dict[str, str]]:
     """The slice to train on, and the slices to hold out by name; a single one has the name ""."""
     split = {"train": "train"} if split is None else split
@@ -31,8 +41,7 @@ def read_cuts(split: Mapping[Use, Any] | None) -> tuple[str | None, dict[str, st
     for name, cut in [("train", split.get("train")), *(("eval", cut) for cut in evals.values())]:
         if cut is not None and not isinstance(cut, str):  # a share or a number of rows, as other tools have it
             share = round(100 * (1 - cut)) if isinstance(cut, float) and 0 < cut < 1 else 90
-            fix = f"dataset.split.train='train[:{share}%]' dataset.split.eval='train[{share}%:]'"
-            raise DataError(Fault(f"dataset.split.{name}", short_text(cut), EXAMPLE, fix))
+            raise DataError(Fault(f"dataset.split.{name}", short_text(cut), EXAMPLE, split_words(share=share)))
     return split.get("train"), {name: cut for name, cut in evals.items() if cut}
 
 
@@ -67,7 +76,7 @@ def check_cut(where: str, cut: str, splits: Iterable[str], path: str, *, streami
         name, bracket, _ = part.strip().partition("[")
         if name.partition("(")[0] not in splits:
             # Held-out rows of the only split would be trained on, too.
-            both = f"{group}.split.train='{splits[0]}[:90%]' {where}='{splits[0]}[90%:]'"
+            both = split_words(splits[0], group=group, held_out=where)
             fault = misnamed(where, name, splits, where + "={}", f"{where}={splits[0]}" if "train" in where else both)
             raise DataError(replace(fault, found=f"{name!r} in {path}"))
         if not SLICE.fullmatch(part.strip()):

@@ -20,6 +20,7 @@ from runner.config import Composed
 from runner.config.menu import read_menu
 from runner.config.override import dotted_key, force, latest
 from runner.config.user_folder import use_folders
+from runner.dataset.request import split_words
 from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, code_of
 from runner.generate.budget import evaluation_budget
 from runner.io.files import MENU
@@ -129,9 +130,7 @@ def _print_notes(tasks: Sequence[Task]) -> None:
     lines = [f"note      {run.stage and f'{run.stage}: '}{run.note}" for run in runs if run.note]
     rows = [run.cfg["dataset"] for run in runs if not run.cfg["dataset"].get("streaming")]
     if {"train": "train", "eval": None} in [each.get("split") for each in rows]:
-        lines.append(
-            "note      no rows are held out; dataset.split.train='train[:90%]' dataset.split.eval='train[90%:]'"
-        )
+        lines.append(f"note      no rows are held out; {split_words()}")
     lines += [line for run in runs if (budget := evaluation_budget(run.cfg)) for line in budget.lines()]
     unsent: dict[tuple[str, str], list[str]] = {}
     for task in tasks:

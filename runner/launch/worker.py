@@ -27,9 +27,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from runner import config, errors
+from runner import config
 from runner.config.build import build, locate
-from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, Interrupted, RunnerError, own_place
+from runner.errors import (
+    ConfigError,
+    EnvironmentFault,
+    Fault,
+    FolderError,
+    Interrupted,
+    RunnerError,
+    describe,
+    own_place,
+)
 from runner.io.files import PACKAGE, open_own
 from runner.io.secrets import hidden
 from runner.io.terminal import Copied, Hiding, copied_output, is_logged, print_error, said, to_terminal
@@ -368,7 +377,7 @@ def _folder_fault(run: Run, error: BaseException, text: str) -> FolderError | No
 
 def _explained(run: Run, error: BaseException) -> RunnerError:
     """The error of ours that an exception is: what the environment lacks, the user's code does, or our own fault."""
-    text = errors.describe(error)
+    text = describe(error)
     if gone := _folder_fault(run, error, text):
         return gone
     if isinstance(error, SystemExit):

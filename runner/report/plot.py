@@ -16,19 +16,19 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from runner.config.limits import read_yaml
 from runner.io.files import write_bytes
 from runner.report.axis import Axis
 from runner.report.number import short, spread, value
 from runner.report.objective import SweepObjective
 from runner.report.sweep import Summary, SweepSetting
 from runner.run.read import RunRecord, curve, is_finite, names, read_metrics
+from runner.schema.table import read_tables
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-TABLE = read_yaml(Path(__file__).with_name("plot.yaml"))
+TABLE = read_tables(__file__)
 PICTURES, COLOURS, STYLE = TABLE["pictures"], TABLE["colours"], TABLE["style"]
 INK, OTHERS = STYLE["text.color"], STYLE["grid.color"]
 MAX_CURVES = 8

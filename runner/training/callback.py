@@ -178,14 +178,9 @@ class Record(TrainerCallback):
     ) -> None:
         if not state.is_world_process_zero or (self.ended and args.load_best_model_at_end):
             return  # what is measured then is of the best model, not of this step
-        if self.line.get("step") != state.global_step:
-            self.line = {"step": state.global_step}
         here, steps = time.monotonic() - self.started, state.global_step - self.first_step
         remaining = round(here / steps * (state.max_steps - state.global_step), 2) if steps > 0 else None
-        percentage = round(100 * state.global_step / state.max_steps, 2) if state.max_steps else 0.0
-        self.line |= {"max_steps": state.max_steps, "percentage": percentage} | logs
-        self.line |= {"elapsed_seconds": round(self.spent + here, 2), "remaining_seconds": remaining}
-        replace_rows(self.path, [self.line])
+        self._add(state.global_step, state.max_steps, logs, round(self.spent + here, 2), remaining)
         self.set_status(step=state.global_step, max_steps=state.max_steps)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
@@ -196,11 +191,15 @@ class Record(TrainerCallback):
         """Write again, from what the checkpoint has, the lines behind the last one: a power failure has taken them."""
         after, spent = self.line.get("step", -1), self.line.get("elapsed_seconds", 0.0)
         for logged in [logged for logged in state.log_history if after < logged["step"] <= state.global_step]:
-            if self.line.get("step") != logged["step"]:
-                percentage = round(100 * logged["step"] / state.max_steps, 2)
-                self.line = {"step": logged["step"], "max_steps": state.max_steps, "percentage": percentage}
-            self.line |= logged | {"elapsed_seconds": spent, "remaining_seconds": None}
-            replace_rows(self.path, [self.line])
+            self._add(logged["step"], state.max_steps, logged, spent, None)
+
+    def _add(self, step: int, max_steps: int, logs: Mapping[str, Any], elapsed: float, remaining: float | None) -> None:
+        """Write what was logged at a step into its line, which is the last one or comes after it."""
+        self.line = self.line if self.line.get("step") == step else {"step": step}
+        percentage = round(100 * step / max_steps, 2) if max_steps else 0.0
+        self.line |= {"max_steps": max_steps, "percentage": percentage, **logs}
+        self.line |= {"elapsed_seconds": elapsed, "remaining_seconds": remaining}
+        replace_rows(self.path, [self.line])
 
 
 class Progress(TrainerCallback):
