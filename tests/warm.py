@@ -170,7 +170,7 @@ def start(request, news) -> int:
     child = os.fork()
     if child == 0:
         os.close(imports)
-        be_command(request, report)
+        leave_with(functools.partial(be_command, request, report))
     os.close(report)
     news[child] = imports
     return child
@@ -191,31 +191,11 @@ def look(request, news, codes) -> int | None:
     return codes[pid]
 
 
-def be_command(request, report) -> None:
+def leave_with(call) -> None:
+    """End this process with the exit code of a call, or that which Python would give the end of it."""
     code = 1
     try:
-        if request["session"]:
-            os.setsid()
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever this process has inherited
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        for name, number in (("out", 1), ("err", 2)):
-            os.dup2(os.open(request[name], os.O_WRONLY | os.O_CREAT), number)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.chdir(request["cwd"])
-        os.environ.clear()
-        os.environ.update(request["environment"])
-        sys.argv = ["runner", *request["words"]]
-        path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        sys.path[:0] = [request["cwd"], *(each for each in path if each and each not in sys.path)]
-        known = set(sys.modules)
-        module, _, name = request["door"].partition(":")
-        door = getattr(import_module(module), name)
-        if not request["fresh"]:
-            subprocess.Popen._execute_child = fork_python(subprocess.Popen._execute_child)
-        if request["instant"]:
-            watch(Instant(**request["instant"]))
-        code = door(request["words"]) or 0
-        os.write(report, imports_since(known))
+        code = call() or 0
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1
     except KeyboardInterrupt:
@@ -226,6 +206,32 @@ def be_command(request, report) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def be_command(request, report) -> int:
+    if request["session"]:
+        os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever this process has inherited
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    for name, number in (("out", 1), ("err", 2)):
+        os.dup2(os.open(request[name], os.O_WRONLY | os.O_CREAT), number)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.argv = ["runner", *request["words"]]
+    path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [request["cwd"], *(each for each in path if each and each not in sys.path)]
+    known = set(sys.modules)
+    module, _, name = request["door"].partition(":")
+    door = getattr(import_module(module), name)
+    if not request["fresh"]:
+        subprocess.Popen._execute_child = fork_python(subprocess.Popen._execute_child)
+    if request["instant"]:
+        watch(Instant(**request["instant"]))
+    code = door(request["words"]) or 0
+    os.write(report, imports_since(known))
+    return code
 
 
 def fork_python(execute):
@@ -244,45 +250,34 @@ def fork_python(execute):
         self.pid = os.fork()
         self._child_created = True
         if not self.pid:
-            be_python(words, asked)
+            leave_with(functools.partial(be_python, words, asked))
 
     return start_or_fork
 
 
 def be_python(words: list[str], asked: dict) -> None:
-    """Run what the words of a Python name, a module or a text, and leave with its exit code; ``nice`` may precede."""
-    code = 1
-    try:
-        for number in signal.valid_signals():
-            if callable(signal.getsignal(number)):
-                signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if asked["start_new_session"]:
-            os.setsid()
-        if words[0] == "nice":
-            os.nice(int(words[1].removeprefix("-n")))
-        for number, name in ((1, "c2pwrite"), (2, "errwrite")):
-            if asked[name] != -1:
-                os.dup2(asked[name], number)
-        if asked["env"] is not None:
-            os.environ.clear()
-            os.environ.update(asked["env"])
-        warnings.filterwarnings("ignore", ".* found in sys.modules after import of package")
-        at = next(place for place, word in enumerate(words) if word in ("-c", "-m"))
-        sys.argv = [words[at], *words[at + 2 :]]
-        if words[at] == "-c":
-            exec(words[at + 1], {"__name__": "__main__"})
-        else:
-            runpy.run_module(words[at + 1], run_name="__main__", alter_sys=True)
-        code = 0
-    except SystemExit as left:
-        code = left.code if isinstance(left.code, int) else 0 if left.code is None else 1
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    """Run what the words of a Python name, a module or a text, in this process; ``nice`` may precede."""
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if asked["start_new_session"]:
+        os.setsid()
+    if words[0] == "nice":
+        os.nice(int(words[1].removeprefix("-n")))
+    for number, name in ((1, "c2pwrite"), (2, "errwrite")):
+        if asked[name] != -1:
+            os.dup2(asked[name], number)
+    if asked["env"] is not None:
+        os.environ.clear()
+        os.environ.update(asked["env"])
+    warnings.filterwarnings("ignore", ".* found in sys.modules after import of package")
+    at = next(place for place, word in enumerate(words) if word in ("-c", "-m"))
+    sys.argv = [words[at], *words[at + 2 :]]
+    if words[at] == "-c":
+        exec(words[at + 1], {"__name__": "__main__"})
+    else:
+        runpy.run_module(words[at + 1], run_name="__main__", alter_sys=True)
 
 
 def imports_since(known: set[str]) -> bytes:

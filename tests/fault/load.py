@@ -52,10 +52,9 @@ class Watched:
     def faults(self, what: str) -> list[str]:
         """Print the medians of the second fifth and of the last one, and list what grew."""
         fifth = max(1, len(self.memory) // 5)
-        early, late = (
+        (memory, more), (descriptors, others) = (
             (median(each[fifth : 2 * fifth]), median(each[-fifth:])) for each in (self.memory, self.descriptors)
         )
-        (memory, more), (descriptors, others) = (early, late)
         print(f"{what}: {memory:.0f} -> {more:.0f} MB, {descriptors:.0f} -> {others:.0f} descriptors")
         grown = [f"{what}: memory grows"] if more > GROWTH * memory else []
         return grown + ([f"{what}: descriptors grow"] if others > descriptors else [])
@@ -81,12 +80,8 @@ def run_watched(words: tuple[str, ...], folder: Path) -> tuple[Watched, list[str
             watched.look(started.pid)
             time.sleep(1)
     faults = [f"exit code {started.returncode}: {(folder / 'said').read_text()[-500:]}"] if started.returncode else []
-    processes = [
-        each
-        for each in Path("/proc").glob("[0-9]*/stat")
-        if _session(each) == started.pid and each.parent.name.isdigit()
-    ]
-    faults += [f"processes are left: {[each.parent.name for each in processes]}"] if processes else []
+    processes = [each.parent.name for each in Path("/proc").glob("[0-9]*/stat") if _session(each) == started.pid]
+    faults += [f"processes are left: {processes}"] if processes else []
     files = [name for name in sorted(os.listdir(temporary)) if not name.startswith("torchinductor_")]  # one a user
     faults += [f"temporary files are left: {files[:5]}"] if files else []
     left = set(os.listdir(SHARED_MEMORY)) - there if SHARED_MEMORY.is_dir() else set()

@@ -138,6 +138,11 @@ def constant(completions: list[Any], value: float = 0.5) -> list[float]:
     return [value] * len(completions)
 
 
+def _length(completion: Any) -> float:
+    """A reward that tells completions apart."""
+    return float(len(str(completion)) % 7)
+
+
 class After:
     """Lengths as rewards, and from some call on the same ``value`` for all."""
 
@@ -150,7 +155,7 @@ class After:
         self.count += 1
         if self.count > self.calls:
             return [self.value] * len(completions)
-        return [float(len(str(each)) % 7) for each in completions]
+        return [_length(each) for each in completions]
 
 
 class Rare:
@@ -174,7 +179,7 @@ class Halved:
         self.__name__ = "halved"
 
     def __call__(self, completions: list[Any]) -> list[float]:
-        return [(number // self.group % 2) * float(len(str(each)) % 7) for number, each in enumerate(completions)]
+        return [(number // self.group % 2) * _length(each) for number, each in enumerate(completions)]
 
 
 class Huge:
@@ -185,7 +190,7 @@ class Huge:
         self.__name__ = "huge"
 
     def __call__(self, completions: list[Any]) -> list[float]:
-        return [self.times * (len(str(each)) % 7) for each in completions]
+        return [self.times * _length(each) for each in completions]
 
 
 # --- Losses -------------------------------------------------------------------------------------
