@@ -69,7 +69,7 @@ print(json.dumps(shapes))
 
 
 @pytest.mark.slow
-def test_models_load_and_run(hub: Hub, ask: Ask) -> None:
+def test_models_load_run_and_load_again_offline(hub: Hub, ask: Ask) -> None:
     online = ask(hub, LOAD_MODELS)
     pythia, qwen = online["EleutherAI/pythia-1b-deduped"], online["Qwen/Qwen2.5-0.5B-Instruct"]
     assert pythia["finite"] and qwen["finite"]
@@ -79,6 +79,10 @@ def test_models_load_and_run(hub: Hub, ask: Ask) -> None:
     assert pythia["round"] == qwen["round"] == "Anna saw a dog. 把数字"
     assert (pythia["eos"], pythia["pad"], pythia["template"]) == ("<|endoftext|>", None, None)
     assert (qwen["eos"], qwen["pad"], qwen["template"]) == ("<|im_end|>", "<|endoftext|>", CHATML)
+
+    seen = len(hub.requests)
+    assert ask(hub, LOAD_MODELS, HF_HUB_OFFLINE="1") == online
+    assert len(hub.requests) == seen
 
 
 def test_a_revision_has_its_own_files(small_hub: Hub, ask: Ask) -> None:

@@ -584,12 +584,11 @@ def test_a_search_by_optuna_survives_failures_and_goes_on_from_the_trials_there_
 @pytest.mark.slow
 @pytest.mark.skipif(not find_spec("hydra_plugins.hydra_joblib_launcher"), reason="needs the extra joblib")
 def test_hydras_joblib_launcher_trains_runs_like_ours(runner):
-    # In a process that joblib starts, and whose imports are what this test costs.
-    words = ("-m", "seed=0", *QUICK, "name=joblib", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
-    assert runner(*words).stdout.endswith("1 of 1 runs finished\n")
-    assert [Run(folder).status()["state"] for folder in runner.runs("joblib")] == ["finished"]
-    assert "1 finished" in runner(*words, "--dry-run").stdout
+    words = ("-m", "seed=0,1", *QUICK, "name=joblib", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    assert runner(*words).stdout.endswith("2 of 2 runs finished\n")
+    assert [Run(folder).status()["state"] for folder in runner.runs("joblib")] == ["finished"] * 2
+    assert "2 finished" in runner(*words, "--dry-run").stdout
     # In this process; the job that fails keeps none of the others from its turn.
-    failing = (*words, "hydra.launcher.n_jobs=1", "trainer.args.max_length=8,512")
+    failing = (*words, "hydra.launcher.n_jobs=1", "seed=0", "trainer.args.max_length=8,512")
     again = runner(*failing, code=2)
     assert "report    outputs/joblib" in again.stdout and again.stdout.endswith("1 of 2 runs finished\n")
