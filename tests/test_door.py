@@ -11,13 +11,18 @@ from runner.__main__ import main, read_command_line
 from runner.errors import ConfigError
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Runs of this checkout would be found as finished ones."""
+    monkeypatch.chdir(tmp_path)
+
+
 def faults(capsys, *words):
     assert main([*words]) == 2
     return capsys.readouterr().err
 
 
-def test_every_fault_is_told_at_once_and_no_folder_is_made(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_every_fault_is_told_at_once_and_no_folder_is_made(tmp_path, capsys):
     text = faults(
         capsys,
         "trainer=dpo",
@@ -58,14 +63,12 @@ def test_several_values_without_m_ask_for_it(capsys):
     assert "python -m runner -m" in faults(capsys, "learning_rate=1e-6,2e-6")
 
 
-def test_a_fault_in_any_job_of_a_sweep_starts_none(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_fault_in_any_job_of_a_sweep_starts_none(tmp_path, capsys):
     assert "kl_coef" in faults(capsys, "-m", "trainer=dpo,sft", "kl_coef=0.1,0.2")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dry_run_prints_the_plan_and_starts_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_dry_run_prints_the_plan_and_starts_nothing(tmp_path, capsys):
     assert main(["-m", "--dry-run", "trainer=dpo", "kl_coef=0.05,0.1", "learning_rate=1e-6,3e-6"]) == 0
     head, counts, bound, *lines = capsys.readouterr().out.splitlines()
     assert bound.startswith("evaluates at most 200 held-out prompts")
@@ -91,7 +94,6 @@ MINE = ("trainer=grpo", "reward=none", "reward.x._target_=my_reward.short", "all
     ],
 )
 def test_a_dry_run_refuses_what_the_run_refuses(words, said, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("runner.validate.start.find_spec", lambda name: None)
     monkeypatch.setattr("runner.validate.start.has_devices", lambda: False)
@@ -184,7 +186,6 @@ def test_what_would_take_for_ever_or_cannot_be_is_refused_at_once(words, said, c
 
 @pytest.mark.parametrize("name", ["WORLD_SIZE", "RANK", "LOCAL_RANK"])
 def test_a_variable_of_processes_that_is_no_number_is_refused(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv(name, "x")
     assert main(["trainer.args.max_steps=1"]) == 5
@@ -289,7 +290,6 @@ def test_the_key_knows_the_processes_that_torchrun_has_started(monkeypatch, caps
 def test_processes_that_another_launcher_starts_are_refused_where_they_are_not_one_world(
     variables, words, found, fix, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.chdir(tmp_path)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     text = faults(capsys, *words)
