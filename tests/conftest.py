@@ -172,6 +172,18 @@ def train(tmp_path, monkeypatch):
     return call
 
 
+@pytest.fixture(autouse=True)
+def own_modules(tmp_path_factory):
+    """Forget the modules of a test, and where they lie, after it: the next one's may have the same names."""
+    path, known = sys.path[:], set(sys.modules)
+    yield
+    sys.path[:] = path
+    place = str(tmp_path_factory.getbasetemp())
+    for name in set(sys.modules) - known:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(place):
+            del sys.modules[name]
+
+
 def pytest_collection_finish():
     freeze()
 

@@ -69,7 +69,6 @@ def trained(tmp_path_factory):
         yield found["run"], words, said.getvalue(), states
     finally:
         os.chdir(before)
-        sys.modules.pop("mine", None)  # the next test's own file may have the same name
 
 
 @pytest.mark.slow
