@@ -157,6 +157,7 @@ def test_nothing_is_pushed_unasked(online_runner, hub):
     [
         (("model=hub", "model.path=nobody/nothing"), 2, "nobody/nothing"),
         (("dataset=hub", "dataset.path=nobody/nothing"), 2, "nobody/nothing"),
+        (("trainer=gkd", "trainer.teacher_model.path=nobody/nothing"), 2, "type      trainer.teacher_model.path="),
         (("dataset=tldr", "dataset.split.eval=nosplit"), 2, "validation"),
     ],
 )

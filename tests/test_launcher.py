@@ -97,6 +97,7 @@ def test_what_is_stopped_saves_its_step_and_starts_no_other_run(runner, kind, nu
     assert runner.stopped(*words, "name=sweep", "trainer.args.logging_steps=1", name="sweep", number=number) == code
     [run] = map(Run, runner.runs("sweep"))
     log = run.log.read_text()
+    assert f"run       {run.folder.relative_to(runner.folder)}\n" in log or "-m" in kind
     assert run.status()["state"] == "interrupted" and log.count("asked to stop") == 1 and "Traceback" not in log
 
 

@@ -111,8 +111,8 @@ def test_faults_are_raised_all_at_once():
         with pytest.raises(ConfigError, match="python -m runner"):
             runner.train(*words)
     for call in (runner.train, runner.compose):
-        with pytest.raises(ConfigError, match=r'runner\.train\("trainer=dpo"\)'):
-            call("seed=1", trainer="dpo")
+        with pytest.raises(ConfigError, match=rf'runner\.{call.__name__}\("trainer=dpo"\)'):
+            call("seed=1", trainer="dpo", words=1)
     with pytest.raises(ConfigError, match="nowhere"):
         runner.compose("seed=1", config_dir="nowhere")
 

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,7 +85,7 @@ def train(*overrides: str, config_dir: str | Path | None = None, **keys: object)
     of the command as ``code``: ConfigError or DataError where something cannot work, SickRun where the training went
     wrong, FolderError where another process trains the run, EnvironmentFault for disk, memory or a missing library.
     """
-    if axis.chosen_sweep(_quoted(overrides, keys=keys)) is not None:
+    if axis.chosen_sweep(_quoted(overrides, (), "train", **keys)) is not None:
         fix = f"python -m runner {' '.join(overrides)}  and then runner.runs('outputs/<name>')"
         raise ConfigError(Fault("runner.train", "a sweep", "one training", fix))
     runs = [Run(folder_of(each.cfg, each.overrides).absolute()) for each in _compose(overrides, config_dir)]
@@ -109,7 +109,7 @@ def compose(*overrides: str, config_dir: str | Path | None = None, **keys: objec
 
     Of an experiment with stages, that of the last one. Raises ConfigError with every fault at once.
     """
-    return _compose(overrides, config_dir, keys)[-1].cfg
+    return _compose(overrides, config_dir, **keys)[-1].cfg
 
 
 def runs(folder: str | Path = "outputs") -> list[TrainedRun]:
@@ -126,24 +126,22 @@ def runs(folder: str | Path = "outputs") -> list[TrainedRun]:
     return sorted(map(_read, found), key=lambda run: (str(run.status.get("started")), str(run.status.get("updated"))))
 
 
-def _quoted(words: Sequence[str], folders: Sequence[Path] = (), keys: Mapping[str, object] | None = None) -> list[str]:
-    """The overrides as Hydra takes them; ConfigError for verbs and flags, and for keys that are no words."""
+def _quoted(words: Sequence[str], folders: Sequence[Path] = (), call: str = "", /, **keys: object) -> list[str]:
+    """The overrides as Hydra takes them; ConfigError for verbs and flags, and for the keys of a ``call``."""
     expected, fix = "key=value; several values in a call each", f"python -m runner {' '.join(words)}"
     bad = [word for word in words if "=" not in word and not word.startswith("~")]
     faults = [Fault("runner", repr(word), expected, fix) for word in bad]
-    named = {key: f'runner.train("{to_override(key, value)}")' for key, value in (keys or {}).items()}
+    named = {key: f'runner.{call}("{to_override(key, value)}")' for key, value in keys.items()}
     faults += [Fault(key, "an argument of this name", "a word of the command line", fix) for key, fix in named.items()]
     ConfigError.refuse(faults + [Fault("config_dir", str(path), "a folder") for path in folders if not path.is_dir()])
     return expand(words, read_menu(folders))
 
 
-def _compose(
-    words: Sequence[str], config_dir: str | Path | None, keys: Mapping[str, object] | None = None
-) -> list[Composed]:
+def _compose(words: Sequence[str], config_dir: str | Path | None, /, **keys: object) -> list[Composed]:
     before, folders = sys.path[:], [Path(config_dir)] if config_dir else []
     try:
         add_working_folder()
-        return stages.compose_runs(_quoted(words, folders, keys), folders)
+        return stages.compose_runs(_quoted(words, folders, "compose", **keys), folders)
     finally:
         sys.path[:] = before
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 MAX_RUNS = 16  # one after the other, each trained on from the one before
+NO_VALUE = "no value"  # of a key that has no default
 NUM_PROCESSES = "launcher.num_processes"
 Starts = Mapping[str, str]
 Stamps = tuple[tuple[str, int], ...]  # files, and when each was last written
@@ -244,7 +245,7 @@ def resolve(cfg: DictConfig, overrides: list[str], choices: dict[str, str] | Non
     gone = [key for key in NEEDED if choices and key not in cfg]  # else it is a part of one
     faults += [Fault(key, "deleted, and every run needs it", "a value", f"leave ~{key} out") for key in gone]
     missing = sorted(key for key, value in scalars(unread) if value == "???")
-    faults += [Fault(key, "no value", "one, it has no default", _find_example(key, choices or {})) for key in missing]
+    faults += [Fault(key, NO_VALUE, "one, it has no default", _find_example(key, choices or {})) for key in missing]
     ConfigError.refuse(faults)
     with _as_config_errors(), flag_override(cfg, "struct", False):
         plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)

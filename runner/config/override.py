@@ -223,6 +223,8 @@ def option_fault(group: str, name: str, menu: Options) -> Fault:
     meaning = next((each for each in find_meanings(group, name) if group not in HELD and each.words), None)
     if meaning and name.lower() not in options:
         fix = as_typed(meaning.words)
+    elif group == "model" and os.path.isdir(f"outputs/{name}"):  # runs of this name
+        fix = f"model.path='${{run:{name}}}'"
     elif option or (group in HELD and not near and HUB_NAME.fullmatch(name)):
         fix = f"{group}={option or 'hub'} {group}.path={path}"
     elif group in GROUPS and (target := _find_target(name)):

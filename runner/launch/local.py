@@ -40,8 +40,8 @@ def local(folder: str | Path, *, num_processes: int = 1, debug: bool = False) ->
 def _torchrun(folder: str | Path, num_processes: int, debug: bool) -> int:
     run = Run(Path(folder))
     adjusted = len(read_adjustments(run.folder))
-    with locked(run, PATIENCE):
-        pass  # refused here, before anything is started
+    with locked(run, PATIENCE), worker.logging_to(run.log):
+        pass  # refused here, before anything is started; and what was printed so far, these processes have not said
     worker.prepare_environment()
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
     failures = _start(run, num_processes, debug)

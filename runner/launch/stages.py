@@ -217,7 +217,11 @@ def _compose_one(
                 raise ConfigError(Fault("experiment", found, expected, "experiment=<another>"))
         composed = config.compose(words, folders, references.starts)
     except ConfigError as error:
-        return None, [*references.faults, *error.faults]
+        faults = [*references.faults, *error.faults]
+        if missing := [fault.where for fault in error.faults if fault.found == config.NO_VALUE]:  # what else is wrong?
+            _, others = _compose_one([*words, *(f"{key}=_" for key in missing)], folders, references, typed, stage)
+            faults += [fault for fault in others if fault.where not in missing and fault not in faults]
+        return None, faults
     references.check_formats()
     if typed is not None:
         composed = replace(composed, overrides=typed, stage=stage, words=list(words))

@@ -203,7 +203,7 @@ def work(folder: str | Path, command: str = "train", debug: bool = False, record
                     return 0
                 remove_leftovers(run)
                 run.set_status("running", cause=None)
-            held.enter_context(_logging(run.log))
+            held.enter_context(logging_to(run.log))
             try:
                 # This may be another machine than that of the start.
                 EnvironmentFault.refuse(find_missing_libraries(run.cfg))
@@ -417,7 +417,7 @@ class Log(logging.StreamHandler):
 
 
 @contextlib.contextmanager
-def _logging(path: Path) -> Iterator[None]:
+def logging_to(path: Path) -> Iterator[None]:
     """Everything that is said goes to the log of the run; the terminal gets our own warnings and all errors.
 
     What is printed goes to both, each line once: where the output is the log, as in a sweep, it is only printed.

@@ -124,7 +124,7 @@ def find_folder(path: object, where: str) -> ModelFolder | None:
         raise ConfigError(Fault(where, f"{path} is a file", "the folder of a model", fix))
     if home.is_dir():
         return ModelFolder(home, where)
-    if path.startswith(("/", ".", "~", "runner://")) or path.count("/") > 1:
+    if path.startswith(("/", ".", "~", "runner://", "outputs/")) or path.count("/") > 1:
         raise ConfigError(Fault(where, f"there is no folder {home}", LOCATION, fix))
     if not HUB_NAME.fullmatch(path):
         raise ConfigError(Fault(where, f"{path!r} is neither a folder nor a name on the hub", LOCATION, fix))

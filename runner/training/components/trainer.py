@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from runner.config.build import asked_for, build, locate, serve
+from runner.errors import Fault, RunnerError
 from runner.generate.budget import prompts_answered
 from runner.schema import upstream
 from runner.schema.read import read_signature
@@ -44,7 +47,8 @@ def build_trainer(cfg: Config, offered: Mapping[str, Any], hooks: Hooks, rules: 
 
     node, tokenizer, args = cfg["trainer"], offered[upstream.PROCESSING_CLASS], offered["args"]
     wanted, trainer_class = asked_for(node["_target_"]), locate(node["_target_"])
-    own = {key: _build_inside(value, tokenizer) for key, value in node.items() if key not in NOT_FOR_THE_TRAINER}
+    inside = {key: value for key, value in node.items() if key not in NOT_FOR_THE_TRAINER}
+    own = {key: _build_inside(value, tokenizer, f"trainer.{key}") for key, value in inside.items()}
     kind = upstream.loss_interface(read_signature(node["_target_"]), read_signature(node["args"]["_target_"]))
     objective = OBJECTIVES.get(kind) if hooks.loss or rules else None
     shared, changed = share_reference(offered, kind), {}
@@ -77,14 +81,22 @@ def build_trainer(cfg: Config, offered: Mapping[str, Any], hooks: Hooks, rules: 
     return trainer
 
 
-def _build_inside(value: object, tokenizer: PreTrainedTokenizerBase) -> object:
-    """A value of the trainer's node with the nodes in it built, and served the tokenizer."""
+def _build_inside(value: object, tokenizer: PreTrainedTokenizerBase, where: str) -> object:
+    """A value of the trainer's node with the nodes in it built, and served the tokenizer.
+
+    A model in it, such as a teacher, is at fault under its own key, and not that of the model that is trained.
+    """
     if isinstance(value, list):
-        return [_build_inside(each, tokenizer) for each in value]
+        return [_build_inside(each, tokenizer, where) for each in value]
     if not isinstance(value, Mapping):
         return value
-    inside = {key: _build_inside(each, tokenizer) for key, each in value.items()}
-    return serve(inside, tokenizer=tokenizer) if "_target_" in inside else inside
+    inside = {key: _build_inside(each, tokenizer, f"{where}.{key}") for key, each in value.items()}
+    try:
+        return serve(inside, tokenizer=tokenizer) if "_target_" in inside else inside
+    except RunnerError as error:
+        beats = [(re.sub(r"(?<!\S)model\.", f"{where}.", text) for text in astuple(fault)) for fault in error.faults]
+        error.faults = [Fault(*each) for each in beats]
+        raise
 
 
 def optimizer_maker(node: Node | None) -> Callable[[Trainer], Optimizer] | None:
