@@ -237,7 +237,7 @@ def test_what_a_job_says_is_in_its_log_without_secrets(train_all, capfd, monkeyp
 
     def talk(run):
         print("out")
-        with worker._logging(run.log):
+        with worker.logging_to(run.log):
             worker.log.warning("once")
         print("err", file=sys.stderr)
         os.system("echo from another program; env")
