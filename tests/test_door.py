@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner.__main__ import main, read_command_line
+from runner.command import VERBS
 from runner.errors import ConfigError
 
 
@@ -123,10 +124,10 @@ def test_commands_of_tests_are_forked_from_one_that_has_imported(warm, request, 
     assert not runner._is_plain(runner.environment | {"HF_HUB_OFFLINE": "0"})
 
 
-def light(*words):
+def light(*words, code="sys.exit(main())"):
     """Exit code and text of the command in a fresh process that may not import torch."""
     blocked = "sys.modules |= dict.fromkeys(['torch', 'transformers', 'datasets'])"
-    code = f"import sys; {blocked}; from runner.__main__ import main; sys.exit(main())"
+    code = f"import sys; {blocked}; from runner.__main__ import main; {code}"
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, env=dict(os.environ))
     return done.returncode, done.stdout + done.stderr
 
@@ -144,6 +145,13 @@ def light(*words):
 def test_looking_and_checking_need_no_torch(words, code, said):
     got, text = light(*words)
     assert (got, said in text) == (code, True), text
+
+
+@pytest.mark.slow
+def test_every_verb_explains_itself_and_refuses_what_is_wrong_without_torch():
+    calls = "codes = [(main([verb, '--help']), main([verb, 'trainer=nope', 'lerning_rate=1'])) for verb in sys.argv[1:]]"
+    got, text = light(*VERBS, code=f"{calls}; sys.exit(codes != [(0, 2)] * len(codes))")
+    assert got == 0, text
 
 
 def test_the_configuration_can_only_name_what_is_allowed(tmp_path, capsys):

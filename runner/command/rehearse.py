@@ -29,14 +29,6 @@ from runner.command._option import Option, split_options
 from runner.config import Composed
 from runner.config.override import latest
 from runner.errors import ConfigError, Fault, Interrupted
-from runner.estimate.device import Device, this_device
-from runner.estimate.measure import measure_small
-from runner.estimate.memory import Training
-from runner.estimate.reduce import linked
-from runner.estimate.smoke import Case, export_model, group_by_structure, inspect_rows, model_of, play, read_lengths
-from runner.estimate.steps import Rows
-from runner.estimate.table import Forecast, format_forecasts
-from runner.estimate.weights import source_of
 from runner.io.terminal import quiet
 from runner.launch import axis, stages
 from runner.launch.worker import Stop, prepare_environment
@@ -46,6 +38,7 @@ from runner.validate.start import settle_hub
 from runner.validate.values import POSITIVE
 
 if TYPE_CHECKING:
+    from runner.estimate.smoke import Case
     from runner.training.callback import StopRequest
 
 OWN = {"memory": Option("float", POSITIVE, unit="gi?b?"), "speed": Option("float", POSITIVE, unit="tflops?(/s)?")}
@@ -62,6 +55,8 @@ def main(line: CommandLine) -> int:
     jobs = jobs_of(overrides, line.folders, line.multirun)
     settle_hub([composed.cfg for runs in jobs for composed in runs])
     prepare_environment()
+    from runner.estimate.smoke import group_by_structure, play
+
     cases = group_by_structure(jobs)
     if len(jobs) > 1:
         others = "the others differ in numbers only"
@@ -95,6 +90,15 @@ def jobs_of(overrides: Sequence[str], folders: Sequence[Path], multirun: bool) -
 def print_forecasts(cases: Sequence[Case], target: Mapping[str, float], folder: Path) -> None:
     """Print what each real run will need, as far as its rows could be read."""
     import torch
+
+    from runner.estimate.device import Device, this_device
+    from runner.estimate.measure import measure_small
+    from runner.estimate.memory import Training
+    from runner.estimate.reduce import linked
+    from runner.estimate.smoke import model_of, read_lengths
+    from runner.estimate.steps import Rows
+    from runner.estimate.table import Forecast, format_forecasts
+    from runner.estimate.weights import source_of
 
     gpus = (True,) if torch.cuda.is_available() else (False, True)
     origins: dict[str, str] = {}  # models that earlier stages have yet to train, by those that they begin with
@@ -151,6 +155,7 @@ def one_thread() -> Iterator[None]:
 def rehearse(run: Run, stop: StopRequest) -> None:
     """Play the next part of a smoke run, by how far its files say that it came; what the worker calls."""
     from runner.command.train import train
+    from runner.estimate.smoke import export_model, inspect_rows, read_lengths
 
     if not read_lengths(run):
         inspect_rows(run)
