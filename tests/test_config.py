@@ -24,7 +24,9 @@ def test_kl_coef_reaches_what_the_trainer_calls_it_and_the_trainers_own_key_wins
         return config.compose(["trainer=dpo", *overrides]).cfg["trainer"]["args"]["beta"]
 
     assert beta("kl_coef=0.3") == 0.3
-    assert beta("kl_coef=0.3", "trainer.args.beta=0.5") == 0.5
+    assert beta("trainer.args.beta=0.5") == 0.5
+    with pytest.raises(ConfigError, match=r"trainer.args.beta\n.* kl_coef, which is given too"):
+        beta("kl_coef=0.3", "trainer.args.beta=0.5")
 
 
 def test_a_trainer_without_a_kl_coefficient_refuses_one():

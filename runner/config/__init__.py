@@ -11,7 +11,7 @@ import functools
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -241,7 +241,7 @@ def resolve(cfg: DictConfig, overrides: list[str], choices: dict[str, str] | Non
 
     cfg = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
     check_growth(unread := OmegaConf.to_container(cfg, resolve=False))
-    faults = list(_find_unread(cfg, (choices or {}).get("trainer")))
+    faults = list(_find_unread(cfg, (choices or {}).get("trainer"), set(map(dotted_key, overrides))))
     gone = [key for key in NEEDED if choices and key not in cfg]  # else it is a part of one
     faults += [Fault(key, "deleted, and every run needs it", "a value", f"leave ~{key} out") for key in gone]
     missing = sorted(key for key, value in scalars(unread) if value == "???")
@@ -270,18 +270,23 @@ def _find_example(key: str, choices: Mapping[str, str]) -> str:
     return next((shlex.quote(word) for word in words if dotted_key(word) == key), f"{key}=<value>")
 
 
-def _find_unread(cfg: DictConfig, trainer: str | None) -> Iterator[Fault]:
-    """A fault for each value of the top level that is set although the trainer has nothing that would read it."""
+def _find_unread(cfg: DictConfig, trainer: str | None, typed: Collection[str]) -> Iterator[Fault]:
+    """A fault for each value of the top level that is set although nothing reads it: no trainer, or not any more."""
     from omegaconf import OmegaConf
 
     for key in ("learning_rate", "kl_coef"):
         value, reference = OmegaConf.select(cfg, key), f"${{{key}}}"
-        readers = [path.stem for path in sorted(MENU.glob("trainer/*.yaml")) if reference in path.read_text("utf-8")]
-        # A typed trainer.args.beta takes the place of the reference, and wins; that is no fault.
-        if value is not None and trainer not in readers and reference not in OmegaConf.to_yaml(cfg):
+        files = [path for path in sorted(MENU.glob("trainer/*.yaml")) if reference in path.read_text("utf-8")]
+        readers = {path.stem: path for path in files}
+        if value is None or reference in OmegaConf.to_yaml(cfg):
+            continue
+        if trainer not in readers:
             found = "set, but nothing in this configuration reads it"
             expected = f"a trainer that has one: {', '.join(readers)}"
             yield Fault(key, found, expected, f"leave {key} out, or trainer=<one of them>")
+        elif key in typed:  # else what is typed wins over what the option brings, and that is no fault
+            place = next(path for path, entry in scalars(read_yaml(readers[trainer])) if entry == reference)
+            yield Fault(place, f"takes the place of {key}, which is given too", "one of them", f"leave {place} out")
 
 
 def world_size() -> int:
