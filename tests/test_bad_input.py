@@ -201,8 +201,14 @@ BODY = {"model.embed_tokens.weight": [10, 4], **layers("model.", 2)}
     ids=["whole", "without a head", "narrow embeddings", "two kinds of input", "quantised"],
 )
 def test_a_good_model_raises_no_alarm(tmp_path, config, shapes):
-    peft = {"target_modules": ["up_proj" if config is LLAMA else "fc1"], "layers": 2}
-    assert find_model_faults(save(tmp_path, config, shapes), "lm", 64, peft) == []
+    name, node = "up_proj" if config is LLAMA else "fc1", save(tmp_path, config, shapes)
+    for targets in ([name], f".*{name}", "all-linear"):
+        assert find_model_faults(node, "lm", 64, {"target_modules": targets, "layers": 2}) == []
+
+
+def test_the_layer_of_an_adapter_as_a_text_is_a_pattern(tmp_path):
+    (fault,) = find_model_faults(save(tmp_path, LLAMA, BODY), "lm", 64, {"target_modules": "up_proj"})
+    assert fault.fix == "peft.target_modules=[up_proj]"
 
 
 def test_a_model_that_lacks_layers_raises_one(tmp_path):

@@ -72,7 +72,7 @@ def check_adapter(model: PreTrainedModel | PeftModel, peft_config: PeftConfig | 
         found = f"{how} draws at random, and again when the adapter is loaded: another model"
         faults.append(Fault("peft.init_lora_weights", found, "an exact start", "=pissa"))
     targets = getattr(peft_config, "target_modules", None)
-    if isinstance(targets, list | set | tuple):
+    if targets:
         parts = dict(model.named_modules())
         kinds = {name: "Linear" if isinstance(part, nn.Linear) else type(part).__name__ for name, part in parts.items()}
         linear = {name.rpartition(".")[2] for name, kind in kinds.items() if kind in ("Linear", "Conv1D")}

@@ -261,7 +261,7 @@ def _find_tuning_faults(folder: ModelFolder, peft: object) -> Iterator[Fault]:
     modules |= {".".join(name.split(".")[:end]) for name in modules for end in range(1, name.count(".") + 1)}
     matrices = [name for name, shape in folder.shapes.items() if len(shape) == 2 and "embed" not in name]
     linear = {name.split(".")[-2] for name in matrices if "." in name}
-    yield from find_target_faults(targets if isinstance(targets, list) else (), modules, linear)
+    yield from find_target_faults(targets, modules, linear)
     depth, layers = folder.config.get("num_hidden_layers"), peft.get("layers")
     if isinstance(depth, int) and isinstance(layers, int):
         yield from find_depth_faults(layers, depth)
@@ -277,13 +277,18 @@ def find_pattern_faults(
             yield Fault(where, found, expected, f"{where}=[norm]")
 
 
-def find_target_faults(targets: Iterable[str], modules: Collection[str], linear: Collection[str]) -> Iterator[Fault]:
-    """A fault for each layer that the model lacks; peft passes over them if any other fits."""
-    where = "peft.target_modules"
-    for target in sorted(targets):
+def find_target_faults(targets: object, modules: Collection[str], linear: Collection[str]) -> Iterator[Fault]:
+    """A fault for each layer that the model lacks; peft passes over them if any other fits. A text is a pattern."""
+    where, expected = "peft.target_modules", f"among {', '.join(sorted(linear))}"
+    if isinstance(targets, str) and targets != "all-linear":
+        if not any(re.fullmatch(targets, name) for name in modules):
+            near = [name for name in sorted(linear) if re.search(rf"\b{re.escape(name)}\b", targets)]
+            fix = f"{where}=[{','.join(near)}]" if near else f"{where}=all-linear"
+            yield Fault(where, f"{targets} is the whole name of no layer", f"a list, {expected}, or a pattern", fix)
+        return
+    for target in sorted(targets) if isinstance(targets, list | set | tuple) else ():
         if not any(name == target or name.endswith(f".{target}") for name in modules):
-            found, expected = f"the model has no layer {target}", f"among {', '.join(sorted(linear))}"
-            yield Fault(where, found, expected, f"{where}=all-linear")
+            yield Fault(where, f"the model has no layer {target}", expected, f"{where}=all-linear")
 
 
 def find_depth_faults(layers: int, depth: int) -> Iterator[Fault]:

@@ -150,7 +150,7 @@ def _patterns(context: ValidationContext) -> Iterator[Fault]:
     groups, example = context.mapping("optimizer.groups"), "optimizer.groups={<pattern>: {lr_ratio: 0.1}}"
     patterns = [(f"optimizer.groups.{pattern}", pattern, example) for pattern in groups]
     for path, value in scalars({group: context.cfg.get(group) for group in ("reward", "metric", "peft")}):
-        if last_key(path) in (("matching", "full") if path.startswith("peft.") else ("pattern",)):
+        if last_key(path) in (("matching", "full", "target_modules") if path.startswith("peft.") else ("pattern",)):
             where, _, index = path.rpartition(".")
             patterns.append((where, value, "=['<pattern>']") if index.isdigit() else (path, value, "='<pattern>'"))
     for path, node in nodes({group: context.cfg.get(group) for group in ("reward", "metric")}):
