@@ -276,13 +276,16 @@ def test_a_word_becomes_the_option_with_its_path(word, expanded, tmp_path, monke
 
 def test_of_rows_of_which_none_is_held_out_the_words_of_a_split_are_shown(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "1", "completion": "2"}\n' * 20)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1", "completion": "2"}\n' * 3)
     assert main(["dataset=rows.jsonl", "seed=1", "seed=2", "--dry-run"]) == 0
     note, plan = capsys.readouterr().out.splitlines()
     assert "/path-rows.jsonl+seed-2-" in plan
     words = re.search(r"no rows are held out; (.*)", note)[1]
     assert main(["dataset=rows.jsonl", *shlex.split(words), "--dry-run"]) == 0
     assert "held out" not in capsys.readouterr().out
+    assert main(["dataset=rows.jsonl", *shlex.split(words.replace("80", "90")), "--dry-run"]) == 2
+    words = re.search(r"type      (.*), or", capsys.readouterr().err)[1]
+    assert main(["dataset=rows.jsonl", *shlex.split(words), "--dry-run"]) == 0
 
 
 @pytest.mark.slow

@@ -92,16 +92,19 @@ def check_cut(where: str, cut: str, splits: Iterable[str], path: str, *, streami
 
 
 def slice_length(cut: str, rows: int) -> int | None:
-    """The number of rows that a slice takes of so many, None where a share of them is asked for.
+    """The number of rows that a slice takes of so many, None of several slices and another way to round.
 
-    >>> [slice_length(cut, 4) for cut in ("train[10:]", "train[:3]", "train[:50%]", "train")]
-    [0, 3, None, 4]
+    >>> [slice_length(cut, 4) for cut in ("train[10:]", "train[:3]", "train[90%:]", "train", "train[:1]+test")]
+    [0, 3, 0, 4, None]
     """
-    if "%" in cut or "+" in cut:
+    if "+" in cut or "(" in cut:
         return None
-    inside = re.search(r"\[(.*)\]", cut)
-    first, _, last = inside.group(1).partition(":") if inside else ("", "", "")
-    return len(range(rows)[slice(*(int(end) if end else None for end in (first, last)))])
+    ends = re.search(r"\[(.*):(.*)\]", cut)
+    # A share is rounded to the nearest row, as datasets does it.
+    shares = (
+        [round(int(end[:-1]) * rows / 100) if "%" in end else end for end in ends.groups()] if ends else [None, None]
+    )
+    return len(range(rows)[slice(*(None if end in ("", None) else int(end) for end in shares))])
 
 
 def split_of(cut: str) -> str:
@@ -111,7 +114,9 @@ def split_of(cut: str) -> str:
 
 def no_row(use: str, cut: str, label: str) -> Fault:
     """The fault of a slice that takes no row."""
-    fix = f"dataset.split.{use}='{split_of(cut)}[:90%]', or another dataset"
+    name = split_of(cut)
+    held_out = f"dataset.split.train='{name}[:-1]' dataset.split.eval='{name}[-1:]', or dataset.split.eval=null"
+    fix = held_out if use == "eval" else f"dataset.split.{use}='{name}[:90%]', or another dataset"
     return Fault(f"dataset.split.{use}", f"no row: {label}", "at least one row", fix)
 
 

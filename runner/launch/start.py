@@ -130,7 +130,7 @@ def _print_notes(tasks: Sequence[Task]) -> None:
     lines = [f"note      {run.stage and f'{run.stage}: '}{run.note}" for run in runs if run.note]
     rows = [run.cfg["dataset"] for run in runs if not run.cfg["dataset"].get("streaming")]
     if {"train": "train", "eval": None} in [each.get("split") for each in rows]:
-        lines.append(f"note      no rows are held out; {split_words()}")
+        lines.append(f"note      no rows are held out; {split_words(share=80)}")
     lines += [line for run in runs if (budget := evaluation_budget(run.cfg)) for line in budget.lines()]
     unsent: dict[tuple[str, str], list[str]] = {}
     for task in tasks:
