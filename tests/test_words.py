@@ -173,6 +173,7 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         (["hydra.job.name=foo"], ["name=foo"]),
         (["hydra.output_subdir=foo"], ["leave hydra.output_subdir out"]),
         (["learning_rate = 1e-5"], ["learning_rate=1e-5"]),
+        (["learning_rate=1e-5,", "seed=[1,"], ["learning_rate=1e-5", "'seed=[1]'"]),
         (["trainer=dpo dataset=toy"], ["trainer=dpo dataset=toy"]),
         (["trainer:", "dpo", "learning_rate:", "1e-5"], ["python -m runner trainer=dpo learning_rate=1e-5"]),
         (["preview", "rows", "=", "3"], ["python -m runner preview rows=3"]),

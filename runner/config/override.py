@@ -141,7 +141,8 @@ def parse(overrides: Iterable[str]) -> list[Override]:
             if not trouble and read.is_hydra_override() and (form := form_of(override)):
                 trouble = f"looks like {form}, which Hydra would write down"
         except (HydraException, ValueError, RecursionError) as error:  # such as a number of 5000 digits
-            trouble = str(error).splitlines()[0]
+            trouble = str(error).splitlines()[0].partition(" expecting ")[0]
+            trouble = trouble.replace("mismatched input '<EOF>'", "it ends too early")
         if trouble:
             found = f"{_short(override)!r}: {_short(trouble)}"
             faults.append(Fault("command line", found, "key=value", _respelt(override)))
@@ -154,10 +155,10 @@ def _respelt(word: str) -> str:
     plain = [re.sub(r"\s*=\s*", "=", each, count=1) for each in re.split(r"\s+(?=[\w./@]+\s*=)", word.strip())]
     key, _, value = plain[0].partition("=")
     is_open = any(value.count(first) != value.count(last) for first, last in ("()", "[]", "{}"))
-    plain[-1] += {"[": "]", "{": "}"}.get(value[:1], "") if is_open else ""
+    plain[-1] = plain[-1].rstrip(",;") + ({"[": "]", "{": "}"}.get(value[:1], "") if is_open else "")
     if meaning := next(find_meanings(key, value), None) if refused(key) else None:
         return as_typed(meaning.words)
-    if plain != [word] and len(word) <= MAX_LETTERS:
+    if plain != [word] and len(word) <= MAX_LETTERS and plain[-1][-1:] != "=":
         return shlex.join(plain)
     is_text = not is_open and len(word) <= MAX_LETTERS and not re.match(r"\w+\(", value) and not refused(key)
     is_key = re.fullmatch(r"[\w/@-]+(\.[\w/@-]+)*", key)
