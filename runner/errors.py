@@ -153,7 +153,7 @@ def check_library(module: str, where: str, package: str = "") -> None:
 def read_column(columns: Mapping[str, Any], name: str, fix: str) -> Sequence[Any]:
     """A column of the rows; raises DataError where they do not have it, with what to type."""
     if name not in columns:
-        known = ", ".join(sorted(columns))
+        known = ", ".join(sorted(key for key, entry in columns.items() if isinstance(entry, Sequence)))
         raise DataError(Fault("dataset", f"the rows have no column {name}", f"one of {known}", fix))
     return columns[name]
 

@@ -140,6 +140,8 @@ def light(*words, code="sys.exit(main())"):
         (["trainer=dpo", "--cfg", "job"], 0, "name: dpo-tiny-toy"),
         (["--help"], 0, "a checked-in experiment"),
         (["trainer=dpo", "--dry-run"], 0, "outputs/dpo-tiny-toy/default-"),
+        (["preview", "dataset.split.train=train[:0]"], 2, "no row: "),
+        (["rehearse", "peft=lora", "peft.target_modules=up"], 2, "up is the whole name of no layer"),
     ],
 )
 def test_looking_and_checking_need_no_torch(words, code, said):
@@ -255,7 +257,7 @@ def test_two_ways_to_say_the_same_are_one_run(capsys):
     ways = (
         ("kl_coef=0.3",),
         ("trainer.args.beta=0.3",),
-        ("kl_coef=0.1", "trainer.args.beta=0.3"),
+        ("kl_coef=3e-1",),
         ("kl_coef=0.3", "trainer.args.max_grad_norm=1"),
         ("kl_coef=0.3", "trainer.args.max_grad_norm=1.0"),
     )

@@ -156,10 +156,12 @@ def test_a_reward_that_takes_what_no_row_has_is_refused_before_a_folder_is_made(
     (tmp_path / "wrong_rewards.py").write_text(WRONG)
     monkeypatch.syspath_prepend(tmp_path)
     mine = ("allow=[wrong_rewards]", "reward=none", "reward.mine._target_=wrong_rewards.absent")
+    mine += ("reward.exact._target_=runner.reward.rule.exact_match", "reward.exact.column=answer")
     done = train(f"trainer={trainer}", *mine, *FEW)
     said = capsys.readouterr().err
     assert done.code == 2 and done.run is None
     assert "it takes solution, and the rows have no such column" in said and "reward.mine" in said
+    assert "type      reward.exact.column=<one of them>" in said
 
 
 REFUSED = [

@@ -41,7 +41,7 @@ from runner.run.key import folder_of, key_of
 from runner.training.inspection import Inspection, find_faults, inspect_training, summary_of
 from runner.training.stand_in import first_rows_prepared
 from runner.validate import find_dangers
-from runner.validate.start import settle_hub
+from runner.validate.start import check_parts, settle_hub
 from runner.validate.values import COUNT
 
 OWN = {
@@ -60,6 +60,7 @@ def main(line: CommandLine) -> int:
         runs = _read_runs(line.runs, overrides, options.get("trust", False))
     else:
         runs = stages.compose_runs(overrides, line.folders)
+    check_parts([runs])
     settle_hub([composed.cfg for composed in runs])
     with quiet():
         sheets = [

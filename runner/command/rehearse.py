@@ -34,7 +34,7 @@ from runner.launch import axis, stages
 from runner.launch.worker import Stop, prepare_environment
 from runner.run import Run
 from runner.run.seal import sealed_checkpoints
-from runner.validate.start import settle_hub
+from runner.validate.start import check_parts, settle_hub
 from runner.validate.values import POSITIVE
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def main(line: CommandLine) -> int:
         faults.append(Fault("command line", " ".join(line.runs), expected, fix))
     ConfigError.refuse(faults)
     jobs = jobs_of(overrides, line.folders, line.multirun)
+    check_parts(jobs)
     settle_hub([composed.cfg for runs in jobs for composed in runs])
     prepare_environment()
     from runner.estimate.smoke import group_by_structure, play

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,16 +43,27 @@ GIVEN_TO_REWARDS = {*JUDGED, "prompts", "trainer_state", "log_extra", "log_metri
 def check_ahead(jobs: Sequence[Sequence[Composed]], *, elsewhere: bool = False) -> None:
     """Raise an error with everything that would stop one of these runs, each of them alone or the stages of one.
 
-    What is finished is not looked at, and a folder that an earlier stage will fill is not missed. GPUs may be
-    ``elsewhere``, where a plugin starts the runs.
+    What is finished is not looked at. GPUs may be ``elsewhere``, where a plugin starts the runs.
     """
     runs = [composed for stages in jobs for composed in stages]
     if other_worlds := [fault for composed in runs for fault in find_other_worlds(composed)]:
         raise ConfigError(dict.fromkeys(other_worlds))
-    places = {id(composed): folder_of(composed.cfg, composed.overrides).absolute() for composed in runs}
-    folders = set(places.values())
-    finished = {folder for folder in folders if Run(folder).status()["state"] == "finished"}
-    to_do = list({places[id(run)]: run for run in runs if places[id(run)] not in finished}.values())
+    to_do = {folder: run for run in runs if Run(folder := _place(run)).status()["state"] != "finished"}
+    check_parts(jobs, to_do)
+    if to_do and (lacking := list(find_environment_faults([*to_do.values()], elsewhere))):
+        raise EnvironmentFault(dict.fromkeys(lacking))
+
+
+def _place(composed: Composed) -> Path:
+    return folder_of(composed.cfg, composed.overrides).absolute()
+
+
+def check_parts(jobs: Sequence[Sequence[Composed]], to_do: Collection[Path] | None = None) -> None:
+    """Raise an error with everything that is wrong with the rows and the models of the runs, or of those ``to_do``.
+
+    A folder that an earlier stage will fill is not missed.
+    """
+    folders = {_place(composed) for stages in jobs for composed in stages}
     seen: dict[str, tuple[list[Fault], list[Fault]]] = {}  # of the rows and of the rest, by the parts
 
     def look(composed: Composed) -> tuple[list[Fault], list[Fault]]:
@@ -62,14 +73,14 @@ def check_ahead(jobs: Sequence[Sequence[Composed]], *, elsewhere: bool = False) 
             seen[key] = _look_at_rows(parts).faults, list(_find_faults(parts, folders))
         return seen[key]
 
-    looks = [(stages[0].command, [look(run) for run in stages if places[id(run)] not in finished]) for stages in jobs]
+    looks = [
+        (stages[0].command, [look(run) for run in stages if to_do is None or _place(run) in to_do]) for stages in jobs
+    ]
     data = name_jobs([(words, [fault for rows, _ in pairs for fault in rows]) for words, pairs in looks])
     other = name_jobs([(words, [fault for _, rest in pairs for fault in rest]) for words, pairs in looks])
     if other:
         raise ConfigError([*data, *other])
     DataError.refuse(data)
-    if to_do and (lacking := list(find_environment_faults(to_do, elsewhere))):
-        raise EnvironmentFault(dict.fromkeys(lacking))
 
 
 def _read_parts(cfg: Config) -> dict[str, Any]:
@@ -128,7 +139,7 @@ def _is_ahead(path: Any, folders: set[Path]) -> bool:
 
 
 def _lacking_columns(cfg: Config) -> Iterator[Fault]:
-    """A fault for each reward that takes a column which the rows, as far as they are known, do not have."""
+    """A fault for each reward that takes a column, or is told one, which the rows, as far as known, do not have."""
     columns = _look_at_rows(cfg).columns if cfg["trainer"]["form"] == "prompt" else None
     for path, node in nodes({"reward": cfg.get("reward")}):
         signature = read_signature(node["_target_"])
@@ -138,6 +149,13 @@ def _lacking_columns(cfg: Config) -> Iterator[Fault]:
             found = f"it takes {name}, and the rows have no such column"
             fix = f"a column {name} in the data, or {path}.{name}=<value>"
             yield Fault(path, found, f"some of {', '.join(sorted(columns))}", fix)
+        told = node.get("column", getattr(signature.parameters.get("column"), "default", None))
+        if str(node["_target_"]).startswith("runner.reward.") and told and told not in columns:
+            known = sorted(columns - {"prompt"}) or ["<column>"]
+            fix = f"{path}.column={known[0]}" if len(known) == 1 else f"{path}.column=<one of them>"
+            yield Fault(
+                f"{path}.column", f"the rows have no column {told}", f"one of {', '.join(sorted(columns))}", fix
+            )
 
 
 # --- Libraries, processes, places -------------------------------------------------------------------
