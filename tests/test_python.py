@@ -113,6 +113,9 @@ def test_faults_are_raised_all_at_once():
     for call in (runner.train, runner.compose):
         with pytest.raises(ConfigError, match=rf'runner\.{call.__name__}\("trainer=dpo"\)'):
             call("seed=1", trainer="dpo", words=1)
+    for word, fix in ((["seed=1"], '"seed=1"'), (None, '"seed=1"'), ("seed=1 name=x", '"seed=1", "name=x"')):
+        with pytest.raises(ConfigError, match=rf"runner\.compose\({fix}\)"):
+            runner.compose(word)
     with pytest.raises(ConfigError, match="nowhere"):
         runner.compose("seed=1", config_dir="nowhere")
 

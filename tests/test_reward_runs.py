@@ -161,7 +161,7 @@ def test_a_reward_that_takes_what_no_row_has_is_refused_before_a_folder_is_made(
     said = capsys.readouterr().err
     assert done.code == 2 and done.run is None
     assert "it takes solution, and the rows have no such column" in said and "reward.mine" in said
-    assert "type      reward.exact.column=<one of them>" in said
+    assert "type      reward.exact.column=<column>" in said
 
 
 REFUSED = [

@@ -109,7 +109,7 @@ def test_a_run_that_is_over_is_sent_once_by_the_line_that_the_command_tells(tmp_
     assert figures_of(run) == figures and text_of(run, "tags") == "sft, tiny, toy_sort, full, late"
     assert said("sync", "outputs/x", "tracker=tensorboard") == f"there     {run} is in tensorboard already\n"
     assert figures_of(run) == figures and "note" not in said(*words)
-    assert "tracker=wandb" in said("sync", "x", code=2)
+    assert "tracker=tensorboard" in said("sync", "x", code=2)
     assert "seed" in said("sync", "x", "tracker=mlflow", "seed=1", code=2)
     (run.folder / "tracker.json").unlink()
     (run.folder / "tensorboard").rename(tmp_path / "elsewhere")

@@ -159,6 +159,12 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         (["train", "conf/experiment/mine.yaml"], ["python -m runner experiment=mine --config-dir conf"]),
         (["experiment=theirs.yaml"], ["python -m runner import theirs.yaml"]),
         (["experiment=mine"], ["experiment=mine --config-dir conf"]),
+        (["experiment=mine", "--config-path", "conf"], ["--config-dir conf"]),
+        (["experiment=low", "--config-dir", "conf"], ["write # @package _global_ as its first line"]),
+        (["experiment=below", "--config-dir", "conf"], ["write # @package _global_ as its first line"]),
+        (["predict", "outputs/x/run", "Hi", "you"], ['python -m runner predict outputs/x/run prompt="Hi you"']),
+        (["report", "objective=eval_loss"], ["python -m runner report  (lists them)"]),
+        (["sync", "outputs/x", "tracker=none"], ["tracker=tensorboard"]),
         (["predict", "RUN", "--n", "4"], ["n=4"]),
         (["export", "RUN", "--push"], ["push=org/name"]),
         (["options", "pefts"], ["python -m runner options peft"]),
@@ -216,6 +222,8 @@ def test_another_word_is_answered(words, fixes, tmp_path, monkeypatch, capsys):
     (tmp_path / "theirs.yaml").write_text("base_model: org/x\n")
     (tmp_path / "conf" / "experiment").mkdir(parents=True)
     (tmp_path / "conf" / "experiment" / "mine.yaml").write_text("# @package _global_\nseed: 3\n")
+    (tmp_path / "conf" / "experiment" / "low.yaml").write_text("seed: 3\n")
+    (tmp_path / "conf" / "experiment" / "below.yaml").write_text("defaults: [{override /trainer: dpo}]\n")
     (tmp_path / "judges.py").write_text("from json import loads\ndef short(completions): return [1.0]\n")
     (tmp_path / "outputs" / "x" / "run" / "model").mkdir(parents=True)
     for name in ("rows.jsonl", "rows.txt", "outputs/x/run/model/config.json"):

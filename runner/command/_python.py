@@ -7,6 +7,7 @@ nothing of it: signal handlers, logging, variables, random state, working folder
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -24,8 +25,9 @@ from runner.config.override import expand
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, read_error
 from runner.generate.weights import find_weights
 from runner.io.files import shipped
+from runner.io.terminal import quiet
 from runner.launch import axis, stages
-from runner.launch.worker import add_working_folder, describe_exit, is_finished, python_words
+from runner.launch.worker import add_working_folder, describe_exit, is_finished, prepare_environment, python_words
 from runner.run import Run
 from runner.run.key import folder_of
 from runner.run.read import RunRecord, find_folders, finished, is_run, read_run
@@ -64,7 +66,9 @@ class TrainedRun(RunRecord):
 
         line = CommandLine("predict", _quoted(overrides), [str(self.folder)])
         request = read_request(line, "predict", OPTIONS, PARTS)
-        return load_trained(request.cfg, request.weights, request.head)[0]
+        prepare_environment()
+        with quiet():
+            return load_trained(request.cfg, request.weights, request.head)[0]
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer that was saved with the model, with its chat template."""
@@ -118,6 +122,7 @@ def runs(folder: str | Path = "outputs") -> list[TrainedRun]:
     Raises FolderError where there is no such folder.
     """
     place = Path(shipped(str(folder))).absolute()
+    place = place if place.is_dir() else Path("outputs", folder).absolute()
     if not place.is_dir():
         raise FolderError(Fault(str(folder), "no such folder", "a folder of runs", "python -m runner report"))
     found = [place] if is_run(place) else find_folders(place)
@@ -126,11 +131,19 @@ def runs(folder: str | Path = "outputs") -> list[TrainedRun]:
     return sorted(map(_read, found), key=lambda run: (str(run.status.get("started")), str(run.status.get("updated"))))
 
 
-def _quoted(words: Sequence[str], folders: Sequence[Path] = (), call: str = "", /, **keys: object) -> list[str]:
+def _quoted(
+    words: Sequence[str], folders: Sequence[Path] = (), call: str = "TrainedRun.model", /, **keys: object
+) -> list[str]:
     """The overrides as Hydra takes them; ConfigError for verbs and flags, and for the keys of a ``call``."""
-    expected, fix = "key=value; several values in a call each", f"python -m runner {' '.join(words)}"
+    expected, fix = "key=value; several values in a call each", f"python -m runner {' '.join(map(str, words))}"
+    if odd := [word for word in words if not isinstance(word, str)]:
+        raise ConfigError(Fault(f"runner.{call}", repr(word), "words", f'runner.{call}("seed=1")') for word in odd)
     bad = [word for word in words if "=" not in word and not word.startswith("~")]
     faults = [Fault("runner", repr(word), expected, fix) for word in bad]
+    for word in words:
+        if len(several := re.split(r"\s+(?=[\w./@]+=)", word)) > 1 and not set(word) & {*"'\""}:
+            typed = ", ".join(f'"{each}"' for each in several)
+            faults.append(Fault("runner", repr(word), "a word each", f"runner.{call}({typed})"))
     named = {key: f'runner.{call}("{to_override(key, value)}")' for key, value in keys.items()}
     faults += [Fault(key, "an argument of this name", "a word of the command line", fix) for key, fix in named.items()]
     ConfigError.refuse(faults + [Fault("config_dir", str(path), "a folder") for path in folders if not path.is_dir()])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from runner.command._option import Option, split_options
 from runner.config import resolve
 from runner.config.menu import read_menu
 from runner.config.override import dotted_key, force, parse
-from runner.errors import ConfigError, Fault, FolderError
+from runner.errors import ConfigError, DataError, Fault, FolderError
 from runner.generate.rows import Rows, read_sets
 from runner.generate.weights import Weights, find_weights
 from runner.launch.stages import draft
@@ -95,7 +95,12 @@ class InferenceRequest:
     def read_sets(self, to: str, keep: Sequence[str] | None = None) -> dict[str, Rows]:
         """The rows of each set that is meant, in the form ``to``."""
         name, limit, falls_back = self.options.get("set"), self.options.get("limit"), "dataset" in self.chosen
-        return read_sets(self.cfg, to, name=name, limit=limit, falls_back=falls_back, keep=keep)
+        try:
+            return read_sets(self.cfg, to, name=name, limit=limit, falls_back=falls_back, keep=keep)
+        except DataError as error:
+            if "file" in self.options:  # and not the key that it stands for
+                error.faults = [replace(each, fix=each.fix.replace("dataset.path=", "file=")) for each in error.faults]
+            raise
 
     def build_generator(self, model: Model, tokenizer: PreTrainedTokenizerBase) -> TextGenerator:
         """The model as a generator of completions, with the settings of the options."""

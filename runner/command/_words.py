@@ -97,7 +97,11 @@ def find_flag_faults(line: CommandLine, flags: Mapping[str, str], menu: Options)
         yield answer if fault.where in flags else fault
     for key, value in flags.items():
         names = [key, *nearest(key, examples)] if key in examples else nearest(key, examples)
-        if key in CONFIG_FLAGS:
+        if key in CONFIG_FLAGS and Path(value).is_dir():
+            yield Fault(
+                f"--{key}", "a flag, and there is no such", "a folder of groups", f"--config-dir {shlex.quote(value)}"
+            )
+        elif key in CONFIG_FLAGS:
             yield option_fault("experiment", value, menu)
         elif line.verb != "train":
             fix = f"{names[0]}={value or examples[names[0]]}" if names else f"{CALL} {line.verb} --help"

@@ -47,7 +47,7 @@ from runner.generate.rows import Rows, find_prompt_fault
 from runner.io.files import display_path, read_last_row
 from runner.io.terminal import print_answer, progress_bar, quiet, sample_lines
 from runner.run.read import SAMPLE_FILES
-from runner.schema.text import number
+from runner.schema.text import number, to_override
 from runner.training.trained import load_trained
 
 if TYPE_CHECKING:
@@ -63,6 +63,9 @@ SHOWN_COMPLETIONS = 3
 
 def main(line: CommandLine) -> int:
     """Answer what the command line names, and return 0 when all of it is written."""
+    if text := " ".join(line.runs[1:]):
+        fix = f"python -m runner predict {line.runs[0]} {to_override('prompt', text)}"
+        raise ConfigError(Fault("command line", repr(text), "one run; what it is to answer has a key", fix))
     request = read_request(line, "predict", OWN, PARTS)
     options, head, faults = request.options, request.head, []
     ways = [key for key in ("prompt", "chat") if options.get(key)]

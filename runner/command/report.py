@@ -13,7 +13,7 @@ from pathlib import Path
 
 from runner.command import CommandLine
 from runner.command._option import Option, read_options
-from runner.errors import Fault, FolderError
+from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import display_path
 from runner.io.terminal import print_visible
 from runner.report.facts import differing
@@ -40,6 +40,9 @@ def main(line: CommandLine) -> int:
         if isinstance(found, Fault):
             raise FolderError(found)
         folders.append(found)
+    if not folders and options:
+        words, fix = " ".join(f"{key}={value}" for key, value in options.items()), "python -m runner report"
+        raise ConfigError(Fault("command line", f"{words} without runs", "the folder of some", f"{fix}  (lists them)"))
     if not folders:
         print_visible(listing(root))
     for number, folder in enumerate(folders):

@@ -18,6 +18,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,9 @@ def main(line: CommandLine) -> int:
     root, node = Path(options.get("output_root", "outputs")), config.compose(typed, line.folders).cfg["tracker"]
     faults = find_all_faults({"tracker": node}, menu=config.read_menu(line.folders), typed=set(map(dotted_key, typed)))
     faults = [fault for fault in faults if fault.where.startswith("tracker")]
-    faults += [] if trackers_of(node) else [Fault("tracker", "none", ", ".join(COMPLETED), "tracker=wandb")]
+    installed = next(filter(find_spec, COMPLETED), "wandb")
+    faults += [] if trackers_of(node) else [Fault("tracker", "none", ", ".join(COMPLETED), f"tracker={installed}")]
     ConfigError.refuse(faults)
-    EnvironmentFault.refuse(find_missing_libraries({"tracker": node}))
     words: list[str] = []
     for word in line.runs:  # the name of several runs, or one run
         groups = (path for path in (Path(word), root / word) if path.is_dir() and not is_run(path))
@@ -55,6 +56,7 @@ def main(line: CommandLine) -> int:
     runs = find_runs(words, "sync", max(1, len(words)), root)
     empty, fix = [run for run in runs if not run.cfg or not run.lines], "python -m runner report  (tells which have)"
     FolderError.refuse(Fault(str(run), "no figures", "a run that has logged a step", fix) for run in empty)
+    EnvironmentFault.refuse(find_missing_libraries({"tracker": node}))
     return max(sync(run, node) for run in runs)
 
 

@@ -119,6 +119,8 @@ def compose_unresolved(overrides: Sequence[str], folders: Sequence[Path] = ()) -
         cfg = copy.deepcopy(_compose_choices(choices, tuple(folders), written))
         for override in values:
             OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True, force_add=True)
+    if cfg.get("experiment"):
+        raise ConfigError(_not_global(f"experiment/{cfg.hydra.runtime.choices.experiment}"))
     if folders:
         check_growth(OmegaConf.to_container(cfg, resolve=False))
     HydraConfig.instance().set_config(cfg)
@@ -229,10 +231,17 @@ def _composition_fault(error: Exception) -> Fault:
             return Fault(group, f"there is no {name}", f"one of {options}", fix)
         expected = f"one of {options}" if options else "a group and an option that are there"
         return Fault(f"{file}.yaml", f"its defaults name {name}, and there is none", expected, f"mend {file}.yaml")
+    if found := re.search("In '(experiment/[^']+)': Could not override '[^'@]+@experiment[.]", text):
+        return _not_global(found[1])
     for pattern, beats in MESSAGES.items():
         if found := re.search(pattern, text):
             return Fault(*beats.format(*found.groups(), where=where).split(" | "))
     return Fault(where, text, "a configuration that Hydra composes", "see python -m runner --help")
+
+
+def _not_global(name: str) -> Fault:
+    line = "# @package _global_"
+    return Fault(f"{name}.yaml", "all that it sets would be below its group", line, f"write {line} as its first line")
 
 
 def resolve(cfg: DictConfig, overrides: list[str], choices: dict[str, str] | None = None) -> Composed:

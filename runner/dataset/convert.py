@@ -138,9 +138,10 @@ class Conversion:
             return
         of = f" of {self.total}" if self.total is not None else ""
         more = f", the first {SHOWN} are below" if len(faults) > SHOWN else ""
-        fix = "mend them, or leave them out with dataset.bad_rows=drop"
+        is_dropped = self.request.bad_rows == "drop"
+        fix = "" if is_dropped else "mend them, or leave them out with dataset.bad_rows=drop"
         summary = Fault(self.label, f"{len(faults)}{of} rows are bad{more}", f"{self.layout.form} rows", fix)
         error = DataError([summary, *faults[:SHOWN]])
-        if self.request.bad_rows != "drop":
+        if not is_dropped:
             raise error
         log.warning("left out, because dataset.bad_rows=drop:\n%s", error)

@@ -114,6 +114,8 @@ def start_sweep(
         codes, signals = Pool(tasks, settings, LiveProgress(plan, settings.jobs)).run()
     count = sum(codes.get(folder) == 0 for folder in ends)
     _print_end(ends, count, report, "staged runs" if jobs[0][0].stage else "runs")
+    if signals:
+        print("next      the same command, which goes on with what is not finished")
     return _exit_code(codes, signals)
 
 

@@ -121,7 +121,8 @@ def find_config_faults(folder: ModelFolder, head: str | None = None, *, trust: b
         names = ", ".join(sorted(path.name for path in folder.path.iterdir())[:6])
         trained = [file.parent for runs in ("", "*/", "*/*/") for file in folder.path.glob(f"{runs}model/*config.json")]
         fix = to_override(folder.where, str(max(trained, key=getmtime))) if trained else ""
-        return [folder.fault(f"{folder.source} has no config.json, but {names or 'nothing'}", LOCATION, fix)]
+        found = f"has no config.json, but {names}" if names else "is empty"
+        return [folder.fault(f"{folder.source} {found}", LOCATION, fix)]
     kind = folder.whole_config.get("model_type")
     if folder.whole_config.get("auto_map") and not _is_known(kind):
         found, fix = f"{folder.source} brings Python code of its own", "=true  (if you trust it)"

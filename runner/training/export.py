@@ -26,7 +26,8 @@ def export(
     """Write the model of a run into a folder, whole or not at all, and return what there is to say of it."""
     is_replaceable = folder.is_dir() and (not any(folder.iterdir()) or not damage_of(folder))
     if folder.is_symlink() or (folder.exists() and not is_replaceable):
-        found = "a link" if folder.is_symlink() else "holds something else than an export as it was written"
+        kind = "a link" if folder.is_symlink() else "" if folder.is_dir() else "a file"
+        found = kind or "holds something else than an export as it was written"
         fault = Fault(display_path(folder), found, "no folder yet, or an earlier export", "to=<another folder>")
         raise FolderError(fault)
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -139,7 +139,7 @@ def _is_ahead(path: Any, folders: set[Path]) -> bool:
 
 
 def _lacking_columns(cfg: Config) -> Iterator[Fault]:
-    """A fault for each reward that takes a column, or is told one, which the rows, as far as known, do not have."""
+    """A fault for each reward that takes a column, or reads a named one, which the rows, as far as known, lack."""
     columns = _look_at_rows(cfg).columns if cfg["trainer"]["form"] == "prompt" else None
     for path, node in nodes({"reward": cfg.get("reward")}):
         signature = read_signature(node["_target_"])
@@ -149,13 +149,11 @@ def _lacking_columns(cfg: Config) -> Iterator[Fault]:
             found = f"it takes {name}, and the rows have no such column"
             fix = f"a column {name} in the data, or {path}.{name}=<value>"
             yield Fault(path, found, f"some of {', '.join(sorted(columns))}", fix)
-        told = node.get("column", getattr(signature.parameters.get("column"), "default", None))
-        if str(node["_target_"]).startswith("runner.reward.") and told and told not in columns:
-            known = sorted(columns - {"prompt"}) or ["<column>"]
-            fix = f"{path}.column={known[0]}" if len(known) == 1 else f"{path}.column=<one of them>"
-            yield Fault(
-                f"{path}.column", f"the rows have no column {told}", f"one of {', '.join(sorted(columns))}", fix
-            )
+        named = node.get("column", getattr(signature.parameters.get("column"), "default", None))
+        if str(node["_target_"]).startswith("runner.reward.") and named and named not in columns:
+            others = [f"={name}" for name in columns - {"prompt"}]
+            fix, expected = others[0] if len(others) == 1 else "=<column>", f"one of {', '.join(sorted(columns))}"
+            yield Fault(f"{path}.column", f"the rows have no column {named}", expected, fix)
 
 
 # --- Libraries, processes, places -------------------------------------------------------------------
