@@ -184,6 +184,7 @@ def test_scores_of_the_training_stay_as_they_are(evaluate, laid):
     [
         ([*TOY, "against=nowhere", "reward=none"], "type      reward=exact_match"),
         ([*TOY, "against=nowhere"], "no such folder"),
+        (["laid", "against=lait"], "type      against="),
         ([*TOY, "tasks=hellaswag"], "evaluate=lm_eval"),
         ([*TOY, "evaluate=lm_eval"], "tasks for a language model"),
         (["model=tiny", "dataset=toy_sort", "head=score", "reward=sorted_digits"], "a reward model writes nothing"),
@@ -194,7 +195,7 @@ def test_scores_of_the_training_stay_as_they_are(evaluate, laid):
     ],
 )
 def test_words_that_cannot_work_are_refused(evaluate, words, told):
-    code = 4 if "no such folder" in told else 2
+    code = 4 if "no such folder" in told or "lait" in words[-1] else 2
     assert told in evaluate(*words, code=code)[2].err
 
 

@@ -209,6 +209,7 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         (["trainer=grpo", "reward=other.py"], ["reward._target_=other.function 'allow=[other]'"]),
         (["import", "missing.yaml"], ["python -m runner import theirs.yaml"]),
         (["--config", "missing.yaml"], ["python -m runner import theirs.yaml"]),
+        (["dataset=parts"], ["mend them, or leave them out with dataset.bad_rows=drop", "dataset=parts/a.jsonl"]),
         (["model=outputs/x"], ["model.path=outputs/x/run/model"]),
         (["model=x"], ["model.path='${run:x}'"]),
         (["model=outputs/y"], ["model.path=<folder or org/name>"]),
@@ -226,6 +227,9 @@ def test_another_word_is_answered(words, fixes, tmp_path, monkeypatch, capsys):
     (tmp_path / "conf" / "experiment" / "below.yaml").write_text("defaults: [{override /trainer: dpo}]\n")
     (tmp_path / "judges.py").write_text("from json import loads\ndef short(completions): return [1.0]\n")
     (tmp_path / "outputs" / "x" / "run" / "model").mkdir(parents=True)
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "a.jsonl").write_text('{"prompt": "1", "completion": "2"}\n')
+    (tmp_path / "parts" / "b.jsonl").write_text('{"question": "1", "answer": "2"}\n')
     for name in ("rows.jsonl", "rows.txt", "outputs/x/run/model/config.json"):
         (tmp_path / name).write_text('{"prompt": "1", "completion": "2"}\n')
     assert main(words) == 2

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,7 +43,7 @@ from runner.command import CommandLine
 from runner.command._option import Option
 from runner.command._request import OPTIONS, PARTS, InferenceRequest, read_request
 from runner.dataset.form import fits
-from runner.errors import ConfigError, DataError, Fault, check_library
+from runner.errors import ConfigError, DataError, Fault, FolderError, check_library
 from runner.generate.prediction import prediction_key
 from runner.generate.rows import Row, find_prompt_fault
 from runner.generate.weights import Weights
@@ -199,7 +200,11 @@ def _other_side(line: CommandLine, request: InferenceRequest) -> list[Side]:
     if wish == "start":
         return [Side(dataclasses.replace(request, weights=Weights("start")))]
     words = [word for word in line.overrides if word.startswith("output_root=")]
-    other = read_request(dataclasses.replace(line, runs=[wish], overrides=words), "evaluate", OWN, PARTS)
+    try:
+        other = read_request(dataclasses.replace(line, runs=[wish], overrides=words), "evaluate", OWN, PARTS)
+    except FolderError as error:
+        fixes = {fault: re.sub(r"^python -m runner evaluate (?=\S)", "against=", fault.fix) for fault in error.faults}
+        raise FolderError(dataclasses.replace(fault, fix=fix) for fault, fix in fixes.items()) from None
     if other.head != request.head:
         raise ConfigError(Fault("against", f"{wish} is a {other.head} model", f"an {request.head} model"))
     shared = {name: request.cfg.get(name) for name in ("dataset", "metric", "reward", "allow", "seed", "tolerate")}
