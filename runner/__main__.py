@@ -90,15 +90,18 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
     parser.add_argument("--config-dir", "-cd", action="append", type=Path, default=[], dest="folders")
     for names in PRINTING:
         parser.add_argument(*names, action="append_const", const=names[0], default=[], dest="inspect")
-    parser.add_argument("--cfg", "-c", action="append", type="--cfg={}".format, dest="inspect")
+    shown = [f"--cfg={each}" for each in ("job", "hydra", "all")]
+    parser.add_argument("--cfg", "-c", action="append", type="--cfg={}".format, dest="inspect", choices=shown)
     parser.add_argument("--package", "-p", action="append", type="--package={}".format, dest="inspect")
-    parser.add_argument(
-        "--info", "-i", nargs="?", const="all", action="append", type="--info={}".format, dest="inspect"
-    )
+    kinds = [f"--info={each}" for each in ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")]
+    how = {"action": "append", "type": "--info={}".format, "dest": "inspect", "choices": kinds}
+    parser.add_argument("--info", "-i", nargs="?", const="all", **how)
     try:
         known, rest = parser.parse_known_args(list(words))
     except argparse.ArgumentError as error:
-        raise ConfigError(Fault("command line", str(error), "see python -m runner --help")) from None
+        raise ConfigError(
+            Fault("command line", str(error), "a flag with its value", "python -m runner --help")
+        ) from None
     menu, (rest, flags) = read_menu(known.folders), take_flags(rest)
     overrides = [word for word in rest if "=" in word or word.startswith("~")]
     plain = [word for word in rest if "=" not in word and not word.startswith("~")]

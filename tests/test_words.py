@@ -125,7 +125,7 @@ def test_the_lines_work(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     elsewhere = ("tracker=", "quant=", "deepspeed", "hub", "import", "leave ", "python ", "dataset=", "org/x", "code")
     lines = [fix for fix in TYPED.values() if not any(word in fix for word in elsewhere)]
-    words = [word for line in lines for word in shlex.split(line) if not word.startswith("trainer.args.loss_")]
+    words = [word for line in lines for word in shlex.split(line) if not word.startswith(("trainer.args.loss_", "kl_"))]
     assert len(words) > 25 and main(["trainer=dpo", *words, "--dry-run"]) == 0, capsys.readouterr().err
 
 
@@ -153,6 +153,14 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         (["-m", "dataset=toy,rows.jsonl"], ["dataset=local dataset.path=rows.jsonl"]),
         (["dataset=nope.jsonl"], ["dataset=rows.jsonl"]),
         (["num_generations=4"], ["leave num_generations out"]),
+        (
+            ["loss=ipo", "metric=accuracy", "reward=accuracy"],
+            ["trainer.args.loss_type=ipo", "metric=exact", "reward=exact_match"],
+        ),
+        (["early_stopping=true"], ["callback=early_stopping"]),
+        (["--dryrun"], ["python -m runner --dry-run"]),
+        (["trainer", "--help"], ["python -m runner options trainer"]),
+        (["--config-dir"], ["python -m runner --help"]),
         (["--lr", "1e-5", "--seed=3"], ["learning_rate=1e-05", "seed=3"]),
         (["--model_name_or_path", "org/x", "--use-peft"], ["model=org/x", "peft=lora"]),
         (["--config", "theirs.yaml"], ["python -m runner import theirs.yaml"]),

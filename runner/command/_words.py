@@ -57,7 +57,9 @@ def find_word_faults(line: CommandLine, words: Sequence[str], menu: Options) -> 
     written = sorted(Path("outputs").glob("*/*/status.json"), key=lambda path: path.stat().st_mtime)
     runs = line.runs[1:] or [*(str(path.parent) for path in written[-1:]), "outputs/NAME/RUN"][:1]
     meant = filled(command, {"word": first, "rest": rest, "runs": shlex.join([*runs, *line.overrides])})
-    if not meant and (group or is_local(first)):
+    if not meant and first.lower() in menu:
+        meant = f"options {first.lower()}"
+    elif not meant and (group or is_local(first)):
         meant = f"{group}={first.lower()} {rest}" if group else f"dataset={first} {rest}"
     if first.endswith(FOREIGN):
         meant = option_fault("experiment", first, menu).fix
