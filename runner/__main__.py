@@ -94,8 +94,8 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
     parser.add_argument("--cfg", "-c", action="append", type="--cfg={}".format, dest="inspect", choices=shown)
     parser.add_argument("--package", "-p", action="append", type="--package={}".format, dest="inspect")
     kinds = [f"--info={each}" for each in ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")]
-    how = {"action": "append", "type": "--info={}".format, "dest": "inspect", "choices": kinds}
-    parser.add_argument("--info", "-i", nargs="?", const="all", **how)
+    info = parser.add_argument("--info", "-i", nargs="?", const="all", action="append", dest="inspect", choices=kinds)
+    info.type = "--info={}".format
     try:
         known, rest = parser.parse_known_args(list(words))
     except argparse.ArgumentError as error:

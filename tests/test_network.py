@@ -9,6 +9,7 @@ import time
 import pytest
 
 from runner.__main__ import main
+from runner.errors import EnvironmentFault
 from runner.io import hub
 from runner.validate.start import settle_hub
 
@@ -72,7 +73,8 @@ def test_what_is_in_the_cache_is_used_without_asking_again(address, here, monkey
     settle_hub([{"model": node}])
     assert os.environ["HF_HUB_OFFLINE"] == "1" and "what is in the cache is used" in capsys.readouterr().out
     monkeypatch.setattr(hub, "hub_answer", pytest.fail)
-    settle_hub([{"model": node | {"path": "org/other"}}])  # it is offline now
+    with pytest.raises(EnvironmentFault, match="org/other is not in the cache, and HF_HUB_OFFLINE is set"):
+        settle_hub([{"model": node | {"path": "org/other"}}])
 
 
 def test_nothing_is_asked_for_what_lies_here_nor_before_a_dry_run(address, here, monkeypatch):

@@ -105,7 +105,7 @@ def test_the_same_command_continues_to_the_same_bits(runner, slow_callback, unbr
     assert timeless(read_metrics(run.metrics)) == timeless(read_metrics(whole.metrics))
 
 
-def test_a_run_killed_behind_its_last_step_ends_with_the_best_checkpoint_and_the_whole_record(train):
+def test_a_run_killed_behind_its_last_step_ends_with_the_best_checkpoint_and_the_whole_record(train, capfd):
     """The held-out loss falls, and the checkpoint is asked for at which it is highest: an early one."""
     words = ("trainer=sft", *WORDS, "trainer.args.max_steps=3", "trainer.args.save_steps=1", "learning_rate=1e-3")
     best = ("trainer.args.load_best_model_at_end=true", "trainer.args.metric_for_best_model=eval_loss")
@@ -120,6 +120,10 @@ def test_a_run_killed_behind_its_last_step_ends_with_the_best_checkpoint_and_the
     assert train(*words).code == 0
     assert before == ({name: (run.folder / name).read_text() for name in names}, weights(run.model))
     assert (run.status()["state"], run.status()["step"]) == ("finished", 3)
+    for folder in (run.model, run.checkpoints):
+        shutil.rmtree(folder)
+    run.set_status("running", step=2)
+    assert train(*words).code == 0 and "begins    again: it had come to step 2" in capfd.readouterr().out
 
 
 def test_two_processes_never_train_in_one_folder(runner, slow_callback):

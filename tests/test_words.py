@@ -168,6 +168,9 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         (["experiment=theirs.yaml"], ["python -m runner import theirs.yaml"]),
         (["experiment=mine"], ["experiment=mine --config-dir conf"]),
         (["experiment=mine", "--config-path", "conf"], ["--config-dir conf"]),
+        (["experiment=typo", "--config-dir", "conf"], ["learning_rate=1e-05  (in conf/experiment/typo.yaml:2)"]),
+        (["predict", "outputs/x/run", "file=rows.jsonl", "dataset=toy"], ["leave file out"]),
+        (["--cfg", "jobs"], ["python -m runner --help"]),
         (["experiment=low", "--config-dir", "conf"], ["write # @package _global_ as its first line"]),
         (["experiment=below", "--config-dir", "conf"], ["write # @package _global_ as its first line"]),
         (["predict", "outputs/x/run", "Hi", "you"], ['python -m runner predict outputs/x/run prompt="Hi you"']),
@@ -231,6 +234,7 @@ def test_another_word_is_answered(words, fixes, tmp_path, monkeypatch, capsys):
     (tmp_path / "theirs.yaml").write_text("base_model: org/x\n")
     (tmp_path / "conf" / "experiment").mkdir(parents=True)
     (tmp_path / "conf" / "experiment" / "mine.yaml").write_text("# @package _global_\nseed: 3\n")
+    (tmp_path / "conf" / "experiment" / "typo.yaml").write_text("# @package _global_\nlearning_rat: 1e-5\n")
     (tmp_path / "conf" / "experiment" / "low.yaml").write_text("seed: 3\n")
     (tmp_path / "conf" / "experiment" / "below.yaml").write_text("defaults: [{override /trainer: dpo}]\n")
     (tmp_path / "judges.py").write_text("from json import loads\ndef short(completions): return [1.0]\n")

@@ -122,7 +122,10 @@ class InferenceRequest:
 def read_request(line: CommandLine, verb: str, own: Mapping[str, Option], parts: Sequence[str]) -> InferenceRequest:
     """The request of a command line; raises ConfigError with every fault of it at once."""
     options, overrides, faults = split_options(line.overrides, own, verb, (*parts, "template", *SETTINGS))
-    if "file" in options:
+    rivals = [word for word in overrides if dotted_key(word) in ("dataset", "dataset.path")]
+    if "file" in options and rivals:
+        faults.append(Fault("file", f"{' '.join(rivals)} beside it", "one of them", "leave file out"))
+    elif "file" in options:
         path = str(options["file"]).replace("\\", "\\\\").replace("'", "\\'")
         overrides += ["dataset=local", f"dataset.path='{path}'"]
     typed = {dotted_key(override): override for override in overrides}

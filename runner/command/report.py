@@ -54,6 +54,9 @@ def report(folder: Path, objective: str | None = None, direction: str | None = N
     """Write the report of a run or of a group into its folder, and return what the terminal shows of it."""
     width = shutil.get_terminal_size((80, 24)).columns
     if is_run(folder):
+        if objective or direction:
+            key, fix = "objective" if objective else "direction", f"python -m runner report {folder.parent}"
+            raise ConfigError(Fault(key, "one run, which nothing is compared with", "several runs", fix))
         run = read_run(folder)
         if run.faults:
             raise FolderError(run.faults)

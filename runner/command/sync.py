@@ -56,7 +56,8 @@ def main(line: CommandLine) -> int:
     runs = find_runs(words, "sync", max(1, len(words)), root)
     empty, fix = [run for run in runs if not run.cfg or not run.lines], "python -m runner report  (tells which have)"
     FolderError.refuse(Fault(str(run), "no figures", "a run that has logged a step", fix) for run in empty)
-    EnvironmentFault.refuse(find_missing_libraries({"tracker": node}))
+    missing = list(find_missing_libraries({"tracker": node}))
+    EnvironmentFault.refuse(dataclasses.replace(fault, fix=fault.fix.partition(", or ")[0]) for fault in missing)
     return max(sync(run, node) for run in runs)
 
 

@@ -89,6 +89,8 @@ def _train(run: Run, components: Components, stop: StopRequest) -> None:
     is_first = trainer.is_world_process_zero()
     newest = last_checkpoint(run, clean=is_first)
     other = other_run(run.cfg) if newest is None else None
+    if is_first and newest is None and other is None and (step := run.status()["step"]):
+        print(f"begins    again: it had come to step {step}, and no checkpoint was saved", flush=True)
     _start(run, components, other or (run if newest else None))
     if newest is None and other is None:
         node, ends = run.cfg["trainer"], stop_ids(policy_of(trainer))

@@ -139,7 +139,8 @@ class Conversion:
         of = f" of {self.total}" if self.total is not None else ""
         more = f", the first {SHOWN} are below" if len(faults) > SHOWN else ""
         is_dropped = self.request.bad_rows == "drop"
-        fix = "" if is_dropped else "mend them, or leave them out with dataset.bad_rows=drop"
+        fix = "mend them, or leave them out with dataset.bad_rows=drop"
+        fix = "" if is_dropped else "mend them" if len(faults) == self.total else fix
         summary = Fault(self.label, f"{len(faults)}{of} rows are bad{more}", f"{self.layout.form} rows", fix)
         error = DataError([summary, *faults[:SHOWN]])
         if not is_dropped:

@@ -27,7 +27,7 @@ from runner.dataset.step import Row
 from runner.errors import DataError, EnvironmentFault, Fault, describe
 from runner.io.files import shipped
 from runner.io.filetype import HEAD, sniff, special_file, undecodable
-from runner.schema.text import files_beside, to_override
+from runner.schema.text import files_beside, likeness, to_override
 
 READERS = {".jsonl": "json", ".ndjson": "json", ".json": "json", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
 OPTIONS: dict[str, dict[str, object]] = {
@@ -179,7 +179,8 @@ def _missing(path: str, local: Path) -> Fault:
         if not folder.is_dir():
             return Fault(path, f"there is no folder {folder}", READABLE, CHOOSE)
     near = files_beside(local, (*READERS, *PACKED))
-    fix = to_override("dataset.path", near[0]) if near else CHOOSE
+    is_meant = near and (len(near) == 1 or likeness(local.stem, Path(near[0]).stem) > 0.5)
+    fix = to_override("dataset.path", near[0]) if is_meant else CHOOSE
     return Fault(path, f"there is no {local.name}", f"one of {_listed(near)}" if near else READABLE, fix)
 
 

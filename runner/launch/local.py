@@ -44,6 +44,7 @@ def _torchrun(folder: str | Path, num_processes: int, debug: bool) -> int:
         pass  # refused here, before anything is started; and what was printed so far, these processes have not said
     worker.prepare_environment()
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else it is said that all weights have gradients
     failures = _start(run, num_processes, debug)
     if not failures or run.status()["state"] == "finished":
         return 0

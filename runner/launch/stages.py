@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from runner import config
 from runner.config.override import dotted_key
+from runner.config.provenance import read_settings
 from runner.errors import ConfigError, Fault, FolderError, name_jobs
+from runner.io.files import MENU
 from runner.launch import axis
 from runner.run import Run
 from runner.run.continuation import find_resume_faults
@@ -225,7 +227,13 @@ def _compose_one(
     references.check_formats()
     if typed is not None:
         composed = replace(composed, overrides=typed, stage=stage, words=list(words))
-    return composed, [*references.faults, *faults_of(composed, folders)]
+    faults = faults_of(composed, folders)
+    if faults and folders:  # of a key in the user's own file it is said where it stands
+        layers = [layer for layer in config.read_layers(words, folders) if not layer[0].is_relative_to(MENU)]
+        entries = [entry for layer in layers for entry in read_settings(*layer) if entry.key not in composed.typed]
+        place = {entry.key: f"  (in {entry.place})" for entry in entries}
+        faults = [replace(fault, fix=fault.fix + place.get(fault.where, "")) for fault in faults]
+    return composed, [*references.faults, *faults]
 
 
 def _read_experiment(typed: Sequence[str], folders: Sequence[Path]) -> Experiment | None:

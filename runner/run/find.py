@@ -49,7 +49,7 @@ def find_run(word: str, verb: str, root: Path) -> Path | Fault:
     folders = [path for group in sorted(root.glob("[!.]*")) if group.is_dir() for path in find_folders(group)]
     named = {str(path.relative_to(root)): path for path in folders} | {path.parent.name: path for path in folders}
     tail = "/".join(Path(word).parts[-2:])
-    near = difflib.get_close_matches(tail, named, 1) or difflib.get_close_matches(Path(word).name, named, 1)
+    near = [name for each in (tail, Path(word).name) for name in difflib.get_close_matches(each, named, 1, 0.65)]
     reason = "no run is in it" if places else "no such folder"
     fix = f"python -m runner {verb} {Run(named[near[0]])}" if near else "python -m runner report  (lists the runs)"
     return Fault(word, reason, f"the folder of a run, such as {root}/<name>/<run>", fix)

@@ -220,15 +220,17 @@ def settle_hub(cfgs: Sequence[Config]) -> None:
     They would ask for each file again and again, half a minute long. Raises EnvironmentFault for what is in no cache.
     """
     wanted = {(name, kind): where for cfg in reversed(cfgs) for where, name, kind in reversed([*_names_of_hub(cfg)])}
-    if not wanted or is_offline() or not (silence := hub_silence()):
+    if not wanted or not (silence := f"{OFFLINE} is set" if is_offline() else hub_silence()):
         return
     lacking = [(where, name) for (name, kind), where in reversed(wanted.items()) if not is_cached(name, kind)]
     if lacking:
-        expected, fix = "a connection to the hub", "the same command with a network, or {}=<a copy here>"
+        online = f"unset {OFFLINE}" if is_offline() else "the same command with a network"
+        expected, fix = "a connection to the hub", f"{online}, or {{}}=<a copy here>"
         found = f"is not in the cache, and {silence}"
         raise EnvironmentFault(Fault(where, f"{name} {found}", expected, fix.format(where)) for where, name in lacking)
-    print(f"note      {silence}: what is in the cache is used", flush=True)
-    os.environ[OFFLINE] = "1"
+    if not is_offline():
+        print(f"note      {silence}: what is in the cache is used", flush=True)
+        os.environ[OFFLINE] = "1"
 
 
 def _names_of_hub(cfg: Config) -> Iterator[tuple[str, str, str]]:
