@@ -122,7 +122,7 @@ def test_a_run_killed_behind_its_last_step_ends_with_the_best_checkpoint_and_the
     assert (run.status()["state"], run.status()["step"]) == ("finished", 3)
     for folder in (run.model, run.checkpoints):
         shutil.rmtree(folder)
-    run.set_status("running", step=2)
+    run.set_status("running", step=2, sealed=None)
     assert train(*words).code == 0 and "begins    again: it had come to step 2" in capfd.readouterr().out
 
 
