@@ -11,17 +11,18 @@ import csv
 import gzip
 import io
 import json
+import math
 import re
-import sys
 import zlib
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from glob import glob, has_magic
 from importlib.util import find_spec
 from itertools import chain, count, islice, pairwise
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 from runner.dataset.step import Row
 from runner.errors import DataError, EnvironmentFault, Fault, describe
@@ -38,6 +39,9 @@ OPTIONS: dict[str, dict[str, object]] = {
 PACKED = {".gz": "gzip", ".zst": "zstandard"}
 READABLE = "a file that ends in " + ", ".join(READERS) + "; .gz or .zst may follow"
 MAX_BYTES_READ = 4 << 20  # of a large dataset, before it is loaded
+MAX_BYTES_ROW, MAX_BYTES_LINE = 8 << 20, 256 << 20  # the second of a line that may be a whole list of rows
+MAX_DEPTH = 50  # of lists and objects in each other; the reader of rows takes 60
+MAX_ROWS_PACKED = 1_000_000  # of a parquet file with less than a byte for each
 CHOOSE = "dataset.path=<file, folder, pattern, or org/name>"
 # Words of the names of files that are splits; where no name in a folder holds one, all of it is to train on.
 SPLITS = re.compile(r"train|test|val|dev|eval|held|hold|split", re.IGNORECASE)
@@ -206,7 +210,8 @@ def check_files(files: Files, max_bytes: int | None = None) -> None:
     if locked := [path for path in files.paths if path.suffix == ".zst" and find_spec("zstandard") is None]:
         found, fix = "zstandard data, and that package is missing", "pip install zstandard"
         raise EnvironmentFault(Fault(str(locked[0]), found, "the package zstandard", fix))
-    entries = (entry for path in files.paths for entry in _scan(path, files.reader, max_bytes))
+    longs = ((path, _find_long_line(path, files.reader, max_bytes)) for path in files.paths)
+    entries = (entry for path, long in longs for entry in ([long] if long else _scan(path, files.reader, max_bytes)))
     DataError.refuse(islice((entry for entry in entries if isinstance(entry, Fault)), SHOWN))
 
 
@@ -215,7 +220,7 @@ def read_data_file(path: Path, reader: str, first: int | None = None) -> list[Ro
     of its columns.
     """
     if reader == "parquet":
-        return [row for rows, _ in _parquet_batches(path) for row in rows]
+        return [row for batch, _ in _parquet_batches(path) for row in batch.to_pylist()]
     return [row for row in islice(_scan(path, reader), first) if isinstance(row, dict)]
 
 
@@ -264,6 +269,25 @@ def _scan(path: Path, reader: str, max_bytes: int | None = None) -> Iterator[Ent
         yield Fault(str(path), found, f"a whole {path.suffix} file", fix)
 
 
+def _find_long_line(path: Path, reader: str, max_bytes: int | None) -> Fault | None:
+    """The fault of a line that no row can be: twice as long, and it covers a whole piece of the file."""
+    number = 1
+    if reader == "parquet" or special_file(path):
+        return None
+    with suppress(EOFError, zlib.error, OSError), _open(path) as file:  # of which the reading will tell
+        is_list = _suffix(path) == ".json" and file.peek(HEAD).lstrip().startswith(b"[")
+        most = MAX_BYTES_LINE if is_list else MAX_BYTES_ROW
+        for piece in islice(iter(lambda: file.read(most), b""), max_bytes and MAX_BYTES_LINE // most):
+            if len(piece) == most and b"\n" not in piece:
+                fix = _see(path, number).replace("  (", " | head -c 300  (", 1)
+                if is_list:
+                    rows = quote(str(path.with_name(f"{path.name.partition('.')[0]}.jsonl")))
+                    fix = _unpacking(path, "jq -c '.[]'") + f" > {rows}, then dataset.path={rows}"
+                return Fault(f"{path}:{number}", f"a line of more than {most:,} bytes", "rows with an end", fix)
+            number += piece.count(b"\n")
+    return None
+
+
 def _head_of(path: Path) -> bytes:
     with open(path, "rb") as file:
         return file.read(HEAD)
@@ -289,6 +313,8 @@ class _Lines:
     file: io.BufferedReader
     left: int | None
     cut: bool = False
+    number: int = 0
+    read: int = 0
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
         for number in count(1):
@@ -298,6 +324,7 @@ class _Lines:
                 self.cut = self.left < 0
             if not line or self.cut:
                 return
+            self.number, self.read = number, self.read + len(line)
             yield number, line
 
 
@@ -332,9 +359,16 @@ def _read_json(file: io.BufferedReader, path: Path, max_bytes: int | None) -> It
 def _parse(text: bytes) -> object:
     """The value of a text in JSON; raises ValueError where it is none, or an object has a key twice."""
     try:
-        return json.loads(text.decode("utf-8-sig"), object_pairs_hook=_to_object)
+        hooks: Any = {"object_pairs_hook": _to_object, "parse_float": _to_number, "parse_int": _to_number}
+        return json.loads(text.decode("utf-8-sig"), **hooks)
     except RecursionError as error:
         raise ValueError(str(error)) from None
+
+
+def _to_number(text: str) -> float:
+    if math.isinf(number := float(text)):
+        raise ValueError(f"the number {text[:20]}{'...' * (len(text) > 20)} is beyond what a reader takes")
+    return int(text) if text.lstrip("-").isdigit() else number
 
 
 def _to_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -368,6 +402,12 @@ def _as_row(value: object, where: str, fix: str, *, has_escapes: bool) -> Entry:
     """The value if it is a row of whole characters, else its fault."""
     if not isinstance(value, dict):
         return Fault(where, repr(json.dumps(value, ensure_ascii=False)[:40]), "a JSON object", fix)
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        inside = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [each for each in chain.from_iterable(inside) if isinstance(each, dict | list)]
+    if level:
+        return Fault(where, "lists or objects in each other without an end", f"at most {MAX_DEPTH} deep", fix)
     if has_escapes:
         try:
             json.dumps(value, ensure_ascii=False).encode()
@@ -378,7 +418,12 @@ def _as_row(value: object, where: str, fix: str, *, has_escapes: bool) -> Entry:
 
 def _see(path: Path, number: int) -> str:
     """The fix of a bad line: the command that shows it."""
-    return f"sed -n {number}p {quote(str(path))}  (to see it, and mend it or delete it)"
+    return f"{_unpacking(path, f'sed -n {number}p')}  (to see it, and mend it or delete it)"
+
+
+def _unpacking(path: Path, command: str) -> str:
+    unpack = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix.lower())
+    return f"{unpack} -dc {quote(str(path))} | {command}" if unpack else f"{command} {quote(str(path))}"
 
 
 def _then_named(fix: str) -> str:
@@ -426,12 +471,14 @@ def _read_csv(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Ite
         fix = _then_named(f"mv {quote(str(path))} {quote(str(path.with_suffix('.jsonl')))}")
         yield Fault(str(path), f"json in a {_suffix(path)} file", _EXPECTED["csv"], fix)
         return
-    lines = _Lines(file, max_bytes)
+    lines = _Lines(file, None)
     text = codecs.iterdecode((line for _, line in lines), "utf-8-sig")
-    records = csv.reader(text, delimiter="\t" if _suffix(path) == ".tsv" else ",")
-    rows, previous = 0, csv.field_size_limit(sys.maxsize)  # one field may hold a whole document
+    # A last quote is taken into the record before it where that has one open.
+    records = csv.reader(chain(text, ['"']), delimiter="\t" if _suffix(path) == ".tsv" else ",")
+    rows, begin, previous = 0, 1, csv.field_size_limit(MAX_BYTES_ROW)  # one field may hold a whole document
     try:
         header: list[str] = next(records, [])
+        begin += records.line_num
         if len(header) == 1 and (other := re.fullmatch(r"\w+(?:([;|\t])\w+)+", header[0])):
             expected = f"{_EXPECTED['csv']}, or tabs in a .tsv file"
             fix = f"save it with commas, or with tabs as {path.stem}.tsv"
@@ -439,19 +486,34 @@ def _read_csv(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Ite
             return
         for name in sorted({name for name, other in pairwise(sorted(header)) if name == other}):
             yield Fault(f"{path}:1", f"the column {name!r} twice", "each name once", "rename one of the two")
-        for record in filter(None, records):
-            rows += 1
+        for record in records:
+            if records.line_num > lines.number:
+                if begin <= lines.number:
+                    yield _open_quote(path, begin)
+                break
+            before, begin = begin, records.line_num + 1
+            rows += bool(record)
             if len(record) == len(header):
                 yield dict(zip(header, record, strict=True))
-            elif not lines.cut:  # the last one may be half a record
-                found, fix = f"{len(record)} fields", 'quote fields that hold commas or lines: "a, b"'
+            elif record:
+                over = f", in lines {before} to {records.line_num}" if begin - before > 1 else ""
+                found, fix = f"{len(record)} fields{over}", 'quote fields that hold commas or lines: "a, b"'
                 yield Fault(f"{path}:{records.line_num}", found, f"{len(header)}, as in the header", fix)
+            if max_bytes is not None and lines.read > max_bytes:
+                return
     except csv.Error as error:
-        yield Fault(f"{path}:{records.line_num}", str(error), _EXPECTED["csv"], _see(path, records.line_num))
+        is_long = "field larger" in str(error)
+        odd = Fault(f"{path}:{records.line_num}", str(error), _EXPECTED["csv"], _see(path, records.line_num))
+        yield _open_quote(path, begin) if is_long else odd
+        return
     finally:
         csv.field_size_limit(previous)
-    if not rows and not lines.cut:
+    if not rows:
         yield _no_rows(path)
+
+
+def _open_quote(path: Path, number: int) -> Fault:
+    return Fault(f"{path}:{number}", "a quote that nothing closes", 'two of them: "a, b"', _see(path, number))
 
 
 def _check_parquet(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Iterator[Entry]:
@@ -466,27 +528,39 @@ def _check_parquet(file: io.BufferedReader, path: Path, max_bytes: int | None) -
         yield Fault(str(path), found, "a whole parquet file, PAR1 at both ends", again)
         return
     try:
-        what = "a broken footer"
-        if not parquet.read_metadata(path).num_rows:
+        what, total = "a broken footer", size
+        about = parquet.read_metadata(path)
+        if about.num_rows <= 0:
             yield _no_rows(path)
+            return
+        if about.num_rows > max(MAX_ROWS_PACKED, total):
+            found, expected = f"{about.num_rows:,} rows in {total:,} bytes", "rows that differ from each other"
+            yield Fault(str(path), found, expected, f"save each row once, as {path.stem}.jsonl or {path.stem}.csv")
+            return
         what = "broken rows"
-        for _, size in _parquet_batches(path):
+        for batch, size in _parquet_batches(path):
+            if size > MAX_BYTES_ROW and any(batch.slice(row, 1).nbytes > MAX_BYTES_ROW for row in range(len(batch))):
+                yield Fault(str(path), f"a row of more than {MAX_BYTES_ROW:,} bytes", "rows with an end", again)
+                return
             if max_bytes is not None and (max_bytes := max_bytes - size) < 0:
                 break
     except (ArrowException, OSError, OverflowError) as error:
         yield Fault(str(path), f"{what}: {describe(error)}", "a whole parquet file", again)
 
 
-def _parquet_batches(path: Path) -> Iterator[tuple[list[Row], int]]:
+def _parquet_batches(path: Path) -> Iterator[tuple[Any, int]]:
     """The rows of a parquet file, a few at a time, with their bytes when each value is written out: those of a small
     file may be very many, or very long.
     """
     from pyarrow import parquet
 
     with parquet.ParquetFile(path) as file:
-        for batch in file.iter_batches(64):
+        groups = map(file.metadata.row_group, range(file.num_row_groups))
+        sizes = (part["total_uncompressed_size"] for group in groups for part in group.to_dict()["columns"])
+        longest = max(sizes, default=0)
+        for batch in file.iter_batches(max(1, min(64, MAX_BYTES_LINE // max(1, longest)))):
             columns = [each.dictionary_decode() if hasattr(each, "dictionary_decode") else each for each in batch]
-            yield batch.to_pylist(), len(batch) + sum(each.nbytes for each in columns)
+            yield batch, len(batch) + sum(each.nbytes for each in columns)
 
 
 def _no_rows(path: Path) -> Fault:

@@ -96,6 +96,7 @@ FOUR = [EXCHANGE | {"prompt": f"{number}+1="} for number in range(4)]
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614\nsize 12345\n"
 ROWS = "dataset=local dataset.path=rows.jsonl"
 ROWS_PARQUET = "dataset=local dataset.path=rows.parquet"
+CSV = "dataset=local dataset.path=rows.csv"
 PAIRS = "trainer=dpo dataset=local dataset.path=rows.jsonl"
 MODEL = "model=hub model.path=m"
 # A training that takes a second.
@@ -204,6 +205,42 @@ def turned(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[4:60] = bytes(byte ^ 0x5A for byte in data[4:60])
     path.write_bytes(data)
+
+
+def endless(begin: bytes, opened: Callable = open, count: int = 40) -> Callable[[Path], None]:
+    """So many MB in a line."""
+
+    def make(path: Path) -> None:
+        with opened(path, "wb") as file:
+            file.write(begin)
+            file.writelines([b"x" * (1 << 20)] * count)
+
+    return make
+
+
+def counted(value: str) -> str:
+    return LINE.decode().replace("}", f', "n": {value}}}')
+
+
+def billion(path: Path) -> None:
+    """The same row again and again, which parquet writes once."""
+    import pyarrow
+    from pyarrow import parquet
+
+    column = pyarrow.DictionaryArray.from_arrays(pyarrow.repeat(pyarrow.scalar(0, pyarrow.int8()), 10**7), ["a"])
+    table = pyarrow.table({"prompt": column, "completion": column})
+    with parquet.ParquetWriter(path, table.schema) as file:
+        for _ in range(100):
+            file.write_table(table, row_group_size=10**7)
+
+
+def wide(path: Path) -> None:
+    """A value of 50 MB, written once for many rows."""
+    import pyarrow
+    from pyarrow import parquet
+
+    column = pyarrow.DictionaryArray.from_arrays([0] * 999, ["a" * (50 << 20)])
+    parquet.write_table(pyarrow.table({"prompt": column, "completion": ["a"] * 999}), path, compression="zstd")
 
 
 def fifo(path: Path) -> None:
@@ -645,6 +682,41 @@ DATASET = [
         "tsv",
         {"rows.csv": "prompt;completion\na;b\nc;d\n"},
     ),
+    bad("line without an end", ROWS, "rows.jsonl:1", "head -c 300", {"rows.jsonl": endless(b'{"prompt": "')}),
+    bad(
+        "line without an end, packed",
+        f"{ROWS}.gz",
+        "rows.jsonl.gz:2",
+        "gzip -dc",
+        {"rows.jsonl.gz": endless(LINE + b'{"prompt": "', gzip.open)},
+    ),
+    bad("csv line without an end", CSV, "rows.csv:2", "head -c", {"rows.csv": endless(b"prompt,completion\n")}),
+    bad(
+        "json list in a line without an end",
+        "dataset=local dataset.path=rows.json",
+        "rows.json:1",
+        "jq -c '.[]' rows.json > rows.jsonl",
+        {"rows.json": endless(b'[{"prompt": "', count=280)},
+    ),
+    bad(
+        "csv with an open quote",
+        CSV,
+        "rows.csv:3",
+        "sed -n 3p",
+        {"rows.csv": 'prompt,completion\na,b\na,"b\n' + "x,y\n" * 50},
+    ),
+    bad(
+        "csv with an open quote far from the end",
+        CSV,
+        "rows.csv:2",
+        "sed -n 2p",
+        {"rows.csv": 'prompt,completion\na,"b\n' + "x,y\n" * 3_000_000},
+    ),
+    bad("number that is none for a reader", ROWS, "number 1e999", "sed -n 1p", {"rows.jsonl": counted("1e999")}),
+    bad("integer of 4,000 digits", ROWS, "number 99999", "sed -n 1p", {"rows.jsonl": counted("9" * 4000)}),
+    bad("lists 100 deep", ROWS, "without an end", "sed -n 1p", {"rows.jsonl": counted("[" * 100 + "]" * 100)}),
+    bad("parquet of a billion rows", ROWS_PARQUET, "rows in", "each row once", {"rows.parquet": billion}),
+    bad("parquet with a row without an end", ROWS_PARQUET, "a row of more", "again", {"rows.parquet": wide}),
     bad("jsonl called csv", "dataset=local dataset.path=rows.csv", "json", "rows.jsonl", {"rows.csv": LINE * 3}),
     bad(
         "object around the rows",
