@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,11 +17,12 @@ from functools import cache
 from os.path import getmtime
 from typing import TYPE_CHECKING
 
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, Fault, describe
 from runner.model import jinja
 from runner.model.folder import ADAPTER, DOWNLOAD_AGAIN, INDEX, LOCATION, WEIGHTS, ModelFolder, find_folder
 from runner.schema.read import read_signature
 from runner.schema.source import find_definition
+from runner.schema.table import read_tables
 from runner.schema.text import Node, to_override
 
 if TYPE_CHECKING:
@@ -37,8 +39,9 @@ MODEL_CLASSES = {
     "lm": "transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "score": "transformers.models.auto.modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
 }
-MAX_LAYERS = 10_000  # and heads
-READ_WITH_WEIGHTS = ("generation_config.json", "special_tokens_map.json", "added_tokens.json")
+LIMITS: dict[str, dict[str, tuple[float, float]]] = read_tables(__file__)
+NESTED = ("text_config", "rope_parameters", "rope_scaling")
+READ_WITH_WEIGHTS = ("special_tokens_map.json", "added_tokens.json")
 OUTPUT_LAYERS = ("lm_head", "embed_out", "score")  # in no file where they share the embeddings' weights, or are new
 VOCABULARIES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "spiece.model"),
@@ -135,7 +138,31 @@ def find_config_faults(folder: ModelFolder, head: str | None = None, *, trust: b
     if head and not _is_known(kind, head):
         found = f"the architecture {kind} has no head for this trainer in transformers"
         return [folder.fault(found, "a decoder, as language models are" if head == "lm" else "a model that can score")]
-    return []
+    faults = [*_find_value_faults(folder, "config.json", f"transformers.{_read_classes(CONFIG_CLASSES).get(kind)}")]
+    if folder.has("generation_config.json"):
+        faults += _find_value_faults(folder, "generation_config.json", "transformers.GenerationConfig")
+    return faults
+
+
+def _find_value_faults(folder: ModelFolder, name: str, target: str = "") -> Iterator[Fault]:
+    """A fault for each value in a JSON file that the class behind it does not take, or that no model can have."""
+    signature, values = read_signature(target) if target else None, folder.read(name)
+    inside = [(key, each.items()) for key, each in values.items() if key in NESTED and isinstance(each, Mapping)]
+    deeper = [(f"{key}.{inner}", each) for key, entries in inside for inner, each in entries]
+    for key, value in [*values.items(), *deeper]:
+        known = signature.parameters.get(key) if signature else None
+        limits = next((each for keys, each in LIMITS[name].items() if re.fullmatch(keys, key.split(".")[-1])), None)
+        numbers = value if isinstance(value, list) else [value]
+        if any(isinstance(number, Mapping) for number in numbers):  # {"__float__": "Infinity"}, or parts of their own
+            continue
+        expected = f"{limits[0]:,} to {limits[1]:,}" if limits else ""
+        if limits and all(isinstance(number, int | float) and limits[0] <= number <= limits[1] for number in numbers):
+            expected = ""
+        is_whole = isinstance(value, float) and value.is_integer()
+        if known and not known.type.accepts(int(value) if is_whole else value):
+            expected = str(known.type)
+        if value is not None and expected:
+            yield folder.fault(f"{name} of {folder.source}: {key} is {json.dumps(value)[:40]}", expected)
 
 
 def _is_known(kind: object, head: str | None = None) -> bool:
@@ -216,10 +243,17 @@ def _find_weight_faults(folder: ModelFolder) -> Iterator[Fault]:
         if inside := re.search(r"(?:^|\.)(?:layers|h)\.(\d+)\.(.+)", name):
             layers.setdefault(int(inside[1]), set()).add(inside[2])
     depth, first = config.get("num_hidden_layers"), layers.get(0, set())
-    for key in ("num_hidden_layers", "num_attention_heads"):
-        if isinstance(number := config.get(key), int) and not 0 < number <= MAX_LAYERS:
-            yield folder.fault(f"config.json of {folder.source}: {key} is {number}", f"1 to {MAX_LAYERS}")
-            return
+    for key, whole in (("num_key_value_heads", "num_attention_heads"), ("num_attention_heads", "hidden_size")):
+        part, total = config.get(key), config.get(whole)
+        if (
+            isinstance(part, int)
+            and isinstance(total, int)
+            and total % part
+            and not (whole == "hidden_size" and "head_dim" in config)
+        ):
+            yield folder.fault(
+                f"config.json of {folder.source}: {key} is {part}, and {whole} {total}", "what divides it"
+            )
     known = range(depth) if isinstance(depth, int) else ()
     lacking = [(layer, part) for layer in known for part in sorted(first - layers.get(layer, set()))]
     if lacking:
@@ -239,8 +273,8 @@ def _find_length_faults(folder: ModelFolder, length: object) -> Iterator[Fault]:
     """A fault where rows may be longer than the positions that the model was trained with."""
     config, where = folder.config, "trainer.args.max_length"
     positions = config.get("max_position_embeddings") or config.get("n_positions")
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    is_scaled = rope.get("rope_type") not in (None, "default")
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    is_scaled = isinstance(rope, Mapping) and rope.get("rope_type") not in (None, "default")
     if isinstance(length, int) and isinstance(positions, int) and length > positions and not is_scaled:
         fix = f"{where}={positions}, or tolerate.beyond_positions=true"
         yield Fault(where, f"{length}, and the model has {positions} positions", f"at most {positions}", fix)
@@ -314,6 +348,8 @@ def find_adapter_faults(folder: ModelFolder, head: str, *, is_safe: bool) -> Ite
     if not is_safe:
         found, fix = f"{folder.source} has no {ADAPTER}", "model.safetensors_only=false"
         yield Fault(folder.where, found, "an adapter in a safetensors file", fix)
+    is_lora = (folder.adapter or {}).get("peft_type") == "LORA"
+    yield from _find_value_faults(folder, "adapter_config.json", "peft.LoraConfig" if is_lora else "peft.PeftConfig")
     task = (folder.adapter or {}).get("task_type")
     if task != TASKS.get(head, task):
         trainers = {"SEQ_CLS": "trainer=reward, or ", "CAUSAL_LM": "a trainer of language models, or "}
@@ -390,6 +426,8 @@ def find_tokenizer_faults(node: object, rows: int | None, *, chats: bool = False
         if folder is None:
             return _find_template_faults(node, {})
         config = folder.read("tokenizer_config.json") if folder.has("tokenizer_config.json") else {}
+        if config and (faults := [*_find_value_faults(folder, "tokenizer_config.json")]):
+            return faults
         named = {key: _token(node.get(key) or config.get(key)) for key in ("bos_token", "eos_token", "pad_token")}
         faults = list(_find_vocabulary_faults(folder, config, node, named, rows))
         files = [folder.path / name for name in ("chat_template.jinja", "additional_chat_templates")]
@@ -414,7 +452,14 @@ def _find_vocabulary_faults(
     if not has_none and not folder.has(*VOCABULARIES):
         expected = "tokenizer.json, or the files of a slow tokenizer"
         yield folder.fault(f"{folder.source} holds no tokenizer", expected)
-    vocabulary = _read_vocabulary(folder, config, named)
+    try:
+        vocabulary = _read_vocabulary(folder, config, named)
+    except ConfigError:
+        raise
+    except Exception as error:  # of which the library has no other kind
+        found = f"tokenizer.json or tokenizer_config.json of {folder.source} lists no tokens: {describe(error)}"
+        yield folder.fault(found, "tokens by their numbers, as tokenizers writes them")
+        return
     if vocabulary is None or not vocabulary.tokens:
         return
     if not named["eos_token"] and kind in ENDLESS_TOKENIZERS and not folder.has("special_tokens_map.json"):
@@ -427,9 +472,10 @@ def _read_vocabulary(folder: ModelFolder, config: Node, named: Mapping[str, str 
     """Every token; None where they are in a file of another kind."""
     if not folder.has("tokenizer.json"):
         return None
-    from tokenizers import AddedToken
+    from tokenizers import AddedToken, Tokenizer
 
     whole = folder.read("tokenizer.json")
+    Tokenizer.from_file(str(folder.path / "tokenizer.json"))  # raises where it is none
     entries = (whole.get("model") or {}).get("vocab") or {}
     listed = [*(whole.get("added_tokens") or ())]
     later = config.get("added_tokens_decoder") or {}  # those that were added after the tokenizer's own file was written

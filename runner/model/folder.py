@@ -79,7 +79,8 @@ class ModelFolder:
     @property
     def config(self) -> JsonObject:
         """``config.json``, of a model of several kinds of input that of its text."""
-        return self.whole_config.get("text_config") or self.whole_config
+        text = self.whole_config.get("text_config")
+        return text if text and isinstance(text, dict) else self.whole_config
 
     @cached_property
     def adapter(self) -> JsonObject | None:
@@ -103,12 +104,12 @@ class ModelFolder:
         files = [WEIGHTS]
         if not self.has(WEIGHTS):
             index = self.read(INDEX).get("weight_map")
-            if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
+            if not index or not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
                 found, expected = f"{INDEX} has no weight_map", "the file of each weight by its name"
                 raise ConfigError(self.fault(found, expected, f"{DOWNLOAD_AGAIN}: {INDEX}"))
             files = sorted(set(index.values()))
-            if missing := [name for name in files if not self.has(name)]:
-                found = f"{INDEX} names {', '.join(missing[:3])}, and there is no such file"
+            if missing := [name for name in files if "/" in name or not self.has(name)]:
+                found = f"{INDEX} names {', '.join(missing[:3])}, and it has no such file"
                 raise ConfigError(self.fault(found, "every file of the index", f"{DOWNLOAD_AGAIN}: {missing[0]}"))
         return {name: shape for file in files for name, shape in read_shapes(self.path / file).items()}
 

@@ -99,6 +99,7 @@ ROWS_PARQUET = "dataset=local dataset.path=rows.parquet"
 CSV = "dataset=local dataset.path=rows.csv"
 PAIRS = "trainer=dpo dataset=local dataset.path=rows.jsonl"
 MODEL = "model=hub model.path=m"
+GENERATION, TOKENS = "generation_config.json", "tokenizer_config.json"
 # A training that takes a second.
 STEP = (
     "trainer.args.max_steps=1",
@@ -138,6 +139,18 @@ def edited(file: str, **changes) -> Callable[[Path], None]:
         path = folder / file
         values = json.loads(path.read_text()) | changes
         path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+
+    return edit
+
+
+def literal(key: str, value: object, file: str = "config.json") -> Callable[[Path], None]:
+    """A change of a value of a model, as it stands in the file."""
+
+    def edit(folder: Path) -> None:
+        path = folder / file
+        values = json.loads(path.read_text()) if path.exists() else {}
+        text = json.dumps({name: each for name, each in values.items() if name != key} | {"last": 0})
+        path.write_text(text.replace('"last": 0', f'"{key}": {value}'))
 
     return edit
 
@@ -1039,6 +1052,75 @@ MODELS = [
         model(edited("config.json", num_hidden_layers=10**9)),
     ),
     bad("layers below 0", MODEL, "is -1", "model.path=", model(edited("config.json", num_hidden_layers=-1))),
+    *(
+        bad(f"{key} of {value}", MODEL, f"config.json of m: {key} is", "model.path=", model(literal(key, value)))
+        for key, value in (
+            ("hidden_size", "0"),
+            ("hidden_size", "1e30"),
+            ("hidden_size", '"8"'),
+            ("num_hidden_layers", "2.5"),
+            ("num_attention_heads", "true"),
+            ("vocab_size", "1000000000000"),
+            ("rms_norm_eps", "NaN"),
+            ("rope_theta", '"x"'),
+            ("initializer_range", "-Infinity"),
+            ("max_position_embeddings", "-1"),
+            ("attention_dropout", "7"),
+            ("use_cache", '"yes"'),
+            ("architectures", "3"),
+        )
+    ),
+    bad(
+        "heads that do not divide",
+        MODEL,
+        "num_key_value_heads",
+        "model.path=",
+        model(literal("num_key_value_heads", 3)),
+    ),
+    bad(
+        "rope in the text of a model",
+        MODEL,
+        "rope_parameters.rope_theta is",
+        "model.path=",
+        model(literal("rope_parameters", '{"rope_type": "default", "rope_theta": "much"}')),
+    ),
+    bad("beams without an end", MODEL, "num_beams is", "model.path=", model(literal("num_beams", 10**9, GENERATION))),
+    bad("end that is text", MODEL, "eos_token_id is", "model.path=", model(literal("eos_token_id", '"x"', GENERATION))),
+    bad(
+        "length of no text",
+        MODEL,
+        "model_max_length is",
+        "model.tokenizer.path=",
+        model(literal("model_max_length", '"x"', TOKENS)),
+    ),
+    bad("adapter of rank 0", "model.path=a", "r is 0", "model.path=", adapter(r=0)),
+    bad("adapter of dropout 7", "model.path=a", "lora_dropout is 7", "model.path=", adapter(lora_dropout=7)),
+    bad("index of nothing", MODEL, "no weight_map", "again", model(indexed({"weight_map": {}}))),
+    bad(
+        "index that leads out",
+        MODEL,
+        "/etc/passwd, and it has no such file",
+        "again",
+        model(indexed({"weight_map": {"a": "/etc/passwd"}})),
+    ),
+    *(
+        bad(
+            f"tokens that are {name}",
+            MODEL,
+            "lists no tokens",
+            "model.tokenizer.path=",
+            model(edited(file, **{key: value})),
+        )
+        for name, file, key, value in (
+            ("a number", "tokenizer.json", "added_tokens", 3),
+            ("no objects", "tokenizer.json", "added_tokens", [3]),
+            ("below 0", "tokenizer.json", "added_tokens", [{"id": -1, "content": "x"}]),
+            ("of no model", "tokenizer.json", "model", 3),
+            ("normalised by a number", "tokenizer.json", "normalizer", 3),
+            ("of no number", "tokenizer_config.json", "added_tokens_decoder", {"x": {"content": "a"}}),
+            ("of no content", "tokenizer_config.json", "added_tokens_decoder", {"3": {}}),
+        )
+    ),
     bad("no heads", MODEL, "is 0", "model.path=", model(edited("config.json", num_attention_heads=0))),
     bad(
         "generation_config.json that is deep",
