@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from runner.schema.source import Definition, Function, Module, last_name, resolve_expression
+from runner.schema.table import read_tables
 from runner.schema.text import to_text
 
 MAX_LETTERS = 68  # of a printed list of choices, so that a fault fits on a line
@@ -84,35 +85,13 @@ class Type:
         return tuple(value for part in self.alternatives for value in part.values)
 
 
-WORDS = {
-    **{"any": "anything", "instance": "anything", "none": "null"},
-    "bool": "true or false",
-    "int": "a whole number",
-    "float": "a number",
-    "str": "text",
-    "list": "a list",
-    "tuple": "a list",
-    "dict": "a mapping",
-}
-PLURALS = {"float": "numbers", "int": "whole numbers", "str": "texts", "any": "anything", "instance": "anything"}
-
-ANY, NONE, TEXT, LIST, DICT = map(Type, ("any", "none", "str", "list", "dict"))
-
+_TABLES = read_tables(__file__)
+WORDS: dict[str, str] = _TABLES["words"]
+PLURALS: dict[str, str] = _TABLES["plurals"]
+PLAIN = {name: Type(kind) for kind, names in _TABLES["plain"].items() for name in names}
+ANY, NONE, TEXT = map(Type, ("any", "none", "str"))
 # An instance of some class. YAML writes one as a node, so beside plain types it adds nothing.
 INSTANCE = Type("instance")
-
-PLAIN = {
-    "int": Type("int"),
-    "float": Type("float"),
-    "bool": Type("bool"),
-    "None": NONE,
-    **dict.fromkeys(("str", "Path", "PathLike"), TEXT),
-    **dict.fromkeys(("Any", "object", "Callable"), ANY),
-    **dict.fromkeys(("list", "List", "set", "Set", "frozenset"), LIST),
-    **dict.fromkeys(("Sequence", "Collection", "Iterable"), LIST),
-    **dict.fromkeys(("tuple", "Tuple"), Type("tuple")),
-    **dict.fromkeys(("dict", "Dict", "Mapping", "MutableMapping"), DICT),
-}
 
 
 def to_type(annotation: ast.expr | None, module: Module | None, depth: int = 0) -> Type:

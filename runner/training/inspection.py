@@ -356,7 +356,7 @@ def _other_template(inspection: Inspection) -> Fault | None:
     )
 
 
-CHECKS = {  # by the name that ``tolerate`` takes; ``validate.keys`` lists these names too
+CHECKS = {  # by the name that ``tolerate`` takes; ``validate/context.yaml`` lists these names too
     "nothing_trained": _nothing_trained,
     "no_end": _no_end,
     "doubled_bos": _doubled_bos,

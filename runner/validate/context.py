@@ -9,38 +9,22 @@ from runner.config.menu import GROUPS, read_options
 from runner.config.override import HELD, find_place
 from runner.errors import Fault
 from runner.metric import ask as metric
+from runner.run.alarms import ALARMS
 from runner.schema import upstream
 from runner.schema.read import Parameter, Signature, read_signature
 from runner.schema.source import public_names
+from runner.schema.table import read_tables
 from runner.schema.text import Config, Node, nodes, select, to_text
 from runner.schema.type import expression
 
 ARGS = "trainer.args."
-TOP = {
-    "name": "str | None",
-    "seed": "int",
-    "learning_rate": "float | None",
-    "kl_coef": "float | None",
-    "allow": "list[str] | None",
-    "output_root": "str",
-    "objective": "str | None",
-    "resume": "str | None",
-    "tolerate": "dict | None",
-    "on_sick": "Literal['stop', 'rollback']",
-    "on_memory": "Literal['halve', 'stop']",
-    "attempts": "int",
-}
-# Keys beside the arguments of a target: of every node, and of one group's.
-SPECIAL = {"_target_": "str", "_partial_": "bool"}
-OWN = {
-    "trainer": {"form": "str", "head": "Literal['lm', 'score']", "evaluates": "bool"},
-    "model": {"tokenizer": "dict"},
-    "reward": {"weight": "float", "timeout": "float | None"},
-    "metric": metric.OWN,
-    "peft": {"full": "list[str] | None"},
-    "optimizer": {"groups": "dict | None", "scheduler": "dict | None"},
-    "launcher": {"jobs": "int", "timeout_seconds": "float | None", "devices": "list[int | str] | None"},
-}
+# Each is described where it stands, in context.yaml.
+_TABLES = read_tables(__file__)
+TOP: dict[str, str] = _TABLES["top"]
+PLAIN_GROUPS: dict[str, dict[str, str]] = _TABLES["plain_groups"]
+PLAIN_GROUPS["tolerate"] |= dict.fromkeys(ALARMS, "bool | int")
+SPECIAL: dict[str, str] = _TABLES["special"]
+OWN: dict[str, dict[str, str]] = _TABLES["own"] | {"metric": metric.OWN}
 # Arguments by which rewards and metrics say what they judge; the other arguments may be columns of the rows.
 JUDGED = (*metric.SAMPLED, *metric.READ)
 

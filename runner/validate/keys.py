@@ -9,12 +9,21 @@ from collections.abc import Iterator
 
 from runner.config.dialect import find_meanings
 from runner.errors import Fault
-from runner.run.alarms import ALARMS
 from runner.schema import upstream
 from runner.schema.read import Parameter, Signature, choices_compared
 from runner.schema.text import Node, as_typed, flatten, last_key, likeness, nearest, scalars, short_text, to_text
 from runner.schema.type import expression, shortened, to_type
-from runner.validate.context import ARGS, OWN, SPECIAL, TOP, ValidationContext, is_called_later, keys_of, to_parameters
+from runner.validate.context import (
+    ARGS,
+    OWN,
+    PLAIN_GROUPS,
+    SPECIAL,
+    TOP,
+    ValidationContext,
+    is_called_later,
+    keys_of,
+    to_parameters,
+)
 from runner.validate.values import SETTINGS, find_misfits, misfit_choice, misfit_number, misfit_type, range_of
 
 # --- The top level ----------------------------------------------------------------------------------
@@ -22,20 +31,6 @@ from runner.validate.values import SETTINGS, find_misfits, misfit_choice, misfit
 NEEDED_GROUPS = ("trainer", "model", "dataset")
 READ_GROUPS = ("tracker", "launcher")  # where the key is there, there must be something in it
 NAMED_GROUPS = ("reward", "weight", "metric", "callback")  # of parts that each have a name
-# Groups that are read as they are, without anything to build.
-PLAIN_GROUPS = {
-    "tracker": {"report_to": "str | list[str]", "environment": "dict[str, str] | None", "tags": "list[str] | None"},
-    # Silent faults of what is trained that a run may start with all the same, which are found in ``inspection``; and
-    # the alarms of a training, switched off or with the steps in a row that they may last.
-    "tolerate": {
-        "truncated": "float",  # the share of rows that may be cut or left out
-        **dict.fromkeys(("nothing_trained", "no_end", "doubled_bos", "other_template"), "bool"),
-        **dict.fromkeys(ALARMS, "bool | int"),
-        "random_head": "bool",  # of a reward model that was trained to do something else
-        "beyond_positions": "bool",  # rows longer than the model's positions
-        "versions": "bool",  # libraries that were not tried
-    },
-}
 NOT_AT_THE_TOP = "no such key at the top level"
 MAX_PATH_BYTES = 3500  # systems allow 4096, and a run's folders and files come on top
 

@@ -1,7 +1,6 @@
 """Losses and token weights of the user's own: which trainers take them, and what does not go with them.
 
-What each kind of trainer gives a loss is written down in ``GIVES``, because no signature says it; a test holds it
-against ``training.objective``. Which kind a trainer is, its names say (``schema.upstream``).
+Which kind a trainer is, its names say (``schema.upstream``).
 """
 
 from __future__ import annotations
@@ -12,26 +11,18 @@ from runner.config.menu import read_options
 from runner.errors import Fault
 from runner.schema import upstream
 from runner.schema.read import Signature, read_signature
+from runner.schema.table import read_tables
 from runner.schema.text import Node, nearest, short_text
 from runner.schema.type import shortened
 from runner.validate.context import ValidationContext, args_fault
 
 WHOLE_BATCH = ("outputs", "labels", "num_items_in_batch")
-PAIR = ("chosen_logps", "rejected_logps", "beta")
-GIVES = {
-    "tokens": ("log_probs", "entropy", "targets", "logits", *WHOLE_BATCH),
-    "pairs": (*PAIR, "ref_chosen_logps", "ref_rejected_logps", "chosen_lengths", "rejected_lengths"),
-    "labels": ("logps", "ref_logps", "desirable", "lengths", "kl", "beta"),
-    "odds": PAIR,
-    "contrasts": PAIR,
-    "scores": ("chosen_rewards", "rejected_rewards"),
-}
-ALSO_GIVES = {"tokens": ("input", "target")}  # what the losses of torch.nn call logits and targets
+# Each is described where it stands, in objective.yaml.
+_TABLES = read_tables(__file__)
+GIVES: dict[str, list[str]] = _TABLES["gives"]
+ALSO_GIVES: dict[str, list[str]] = _TABLES["also_gives"]
+NOT_WEIGHED: dict[str, str] = _TABLES["not_weighed"]
 WEIGHED = ("tokens", "pairs", "labels")
-NOT_WEIGHED = {
-    **dict.fromkeys(("odds", "contrasts"), "it cuts rows into tokens and averages over them by itself"),
-    "scores": "it scores whole answers, not tokens",
-}
 
 
 def find_objective_faults(context: ValidationContext) -> Iterator[Fault]:
@@ -89,7 +80,7 @@ def _not_given(loss: Node, signature: Signature | None, kind: str, trainer: str)
         return
     given = (*GIVES[kind], *ALSO_GIVES.get(kind, ()))
     if "Module" in signature.lineage and kind != "tokens":
-        yield Fault("loss", f"{signature.name} takes logits and targets", shortened(list(GIVES[kind])), "trainer=sft")
+        yield Fault("loss", f"{signature.name} takes logits and targets", shortened(GIVES[kind]), "trainer=sft")
     if signature.lineage:  # a class: what its instances are called with is not its signature
         return
     for name in signature.required:

@@ -14,6 +14,7 @@ from runner.errors import Fault
 from runner.run.alarms import ALARMS
 from runner.schema import upstream
 from runner.schema.read import Parameter, Signature
+from runner.schema.table import read_tables
 from runner.schema.text import nearest, short_text, to_override, to_text
 from runner.schema.type import Type, shortened
 
@@ -71,36 +72,22 @@ def by_name(groups: Mapping[T, Sequence[str]]) -> dict[str, T]:
 
 RANGES = {
     **{"positive": POSITIVE, "count": COUNT, "not negative": NOT_NEGATIVE, "rate": RATE, "fraction": FRACTION},
-    **{"share": SHARE, "step size": STEP_SIZE, "seed": SEED},
+    **{"share": SHARE, "step size": STEP_SIZE, "seed": SEED, "processes": PROCESSES},
     "top k": Range(0, other=-1),
     "steps": Range(1, other=-1),
     "two": Range(2),
     "workers": Range(0, 1024),  # each is a process
 }
-BY_GROUP = {
-    "trainer": by_name({RANGES[kind]: names for kind, names in upstream.NUMERIC_FIELDS.items()}),
-    "peft": by_name(
-        {
-            COUNT: ["r", "init_r", "target_r", "num_virtual_tokens"],
-            POSITIVE: ["lora_alpha", "alpha"],
-            RATE: ["lora_dropout", "module_dropout", "rank_dropout", "vera_dropout", "boft_dropout", "encoder_dropout"],
-        }
-    ),
-    "optimizer": {"lr": STEP_SIZE, "eps": POSITIVE, "weight_decay": NOT_NEGATIVE, "betas": RATE},
-    "launcher": {"num_processes": PROCESSES, "jobs": PROCESSES, "timeout_seconds": POSITIVE},
-    "reward": {"timeout": POSITIVE},
-    "metric": {"limit": COUNT, "max_new_tokens": COUNT},
-}
 
-BY_CLASS = {
-    **{("Samples", name): COUNT for name in ("every", "count", "max_new_tokens")},
-    **{("Samples", name): NOT_NEGATIVE for name in ("shown", "temperature")},
-    ("EarlyStoppingCallback", "early_stopping_patience"): COUNT,
-    # r is 0 where the size of a block is given instead.
-    ("OFTConfig", "r"): NOT_NEGATIVE,
-    ("runner.loss.focal", "gamma"): NOT_NEGATIVE,
-    ("runner.loss.label_smoothed", "epsilon"): FRACTION,
-}
+
+def _ranges_of(kinds: Mapping[str, Sequence[str]]) -> dict[str, Range]:
+    return by_name({RANGES[kind]: names for kind, names in kinds.items()})
+
+
+_TABLES = read_tables(__file__)
+BY_GROUP = {group: _ranges_of(kinds) for group, kinds in _TABLES["by_group"].items()}
+BY_GROUP["trainer"] = _ranges_of(upstream.NUMERIC_FIELDS)
+BY_CLASS = {owner: _ranges_of(kinds) for owner, kinds in _TABLES["by_class"].items()}
 
 
 def range_of(path: str, name: str, signature: Signature, trainer: Signature | None) -> Range | None:
@@ -113,7 +100,8 @@ def range_of(path: str, name: str, signature: Signature, trainer: Signature | No
         loss = signature.parameters.get(upstream.LOSS_TYPE)
         if upstream.loss_interface(trainer, signature) or (loss and loss.default == "sigmoid"):
             return POSITIVE
-    own = (BY_CLASS[owner, name] for owner in (*signature.lineage, signature.target) if (owner, name) in BY_CLASS)
+    rows = (BY_CLASS.get(owner, {}) for owner in (*signature.lineage, signature.target))
+    own = (row[name] for row in rows if name in row)
     return next(own, NOT_NEGATIVE if path == "kl_coef" else BY_GROUP.get(path.partition(".")[0], {}).get(name))
 
 
