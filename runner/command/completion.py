@@ -32,6 +32,7 @@ from runner.config.menu import read_menu
 from runner.errors import ConfigError, Fault, RunnerError
 from runner.io.files import PACKAGE, shipped
 from runner.schema.read import Parameter, choices_compared, read_signature
+from runner.schema.table import read_tables
 from runner.schema.text import select
 
 WITHOUT_RUN = ("train", "options", "doctor", "completion", "import", "rehearse")  # verbs that take none
@@ -43,21 +44,7 @@ FLAGS = (
 )
 PATHS = ("path", "to", "output_root", "name_or_path")
 CALL = "PYTHONPATH={root} {python} -P -m runner.command.completion"
-SCRIPTS = {  # by shell
-    "bash": """_runner_complete() {{
-  local IFS=$'\\n'
-  COMPREPLY=($({call} bash "$COMP_POINT" "$COMP_LINE" "$COMP_WORDBREAKS" 2>/dev/null))
-}}
-complete -o nospace -o default -F _runner_complete runner""",
-    "zsh": """_runner() {{
-  local -a found
-  found=("${{(@f)$({call} zsh "$CURSOR" "$BUFFER" 2>/dev/null)}}")
-  compadd -S '' -a found
-}}
-compdef _runner runner""",
-    "fish": """complete -c runner -f -a \\
-  '(env {call} fish (commandline -cp | string length) (commandline -cp) 2>/dev/null)'""",
-}
+SCRIPTS: dict[str, str] = read_tables(__file__)  # by shell
 
 
 def main(line: CommandLine) -> int:

@@ -11,29 +11,17 @@ from difflib import get_close_matches
 from runner.dataset.form import FORMS, FORMS_FOR, ROLES, Role, RowLayout, fits, is_finite_number
 from runner.dataset.step import Cells
 from runner.errors import DataError, Fault
+from runner.schema.table import read_tables
 
 log = logging.getLogger(__name__)
 
 MEDIA = ("image", "images", "audio", "audios", "video", "videos")
 EVERY = "*"  # all columns, where names of columns are asked for
 
-# Columns that never stand beside `prompt`, because their names alone make TRL do something else.
-CLASHES: dict[str, str] = {
-    **dict.fromkeys(
-        ("prompts", "completions", "completion_ids", "environments", "trainer_state", "log_extra", "log_metric"),
-        "TRL gives reward functions an argument of its own by this name",
-    ),
-    **dict.fromkeys(
-        sorted({group[0] for form in FORMS.values() for group in form.needs} - {"prompt", "text"}),
-        "TRL would take the rows for another form",
-    ),
-    **dict.fromkeys(("image", "images"), "TRL would take the rows for pictures"),
-    **dict.fromkeys(
-        ("input_ids", "labels", "attention_mask", "completion_mask", "prompt_ids"), "TRL would take the rows for tokens"
-    ),
-    "chat_template_kwargs": "it would change how the prompts are rendered",
-    "tools": "the trainer has tools of its own, and would render the prompts without these",
-}
+# Columns that never stand beside `prompt`, each with the reason.
+CLASHES = {name: why for why, names in read_tables(__file__)["clashes"].items() for name in names}
+OF_A_FORM = {group[0] for form in FORMS.values() for group in form.needs} - {"prompt", "text"}
+CLASHES |= dict.fromkeys(OF_A_FORM, "TRL would take the rows for another form")
 
 
 def read_layout(

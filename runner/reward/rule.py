@@ -11,16 +11,9 @@ from collections.abc import Collection, Sequence
 
 from runner.errors import ConfigError, Fault, read_column
 from runner.io.turns import Completion, Values, text_of
+from runner.schema.table import read_tables
 
-PRAISE, COMPLAINT = (
-    frozenset(words.split())
-    for words in (
-        "amazing beautiful best charming delicious delightful enjoyed excellent fantastic friendly gladly good great "
-        "happy helpful loved lovely nice perfect pleasant recommend superb wonderful",
-        "angry awful bad boring broken cold dirty dreadful hated horrible nasty never poor refund regretted rude "
-        "terrible ugly unkind unpleasant upset warned worse worst",
-    )
-)
+PRAISE, COMPLAINT = map(frozenset, read_tables(__file__).values())
 # A kind review of the shipped rows has two words of praise, and so earns a half; the rest is bought by repeating.
 FULL_PRAISE = 4
 
