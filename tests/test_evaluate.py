@@ -214,7 +214,7 @@ def test_a_missing_harness_is_told_with_what_to_install(evaluate, monkeypatch):
 def test_figures_of_the_harness_are_written_and_shown_with_their_errors(evaluate, monkeypatch):
     monkeypatch.setattr("runner.command.evaluate.check_library", lambda *asked, **extra: None)
     figures = {"arc/acc": 0.25, "arc/f1": 0.5}, {"arc/acc": 0.01}
-    monkeypatch.setattr("runner.generate.harness.run_tasks", lambda *asked, **how: figures)
+    monkeypatch.setattr("runner.command.evaluate.run_tasks", lambda *asked, **how: figures)
     found, _, said = evaluate("model=tiny", "evaluate=lm_eval", "tasks=arc")
     assert (found["scores"], found["errors"]) == figures
     assert "arc/acc  0.25 ± 0.01" in said.out and "arc/f1" in said.out

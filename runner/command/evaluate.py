@@ -44,6 +44,7 @@ from runner.command._option import Option
 from runner.command._request import OPTIONS, PARTS, InferenceRequest, read_request
 from runner.dataset.form import fits
 from runner.errors import ConfigError, DataError, Fault, FolderError, check_library
+from runner.generate.harness import check_tasks, run_tasks
 from runner.generate.prediction import prediction_key
 from runner.generate.rows import Row, find_prompt_fault
 from runner.generate.weights import Weights
@@ -335,8 +336,6 @@ def _with_error(scores: Mapping[str, float], errors: Mapping[str, float], key: s
 
 def evaluate_tasks(side: Side) -> int:
     """Run tasks of lm-evaluation-harness on the model, and write their figures like our own."""
-    from runner.generate.harness import check_tasks, run_tasks
-
     request, options = side.request, side.request.options
     tasks = [task for task in str(options.get("tasks", "")).strip("[]").split(",") if task.strip()]
     if not tasks or request.head == "score":

@@ -46,6 +46,7 @@ from runner.generate.prediction import PredictionFile, prediction_key
 from runner.generate.rows import Rows, find_prompt_fault
 from runner.io.files import display_path, read_last_row
 from runner.io.terminal import print_answer, progress_bar, quiet, sample_lines
+from runner.model.encoding import encode_prompt
 from runner.run.read import SAMPLE_FILES
 from runner.schema.text import number, to_override
 from runner.training.trained import load_trained
@@ -205,8 +206,6 @@ def converse(request: InferenceRequest) -> int:
 
     The oldest turns are forgotten where the model cannot hold them all and an answer.
     """
-    from runner.model.encoding import encode_prompt
-
     with quiet():
         model, tokenizer, _ = _load(request, chats=True)
         generator = request.build_generator(model, tokenizer)

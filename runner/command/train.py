@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runner.command.export import open_repository, push
 from runner.config import rank
 from runner.config.menu import read_options
 from runner.config.override import dotted_key
@@ -28,8 +29,9 @@ from runner.io.terminal import coloured, line_of
 from runner.model.encoding import stop_ids
 from runner.report.facts import folders_in, score_rows, words_of
 from runner.report.number import format_duration, plural
-from runner.report.objective import choose_objective
+from runner.report.objective import choose_objective, describe_decline
 from runner.report.page import over_time
+from runner.report.plot import write_plots
 from runner.report.table import score_table
 from runner.run import Run, add_notes, write_manifest
 from runner.run.continuation import begin_from, copy_history, other_run
@@ -168,9 +170,6 @@ def _finish(run: Run, components: Components, stop: StopRequest, seconds: float)
     """Measure again, save what others can load, draw the curves, and only then say finished."""
     from accelerate.utils import set_seed
 
-    from runner.report.objective import describe_decline
-    from runner.report.plot import write_plots
-
     trainer = components.trainer
     # Online trainers sample what they measure here; a run that was stopped after its last step has other numbers left.
     set_seed(trainer.args.seed, device_specific=True)
@@ -259,8 +258,6 @@ def _open_repository(run: Run) -> RepoUrl | None:
 
     Raises EnvironmentFault where the hub gives none.
     """
-    from runner.command.export import open_repository
-
     args = run.cfg["trainer"]["args"]
     if not args.get(upstream.PUSH_TO_HUB) or rank():
         return None
@@ -278,8 +275,6 @@ def _push(run: Run, stop: StopRequest) -> None:
 
     A hub that does not take it costs no training: there is a warning and a note, with the command that makes up for it.
     """
-    from runner.command.export import push
-
     args = run.cfg["trainer"]["args"]
     try:
         if repository := _open_repository(run):

@@ -94,11 +94,6 @@ def chosen_sweep(overrides: Sequence[str]) -> str | None:
     return str(chosen[-1].value()) if chosen and chosen[-1].value() is not None else None
 
 
-def own_words(overrides: Sequence[str]) -> list[str]:
-    """The overrides without those of Hydra itself."""
-    return [override.input_line for override in parse(overrides) if not override.is_hydra_override()]
-
-
 def read_sweep(overrides: Sequence[str], folders: Sequence[Path]) -> tuple[list[str], list[str]]:
     """The axes that a checked-in sweep lists, as words, and the groups of Hydra's own for which a plugin is chosen.
 

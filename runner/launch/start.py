@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from runner import config
 from runner.config import Composed
 from runner.config.menu import read_menu
-from runner.config.override import dotted_key, force, latest
+from runner.config.override import dotted_key, force, latest, parse
 from runner.config.user_folder import use_folders
 from runner.dataset.request import split_words
 from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, code_of
@@ -94,8 +94,17 @@ def start_sweep(
     typed = latest(overrides)
     axes, plugins = axis.read_sweep(overrides, folders)
     if axis.SWEEPER in plugins:
-        return _start_search(typed, axes, folders, report, dry_run=dry_run, debug=debug)
-    overrides = axis.own_words(latest([*axes, *typed]))
+        # A sweeper of Hydra's own chooses the jobs, of which only the first is known before.
+        runs = stages.compose_runs(axis.first_of([*axes, *typed]), folders)
+        check_ahead([runs], elsewhere=True)
+        if dry_run:
+            expected = "a sweep of ours"
+            raise ConfigError(Fault("--dry-run", "a plugin chooses the jobs, one after the other", expected))
+        group = folder_of(runs[0].cfg, []).parent
+        found = functools.partial(group.glob, "*/status.json")
+        return _start_plugin(Job(folders, debug), typed, lambda: [path.parent for path in found()], report)
+    words = parse(latest([*axes, *typed]))
+    overrides = [override.input_line for override in words if not override.is_hydra_override()]
     jobs = stages.compose_jobs(overrides, folders)
     tasks = tasks_of(jobs)
     check_ahead(jobs, elsewhere=bool(plugins))
@@ -108,7 +117,7 @@ def start_sweep(
     ends = [folder_of(runs[-1].cfg, runs[-1].overrides) for runs in jobs]
     _settle_hub([] if plugins else [run for runs in jobs for run in runs])
     if plugins:
-        return _start_plugin(Job(folders, debug, tells=False), typed, folders, lambda: ends, report)
+        return _start_plugin(Job(folders, debug, tells=False), typed, lambda: ends, report)
     with _folder_errors(jobs[0][0]):
         print(idle_devices(settings, jobs[0][0].cfg), end="")
         codes, signals = Pool(tasks, settings, LiveProgress(plan, settings.jobs)).run()
@@ -167,36 +176,13 @@ def _print_end(ends: Sequence[Path], count: int, report: Callable[[Path], str], 
     print(f"{count} of {len(ends)} {runs} finished")
 
 
-def _start_search(
-    overrides: Sequence[str],
-    axes: Sequence[str],
-    folders: Sequence[Path],
-    report: Callable[[Path], str],
-    *,
-    dry_run: bool,
-    debug: bool,
-) -> int:
-    """Let a sweeper of Hydra's own choose the jobs, of which only the first is known before."""
-    runs = stages.compose_runs(axis.first_of([*axes, *overrides]), folders)
-    check_ahead([runs], elsewhere=True)
-    if dry_run:
-        raise ConfigError(Fault("--dry-run", "a plugin chooses the jobs, one after the other", "a sweep of ours"))
-    group = folder_of(runs[0].cfg, []).parent
-    found = functools.partial(group.glob, "*/status.json")
-    return _start_plugin(Job(folders, debug), overrides, folders, lambda: [path.parent for path in found()], report)
-
-
 def _start_plugin(
-    job: Job,
-    overrides: Sequence[str],
-    folders: Sequence[Path],
-    find_ends: Callable[[], list[Path]],
-    report: Callable[[Path], str],
+    job: Job, overrides: Sequence[str], find_ends: Callable[[], list[Path]], report: Callable[[Path], str]
 ) -> int:
     """Let a launcher or sweeper of Hydra's own start the jobs, each of which is a run like ours."""
     began, code = time.time(), 0
     try:
-        call_hydra(job, ["--multirun"], overrides, folders)
+        call_hydra(job, ["--multirun"], overrides, job.folders)
     except KeyboardInterrupt:
         code = 130
     ends = sorted(find_ends())

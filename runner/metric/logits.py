@@ -6,14 +6,10 @@ that use them are in ``binary`` and ``likelihood``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from runner.errors import ConfigError, DataError, Fault
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 def likeliest(logits: Tensor, labels: Tensor) -> Tensor:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from markupsafe import Markup
 
 from runner.io.files import write_text
 from runner.io.visible import to_visible
@@ -31,9 +33,6 @@ from runner.report.sweep import Summary, count_states
 from runner.report.table import to_csv, to_jsonl
 from runner.report.tokens import Sheet, to_blocks, to_mark
 from runner.run.read import RunRecord, read_samples
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 MAX_COLUMNS = 6  # settings, or steps of one run, whose completions stand side by side
 # What the templates use beside their own figures.
@@ -136,6 +135,4 @@ def _shared(columns: Sequence[Column]) -> list[Prompt]:
 
 
 def _to_svgs(pictures: Iterable[Picture]) -> list[tuple[Picture, Markup]]:
-    from markupsafe import Markup
-
     return [(picture, Markup(to_svg(picture, f"p{index}"))) for index, picture in enumerate(pictures)]

@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
+from markupsafe import Markup, escape
 
 from runner.report.number import short, value
 from runner.run.read import format_time
 from runner.schema.text import number
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 
 def fill_template(template: str, names: Mapping[str, Any] | None = None, **context: object) -> str:
@@ -37,6 +35,4 @@ def breakable(name: str) -> Markup:
     >>> str(breakable("a_b/<c>"))
     'a_<wbr>b/<wbr>&lt;c&gt;'
     """
-    from markupsafe import Markup, escape
-
     return Markup("<wbr>").join(map(escape, re.split(r"(?<=[_/+])", name)))

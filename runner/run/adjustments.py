@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import describe
-from runner.io.files import read_json, write_json
+from runner.io.files import read_json
 
 ROLLBACK, HALVING = "rollback", "halving"
 FILE = "adjustments.json"
@@ -26,11 +26,6 @@ OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_
 def read_adjustments(folder: Path) -> list[dict[str, Any]]:
     """The adjustments of a run folder, oldest first."""
     return (read_json(folder / FILE) or {}).get("adjustments", [])
-
-
-def write_adjustments(folder: Path, adjustments: Sequence[Mapping[str, Any]]) -> None:
-    """Put them all in place of those that are there; atomically."""
-    write_json(folder / FILE, {"adjustments": list(adjustments)})
 
 
 def count_of(adjustments: Sequence[Mapping[str, Any]], kind: str) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from accelerate.utils import wait_for_everyone
+from peft import PeftModel
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -104,8 +105,6 @@ def disk_needed(trainer: Trainer, seal: Seal) -> dict[str, int]:
 
     The least that can be: an optimizer that is not known counts as one without a state.
     """
-    from peft import PeftModel
-
     args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
     policy = getattr(model, "policy", model)  # of PPO, which has a critic beside it
     saved = [each for each in policy.parameters() if each.requires_grad or not isinstance(policy, PeftModel)]

@@ -54,10 +54,6 @@ class Objective(Trainer):
             raise ConfigError(Fault("loss", found, f"a tensor of shape ({count},): one loss for each entry"))
         return losses
 
-    def with_router_loss(self, loss: Tensor, outputs: ModelOutput) -> Tensor:
-        """The loss with the load balancing that a mixture of experts adds."""
-        return loss + self.router_aux_loss_coef * outputs.aux_loss if self.aux_loss_enabled else loss
-
 
 def call(loss: Callable[..., object], given: Mapping[str, object]) -> object:
     """The result of a loss called with those given arguments that its signature names."""
@@ -209,7 +205,9 @@ class Answers(Objective):
             found = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if self.hooks.loss is None:
             return found
-        loss = self.with_router_loss(self.mean_of_batch(inputs, seen), seen["input_ids"][0])
+        loss = self.mean_of_batch(inputs, seen)
+        if self.aux_loss_enabled:  # the load balancing of a mixture of experts
+            loss = loss + self.router_aux_loss_coef * seen["input_ids"][0].aux_loss
         return (loss, found[1]) if return_outputs else loss
 
     def mean_of_batch(self, inputs: Mapping[str, Tensor], seen: Outputs) -> Tensor:

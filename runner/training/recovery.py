@@ -11,17 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from runner.errors import EnvironmentFault, Fault, RunnerError, SickRun
-from runner.io.files import remove
+from runner.io.files import remove, write_json
 from runner.run import Run, write_manifest
-from runner.run.adjustments import (
-    HALVING,
-    ROLLBACK,
-    count_of,
-    in_words,
-    is_out_of_memory,
-    read_adjustments,
-    write_adjustments,
-)
+from runner.run.adjustments import FILE, HALVING, ROLLBACK, count_of, in_words, is_out_of_memory, read_adjustments
 from runner.run.seal import last_checkpoint, sealed_checkpoints, step_of
 from runner.schema import upstream
 
@@ -54,7 +46,7 @@ def adjust(run: Run, components: Components, error: Exception) -> None:
         raise error
     if trainer.is_world_process_zero() or adjustment["kind"] == HALVING:
         # What this process knew when it began: another one may have written the same meanwhile.
-        write_adjustments(run.folder, [*components.adjustments, adjustment])
+        write_json(run.folder / FILE, {"adjustments": [*components.adjustments, adjustment]})
         record_adjustments(run)
     log.warning("%s", in_words(adjustment))
     if trainer.args.world_size > 1:

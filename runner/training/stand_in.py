@@ -29,10 +29,14 @@ LEFT_OUT = upstream.ELSEWHERE | {
 @contextlib.contextmanager
 def first_rows_prepared(cfg: Config, count: int = SAMPLE) -> Iterator[tuple[Components, dict[str, Any]]]:
     """The parts of the same training on so many rows at least, and how ``inspect_training`` is to look at them."""
+    from runner.model.clone import write_placeholder
+
     with tempfile.TemporaryDirectory(prefix="first-rows-") as folder:
         count = max(SAMPLE, count)
-        run = Run(Path(folder) / "small" / "run")
-        write_config(run.folder, lighten(cfg, count, write_stand_in(cfg, Path(folder) / "model")))
+        run, model = Run(Path(folder) / "small" / "run"), Path(folder) / "model"
+        tokenizer = {name: value for name, value in cfg["model"]["tokenizer"].items() if name != "chat_template"}
+        write_placeholder(build(tokenizer), model)
+        write_config(run.folder, lighten(cfg, count, model))
         components, node = build_components(run), cfg["trainer"]
         ends = ends_of(cfg, policy_of(components.trainer))
         yield components, {"form": node["form"], "head": node["head"], "ends": ends, "count": count}
@@ -59,12 +63,3 @@ def lighten(cfg: Config, rows: int, stand_in: Path) -> dict[str, Any]:
         light["dataset"]["limit"] |= {name: min(rows, limit.get(name) or rows) for name in ("train", "eval")}
     light |= dict.fromkeys(("peft", "quant", "optimizer", "callback", "metric"))
     return light | {"tracker": {"report_to": "none", "environment": None}}
-
-
-def write_stand_in(cfg: Config, folder: Path) -> Path:
-    """A folder with a model of a few weights that has the run's vocabulary."""
-    from runner.model import clone
-
-    node = cfg["model"]["tokenizer"]
-    clone.write_placeholder(build({name: value for name, value in node.items() if name != "chat_template"}), folder)
-    return folder

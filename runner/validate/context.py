@@ -23,7 +23,6 @@ _TABLES = read_tables(__file__)
 TOP: dict[str, str] = _TABLES["top"]
 PLAIN_GROUPS: dict[str, dict[str, str]] = _TABLES["plain_groups"]
 PLAIN_GROUPS["tolerate"] |= dict.fromkeys(ALARMS, "bool | int")
-SPECIAL: dict[str, str] = _TABLES["special"]
 OWN: dict[str, dict[str, str]] = _TABLES["own"] | {"metric": metric.OWN}
 # Arguments by which rewards and metrics say what they judge; the other arguments may be columns of the rows.
 JUDGED = (*metric.SAMPLED, *metric.READ)
@@ -166,6 +165,9 @@ def keys_of(path: str, signature: Signature) -> dict[str, Parameter]:
 def to_parameters(kinds: Mapping[str, str]) -> dict[str, Parameter]:
     """Keys of our own, each with the text of its type, as parameters."""
     return {key: Parameter(key, annotation=expression(kind)) for key, kind in kinds.items()}
+
+
+SPECIAL = to_parameters(_TABLES["special"])  # of every node
 
 
 def is_called_later(path: str, signature: Signature) -> bool:

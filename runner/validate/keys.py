@@ -13,17 +13,7 @@ from runner.schema import upstream
 from runner.schema.read import Parameter, Signature, choices_compared
 from runner.schema.text import Node, as_typed, flatten, last_key, likeness, nearest, scalars, short_text, to_text
 from runner.schema.type import expression, shortened, to_type
-from runner.validate.context import (
-    ARGS,
-    OWN,
-    PLAIN_GROUPS,
-    SPECIAL,
-    TOP,
-    ValidationContext,
-    is_called_later,
-    keys_of,
-    to_parameters,
-)
+from runner.validate.context import ARGS, OWN, PLAIN_GROUPS, SPECIAL, TOP, ValidationContext, is_called_later, keys_of
 from runner.validate.values import SETTINGS, find_misfits, misfit_choice, misfit_number, misfit_type, range_of
 
 # --- The top level ----------------------------------------------------------------------------------
@@ -173,7 +163,7 @@ def find_node_faults(context: ValidationContext, path: str, node: Node) -> Itera
     """A fault for each key that is unknown, in vain, missing or does not fit the target, which is a good one."""
     if (signature := context.signature(node)) is None:
         return
-    known = keys_of(path, signature) | to_parameters(SPECIAL)
+    known = keys_of(path, signature) | SPECIAL
     for key, value in node.items():
         own = f"{path}.{key}"
         if key not in known:

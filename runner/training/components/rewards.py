@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from runner.config.build import asked_for, build, locate, serve
 from runner.errors import ConfigError, Fault
+from runner.metric.ask import OWN, READ, SAMPLED, SAMPLES, Metric, kind_of
 from runner.schema import upstream
 from runner.schema.text import Config, Node, named
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedTokenizerBase, TrainingArguments
 
-    from runner.metric.ask import Metric
     from runner.reward.panel import RewardTracker
 
     Reward: TypeAlias = Callable[..., object] | nn.Module
@@ -53,8 +53,6 @@ def build_scorer(node: Node, own: Collection[str] = ("weight", "timeout"), *, ra
 
     A loader or a class is called first, and what comes back scores. The keys in ``own`` are not the target's.
     """
-    from runner.metric.ask import READ, SAMPLED
-
     arguments = {key: value for key, value in node.items() if key not in own}
     target = locate(node["_target_"])
     if inspect.isfunction(target) and {*SAMPLED, *READ} & asked_for(node["_target_"]):
@@ -66,7 +64,6 @@ def build_metrics(node: Node | None, tokenizer: PreTrainedTokenizerBase) -> list
     """The configured metrics, each ready to measure held-out rows."""
     from torch import nn
 
-    from runner.metric.ask import OWN, SAMPLES, Metric, kind_of
     from runner.reward.panel import Scorer
 
     metrics = []
