@@ -59,7 +59,7 @@ def test_shipped_files_are_named_without_a_machine():
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """Rows of two sets at the steps 1 to 900, more than are read at a time."""
-    path = tmp_path_factory.mktemp("table") / "new" / "rows.jsonl"
+    path = tmp_path_factory.mktemp("table") / "rows.jsonl"
     for step in range(1, 901):
         files.replace_rows(path, [{"step": step, "set": "a"}, {"step": step, "set": "b"}], same=["step", "set"])
     return path
@@ -105,3 +105,17 @@ def test_a_half_row_goes_and_steps_that_are_taken_again_go(table, torn):
     assert table.read_bytes() == whole
     files.forget_rows(table, 0)
     assert table.read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda run: files.write_json(run / "scores.json", {}),
+        lambda run: files.replace_rows(run / "metrics.jsonl", [{"step": 1}]),
+        lambda run: files.write_text(run / "plots" / "loss.svg", ""),
+    ],
+)
+def test_a_folder_that_was_deleted_is_not_made_again_half(tmp_path, write):
+    with pytest.raises(FileNotFoundError):
+        write(tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -338,6 +338,7 @@ def laid(tmp_path, monkeypatch):
 def lay_checkpoint(run: Run, step: int, best: int | None = None, sealed: bool = True) -> Path:
     folder = run.checkpoints / f"checkpoint-{step}"
     named = f"/elsewhere/checkpoints/checkpoint-{best}" if best else None
+    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "trainer_state.json", {"best_model_checkpoint": named, "global_step": step})
     if sealed:
         seal(folder)
@@ -365,6 +366,7 @@ def test_the_weights_that_are_meant(laid):
     ]
     (laid.checkpoints / "checkpoint-2" / "trainer_state.json").write_text("{}")
     assert find_weights(laid, None).name == "checkpoint-8"
+    laid.model.mkdir()
     write_json(laid.model / "config.json", {})
     seal(laid.model)
     assert find_weights(laid, "model").folder == laid.model and find_weights(laid, None).name == "checkpoint-8"

@@ -79,6 +79,7 @@ def test_the_part_that_failed_is_read_from_the_files_of_the_run(tmp_path):
     assert failed() == "reading rows, after step 0"
     write_json(tmp_path / "rows.json", {"lines": ["8 rows looked at"]})
     assert failed() == "training, saving, after step 0"
+    (case.run.checkpoints / "checkpoint-1").mkdir(parents=True)
     write_json(case.run.checkpoints / "checkpoint-1" / "seal.json", {})
     (tmp_path / "config.yaml").touch()
     case.run.set_status("failed", step=2)

@@ -146,6 +146,7 @@ def _write(
 ) -> Path:
     """Write figures with all that they depend on, and return their file."""
     path = Path(request.options.get("to") or request.folder("evaluations") / f"{name}-{prediction_key(facts)}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {**found, "seconds": round(time.monotonic() - began, 2), "asked": facts})
     return path
 

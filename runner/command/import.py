@@ -65,6 +65,7 @@ def main(line: CommandLine) -> int:
         raise ConfigError(Fault(str(target), "it is there already", "a name that is free", fix))
     print(text)
     if target:
+        target.parent.mkdir(parents=True, exist_ok=True)
         write_text(target, text)
     target_words = [] if target else ["import", *line.runs, *line.overrides, f"to={HERE / name}.yaml"]
     print("\n".join([*describe(draft), "", *_describe_next(draft, text, target, target_words)]))

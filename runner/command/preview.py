@@ -74,6 +74,7 @@ def main(line: CommandLine) -> int:
         first, key = runs[0], key_of(runs[0].cfg)
         default = folder_of(first.cfg, first.overrides).parent / f"preview-{key}.html"
         path = default if html in ("", "true") else Path(html)
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, to_preview_page(f"What {first.cfg['name']} ({key}) trains on", sheets))
         print(f"page      {path}", flush=True)
     if faults := [fault for sheet in sheets for fault in sheet.faults]:

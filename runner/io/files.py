@@ -72,17 +72,19 @@ def write_text(path: Path, text: str, *, again: bool = True) -> None:
     write_bytes(path, without_values(text).encode(), again=again)
 
 
-def write_bytes(path: Path, content: bytes, *, again: bool = True) -> None:
+def write_bytes(path: Path, content: bytes, *, again: bool = True, make: bool = True) -> None:
     """Write a file that readers see either as it was or whole: temporary name, sync, rename, sync.
 
     The temporary name is a new one each time, and a link in its place or in that of the file is not followed. Without
-    ``again`` a file that has this content stays as it is.
+    ``again`` a file that has this content stays as it is. ``make`` makes the folder, but never the one around it: that
+    of a run which somebody has deleted is not begun again.
     """
     if not again:
         with contextlib.suppress(OSError), open_own(path, "rb") as file:
             if file.read() == content:
                 return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if make:
+        path.parent.mkdir(exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}")  # ``LEFT_BY_WRITES``
     try:
         with open(temporary, "xb") as file:
@@ -119,8 +121,9 @@ def open_own(path: Path, mode: str = "r", **how: Any) -> IO[Any]:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write strict JSON atomically; see :func:`strict` for what happens to NaN."""
-    write_text(path, json.dumps(strict(value), indent=2, ensure_ascii=False) + "\n")
+    """Write strict JSON atomically in a folder that is there; see :func:`strict` for what happens to NaN."""
+    text = json.dumps(strict(value), indent=2, ensure_ascii=False) + "\n"
+    write_bytes(path, without_values(text).encode(), make=False)
 
 
 def read_json(path: Path) -> dict | None:
@@ -164,7 +167,6 @@ def replace_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, same: Sequenc
     """
     if not rows:
         return
-    path.parent.mkdir(exist_ok=True)
     step, there = rows[0]["step"], {tuple(row[key] for key in same) for row in rows}
     with open_own(path, "r+b") as file:
         found = [row for row in _seek_behind(file, step - 1) if row["step"] == step]

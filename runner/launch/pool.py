@@ -8,11 +8,9 @@ save their step and end.
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import gc
 import os
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -177,7 +175,6 @@ class Pool:
         os.setpgid(0, 0)
         if log:
             log.take_output()
-        faulthandler.enable(sys.stderr)
         confine(slot, self.settings, run.cfg)
         return launch(run, debug=self.settings.debug)
 

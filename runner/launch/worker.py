@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import logging
 import os
 import platform
@@ -25,7 +26,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from runner import config
 from runner.config.build import build, locate
@@ -204,6 +205,7 @@ def work(folder: str | Path, command: str = "train", debug: bool = False, record
                 remove_leftovers(run)
                 run.set_status("running", cause=None)
             held.enter_context(logging_to(run.log))
+            held.enter_context(_exits_named())
             try:
                 # This may be another machine than that of the start.
                 EnvironmentFault.refuse(find_missing_libraries(run.cfg))
@@ -381,7 +383,7 @@ def _explained(run: Run, error: BaseException) -> RunnerError:
     if gone := _folder_fault(run, error, text):
         return gone
     if isinstance(error, SystemExit):
-        text = f"something called sys.exit({error.code!r}) before the run was finished"
+        text = f"something called sys.exit or os._exit({error.code!r}) before the run was finished"
     if isinstance(error, RunnerError) and error.__cause__ and own_place(error.__cause__):
         return error
     if is_full(error, run.folder):
@@ -398,6 +400,24 @@ def _explained(run: Run, error: BaseException) -> RunnerError:
     if fault := _own_fault(run, error, text):
         return ConfigError(fault)
     return RunnerError(Fault(str(run.log), text, fix="read the traceback there, or run again with --debug"))
+
+
+@contextlib.contextmanager
+def _exits_named() -> Iterator[None]:
+    """Have ``os._exit`` in the user's code end as ``sys.exit`` does, and a crash tell the lines that led to it."""
+    leave, own = os._exit, os.getpid()
+
+    def end(status: int) -> NoReturn:
+        if os.getpid() == own:
+            sys.exit(status)
+        leave(status)
+
+    faulthandler.enable(2)
+    os._exit = end
+    try:
+        yield
+    finally:
+        os._exit = leave
 
 
 class Log(logging.StreamHandler):

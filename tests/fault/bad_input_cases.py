@@ -1319,6 +1319,15 @@ MODELS = [
 
 # --- Rewards ------------------------------------------------------------------------------------------
 
+DELETES = """
+import shutil
+from transformers import TrainerCallback
+
+
+class Mine(TrainerCallback):
+    def on_log(self, args, state, control, **_):
+        shutil.rmtree("outputs")
+"""
 GRPO = "trainer=grpo reward.mine._target_=mine.score allow=[mine]"
 REWARD = [
     bad(
@@ -1429,6 +1438,27 @@ REWARD = [
         "mine.py:2",
         {"mine.py": "def score(completions, **_):\n    raise GeneratorExit\n"},
         late=True,
+    ),
+    *(
+        bad(
+            f"code that calls {call}, {when}",
+            GRPO,
+            "exit",
+            f"mine.py:{line}",
+            {"mine.py": f"import os, sys\n{above}\n\ndef score(completions, **_):\n    {inside}\n"},
+            late=True,
+        )
+        for call in ("os._exit(3)", "sys.exit(0)")
+        for when, line, above, inside in (("early", 2, call, "return []"), ("late", 5, "", call))
+    ),
+    bad(
+        "callback that deletes the run",
+        "callback.mine._target_=mine.Mine allow=[mine]",
+        "moved or deleted",
+        "the same command",
+        {"mine.py": DELETES},
+        late=True,
+        code=4,
     ),
     bad(
         "scores without an end",
