@@ -215,6 +215,7 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         (["learning_rate=abc"], ["leave learning_rate out"]),
         (["trainer=grpo", "reward=keywords"], ["'reward.keywords.required=[great]'"]),
         (["model=hub"], ["model.path=Qwen/Qwen2.5-1.5B"]),
+        (["trainer=grpo", "reward._target_=judgs.short"], ["reward._target_=judges.short 'allow=[judges]'"]),
         (["trainer=grpo", "reward=judges.py"], ["reward._target_=judges.short 'allow=[judges]'"]),
         (["trainer=grpo", "reward=judges"], ["reward._target_=judges.short 'allow=[judges]'"]),
         (["trainer=grpo", "reward=other.py"], ["reward._target_=other.function 'allow=[other]'"]),

@@ -8,6 +8,7 @@ re-export leads outside (``logging.os.system``).
 import ast
 import re
 from collections.abc import Collection, Iterator
+from pathlib import Path
 
 from runner.errors import Fault, is_own
 from runner.schema.source import (
@@ -78,6 +79,8 @@ def find_target_fault(path: str, target: object, allow: Collection[str] = ()) ->
     if found:
         return Fault(own, f"{target} is a module", near[0] if near else "a name in it", fix)
     if find_module(package := target.partition(".")[0]) is None:
+        beside = nearest(package, [file.stem for file in Path.cwd().glob("*.py")])
+        fix = f"={target.replace(package, beside[0], 1)} 'allow=[{beside[0]}]'" if beside else fix
         return Fault(own, f"there is no module {package}", "an installed package, or a module in this folder", fix)
     return Fault(own, f"there is no {target}", near[0] if near else "a name that exists", fix)
 
