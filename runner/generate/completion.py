@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from runner.errors import DataError, Fault
 from runner.generate.batch import split_by_rows
 from runner.generate.rows import Row
-from runner.generate.sampler import Model, OnToken, Sampling, draw_noise, evaluating, sample
+from runner.generate.sampler import Model, OnToken, Sampling, evaluating, sample, seeded_generator
 from runner.model.encoding import encode_prompt, stop_ids
 
 Draw: TypeAlias = tuple[int, int]  # the row that is answered and the number of the sample, which number the noise
@@ -94,7 +94,8 @@ class TextGenerator:
     def complete(self, batch: Sequence[Draw], rows: Sequence[Row], on_token: OnToken = None) -> list[Completion]:
         """The completions of one batch of a plan, each as often as it is wanted."""
         prompts = [encode_prompt(self.tokenizer, rows[row]["prompt"], rows[row]) for row, _ in batch]
-        noise_BR = torch.stack([draw_noise(self.how.max_new_tokens, self.seed, *draw) for draw in batch])
+        length, generators = self.how.max_new_tokens, [seeded_generator(self.seed, *draw) for draw in batch]
+        noise_BR = torch.stack([torch.rand(length, generator=each) for each in generators])
         samples = sample(self.model, prompts, self.how, noise_BR, halves=True, on_token=on_token)
         made = []
         drawn = zip(batch, prompts, samples.tokens, samples.logprobs or [], strict=True)

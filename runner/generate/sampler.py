@@ -1,7 +1,7 @@
 """Token ids of prompts -> completions with their log-probabilities: the one sampler.
 
     sample(model, prompts, how, noise_BR)     a completion for each prompt
-    draw_noise(count, seed, row, sample)      the uniform numbers of one completion
+    seeded_generator(seed, row, sample)       the uniform numbers of one completion
 
 A token is where its noise falls in the cumulated probabilities. So a completion depends on the model, its prompt and
 its noise alone, not on what is beside it in the batch or was sampled before; rounding aside, which only differs where
@@ -145,11 +145,6 @@ def seeded_generator(*parts: Any) -> torch.Generator:
     """Random numbers that depend on these parts alone, so that nothing hidden has to be saved for a resume."""
     digest = hashlib.sha256(repr(parts).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7]))
-
-
-def draw_noise(count: int, *parts: Any) -> Tensor:
-    """Uniform numbers [count] below 1, equal for equal parts such as a seed, a row and the number of a sample."""
-    return torch.rand(count, generator=seeded_generator(*parts))
 
 
 def sample_token(logits_BV: Tensor, noise_B: Tensor, how: Sampling) -> tuple[Tensor, Tensor]:

@@ -62,11 +62,6 @@ def names_secret(variable: str) -> bool:
     return bool(VARIABLE.search(variable))
 
 
-def mark_secret(variable: str) -> None:
-    """Count a variable of the environment as a secret from now on."""
-    MARKED.add(variable)
-
-
 def holders() -> dict[str, str]:
     """Each secret that the environment holds, with the name of its variable; paths and plain words are none."""
     return _holders(tuple(os.environ.items()), frozenset(MARKED))

@@ -181,20 +181,28 @@ def contained() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def random_state_kept(devices: Sequence[int] | None = None) -> Iterator[None]:
+    """Leave every source of random numbers as it was, of accelerators those with these numbers, or all of them."""
+    before, numbers = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(before)
+        np.random.set_state(numbers)
+
+
+@contextlib.contextmanager
 def undisturbed(name: str, completions: Sequence[Any]) -> Iterator[None]:
     """Keep the training's random numbers, too, from whatever the body does to them; see :func:`contained`.
 
     The body's own random numbers follow from its name and the completions, so that a run that is resumed has the same.
     """
     seed = int.from_bytes(hashlib.sha256(f"{name} {completions}".encode(errors="replace")).digest()[:4])
-    before, numbers = random.getstate(), np.random.get_state()
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    try:
-        with contained(), torch.random.fork_rng(devices):
-            random.seed(seed), np.random.seed(seed), torch.default_generator.manual_seed(seed)
-            yield
-    finally:
-        random.setstate(before), np.random.set_state(numbers)
+    with contained(), random_state_kept(devices):
+        random.seed(seed), np.random.seed(seed), torch.default_generator.manual_seed(seed)
+        yield
 
 
 class AsyncScorer(Scorer):

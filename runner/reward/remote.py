@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault
-from runner.io.secrets import mark_secret
+from runner.io.secrets import MARKED
 from runner.io.turns import Completion, Values
 
 BUSY = (408, 425, 429, 500, 502, 503, 504)  # worth another try
@@ -64,7 +64,7 @@ class Remote:
         self.request_timeout, self.retries, self.wait = request_timeout, retries, wait
         self._check()
         if token_variable is not None:
-            mark_secret(token_variable)
+            MARKED.add(token_variable)
 
     def __call__(
         self, prompts: Sequence[Completion], completions: Sequence[Completion], **columns: Values

@@ -33,11 +33,6 @@ def count_of(adjustments: Sequence[Mapping[str, Any]], kind: str) -> int:
     return sum(each["kind"] == kind for each in adjustments)
 
 
-def adjusted_args(adjustments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The trainer's arguments that are no longer those of the config."""
-    return {name: value for each in adjustments for name, value in each.get("args", {}).items()}
-
-
 def adjusted_share(adjustments: Sequence[Mapping[str, Any]], done: int) -> float:
     """The share of its learning rate that the step after ``done`` steps has.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import tempfile
 from pathlib import Path
 
 from runner.errors import EnvironmentFault, Fault, FolderError
 from runner.io.files import display_path, files_of, read_json, remove, write_text
+from runner.io.hub import is_offline
 from runner.io.terminal import quiet
 from runner.report.card import base_of, to_card
 from runner.run.read import RunRecord
@@ -100,7 +100,7 @@ def _is_adapter(run: RunRecord) -> bool:
 
 def license_of(base: str | None) -> str | None:
     """The licence of a base model, as the hub has it; None where it is not known or not reachable."""
-    if base is None or os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
+    if base is None or is_offline():
         return None
     from huggingface_hub import HfApi
 

@@ -116,8 +116,10 @@ def inspect_training(
     that stop generation, ``held_out`` one of its prepared sets that is looked at in place of the training rows. No
     random number is drawn from the training.
     """
+    from runner.reward.panel import random_state_kept
+
     prepared = head_of(trainer.train_dataset if held_out is None else held_out, count)
-    with _random_state_kept():
+    with random_state_kept():  # so that a run is the same whether it was looked at or not
         if form == "prompt":
             found = list(_sampled_prompts(trainer, prepared))
         elif hasattr(prepared, "__len__") and not len(prepared):
@@ -181,23 +183,6 @@ def _is_blank(answer: Any) -> bool:
 def head_of(rows: Rows, count: int) -> Rows:
     """The first rows of a dataset or of a stream, as the same kind of thing."""
     return rows.take(count) if hasattr(rows, "take") else rows[:count]
-
-
-@contextlib.contextmanager
-def _random_state_kept() -> Iterator[None]:
-    """Leave every source of random numbers as it was, so that a run is the same whether it was looked at or not."""
-    import random
-
-    import numpy as np
-    import torch
-
-    before, array = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        random.setstate(before)
-        np.random.set_state(array)
 
 
 # --- Batches ------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from runner.config.build import asked_for, build
 from runner.config.sharding import find_gpu_faults, shards_on_cpu
 from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.run import Run
-from runner.run.adjustments import adjusted_args
 from runner.schema import upstream
 from runner.schema.text import Config, Node, nodes
 from runner.tracker.variable import find_foreign_variables, set_variables
@@ -28,7 +27,8 @@ ANYWHERE = ("cpu", "disk", "meta", "auto", "balanced", "balanced_low_0", "sequen
 def build_args(run: Run, adjustments: Sequence[Mapping[str, Any]] = ()) -> TrainingArguments:
     """The trainer's config object: its own defaults, the runner's, the YAML, and last what the run has adjusted."""
     cfg = run.cfg
-    node = cfg["trainer"]["args"] | adjusted_args(adjustments)
+    adjusted = {name: value for each in adjustments for name, value in each.get("args", {}).items()}
+    node = cfg["trainer"]["args"] | adjusted
     ConfigError.refuse(find_foreign_variables(cfg["tracker"]))
     set_variables(cfg["tracker"], run.folder, cfg["name"])
     defaults = {
