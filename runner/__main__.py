@@ -28,6 +28,7 @@ from runner.launch import axis, stages
 from runner.launch.start import call_hydra, start_runs, start_sweep
 from runner.launch.worker import Stop, add_working_folder, handle_signals, prepare_environment
 from runner.run.key import folder_of
+from runner.validate.start import find_variable_faults
 
 # Flags with which Hydra only prints something; others of that kind take a value.
 PRINTING = (("--help", "-h"), ("--hydra-help",), ("--version",), ("--resolve",), ("--shell-completion", "-sc"))
@@ -51,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _inspect(line)
         if line.verb != "train":
             prepare_environment()
+            if line.verb in ("predict", "evaluate", "export", "rehearse", "preview", "reproduce"):
+                EnvironmentFault.refuse(find_variable_faults())
             return import_module(f"runner.command.{line.verb}").main(line)
         how = {"dry_run": line.dry_run, "debug": line.debug}
         if line.multirun or axis.chosen_sweep(line.overrides) is not None:

@@ -312,7 +312,7 @@ def rank() -> int:
 def _read_count(name: str, default: int) -> int:
     """A whole number in the environment; raises EnvironmentFault for anything else."""
     text = os.environ.get(name) or str(default)
-    if not re.fullmatch("[0-9]{1,6}", text):
+    if not re.fullmatch("[0-9]{1,6}", text) or int(text) < default:
         raise EnvironmentFault(Fault(name, repr(text), "a whole number, as torchrun sets it", f"unset {name}"))
     return int(text)
 

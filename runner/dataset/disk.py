@@ -15,7 +15,7 @@ import math
 import re
 import zlib
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from glob import glob, has_magic
 from importlib.util import find_spec
@@ -210,8 +210,7 @@ def check_files(files: Files, max_bytes: int | None = None) -> None:
     if locked := [path for path in files.paths if path.suffix == ".zst" and find_spec("zstandard") is None]:
         found, fix = "zstandard data, and that package is missing", "pip install zstandard"
         raise EnvironmentFault(Fault(str(locked[0]), found, "the package zstandard", fix))
-    longs = ((path, _find_long_line(path, files.reader, max_bytes)) for path in files.paths)
-    entries = (entry for path, long in longs for entry in ([long] if long else _scan(path, files.reader, max_bytes)))
+    entries = (entry for path in files.paths for entry in _scan(path, files.reader, max_bytes, is_first=True))
     DataError.refuse(islice((entry for entry in entries if isinstance(entry, Fault)), SHOWN))
 
 
@@ -241,8 +240,8 @@ def holds_at_most(files: Files, max_bytes: int) -> bool:
     return True
 
 
-def _scan(path: Path, reader: str, max_bytes: int | None = None) -> Iterator[Entry]:
-    """The rows of a file, but for those of parquet, and a fault in place of each that cannot be read."""
+def _scan(path: Path, reader: str, max_bytes: int | None = None, *, is_first: bool = False) -> Iterator[Entry]:
+    """The rows of a file, but for those of parquet, and a fault in place of each that cannot be read, or has no end."""
     kind = PACKED.get(path.suffix.lower(), "")
     if strange := special_file(path):
         yield Fault(str(path), strange.found, "a file", strange.fix)
@@ -252,6 +251,9 @@ def _scan(path: Path, reader: str, max_bytes: int | None = None) -> Iterator[Ent
         meant = kind or ("parquet" if reader == "parquet" else "?")
         if odd and not odd.found.startswith(meant):
             yield Fault(str(path), odd.found, _EXPECTED[reader], _then_named(odd.fix))
+            return
+        if is_first and reader != "parquet" and (long := _find_long_line(path, max_bytes)):
+            yield long
             return
         with _open(path) as file:
             read = {"json": _read_json, "csv": _read_csv, "parquet": _check_parquet}[reader]
@@ -269,12 +271,10 @@ def _scan(path: Path, reader: str, max_bytes: int | None = None) -> Iterator[Ent
         yield Fault(str(path), found, f"a whole {path.suffix} file", fix)
 
 
-def _find_long_line(path: Path, reader: str, max_bytes: int | None) -> Fault | None:
+def _find_long_line(path: Path, max_bytes: int | None) -> Fault | None:
     """The fault of a line that no row can be: twice as long, and it covers a whole piece of the file."""
     number = 1
-    if reader == "parquet" or special_file(path):
-        return None
-    with suppress(EOFError, zlib.error, OSError), _open(path) as file:  # of which the reading will tell
+    with _open(path) as file:
         is_list = _suffix(path) == ".json" and file.peek(HEAD).lstrip().startswith(b"[")
         most = MAX_BYTES_LINE if is_list else MAX_BYTES_ROW
         for piece in islice(iter(lambda: file.read(most), b""), max_bytes and MAX_BYTES_LINE // most):
@@ -502,9 +502,8 @@ def _read_csv(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Ite
             if max_bytes is not None and lines.read > max_bytes:
                 return
     except csv.Error as error:
-        is_long = "field larger" in str(error)
         odd = Fault(f"{path}:{records.line_num}", str(error), _EXPECTED["csv"], _see(path, records.line_num))
-        yield _open_quote(path, begin) if is_long else odd
+        yield _open_quote(path, begin) if "field larger" in str(error) else odd
         return
     finally:
         csv.field_size_limit(previous)
@@ -534,8 +533,8 @@ def _check_parquet(file: io.BufferedReader, path: Path, max_bytes: int | None) -
             yield _no_rows(path)
             return
         if about.num_rows > max(MAX_ROWS_PACKED, total):
-            found, expected = f"{about.num_rows:,} rows in {total:,} bytes", "rows that differ from each other"
-            yield Fault(str(path), found, expected, f"save each row once, as {path.stem}.jsonl or {path.stem}.csv")
+            found, fix = f"{about.num_rows:,} rows in {total:,} bytes", f"save each row once, as {path.stem}.jsonl"
+            yield Fault(str(path), found, "rows that differ from each other", fix)
             return
         what = "broken rows"
         for batch, size in _parquet_batches(path):
@@ -557,8 +556,7 @@ def _parquet_batches(path: Path) -> Iterator[tuple[Any, int]]:
     with parquet.ParquetFile(path) as file:
         groups = map(file.metadata.row_group, range(file.num_row_groups))
         sizes = (part["total_uncompressed_size"] for group in groups for part in group.to_dict()["columns"])
-        longest = max(sizes, default=0)
-        for batch in file.iter_batches(max(1, min(64, MAX_BYTES_LINE // max(1, longest)))):
+        for batch in file.iter_batches(max(1, min(64, MAX_BYTES_LINE // max(1, *sizes, 1)))):
             columns = [each.dictionary_decode() if hasattr(each, "dictionary_decode") else each for each in batch]
             yield batch, len(batch) + sum(each.nbytes for each in columns)
 

@@ -16,6 +16,7 @@ import os
 import platform
 import re
 import runpy
+import shlex
 import signal
 import stat
 import sys
@@ -53,7 +54,7 @@ from runner.run.seal import damage_of, describe_damage, remove_leftovers, remove
 from runner.schema.text import nodes
 from runner.validate import find_dangers
 from runner.validate.context import OWN
-from runner.validate.start import find_missing_libraries
+from runner.validate.start import find_missing_libraries, find_variable_faults
 from runner.validate.targets import is_allowed
 
 log = logging.getLogger("runner.launch.worker")
@@ -148,6 +149,7 @@ def main(words: Sequence[str]) -> int:
         return ConfigError.code
     try:
         run, world = Run(Path(folders[0])), config.world_size()
+        EnvironmentFault.refuse(find_variable_faults())
         check_metadata(run)
         if "--trust" not in words and (dangers := find_dangers(run.cfg)):  # the folder can come from anybody
             fix = f"python -m runner.launch {run} --trust  (if you trust who wrote its config.yaml)"
@@ -371,6 +373,9 @@ def _folder_fault(run: Run, error: BaseException, text: str) -> FolderError | No
         FolderError.refuse(find_foreign_faults(run.folder))
     except FolderError as gone:
         return gone
+    if isinstance(error, IsADirectoryError) and str(run.folder) in text and not own_place(error):
+        path = str(error.filename2 or error.filename)
+        return FolderError(Fault(path, "a folder", "a file, or nothing", f"rm -r {shlex.quote(path)}"))
     if is_missing and str(run.folder) in text and not own_place(error):
         fix = "the same command again; it goes on from what is whole"
         return FolderError(Fault(str(run.folder), text, "files that nobody else moves or deletes meanwhile", fix))

@@ -153,15 +153,16 @@ def _find_value_faults(folder: ModelFolder, name: str, target: str = "") -> Iter
         known = signature.parameters.get(key) if signature else None
         limits = next((each for keys, each in LIMITS[name].items() if re.fullmatch(keys, key.split(".")[-1])), None)
         numbers = value if isinstance(value, list) else [value]
-        if any(isinstance(number, Mapping) for number in numbers):  # {"__float__": "Infinity"}, or parts of their own
+        if value is None or any(
+            isinstance(number, Mapping) for number in numbers
+        ):  # {"__float__": "Infinity"}, or parts
             continue
-        expected = f"{limits[0]:,} to {limits[1]:,}" if limits else ""
-        if limits and all(isinstance(number, int | float) and limits[0] <= number <= limits[1] for number in numbers):
-            expected = ""
+        is_near = all(isinstance(each, int | float) and limits[0] <= each <= limits[1] for each in numbers if limits)
+        expected = "" if is_near or not limits else f"{limits[0]:,} to {limits[1]:,}"
         is_whole = isinstance(value, float) and value.is_integer()
         if known and not known.type.accepts(int(value) if is_whole else value):
             expected = str(known.type)
-        if value is not None and expected:
+        if expected:
             yield folder.fault(f"{name} of {folder.source}: {key} is {json.dumps(value)[:40]}", expected)
 
 
@@ -244,16 +245,11 @@ def _find_weight_faults(folder: ModelFolder) -> Iterator[Fault]:
             layers.setdefault(int(inside[1]), set()).add(inside[2])
     depth, first = config.get("num_hidden_layers"), layers.get(0, set())
     for key, whole in (("num_key_value_heads", "num_attention_heads"), ("num_attention_heads", "hidden_size")):
-        part, total = config.get(key), config.get(whole)
-        if (
-            isinstance(part, int)
-            and isinstance(total, int)
-            and total % part
-            and not (whole == "hidden_size" and "head_dim" in config)
-        ):
-            yield folder.fault(
-                f"config.json of {folder.source}: {key} is {part}, and {whole} {total}", "what divides it"
-            )
+        part, total = config.get(key), config.get(whole, 0)
+        is_free = whole == "hidden_size" and "head_dim" in config
+        if isinstance(part, int) and isinstance(total, int) and total % part and not is_free:
+            found = f"config.json of {folder.source}: {key} is {part}, and {whole} {total}"
+            yield folder.fault(found, "what divides it")
     known = range(depth) if isinstance(depth, int) else ()
     lacking = [(layer, part) for layer in known for part in sorted(first - layers.get(layer, set()))]
     if lacking:

@@ -150,6 +150,7 @@ def format_fault(folder: Path, number: object) -> Fault:
 
 def write_config(folder: Path, cfg: Mapping[str, Any]) -> None:
     """Freeze a configuration in a run folder, below the format of the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
     whole = {"format": FORMAT} | dict(cfg)
     write_text(folder / "config.yaml", yaml.safe_dump(whole, sort_keys=False, allow_unicode=True))
 

@@ -7,6 +7,7 @@ loading can show, the worker reports.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -31,12 +32,14 @@ from runner.run.key import folder_of, processes_of
 from runner.schema import upstream
 from runner.schema.read import read_signature
 from runner.schema.source import Definition, find_definition
+from runner.schema.table import read_tables
 from runner.schema.text import Config, last_key, nodes, walk
 from runner.tracker.variable import COMPLETED
 from runner.validate.context import JUDGED
 from runner.validate.targets import find_absent_imports
 
 # Arguments that every trainer of rewards gives to them beside the columns of the rows.
+VARIABLES: list[tuple[str, str, str]] = read_tables(__file__)["variables"]
 GIVEN_TO_REWARDS = {*JUDGED, "prompts", "trainer_state", "log_extra", "log_metric", "environments"}
 
 
@@ -45,6 +48,7 @@ def check_ahead(jobs: Sequence[Sequence[Composed]], *, elsewhere: bool = False) 
 
     What is finished is not looked at. GPUs may be ``elsewhere``, where a plugin starts the runs.
     """
+    EnvironmentFault.refuse(find_variable_faults())
     runs = [composed for stages in jobs for composed in stages]
     if other_worlds := [fault for composed in runs for fault in find_other_worlds(composed)]:
         raise ConfigError(dict.fromkeys(other_worlds))
@@ -191,6 +195,13 @@ OTHER_VALUES = {
     "report_to": "none",
     upstream.USE_LIGER_KERNEL: "false",
 }
+
+
+def find_variable_faults() -> Iterator[Fault]:
+    """A fault for each variable of the environment that would end an import, or change a training in silence."""
+    for name, (names, values, expected) in itertools.product(sorted(os.environ), VARIABLES):
+        if re.fullmatch(names, name) and not re.fullmatch(values, os.environ[name], re.IGNORECASE):
+            yield Fault(name, repr(os.environ[name])[:80], expected, f"unset {name}")
 
 
 def find_environment_faults(to_do: Sequence[Composed], elsewhere: bool) -> Iterator[Fault]:

@@ -1568,6 +1568,34 @@ ENVIRONMENT = [
         code=5,
         environment={"WORLD_SIZE": "2", "RANK": "0"},
     ),
+    *(
+        bad(f"{name} of {value!r}", words, name, f"unset {name}", code=5, environment={name: value})
+        for words, name, value in (
+            ("seed=1", "RANK", "x"),
+            ("seed=1", "WORLD_SIZE", "0"),
+            ("-m seed=1,2", "ACCELERATE_MIXED_PRECISION", "fp16"),
+            ("seed=1", "ACCELERATE_MIXED_PRECISION", "foo"),
+            ("seed=1", "ACCELERATE_USE_CPU", "true"),
+            ("seed=1", "ACCELERATE_TORCH_DEVICE", "meta"),
+            ("seed=1", "ACCELERATE_DYNAMO_BACKEND", "eager"),
+            ("seed=1", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4"),
+            ("seed=1", "ACCELERATE_USE_MEGATRON_LM", "true"),
+            ("seed=1", "ACCELERATE_USE_FSDP", "x"),
+            ("rehearse", "ACCELERATE_USE_FSDP", "maybe"),
+            ("rehearse", "ACCELERATE_DEBUG_MODE", ""),
+            ("seed=1", "ACCELERATE_LOG_LEVEL", "loud"),
+            ("seed=1", "OMPI_COMM_WORLD_SIZE", "4"),
+            ("seed=1", "PMI_RANK", "x"),
+            ("seed=1", "MASTER_PORT", "abc"),
+            ("seed=1", "CUDA_VISIBLE_DEVICES", "x"),
+            ("seed=1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1"),
+            ("preview", "HF_HUB_ETAG_TIMEOUT", "x"),
+            ("seed=1", "HF_DATASETS_IN_MEMORY_MAX_SIZE", "all"),
+            ("seed=1", "TORCH_LOGS", "+nonsense"),
+            ("seed=1", "PYTORCH_ALLOC_CONF", "x"),
+            ("seed=1", "WANDB_MODE", "foo"),
+        )
+    ),
     bad(
         "bitsandbytes is missing",
         "quant=4bit peft=lora",
@@ -1917,6 +1945,18 @@ ODD_PLACES = [
     good("PYTHONOPTIMIZE", "seed=1 --dry-run", looks=True, cold=SHELL, environment={"PYTHONOPTIMIZE": "2"}),
     good("warnings as errors", "seed=1 --dry-run", looks=True, cold=SHELL, environment={"PYTHONWARNINGS": "error"}),
     good("PYTHONSAFEPATH", "seed=1 --dry-run", looks=True, cold=SHELL, environment={"PYTHONSAFEPATH": "1"}),
+    good(
+        "variables of accelerate launch, of a scheduler and of a careful person",
+        "seed=1 --dry-run",
+        looks=True,
+        cold=SHELL,
+        environment={
+            **{"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_CPU": "False", "ACCELERATE_DYNAMO_BACKEND": "NO"},
+            **{"ACCELERATE_CPU_AFFINITY": "False", "CUDA_VISIBLE_DEVICES": "GPU-8a1b,MIG-3f/1/0", "PMI_SIZE": "1"},
+            **{"TORCH_LOGS": "+dynamo,graph_breaks,-torch.distributed", "OMP_NUM_THREADS": "x", "COLUMNS": "1000000"},
+            **{"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True", "TMPDIR": "/nowhere"},
+        },
+    ),
     good("a limit of 256 open files", "seed=1 --dry-run", looks=True, cold=f"ulimit -n 256; {SHELL}"),
     good("read-only working folder", "seed=1 output_root=/tmp --dry-run", looks=True, cold=f"chmod 500 .; {SHELL}"),
 ]

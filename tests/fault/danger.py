@@ -220,7 +220,7 @@ def judged(name: str, outcome: Outcome, mark: Path, behind: bool = False) -> Ite
     left = [path for path in (mark, mark.parent / "outputs", Path("/tmp/elsewhere")) if path.exists()]
     if left and not (behind and left == [mark.parent / "outputs"] and not list(left[0].rglob("*.safetensors"))):
         yield f"{name}: it left {left[0].name}"
-    elif outcome.code not in (2, 4) or "found " not in outcome.text or "Traceback" in outcome.text:
+    elif outcome.code not in (2, 4, 5) or "found " not in outcome.text or "Traceback" in outcome.text:
         yield f"{name}: exit code {outcome.code}: {' '.join(outcome.text.split())[-160:]}"
 
 
