@@ -185,7 +185,7 @@ def test_a_tracker_sets_only_variables_of_trackers(capsys):
         (["trainer=grpo", "reward=remote", "reward.remote.url='http://[::1'"], "'http://[::1': Invalid IPv6"),
         (["trainer=grpo", "reward=remote", "reward.remote.url='http://a:99999/'"], "Port out of range"),
         (["allow=3"], "type      leave allow out"),
-        (["dataset.map=mine.f", "allow=[mine]"], "found     the text mine.f"),
+        (["dataset.map=mine.f"], "type      dataset.map._target_=mine.f 'allow=[mine]'"),
         (["trainer.args.report_to=wandbb"], "type      trainer.args.report_to=wandb"),
         (["import", "/dev/zero"], "a pipe, a socket or a device"),
     ],

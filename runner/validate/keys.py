@@ -171,6 +171,9 @@ def find_node_faults(context: ValidationContext, path: str, node: Node) -> Itera
         elif own in NODE_KEYS and value is not None and not (isinstance(value, dict) and "_target_" in value):
             fix = f"leave {own} out" if own == "trainer.args" else as_typed({f"{own}.path": value})
             yield Fault(own, short_text(value), "keys", fix)
+        elif own == "dataset.map" and isinstance(value, str):
+            fix = f"{own}._target_={value} 'allow=[{value.partition('.')[0]}]'"
+            yield Fault(own, short_text(value), "keys with a function of a row as _target_", fix)
         else:
             where, choices = context.origin(own, value), _choices(context, own, value, known[key], signature)
             numbers = range_of(where, key, signature, context.trainer)
