@@ -1469,7 +1469,12 @@ REWARD = [
         late=True,
     ),
     bad("allowed packages as a number", "allow=3", "allow", "allow="),
-    bad("step that is text", "dataset.map=mine.step allow=[mine]", "keys with a function of a row", "dataset.map._target_=mine.step"),
+    bad(
+        "step that is text",
+        "dataset.map=mine.step allow=[mine]",
+        "keys with a function of a row",
+        "dataset.map._target_=mine.step",
+    ),
     bad(
         "server that was not typed",
         OWN + " trainer=grpo",
