@@ -167,7 +167,7 @@ def misses_of_stop(place: Place, words: Sequence[str], phase: str, asked: dict[s
         yield f"exit code {code}, not {wanted}: {said[-300:]}"
     found = list(place.folder.glob("outputs/run/*/config.yaml"))
     state = state_of(found[0].parent) if found else "new"
-    if state != "interrupted" and not (phase == "door" and state in ("new", "created")):
+    if state != "interrupted" and not (phase == "door" and state in ("new", "created", "finished")):
         yield f"state {state}"
     if told.read_text() == "went on":
         yield "went on after the second signal"
