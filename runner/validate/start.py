@@ -48,10 +48,10 @@ def check_ahead(jobs: Sequence[Sequence[Composed]], *, elsewhere: bool = False) 
 
     What is finished is not looked at. GPUs may be ``elsewhere``, where a plugin starts the runs.
     """
-    EnvironmentFault.refuse(find_variable_faults())
     runs = [composed for stages in jobs for composed in stages]
     if other_worlds := [fault for composed in runs for fault in find_other_worlds(composed)]:
         raise ConfigError(dict.fromkeys(other_worlds))
+    EnvironmentFault.refuse(find_variable_faults())
     to_do = {folder: run for run in runs if Run(folder := _place(run)).status()["state"] != "finished"}
     check_parts(jobs, to_do)
     if to_do and (lacking := list(find_environment_faults([*to_do.values()], elsewhere))):
