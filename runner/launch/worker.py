@@ -388,7 +388,7 @@ def _explained(run: Run, error: BaseException) -> RunnerError:
     if gone := _folder_fault(run, error, text):
         return gone
     if isinstance(error, SystemExit):
-        text = f"something called sys.exit or os._exit({error.code!r}) before the run was finished"
+        text = f"something called sys.exit({error.code!r}) or os._exit before the run was finished"
     if isinstance(error, RunnerError) and error.__cause__ and own_place(error.__cause__):
         return error
     if is_full(error, run.folder):
