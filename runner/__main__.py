@@ -102,9 +102,8 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
     try:
         known, rest = parser.parse_known_args(list(words))
     except argparse.ArgumentError as error:
-        raise ConfigError(
-            Fault("command line", str(error), "a flag with its value", "python -m runner --help")
-        ) from None
+        fault = Fault("command line", str(error), "a flag with its value", "python -m runner --help")
+        raise ConfigError(fault) from None
     menu, (rest, flags) = read_menu(known.folders), take_flags(rest)
     overrides = [word for word in rest if "=" in word or word.startswith("~")]
     plain = [word for word in rest if "=" not in word and not word.startswith("~")]

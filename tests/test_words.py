@@ -161,6 +161,7 @@ def test_an_imported_file_may_have_the_same_names(tmp_path, monkeypatch, capsys)
         (["--dryrun"], ["python -m runner --dry-run"]),
         (["trainer", "--help"], ["python -m runner options trainer"]),
         (["--config-dir"], ["python -m runner --help"]),
+        (["--config"], ["experiment=<one of them>"]),
         (["--lr", "1e-5", "--seed=3"], ["learning_rate=1e-05", "seed=3"]),
         (["--model_name_or_path", "org/x", "--use-peft"], ["model=org/x", "peft=lora"]),
         (["--config", "theirs.yaml"], ["python -m runner import theirs.yaml"]),

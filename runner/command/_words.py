@@ -99,10 +99,9 @@ def find_flag_faults(line: CommandLine, flags: Mapping[str, str], menu: Options)
         yield answer if fault.where in flags else fault
     for key, value in flags.items():
         names = [key, *nearest(key, examples)] if key in examples else nearest(key, examples)
-        if key in CONFIG_FLAGS and Path(value).is_dir():
-            yield Fault(
-                f"--{key}", "a flag, and there is no such", "a folder of groups", f"--config-dir {shlex.quote(value)}"
-            )
+        if key in CONFIG_FLAGS and value and Path(value).is_dir():
+            fix = f"--config-dir {shlex.quote(value)}"
+            yield Fault(f"--{key}", "a flag, and there is no such", "a folder of groups", fix)
         elif key in CONFIG_FLAGS:
             yield option_fault("experiment", value, menu)
         elif line.verb != "train":

@@ -205,8 +205,9 @@ def _other_side(line: CommandLine, request: InferenceRequest) -> list[Side]:
     try:
         other = read_request(dataclasses.replace(line, runs=[wish], overrides=words), "evaluate", OWN, PARTS)
     except FolderError as error:
-        fixes = {fault: re.sub(r"^python -m runner evaluate (?=\S)", "against=", fault.fix) for fault in error.faults}
-        raise FolderError(dataclasses.replace(fault, fix=fix) for fault, fix in fixes.items()) from None
+        fixes = [re.sub(r"^python -m runner evaluate (?=\S)", "against=", fault.fix) for fault in error.faults]
+        error.faults = [dataclasses.replace(fault, fix=fix) for fault, fix in zip(error.faults, fixes, strict=True)]
+        raise
     if other.head != request.head:
         raise ConfigError(Fault("against", f"{wish} is a {other.head} model", f"an {request.head} model"))
     shared = {name: request.cfg.get(name) for name in ("dataset", "metric", "reward", "allow", "seed", "tolerate")}

@@ -99,12 +99,11 @@ def slice_length(cut: str, rows: int) -> int | None:
     """
     if "+" in cut or "(" in cut:
         return None
-    ends = re.search(r"\[(.*):(.*)\]", cut)
+    inside = re.search(r"\[(.*):(.*)\]", cut)
+    ends = [end or None for end in (inside.groups() if inside else ("", ""))]
     # A share is rounded to the nearest row, as datasets does it.
-    shares = (
-        [round(int(end[:-1]) * rows / 100) if "%" in end else end for end in ends.groups()] if ends else [None, None]
-    )
-    return len(range(rows)[slice(*(None if end in ("", None) else int(end) for end in shares))])
+    numbers = [end and (round(int(end[:-1]) * rows / 100) if "%" in end else int(end)) for end in ends]
+    return len(range(rows)[slice(*numbers)])
 
 
 def split_of(cut: str) -> str:

@@ -153,9 +153,8 @@ def _find_value_faults(folder: ModelFolder, name: str, target: str = "") -> Iter
         known = signature.parameters.get(key) if signature else None
         limits = next((each for keys, each in LIMITS[name].items() if re.fullmatch(keys, key.split(".")[-1])), None)
         numbers = value if isinstance(value, list) else [value]
-        if value is None or any(
-            isinstance(number, Mapping) for number in numbers
-        ):  # {"__float__": "Infinity"}, or parts
+        has_parts = any(isinstance(each, Mapping) for each in numbers)  # such as {"__float__": "Infinity"}
+        if value is None or has_parts:
             continue
         is_near = all(isinstance(each, int | float) and limits[0] <= each <= limits[1] for each in numbers if limits)
         expected = "" if is_near or not limits else f"{limits[0]:,} to {limits[1]:,}"

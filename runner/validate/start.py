@@ -38,8 +38,8 @@ from runner.tracker.variable import COMPLETED
 from runner.validate.context import JUDGED
 from runner.validate.targets import find_absent_imports
 
-# Arguments that every trainer of rewards gives to them beside the columns of the rows.
 VARIABLES: list[tuple[str, str, str]] = read_tables(__file__)["variables"]
+# Arguments that every trainer of rewards gives to them beside the columns of the rows.
 GIVEN_TO_REWARDS = {*JUDGED, "prompts", "trainer_state", "log_extra", "log_metric", "environments"}
 
 
@@ -67,7 +67,9 @@ def check_parts(jobs: Sequence[Sequence[Composed]], to_do: Collection[Path] | No
 
     A folder that an earlier stage will fill is not missed.
     """
-    folders = {_place(composed) for stages in jobs for composed in stages}
+    places = {id(composed): _place(composed) for stages in jobs for composed in stages}
+    folders = set(places.values())
+    wanted = folders if to_do is None else to_do
     seen: dict[str, tuple[list[Fault], list[Fault]]] = {}  # of the rows and of the rest, by the parts
 
     def look(composed: Composed) -> tuple[list[Fault], list[Fault]]:
@@ -77,9 +79,7 @@ def check_parts(jobs: Sequence[Sequence[Composed]], to_do: Collection[Path] | No
             seen[key] = _look_at_rows(parts).faults, list(_find_faults(parts, folders))
         return seen[key]
 
-    looks = [
-        (stages[0].command, [look(run) for run in stages if to_do is None or _place(run) in to_do]) for stages in jobs
-    ]
+    looks = [(stages[0].command, [look(run) for run in stages if places[id(run)] in wanted]) for stages in jobs]
     data = name_jobs([(words, [fault for rows, _ in pairs for fault in rows]) for words, pairs in looks])
     other = name_jobs([(words, [fault for _, rest in pairs for fault in rest]) for words, pairs in looks])
     if other:

@@ -158,9 +158,9 @@ def miss_of(warm: Warm, trained: Path, work: Path, verb: str, place: str, kind: 
     written = [
         each for each in work.rglob("*") if each.is_file() and not each.is_symlink() and each.stat().st_nlink < 2
     ]
-    if kind == "second_name":  # a file of this run as any other, as ``cp -al`` makes them: it may be shown
-        return ""
     shown = [each.name for each in written if each.parent != elsewhere and SECRET.encode() in each.read_bytes()]
+    if kind == "second_name":  # a file of this run as any other, as ``cp -al`` makes them: a copy may hold the same
+        shown = []
     return f"showed what is elsewhere{f', in {shown[0]}' if shown else ''}" if SECRET in text or shown else ""
 
 

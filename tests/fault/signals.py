@@ -157,6 +157,7 @@ def misses_of_stop(place: Place, words: Sequence[str], phase: str, asked: dict[s
     """Stop the command once; what is not as it must be. The phase may not come in what is left of the run."""
     told = place.folder / "told"
     told.unlink(missing_ok=True)
+    before = [state_of(path.parent) for path in place.folder.glob("outputs/run/*/config.yaml")]
     code, said = start(place, words, phase=phase, **asked)
     if not told.exists():
         yield from () if code == 0 else [f"exit code {code} without a signal: {said[-300:]}"]
@@ -167,7 +168,7 @@ def misses_of_stop(place: Place, words: Sequence[str], phase: str, asked: dict[s
         yield f"exit code {code}, not {wanted}: {said[-300:]}"
     found = list(place.folder.glob("outputs/run/*/config.yaml"))
     state = state_of(found[0].parent) if found else "new"
-    if state != "interrupted" and not (phase == "door" and state in ("new", "created", "finished")):
+    if state != "interrupted" and not (phase == "door" and state in ("new", "created", *before)):
         yield f"state {state}"
     if told.read_text() == "went on":
         yield "went on after the second signal"
