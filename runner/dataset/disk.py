@@ -40,6 +40,7 @@ PACKED = {".gz": "gzip", ".zst": "zstandard"}
 READABLE = "a file that ends in " + ", ".join(READERS) + "; .gz or .zst may follow"
 MAX_BYTES_READ = 4 << 20  # of a large dataset, before it is loaded
 MAX_BYTES_ROW, MAX_BYTES_LINE = 8 << 20, 256 << 20  # the second of a line that may be a whole list of rows
+PIECE = 1 << 20  # bytes that are in memory at a time while lines are measured
 MAX_DEPTH = 50  # of lists and objects in each other; the reader of rows takes 60
 MAX_ROWS_PACKED = 1_000_000  # of a parquet file with less than a byte for each
 CHOOSE = "dataset.path=<file, folder, pattern, or org/name>"
@@ -272,19 +273,21 @@ def _scan(path: Path, reader: str, max_bytes: int | None = None, *, is_first: bo
 
 
 def _find_long_line(path: Path, max_bytes: int | None) -> Fault | None:
-    """The fault of a line that no row can be: twice as long, and it covers a whole piece of the file."""
-    number = 1
+    """The fault of a line that no row can be; of a file that is only looked at, in its first MAX_BYTES_LINE."""
+    number, length = 1, 0
     with _open(path) as file:
         is_list = _suffix(path) == ".json" and file.peek(HEAD).lstrip().startswith(b"[")
         most = MAX_BYTES_LINE if is_list else MAX_BYTES_ROW
-        for piece in islice(iter(lambda: file.read(most), b""), max_bytes and MAX_BYTES_LINE // most):
-            if len(piece) == most and b"\n" not in piece:
+        for piece in islice(iter(lambda: file.read(PIECE), b""), max_bytes and MAX_BYTES_LINE // PIECE):
+            first, newline, rest = piece.partition(b"\n")
+            if (length := length + len(first)) >= most:
                 fix = _see(path, number).replace("  (", " | head -c 300  (", 1)
                 if is_list:
                     rows = quote(str(path.with_name(f"{path.name.partition('.')[0]}.jsonl")))
                     fix = _unpacking(path, "jq -c '.[]'") + f" > {rows}, then dataset.path={rows}"
                 return Fault(f"{path}:{number}", f"a line of more than {most:,} bytes", "rows with an end", fix)
-            number += piece.count(b"\n")
+            if newline:
+                number, length = number + 1 + rest.count(b"\n"), len(rest) - rest.rfind(b"\n") - 1
     return None
 
 
