@@ -107,7 +107,8 @@ class Started:
     def wait(self) -> subprocess.CompletedProcess:
         if self.code is None:
             self.code = self.warm.ask({"wait": self.pid})
-        texts = [path.read_text(encoding="utf-8", errors="replace") for path in (self.out, self.err)]
+        written = (path if path.exists() else Path(os.devnull) for path in (self.out, self.err))  # killed at its start
+        texts = [path.read_text(encoding="utf-8", errors="replace") for path in written]
         return subprocess.CompletedProcess([sys.executable, "-m", "runner", *self.words], self.code, *texts)
 
     def wait_for(self, path: Path, seconds: float = 600) -> bool:
@@ -131,19 +132,17 @@ def world_of_two() -> list[dict[str, str]]:
 def serve() -> None:
     """Fork for each line of stdin that names a command, and tell what became of the others that it names."""
     sys.path[:0] = [str(Path(__file__).parent.parent), str(Path(__file__).parent / "fault")]
-    from runner import (
-        __main__,  # noqa: F401  the entry point comes with its imports
-        config,
-    )
+    from runner import __main__  # noqa: F401  the entry point comes with its imports
     from runner.config import build
-    from runner.launch import worker
+    from runner.launch import stages, worker
     from runner.report import plot
+    from runner.validate.start import check_ahead
 
     worker.prepare_environment()
     import_module("runner.training.components")
     for trainer in ("SFTTrainer", "DPOTrainer", "GRPOTrainer"):
         build.locate(f"trl.{trainer}")
-    config.compose(["trainer=sft"])  # the sources of configurations are read
+    check_ahead([stages.compose_runs(["trainer=sft"], [])])  # the sources of configurations and models are read
     draw_one_picture(plot)
     if sys.platform == "linux":  # what a dead command leaves becomes ours, where a test can see it
         ctypes.CDLL(None).prctl(SUBREAPER, 1)

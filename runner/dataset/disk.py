@@ -362,8 +362,7 @@ def _read_json(file: io.BufferedReader, path: Path, max_bytes: int | None) -> It
 def _parse(text: bytes) -> object:
     """The value of a text in JSON; raises ValueError where it is none, or an object has a key twice."""
     try:
-        hooks: Any = {"object_pairs_hook": _to_object, "parse_float": _to_number, "parse_int": _to_number}
-        return json.loads(text.decode("utf-8-sig"), **hooks)
+        return _DECODER.decode(text.decode("utf-8-sig"))
     except RecursionError as error:
         raise ValueError(str(error)) from None
 
@@ -382,6 +381,9 @@ def _to_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return made
 
 
+_DECODER = json.JSONDecoder(object_pairs_hook=_to_object, parse_float=_to_number, parse_int=_to_number)
+
+
 def _as_json(line: bytes) -> object:
     try:
         return _parse(line)
@@ -391,22 +393,27 @@ def _as_json(line: bytes) -> object:
 
 def _read_line(line: bytes, path: Path, number: int) -> Entry:
     where = f"{path}:{number}"
-    mend = _see(path, number)
     try:
-        return _as_row(_parse(line), where, mend, has_escapes=b"\\u" in line)
+        row = _as_row(_parse(line), where, "", *_looks(line))
+        return replace(row, fix=_see(path, number)) if isinstance(row, Fault) else row
     except UnicodeDecodeError:
         odd = undecodable(line, str(path))
         return Fault(where, odd.found, "UTF-8", odd.fix)
     except ValueError as error:
-        return Fault(where, f"no JSON: {error}", _EXPECTED["json"], mend)
+        return Fault(where, f"no JSON: {error}", _EXPECTED["json"], _see(path, number))
 
 
-def _as_row(value: object, where: str, fix: str, *, has_escapes: bool) -> Entry:
+def _looks(text: bytes) -> tuple[bool, bool]:
+    """True for values in a text that may be nested too deeply, and for such as may hold characters that are none."""
+    return text.count(b"[") + text.count(b"{") > MAX_DEPTH, b"\\u" in text
+
+
+def _as_row(value: object, where: str, fix: str, may_be_deep: bool, has_escapes: bool) -> Entry:
     """The value if it is a row of whole characters, else its fault."""
     if not isinstance(value, dict):
         return Fault(where, repr(json.dumps(value, ensure_ascii=False)[:40]), "a JSON object", fix)
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH):
+    level: list[Any] = [value] if may_be_deep else []
+    for _ in range(MAX_DEPTH if may_be_deep else 0):
         inside = [each.values() if isinstance(each, dict) else each for each in level]
         level = [each for each in chain.from_iterable(inside) if isinstance(each, dict | list)]
     if level:
@@ -462,10 +469,9 @@ def _read_document(text: bytes, path: Path) -> Iterator[Entry]:
     elif not isinstance(value, list) or not value:
         yield _no_rows(path)
     else:
-        has_escapes = b"\\u" in text
+        looks = _looks(text)
         for number, row in enumerate(value):
-            fix = f"delete row {number}, or mend it"
-            yield _as_row(row, f"{path} row {number}", fix, has_escapes=has_escapes)
+            yield _as_row(row, f"{path} row {number}", f"delete row {number}, or mend it", *looks)
 
 
 def _read_csv(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Iterator[Entry]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from os.path import getmtime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runner.errors import ConfigError, Fault, describe
 from runner.model import jinja
@@ -39,7 +39,8 @@ MODEL_CLASSES = {
     "lm": "transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "score": "transformers.models.auto.modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
 }
-LIMITS: dict[str, dict[str, tuple[float, float]]] = read_tables(__file__)
+LIMITS: dict[str, dict[str, Any]] = read_tables(__file__)
+KINDS = {"an object": Mapping, "a list": list, "a text": str, "a text or an object": str | Mapping}
 NESTED = ("text_config", "rope_parameters", "rope_scaling")
 READ_WITH_WEIGHTS = ("special_tokens_map.json", "added_tokens.json")
 OUTPUT_LAYERS = ("lm_head", "embed_out", "score")  # in no file where they share the embeddings' weights, or are new
@@ -151,18 +152,28 @@ def _find_value_faults(folder: ModelFolder, name: str, target: str = "") -> Iter
     deeper = [(f"{key}.{inner}", each) for key, entries in inside for inner, each in entries]
     for key, value in [*values.items(), *deeper]:
         known = signature.parameters.get(key) if signature else None
-        limits = next((each for keys, each in LIMITS[name].items() if re.fullmatch(keys, key.split(".")[-1])), None)
+        keys = (key, key.split(".")[-1])
+        limits = next((each for form, each in LIMITS[name].items() if any(re.fullmatch(form, k) for k in keys)), None)
         numbers = value if isinstance(value, list) else [value]
         has_parts = any(isinstance(each, Mapping) for each in numbers)  # such as {"__float__": "Infinity"}
-        if value is None or has_parts:
+        if value is None or (has_parts and not isinstance(limits, str)):
             continue
-        is_near = all(isinstance(each, int | float) and limits[0] <= each <= limits[1] for each in numbers if limits)
-        expected = "" if is_near or not limits else f"{limits[0]:,} to {limits[1]:,}"
+        expected = _find_limit(limits, [value] if isinstance(limits, str) else numbers) if limits else ""
         is_whole = isinstance(value, float) and value.is_integer()
-        if known and not known.type.accepts(int(value) if is_whole else value):
+        if known and not has_parts and not known.type.accepts(int(value) if is_whole else value):
             expected = str(known.type)
         if expected:
             yield folder.fault(f"{name} of {folder.source}: {key} is {json.dumps(value)[:40]}", expected)
+
+
+def _find_limit(limits: Any, values: list[Any]) -> str:
+    """The limits of ``check.yaml`` in words, where one of these values is outside of them; else empty."""
+    if isinstance(limits, str):
+        return "" if all(isinstance(each, KINDS[limits]) for each in values) else limits
+    if isinstance(limits[0], str):
+        return "" if all(each in limits for each in values) else f"one of {', '.join(limits)}"
+    is_near = all(isinstance(each, int | float) and limits[0] <= each <= limits[1] for each in values)
+    return "" if is_near else f"{limits[0]:,} to {limits[1]:,}"
 
 
 def _is_known(kind: object, head: str | None = None) -> bool:
@@ -253,8 +264,12 @@ def _find_weight_faults(folder: ModelFolder) -> Iterator[Fault]:
     lacking = [(layer, part) for layer in known for part in sorted(first - layers.get(layer, set()))]
     if lacking:
         yield missing_weights(folder, len(lacking), f"{lacking[0][1]} of layer {lacking[0][0]}")
+    count, size = config.get("num_attention_heads"), config.get("head_dim")
+    if isinstance(count, int) and isinstance(size, int):
+        config = config | {"num_attention_heads * head_dim": count * size}
     width = "word_embed_proj_dim" if "word_embed_proj_dim" in config else "hidden_size"  # of some OPT, they differ
     sizes = {"embed_tokens.weight": ("vocab_size", width), "mlp.up_proj.weight": ("intermediate_size", "hidden_size")}
+    sizes["q_proj.weight"] = ("num_attention_heads * head_dim", "hidden_size")
     for part, keys in sizes.items():
         shape = next((shape for name, shape in folder.shapes.items() if name.endswith(part)), None)
         wanted = [config.get(key) for key in keys]

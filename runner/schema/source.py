@@ -7,6 +7,7 @@ imports and aliases. Only the top-level package is asked of the import system, b
 import ast
 import contextlib
 import functools
+import gc
 import importlib.util
 import os
 import re
@@ -251,10 +252,14 @@ def _read(file: Path, changed: int) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _parse(file: Path, changed: int) -> ast.Module:
+    collects = gc.isenabled()
+    gc.disable()  # nothing of a tree is garbage, and looking for some takes longer than to parse
     try:
         return ast.parse(_read(file, changed))
     except (SyntaxError, ValueError):  # the import reports this better, with its line
         return ast.Module([], [])
+    finally:
+        gc.enable() if collects else None
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1068,6 +1068,13 @@ MODELS = [
             ("attention_dropout", "7"),
             ("use_cache", '"yes"'),
             ("architectures", "3"),
+            ("rope_scaling", '"much"'),
+            ("rope_scaling", "[1]"),
+            ("dtype", '"float31"'),
+            ("torch_dtype", "16"),
+            ("layer_types", "5"),
+            ("quantization_config", "4"),
+            ("auto_map", "1"),
         )
     ),
     bad(
@@ -1083,6 +1090,23 @@ MODELS = [
         "rope_parameters.rope_theta is",
         "model.path=",
         model(literal("rope_parameters", '{"rope_type": "default", "rope_theta": "much"}')),
+    ),
+    bad(
+        "rope of a kind that there is not",
+        MODEL,
+        "rope_scaling.rope_type is",
+        "model.path=",
+        model(literal("rope_scaling", '{"rope_type": "spiral", "factor": 2.0}')),
+    ),
+    bad("heads of another size", MODEL, "q_proj.weight is", "model.path=", model(literal("head_dim", 8))),
+    *(
+        bad(f"{key} of {value}", MODEL, f"{key} is", "model.tokenizer.path=", model(literal(key, value, TOKENS)))
+        for key, value in (
+            ("padding_side", '"middle"'),
+            ("truncation_side", "1"),
+            ("tokenizer_class", "7"),
+            ("pad_token", "3"),
+        )
     ),
     bad("beams without an end", MODEL, "num_beams is", "model.path=", model(literal("num_beams", 10**9, GENERATION))),
     bad("end that is text", MODEL, "eos_token_id is", "model.path=", model(literal("eos_token_id", '"x"', GENERATION))),
