@@ -5,8 +5,6 @@
 Without a verb it trains. Exit codes are those of ``errors``.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

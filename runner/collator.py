@@ -3,8 +3,6 @@
 A collator that asks for ``inner`` is put around the trainer's own, whatever that makes of rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

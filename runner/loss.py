@@ -14,8 +14,6 @@ It gives back one loss for each entry, or, of the whole batch, one number. When 
 averaged, is in ``training.objective``.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 from torch.nn.functional import cross_entropy, logsigmoid
 

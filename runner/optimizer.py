@@ -3,8 +3,6 @@
 Which weights there are is for the trainer to say, after adapters were put on; when, for ``training.extension``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any

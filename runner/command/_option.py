@@ -1,7 +1,5 @@
 """The own options of a verb: ``key=value`` words of the command line -> checked values."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

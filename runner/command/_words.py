@@ -1,7 +1,5 @@
 """Words of a command line that are no verb, key=value or flag of ours -> faults with the command that was meant."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence

@@ -14,8 +14,6 @@ Folders that --config-dir names are looked into. Nothing heavy is imported.
 
 # Called at every press of a key: only light rooms may be imported here, and Hydra only where a key is asked for.
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import re

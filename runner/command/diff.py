@@ -8,8 +8,6 @@ folder's name.
     output_root=outputs   where names and keys are looked up
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -8,8 +8,6 @@ needed package is missing or of a version that was not tried.
     output_root=outputs   whose disk is looked at
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

@@ -16,8 +16,6 @@ force=true. Each key is listed as mapped, as the same by default, as without
 equivalent, or as being of the machine and not of the experiment.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import tempfile

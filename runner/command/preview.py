@@ -14,8 +14,6 @@ stand-in, so that a preview of a large model needs its tokenizer and no more. No
 made. Where a training would be refused, the reasons follow, and the exit code is 2.
 """
 
-from __future__ import annotations
-
 import copy
 import shutil
 import sys

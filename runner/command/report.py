@@ -6,8 +6,6 @@ python -m runner report outputs/<name> objective=eval_loss direction=min
 python -m runner report outputs/<name>/<run>               one run
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

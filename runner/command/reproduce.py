@@ -13,8 +13,6 @@ repository. The exit code is 0 where both are equal, and 3 where they are not; r
     output_root=outputs   where names and keys of runs are looked up
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

@@ -10,8 +10,6 @@ line that uploads it is printed.
     output_root=outputs   where names and keys are looked up
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shlex

@@ -11,8 +11,6 @@ counts, the lines below it are what it overrode, and references such as ${learni
     python -m runner why learning_rate outputs/<name>/<run>   of a run: its frozen value, and the words that made it
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Configuration -> objects: a node calls what its ``_target_`` names, with its other keys as arguments."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

@@ -5,8 +5,6 @@ an earlier version of these libraries. The table of a dialect, as the language o
 here, is ``dialects/<dialect>.yaml``, with ``shared.yaml`` below it, which explains the form of a table.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import re

@@ -4,8 +4,6 @@ A file of 300 bytes can stand for 10^9 values by aliases of aliases, and a key f
 to references. Both are measured before anything is built from them, which costs no more than the size of the text.
 """
 
-from __future__ import annotations
-
 import re
 import stat
 from collections.abc import Iterator, Mapping

@@ -3,8 +3,6 @@
 Files are read here as text, for their lines; what they compose to is Hydra's word (``config``).
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence

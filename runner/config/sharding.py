@@ -3,8 +3,6 @@
 Accelerate shards on devices alone: on a CPU it trains whole copies instead, without a word.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator, Mapping

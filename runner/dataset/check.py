@@ -5,8 +5,6 @@ beginning, and the rest is checked when they are loaded. What nobody can know he
 and what the user's own steps and loaders make.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

@@ -17,8 +17,6 @@ Which form a source has is found in ``detect``, many rows are converted in ``con
 datasets, because the config check asks before either is imported.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Rows are read as ``load`` would read them, but for those of the hub that are not in the cache yet, which are streamed.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -4,8 +4,6 @@ The copy is read as any file of this machine is, so that its bytes are looked at
 side says of a file's version; another version is another copy. Nothing is fetched before a run loads its rows.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -3,8 +3,6 @@
 Without the datasets library, because they are checked before anything loads, and again by ``load``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

@@ -5,8 +5,6 @@ Static: a step sees each row once, and what comes out is kept on disk. What shou
 into a collator.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace

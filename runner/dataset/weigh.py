@@ -12,8 +12,6 @@ that the trainer does not train on, such as a prompt, stay out whatever they wei
 longer counted. What is done with the weights is in ``training.objective``.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import json

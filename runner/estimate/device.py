@@ -1,7 +1,5 @@
 """This machine: what memory it has to give, and how fast it multiplies."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path

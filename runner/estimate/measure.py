@@ -4,8 +4,6 @@ Only what the step itself shows is looked at, so nothing here knows one trainer 
 scaled to the size of the real run in ``memory``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import itertools

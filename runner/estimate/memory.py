@@ -5,8 +5,6 @@ Phases follow one another and share what they free: the peak is that of the larg
 allocators keep some more.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from runner.estimate.steps import Rows, autocasts, completion_of, recomputes

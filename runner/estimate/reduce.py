@@ -4,8 +4,6 @@ The batch, the number of completions, the adapter, the optimizer, callbacks, rew
 is changed and could matter is noted.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A trainer's settings and the lengths of its rows -> how many rows and steps a training takes, in what precision."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A forecast as text: what holds how much, what there is, how long it takes, and what it writes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta

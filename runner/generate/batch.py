@@ -1,7 +1,5 @@
 """Rows of unlike length -> batches of rows of like length, padded on either side."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

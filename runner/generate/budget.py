@@ -3,8 +3,6 @@
 Evaluations that read known answers take every held-out row; what is sampled costs as much as a training step does.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

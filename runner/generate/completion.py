@@ -3,8 +3,6 @@
 How a token is drawn is in ``sampler``; what a completion is worth is not decided here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Both are made for GPUs and draw with random numbers of their own, for which they take a seed from the noise.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 ``pip install lm-eval`` brings it. What a task asks and how it counts is the library's.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

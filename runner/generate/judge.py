@@ -4,8 +4,6 @@ Used by the evaluations of a training and by the verb ``evaluate``. What a metri
 own, how they are built from a configuration too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

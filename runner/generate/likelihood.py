@@ -4,8 +4,6 @@ What the figures are good for is decided by metrics. Letters at the end of a ten
 T tokens, V words of the vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile

@@ -3,8 +3,6 @@
 Batches are appended to a partial file beside it as they come; the file itself is there only when it is whole.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -3,8 +3,6 @@
 The rows keep the order of their source, so that their number finds them again there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

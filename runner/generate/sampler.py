@@ -10,8 +10,6 @@ the batches do. How a prompt becomes tokens is in ``completion``.
 Letters at the end of a tensor's name: B rows, P prompt tokens, T further tokens, R response tokens, V vocabulary.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import inspect

@@ -4,8 +4,6 @@ Finding them needs nothing heavy, so that a wrong option is refused before torch
 ``training.trained``.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

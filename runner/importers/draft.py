@@ -4,8 +4,6 @@ Our side is read from the menu and from the signatures of TRL, so that a value t
 The form of a row is explained in ``config.dialect``; datasets are read in ``readers``.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import re

@@ -3,8 +3,6 @@
 What the keys mean is in the tables.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -4,8 +4,6 @@ The functions read what no table can say: datasets, rewards, and the little that
 whose datasets are paths needs none; another one has a function here, and its name (that of the table) in READERS.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -4,8 +4,6 @@ Whoever reads a file asks here when it is not what its name promises, so that th
 to type. Standard library only.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import stat

@@ -1,7 +1,5 @@
 """The hub: whether it is to be asked, whether it answers, and what of it is in the cache. Standard library only."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

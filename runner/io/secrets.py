@@ -4,8 +4,6 @@ Standard library only, because errors and files call this before a byte is writt
 configuration. The patterns are in ``secrets.toml``.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import html

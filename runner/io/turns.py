@@ -1,7 +1,5 @@
 """Prompts and completions, each a text or a conversation: a list of turns with ``role`` and ``content``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

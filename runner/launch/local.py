@@ -1,7 +1,5 @@
 """The launcher of this machine: run folder -> process, or several. What a launcher has to do is in ``launch``."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

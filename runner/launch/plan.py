@@ -1,7 +1,5 @@
 """Jobs -> the runs that they need, each once, in an order that works; and what is in their folders today."""
 
-from __future__ import annotations
-
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence

@@ -4,8 +4,6 @@ Each job that they start is the same idempotent run as ours, in a process of its
 that the same command again does what is left, and a search that draws the same values finds their results there.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ crashes or hangs is a failed run with its cause; the others go on. When this pro
 save their step and end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -1,7 +1,5 @@
 """The progress of a sweep, for people: a line for each run that is on, and a total; in a log file, a line an event."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence

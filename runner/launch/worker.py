@@ -6,8 +6,6 @@ Hydra is not met here: the folder holds all there is to know. Relaunching a run 
 from anybody, so what it may run is looked at again, unless the command line has done so or the user trusts it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import faulthandler

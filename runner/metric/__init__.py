@@ -20,8 +20,6 @@ It returns a number for each row, which are averaged without the Nones; or one n
 name, which are logged as ``eval_<metric>_<name>``, the one without a name as ``eval_<metric>``.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A configured metric, its kind, and what it returned as named numbers. Its arguments are put together elsewhere."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

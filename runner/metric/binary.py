@@ -4,8 +4,6 @@ The label of a row is its column ``column``: true or false, 1 or 0; with ``posit
 How scores are made is not here; ``logits`` makes them of yes and no.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Metrics of how likely a model holds the known answers. Sampled answers are judged elsewhere."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@ The logits [T, V] and labels [T] are of the answer's tokens alone: ``logits[t]``
 that use them are in ``binary`` and ``likelihood``.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 

@@ -1,7 +1,5 @@
 """Two models on the same prompts: how often one is better, and how sure that is. What better means is not here."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 ``pip install sacrebleu rouge-score`` brings them; ``runner.metric.overlap`` does without a library.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 

@@ -3,8 +3,6 @@
 Putting it on is the trainer's work. Which adapters there are is peft's; ``conf/peft`` lists them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

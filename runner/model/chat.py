@@ -3,8 +3,6 @@
 The templates are the files in ``template/``. Which rows are chats is the dataset's to say.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

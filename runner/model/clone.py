@@ -5,8 +5,6 @@ the vocabulary, tied embeddings, how many queries share a key, one layer of each
 and where heads allow, how wide the parts of a layer are in proportion.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 Memory that runs out goes on as it was raised. What shows before loading is found in ``check``.
 """
 
-from __future__ import annotations
-
 import pkgutil
 from collections.abc import Iterator
 from contextlib import contextmanager

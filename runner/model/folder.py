@@ -4,8 +4,6 @@ Nothing is imported that could compute: of a safetensors file the header is read
 wrong with a model is found in ``check``.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from functools import cached_property

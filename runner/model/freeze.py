@@ -1,7 +1,5 @@
 """Training only a part of a model, its last layers or what a pattern fits, without an adapter."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

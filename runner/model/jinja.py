@@ -5,8 +5,6 @@ memory, so that a template is tried in a process of its own, which the system en
 of each other is in ``chat``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ An adapter as ``path`` is loaded onto its base. The adapters that training adds 
 trainer; ``reference`` copies the reference, and ``freeze`` chooses what stays as it is.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from pathlib import Path

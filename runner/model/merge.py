@@ -3,8 +3,6 @@
 How the folder is described to people is not here (``report.card``).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

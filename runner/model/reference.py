@@ -8,8 +8,6 @@ Trainers that are handed none find their own, and not always the right one:
   is the start model, except where putting the adapter on has changed the base.
 """
 
-from __future__ import annotations
-
 import copy
 
 import torch

@@ -1,7 +1,5 @@
 """A saved model and the one in memory: every weight must load again from its folder, and some are loaded onto it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

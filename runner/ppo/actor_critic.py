@@ -26,8 +26,6 @@ Letters at the end of a tensor's name are its shape: B rows, T tokens, N respons
 vocabulary.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence

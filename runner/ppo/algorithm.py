@@ -29,8 +29,6 @@ Letters at the end of a tensor's name are its shape: B rows of this process, R r
 all rows of a micro-batch, F rewards. What stands behind the end of a response is 0 in every BR tensor.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses

@@ -3,8 +3,6 @@
 For models whose attention comes of transformers' AttentionInterface, which hands on the arguments of a forward pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

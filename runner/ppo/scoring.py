@@ -4,8 +4,6 @@ The check of a reward's answer is in ``runner.reward.panel``; how rewards are sc
 Letters at the end of a tensor's name are its shape: B rows, R response tokens, F rewards, T tokens.
 """
 
-from __future__ import annotations
-
 import asyncio
 import bisect
 import inspect

@@ -3,8 +3,6 @@
 What the choice of a trainer, model or dataset brings with it is no axis of its own.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Hashable, Mapping, Sequence

@@ -3,8 +3,6 @@
 A card is made to be shown to others, so that paths of this machine and secrets are taken out of everything in it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

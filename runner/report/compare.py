@@ -3,8 +3,6 @@
 What is said of each of them is gathered in ``facts``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ the environment that its manifest holds. How they look is not here (``table``, `
 what several runs say together (``sweep``); states and scores themselves are read in ``run.read``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The share of the spread of a score that goes with each swept key: the main effects of an analysis of variance."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean

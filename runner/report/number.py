@@ -1,7 +1,5 @@
 """Numbers, spreads and values of a configuration as text for people."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

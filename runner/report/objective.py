@@ -3,8 +3,6 @@
 A metric says by ``better`` in its YAML which way is up; ``LOW`` is a guess for what says nothing.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 import re

@@ -5,8 +5,6 @@ Of one run, of the runs of a name, or of a preview's tokens. What stands on it c
 whatever comes from run files is escaped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

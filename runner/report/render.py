@@ -1,7 +1,5 @@
 """Templates filled in: those of ``template/``, which are HTML and Markdown."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -8,8 +8,6 @@ A sweep is nothing but its run folders, so a report can be made of any of them a
 How things look is not here (``table``, ``plot``, ``page``).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Summaries as text: for a terminal or a log file of 80 columns, as CSV and as JSON lines."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

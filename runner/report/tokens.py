@@ -4,8 +4,6 @@ What is shown comes from ``training.inspection``; nothing here knows a tokenizer
 no character of theirs steers the terminal. The same as a page is in ``page``.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace

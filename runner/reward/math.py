@@ -3,8 +3,6 @@ r"""Answers of mathematical solutions, compared: what stands in its last ``\boxe
 The comparison is math-verify's (``pip install math-verify``): ``2\sqrt{2}`` is ``\sqrt{8}``, and ``0.5`` is ``1/2``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@
 from it. ``Classifier`` asks any classifier here, of several classes too, and serves as a metric as well.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal

@@ -4,8 +4,6 @@ TRL takes NaN for "does not apply", adds nothing for a row that no reward applie
 such answer ends the run with the reward, the row and its prompt. What a completion is worth is decided elsewhere.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools

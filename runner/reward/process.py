@@ -4,8 +4,6 @@ A step is what stands between two separators; blank ones do not count. PPO credi
 separator is that of ``trainer.args.step_separator``; every trainer takes one number made of them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Literal

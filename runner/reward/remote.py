@@ -4,8 +4,6 @@ One POST a batch, ``{"prompts": [...], "completions": [...], <column>: [...]}``;
 or the list alone, a number or null for each completion. What the server does with them is its own affair.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -3,8 +3,6 @@
 Each takes the completions and, by name, the columns of the rows that it needs; ``**columns`` is all of them.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Collection, Sequence

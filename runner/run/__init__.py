@@ -13,8 +13,6 @@ What names a run is in ``key``, which checkpoints are whole in ``seal``, what ma
 ``read``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

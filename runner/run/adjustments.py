@@ -8,8 +8,6 @@ frozen config and what checkpoints hold stay as they are, and nothing is adjuste
 in ``training.recovery``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

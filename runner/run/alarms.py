@@ -12,8 +12,6 @@ The other half is ``training.health``, which fills in each :class:`Step` - from 
 and the rewards of ``reward.panel`` - and says what kind of training the alarms are built for.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping

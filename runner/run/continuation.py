@@ -5,8 +5,6 @@ have taken the very same steps so far, it may begin with those of the old one, a
 itself, bit for bit. Which fields these are is listed here and nowhere else; any other one is refused, old -> new.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from collections.abc import Iterator, Mapping

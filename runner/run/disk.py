@@ -3,8 +3,6 @@
 The size of a checkpoint is counted in ``training.checkpoint``, where the weights are known, and noted in the manifest.
 """
 
-from __future__ import annotations
-
 import errno
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The run that a word of the command line means: a folder, a name with one run, ``<name>/<run>``, or a run's key."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ the same file, and only another one is read. What the hub gives is known by its 
 their hash (``command.train``); what ships with the package by its version.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping

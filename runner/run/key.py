@@ -11,8 +11,6 @@ What asks elsewhere follows ``VOLATILE``: only what lasts is compared by ``run.c
 ``run.FORMAT`` grows.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

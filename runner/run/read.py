@@ -4,8 +4,6 @@ A file that is torn or missing is named and read as empty, because a report of w
 What the files of several runs mean together is not here (``report.sweep``).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -8,8 +8,6 @@ What files a save writes is for the Trainer to say (``model/``: ``command.train`
 ``training.checkpoint``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

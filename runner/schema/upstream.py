@@ -10,8 +10,6 @@ What a trainer of TRL more may need here: ``COMPLETION_LENGTHS``, where it sampl
 of the user's own. ``training.health`` looks in ``NOTES`` for what it notes between logged steps, if it does.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

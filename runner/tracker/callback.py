@@ -5,8 +5,6 @@ tracker: the scores before the first step and after the last one, and what a res
 The config that arrives is the frozen one, in which there is no secret.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -8,8 +8,6 @@ Standard library only, because variables have to be set before the tracker's pac
 is there is asked in ``validate.start``.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

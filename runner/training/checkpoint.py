@@ -4,8 +4,6 @@ All by public events of the Trainer, whose own save is neither atomic nor synced
 checkpoint that could not be loaded). What a seal holds, and which checkpoint is good, is in ``run.seal``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Model of a finished run -> a folder that transformers and vLLM load by itself, whole or not at all."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import tempfile

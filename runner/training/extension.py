@@ -6,8 +6,6 @@ that a run with evaluations is another run than one without. Metrics of its own 
 it has any; here they are what ``Hooks.measure`` gives. And online DPO does not log its rewards one by one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -7,8 +7,6 @@ pieces (:class:`Probe`), the figures that the trainer notes for its own log (``N
 Not here: names, thresholds, patience and messages (``run.alarms``), and what a sick run does then (``recovery``).
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math

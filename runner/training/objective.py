@@ -8,8 +8,6 @@ known to compute its loss in one of these ways in ``schema.upstream``, what each
 ``validate/objective.yaml``. A trainer of another way needs nothing here, and takes neither.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager

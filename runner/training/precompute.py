@@ -7,8 +7,6 @@ those on which the log-probabilities depend. So the rows come in under a fingerp
 length is left to the collator, as TRL does it anyway, and rows that are too long are dropped afterwards.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

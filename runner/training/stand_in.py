@@ -1,7 +1,5 @@
 """The same training without what costs: few rows, and a model of a few weights in the place of large ones."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import tempfile

@@ -3,8 +3,6 @@
 Which kind a trainer is, its names say (``schema.upstream``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from runner.config.menu import read_options

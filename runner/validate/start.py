@@ -5,8 +5,6 @@ libraries that are missing or were not tried (only looked for, never imported), 
 loading can show, the worker reports.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
