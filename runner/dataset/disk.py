@@ -83,12 +83,7 @@ def path_text(path: Paths) -> str:
     return path if isinstance(path, str) else ", ".join(map(str, path))
 
 
-def is_readable(name: str) -> bool:
-    """True for the name of a file that some reader takes."""
-    return _suffix(Path(name)) in READERS
-
-
-def _suffix(path: Path) -> str:
+def suffix_of(path: Path) -> str:
     """The suffix by which a file is read, below a .gz or .zst."""
     return Path(_unpacked(path.name)).suffix.lower()
 
@@ -122,7 +117,7 @@ def find_files(path: Paths) -> Files | None:
         return _one_kind(path, _splits_in(path, local))
     if local.is_file():
         return _one_kind(path, {"train": [local]})
-    if local.is_absolute() or path.startswith((".", "~")) or _suffix(local) in READERS:
+    if local.is_absolute() or path.startswith((".", "~")) or suffix_of(local) in READERS:
         raise DataError(_missing(path, local))
     return None
 
@@ -148,7 +143,7 @@ def _splits_in(path: str, folder: Path) -> dict[str, list[Path]]:
     splits: dict[str, list[Path]] = {}
     for inside in (folder, folder / "data"):
         for file in sorted(inside.glob("*")):
-            if _suffix(file) in READERS:
+            if suffix_of(file) in READERS:
                 name = re.sub(r"-\d+-of-\d+$", "", Path(_unpacked(file.name)).stem)
                 splits.setdefault(re.sub(r"\W", "_", name), []).append(file)
         if splits and not any(map(SPLITS.search, splits)):
@@ -160,7 +155,7 @@ def _splits_in(path: str, folder: Path) -> dict[str, list[Path]]:
 
 def _one_kind(path: str, splits: Mapping[str, list[Path]]) -> Files:
     """The files with the reader that all of them need; raises DataError where they are of several kinds, or of none."""
-    suffixes = sorted({_suffix(file) for files in splits.values() for file in files})
+    suffixes = sorted({suffix_of(file) for files in splits.values() for file in files})
     if not set(suffixes) <= set(READERS):
         first = next(file for files in splits.values() for file in files)
         odd = sniff(_head_of(first), str(first))
@@ -170,7 +165,7 @@ def _one_kind(path: str, splits: Mapping[str, list[Path]]) -> Files:
     if len(kinds) > 1:
         fix = f"dataset.path='{path.rstrip('/')}/*{suffixes[0]}'"
         if not Path(shipped(path)).is_dir():
-            of_one = [str(file) for files in splits.values() for file in files if _suffix(file) == suffixes[0]]
+            of_one = [str(file) for files in splits.values() for file in files if suffix_of(file) == suffixes[0]]
             fix = f"dataset.path=[{','.join(of_one)}], or dataset=mixture with each under dataset.parts"
         raise DataError(Fault(path, " and ".join(suffixes) + " files", "files of one kind", fix))
     reader, tabs = kinds.pop()
@@ -276,7 +271,7 @@ def _find_long_line(path: Path, max_bytes: int | None) -> Fault | None:
     """The fault of a line that no row can be; of a file that is only looked at, in its first MAX_BYTES_LINE."""
     number, length = 1, 0
     with _open(path) as file:
-        is_list = _suffix(path) == ".json" and file.peek(HEAD).lstrip().startswith(b"[")
+        is_list = suffix_of(path) == ".json" and file.peek(HEAD).lstrip().startswith(b"[")
         most = MAX_BYTES_LINE if is_list else MAX_BYTES_ROW
         for piece in islice(iter(lambda: file.read(PIECE), b""), max_bytes and MAX_BYTES_LINE // PIECE):
             first, newline, rest = piece.partition(b"\n")
@@ -336,12 +331,12 @@ def _read_json(file: io.BufferedReader, path: Path, max_bytes: int | None) -> It
     lines, start = _Lines(file, max_bytes), file.peek(HEAD).lstrip()
     is_list, numbered = start.startswith(b"["), iter(lines)
     begin, first = next(((number, line) for number, line in numbered if line.strip()), (0, b""))
-    if _suffix(path) == ".json" and first and (is_list or _as_json(first) is None):
+    if suffix_of(path) == ".json" and first and (is_list or _as_json(first) is None):
         text = b"\n" * (begin - 1) + first + b"".join(line for _, line in numbered)
         if not lines.cut:
             yield from _read_document(text, path)
         return
-    if _suffix(path) != ".json" and is_list:
+    if suffix_of(path) != ".json" and is_list:
         moved = _then_named(f"mv {quote(str(path))} {quote(str(path.with_suffix('.json')))}")
         fix = moved if re.match(rb"\[\s*(\{|$)", start) else _see(path, 1)
         yield Fault(f"{path}:1", f"a list: {_quoted(start.splitlines()[0])}", _EXPECTED["json"], fix)
@@ -478,12 +473,12 @@ def _read_csv(file: io.BufferedReader, path: Path, max_bytes: int | None) -> Ite
     """Rows of text, and faults of records that have another number of fields than the header."""
     if file.peek(1)[:1] in (b"{", b"["):
         fix = _then_named(f"mv {quote(str(path))} {quote(str(path.with_suffix('.jsonl')))}")
-        yield Fault(str(path), f"json in a {_suffix(path)} file", _EXPECTED["csv"], fix)
+        yield Fault(str(path), f"json in a {suffix_of(path)} file", _EXPECTED["csv"], fix)
         return
     lines = _Lines(file, None)
     text = codecs.iterdecode((line for _, line in lines), "utf-8-sig")
     # A last quote is taken into the record before it where that has one open.
-    records = csv.reader(chain(text, ['"']), delimiter="\t" if _suffix(path) == ".tsv" else ",")
+    records = csv.reader(chain(text, ['"']), delimiter="\t" if suffix_of(path) == ".tsv" else ",")
     rows, begin, previous = 0, 1, csv.field_size_limit(MAX_BYTES_ROW)  # one field may hold a whole document
     try:
         header: list[str] = next(records, [])

@@ -9,8 +9,9 @@ import json
 import os
 import re
 from glob import has_magic
+from pathlib import Path
 
-from runner.dataset.disk import CHOOSE, READABLE, Paths, is_readable
+from runner.dataset.disk import CHOOSE, READABLE, READERS, Paths, suffix_of
 from runner.errors import DataError, EnvironmentFault, Fault
 from runner.io.distribution import to_install
 from runner.io.files import hub_home
@@ -61,7 +62,7 @@ def _copy(path: str) -> str:
     is_pattern = has_magic(inner)
     is_one = not is_pattern and there.isfile(inner)
     names = there.glob(inner) if is_pattern else [inner] if is_one else there.find(inner, maxdepth=2)
-    names = sorted(filter(is_readable, names))
+    names = sorted(name for name in names if suffix_of(Path(name)) in READERS)
     if not names:
         raise FileNotFoundError(path)
     versions = json.dumps([path, *((name, there.ukey(name)) for name in names)])

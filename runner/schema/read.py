@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from runner.schema.source import Definition, Function, Module, bases, find_definition, last_name, member
-from runner.schema.type import ANY, NONE, PLAIN, Type, documented_types, to_choice, to_type, to_union
+from runner.schema.type import ANY, NONE, PLAIN, TEXT, Type, documented_types, to_type, to_union
 
 UNKNOWN = object()  # the default of a parameter where the source holds no plain value
 
@@ -38,8 +38,9 @@ class Parameter:
             known = to_union(*documented) if documented and ANY not in documented else ANY
         else:
             known = to_type(self.annotation, self.module)
-        if self.choices:
-            known = to_choice(known, self.choices)
+        if self.choices:  # to which a text is narrowed
+            listed = Type("choice", values=self.choices)
+            known = to_union(*(listed if part == TEXT else part for part in known.alternatives))
         kinds = {part.kind for part in known.alternatives} | ({"any", "str"} if known.choices else {"any"})
         wider = [part for part in (*documented, *self.also) if part.kind not in kinds]
         return to_union(known, *wider, *([NONE] if self.default is None else []))
@@ -245,7 +246,15 @@ def _fields(found: Definition) -> Taken:
                 parameters[name] = _field(name, node, words, found.module, notes.get(name, ""))
             else:
                 parameters.pop(name, None)
-    return _widened(parameters, found), is_open
+    # What ``__post_init__`` takes too: ``if isinstance(self.loss_type, str)``.
+    after = next((n for n in found.node.body if getattr(n, "name", "") == "__post_init__"), None)
+    for node in ast.walk(after) if after else ():
+        match node:
+            case ast.Call(
+                func=ast.Name(id="isinstance"), args=[ast.Attribute(value=ast.Name(id="self"), attr=name), kind]
+            ) if name in parameters and (accepted := PLAIN.get(last_name(kind))):
+                parameters[name] = replace(parameters[name], also=(*parameters[name].also, accepted))
+    return parameters, is_open
 
 
 def _field(
@@ -258,19 +267,6 @@ def _field(
     required = default is None and "default_factory" not in (words or {})
     listed = tuple(choices) if isinstance(choices, list | tuple) else ()
     return Parameter(name, required, _literal(default), node.annotation, module, documented, listed)
-
-
-def _widened(parameters: dict[str, Parameter], found: Definition) -> dict[str, Parameter]:
-    """The fields with what ``__post_init__`` takes too: ``if isinstance(self.loss_type, str)``."""
-    after = next((n for n in found.node.body if getattr(n, "name", "") == "__post_init__"), None)
-    for node in ast.walk(after) if after else ():
-        match node:
-            case ast.Call(
-                func=ast.Name(id="isinstance"), args=[ast.Attribute(value=ast.Name(id="self"), attr=name), kind]
-            ) if name in parameters and (accepted := PLAIN.get(last_name(kind))):
-                also = (*parameters[name].also, accepted)
-                parameters[name] = replace(parameters[name], also=also)
-    return parameters
 
 
 # --- reading source ---

@@ -129,12 +129,6 @@ def to_union(*types: Type) -> Type:
     return parts[0] if len(parts) == 1 else Type("union", tuple(parts))
 
 
-def to_choice(known: Type, choices: tuple[object, ...]) -> Type:
-    """The same type with its text narrowed to these."""
-    choice = Type("choice", values=choices)
-    return to_union(*(choice if part == TEXT else part for part in known.alternatives))
-
-
 def documented_types(text: str) -> list[Type]:
     """The types that a docstring gives a parameter: ``(`str` or `list[str]`, *optional*)``."""
     words = re.split(r",\s*\*?optional|,\s*default|\.\s", text)[0]
