@@ -6,12 +6,12 @@ What is then done with the rows is in ``convert``.
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 
 from runner.dataset.form import FORMS, FORMS_FOR, ROLES, Role, RowLayout, fits, is_finite_number
 from runner.dataset.step import Cells
 from runner.errors import DataError, Fault
 from runner.schema.table import read_tables
+from runner.schema.text import nearest
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def read_layout(
 def misnamed(where: str, name: str, names: Iterable[str], fix: str = "{}", otherwise: str = "") -> Fault:
     """The fault of a name that is not among the names, with the nearest one as the fix, or else ``otherwise``."""
     names = list(names)
-    close = get_close_matches(str(name), names, n=1)
+    close = nearest(str(name), names)[:1]
     otherwise = otherwise or fix.format("<one of them>")
     return Fault(where, repr(name), "one of " + ", ".join(names), fix.format(*close) if close else otherwise)
 

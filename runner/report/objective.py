@@ -3,7 +3,6 @@
 A metric says by ``better`` in its YAML which way is up; ``LOW`` is a guess for what says nothing.
 """
 
-import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 from runner.errors import ConfigError, Fault
 from runner.run.read import RunRecord, is_finite, names
 from runner.schema import upstream
-from runner.schema.text import named, number
+from runner.schema.text import named, nearest, number
 
 LOW = re.compile(r"(^|[_/])(loss|perplexity|ppl|kl|nll|error|wer|cer|repetition|toxicity)($|[_/])")
 # What tells more than a loss, whose size may depend on the very keys that are swept.
@@ -60,7 +59,7 @@ def choose_objective(
     if asked and finished and all(run.score(name) is None for run in finished):
         logged = {found for run in finished for found in names(run.lines) if not found.endswith(CLOCK)}
         expected = list(dict.fromkeys(informative([*known, *sorted(logged)])))
-        near = difflib.get_close_matches(asked, [*known, *sorted(logged)], 1)
+        near = nearest(asked, [*known, *sorted(logged)])
         fix = f"objective={near[0] if near else '<one of them>'}"
         raise ConfigError(Fault("objective", f"no finished run has {asked!r}", f"one of {', '.join(expected)}", fix))
     more = direction == "max" if direction else _more_is_better(runs, name) if more is None else more

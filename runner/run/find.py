@@ -1,6 +1,5 @@
 """The run that a word of the command line means: a folder, a name with one run, ``<name>/<run>``, or a run's key."""
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 from runner.errors import ConfigError, Fault, FolderError
 from runner.run import Run
 from runner.run.read import RunRecord, find_folders, is_run, read_run
+from runner.schema.text import nearest
 
 
 def find_runs(words: Sequence[str], verb: str, count: int, root: Path = Path("outputs")) -> list[RunRecord]:
@@ -47,7 +47,7 @@ def find_run(word: str, verb: str, root: Path) -> Path | Fault:
     folders = [path for group in sorted(root.glob("[!.]*")) if group.is_dir() for path in find_folders(group)]
     named = {str(path.relative_to(root)): path for path in folders} | {path.parent.name: path for path in folders}
     tail = "/".join(Path(word).parts[-2:])
-    near = [name for each in (tail, Path(word).name) for name in difflib.get_close_matches(each, named, 1, 0.65)]
+    near = [name for each in (tail, Path(word).name) for name in nearest(each, named, 0.65)[:1]]
     reason = "no run is in it" if places else "no such folder"
     fix = f"python -m runner {verb} {Run(named[near[0]])}" if near else "python -m runner report  (lists the runs)"
     return Fault(word, reason, f"the folder of a run, such as {root}/<name>/<run>", fix)
