@@ -68,8 +68,8 @@ class RunnerError(Exception):
 
     @classmethod
     def refuse(cls, faults: Iterable[Fault]) -> None:
-        """Raise this error with all the faults, where there are any."""
-        if faults := list(faults):
+        """Raise this error with all the faults, each once, where there are any."""
+        if faults := list(dict.fromkeys(faults)):
             raise cls(faults)
 
     def __str__(self) -> str:

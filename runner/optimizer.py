@@ -33,9 +33,8 @@ def build_optimizer(
             pattern = next((pattern for pattern in groups if re.search(pattern, name)), None)
             parts.setdefault((pattern, name in decayed), []).append(weight)
     used = {pattern for pattern, _ in parts}
-    if idle := [pattern for pattern in groups if pattern not in used]:
-        where, expected = "optimizer.groups", "a pattern in the names of the weights that train"
-        raise ConfigError([Fault(f"{where}.{one}", "no weight is called so", expected) for one in idle])
+    idle, expected = [one for one in groups if one not in used], "a pattern in the names of the weights that train"
+    ConfigError.refuse(Fault(f"optimizer.groups.{one}", "no weight is called so", expected) for one in idle)
     made = []
     # Weights without a pattern go first: the rate that the Trainer logs is that of the first group.
     for (pattern, is_decayed), members in sorted(parts.items(), key=lambda part: part[0][0] is not None):

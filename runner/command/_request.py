@@ -147,8 +147,7 @@ def read_request(line: CommandLine, verb: str, own: Mapping[str, Option], parts:
     used = {key: cfg.get(key) for key in (*parts, *SETTINGS, "seed")}
     allowed = tuple(cfg["allow"]) if "allow" in typed else ()
     found_faults = find_all_faults(used, menu=read_menu(line.folders), allow=allowed, typed=set(typed))
-    if faults := [fault for fault in found_faults if fault.where != "trainer"]:  # which nobody needs here
-        raise ConfigError(faults)
+    ConfigError.refuse(fault for fault in found_faults if fault.where != "trainer")  # which nobody needs here
     settle_hub([used])
     weights = find_weights(run, options.get("checkpoint"))
     defaults = {

@@ -88,9 +88,7 @@ def _read_runs(folders: Sequence[str], overrides: Sequence[str], trust: bool) ->
         raise ConfigError(Fault("command line", " ".join(overrides), expected, fix))
     runs = [record.run for record in find_runs(folders, "preview", len(folders))]
     fix = f"python -m runner preview {folders[0]} trust=true  (if you trust who wrote its config.yaml)"
-    dangers = [danger for run in runs if not trust for danger in find_dangers(run.cfg)]
-    if dangers:
-        raise ConfigError(replace(danger, fix=fix) for danger in dangers)
+    ConfigError.refuse(danger for run in runs if not trust for danger in find_dangers(run.cfg, fix))
     return [Composed(dict(run.cfg), []) for run in runs]
 
 

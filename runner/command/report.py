@@ -56,15 +56,13 @@ def report(folder: Path, objective: str | None = None, direction: str | None = N
             key, fix = "objective" if objective else "direction", f"python -m runner report {folder.parent}"
             raise ConfigError(Fault(key, "one run, which nothing is compared with", "several runs", fix))
         run = read_run(folder)
-        if run.faults:
-            raise FolderError(run.faults)
+        FolderError.refuse(run.faults)
         found = differing(run)
         return f"{run_table(run, found, width)}\npage      {display_path(write_run_report(run, found))}"
     plots = folder / "plots"  # the runs themselves may be links to where they are
     wrong = [path for name in PAGES if (path := folder / name).is_dir() and not path.is_symlink()]
     wrong += [plots] if plots.is_symlink() or (plots.exists() and not plots.is_dir()) else []
-    if wrong:
-        raise FolderError(foreign_faults(wrong))
+    FolderError.refuse(foreign_faults(wrong))
     summary = summarise(folder, objective, direction)
     page = display_path(write_report(summary))
     return f"{table(summary, width)}\nrows      {page.removesuffix('report.html')}summary.csv\npage      {page}"

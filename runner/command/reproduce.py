@@ -21,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,7 @@ def main(line: CommandLine) -> int:
         faults.append(Fault("name", options["name"], "a plain folder name, up to 100 letters", "name=<word>"))
     if not options.get("trust"):
         fix = f"python -m runner reproduce {run} trust=true  (if you trust who wrote its config.yaml)"
-        faults += [replace(danger, fix=fix) for danger in find_dangers(dict(run.cfg))]
+        faults += find_dangers(dict(run.cfg), fix)
         if "code" in options and isinstance(git, Mapping) and git.get("diff"):
             found = f"{run}/manifest.json holds changes of the code, which would run"
             faults.append(Fault("code", found, "a commit of this repository alone", fix))

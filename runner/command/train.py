@@ -136,8 +136,7 @@ def _start(run: Run, components: Components, source: Run | None) -> None:
         raise DataError(_no_steps(run, args, len(rows)))
     if trainer.is_world_process_zero():
         facts, before = _facts(components), run.manifest()
-        if source and (faults := find_other_facts(source.manifest(), facts)):
-            raise FolderError(faults)
+        FolderError.refuse(find_other_facts(source.manifest(), facts) if source else ())
         if source and source != run:
             add_notes(run, [f"begun with a checkpoint of {source}: {line}" for line in check_fingerprints(source)])
         fingerprints = read_fingerprints(run.cfg, before.get("inputs"))

@@ -51,8 +51,7 @@ def translate(reading: ForeignConfig, name: str, trainer: str | None = None) -> 
     follow_rest(draft)
     for key in sorted(nones - {note.key for note in draft.notes}):
         draft.note(SAME, key, why="as where it is left out")
-    if draft.faults:
-        raise ConfigError(dict.fromkeys(draft.faults))
+    ConfigError.refuse(draft.faults)
     draft.overrides += [f"launcher.num_processes={reading.devices}"] if reading.devices > 1 else []
     return draft
 

@@ -28,13 +28,12 @@ def axes(overrides: Sequence[str]) -> dict[str, int]:
     {'kl_coef': 2}
     """
     swept = [override for override in parse(latest(overrides)) if override.is_sweep_override()]
-    endless = [override for override in swept if override.is_interval_sweep()]
-    if endless:
-        found, fix = "an interval has no list of values", "hydra/sweeper=optuna, or values with commas"
-        raise ConfigError([Fault(override.get_key_element(), found, "values", fix) for override in endless])
+    endless = [override.get_key_element() for override in swept if override.is_interval_sweep()]
+    found, fix = "an interval has no list of values", "hydra/sweeper=optuna, or values with commas"
+    ConfigError.refuse(Fault(axis, found, "values", fix) for axis in endless)
     sizes = {override.get_key_element(): _count_values(override) for override in swept}
-    if empty := [axis for axis, size in sizes.items() if size == 0]:
-        raise ConfigError([Fault(axis, "no values", "one or more", f"{axis}=1,2") for axis in empty])
+    empty = [axis for axis, size in sizes.items() if size == 0]
+    ConfigError.refuse(Fault(axis, "no values", "one or more", f"{axis}=1,2") for axis in empty)
     if (total := math.prod(sizes.values())) > MAX_JOBS:
         shape = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
         raise ConfigError(Fault("sweep", f"{total:,} jobs ({shape})", f"at most {MAX_JOBS:,}", "fewer values of each"))

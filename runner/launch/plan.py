@@ -48,8 +48,7 @@ def tasks_of(jobs: Sequence[Sequence[Composed]]) -> list[Task]:
             fix = shlex.join(word for word in first if word not in second) or "each value once"
             faults.append(Fault("sweep", found, "jobs that differ in something that is trained", fix))
         ends[run] = runs[-1]
-    if faults:
-        raise ConfigError(dict.fromkeys(faults))
+    ConfigError.refuse(faults)
     known = [read_run(task.folder) for task in tasks.values() if (task.folder / "config.yaml").exists()]
     FolderError.refuse([fault for run in known for fault in run.faults])
     return list(tasks.values())

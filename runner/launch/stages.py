@@ -43,8 +43,8 @@ def compose_runs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list
     """
     expected = "stages in a file of conf/experiment/, or <stage>.<key>=<value> for one of them"
     fix = "experiment=<one with stages> <stage>.seed=1"
-    if listed := [word for word in overrides if dotted_key(word).partition(".")[0] == "stages"]:
-        raise ConfigError(Fault(dotted_key(word), f"{word} on the command line", expected, fix) for word in listed)
+    listed = [word for word in overrides if dotted_key(word).partition(".")[0] == "stages"]
+    ConfigError.refuse(Fault(dotted_key(word), f"{word} on the command line", expected, fix) for word in listed)
     references = References()
     if experiment := _read_experiment(overrides, folders):
         runs, found = [], {}
@@ -86,8 +86,7 @@ def draft(overrides: Sequence[str], folders: Sequence[Path] = ()) -> config.Comp
     references = References()
     composed = config.compose(overrides, folders)
     references.check_formats()
-    if references.faults:
-        raise ConfigError(references.faults)
+    ConfigError.refuse(references.faults)
     return composed
 
 
@@ -153,8 +152,7 @@ class References:
 
     def check_formats(self) -> None:
         """Raise FolderError where a reference means a run folder of another format."""
-        if self.of_other_formats:
-            raise FolderError(dict.fromkeys(self.of_other_formats))
+        FolderError.refuse(self.of_other_formats)
 
     def find(self, name: object, *, _node_: Node, _root_: DictConfig) -> str:
         """The model folder of an earlier stage, or else of the newest finished run under ``<output_root>/<name>/``."""
@@ -257,8 +255,8 @@ def _partition_overrides(cfg: DictConfig, typed: Sequence[str], folders: Sequenc
 
     plain: dict[str, Any] = OmegaConf.to_container(cfg, resolve=False)
     stages, top = plain["stages"], {*TOP, *config.GROUPS, *config.read_menu(folders), "hydra", "stages"}
-    if faults := list(_faults_of_stages(stages, top)):
-        raise ConfigError(faults)
+    ConfigError.refuse(_faults_of_stages(stages, top))
+    faults: list[Fault] = []
     shared: list[str] = []
     own: dict[str, list[str]] = {stage: [] for stage in stages}
     for word in typed:

@@ -21,7 +21,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -149,9 +148,8 @@ def main(words: Sequence[str]) -> int:
         run, world = Run(Path(folders[0])), config.world_size()
         EnvironmentFault.refuse(find_variable_faults())
         check_metadata(run)
-        if "--trust" not in words and (dangers := find_dangers(run.cfg)):  # the folder can come from anybody
-            fix = f"python -m runner.launch {run} --trust  (if you trust who wrote its config.yaml)"
-            raise ConfigError([replace(danger, fix=fix) for danger in dangers])
+        fix = f"python -m runner.launch {run} --trust  (if you trust who wrote its config.yaml)"
+        ConfigError.refuse([] if "--trust" in words else find_dangers(run.cfg, fix))  # it can come from anybody
         own = processes_of(run.cfg)
         if world not in (1, own):
             found, fix = f"a world of {world} processes", f"python -m runner.launch {run}  (which starts them itself)"

@@ -190,8 +190,8 @@ def open_run(cfg: Config, overrides: Sequence[str], command: Sequence[str] = (),
 
 def check_metadata(run: Run) -> None:
     """Raise FolderError with each file of metadata in the folder that is not what was written there."""
-    if faults := find_foreign_faults(run.folder):
-        raise FolderError(faults)
+    FolderError.refuse(find_foreign_faults(run.folder))
+    faults: list[Fault] = []
     if (run.folder / "config.yaml").exists():
         key, known = key_of(run.cfg), run.manifest().get("key")
         if known not in (None, key):

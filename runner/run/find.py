@@ -24,9 +24,7 @@ def find_runs(words: Sequence[str], verb: str, count: int, root: Path = Path("ou
     folders = [each for each in found if isinstance(each, Path)]
     faults = [each for each in found if isinstance(each, Fault)]
     runs = [read_run(folder) for folder in folders]
-    faults += [fault for run in runs for fault in run.faults]
-    if faults:
-        raise FolderError(dict.fromkeys(faults))
+    FolderError.refuse(faults + [fault for run in runs for fault in run.faults])
     return runs
 
 

@@ -18,6 +18,7 @@ is only what a signature cannot say. What all of them know of a configuration is
 """
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 from runner.errors import Fault
 from runner.schema.text import Config, nodes, walk
@@ -80,7 +81,10 @@ def _without_repeats(faults: list[Fault]) -> list[Fault]:
     return [fault for fault in reversed(once.values()) if not is_taken_over(fault)]
 
 
-def find_dangers(cfg: Config) -> list[Fault]:
-    """A fault for each thing that a configuration would run or publish, as if nothing had been typed or allowed."""
+def find_dangers(cfg: Config, fix: str = "") -> list[Fault]:
+    """A fault for each thing that a configuration would run or publish, as if nothing had been typed or allowed.
+
+    ``fix`` is what to type where all of it is trusted.
+    """
     targets = (find_target_fault(path, node["_target_"]) for path, node in nodes(cfg))
-    return [*filter(None, targets), *find_risks(cfg)]
+    return [replace(each, fix=fix or each.fix) for each in (*filter(None, targets), *find_risks(cfg))]

@@ -47,13 +47,11 @@ def check_ahead(jobs: Sequence[Sequence[Composed]], *, elsewhere: bool = False) 
     What is finished is not looked at. GPUs may be ``elsewhere``, where a plugin starts the runs.
     """
     runs = [composed for stages in jobs for composed in stages]
-    if other_worlds := [fault for composed in runs for fault in find_other_worlds(composed)]:
-        raise ConfigError(dict.fromkeys(other_worlds))
+    ConfigError.refuse(fault for composed in runs for fault in find_other_worlds(composed))
     EnvironmentFault.refuse(find_variable_faults())
     to_do = {folder: run for run in runs if Run(folder := _place(run)).status()["state"] != "finished"}
     check_parts(jobs, to_do)
-    if to_do and (lacking := list(find_environment_faults([*to_do.values()], elsewhere))):
-        raise EnvironmentFault(dict.fromkeys(lacking))
+    EnvironmentFault.refuse(find_environment_faults([*to_do.values()], elsewhere) if to_do else ())
 
 
 def _place(composed: Composed) -> Path:
