@@ -224,22 +224,12 @@ def to_weights(value: object) -> list[float]:
         raise ValueError("a number, or a list of numbers") from None
 
 
-def to_first(value: object) -> str:
-    """The first of several texts."""
-    return next(iter(to_words(value)), "")
-
-
 def to_layers(value: object) -> str | list[str]:
     """Target modules as peft takes them: all-linear, a list of names, or a regular expression."""
     if isinstance(value, str) and re.search(r"[\\^$|()*]", value):
         return value
     names = to_words(value)
     return "all-linear" if names in (["all"], ["all-linear"], ["all_linear"]) else names
-
-
-def to_second_weight(value: object) -> list[float]:
-    """The weights of a preference loss, which is 1, and of a second loss beside it."""
-    return [1.0, to_number(value)]
 
 
 def to_mapping(value: object) -> dict[str, Any]:
@@ -257,11 +247,11 @@ def to_entries(value: object) -> list[dict[str, Any]]:
         raise ValueError("a list, each element a path or keys with values") from None
 
 
-NAMED = (
-    *(to_number, to_whole_number, to_plain_text, to_words, to_weights, to_first, to_layers, to_second_weight),
-    *(to_mapping, to_entries),
-)
-# By the name without to_.
-CONVERSIONS: Mapping[str, Callable[[object], Any]] = {each.__name__[3:]: each for each in NAMED}
+NAMED = (to_number, to_whole_number, to_plain_text, to_words, to_weights, to_layers, to_mapping, to_entries)
+CONVERSIONS: Mapping[str, Callable[[object], Any]] = {
+    **{each.__name__.removeprefix("to_"): each for each in NAMED},
+    "first": lambda value: next(iter(to_words(value)), ""),  # of several texts
+    "second_weight": lambda value: [1.0, to_number(value)],  # beside that of a preference loss, which is 1
+}
 # Conversions that need the number itself; the others only copy, so that what the shell sets can still be asked for.
 COMPUTED = ("whole_number", "second_weight")
