@@ -25,6 +25,7 @@ from runner.config.override import expand
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, read_error
 from runner.generate.weights import find_weights
 from runner.io.files import shipped
+from runner.io.temporary import temporarily
 from runner.io.terminal import quiet
 from runner.launch import axis, stages
 from runner.launch.worker import add_working_folder, describe_exit, is_finished, prepare_environment, python_words
@@ -151,12 +152,10 @@ def _quoted(
 
 
 def _compose(words: Sequence[str], config_dir: str | Path | None, /, **keys: object) -> list[Composed]:
-    before, folders = sys.path[:], [Path(config_dir)] if config_dir else []
-    try:
+    folders = [Path(config_dir)] if config_dir else []
+    with temporarily(sys, path=sys.path[:]):
         add_working_folder()
         return stages.compose_runs(_quoted(words, folders, "compose", **keys), folders)
-    finally:
-        sys.path[:] = before
 
 
 def _read(folder: Path) -> TrainedRun:

@@ -24,6 +24,7 @@ from runner.config.user_folder import find_circle, use_folders
 from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.io.distribution import to_install
 from runner.io.files import MENU, shipped
+from runner.io.temporary import temporarily
 from runner.schema.text import nearest, scalars, select
 
 if TYPE_CHECKING:
@@ -159,13 +160,8 @@ def _fresh_hydra(folders: Sequence[Path]) -> Iterator[GlobalHydra]:
 
     use_folders(folders)
     hydra = GlobalHydra.instance()
-    before = hydra.hydra
-    hydra.clear()
-    try:
-        with initialize_config_dir(str(MENU), version_base="1.3", job_name="runner"):
-            yield hydra
-    finally:
-        hydra.hydra = before
+    with temporarily(hydra, hydra=None), initialize_config_dir(str(MENU), version_base="1.3", job_name="runner"):
+        yield hydra
 
 
 NEEDED = ("name", "output_root", "seed")  # at the top level

@@ -16,7 +16,7 @@ import inspect
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -36,6 +36,7 @@ from transformers import (
 
 from runner.errors import EnvironmentFault, Fault
 from runner.generate.batch import pad, split_by_rows
+from runner.io.temporary import temporarily
 
 # Layers whose cache keeps a key and a value per token, so that finished rows can leave it.
 CACHED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -274,15 +275,10 @@ class TokenChoice(LogitsProcessor):
         return torch.full_like(scores, -math.inf).scatter(1, token_B[:, None], 0.0)
 
 
-@contextmanager
-def without_generation_defaults(model: Model) -> Iterator[None]:
+def without_generation_defaults(model: Model) -> AbstractContextManager[None]:
     """Leave the model without generation settings of its own, which would fill in what is not given."""
     holder = model.get_base_model() if isinstance(model, PeftModel) else model
-    own, holder.generation_config = holder.generation_config, GenerationConfig()
-    try:
-        yield
-    finally:
-        holder.generation_config = own
+    return temporarily(holder, generation_config=GenerationConfig())
 
 
 def cut(tokens_R: Tensor, stop_ids: Sequence[int]) -> Tensor:

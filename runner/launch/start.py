@@ -24,6 +24,7 @@ from runner.dataset.request import split_words
 from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, code_of
 from runner.generate.budget import evaluation_budget
 from runner.io.files import MENU
+from runner.io.temporary import temporarily
 from runner.launch import axis, stages
 from runner.launch.plan import Plan, Task, state_of, tasks_of
 from runner.launch.plugin import Job
@@ -204,12 +205,8 @@ def call_hydra(
     from hydra import main as hydra_main
 
     use_folders(folders)
-    before = sys.argv
-    sys.argv = ["runner", *flags, *force(overrides, read_menu(folders))]
-    try:
+    with temporarily(sys, argv=["runner", *flags, *force(overrides, read_menu(folders))]):
         hydra_main(version_base="1.3", config_path=str(MENU), config_name="config")(task)()
-    finally:
-        sys.argv = before
 
 
 def _exit_code(codes: Mapping[Path, int], signals: Sequence[int]) -> int:

@@ -40,6 +40,7 @@ from runner.errors import (
 )
 from runner.io.files import PACKAGE, open_own
 from runner.io.secrets import hidden
+from runner.io.temporary import temporarily
 from runner.io.terminal import Copied, Hiding, copied_output, is_logged, print_error, said, to_terminal
 from runner.run import PATIENCE, Run, add_notes, check_lines, check_metadata, find_foreign_faults, locked
 from runner.run.adjustments import is_out_of_memory
@@ -414,11 +415,8 @@ def _exits_named() -> Iterator[None]:
         leave(status)
 
     faulthandler.enable(2)
-    os._exit = end
-    try:
+    with temporarily(os, _exit=end):
         yield
-    finally:
-        os._exit = leave
 
 
 class Log(logging.StreamHandler):

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from runner.errors import ConfigError, Fault
+from runner.io.temporary import temporarily
 from runner.model.check import SECOND_ADAPTER, find_pattern_faults, find_target_faults
 
 # Initialisations that move part of the base model's weights into the adapter: with the adapter
@@ -114,15 +115,10 @@ def write_adapter(
     Left out are the copy that DPO, KTO and GRPO keep under the name "ref" as their reference, and
     the embeddings, which are never resized here; asking peft about them would call the hub.
     """
-    config = model.peft_config["default"]
-    here = config.base_model_name_or_path, config.revision
-    if base is not None:
-        config.base_model_name_or_path, config.revision = base, revision
-    try:
-        how = {"selected_adapters": ["default"], "save_embedding_layers": False, "state_dict": state_dict}
+    named = {} if base is None else {"base_model_name_or_path": base, "revision": revision}
+    how = {"selected_adapters": ["default"], "save_embedding_layers": False, "state_dict": state_dict}
+    with temporarily(model.peft_config["default"], **named):
         model.save_pretrained(str(folder), **how)
-    finally:
-        config.base_model_name_or_path, config.revision = here
 
 
 def _embeddings(model: PreTrainedModel) -> list[str]:

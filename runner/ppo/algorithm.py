@@ -69,6 +69,7 @@ from runner.generate.engines import build_engine
 from runner.generate.rows import Row
 from runner.generate.sampler import Sampling, seeded_generator
 from runner.io.files import replace_rows, write_json
+from runner.io.temporary import temporarily
 from runner.model.encoding import encode_prompt
 from runner.ppo.actor_critic import ActorCritic, Policy, TokenLogProbs, build_actor_critic, build_reference
 from runner.ppo.batching import MicroBatch, Rollout, check_rows, find_stop_ids
@@ -360,11 +361,8 @@ class PPOTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """Whole rollouts only; evaluation, which the same argument rules, sees every row."""
-        before, self.args.dataloader_drop_last = self.args.dataloader_drop_last, True
-        try:
+        with temporarily(self.args, dataloader_drop_last=True):
             return super().get_train_dataloader()
-        finally:
-            self.args.dataloader_drop_last = before
 
     # --- One update
 

@@ -20,6 +20,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from runner.errors import ConfigError, Fault
 from runner.io.files import read_json
+from runner.io.temporary import temporarily
 
 Measure = Callable[[Trainer, str], dict[str, float]]
 
@@ -113,12 +114,8 @@ class AfterTrainer(Trainer):
     def evaluate(
         self, eval_dataset: object = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        before, self._prefix = self._prefix, metric_key_prefix
-        try:
-            with torch.random.fork_rng():
-                return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        finally:
-            self._prefix = before
+        with temporarily(self, _prefix=metric_key_prefix), torch.random.fork_rng():
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 
     def log(self, logs: dict[str, float], *args: object, **kwargs: object) -> None:
         if self.hooks.reward_means is not None and "loss" in logs:

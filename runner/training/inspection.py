@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from runner.dataset.form import FORMS, answer_columns
 from runner.errors import Fault
 from runner.io.files import shipped
+from runner.io.temporary import temporarily
 from runner.io.turns import text_of
 from runner.model.encoding import EncodedRow, decode, encode_prompt, encode_row, stop_ids
 from runner.report.tokens import TokenRow
@@ -127,11 +128,8 @@ def inspect_training(
         elif held_out is not None:
             found = read_batches(trainer.get_eval_dataloader(prepared), form, head)
         else:
-            whole, trainer.train_dataset = trainer.train_dataset, prepared
-            try:
+            with temporarily(trainer, train_dataset=prepared):
                 found = read_batches(trainer.get_train_dataloader(), form, head)
-            finally:
-                trainer.train_dataset = whole
     args, tokenizer = trainer.args, trainer.processing_class
     if getattr(args, "world_size", 1) > 1 and form != "prompt":
         from accelerate.utils import gather_object

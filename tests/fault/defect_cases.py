@@ -724,8 +724,8 @@ DEFECTS = (
         "adapter_without_base",
         "An adapter is saved without the name of the base that it belongs on.",
         "runner/model/adapter.py",
-        "    if base is not None:\n        config.base_model_name_or_path, config.revision = base, revision\n",
-        "",
+        '{} if base is None else {"base_model_name_or_path": base, "revision": revision}',
+        "{}",
         tests=("tests/test_peft.py::test_the_written_adapter_names_its_base_and_the_one_in_memory_keeps_its_own",),
     ),
     Defect(

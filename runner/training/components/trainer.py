@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from runner.config.build import asked_for, build, locate, serve
 from runner.errors import Fault, RunnerError
 from runner.generate.budget import prompts_answered
+from runner.io.temporary import temporarily
 from runner.schema import upstream
 from runner.schema.read import read_signature
 from runner.schema.text import Config, Node, named
@@ -64,12 +65,8 @@ def build_trainer(cfg: Config, offered: Mapping[str, Any], hooks: Hooks, rules: 
         sets = DatasetDict(sets)  # some trainers map over all of them as if they were one
     parts["eval_dataset"] = sets
     served = {name: part for name, part in parts.items() if name in wanted and part is not None and part != []}
-    before = {name: getattr(args, name) for name in changed}
-    vars(args).update(changed)
-    try:
+    with temporarily(args, **changed):
         trainer = extend(trainer_class, objective)(hooks=hooks, **served | own)
-    finally:
-        vars(args).update(before)
     trainer.remove_callback(PrinterCallback)
     match_reference(trainer)
     # Under its name in the config each reward is logged; TRL and PPO call a model by its folder.
