@@ -4,8 +4,6 @@ What the forms and their arrows are is in ``form``, which one a source has is fo
 ``load``. Nothing here needs torch or datasets.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,7 +38,7 @@ class RowRequest:
     steps: tuple[Step, ...] = ()
     without: Sequence[str] = ()
 
-    def start_conversion(self, columns: Sequence[str], row: Row, label: str, total: int | None = None) -> Conversion:
+    def start_conversion(self, columns: Sequence[str], row: Row, label: str, total: int | None = None) -> "Conversion":
         """The conversion of rows with these columns, the first being ``row``; raises DataError where none fits."""
         layout = read_layout(columns, row, form=self.form, given=self.columns, to=self.to)
         kept = kept_columns(columns, layout, self.to, self.keep)

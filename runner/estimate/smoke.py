@@ -5,8 +5,6 @@ is done; a batch size, a rank or a zero changes that too. Each part is a process
 ``command.rehearse`` has them in order. They leave the files of any run, from which it is read how far they came.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import re
@@ -53,7 +51,7 @@ class Case:
     """
 
     composed: Composed
-    before: Case | None = None
+    before: "Case | None" = None
     runs: dict[str, Composed] = field(default_factory=dict)
     small: Reduced = field(init=False)
     run: Run = field(init=False)

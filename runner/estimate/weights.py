@@ -1,7 +1,5 @@
 """A configuration -> its models without data: how many weights there are, which are trained, their bytes and shapes."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,7 +46,7 @@ class Shape:
     head: int
 
     @staticmethod
-    def of(model: PreTrainedModel) -> Shape:
+    def of(model: PreTrainedModel) -> "Shape":
         text = model.config.get_text_config()
         chosen = getattr(text, "num_experts_per_tok", None)
         width = weights = 0.0

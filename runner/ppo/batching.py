@@ -4,8 +4,6 @@ Groups of rows of like length are in ``runner.generate.batch``, which sampling n
 tensor's name are its shape: B rows, T tokens, R response tokens, N response tokens of all rows.
 """
 
-from __future__ import annotations
-
 import heapq
 import json
 import math
@@ -77,6 +75,35 @@ def check_rows(
 # --- Rollouts -----------------------------------------------------------------------------------
 
 
+@dataclass
+class MicroBatch:
+    """Rows for one pass through a model."""
+
+    rows: Sequence[int]  # of the rollout
+    input_ids_BT: Tensor  # padded on the right; or [1, T], end to end
+    positions_N: Tensor  # flat index in input_ids_BT of the token before each response token
+    targets_N: Tensor  # the response tokens
+    indices_N: Tensor  # flat index of each response token in a BR tensor
+    row_lengths: list[int] | None = None  # of rows that lie end to end
+
+    def inputs(self, temperature: float) -> tuple[Tensor, Tensor, Tensor, float, list[int] | None]:
+        """Arguments of a pass that gives log-probabilities."""
+        return self.input_ids_BT, self.positions_N, self.targets_N, temperature, self.row_lengths
+
+    @property
+    def value_inputs(self) -> tuple[Tensor, Tensor, list[int] | None]:
+        """Arguments of a pass that gives values."""
+        return self.input_ids_BT, self.positions_N, self.row_lengths
+
+    def select(self, values_BR: Tensor) -> Tensor:
+        """The values of this batch's tokens [N]."""
+        return values_BR.flatten()[self.indices_N]
+
+    def assign(self, values_BR: Tensor, values_N: Tensor) -> None:
+        """Write the values of this batch's tokens where :meth:`select` finds them."""
+        values_BR.view(-1)[self.indices_N] = values_N
+
+
 class Rollout:
     """Completions that one process sampled for rows, and the numbers of their tokens, 0 until they are known."""
 
@@ -116,35 +143,6 @@ class Rollout:
         tensors = (torch.tensor(numbers, device=device) for numbers in (positions, targets, indices))
         positions_N, targets_N, indices_N = tensors
         return MicroBatch(rows, input_ids_BT, positions_N, targets_N, indices_N, lengths if padding_free else None)
-
-
-@dataclass
-class MicroBatch:
-    """Rows for one pass through a model."""
-
-    rows: Sequence[int]  # of the rollout
-    input_ids_BT: Tensor  # padded on the right; or [1, T], end to end
-    positions_N: Tensor  # flat index in input_ids_BT of the token before each response token
-    targets_N: Tensor  # the response tokens
-    indices_N: Tensor  # flat index of each response token in a BR tensor
-    row_lengths: list[int] | None = None  # of rows that lie end to end
-
-    def inputs(self, temperature: float) -> tuple[Tensor, Tensor, Tensor, float, list[int] | None]:
-        """Arguments of a pass that gives log-probabilities."""
-        return self.input_ids_BT, self.positions_N, self.targets_N, temperature, self.row_lengths
-
-    @property
-    def value_inputs(self) -> tuple[Tensor, Tensor, list[int] | None]:
-        """Arguments of a pass that gives values."""
-        return self.input_ids_BT, self.positions_N, self.row_lengths
-
-    def select(self, values_BR: Tensor) -> Tensor:
-        """The values of this batch's tokens [N]."""
-        return values_BR.flatten()[self.indices_N]
-
-    def assign(self, values_BR: Tensor, values_N: Tensor) -> None:
-        """Write the values of this batch's tokens where :meth:`select` finds them."""
-        values_BR.view(-1)[self.indices_N] = values_N
 
 
 def fill_by_tokens(rows: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:

@@ -6,8 +6,6 @@ the time in use, for code such as a regular expression that lets no other thread
 signal is ended with its process, with a traceback, when it has had twice the time and ten seconds more.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import signal
@@ -20,7 +18,6 @@ from dataclasses import dataclass
 BELL, TIMER = signal.SIGVTALRM, signal.ITIMER_VIRTUAL
 AGAIN = 1.0  # seconds to the next ring, because code may swallow the exception
 GRACE = 10.0
-_running: list[Limit] = []
 
 
 @dataclass(eq=False)
@@ -30,6 +27,9 @@ class Limit:
     late: Callable[[], Exception]
     deadline: float
     rung: bool = False
+
+
+_running: list[Limit] = []
 
 
 @contextlib.contextmanager

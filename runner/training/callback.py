@@ -4,8 +4,6 @@ Each class is a small TrainerCallback that knows only what it is given. Checkpoi
 ``health``.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import sys
@@ -46,6 +44,15 @@ from runner.schema import upstream
 from runner.schema.text import Config, named
 from runner.training.checkpoint import Seal
 from runner.training.health import Health
+
+
+class StopRequest(Protocol):
+    """A signal that asked to stop, if its ``number`` is set; while ``listening`` it waits for the end of a step."""
+
+    number: int | None
+    listening: bool
+
+    def error(self) -> Exception: ...
 
 
 def build_callbacks(cfg: Config, served: Mapping[str, Any], trainer: Trainer | None = None) -> list[TrainerCallback]:
@@ -329,15 +336,6 @@ class AtStart(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         self.call()
-
-
-class StopRequest(Protocol):
-    """A signal that asked to stop, if its ``number`` is set; while ``listening`` it waits for the end of a step."""
-
-    number: int | None
-    listening: bool
-
-    def error(self) -> Exception: ...
 
 
 class StopAtStep(TrainerCallback):
