@@ -40,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         add_working_folder()
         line = read_command_line(words)
         if "--help" in line.inspect:
-            module = import_module(f"runner.command.{line.verb}")
-            print(help_text(line.folders) if line.verb == "train" else (module.__doc__ or "").strip())
+            own = "" if line.verb == "train" else import_module(f"runner.command.{line.verb}").__doc__
+            print(own.strip() if own else help_text(line.folders))
             return 0
         if "--version" in line.inspect:
             print(version_text())

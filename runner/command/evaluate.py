@@ -52,8 +52,6 @@ from runner.io.files import display_path, to_line, write_json, write_text
 from runner.io.terminal import print_visible, progress_bar, quiet
 from runner.report.table import Column, format_table
 from runner.schema.text import named, number
-from runner.training.components.rewards import build_metrics, build_rewards
-from runner.training.trained import load_trained
 from runner.validate.parts import find_metric_faults
 from runner.validate.values import NOT_NEGATIVE
 
@@ -220,6 +218,9 @@ def _other_side(line: CommandLine, request: InferenceRequest) -> list[Side]:
 
 def measure_side(side: Side) -> None:
     """Load a model once and measure every set; the model is let go of again, because another may follow."""
+    from runner.training.components.rewards import build_metrics
+    from runner.training.trained import load_trained
+
     request = side.request
     with quiet():
         model, tokenizer = load_trained(request.cfg, request.weights, request.head)
@@ -295,6 +296,7 @@ def _build_score(request: InferenceRequest, tokenizer: PreTrainedTokenizerBase) 
     """The configured rewards, asked together about completions."""
     from runner.ppo.scoring import Rewards
     from runner.reward.outcome import best_device
+    from runner.training.components.rewards import build_rewards
 
     functions, weights, _ = build_rewards(request.cfg)
     rewards = Rewards(functions, weights, tokenizer)
@@ -338,6 +340,8 @@ def _with_error(scores: Mapping[str, float], errors: Mapping[str, float], key: s
 
 def evaluate_tasks(side: Side) -> int:
     """Run tasks of lm-evaluation-harness on the model, and write their figures like our own."""
+    from runner.training.trained import load_trained
+
     request, options = side.request, side.request.options
     tasks = [task for task in str(options.get("tasks", "")).strip("[]").split(",") if task.strip()]
     if not tasks or request.head == "score":

@@ -49,7 +49,6 @@ from runner.io.terminal import print_answer, progress_bar, quiet, sample_lines
 from runner.model.encoding import encode_prompt
 from runner.run.read import SAMPLE_FILES
 from runner.schema.text import number, to_override
-from runner.training.trained import load_trained
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -94,6 +93,7 @@ def _load(request: InferenceRequest, *, chats: bool | None = None) -> tuple[Mode
     Where ``chats`` does not say, that is as typed, as in the run's own samples, or as the tokenizer can.
     """
     from runner.model.chat import check_template
+    from runner.training.trained import load_trained
 
     model, tokenizer = load_trained(request.cfg, request.weights, request.head)
     if chats is None and "as" in request.options:

@@ -36,8 +36,6 @@ from runner.report.page import to_preview_page
 from runner.report.tokens import MAX_WIDTH, Sheet, format_sheet
 from runner.run.find import find_runs
 from runner.run.key import folder_of, key_of
-from runner.training.inspection import Inspection, find_faults, inspect_training, summary_of
-from runner.training.stand_in import first_rows_prepared
 from runner.validate import find_dangers
 from runner.validate.start import check_parts, settle_hub
 from runner.validate.values import COUNT
@@ -111,23 +109,25 @@ def build_sheets(cfg: Mapping[str, Any], count: int, sets: str, stage: str = "")
 
     The run is built whole, but for the weights of its model.
     """
+    from runner.training.inspection import Inspection, find_faults, inspect_training, summary_of
+    from runner.training.stand_in import first_rows_prepared
+
+    def to_sheet(title: str, seen: Inspection, faults: Sequence[Fault] = ()) -> Sheet:
+        shown = [replace(row, texts=to_texts(seen.tokenizer, row.ids)) for row in seen.rows if row.number < count]
+        return Sheet(title, summary_of(seen), shown, seen.goal == "score", faults)
+
     # The small model that stands in for a large one is on one device, whatever the ``device_map`` of that one says.
     take_devices({} if cfg["model"]["_target_"] == LOADER else cfg, visible_devices())
     with first_rows_prepared(cfg, count) as (components, how):
         trainer, sheets = components.trainer, []
         if sets != "eval":
             seen = inspect_training(trainer, components.train_rows, **how)
-            sheets.append(_to_sheet(f"{stage} train".strip(), seen, count, find_faults(seen, cfg.get("tolerate"))))
+            sheets.append(to_sheet(f"{stage} train".strip(), seen, find_faults(seen, cfg.get("tolerate"))))
         held_out = components.held_out if sets != "train" else None
         if not isinstance(held_out, Mapping):
             held_out = {} if held_out is None else {None: held_out}
         for name, rows in held_out.items():
             prepared = trainer.eval_dataset if name is None else trainer.eval_dataset[name]
             seen = inspect_training(trainer, rows, **how, held_out=prepared)
-            sheets.append(_to_sheet(" ".join(filter(None, (stage, "eval", name))), seen, count))
+            sheets.append(to_sheet(" ".join(filter(None, (stage, "eval", name))), seen))
         return sheets
-
-
-def _to_sheet(title: str, seen: Inspection, count: int, faults: Sequence[Fault] = ()) -> Sheet:
-    shown = [replace(row, texts=to_texts(seen.tokenizer, row.ids)) for row in seen.rows if row.number < count]
-    return Sheet(title, summary_of(seen), shown, seen.goal == "score", faults)

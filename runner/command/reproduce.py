@@ -26,7 +26,6 @@ from typing import Any
 
 from runner.command import CommandLine
 from runner.command._option import Option, read_options
-from runner.command.train import describe_rows
 from runner.config.build import serve
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, SickRun
 from runner.io.files import write_json
@@ -39,7 +38,6 @@ from runner.run import CHANGES, Run, installed_version, open_run, run_git
 from runner.run.find import check_finished, find_runs
 from runner.run.read import RunRecord, read_run
 from runner.schema.text import flatten, number
-from runner.training.components.trainer import build_rules, columns_asked_for
 from runner.validate import find_dangers
 from runner.validate.keys import is_folder_name
 from runner.validate.values import NOT_NEGATIVE
@@ -129,6 +127,9 @@ def compare_data(run: RunRecord, cfg: Mapping[str, Any]) -> None:
     """Load the rows as a training would, and raise DataError with every set that is no longer the same."""
     if not isinstance(run.manifest.get("data"), Mapping):
         return
+    from runner.command.train import describe_rows
+    from runner.training.components.trainer import build_rules, columns_asked_for
+
     keep = columns_asked_for(build_rules(cfg.get("weight")))
     rows, held_out = serve(cfg["dataset"], to=cfg["trainer"]["form"], seed=cfg["seed"], keep=keep)
     then = flatten(run.manifest["data"])

@@ -3,11 +3,10 @@
 Not here: how the parts are built, and what is measured (``training.components``), how the loop runs (the Trainer).
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -16,17 +15,29 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from accelerate.utils import release_memory, set_seed
+from huggingface_hub import RepoUrl
+from peft import PeftModel
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from transformers import Trainer, TrainingArguments
 
 from runner.command.export import open_repository, push
 from runner.config import rank
 from runner.config.menu import read_options
 from runner.config.override import dotted_key
 from runner.dataset.form import fits
+from runner.dataset.load import fingerprint
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, FolderError, RunnerError
 from runner.io.files import files_of, read_json, shipped, strict, sync_rows, write_json, write_text
 from runner.io.terminal import coloured, line_of
+from runner.model.adapter import write_adapter
+from runner.model.chat import tokenizer_hash
 from runner.model.encoding import stop_ids
+from runner.model.load import read_adapter
+from runner.model.saved import find_missing
 from runner.report.facts import folders_in, score_rows, words_of
 from runner.report.number import format_duration, plural
 from runner.report.objective import choose_objective, describe_decline
@@ -40,18 +51,14 @@ from runner.run.inputs import check_fingerprints, find_other_facts, read_fingerp
 from runner.run.read import SAMPLE_FILES, RunRecord, read_run
 from runner.run.seal import last_checkpoint, rotate, seal, step_of
 from runner.schema import upstream
+from runner.tracker.callback import trackers_closed
+from runner.training.callback import AtStart, StopRequest
+from runner.training.checkpoint import all_steps_taken, disk_needed, restore
 from runner.training.components import Components, build_components
 from runner.training.components.evaluation import held_out_scores
 from runner.training.components.model import has_base, path_of, policy_of
 from runner.training.inspection import find_faults, find_notes, inspect_training
 from runner.training.recovery import adjust, record_adjustments
-
-if TYPE_CHECKING:
-    from huggingface_hub import RepoUrl
-    from peft import PeftModel
-    from transformers import Trainer, TrainingArguments
-
-    from runner.training.callback import StopRequest
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +72,6 @@ def train(run: Run, stop: StopRequest) -> None:
 
     A run that is sick, or out of memory, may adjust itself and begin again from its last good checkpoint.
     """
-    from accelerate.utils import release_memory
-
     _open_repository(run)
     while True:
         components = build_components(run, stop)
@@ -83,9 +88,6 @@ def train(run: Run, stop: StopRequest) -> None:
 
 def _train(run: Run, components: Components, stop: StopRequest) -> None:
     """Train from the newest checkpoint, from one of another run, or from the start model, and finish the run."""
-    from runner.tracker.callback import trackers_closed
-    from runner.training.checkpoint import all_steps_taken, restore
-
     began = time.monotonic()
     trainer, rows = components.trainer, components.train_rows
     is_first = trainer.is_world_process_zero()
@@ -129,8 +131,6 @@ def _start(run: Run, components: Components, source: Run | None) -> None:
 
     ``source`` is the run whose checkpoint it begins with, which must have been made of the same.
     """
-    from runner.training.callback import AtStart
-
     args, trainer, rows = components.args, components.trainer, components.train_rows
     if hasattr(rows, "__len__") and len(rows) < _rows_per_step(args):
         raise DataError(_no_steps(run, args, len(rows)))
@@ -157,8 +157,6 @@ def _start(run: Run, components: Components, source: Run | None) -> None:
 
 def _check_sharded(trainer: Trainer) -> None:
     """Raise RunnerError where FSDP was asked for, and the library has prepared something else without a word."""
-    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-
     model = trainer.model_wrapped
     if trainer.args.fsdp and not isinstance(model, FSDPModule | FullyShardedDataParallel):
         found = f"true, and the model that was prepared is a {type(model).__name__}"
@@ -167,8 +165,6 @@ def _check_sharded(trainer: Trainer) -> None:
 
 def _finish(run: Run, components: Components, stop: StopRequest, seconds: float) -> None:
     """Measure again, save what others can load, draw the curves, and only then say finished."""
-    from accelerate.utils import set_seed
-
     trainer = components.trainer
     # Online trainers sample what they measure here; a run that was stopped after its last step has other numbers left.
     set_seed(trainer.args.seed, device_specific=True)
@@ -191,10 +187,6 @@ def _finish(run: Run, components: Components, stop: StopRequest, seconds: float)
 
 def save_model(run: Run, trainer: Trainer) -> None:
     """Put into ``model/`` what ``from_pretrained`` or PeftModel loads, whole or not at all, without any pickle."""
-    from peft import PeftModel
-
-    from runner.model.saved import find_missing
-
     new, is_first = run.folder / ".model.new", trainer.is_world_process_zero()
     model, policy = trainer.accelerator.unwrap_model(trainer.model), policy_of(trainer)
     if is_first:
@@ -237,9 +229,6 @@ def _save_adapter(run: Run, model: PeftModel, folder: Path, weights: Mapping[str
 
     Where that base was made by merging, or is new, it is nowhere, and the whole model is written.
     """
-    from runner.model.adapter import write_adapter
-    from runner.model.load import read_adapter
-
     if not has_base(run.cfg):
         for file in folder.glob("adapter_*"):
             file.unlink()
@@ -293,13 +282,6 @@ def _push(run: Run, stop: StopRequest) -> None:
 
 def _facts(components: Components) -> dict[str, Any]:
     """The entries of the manifest on the data, the model and the machine."""
-    import platform
-
-    import torch
-
-    from runner.model.chat import tokenizer_hash
-    from runner.training.checkpoint import disk_needed
-
     model, trainer = components.model, components.trainer
     counts = [(parameter.numel(), parameter.requires_grad) for parameter in trainer.model.parameters()]
     return {
@@ -329,8 +311,6 @@ def describe_rows(rows: Any) -> dict[str, Any] | None:
         return None
     if isinstance(rows, Mapping):
         return {name: describe_rows(part) for name, part in rows.items()}
-    from runner.dataset.load import fingerprint
-
     return {"rows": len(rows) if hasattr(rows, "__len__") else None, "fingerprint": fingerprint(rows)}
 
 

@@ -158,10 +158,10 @@ class Pool:
         worker.prepare_environment()
         # Asked without the driver, which a process that is about to fork must not wake.
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-        for name in WARM:
-            import_module(name)
         # Before trainers bring their trackers along, some of which read where to write as they are imported.
         set_variables(task.composed.cfg["tracker"], task.folder.absolute(), str(task.composed.cfg["name"]))
+        for name in WARM:
+            import_module(name)
         target = str(task.composed.cfg["trainer"]["_target_"])
         if target.startswith(("trl.", "runner.")):  # a user's own module may hold a state, which no two runs share
             locate(target)

@@ -8,15 +8,19 @@ preparation and collator. Only the lengths before cutting and the prompts of gen
 made from the rows. How it is shown is in ``report.tokens``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
+
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset, IterableDataset
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from runner.dataset.form import FORMS, answer_columns
 from runner.errors import Fault
@@ -24,17 +28,14 @@ from runner.io.files import shipped
 from runner.io.temporary import temporarily
 from runner.io.turns import text_of
 from runner.model.encoding import EncodedRow, decode, encode_prompt, encode_row, stop_ids
+from runner.model.load import read_adapter
 from runner.report.tokens import TokenRow
+from runner.reward.panel import random_state_kept
 from runner.schema import upstream
 from runner.schema.text import Config
 
-if TYPE_CHECKING:
-    from datasets import Dataset, IterableDataset
-    from torch import Tensor
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
-
-    Rows: TypeAlias = Dataset | IterableDataset | list[dict[str, Any]]
-    Batch: TypeAlias = Mapping[str, Tensor]
+Rows: TypeAlias = Dataset | IterableDataset | list[dict[str, Any]]
+Batch: TypeAlias = Mapping[str, Tensor]
 
 SAMPLE = 256  # rows that are looked at before a training starts
 TRUNCATED = 0.1  # the share of rows that may be cut or left out, unless ``tolerate.truncated`` says otherwise
@@ -117,8 +118,6 @@ def inspect_training(
     that stop generation, ``held_out`` one of its prepared sets that is looked at in place of the training rows. No
     random number is drawn from the training.
     """
-    from runner.reward.panel import random_state_kept
-
     prepared = head_of(trainer.train_dataset if held_out is None else held_out, count)
     with random_state_kept():  # so that a run is the same whether it was looked at or not
         if form == "prompt":
@@ -132,8 +131,6 @@ def inspect_training(
                 found = read_batches(trainer.get_train_dataloader(), form, head)
     args, tokenizer = trainer.args, trainer.processing_class
     if getattr(args, "world_size", 1) > 1 and form != "prompt":
-        from accelerate.utils import gather_object
-
         found = gather_object(found)  # each process has its part of every batch
     packs = bool(getattr(args, upstream.PACKING, False))
     # Then what is too long goes on in the next one.
@@ -212,8 +209,6 @@ def _sequences(batch: Batch, head: str) -> Iterator[TokenRow]:
 
     The tokens that the loss counts are trained; all of them where the batch does not say so.
     """
-    import torch
-
     ids, positions = batch["input_ids"], batch.get("position_ids")
     real = batch.get("attention_mask", torch.ones_like(ids))
     counted = torch.ones_like(ids)
@@ -366,10 +361,6 @@ def find_notes(inspection: Inspection) -> list[str]:
 
 def ends_of(cfg: Config, model: PreTrainedModel) -> list[int]:
     """The tokens that stop the generation of the real model, whose settings are a small file beside its weights."""
-    from transformers import GenerationConfig
-
-    from runner.model.load import read_adapter
-
     path, revision = cfg["model"].get("path"), cfg["model"].get("revision")
     if not path:
         return stop_ids(model)

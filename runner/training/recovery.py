@@ -4,24 +4,21 @@ checkpoint, or it ends with cause and fix.
 How sickness is found is in ``health``, what an adjustment is in ``run.adjustments``.
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import Trainer, TrainingArguments
 
 from runner.errors import EnvironmentFault, Fault, RunnerError, SickRun
+from runner.generate.batch import TOKENS_PER_PASS
 from runner.io.files import remove, write_json
 from runner.run import Run, write_manifest
 from runner.run.adjustments import FILE, HALVING, ROLLBACK, count_of, in_words, is_out_of_memory, read_adjustments
 from runner.run.seal import last_checkpoint, sealed_checkpoints, step_of
 from runner.schema import upstream
-
-if TYPE_CHECKING:
-    from transformers import Trainer, TrainingArguments
-
-    from runner.schema.text import Node
-    from runner.training.components import Components
+from runner.schema.text import Node
+from runner.training.components import Components
 
 log = logging.getLogger(__name__)
 ATTEMPTS = 4  # of either kind, unless the config says otherwise
@@ -108,8 +105,6 @@ def halve_training(given: Node, args: TrainingArguments) -> dict[str, int] | Non
     divisor, into halves where it is even, because only then the rows of a step stay the same. Sampled batches stay
     whole, whose groups of completions must not be torn; PPO also samples and reads fewer rows at a time.
     """
-    from runner.generate.batch import TOKENS_PER_PASS
-
     size = args.per_device_train_batch_size
     parts = next((part for part in range(2, size + 1) if size % part == 0), 1)
     pairs_of_a_batch = hasattr(args, upstream.DESIRABLE_WEIGHT)  # KTO compares the rows of a batch with each other

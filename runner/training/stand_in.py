@@ -9,6 +9,7 @@ from typing import Any
 
 from runner.config.build import asked_for, build
 from runner.model.check import LOADER
+from runner.model.clone import write_placeholder
 from runner.run import Run, write_config
 from runner.schema import upstream
 from runner.schema.text import Config
@@ -27,8 +28,6 @@ LEFT_OUT = upstream.ELSEWHERE | {
 @contextlib.contextmanager
 def first_rows_prepared(cfg: Config, count: int = SAMPLE) -> Iterator[tuple[Components, dict[str, Any]]]:
     """The parts of the same training on so many rows at least, and how ``inspect_training`` is to look at them."""
-    from runner.model.clone import write_placeholder
-
     with tempfile.TemporaryDirectory(prefix="first-rows-") as folder:
         count = max(SAMPLE, count)
         run, model = Run(Path(folder) / "small" / "run"), Path(folder) / "model"

@@ -1,28 +1,23 @@
 """Weights of a run -> the model that they make, with its tokenizer, in evaluation mode."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runner.config.build import asked_for, build, serve
 from runner.errors import Fault, FolderError
 from runner.generate.weights import Weights
 from runner.io.files import display_path
 from runner.model.check import LOADER, NEW
+from runner.model.saved import load_adapter_weights
+from runner.reward.outcome import best_device
 from runner.schema.text import Config
 from runner.training.components.args import check_devices
 from runner.training.components.model import path_of
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 
 def load_trained(cfg: Config, weights: Weights, head: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model with these weights and its tokenizer, on the accelerator if there is one, not to be trained."""
-    from runner.model.saved import load_adapter_weights
-    from runner.reward.outcome import best_device
-
     check_devices(cfg)
     folder = _find_loadable(weights.folder) if weights.folder else None
     own = dict(cfg["model"]["tokenizer"])

@@ -3,24 +3,32 @@
 Not here: how a component is made (its own room), what a valid key is (``validate``), how the loop runs (the Trainer).
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from datasets import Dataset
+from peft import PeftModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments, set_seed
 
 from runner.config.build import build, serve
+from runner.dataset.form import answer_columns, is_conversation
+from runner.dataset.load import HeldOut
 from runner.errors import ConfigError, Fault, own_place
 from runner.io.terminal import mute_libraries
+from runner.model.chat import check_template
 from runner.run import Run
 from runner.run.adjustments import adjust_logs, read_adjustments
 from runner.run.alarms import steps_to_notice
 from runner.schema import upstream
 from runner.schema.text import Node
+from runner.tracker.callback import Tracker, replace_trackers
+from runner.training.callback import StopRequest, add_callbacks, build_callbacks, for_callbacks
+from runner.training.checkpoint import Seal
 from runner.training.components.args import build_args
 from runner.training.components.evaluation import build_measure
 from runner.training.components.model import build_model
@@ -35,17 +43,8 @@ from runner.training.components.trainer import (
     schedule_maker,
     set_weights,
 )
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from peft import PeftModel
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
-
-    from runner.dataset.load import HeldOut
-    from runner.tracker.callback import Tracker
-    from runner.training.callback import StopRequest
-    from runner.training.checkpoint import Seal
-    from runner.training.health import Health
+from runner.training.extension import Hooks
+from runner.training.health import Health, build_health
 
 log = logging.getLogger(__name__)
 
@@ -71,17 +70,9 @@ class Components:
 
 def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     """Build every component of a run, in the order in which they need each other."""
-    import transformers
-
-    from runner.tracker.callback import replace_trackers
-    from runner.training.callback import add_callbacks, build_callbacks, for_callbacks
-    from runner.training.checkpoint import Seal
-    from runner.training.extension import Hooks
-    from runner.training.health import build_health
-
     cfg, adjustments = run.cfg, read_adjustments(run.folder)
     mute_libraries()
-    transformers.set_seed(cfg["seed"])
+    set_seed(cfg["seed"])
     with _refusals_of("trainer.args"):
         args = build_args(run, adjustments)
     tokenizer = build(cfg["model"]["tokenizer"])
@@ -142,9 +133,6 @@ def _refusals_of(where: str) -> Iterator[None]:
 
 def _check_rows(node: Node, tokenizer: PreTrainedTokenizerBase, rows: Dataset, *, answers_only: bool) -> None:
     """Check that the tokenizer has a template for the first rows, and warn of a column that is not used."""
-    from runner.dataset.form import answer_columns, is_conversation
-    from runner.model.chat import check_template
-
     rows = list(itertools.islice(rows, 100))
     first = rows[0] if rows else {}
     if node["form"] == "preference" and node["head"] != "score" and "margin" in first:

@@ -1,9 +1,10 @@
 """The trainer's config object: its own defaults, the runner's for this machine and run folder, then the YAML."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
 
 from runner.config.build import asked_for, build
 from runner.config.sharding import find_gpu_faults, shards_on_cpu
@@ -12,9 +13,6 @@ from runner.run import Run
 from runner.schema import upstream
 from runner.schema.text import Config, Node, nodes
 from runner.tracker.variable import find_foreign_variables, set_variables
-
-if TYPE_CHECKING:
-    from transformers import TrainingArguments
 
 # Measured on CPU: activation checkpointing 1.25 times slower, bf16 autocast 1.28 times slower for a small model.
 ON_CPU = {upstream.USE_CPU: True, upstream.BF16: False, upstream.ACTIVATION_CHECKPOINTING: False}
@@ -57,8 +55,6 @@ def _for_this_machine(known: set[str], args: Node) -> dict[str, bool]:
 
     Raises EnvironmentFault for precisions, kernels and shards that are asked for and only a GPU has.
     """
-    import torch
-
     if not torch.accelerator.is_available():
         EnvironmentFault.refuse(find_gpu_faults(args))
         typed = {ALIASES.get(name) for name, value in args.items() if value is not None}
@@ -70,8 +66,6 @@ def _for_this_machine(known: set[str], args: Node) -> dict[str, bool]:
 
 def check_devices(cfg: Config) -> None:
     """Raise EnvironmentFault for each model, or part of one, that is to lie on a device which is not here."""
-    import torch
-
     numbers = range(torch.accelerator.device_count())
     kind = torch.accelerator.current_accelerator().type if numbers else "cpu"
     here = {*ANYWHERE, kind, *map(str, numbers), *(f"{kind}:{number}" for number in numbers)}

@@ -3,15 +3,19 @@
 Not here: how a metric is computed (``metric``, ``reward``), and how a model answers (``generate``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase, Trainer
 
 from runner.errors import ConfigError, Fault
 from runner.generate.budget import answer_tokens
+from runner.generate.completion import TextGenerator, context_length
+from runner.generate.judge import judge_answers, judge_completions
 from runner.generate.rows import held_out_sets
+from runner.generate.sampler import Sampling, evaluating
 from runner.io.files import replace_rows
 from runner.metric.ask import Metric
 from runner.run import Run
@@ -20,10 +24,6 @@ from runner.schema.text import nearest
 from runner.schema.type import shortened
 from runner.training.components.model import policy_of
 from runner.training.components.rewards import build_metrics
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase, Trainer
 
 BATCH_SIZE = 64  # prompts side by side, until memory runs out
 CLOCK = ("_runtime", "_per_second", "_time", "epoch", "num_tokens")
@@ -45,15 +45,6 @@ def held_out_scores(trainer: Trainer) -> dict[str, float]:
         found = f"{wanted}, which the evaluation of the start model does not give"
         raise ConfigError(Fault(where, found, shortened(names), f"{where}={near[0] if near else '<one of them>'}"))
     return {name: value for name, value in scores.items() if not name.endswith(CLOCK) and isinstance(value, float)}
-
-
-def build_measure(
-    run: Run, tokenizer: PreTrainedTokenizerBase, adjustments: Sequence[Mapping[str, Any]]
-) -> HeldOutMetrics | None:
-    """The configured metrics, for a trainer to call with the prefix of each evaluation; None without any."""
-    metrics = build_metrics(run.cfg["metric"], tokenizer)
-    halvings = sum(upstream.PER_DEVICE_EVAL_BATCH_SIZE in each.get("args", {}) for each in adjustments)
-    return HeldOutMetrics(run, tokenizer, metrics, max(1, BATCH_SIZE >> halvings)) if metrics else None
 
 
 @dataclass
@@ -88,10 +79,6 @@ class HeldOutMetrics:
 
     def _sampled(self, trainer: Trainer, metrics: Sequence[Metric], name: str) -> dict[str, float]:
         """The numbers of metrics on completions that are sampled for the first prompts of a set."""
-        from runner.generate.completion import TextGenerator
-        from runner.generate.judge import judge_completions
-        from runner.generate.sampler import Sampling, evaluating
-
         rows, limits, model = self._rows("prompt", name), [metric.limit for metric in metrics], policy_of(trainer)
         rows = list(rows if None in limits else rows.take(max(limit for limit in limits if limit is not None)))
         longest = (metric.max_new_tokens for metric in metrics)
@@ -107,10 +94,16 @@ class HeldOutMetrics:
 
     def _read(self, trainer: Trainer, metrics: Sequence[Metric], name: str) -> dict[str, float]:
         """The numbers of metrics on how a model takes the known answers of a set."""
-        from runner.generate.completion import context_length
-        from runner.generate.judge import judge_answers
-
         rows, model = list(self._rows("answer", name)), policy_of(trainer)
         limits = filter(None, (getattr(trainer.args, "max_length", None), context_length(model)))
         most, is_scorer = min(limits, default=None), self.run.cfg["trainer"]["head"] == "score"
         return judge_answers(model, self.tokenizer, rows, metrics, is_scorer=is_scorer, max_length=most).scores
+
+
+def build_measure(
+    run: Run, tokenizer: PreTrainedTokenizerBase, adjustments: Sequence[Mapping[str, Any]]
+) -> HeldOutMetrics | None:
+    """The configured metrics, for a trainer to call with the prefix of each evaluation; None without any."""
+    metrics = build_metrics(run.cfg["metric"], tokenizer)
+    halvings = sum(upstream.PER_DEVICE_EVAL_BATCH_SIZE in each.get("args", {}) for each in adjustments)
+    return HeldOutMetrics(run, tokenizer, metrics, max(1, BATCH_SIZE >> halvings)) if metrics else None

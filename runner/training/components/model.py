@@ -1,29 +1,25 @@
 """The policy, what of it is trained, and its reference."""
 
-from __future__ import annotations
+from typing import TypeAlias
 
-from typing import TYPE_CHECKING, TypeAlias
+from peft import PeftConfig, PeftModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
 from runner.config.build import asked_for, build, serve
 from runner.errors import ConfigError, Fault
+from runner.model.adapter import OWN, check_adapter, train_beside
+from runner.model.load import check_quantization
+from runner.model.reference import copy_reference, needs_reference
 from runner.schema import upstream
 from runner.schema.text import Config, Node
 
-if TYPE_CHECKING:
-    from peft import PeftConfig, PeftModel
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
-
-    Model: TypeAlias = PreTrainedModel | PeftModel
+Model: TypeAlias = PreTrainedModel | PeftModel
 
 
 def build_model(
     cfg: Config, tokenizer: PreTrainedTokenizerBase, args: TrainingArguments
 ) -> tuple[Model, PeftConfig | None, Model | None]:
     """The policy, the adapter that the trainer puts on it once, and its reference where the trainer takes one."""
-    from runner.model.adapter import check_adapter
-    from runner.model.load import check_quantization
-    from runner.model.reference import copy_reference, needs_reference
-
     check_quantization(cfg["quant"])
     head, quantization = cfg["trainer"]["head"], build(cfg["quant"])
     node = {key: value for key, value in cfg["model"].items() if key != "tokenizer"} | path_of(cfg)
@@ -40,11 +36,6 @@ def build_model(
 
 def build_tuner(node: Node | None, model: Model, head: str) -> tuple[Model, PeftConfig | None]:
     """The model, perhaps changed by a function that asks for it, and the adapter for the trainer to put on, if any."""
-    from peft import PeftConfig, PeftModel
-    from transformers import PreTrainedModel
-
-    from runner.model.adapter import OWN, train_beside
-
     if not node:
         return model, None
     arguments = {key: value for key, value in node.items() if key not in OWN}

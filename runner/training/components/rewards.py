@@ -1,24 +1,21 @@
 """Rewards and metrics, under the names that the config gives them."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
+
+from torch import nn
+from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from runner.config.build import asked_for, build, locate, serve
 from runner.errors import ConfigError, Fault
 from runner.metric.ask import OWN, READ, SAMPLED, SAMPLES, Metric, kind_of
+from runner.reward.outcome import load_reward_model
+from runner.reward.panel import TIMEOUT, RewardTracker, Scorer, to_scorer
 from runner.schema import upstream
 from runner.schema.text import Config, Node, named
 
-if TYPE_CHECKING:
-    from torch import nn
-    from transformers import PreTrainedTokenizerBase, TrainingArguments
-
-    from runner.reward.panel import RewardTracker
-
-    Reward: TypeAlias = Callable[..., object] | nn.Module
+Reward: TypeAlias = Callable[..., object] | nn.Module
 
 
 def build_rewards(
@@ -30,9 +27,6 @@ def build_rewards(
     The reward model that a trainer's ``args`` name is loaded as those of the group are, and taken out of them. Of a
     trainer, only one that knows where steps end can use a reward for each.
     """
-    from runner.reward.outcome import load_reward_model
-    from runner.reward.panel import TIMEOUT, RewardTracker, to_scorer
-
     random_head = bool((cfg.get("tolerate") or {}).get("random_head"))
     per_step = not args or hasattr(args, "step_separator")
     panel, rewards, entries = RewardTracker(), [], named(cfg["reward"] or {}, "reward")
@@ -62,10 +56,6 @@ def build_scorer(node: Node, own: Collection[str] = ("weight", "timeout"), *, ra
 
 def build_metrics(node: Node | None, tokenizer: PreTrainedTokenizerBase) -> list[Metric]:
     """The configured metrics, each ready to measure held-out rows."""
-    from torch import nn
-
-    from runner.reward.panel import Scorer
-
     metrics = []
     for name, entry in named(node or {}, "metric").items():
         call = build_scorer(entry, own=OWN)

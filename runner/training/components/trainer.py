@@ -1,33 +1,35 @@
 """The trainer, served what its signature names, with its collator, loss, token weights, optimizer and schedule."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from datasets import Dataset, DatasetDict
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import PreTrainedTokenizerBase, PrinterCallback, Trainer
+
+from runner.collator import Collator
 from runner.config.build import asked_for, build, locate, serve
+from runner.dataset.detect import EVERY
+from runner.dataset.weigh import Entry, Weigher, WeightCollator, columns_of, pack_rows, rotate_weights, weigh_rows
 from runner.errors import Fault, RunnerError
 from runner.generate.budget import prompts_answered
+from runner.io.files import source_hash
 from runner.io.temporary import temporarily
+from runner.model.reference import match_reference
+from runner.optimizer import build_optimizer
 from runner.schema import upstream
 from runner.schema.read import read_signature
 from runner.schema.text import Config, Node, named
+from runner.training.extension import Hooks, extend
+from runner.training.objective import OBJECTIVES
+from runner.training.precompute import drop_filled, map_sets, share_reference
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from torch.optim import Optimizer
-    from torch.optim.lr_scheduler import LRScheduler
-    from transformers import PreTrainedTokenizerBase, Trainer
-
-    from runner.collator import Collator
-    from runner.dataset.weigh import Entry
-    from runner.training.extension import Hooks
-
-    BoundRule: TypeAlias = functools.partial[Sequence[Entry]]
+BoundRule: TypeAlias = functools.partial[Sequence[Entry]]
 
 NOT_FOR_THE_TRAINER = ("_target_", "form", "head", "evaluates", "args")
 
@@ -38,14 +40,6 @@ def build_trainer(cfg: Config, offered: Mapping[str, Any], hooks: Hooks, rules: 
     A precomputed reference is one that other runs find again. With ``rules`` its batches may carry weights; then it
     packs no rows, because its own packing keeps token ids and labels only, and the weights would be lost.
     """
-    from datasets import Dataset, DatasetDict
-    from transformers import PrinterCallback
-
-    from runner.model.reference import match_reference
-    from runner.training.extension import extend
-    from runner.training.objective import OBJECTIVES
-    from runner.training.precompute import drop_filled, map_sets, share_reference
-
     node, tokenizer, args = cfg["trainer"], offered[upstream.PROCESSING_CLASS], offered["args"]
     wanted, trainer_class = asked_for(node["_target_"]), locate(node["_target_"])
     inside = {key: value for key, value in node.items() if key not in NOT_FOR_THE_TRAINER}
@@ -100,8 +94,6 @@ def optimizer_maker(node: Node | None) -> Callable[[Trainer], Optimizer] | None:
     """A function that makes the configured optimizer, for a trainer that knows its weights; None without one."""
     if not node:
         return None
-    from runner.optimizer import build_optimizer
-
     settings = {key: value for key, value in node.items() if key not in ("_target_", "groups", "scheduler")}
     takes_rate = settings.get("lr") is None and "lr" in asked_for(node["_target_"])
     return lambda trainer: build_optimizer(
@@ -155,19 +147,12 @@ def columns_asked_for(rules: list[BoundRule]) -> list[str] | None:
     """The columns that rules read, for a dataset to keep; None where they read none."""
     if not rules:
         return None
-    from runner.dataset.detect import EVERY
-    from runner.dataset.weigh import columns_of
-
     names = set().union(*map(columns_of, rules))
     return [EVERY] if "row" in names else sorted(names) or None
 
 
 def set_weights(trainer: Trainer, rules: list[BoundRule]) -> None:
     """Give every token of the trainer's rows its weight, have its batches carry them, and pack the rows if asked to."""
-    from runner.dataset.weigh import Weigher, WeightCollator, pack_rows, rotate_weights, weigh_rows
-    from runner.io.files import source_hash
-    from runner.training.precompute import map_sets
-
     args, weigher = trainer.args, Weigher(rules, trainer.processing_class)
     key = str([(source_hash(rule), sorted(rule.keywords.items())) for rule in rules])
 
