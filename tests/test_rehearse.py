@@ -279,7 +279,7 @@ def test_the_words_of_a_rehearsal_are_told_apart_from_those_of_a_training():
 def compute_and_fork(_):
     import torch
 
-    from runner.command.rehearse import one_thread
+    from runner.estimate.measure import one_thread
 
     torch.set_num_threads(2)
     with one_thread():

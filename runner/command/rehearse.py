@@ -12,17 +12,12 @@ Of a model only its config and tokenizer are read, of a dataset of the hub the f
 left in outputs/. Where a part fails, the exit code is that of the error, and the folder with its log is kept.
 """
 
-from __future__ import annotations
-
-import contextlib
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from runner.command import CommandLine
 from runner.command._option import Option, split_options
@@ -37,12 +32,7 @@ from runner.run.seal import sealed_checkpoints
 from runner.validate.start import check_parts, settle_hub
 from runner.validate.values import POSITIVE
 
-if TYPE_CHECKING:
-    from runner.estimate.smoke import Case
-    from runner.training.callback import StopRequest
-
 OWN = {"memory": Option("float", POSITIVE, unit="gi?b?"), "speed": Option("float", POSITIVE, unit="tflops?(/s)?")}
-MAX_WHOLE_FORECASTS = 3  # of which all lines are printed
 
 
 def main(line: CommandLine) -> int:
@@ -56,7 +46,7 @@ def main(line: CommandLine) -> int:
     check_parts(jobs)
     settle_hub([composed.cfg for runs in jobs for composed in runs])
     prepare_environment()
-    from runner.estimate.smoke import group_by_structure, play
+    from runner.estimate.smoke import group_by_structure, play, print_forecasts
 
     cases = group_by_structure(jobs)
     if len(jobs) > 1:
@@ -66,8 +56,7 @@ def main(line: CommandLine) -> int:
     code = 0
     try:
         with quiet():
-            with one_thread():
-                code = play(cases, folder, line.debug)
+            code = play(cases, folder, line.debug)
             print_forecasts([] if code else cases, target, folder / "measured")
         causes = [str(cause) for case in cases if case.code and (cause := case.run.status().get("cause"))]
         print("\n".join(causes), end="\n" if causes else "", file=sys.stderr)
@@ -88,72 +77,7 @@ def jobs_of(overrides: Sequence[str], folders: Sequence[Path], multirun: bool) -
     return [stages.compose_runs(axis.first_of(whole), folders)] if plugin else stages.compose_jobs(whole, folders)
 
 
-def print_forecasts(cases: Sequence[Case], target: Mapping[str, float], folder: Path) -> None:
-    """Print what each real run will need, as far as its rows could be read."""
-    import torch
-
-    from runner.estimate.device import Device, this_device
-    from runner.estimate.measure import measure_small
-    from runner.estimate.memory import Training
-    from runner.estimate.reduce import linked
-    from runner.estimate.smoke import model_of, read_lengths
-    from runner.estimate.steps import Rows
-    from runner.estimate.table import Forecast, format_forecasts
-    from runner.estimate.weights import source_of
-
-    gpus = (True,) if torch.cuda.is_available() else (False, True)
-    origins: dict[str, str] = {}  # models that earlier stages have yet to train, by those that they begin with
-    measured = []
-    with one_thread():
-        for number, case in enumerate(cases):
-            cfg = linked(case.composed.cfg, origins)
-            if read_lengths(case.run):
-                is_whole = number < MAX_WHOLE_FORECASTS
-                steps = [measure_small(case.small.cfg, gpu, folder) if is_whole else (None, "") for gpu in gpus]
-                measured.append((case, cfg, steps))
-            source = source_of(cfg)
-            origin = source.path or str(folder / f"origin{number}")
-            if not source.path:
-                source.config().save_pretrained(origin)  # all that there is of a model from nothing
-            origins |= dict.fromkeys(map(model_of, case.runs.values()), origin)
-    if not measured:
-        return
-    # Only now: with threads in this process, which measuring its speed begins, no other could be forked from it.
-    here = this_device()
-    meant = here if here.gpu else Device("a GPU", True)
-    if "memory" in target:
-        meant = replace(meant, memory=int(target["memory"] * 1e9))
-    if "speed" in target:
-        meant = replace(meant, speed=target["speed"] * 1e12, how="as typed")
-    devices = [meant] if here.gpu else [here, meant]
-    for number, (case, cfg, steps) in enumerate(measured):
-        seen, total = read_lengths(case.run), case.small.rows
-        # Of all rows the trainer gets as many as of those that were seen.
-        total = None if total is None else total * seen["rows"] / max(1, seen["read"])
-        rows = Rows(seen["lengths"], seen["limit"], total)
-        forecasts = [
-            Forecast(Training(cfg, rows, step, gpu=device.gpu), device, why)
-            for device, (step, why) in zip(devices, steps, strict=True)
-        ]
-        lines = format_forecasts(forecasts)
-        shown = lines if number < MAX_WHOLE_FORECASTS else lines[:1]
-        print(f"forecast  {case.name}", *shown, sep="\n", flush=True)
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with one thread inside: a process forked from one that has several of OpenMP would wait for ever."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def rehearse(run: Run, stop: StopRequest) -> None:
+def rehearse(run: Run, stop: Stop) -> None:
     """Play the next part of a smoke run, by how far its files say that it came; what the worker calls."""
     from runner.command.train import train
     from runner.estimate.smoke import export_model, inspect_rows, read_lengths

@@ -12,12 +12,13 @@ import os
 import re
 import signal
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import datasets
+import torch
 from torch import Tensor, is_grad_enabled, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -63,6 +64,17 @@ def measure_small(cfg: Config, gpu: bool, folder: Path) -> tuple[MeasuredStep | 
     if "seen" not in read:
         return None, read["why"]
     return MeasuredStep(**read["seen"] | {"shape": Shape(**read["seen"]["shape"])}), ""
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread inside: a process forked from one that has several of OpenMP would wait for ever."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def run_apart(call: Callable[[], int], log: Path, cache: Path) -> int:

@@ -10,17 +10,23 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from pyarrow import parquet
 
 from runner.config import Composed
 from runner.config.build import locate
 from runner.errors import ConfigError, EnvironmentFault
-from runner.estimate.measure import run_apart
-from runner.estimate.reduce import Clones, Reduced, reduce, rows_of
+from runner.estimate.device import Device, this_device
+from runner.estimate.measure import measure_small, one_thread, run_apart
+from runner.estimate.memory import Training
+from runner.estimate.reduce import Clones, Reduced, linked, reduce, rows_of
+from runner.estimate.steps import Rows
+from runner.estimate.table import Forecast, format_forecasts
+from runner.estimate.weights import source_of
 from runner.io.files import read_json, write_json
 from runner.io.terminal import quiet
 from runner.launch import worker
@@ -40,6 +46,7 @@ LENGTHS = (
 )
 PARTS = ("reading rows", "training, saving", "resuming, scoring", "exporting")
 PROCESSES = 3  # that take them: after a resume the model is exported
+MAX_WHOLE = 3  # forecasts of which all lines are printed
 UNREDUCED, ROWS, UNEXPORTED = "unreduced", "rows.json", "unexported.json"  # in the folder of a smoke run
 
 
@@ -126,7 +133,7 @@ def play(cases: Sequence[Case], folder: Path, debug: bool) -> int:
         if target.startswith(("trl.", "runner.")):  # imported once for all parts; a user's module may hold a state
             locate(target)
     gc.freeze()  # no part needs to look through what is here by now for garbage
-    with worker.handle_signals(worker.Stop()):
+    with one_thread(), worker.handle_signals(worker.Stop()):
         for case in cases:
             if case.before and case.before.code:
                 case.code = case.before.code
@@ -213,3 +220,49 @@ def _outcomes(case: Case) -> Iterator[str]:
     yield reached if run.model.is_dir() else ""
     why = (read_json(run.folder / UNEXPORTED) or {}).get("why")
     yield f"not: {why}" if why else "as transformers loads it" if (run.folder / "export").is_dir() else ""
+
+
+# --- What the real runs will need -----------------------------------------------------------------
+
+
+def print_forecasts(cases: Sequence[Case], target: Mapping[str, float], folder: Path) -> None:
+    """Print what each real run will need, as far as its rows could be read.
+
+    ``target`` has the memory and the speed of the device that they are meant for, where these were typed.
+    """
+    gpus = (True,) if torch.cuda.is_available() else (False, True)
+    origins: dict[str, str] = {}  # models that earlier stages have yet to train, by those that they begin with
+    measured = []
+    with one_thread():
+        for number, case in enumerate(cases):
+            cfg = linked(case.composed.cfg, origins)
+            if read_lengths(case.run):
+                is_whole = number < MAX_WHOLE
+                steps = [measure_small(case.small.cfg, gpu, folder) if is_whole else (None, "") for gpu in gpus]
+                measured.append((case, cfg, steps))
+            source = source_of(cfg)
+            origin = source.path or str(folder / f"origin{number}")
+            if not source.path:
+                source.config().save_pretrained(origin)  # all that there is of a model from nothing
+            origins |= dict.fromkeys(map(model_of, case.runs.values()), origin)
+    if not measured:
+        return
+    # Only now: with threads in this process, which measuring its speed begins, no other could be forked from it.
+    here = this_device()
+    meant = here if here.gpu else Device("a GPU", True)
+    if "memory" in target:
+        meant = replace(meant, memory=int(target["memory"] * 1e9))
+    if "speed" in target:
+        meant = replace(meant, speed=target["speed"] * 1e12, how="as typed")
+    devices = [meant] if here.gpu else [here, meant]
+    for number, (case, cfg, steps) in enumerate(measured):
+        seen, total = read_lengths(case.run), case.small.rows
+        # Of all rows the trainer gets as many as of those that were seen.
+        total = None if total is None else total * seen["rows"] / max(1, seen["read"])
+        rows = Rows(seen["lengths"], seen["limit"], total)
+        forecasts = [
+            Forecast(Training(cfg, rows, step, gpu=device.gpu), device, why)
+            for device, (step, why) in zip(devices, steps, strict=True)
+        ]
+        lines = format_forecasts(forecasts)
+        print(f"forecast  {case.name}", *(lines if number < MAX_WHOLE else lines[:1]), sep="\n", flush=True)

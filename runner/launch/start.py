@@ -3,8 +3,6 @@
 Each function returns an exit code of ``errors``. ``--dry-run`` ends after the check, with the plan.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import functools
@@ -13,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from runner import config
 from runner.config import Composed
@@ -39,9 +36,6 @@ from runner.run.read import finished, one_line
 from runner.run.seal import sealed_checkpoints
 from runner.tracker.variable import read_complete, trackers_of
 from runner.validate.start import check_ahead, settle_hub
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 # The errors of a place where no folder can be made, however much room there is.
 NO_FOLDER = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
@@ -199,7 +193,7 @@ def _start_plugin(
 
 
 def call_hydra(
-    task: Callable[[DictConfig], object], flags: Sequence[str], overrides: Sequence[str], folders: Sequence[Path]
+    task: Callable[[object], object], flags: Sequence[str], overrides: Sequence[str], folders: Sequence[Path]
 ) -> None:
     """Have Hydra call a task with what it composes, with every key forced; it reads its words from ``sys.argv``."""
     from hydra import main as hydra_main
