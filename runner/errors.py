@@ -203,6 +203,14 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {message[:MAX_LETTERS]}{more}".removesuffix(": ")
 
 
+def causes_of(error: BaseException) -> list[BaseException]:
+    """An error and, one after the other, what it was raised from or amid."""
+    chain = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) and cause not in chain:
+        chain.append(cause)
+    return chain
+
+
 def own_place(error: BaseException) -> str:
     """The innermost line of the user's own code that an exception came through, as file:line; empty for none."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]

@@ -15,8 +15,6 @@ FIELDS = (upstream.FSDP, upstream.DEEPSPEED, upstream.PARALLELISM_CONFIG)
 VARIABLES = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")  # as accelerate launch sets them
 # Nodes of devices: NVIDIA (in WSL too), AMD, Intel and others, Huawei, Habana and TPU.
 DEVICES = ("nvidia[0-9]*", "dxg", "kfd", "dri/renderD*", "davinci[0-9]*", "accel/*", "accel[0-9]*", "vfio/[0-9]*")
-
-
 ON_GPUS = (upstream.FP16, upstream.TF32, upstream.USE_LIGER_KERNEL)  # which a CPU does not have
 
 

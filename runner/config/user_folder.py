@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -35,16 +36,11 @@ def find_circle() -> list[str]:
     roots = _plugin().folders
     files = {file.relative_to(root).with_suffix("").as_posix(): file for root in roots for file in root.rglob("*.yaml")}
     read = {name: parse_yaml(file.read_bytes(), str(file)) for name, file in files.items()}
-    named = {name: {*_find_named(name, whole)} & files.keys() for name, whole in read.items()}
-    for start in files:
-        paths = {start: [start]}
-        queue = [start]
-        for name in queue:
-            if start in named[name]:
-                return [*paths[name], start]
-            for other in named[name] - paths.keys():
-                paths[other] = [*paths[name], other]
-                queue.append(other)
+    named = {name: sorted({*_find_named(name, whole)} & files.keys()) for name, whole in read.items()}
+    try:
+        TopologicalSorter(named).prepare()
+    except CycleError as error:
+        return list(reversed(error.args[1]))
     return []
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError
+from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, causes_of
 from runner.schema.table import read_tables
 
 KNOWN: list[dict[str, Any]] = read_tables(__file__)["known"]
@@ -22,12 +22,9 @@ def translate_model_errors(path: str, revision: str | None = None, part: str = "
     except RunnerError:
         raise
     except Exception as error:
-        chain: list[BaseException] = [error]  # with its causes
-        while cause := chain[-1].__cause__ or chain[-1].__context__:
-            chain.append(cause)
         for known in KNOWN:
             kinds = tuple(map(pkgutil.resolve_name, known["kinds"]))
-            for cause in chain:
+            for cause in causes_of(error):
                 if isinstance(cause, kinds) and known.get("words", "") in str(cause):
                     values = {"path": path, "revision": revision, "message": str(cause).strip().split("\n")[0]}
                     values["kind"] = type(cause).__name__

@@ -62,8 +62,17 @@ def write_plain(
 
 
 def merge(model: PeftModel) -> PreTrainedModel:
-    """The base model with its adapter added to its weights."""
-    _untie(model)
+    """The base model with its adapter added to its weights.
+
+    An output layer that shares its weights with the embeddings gets its own where the adapter changes either: merged
+    into shared weights, the change of one would be a change of both; peft notes in the config that they differ.
+    """
+    base = model.get_base_model()
+    layers = [base.get_input_embeddings(), base.get_output_embeddings()]
+    if None not in layers and any(isinstance(layer, BaseTunerLayer) for layer in layers):
+        first, second = (layer.base_layer if isinstance(layer, BaseTunerLayer) else layer for layer in layers)
+        if first.weight is second.weight:
+            second.weight = torch.nn.Parameter(second.weight.detach().clone())
     return model.merge_and_unload(safe_merge=True)
 
 
@@ -74,20 +83,6 @@ def check_mergeable(source: Path) -> None:
         found = f"a learnt prompt ({adapter.peft_type.value}), which is no change of weights and cannot be merged"
         fix = f"PeftModel.from_pretrained(base, {str(source)!r}), which loads it as it is"
         raise ConfigError(Fault(str(source), found, "an adapter of the weights, or a whole model", fix))
-
-
-def _untie(model: PeftModel) -> None:
-    """Give the output layer weights of its own where the adapter changes it or the embeddings, which it shares.
-
-    Merged into shared weights, the change of one would be a change of both; peft notes in the config that they differ.
-    """
-    base = model.get_base_model()
-    layers = [base.get_input_embeddings(), base.get_output_embeddings()]
-    if any(layer is None for layer in layers) or not any(isinstance(layer, BaseTunerLayer) for layer in layers):
-        return
-    (first, second) = (layer.base_layer if isinstance(layer, BaseTunerLayer) else layer for layer in layers)
-    if first.weight is second.weight:
-        second.weight = torch.nn.Parameter(second.weight.detach().clone())
 
 
 @torch.no_grad()

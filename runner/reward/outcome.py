@@ -183,9 +183,7 @@ def longest_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
 
 def best_device() -> torch.device:
     """The accelerator of this process where there is one, else the CPU."""
-    if torch.accelerator.is_available():
-        return torch.device(torch.accelerator.current_accelerator().type, torch.accelerator.current_device_index())
-    return torch.device("cpu")
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 def column_of(path: str, config: PretrainedConfig, label: str | int | None, where: str) -> int:

@@ -5,10 +5,9 @@ The size of a checkpoint is counted in ``training.checkpoint``, where the weight
 
 import errno
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
-from runner.errors import EnvironmentFault, Fault, RunnerError, describe
+from runner.errors import EnvironmentFault, Fault, RunnerError, causes_of, describe
 from runner.run import Run
 from runner.run.seal import sealed_checkpoints
 from runner.schema.text import number
@@ -50,7 +49,7 @@ def free(path: Path) -> int:
 
 def is_full(error: BaseException, folder: Path) -> bool:
     """True for an error that is, or came from, a disk that took no more bytes."""
-    chain = list(_chain(error))
+    chain = causes_of(error)
     text = "\n".join(map(describe, chain))
     if any(sign in text for sign in WRITE_FAILURES) or any(getattr(one, "errno", None) in FULL for one in chain):
         return True
@@ -59,7 +58,7 @@ def is_full(error: BaseException, folder: Path) -> bool:
 
 def full(run: Run, error: BaseException) -> EnvironmentFault:
     """A full disk as a fault: where, how much is free there and how much is needed."""
-    failed = [one for one in _chain(error) if isinstance(one, OSError)]
+    failed = [one for one in causes_of(error) if isinstance(one, OSError)]
     place = Path(next((one.filename for one in failed if isinstance(one.filename, str)), run.folder))
     text = next(iter(str(error).splitlines()), "") or type(error).__name__
     if any(one.errno == errno.EFBIG for one in failed) or "os error 27" in text:
@@ -81,13 +80,3 @@ def sized(count: float, unit: str = "B") -> str:
         if count >= size:
             return f"{number(count / size, 3)} {prefix}{unit}"
     return f"{count:.0f} {'bytes' if unit == 'B' else unit}".rstrip()
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error and what it was raised from or amid."""
-    seen: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in seen:
-        seen.append(cause)
-        yield cause
-        cause = cause.__cause__ or cause.__context__

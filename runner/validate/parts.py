@@ -50,14 +50,9 @@ def find_part_faults(context: ValidationContext) -> Iterator[Fault]:
             off = "=none" if "none" in context.menu.get(group, ()) else "=null"
             yield Fault(group, f"set, but {trainer.name} takes no {group}", "none, or a trainer that takes one", off)
     yield from _not_given(context, trainer)
-    yield from _adapter(context)
-    yield from _parameter_groups(context)
-    yield from _patterns(context)
-    yield from _selection(context)
-    if context.signature(context.args):
-        yield from _steps(context)
-        yield from _exclusions(context)
-        yield from _batches(context)
+    of_fields = (_steps, _exclusions, _batches) if context.signature(context.args) else ()
+    for find in (_adapter, _parameter_groups, _patterns, _selection, *of_fields):
+        yield from find(context)
 
 
 def _is_given(node: object) -> bool:
