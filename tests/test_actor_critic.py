@@ -19,11 +19,13 @@ from runner.ppo.actor_critic import (
     build_reference,
     disable_dropout,
 )
+from runner.ppo.batching import MicroBatch
 
 # Two rows padded on the right, whose last three and two tokens are the response.
 IDS = torch.tensor([[1, 2, 3, 4, 5, END], [6, 7, END, 0, 0, 0]])
 POSITIONS = torch.tensor([2, 3, 4, 6, 7])
 TARGETS = torch.tensor([4, 5, END, 7, END])
+BATCH = MicroBatch(range(2), IDS, POSITIONS, TARGETS, torch.tensor([0, 1, 2, 3, 4]))
 
 
 def build(critic: str) -> ActorCritic:
@@ -63,7 +65,7 @@ def test_log_probabilities_are_those_of_the_models_own_logits(kind):
     model = letter_model(kind, **changes)
     ours = TokenLogProbs(model)
     assert ours.is_plain == (kind != "gemma2")
-    assert torch.allclose(ours(IDS, POSITIONS, TARGETS, 0.7), plain_logprobs(model, 0.7), atol=1e-5)
+    assert torch.allclose(ours(BATCH, 0.7), plain_logprobs(model, 0.7), atol=1e-5)
 
 
 @pytest.mark.parametrize("elements", [1, 2 * WORDS, 1 << 22])
@@ -74,7 +76,7 @@ def test_gradients_do_not_depend_on_the_chunks_of_logits(elements, monkeypatch):
     plain_logprobs(model, 0.7).backward(upstream)
     expected = {name: weight.grad.clone() for name, weight in model.named_parameters()}
     model.zero_grad()
-    TokenLogProbs(model)(IDS, POSITIONS, TARGETS, 0.7).backward(upstream)
+    TokenLogProbs(model)(BATCH, 0.7).backward(upstream)
     for name, weight in model.named_parameters():
         assert torch.allclose(weight.grad, expected[name], atol=1e-5), name
 
@@ -85,9 +87,9 @@ def test_gradients_do_not_depend_on_the_chunks_of_logits(elements, monkeypatch):
 @pytest.mark.parametrize("critic", ["model", "adapter", "head"])
 def test_each_critic_leaves_the_log_probabilities_alone(critic):
     made = build(critic)
-    logprobs, values = made(IDS, POSITIONS, TARGETS, 0.7)
+    logprobs, values = made(BATCH, 0.7)
     assert torch.allclose(logprobs, plain_logprobs(made.policy, 0.7), atol=1e-5)
-    assert torch.allclose(values, made.values(IDS, POSITIONS), atol=1e-6) and values.std() > 0.01
+    assert torch.allclose(values, made.values(BATCH), atol=1e-6) and values.std() > 0.01
 
 
 @pytest.mark.parametrize("capped", [False, True])
@@ -96,22 +98,22 @@ def test_a_head_reads_the_policys_states(capped):
     made = ActorCritic(policy, "head")
     made.value_head.weight.data.normal_(generator=torch.Generator().manual_seed(0))
     states = policy.base_model(IDS).last_hidden_state.flatten(0, 1)[POSITIONS]
-    logprobs, values = made(IDS, POSITIONS, TARGETS, 1.0)
+    logprobs, values = made(BATCH, 1.0)
     assert torch.allclose(values, made.value_head(states)[:, 0], atol=1e-5)
     assert torch.allclose(logprobs, plain_logprobs(policy), atol=1e-5)
 
 
 def test_an_adapter_gives_three_models_on_one_backbone():
     made, base = build("adapter"), letter_model()
-    policy = made(IDS, POSITIONS, TARGETS)[0]
+    policy = made(BATCH)[0]
     with torch.no_grad():
-        reference = made.reference_logprobs(IDS, POSITIONS, TARGETS, 1.0)
+        reference = made.reference_logprobs(BATCH, 1.0)
     assert torch.allclose(reference, plain_logprobs(base), atol=1e-5)
     assert not torch.allclose(policy, reference, atol=1e-2)
     with made.adapter(CRITIC):
-        critic = made.backbone(IDS, POSITIONS, TARGETS, 1.0)
+        critic = made.backbone(BATCH, 1.0)
     assert not torch.allclose(critic, policy, atol=1e-2) and not torch.allclose(critic, reference, atol=1e-2)
-    assert torch.equal(made(IDS, POSITIONS, TARGETS)[0], policy)  # back where it was
+    assert torch.equal(made(BATCH)[0], policy)  # back where it was
 
 
 def test_peft_freezes_the_adapter_that_is_not_active():
@@ -129,8 +131,8 @@ def test_peft_freezes_the_adapter_that_is_not_active():
 def test_both_adapters_learn_after_a_look_at_the_reference():
     made = build("adapter")
     with torch.no_grad():
-        made.reference_logprobs(IDS, POSITIONS, TARGETS, 1.0)
-    logprobs, values = made(IDS, POSITIONS, TARGETS)
+        made.reference_logprobs(BATCH, 1.0)
+    logprobs, values = made(BATCH)
     (logprobs.sum() + values.sum()).backward()
     for name, weight in made.named_parameters():
         if "lora" in name or "value_head" in name:
@@ -141,7 +143,7 @@ def test_both_adapters_learn_after_a_look_at_the_reference():
 
 def test_policy_and_critic_do_not_share_a_gradient():
     made = build("adapter")
-    made(IDS, POSITIONS, TARGETS)[1].sum().backward()
+    made(BATCH)[1].sum().backward()
     touched = {name for name, weight in made.named_parameters() if weight.grad is not None and weight.grad.any()}
     assert touched and all(f".{CRITIC}." in name or "value_head" in name for name in touched)
 
@@ -155,7 +157,7 @@ def test_activations_computed_twice_give_the_same_gradients(critic):
             made.activation_checkpointing_enable()
         # Two passes, so that the second begins where the backward of the first has left the adapters.
         for _ in range(2):
-            logprobs, values = made(IDS, POSITIONS, TARGETS)
+            logprobs, values = made(BATCH)
             (logprobs * torch.arange(1.0, 6.0) + values.square()).sum().backward()
         made.restore_policy_adapter()
         grads.append({name: p.grad for name, p in made.named_parameters() if p.requires_grad})
@@ -172,7 +174,7 @@ def test_layers_are_computed_twice_where_that_was_asked():
         for model in (made.policy, made.value_model):
             for layer in model.base_model.layers:
                 layer.self_attn.register_forward_hook(lambda *_, calls=calls: calls.append(1))
-        logprobs, values = made(IDS, POSITIONS, TARGETS)
+        logprobs, values = made(BATCH)
         (logprobs.sum() + values.sum()).backward()
         seen.append(len(calls))
     assert seen == [8, 6]  # four layers, each or every second twice
@@ -186,7 +188,7 @@ def test_a_critic_from_the_policy_has_its_backbone_and_says_zero():
     critic = build_critic_model(policy, None)
     made = ActorCritic(policy, "model", critic)
     assert torch.equal(critic.base_model(IDS).last_hidden_state, policy.base_model(IDS).last_hidden_state)
-    assert made.values(IDS, POSITIONS).tolist() == [0.0] * 5
+    assert made.values(BATCH).tolist() == [0.0] * 5
     assert all(weight.requires_grad for weight in critic.parameters())
     shared = {weight.data_ptr() for weight in policy.parameters()} & {w.data_ptr() for w in critic.parameters()}
     assert not shared
@@ -199,7 +201,7 @@ def test_a_critic_needs_no_classifier_of_its_architecture(tmp_path, kind):
     policy = letter_model(kind, **changes.get(kind, {}))
     critic = build_critic_model(policy, None)
     made = ActorCritic(policy, "model", critic)
-    assert made.values(IDS, POSITIONS).tolist() == [0.0] * 5
+    assert made.values(BATCH).tolist() == [0.0] * 5
     assert all(weight.requires_grad for weight in critic.parameters())
     assert not {w.data_ptr() for w in policy.parameters()} & {w.data_ptr() for w in critic.parameters()}
     critic.score.weight.data.normal_(generator=torch.Generator().manual_seed(0))
@@ -208,7 +210,7 @@ def test_a_critic_needs_no_classifier_of_its_architecture(tmp_path, kind):
     head = load_file(tmp_path / "value_head.safetensors")
     states = AutoModel.from_pretrained(tmp_path)(IDS).last_hidden_state.flatten(0, 1)[POSITIONS]
     expected = states @ head["score.weight"][0] + head["score.bias"]
-    assert torch.allclose(made.values(IDS, POSITIONS), expected, atol=1e-5) and expected.std() > 0.01
+    assert torch.allclose(made.values(BATCH), expected, atol=1e-5) and expected.std() > 0.01
 
 
 def test_a_critic_model_beside_an_adapter_has_the_adapted_backbone():
@@ -236,7 +238,7 @@ def test_a_critic_from_the_reward_model_gives_its_scores():
     assert not any(weight.requires_grad for weight in judge.parameters())
     made = ActorCritic(letter_model(), "model", critic)
     states = judge.float().base_model(IDS).last_hidden_state.flatten(0, 1)[POSITIONS]
-    assert torch.allclose(made.values(IDS, POSITIONS), judge.score(states)[:, 0], atol=1e-4)
+    assert torch.allclose(made.values(BATCH), judge.score(states)[:, 0], atol=1e-4)
 
 
 def test_a_critic_from_an_adapted_reward_model_is_one_plain_model(tmp_path):
@@ -259,7 +261,7 @@ def test_the_start_of_a_model_with_an_adapter_is_kept():
         if ".default." in name:
             weight.data.add_(0.1)
     with torch.no_grad():
-        reference = made.reference_logprobs(IDS, POSITIONS, TARGETS, 1.0)
+        reference = made.reference_logprobs(BATCH, 1.0)
     assert torch.allclose(reference, before, atol=1e-5)
     assert not torch.allclose(plain_logprobs(policy), before, atol=1e-2)
     assert not any(REFERENCE in name for name in made.state_dict())
@@ -295,7 +297,7 @@ def test_the_state_holds_what_trains_once_and_restores_it(critic):
     for weight in other.parameters():
         weight.data.add_(weight.requires_grad * 1.0)
     other.load_state_dict(state)
-    for one, two in zip(made(IDS, POSITIONS, TARGETS), other(IDS, POSITIONS, TARGETS), strict=True):
+    for one, two in zip(made(BATCH), other(BATCH), strict=True):
         assert torch.equal(one, two)
 
 
@@ -318,7 +320,7 @@ def test_a_critic_model_loads_elsewhere(tmp_path, kind):
     made.save_value(tmp_path)
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
     again = ActorCritic(letter_model(kind), "model", loaded)
-    assert torch.equal(again.values(IDS, POSITIONS), made.values(IDS, POSITIONS))
+    assert torch.equal(again.values(BATCH), made.values(BATCH))
 
 
 @pytest.mark.parametrize("critic", ["adapter", "head"])
@@ -331,7 +333,7 @@ def test_a_head_and_its_adapter_load_elsewhere(tmp_path, critic):
         model = PeftModel.from_pretrained(model, tmp_path / CRITIC).get_base_model()
     states = model.base_model(IDS).last_hidden_state.flatten(0, 1)[POSITIONS]
     values = states @ head["score.weight"][0] + head["score.bias"]
-    assert torch.allclose(values, made.values(IDS, POSITIONS), atol=1e-5)
+    assert torch.allclose(values, made.values(BATCH), atol=1e-5)
 
 
 def test_the_policys_adapter_is_put_back_after_an_error():

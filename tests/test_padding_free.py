@@ -10,7 +10,7 @@ from tiny_ppo import farthest, letter_model, letter_trainer, lora, weights
 from runner.ppo import padding_free as rows_in_a_line
 from runner.ppo.actor_critic import last_hidden_states
 from runner.ppo.batching import fill_by_tokens
-from runner.ppo.padding_free import ROW_BY_ROW, make_padding_free
+from runner.ppo.padding_free import ROW_BY_ROW, make_padding_free, to_line_arguments
 
 ROWS = [[3, 1, 4, 1, 5, 9, 2], [6], [5, 3, 5, 8, 9]]
 LENGTHS = list(map(len, ROWS))
@@ -29,7 +29,7 @@ def test_rows_end_to_end_are_as_they_are_alone(kind):
     trunk = letter_model(kind).base_model
     alone = [read(trunk, [row]) for row in ROWS]
     assert make_padding_free(trunk)
-    together, gradient = read(trunk, [list(itertools.chain(*ROWS))], row_lengths=LENGTHS)
+    together, gradient = read(trunk, [list(itertools.chain(*ROWS))], **to_line_arguments(LENGTHS, trunk.device))
     assert torch.allclose(together, torch.cat([found for found, _ in alone]), atol=1e-5)
     for name, found in gradient.items():
         assert torch.allclose(found, sum(each[name] for _, each in alone), atol=1e-3, rtol=1e-4), name

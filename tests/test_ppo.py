@@ -205,7 +205,7 @@ def test_at_first_the_policy_is_its_reference_and_every_ratio_one(tmp_path, case
     trainer.actor_critic.train(twice)
     for rows in ([0, 1, 2, 3, 4, 5, 6, 7], [3], [6, 1]):
         batch = rollout.micro_batch(rows)
-        logprobs, values = trainer.actor_critic(*batch.inputs(0.7))
+        logprobs, values = trainer.actor_critic(batch, 0.7)
         assert ((logprobs - batch.select(rollout.logprobs_BR)).exp() - 1).abs().max() <= 1e-5
         assert torch.allclose(values, batch.select(rollout.values_BR), atol=1e-5)
     trainer.train()
@@ -251,10 +251,10 @@ def test_padding_and_what_was_drawn_after_the_end_count_for_nothing(tmp_path):
     assert (
         batch.input_ids_BT.shape[1] == max(rollout.lengths) - 1
     )  # nothing is asked of the state behind the last token
-    before = trainer.actor_critic(*batch.inputs(1.0))
+    before = trainer.actor_critic(batch)
     for row, length in enumerate(rollout.lengths):
         batch.input_ids_BT[row, length - 1 :] = 5
-    for one, two in zip(before, trainer.actor_critic(*batch.inputs(1.0)), strict=True):
+    for one, two in zip(before, trainer.actor_critic(batch), strict=True):
         assert torch.equal(one, two)
 
 

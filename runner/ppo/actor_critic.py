@@ -28,7 +28,7 @@ vocabulary.
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -48,6 +48,7 @@ from transformers import (
 
 from runner.errors import ConfigError, Fault
 from runner.generate.sampler import evaluating
+from runner.ppo.batching import MicroBatch
 from runner.ppo.padding_free import make_padding_free, to_line_arguments
 
 CRITIC = "critic"
@@ -59,16 +60,16 @@ LOGITS_PER_CHUNK_ELSEWHERE = 1 << 26
 Policy: TypeAlias = PreTrainedModel | PeftModel
 
 
-def last_hidden_states(
-    trunk: nn.Module, input_ids_BT: Tensor, positions_N: Tensor, row_lengths: Sequence[int] | None = None, **kwargs: Any
-) -> Tensor:
-    """The last hidden states [N, H] of a model without its head, at flat positions of rows padded on the right.
-
-    Causal attention, which looks back, needs no mask among ``kwargs``. With ``row_lengths`` the rows lie end to end.
-    """
-    kwargs |= to_line_arguments(row_lengths, input_ids_BT.device) if row_lengths else {}
+def last_hidden_states(trunk: nn.Module, input_ids_BT: Tensor, positions_N: Tensor, **kwargs: Any) -> Tensor:
+    """The last hidden states [N, H] of a model without its head, at flat positions of rows padded on the right."""
     states_BTH = trunk(input_ids=input_ids_BT, use_cache=False, **kwargs).last_hidden_state
     return states_BTH.flatten(0, 1).index_select(0, positions_N)
+
+
+def hidden_states(trunk: nn.Module, batch: MicroBatch) -> Tensor:
+    """Those before the targets of a batch; causal attention, which looks back, needs no mask for it."""
+    line = to_line_arguments(batch.row_lengths, batch.input_ids_BT.device) if batch.row_lengths else {}
+    return last_hidden_states(trunk, batch.input_ids_BT, batch.positions_N, **line)
 
 
 class TokenLogProbs:
@@ -84,20 +85,12 @@ class TokenLogProbs:
         self.head = self.model.get_output_embeddings()
         self.is_plain = self._is_plain()
 
-    def __call__(
-        self,
-        input_ids_BT: Tensor,
-        positions_N: Tensor,
-        targets_N: Tensor,
-        temperature: float,
-        row_lengths: Sequence[int] | None = None,
-    ) -> Tensor:
+    def __call__(self, batch: MicroBatch, temperature: float) -> Tensor:
         """float32 log-probabilities [N] of the targets, each seen from the position before it."""
         if self.is_plain:
-            hidden_NH = last_hidden_states(self.trunk, input_ids_BT, positions_N, row_lengths)
-            return self.of_hidden(hidden_NH, targets_N, temperature)
-        logits_NV = self.model(input_ids=input_ids_BT, use_cache=False).logits.flatten(0, 1)[positions_N]
-        return _gather(logits_NV, targets_N, temperature)
+            return self.of_hidden(hidden_states(self.trunk, batch), batch.targets_N, temperature)
+        logits_BTV = self.model(input_ids=batch.input_ids_BT, use_cache=False).logits
+        return _gather(logits_BTV.flatten(0, 1)[batch.positions_N], batch.targets_N, temperature)
 
     def of_hidden(self, hidden_NH: Tensor, targets_N: Tensor, temperature: float) -> Tensor:
         """float32 log-probabilities of the targets under softmax(logits / temperature)."""
@@ -186,42 +179,30 @@ class ActorCritic(nn.Module):
     def device(self) -> torch.device:
         return self.policy.device
 
-    def forward(
-        self,
-        input_ids_BT: Tensor,
-        positions_N: Tensor,
-        targets_N: Tensor,
-        temperature: float = 1.0,
-        row_lengths: Sequence[int] | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of the targets and values, float32 [N], of rows padded on the right.
-
-        ``positions_N`` are flat indices in ``input_ids_BT`` of the states before the targets. With ``row_lengths`` the
-        rows lie end to end in one line.
-        """
+    def forward(self, batch: MicroBatch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of the targets, and values of the states before them, float32 [N]."""
         if self.critic == "head" and self.backbone.is_plain:
-            hidden_NH = last_hidden_states(self.backbone.trunk, input_ids_BT, positions_N, row_lengths)
-            return self.backbone.of_hidden(hidden_NH, targets_N, temperature), self._of_head(hidden_NH)
-        values_N = self.values(input_ids_BT, positions_N, row_lengths)
-        return self.logprobs(input_ids_BT, positions_N, targets_N, temperature, row_lengths), values_N
+            hidden_NH = hidden_states(self.backbone.trunk, batch)
+            return self.backbone.of_hidden(hidden_NH, batch.targets_N, temperature), self._of_head(hidden_NH)
+        values_N = self.values(batch)
+        return self.logprobs(batch, temperature), values_N
 
-    def logprobs(self, *inputs: Any) -> Tensor:
-        """Log-probabilities of the policy, float32 [N]; arguments as those of ``forward``."""
+    def logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
+        """Log-probabilities of the policy, float32 [N]."""
         with self.adapter(self.policy_adapter):
-            return self.backbone(*inputs)
+            return self.backbone(batch, temperature)
 
-    def reference_logprobs(self, *inputs: Any) -> Tensor:
+    def reference_logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
         """Those of the start model: the backbone without the adapter, or with that of the start."""
         with self.adapter(REFERENCE if REFERENCE in self.policy.peft_config else NO_ADAPTER):
-            return self.backbone(*inputs)
+            return self.backbone(batch, temperature)
 
-    def values(self, input_ids_BT: Tensor, positions_N: Tensor, row_lengths: Sequence[int] | None = None) -> Tensor:
-        """The critic's values of the states at flat positions, float32 [N]; arguments as those of ``forward``."""
+    def values(self, batch: MicroBatch) -> Tensor:
+        """The critic's values of the states before the targets, float32 [N]."""
         if self.value_model is not None:
-            hidden_NH = last_hidden_states(self.value_model.base_model, input_ids_BT, positions_N, row_lengths)
-            return self.value_model.score(hidden_NH).squeeze(-1).float()
+            return self.value_model.score(hidden_states(self.value_model.base_model, batch)).squeeze(-1).float()
         with self.adapter(self.critic_adapter):
-            return self._of_head(last_hidden_states(self.backbone.trunk, input_ids_BT, positions_N, row_lengths))
+            return self._of_head(hidden_states(self.backbone.trunk, batch))
 
     def _of_head(self, hidden_NH: Tensor) -> Tensor:
         return self.value_head(hidden_NH.to(self.value_head.weight.dtype)).squeeze(-1).float()

@@ -414,10 +414,10 @@ class PPOTrainer(Trainer):
         actor_critic, temperature, batches = self.actor_critic, self.args.temperature, self._micro_batches(rollout)
         with self.accelerator.autocast():
             for batch in [] if rollout.has_logprobs else batches:
-                batch.assign(rollout.logprobs_BR, actor_critic.logprobs(*batch.inputs(temperature)))
+                batch.assign(rollout.logprobs_BR, actor_critic.logprobs(batch, temperature))
             reference = self.ref_logprobs or actor_critic.reference_logprobs
             for batch in batches if self.args.penalises_kl else []:
-                batch.assign(rollout.ref_logprobs_BR, reference(*batch.inputs(temperature)))
+                batch.assign(rollout.ref_logprobs_BR, reference(batch, temperature))
         if self.args.penalises_kl:
             kl_BR = kl_estimate(rollout.logprobs_BR, rollout.ref_logprobs_BR, self.args.kl_estimator)
             rollout.kl_BR = kl_BR * rollout.mask_BR
@@ -478,7 +478,7 @@ class PPOTrainer(Trainer):
                 learns = rows is first and self.actor_critic.critic != "head"
                 for batch in self._micro_batches(rollout, rows):
                     with torch.set_grad_enabled(learns), self.accelerator.autocast():
-                        values_N = self.actor_critic.values(*batch.value_inputs)
+                        values_N = self.actor_critic.values(batch)
                     batch.assign(rollout.values_BR, values_N.detach())
                     own = torch.tensor(batch.rows, device=self.args.device)
                     rollout.advantages_BR[own], rollout.returns_BR[own] = generalised_advantages(
@@ -503,14 +503,14 @@ class PPOTrainer(Trainer):
         with actor_critic.adapter(actor_critic.critic_adapter):
             for batch in [] if critic_has_learned or with_policy else batches:
                 with self.accelerator.autocast():
-                    values_N = actor_critic.values(*batch.value_inputs)
+                    values_N = actor_critic.values(batch)
                 self.accelerator.backward(self._value_loss(rollout, batch, values_N, weights_BR, sums))
         for batch in batches:
             with self.accelerator.autocast():
                 if with_policy:
-                    logprobs_N, values_N = actor_critic(*batch.inputs(temperature))
+                    logprobs_N, values_N = actor_critic(batch, temperature)
                 else:
-                    logprobs_N = actor_critic.logprobs(*batch.inputs(temperature))
+                    logprobs_N = actor_critic.logprobs(batch, temperature)
             loss = self._policy_loss(rollout, batch, logprobs_N, weights_BR, sums)
             if with_policy:
                 loss = loss + self._value_loss(rollout, batch, values_N, weights_BR, sums)

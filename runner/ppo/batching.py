@@ -86,15 +86,6 @@ class MicroBatch:
     indices_N: Tensor  # flat index of each response token in a BR tensor
     row_lengths: list[int] | None = None  # of rows that lie end to end
 
-    def inputs(self, temperature: float) -> tuple[Tensor, Tensor, Tensor, float, list[int] | None]:
-        """Arguments of a pass that gives log-probabilities."""
-        return self.input_ids_BT, self.positions_N, self.targets_N, temperature, self.row_lengths
-
-    @property
-    def value_inputs(self) -> tuple[Tensor, Tensor, list[int] | None]:
-        """Arguments of a pass that gives values."""
-        return self.input_ids_BT, self.positions_N, self.row_lengths
-
     def select(self, values_BR: Tensor) -> Tensor:
         """The values of this batch's tokens [N]."""
         return values_BR.flatten()[self.indices_N]
