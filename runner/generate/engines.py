@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from peft import PeftModel
 from torch import Tensor
 from transformers import GenerationConfig
@@ -25,7 +26,7 @@ def build_engine(name: str, vllm_server_base_url: str) -> Engine:
     are engines of :func:`runner.generate.sampler.sample`.
     """
     if name == "vllm":
-        return VLLMServer(connect(vllm_server_base_url))
+        return functools.partial(sample_by_server, connect(vllm_server_base_url))
     return sample_by_continuous_batching if name == "continuous" else functools.partial(sample, engine=name)
 
 
@@ -68,37 +69,34 @@ def connect(base_url: str) -> Any:
     from trl.generation.vllm_client import VLLMClient
 
     client = VLLMClient(base_url=base_url, connection_timeout=60)
-    if _is_first_process():
+    if PartialState().is_main_process:
         client.init_communicator(device=torch.cuda.current_device())
     return client
 
 
-class VLLMServer:
+@torch.no_grad()
+def sample_by_server(
+    client: Any, policy: Model, prompts: Sequence[Sequence[int]], how: Sampling, noise_BR: Tensor
+) -> Responses:
     """Completions by a vLLM server, which is sent the policy before each rollout.
 
     Its log-probabilities come of other kernels and are left there: PPO computes its own.
     """
-
-    def __init__(self, client: Any):
-        self.client = client
-
-    @torch.no_grad()
-    def __call__(self, policy: Model, prompts: Sequence[Sequence[int]], how: Sampling, noise_BR: Tensor) -> Responses:
-        if _is_first_process():
-            with self.client.weight_update():
-                for name, weight in merged_weights(policy):
-                    self.client.update_named_param(name, weight)
-            self.client.reset_prefix_cache()
-        if torch.distributed.is_initialized():
-            torch.distributed.barrier()
-        answer = self.client.generate(
-            prompts=[list(prompt) for prompt in prompts],
-            temperature=how.temperature,
-            max_tokens=how.max_new_tokens,
-            logprobs=None,
-            generation_kwargs={"stop_token_ids": list(how.stop_ids), "ignore_eos": True, "seed": _seed(noise_BR)},
-        )
-        return _to_responses(answer["completion_ids"], how)
+    processes = PartialState()
+    if processes.is_main_process:
+        with client.weight_update():
+            for name, weight in merged_weights(policy):
+                client.update_named_param(name, weight)
+        client.reset_prefix_cache()
+    processes.wait_for_everyone()
+    answer = client.generate(
+        prompts=[list(prompt) for prompt in prompts],
+        temperature=how.temperature,
+        max_tokens=how.max_new_tokens,
+        logprobs=None,
+        generation_kwargs={"stop_token_ids": list(how.stop_ids), "ignore_eos": True, "seed": _seed(noise_BR)},
+    )
+    return _to_responses(answer["completion_ids"], how)
 
 
 def merged_weights(policy: Model) -> Iterator[tuple[str, Tensor]]:
@@ -115,7 +113,3 @@ def merged_weights(policy: Model) -> Iterator[tuple[str, Tensor]]:
         name = name.replace(".base_layer.", ".").replace(f".modules_to_save.{own}", "")
         layer = layers.get(id(weight))
         yield name, weight if layer is None else weight + layer.get_delta_weight(own).to(weight.dtype)
-
-
-def _is_first_process() -> bool:
-    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
