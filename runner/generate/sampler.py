@@ -289,10 +289,11 @@ def cut(tokens_R: Tensor, stop_ids: Sequence[int]) -> Tensor:
 
 @contextmanager
 def evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Leave dropout out of the model, and the model as it was behind."""
-    training = model.training
+    """Leave dropout out of the model, and each of its parts as it was behind."""
+    modes = [(part, part.training) for part in model.modules()]
     model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        for part, training in modes:
+            part.training = training

@@ -308,12 +308,7 @@ class Samples(TrainerCallback):
             self._sample(state, model)
 
     def _sample(self, state: TrainerState, model: nn.Module) -> None:
-        modes = [(part, part.training) for part in model.modules()]
-        try:
-            completions = self.write(model)  # in every process, because the weights may be spread over them
-        finally:
-            for part, training in modes:
-                part.training = training
+        completions = self.write(model)  # in every process, because the weights may be spread over them
         if state.is_world_process_zero:
             pairs = list(zip(self.prompts, completions, strict=True))
             keys = {"step": state.global_step, "callback": self.name}
