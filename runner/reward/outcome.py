@@ -6,6 +6,7 @@ from it. ``Classifier`` asks any classifier here, of several classes too, and se
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 import torch
@@ -26,6 +27,7 @@ from runner.io.files import shipped
 from runner.io.turns import Completion, text_of
 
 AutoClass = type[AutoModelForSequenceClassification] | type[AutoModelForTokenClassification]
+Gives = Literal["logit", "probability"]
 TRAIN_ONE = "python -m runner trainer=reward, then {where}=<its model folder>"
 
 
@@ -93,53 +95,55 @@ def load_whole(
     return model
 
 
-def load_scorer(
-    path: str,
-    key: str,
-    device: str | None,
-    dtype: str,
-    random_head: bool,
-    options: Mapping[str, Any],
-    kind: AutoClass = AutoModelForSequenceClassification,
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A frozen classifier, and the tokenizer beside it, which pads with a token that the model knows as padding."""
-    with translate_errors(path, f"{key}.path"):
-        model = load_whole(shipped(path), {**options, "dtype": getattr(torch, dtype)}, kind, f"{key}.path", random_head)
-        tokenizer = AutoTokenizer.from_pretrained(shipped(path), truncation_side="left", **options)
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-    return model.eval().requires_grad_(False).to(device or best_device()), tokenizer
+@dataclass(eq=False)
+class ScoringModel:
+    """A frozen classifier, of whose scores one is given, as a logit or a probability.
 
-
-class Classifier:
-    """The answer of a sequence classification model to completions: one of its scores, as a logit or a probability.
-
-    ``label`` is the name or number of a class; a model with one score needs none. ``reads`` is what the model is shown:
-    the ``answer`` alone, or the ``conversation`` with the prompt, a chat through the model's own template if it has it.
-    Longer texts are cut on the left, so that the answer stays, to ``max_length`` tokens or what the model holds.
+    ``label`` is the name or number of its class; a model with one score needs none.
     """
 
-    def __init__(
-        self,
-        path: str,
-        *,
-        label: str | int | None = None,
-        gives: Literal["logit", "probability"] = "logit",
-        reads: Literal["answer", "conversation"] = "conversation",
-        revision: str | None = None,
-        dtype: str = "float32",
-        device: str | None = None,
-        batch_size: int = 32,
-        max_length: int | None = None,
-        trust_remote_code: bool = False,
-        random_head: bool = False,
-    ):
-        options = {"revision": revision, "trust_remote_code": trust_remote_code}
-        self.model, self.tokenizer = load_scorer(path, "reward.classifier", device, dtype, random_head, options)
-        self.column = column_of(path, self.model.config, label, "reward.classifier")
-        self.gives, self.reads, self.batch_size = gives, reads, batch_size
-        self.max_length = max_length or longest_text(self.model, self.tokenizer)
+    path: str
+    _: KW_ONLY
+    label: str | int | None = None
+    gives: Gives = "logit"
+    revision: str | None = None
+    dtype: str = "float32"
+    device: str | None = None
+    batch_size: int = 32
+    trust_remote_code: bool = False
+    random_head: bool = False
+
+    def load(self, key: str, kind: AutoClass = AutoModelForSequenceClassification) -> None:
+        """Load it, and the tokenizer beside it, which pads with a token that the model knows as padding."""
+        options = {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+        how = {**options, "dtype": getattr(torch, self.dtype)}
+        with translate_errors(self.path, f"{key}.path"):
+            model = load_whole(shipped(self.path), how, kind, f"{key}.path", self.random_head)
+            self.tokenizer = AutoTokenizer.from_pretrained(shipped(self.path), truncation_side="left", **options)
+        if self.tokenizer.pad_token_id is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+        model.config.get_text_config().pad_token_id = self.tokenizer.pad_token_id
+        self.column = column_of(self.path, model.config, self.label, key)
+        self.longest = longest_text(model, self.tokenizer)
+        self.model = model.eval().requires_grad_(False).to(self.device or best_device())
+
+
+@dataclass(eq=False)
+class Classifier(ScoringModel):
+    """The answer of a sequence classification model to completions.
+
+    ``reads`` is what the model is shown: the ``answer`` alone, or the ``conversation`` with the prompt, a chat through
+    the model's own template if it has it. Longer texts are cut on the left, so that the answer stays, to ``max_length``
+    tokens or what the model holds.
+    """
+
+    _: KW_ONLY
+    reads: Literal["answer", "conversation"] = "conversation"
+    max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        self.load("reward.classifier")
+        self.max_length = self.max_length or self.longest
 
     @torch.no_grad()
     def __call__(self, completions: Sequence[Completion], prompts: Sequence[Completion] | None = None) -> list[float]:

@@ -14,7 +14,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -78,30 +78,26 @@ class RewardTracker:
         return means
 
 
+@dataclass(eq=False)
 class Scorer:
     """A reward or metric under its config name; each answer is checked before anybody reads it.
 
     ``timeout`` is for one batch, in seconds. ``per_step`` allows a list of numbers for a completion.
     """
 
-    def __init__(
-        self,
-        name: str,
-        call: Callable[..., Any],
-        *,
-        timeout: float | None = TIMEOUT,
-        per_step: bool = False,
-        tracker: RewardTracker | None = None,
-        group: str = "reward",
-    ):
-        self.__name__ = name
-        self.where = f"{group}.{name}"
-        self.call = call
-        self.timeout = timeout
-        self.per_step = per_step
-        self.tracker = tracker
-        if tracker is not None:
-            tracker.earned[name] = []
+    name: str
+    call: Callable[..., Any]
+    _: KW_ONLY
+    timeout: float | None = TIMEOUT
+    per_step: bool = False
+    tracker: RewardTracker | None = None
+    group: str = "reward"
+
+    def __post_init__(self) -> None:
+        self.__name__ = self.name
+        self.where = f"{self.group}.{self.name}"
+        if self.tracker is not None:
+            self.tracker.earned[self.name] = []
 
     def __call__(self, **given: Sequence[Any]) -> Answer:
         """One number, None or list of numbers per completion.
@@ -120,7 +116,7 @@ class Scorer:
     def _check(self, answer: object, given: Mapping[str, Any]) -> Answer:
         values = check_answer(self.where, answer, _prompts(given), per_step=self.per_step)
         if self.tracker is not None:
-            self.tracker.record_answer(self.__name__, values, _prompts(given))
+            self.tracker.record_answer(self.name, values, _prompts(given))
         return values
 
     def _late(self, given: Mapping[str, Any]) -> SickRun:

@@ -6,6 +6,7 @@ separator is that of ``trainer.args.step_separator``; every trainer takes one nu
 
 import math
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 import torch
@@ -13,7 +14,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoMod
 
 from runner.io.files import shipped
 from runner.io.turns import Completion, text_of
-from runner.reward.outcome import column_of, load_scorer, longest_text, to_scores, translate_errors
+from runner.reward.outcome import Gives, ScoringModel, to_scores, translate_errors
 
 Aggregate = Literal["last", "min", "mean", "product"]
 
@@ -56,7 +57,8 @@ def aggregate(scores: Sequence[float], by: Aggregate) -> float:
     return whole[by]
 
 
-class ProcessModel:
+@dataclass(eq=False)
+class ProcessModel(ScoringModel):
     """The score of each step of a completion by a model, or one number of them.
 
     A token classification model, as TRL's PRMTrainer makes it, is read at the token that ends a step, all steps in one
@@ -64,30 +66,19 @@ class ProcessModel:
     the last one unless another is named. ``aggregate`` null gives the score of every step, which only PPO takes.
     """
 
-    def __init__(
-        self,
-        path: str,
-        *,
-        separator: str = "\n",
-        aggregate: Aggregate | None = "min",
-        label: str | int | None = None,
-        gives: Literal["probability", "logit"] = "probability",
-        revision: str | None = None,
-        dtype: str = "float32",
-        device: str | None = None,
-        batch_size: int = 16,
-        trust_remote_code: bool = False,
-        random_head: bool = False,
-    ):
-        key, options = "reward.process_model", {"revision": revision, "trust_remote_code": trust_remote_code}
-        with translate_errors(path, f"{key}.path"):
-            config = AutoConfig.from_pretrained(shipped(path), **options)
+    _: KW_ONLY
+    separator: str = "\n"
+    aggregate: Aggregate | None = "min"
+    gives: Gives = "probability"
+    batch_size: int = 16
+
+    def __post_init__(self) -> None:
+        key, options = "reward.process_model", {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+        with translate_errors(self.path, f"{key}.path"):
+            config = AutoConfig.from_pretrained(shipped(self.path), **options)
         self.reads_tokens = "TokenClassification" in (config.architectures or [""])[0]
-        kind = AutoModelForTokenClassification if self.reads_tokens else AutoModelForSequenceClassification
-        self.model, self.tokenizer = load_scorer(path, key, device, dtype, random_head, options, kind)
-        self.column = column_of(path, config, config.num_labels - 1 if label is None else label, key)
-        self.separator, self.aggregate, self.gives, self.batch_size = separator, aggregate, gives, batch_size
-        self.longest = longest_text(self.model, self.tokenizer) or 10**9
+        self.label = config.num_labels - 1 if self.label is None else self.label
+        self.load(key, AutoModelForTokenClassification if self.reads_tokens else AutoModelForSequenceClassification)
 
     def __call__(
         self, prompts: Sequence[Completion], completions: Sequence[Completion]
@@ -126,7 +117,7 @@ class ProcessModel:
     @torch.no_grad()
     def _read(self, rows: Sequence[tuple[list[int], list[int]]]) -> list[list[float]]:
         """The scores at the ends of steps; what is too long loses its beginning, so that every end stays in sight."""
-        cuts = [max(0, len(ids) - self.longest) for ids, _ in rows]
+        cuts = [max(0, len(ids) - (self.longest or len(ids))) for ids, _ in rows]
         kept = [ids[cut:] for (ids, _), cut in zip(rows, cuts, strict=True)]
         batch = self.tokenizer.pad({"input_ids": kept}, padding_side="right", return_tensors="pt")
         logits = self.model(**batch.to(self.model.device)).logits.float()

@@ -5,6 +5,7 @@ checkpoint that could not be loaded). What a seal holds, and which checkpoint is
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from accelerate.utils import wait_for_everyone
@@ -20,6 +21,7 @@ from runner.schema import upstream
 STATES = {"ademamix": 3, "adam": 2, "lion": 1, "rmsprop": 1, "adagrad": 1, "muon": 1}
 
 
+@dataclass(eq=False)
 class Seal(TrainerCallback):
     """Seals each checkpoint the Trainer saved, and only then deletes the oldest ones beyond ``keep``.
 
@@ -29,14 +31,11 @@ class Seal(TrainerCallback):
     memory only. Each save also logs, so that no logged average reaches across a place where a run may resume.
     """
 
-    def __init__(
-        self, keep: int, steps_to_notice: int, cycle_steps: int = 1, set_status: Callable[..., None] | None = None
-    ):
-        self.keep = keep
-        self.steps_to_notice = steps_to_notice
-        self.cycle_steps = cycle_steps
-        self.set_status = set_status
-        self.waiting = False
+    keep: int
+    steps_to_notice: int
+    cycle_steps: int = 1
+    set_status: Callable[..., None] | None = None
+    waiting: bool = field(default=False, init=False)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given) -> None:
         self.waiting = self.waiting or control.should_save

@@ -12,6 +12,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -31,9 +32,11 @@ from runner.schema import upstream
 from runner.schema.text import Config
 
 BROKEN = "a weight is no finite number"
+Notes = Mapping[str, Sequence[float | Tensor]]  # of a step, by the name in the trainer's own log
 MEMORY = "alarms.json"  # of a checkpoint: what the alarms have seen so far
 
 
+@dataclass(eq=False)
 class Health(TrainerCallback):
     """Ends a sick training with SickRun: within five steps, in all processes at once, and before anything is saved.
 
@@ -42,19 +45,14 @@ class Health(TrainerCallback):
     is stored in each checkpoint, so that a sick run that goes on from its last good one is found sick again.
     """
 
-    def __init__(
-        self,
-        build: Callable[..., list[Alarm]],
-        rewards: Callable[[], Mapping[str, tuple[float, float, int]]] | None = None,
-    ):
-        self.build = build
-        self.rewards = rewards
-        self.notes: Notes | None = None
-        self.alarms: list[Alarm] = []
-        self.loss: Tensor | None = None
-        self.length: Tensor | None = None
-        self.taken: dict[str, int] = {}
-        self.slope_at: tuple[Tensor | None, Tensor | None]
+    build: Callable[..., list[Alarm]]
+    rewards: Callable[[], Mapping[str, tuple[float, float, int]]] | None = None
+    alarms: list[Alarm] = field(default_factory=list)
+    notes: Notes | None = None
+    loss: Tensor | None = None
+    length: Tensor | None = None
+    taken: dict[str, int] = field(default_factory=dict)
+    slope_at: tuple[Tensor | None, Tensor | None] = (None, None)
 
     def observe_loss(self, trainer: Trainer, batch: object, loss: Tensor) -> None:
         """Add the loss of a micro-batch to that of the step; its gradient is there, and nobody has changed it yet."""
@@ -74,8 +72,7 @@ class Health(TrainerCallback):
             vars(alarm).update((memory or {}).get(alarm.name, {}))
         self.trained = Probe(model)
         self.probe = Probe(model.policy) if hasattr(model, "policy") else self.trained
-        self.gradient, self.skipped, self.pace = None, False, 1.0
-        self.slope_at = (None, None)
+        self.gradient, self.skipped, self.pace, self.slope_at = None, False, 1.0, (None, None)
 
     def on_pre_optimizer_step(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         self.gradient = self.probe.gradient()
@@ -216,7 +213,6 @@ def build_health(
 # They are only read, so that every step can be judged, however seldom it is logged; of a trainer without them what it
 # logs is judged. ``tests/test_sick_runs`` logs every 100 steps, and misses its alarms where upstream renames them.
 NOTES = ("metrics", "stats", "_stored_metrics", "_metrics")
-Notes = Mapping[str, Sequence[float | Tensor]]
 
 
 def notes_of(trainer: Trainer) -> Notes | None:
