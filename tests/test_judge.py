@@ -7,6 +7,7 @@ from tiny_ppo import letter_model, letter_tokenizer
 
 from runner.generate.completion import TextGenerator
 from runner.generate.judge import judge_answers, judge_completions
+from runner.generate.likelihood import AnswerReader
 from runner.generate.sampler import Sampling
 from runner.metric.ask import Metric
 
@@ -78,8 +79,8 @@ def test_known_answers_are_read_once_and_each_metric_sees_those_it_asks_for(size
         Metric("all", asked("all", math.exp), "read", answers="all"),
         Metric("first", asked("first", float), "read", lambda logits, labels: logits.argmax(), answers="all", limit=1),
     ]
-    how = {"is_scorer": False, "batch_size": size, "on_progress": made.append}
-    figures = judge_answers(letter_model(), letter_tokenizer(), KNOWN, metrics, **how)
+    reader = AnswerReader(letter_model(), letter_tokenizer(), batch_size=size, on_progress=made.append)
+    figures = judge_answers(reader, KNOWN, metrics, is_scorer=False)
     assert seen == {"right": [True, True], "all": [True, False, True], "first": [True]} and sum(made) == 3
     assert 0 < figures.scores["all"] < 1 and figures.scores["first"] == int(figures.scores["first"])
     assert figures.errors["first"] == 0 < figures.errors["right"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from runner.generate.likelihood import read_answers, score_answers, to_ids
+from runner.generate.likelihood import AnswerReader, to_ids
 from runner.io.files import shipped
 
 TINY = shipped("runner://model/tiny")
@@ -37,7 +37,7 @@ def alone(model, ids, start):
 
 
 def test_each_answer_is_read_as_if_it_were_alone(model, tokenizer):
-    reading = read_answers(model, tokenizer, ROWS, keep={"shape": lambda logits, labels: tuple(logits.shape)})
+    reading = AnswerReader(model, tokenizer).read(ROWS, keep={"shape": lambda logits, labels: tuple(logits.shape)})
     assert model.training
     for row, labels, said, shape in zip(ROWS, reading.labels, reading.log_probs, reading.kept["shape"], strict=True):
         ids, start = to_ids(tokenizer, row)
@@ -59,15 +59,15 @@ def test_an_answer_is_what_training_would_learn(tokenizer):
 
 def test_what_is_too_long_loses_its_end(model, tokenizer):
     ids, start = to_ids(tokenizer, ROWS[1])
-    reading = read_answers(model, tokenizer, ROWS[:2], max_length=start + 2)
+    reading = AnswerReader(model, tokenizer, start + 2).read(ROWS[:2])
     assert reading.labels[1] == ids[start : start + 2]
-    assert read_answers(model, tokenizer, [ROWS[1]], max_length=start).log_probs == [[]]
+    assert AnswerReader(model, tokenizer, start).read([ROWS[1]]).log_probs == [[]]
 
 
 def test_a_reward_model_scores_each_row_as_if_it_were_alone(tokenizer):
     torch.manual_seed(0)
     model = AutoModelForSequenceClassification.from_pretrained(TINY, num_labels=1).eval()
-    scores = score_answers(model, tokenizer, ROWS)
+    scores = AnswerReader(model, tokenizer).score(ROWS)
     with torch.no_grad():
         alone = [model(input_ids=torch.tensor([to_ids(tokenizer, row)[0]])).logits.item() for row in ROWS]
     assert scores == pytest.approx(alone, abs=1e-5)

@@ -242,6 +242,7 @@ def _measure_answers(side: Side, model: Model, tokenizer: PreTrainedTokenizerBas
     """Add what metrics say of known answers, where the rows have some."""
     from runner.generate.completion import context_length
     from runner.generate.judge import judge_answers
+    from runner.generate.likelihood import AnswerReader
 
     request, is_scorer = side.request, side.request.head == "score"
     own = [metric for metric in metrics if metric.name not in READ[request.head]]
@@ -256,10 +257,10 @@ def _measure_answers(side: Side, model: Model, tokenizer: PreTrainedTokenizerBas
     for name, rows in sets.items():
         known = _of_set(metrics, name)
         everything = is_scorer or any(metric.answers == "all" for metric in known)
-        how = {"max_length": context_length(model), "batch_size": request.options["batch_size"]}
+        reader = AnswerReader(model, tokenizer, context_length(model), request.options["batch_size"])
         with progress_bar(f"{name}: known answers", sum(everything or row["label"] for row in rows), "answer") as bar:
-            how |= {"is_scorer": is_scorer, "on_progress": bar.update}
-            side.sets[name] = judge_answers(model, tokenizer, rows, known, **how)
+            reader.on_progress = bar.update
+            side.sets[name] = judge_answers(reader, rows, known, is_scorer=is_scorer)
 
 
 def _measure_completions(

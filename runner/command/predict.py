@@ -162,15 +162,16 @@ def _write_scores(
     """Append the score of each answer to the file; returns how many were there already."""
     from runner.generate.batch import split_by_rows
     from runner.generate.completion import context_length
-    from runner.generate.likelihood import score_answers
+    from runner.generate.likelihood import AnswerReader
 
+    reader = AnswerReader(model, tokenizer, context_length(model))
     columns = ("prompt", "completion", "text", "label")
     groups = split_by_rows([len(str(row)) for row in rows], request.options["batch_size"])
     with progress_bar("predicting", len(rows), "answer") as bar:
 
         def score(batch: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
             picked = [rows[row] for row, _ in batch]
-            scores = score_answers(model, tokenizer, picked, max_length=context_length(model))
+            scores = reader.score(picked)
             bar.update(len(batch))
             known = [{key: row[key] for key in columns if key in row} for row in picked]
             made = zip(batch, known, scores, strict=True)
@@ -185,7 +186,7 @@ def _write_scores(
 
 def answer_prompt(request: InferenceRequest) -> int:
     """Print what the model writes after one prompt, or the score that it gives to an answer, and nothing else."""
-    from runner.generate.likelihood import score_answers
+    from runner.generate.likelihood import AnswerReader
 
     with quiet():
         model, tokenizer, chats = _load(request)
@@ -194,7 +195,7 @@ def answer_prompt(request: InferenceRequest) -> int:
             roles = {"prompt": "user", "completion": "assistant"}
             row = {key: [{"role": roles[key], "content": text}] for key, text in row.items()}
         if request.head == "score":
-            answers = [f"{score_answers(model, tokenizer, [row])[0]:.6f}"]
+            answers = [f"{AnswerReader(model, tokenizer).score([row])[0]:.6f}"]
         else:
             answers = [each.text for each in request.build_generator(model, tokenizer).complete_all([row])]
     print_answer("\n".join(answers))

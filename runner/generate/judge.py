@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runner.generate.completion import Completion, TextGenerator
-from runner.generate.likelihood import read_answers, score_answers
+from runner.generate.likelihood import AnswerReader
 from runner.generate.rows import Row
 from runner.metric.ask import Metric, to_numbers
 
@@ -76,16 +75,8 @@ def _add_rewards(figures: Figures, numbers: Sequence[int], total: list[float], e
             figures.scores[name], figures.errors[name] = _mean_and_error(means)
 
 
-def judge_answers(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    rows: Sequence[Row],
-    metrics: Sequence[Metric],
-    *,
-    is_scorer: bool,
-    **how: Any,
-) -> Figures:
-    """Figures of metrics on how the model takes the known answers of rows; ``how`` is that of :func:`read_answers`.
+def judge_answers(reader: AnswerReader, rows: Sequence[Row], metrics: Sequence[Metric], *, is_scorer: bool) -> Figures:
+    """Figures of metrics on how the model takes the known answers of rows.
 
     A reward model is shown right and wrong answers, and so is every metric that asks for them.
     """
@@ -99,14 +90,14 @@ def judge_answers(
     found: dict[str, Sequence[object]] = {}
     kept: dict[str, list[Any]] = {}
     if is_scorer:
-        found["scores"] = score_answers(model, tokenizer, [rows[number] for number in wanted], **how)
+        found["scores"] = reader.score([rows[number] for number in wanted])
     else:
         keep: dict[str, Callable[[Tensor, Tensor], object]] = {
             metric.name: metric.preprocess or (lambda logits, labels: logits.cpu())
             for metric in metrics
             if metric.preprocess or metric.takes_logits
         }
-        reading = read_answers(model, tokenizer, [rows[number] for number in wanted], keep=keep, **how)
+        reading = reader.read([rows[number] for number in wanted], keep)
         found |= {"labels": reading.labels, "log_probs": reading.log_probs}
         found["scores"] = [math.fsum(values) for values in reading.log_probs]
         kept = reading.kept

@@ -31,26 +31,31 @@ class AnswerReading:
     kept: dict[str, list[Any]] = field(default_factory=dict)
 
 
-def read_answers(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    rows: Sequence[Row],
-    *,
-    keep: Mapping[str, Callable[[Tensor, Tensor], Any]] | None = None,
-    **how: Any,
-) -> AnswerReading:
-    """The log-probability of each token of each answer, and what the functions in ``keep`` make of its logits.
+@dataclass
+class AnswerReader:
+    """A model that reads rows with known answers, at most ``batch_size`` texts at once.
 
-    The functions are called for each row with logits [T, V] and labels [T] of the answer alone. ``how`` may set
-    ``max_length``, after which a text is cut, so that an answer may lose its end or, behind a long prompt, all of its
-    tokens; ``batch_size``, the most texts at once; and ``on_progress``, which is called with the number of those read.
+    A text is cut after ``max_length`` tokens, so that an answer may lose its end or, behind a long prompt, all of its
+    tokens. ``on_progress`` is called with the number of those read.
     """
-    keep, limit = keep or {}, how.get("max_length")
-    encoded = [to_ids(tokenizer, row) for row in rows]
-    reading = AnswerReading([ids[start:limit] for ids, start in encoded], [[] for _ in rows])
-    reading.kept = {name: [None] * len(rows) for name in keep}
-    with evaluating(model):
-        for row, logits_TV in _read_batches(model, tokenizer, [ids for ids, _ in encoded], **how):
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    max_length: int | None = None
+    batch_size: int | None = None
+    on_progress: Callable[[int], object] = lambda count: None
+
+    def read(
+        self, rows: Sequence[Row], keep: Mapping[str, Callable[[Tensor, Tensor], Any]] | None = None
+    ) -> AnswerReading:
+        """The log-probability of each token of each answer, and what the functions in ``keep`` make of its logits.
+
+        The functions are called for each row with logits [T, V] and labels [T] of the answer alone.
+        """
+        keep, encoded = keep or {}, [to_ids(self.tokenizer, row) for row in rows]
+        reading = AnswerReading([ids[start : self.max_length] for ids, start in encoded], [[] for _ in rows])
+        reading.kept = {name: [None] * len(rows) for name in keep}
+        for row, logits_TV in self._read_batches([ids for ids, _ in encoded]):
             start, labels = encoded[row][1], reading.labels[row]
             logits_TV = logits_TV[start - 1 : start - 1 + len(labels)].float()
             labels_T = torch.tensor(labels, device=logits_TV.device, dtype=torch.long)
@@ -58,44 +63,32 @@ def read_answers(
             reading.log_probs[row] = log_probs_T.tolist()
             for name, function in keep.items():
                 reading.kept[name][row] = function(logits_TV, labels_T)
-    return reading
+        return reading
 
+    def score(self, rows: Sequence[Row]) -> list[float]:
+        """The score that a model with one score per text gives to each row, read as in its training."""
+        encoded = [to_ids(self.tokenizer, row)[0] for row in rows]
+        scores = {row: logits[0].item() for row, logits in self._read_batches(encoded)}
+        return [scores.get(row, 0.0) for row in range(len(rows))]
 
-def score_answers(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Row], **how: Any
-) -> list[float]:
-    """The score that a model with one score per text gives to each row, read as in its training."""
-    encoded = [to_ids(tokenizer, row)[0] for row in rows]
-    with evaluating(model):
-        scores = {row: logits[0].item() for row, logits in _read_batches(model, tokenizer, encoded, **how)}
-    return [scores.get(row, 0.0) for row in range(len(rows))]
+    @torch.no_grad()
+    def _read_batches(self, texts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Tensor]]:
+        """The number and the logits of each text that has tokens; texts of like length are read together.
 
-
-@torch.no_grad()
-def _read_batches(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    texts: Sequence[Sequence[int]],
-    *,
-    max_length: int | None = None,
-    batch_size: int | None = None,
-    on_progress: Callable[[int], object] = lambda count: None,
-) -> Iterator[tuple[int, Tensor]]:
-    """The number and the logits of each text that has tokens, cut after ``max_length`` of them.
-
-    Texts of like length are read together, at most ``batch_size`` of them. What a learnt prompt puts before the tokens
-    is left out.
-    """
-    texts = [ids[:max_length] for ids in texts]
-    filled = [row for row, ids in enumerate(texts) if ids]
-    for group in split_by_tokens(filled, list(map(len, texts)), TOKENS_PER_BATCH):
-        size = batch_size or len(group)
-        for rows in (group[start : start + size] for start in range(0, len(group), size)):
-            ids_BT, mask_BT = pad([texts[row] for row in rows], model.device, value=tokenizer.pad_token_id or 0)
-            logits = model(input_ids=ids_BT, attention_mask=mask_BT).logits
-            logits = logits[:, -ids_BT.shape[1] :] if logits.ndim == 3 else logits
-            yield from zip(rows, logits, strict=True)
-            on_progress(len(rows))
+        What a learnt prompt puts before the tokens is left out.
+        """
+        texts = [ids[: self.max_length] for ids in texts]
+        filled = [row for row, ids in enumerate(texts) if ids]
+        for group in split_by_tokens(filled, list(map(len, texts)), TOKENS_PER_BATCH):
+            size = self.batch_size or len(group)
+            for rows in (group[start : start + size] for start in range(0, len(group), size)):
+                padded = [texts[row] for row in rows]
+                ids_BT, mask_BT = pad(padded, self.model.device, value=self.tokenizer.pad_token_id or 0)
+                with evaluating(self.model):
+                    logits = self.model(input_ids=ids_BT, attention_mask=mask_BT).logits
+                logits = logits[:, -ids_BT.shape[1] :] if logits.ndim == 3 else logits
+                yield from zip(rows, logits, strict=True)
+                self.on_progress(len(rows))
 
 
 def to_ids(tokenizer: PreTrainedTokenizerBase, row: Row) -> tuple[list[int], int]:

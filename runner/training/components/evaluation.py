@@ -14,6 +14,7 @@ from runner.errors import ConfigError, Fault
 from runner.generate.budget import answer_tokens
 from runner.generate.completion import TextGenerator, context_length
 from runner.generate.judge import judge_answers, judge_completions
+from runner.generate.likelihood import AnswerReader
 from runner.generate.rows import held_out_sets
 from runner.generate.sampler import Sampling, evaluating
 from runner.io.files import replace_rows
@@ -97,7 +98,7 @@ class HeldOutMetrics:
         rows, model = list(self._rows("answer", name)), policy_of(trainer)
         limits = filter(None, (getattr(trainer.args, "max_length", None), context_length(model)))
         most, is_scorer = min(limits, default=None), self.run.cfg["trainer"]["head"] == "score"
-        return judge_answers(model, self.tokenizer, rows, metrics, is_scorer=is_scorer, max_length=most).scores
+        return judge_answers(AnswerReader(model, self.tokenizer, most), rows, metrics, is_scorer=is_scorer).scores
 
 
 def build_measure(
