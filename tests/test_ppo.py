@@ -2,7 +2,6 @@
 
 import math
 import statistics
-from collections import defaultdict
 
 import pytest
 import torch
@@ -63,8 +62,7 @@ def rolled_out(trainer, count=8, seed=0):
 
 def set_advantages(trainer, rollout):
     """Those of a rollout from which nothing is learned yet."""
-    rewards, sums = trainer.compute_rewards(rollout), defaultdict(lambda: torch.zeros(()))
-    trainer.compute_advantages(rollout, rewards, (), rollout.mask_BR.float(), sums)
+    trainer.compute_advantages(rollout, trainer.compute_rewards(rollout), ())
 
 
 # --- Arithmetic ---------------------------------------------------------------------------------

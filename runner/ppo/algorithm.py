@@ -40,7 +40,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import torch
 from accelerate.utils import gather_object
@@ -76,8 +76,6 @@ from runner.ppo.batching import MicroBatch, Rollout, check_rows, find_stop_ids
 from runner.ppo.minibatches import find_minibatch_faults
 from runner.ppo.scoring import Reward, Rewards
 from runner.schema import upstream
-
-Sums: TypeAlias = defaultdict[str, Tensor]  # over all micro-batches of an update, of what is logged
 
 # --- Arithmetic ---------------------------------------------------------------------------------
 
@@ -441,17 +439,18 @@ class PPOTrainer(Trainer):
     def update(self, model: torch.nn.Module, rollout: Rollout, rewards_BR: Tensor) -> Tensor:
         """Advantages, then epochs of mini-batches; the last gradient is left for the Trainer to clip and step."""
         args = self.args
-        sums: Sums = defaultdict(lambda: torch.zeros((), device=args.device))
         minibatches = self._permute(len(rollout.sequences))
         by_token = args.loss_average == "token"
         counts = [sum(rollout.responses[row] for row in rows) if by_token else len(rows) for rows in minibatches]
         sizes = self._total(torch.tensor(counts, dtype=torch.float32, device=args.device)).tolist()
         weights_BR = rollout.mask_BR / (1 if by_token else rollout.mask_BR.sum(1, keepdim=True))
-        self.compute_advantages(rollout, rewards_BR, minibatches[0], weights_BR / sizes[0], sums)
+        rollout.weights_BR = weights_BR / sizes[0]
+        self.compute_advantages(rollout, rewards_BR, minibatches[0])
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         for number, (rows, size) in enumerate(zip(minibatches, sizes, strict=True), 1):
             batches = self._micro_batches(rollout, rows)
-            self._add_gradients(rollout, batches, weights_BR / size, sums, critic_has_learned=number == 1)
+            rollout.weights_BR = weights_BR / size
+            self._add_gradients(rollout, batches, critic_has_learned=number == 1)
             self.actor_critic.restore_policy_adapter()
             self._sum_over_processes(parameters)
             if self.state.global_step < args.value_warmup_steps:
@@ -461,16 +460,14 @@ class PPOTrainer(Trainer):
                     self.accelerator.clip_grad_norm_(parameters, args.max_grad_norm)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-        return self._note_update(sums, steps=len(minibatches))
+        return self._note_update(rollout.sums, steps=len(minibatches))
 
-    def compute_advantages(
-        self, rollout: Rollout, rewards_BR: Tensor, first: Sequence[int], weights_BR: Tensor, sums: Sums
-    ) -> None:
+    def compute_advantages(self, rollout: Rollout, rewards_BR: Tensor, first: Sequence[int]) -> None:
         """Fill in the critic's values of all states, the returns, and the advantages, whitened.
 
         The values of the ``first`` mini-batch are those that its gradient begins with, and the returns of a row are
         known as soon as its values are. So a critic that shares no states with the policy takes that gradient in the
-        same pass, one of thirteen less. ``weights_BR`` are those of its tokens in the loss.
+        same pass, one of thirteen less.
         """
         others = [row for row in range(len(rollout.sequences)) if row not in first]
         with self.actor_critic.adapter(self.actor_critic.critic_adapter):
@@ -485,14 +482,12 @@ class PPOTrainer(Trainer):
                         rewards_BR[own], rollout.values_BR[own], rollout.mask_BR[own], self.args.gamma, self.args.lam
                     )
                     if learns:
-                        self.accelerator.backward(self._value_loss(rollout, batch, values_N, weights_BR, sums))
+                        self.accelerator.backward(self._value_loss(rollout, batch, values_N))
         rollout.advantages_BR = whiten(rollout.advantages_BR, rollout.mask_BR, total=self._total)
         returns_N, values_N = (x_BR[rollout.mask_BR] for x_BR in (rollout.returns_BR, rollout.values_BR))
         self._note({"val/explained_variance": explained_variance(returns_N, values_N, self._total)})
 
-    def _add_gradients(
-        self, rollout: Rollout, batches: list[MicroBatch], weights_BR: Tensor, sums: Sums, *, critic_has_learned: bool
-    ) -> None:
+    def _add_gradients(self, rollout: Rollout, batches: list[MicroBatch], *, critic_has_learned: bool) -> None:
         """Add the gradient of a mini-batch's losses, a micro-batch's share at a time.
 
         Critic and policy go one after the other, so that the activations of one are held at a time; measured, that
@@ -504,26 +499,24 @@ class PPOTrainer(Trainer):
             for batch in [] if critic_has_learned or with_policy else batches:
                 with self.accelerator.autocast():
                     values_N = actor_critic.values(batch)
-                self.accelerator.backward(self._value_loss(rollout, batch, values_N, weights_BR, sums))
+                self.accelerator.backward(self._value_loss(rollout, batch, values_N))
         for batch in batches:
             with self.accelerator.autocast():
                 if with_policy:
                     logprobs_N, values_N = actor_critic(batch, temperature)
                 else:
                     logprobs_N = actor_critic.logprobs(batch, temperature)
-            loss = self._policy_loss(rollout, batch, logprobs_N, weights_BR, sums)
+            loss = self._policy_loss(rollout, batch, logprobs_N)
             if with_policy:
-                loss = loss + self._value_loss(rollout, batch, values_N, weights_BR, sums)
+                loss = loss + self._value_loss(rollout, batch, values_N)
             self.accelerator.backward(loss)
 
-    def _policy_loss(
-        self, rollout: Rollout, batch: MicroBatch, logprobs_N: Tensor, weights_BR: Tensor, sums: Sums
-    ) -> Tensor:
-        """The policy's share of a mini-batch's loss; what is logged is added to ``sums``."""
-        log_ratios_N = logprobs_N - batch.select(rollout.logprobs_BR)
+    def _policy_loss(self, rollout: Rollout, batch: MicroBatch, logprobs_N: Tensor) -> Tensor:
+        """The policy's share of a mini-batch's loss; what is logged is added to the sums."""
+        sums, log_ratios_N = rollout.sums, logprobs_N - batch.select(rollout.logprobs_BR)
         advantages_N = batch.select(rollout.advantages_BR)
         losses_N = policy_losses(log_ratios_N, advantages_N, self.args.cliprange, self.args.dual_clip)
-        loss = (losses_N * batch.select(weights_BR)).sum()
+        loss = (losses_N * batch.select(rollout.weights_BR)).sum()
         log_ratios_N = log_ratios_N.detach()
         ratios_N = log_ratios_N.exp()
         sums["policy"] += loss.detach()
@@ -535,15 +528,13 @@ class PPOTrainer(Trainer):
         sums["entropy"] -= logprobs_N.detach().sum()
         return loss
 
-    def _value_loss(
-        self, rollout: Rollout, batch: MicroBatch, values_N: Tensor, weights_BR: Tensor, sums: Sums
-    ) -> Tensor:
-        """The critic's share of a mini-batch's loss, weighted; what is logged is added to ``sums``."""
+    def _value_loss(self, rollout: Rollout, batch: MicroBatch, values_N: Tensor) -> Tensor:
+        """The critic's share of a mini-batch's loss, weighted; what is logged is added to the sums."""
         old_values_N, returns_N = batch.select(rollout.values_BR), batch.select(rollout.returns_BR)
         losses_N = value_losses(values_N, old_values_N, returns_N, self.args.cliprange_value)
-        loss = (losses_N * batch.select(weights_BR)).sum()
-        sums["value"] += loss.detach()
-        sums["value_clipped"] += ((values_N.detach() - old_values_N).abs() > self.args.cliprange_value).sum()
+        loss = (losses_N * batch.select(rollout.weights_BR)).sum()
+        rollout.sums["value"] += loss.detach()
+        rollout.sums["value_clipped"] += ((values_N.detach() - old_values_N).abs() > self.args.cliprange_value).sum()
         return self.args.vf_coef * loss
 
     # --- Pieces of an update
@@ -665,7 +656,7 @@ class PPOTrainer(Trainer):
         ended = torch.tensor(sum(each.finish == "stop" for each in rollout.completions), device=self.args.device)
         self._note({"val/num_eos_tokens": self._total(ended).item()})
 
-    def _note_update(self, sums: Sums, steps: int) -> Tensor:
+    def _note_update(self, sums: Mapping[str, Tensor], steps: int) -> Tensor:
         """Log the update under TRL's names: means over all tokens of all mini-batches. Gives the mean loss.
 
         The entropy is that of the sampled tokens under the policy as it changes: an estimate.

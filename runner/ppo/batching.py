@@ -7,6 +7,7 @@ tensor's name are its shape: B rows, T tokens, R response tokens, N response tok
 import heapq
 import json
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, count
@@ -108,6 +109,9 @@ class Rollout:
         zeros_BR = torch.zeros(self.mask_BR.shape, device=device)
         self.logprobs_BR, self.ref_logprobs_BR, self.kl_BR = zeros_BR, zeros_BR.clone(), zeros_BR.clone()
         self.values_BR, self.advantages_BR, self.returns_BR = zeros_BR.clone(), zeros_BR.clone(), zeros_BR.clone()
+        self.weights_BR = self.mask_BR.float()  # in the loss of the mini-batch that is looked at
+        # Over all micro-batches of an update, of what is logged.
+        self.sums: defaultdict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=device))
         self.has_logprobs = False
 
     def micro_batches(self, rows: Sequence[int], budget: int, *, padding_free: bool = False) -> list[MicroBatch]:
