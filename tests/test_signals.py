@@ -60,7 +60,7 @@ def test_a_time_limit_saves_the_step_and_is_left_to_who_answers_it(tmp_path, mon
         sys.exit(87)
 
     monkeypatch.setattr("runner.command.train.train", train)
-    monkeypatch.setattr(pool.Pool, "_warm_up", lambda self, task: None)
+    monkeypatch.setattr(pool, "warm_up", lambda runs: None)
     before = signal.signal(signal.SIGUSR2, requeue)
     try:
         tasks = tasks_of([[composed]])

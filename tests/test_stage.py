@@ -323,7 +323,7 @@ def test_a_stop_starts_no_other_stage(chain, monkeypatch, tmp_path, kind):
         run.set_status("finished")
         return 0
 
-    monkeypatch.setattr(pool.Pool, "_warm_up", lambda self, task: None)
+    monkeypatch.setattr(pool, "warm_up", lambda runs: None)
     monkeypatch.setattr(pool, "launch", launch)
     assert door.main([*chain, *kind]) == 130
     folders = [path.parent.parent.name for path in sorted((tmp_path / "outputs").glob("*/*/config.yaml"))]

@@ -183,7 +183,7 @@ def train_all(monkeypatch):
     """The pool with a stand-in for the training: a function of the run, in a real process."""
 
     def call(launch, *words, **settings):
-        monkeypatch.setattr(pool.Pool, "_warm_up", lambda self, task: None)
+        monkeypatch.setattr(pool, "warm_up", lambda runs: None)
         monkeypatch.setattr(pool, "launch", lambda run, debug: launch(run))
         recorder = Recorder()
         tasks = tasks_of(jobs(*words, "name=sweep"))
@@ -374,7 +374,7 @@ def test_another_launcher_needs_its_file_and_its_function(tmp_path, monkeypatch,
     keys = "num_processes: 8\njobs: 2\ntimeout_seconds: null\ndevices: []\n"
     (tmp_path / "conf" / "launcher" / "cluster.yaml").write_text(f"_target_: mine.cluster\npartition: none\n{keys}")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(pool.Pool, "_warm_up", lambda self, task: None)
+    monkeypatch.setattr(pool, "warm_up", lambda runs: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     words = [*kind, "--config-dir", "conf", "launcher=cluster", "allow=[mine]", "trainer=sft", "trainer.args.fsdp=true"]
     assert door.main([*words, "launcher.partition=taken"]) == 4

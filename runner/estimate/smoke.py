@@ -5,8 +5,6 @@ is done; a batch size, a rank or a zero changes that too. Each part is a process
 ``command.rehearse`` has them in order. They leave the files of any run, from which it is read how far they came.
 """
 
-import gc
-import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +16,6 @@ import torch
 from pyarrow import parquet
 
 from runner.config import Composed
-from runner.config.build import locate
 from runner.errors import ConfigError, EnvironmentFault
 from runner.estimate.device import Device, this_device
 from runner.estimate.measure import measure_small, one_thread, run_apart
@@ -30,6 +27,7 @@ from runner.estimate.weights import source_of
 from runner.io.files import read_json, write_json
 from runner.io.terminal import quiet
 from runner.launch import worker
+from runner.launch.pool import warm_up
 from runner.run import Run, open_run, write_config
 from runner.run.disk import sized
 from runner.run.key import folder_of, key_of, label_of, lasting
@@ -120,8 +118,7 @@ def play(cases: Sequence[Case], folder: Path, debug: bool) -> int:
 
     It is that of the first that fails. Raises Interrupted at a signal, after the process of a part was ended.
     """
-    # Asked without the driver, which a process that is about to fork must not wake.
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    warm_up(case.composed for case in cases)
     clones = Clones(folder / "models")
     for index, case in enumerate(cases):
         case.small = reduce(case.composed.cfg, folder / f"{index}", clones)
@@ -129,10 +126,6 @@ def play(cases: Sequence[Case], folder: Path, debug: bool) -> int:
         case.run = open_run(case.small.cfg, case.composed.overrides, command=case.composed.command)
         write_config(case.run.folder / UNREDUCED, case.small.unreduced)
         clones.links |= {model_of(each): str(case.run.model) for each in case.runs.values()}
-        target = str(case.small.cfg["trainer"]["_target_"])
-        if target.startswith(("trl.", "runner.")):  # imported once for all parts; a user's module may hold a state
-            locate(target)
-    gc.freeze()  # no part needs to look through what is here by now for garbage
     with one_thread(), worker.handle_signals(worker.Stop()):
         for case in cases:
             if case.before and case.before.code:

@@ -10,7 +10,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -137,7 +137,10 @@ class Pool:
             self._fork(task, run)
 
     def _fork(self, task: Task, run: Run) -> None:
-        self._warm_up(task)
+        worker.prepare_environment()
+        # Before trainers bring their trackers along, some of which read where to write as they are imported.
+        set_variables(task.composed.cfg["tracker"], task.folder.absolute(), str(task.composed.cfg["name"]))
+        warm_up([task.composed])
         taken = {child.slot for child in self.live.values()}
         slot = next(number for number in range(self.settings.jobs) if number not in taken)
         self.show.started(task)
@@ -152,21 +155,6 @@ class Pool:
         if self.settings.timeout_seconds:
             child.deadline = child.began + self.settings.timeout_seconds
         self.live[pid] = child
-
-    def _warm_up(self, task: Task) -> None:
-        """Import what every run needs, so that each child inherits it: 4 s of CPU once and not for each."""
-        worker.prepare_environment()
-        # Asked without the driver, which a process that is about to fork must not wake.
-        os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-        # Before trainers bring their trackers along, some of which read where to write as they are imported.
-        set_variables(task.composed.cfg["tracker"], task.folder.absolute(), str(task.composed.cfg["name"]))
-        for name in WARM:
-            import_module(name)
-        target = str(task.composed.cfg["trainer"]["_target_"])
-        if target.startswith(("trl.", "runner.")):  # a user's own module may hold a state, which no two runs share
-            locate(target)
-        # What is here by now lives as long as the process: no child needs to look through it for garbage (0.4 s each).
-        gc.freeze()
 
     def _be_child(self, run: Run, slot: int, log: HidingLog | None) -> int:
         """Train, and return the exit code."""
@@ -264,6 +252,19 @@ def idle_devices(settings: Settings, cfg: Mapping[str, Any]) -> str:
     shown = ", ".join(f"cuda:{number}" for number in range(used))
     more = f"launcher.num_processes={count}" if settings.jobs == 1 else f"launcher.jobs={count // settings.processes}"
     return f"note      {count} GPUs here, {used} used ({shown}); {more} uses {'both' if count == 2 else 'all'}\n"
+
+
+def warm_up(runs: Iterable[Composed]) -> None:
+    """Import what runs need, so that each process forked from here inherits it: 4 s of CPU once and not for each."""
+    # Asked without the driver, which a process that is about to fork must not wake.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    for name in WARM:
+        import_module(name)
+    for target in {str(run.cfg["trainer"]["_target_"]) for run in runs}:
+        if target.startswith(("trl.", "runner.")):  # a user's own module may hold a state, which no two runs share
+            locate(target)
+    # What is here by now lives as long as the process: no child needs to look through it for garbage (0.4 s each).
+    gc.freeze()
 
 
 def end_group(pid: int) -> int | None:
