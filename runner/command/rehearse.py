@@ -87,8 +87,7 @@ def rehearse(run: Run, stop: Stop) -> None:
         run.set_status("interrupted", cause=None)
         return
     if not (is_resumed := bool(sealed_checkpoints(run.checkpoints))):
-        stop = Stop()
-        stop.number = signal.SIGTERM  # as soon as it can save a step
+        stop = Stop(signal.SIGTERM)  # as soon as it can save a step
     try:
         train(run, stop)
         export_model(run)

@@ -49,9 +49,7 @@ def _torchrun(folder: str | Path, num_processes: int, debug: bool) -> int:
     state: str | None
     error: RunnerError
     if isinstance(failures, signal.Signals):
-        stop = worker.Stop()
-        stop.number = failures
-        state, error = "interrupted", stop.error()
+        state, error = "interrupted", worker.Stop(failures).error()
     elif len(read_adjustments(run.folder)) > adjusted:
         return _torchrun(folder, num_processes, debug)  # torch.distributed cannot re-form a group after a rank has died
     else:

@@ -21,6 +21,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -72,13 +73,13 @@ MISSING = re.compile("No such file|does not exist")  # in the words of Python, t
 RecordEnd = Callable[[Run, str | None, RunnerError, bool], None]  # takes a run, its last state, the error, --debug
 
 
+@dataclass(eq=False)
 class Stop:
     """A signal handler that waits for the end of the step while a loop is listening, and else stops at once."""
 
-    def __init__(self) -> None:
-        self.number: int | None = None
-        self.announced = False
-        self.listening = False
+    number: int | None = None
+    announced: bool = False
+    listening: bool = False
 
     def __call__(self, number: int, frame: object = None) -> None:
         # A scheduler announces its SIGTERM by SIGUSR2, sends both to every process, and we hand them on: one request.
