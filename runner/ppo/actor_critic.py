@@ -48,6 +48,7 @@ from transformers import (
 
 from runner.errors import ConfigError, Fault
 from runner.generate.sampler import evaluating
+from runner.model.reference import copy_reference
 from runner.ppo.batching import MicroBatch
 from runner.ppo.padding_free import make_padding_free, to_line_arguments
 
@@ -354,8 +355,8 @@ def build_critic_model(policy: Policy, reward_model: PreTrainedModel | PeftModel
     head starts at zero, so that the first advantages are the rewards.
     """
     if reward_model is not None:
-        return _plain_copy(reward_model).to(policy.dtype).requires_grad_(True)
-    source = _plain_copy(policy) if isinstance(policy, PeftModel) else policy
+        return copy_reference(reward_model).to(policy.dtype).requires_grad_(True)
+    source = copy_reference(policy) if isinstance(policy, PeftModel) else policy
     model: Critic | None = _build_classifier(source)
     model = model or ValueModel(copy.deepcopy(source.base_model), _zero_head(source).to(source.dtype))
     return model.to(source.device).requires_grad_(True)  # buffers such as the angles of positions stay float32
@@ -375,12 +376,6 @@ def _build_classifier(source: PreTrainedModel) -> PreTrainedModel | None:
     model.base_model.load_state_dict(weights)
     model.score.weight.data.zero_()
     return model
-
-
-def _plain_copy(model: Policy) -> PreTrainedModel:
-    """A copy of a model, its adapter merged into the weights."""
-    model = copy.deepcopy(model)
-    return model.merge_and_unload() if isinstance(model, PeftModel) else model
 
 
 def disable_dropout(model: nn.Module) -> None:
