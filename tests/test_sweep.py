@@ -103,6 +103,13 @@ def test_a_run_of_a_sweep_knows_the_command_that_makes_it_alone(tmp_path):
         (("seed=0,1", "launcher.timeout_seconds=-1"), "launcher.timeout_seconds"),
         (("sweep=no_such",), "kl_lr, "),
         (("seed=choice()",), "command line"),
+        (("seed=range(0,inf)",), "without an end"),
+        (("learning_rate=range(0,1,nan)",), "without an end"),
+        (("seed=range(0,5,false)",), "a step of 0"),
+        ((f"seed=range(0,{'9' * 400})",), "too large"),
+        (("seed=shuffle(range(0,1000000000))",), "1,000,000,000 values to shuffle"),
+        (("trainer=glob(*)",), "no glob()"),
+        (tuple(f"trainer.args.k{number}=range(0,1e300)" for number in range(20)), "more jobs than"),
     ],
 )
 def test_a_sweep_that_cannot_work_starts_nothing(tmp_path, capsys, words, expected):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 OF_HYDRA = re.compile(r"hydra/(launcher|sweeper)(/\w+)*|hydra\.(launcher|sweeper)(\.\w+)*|hydra\.(mode|verbose)")
 HELD = ("dataset", "model")  # groups of what lies in a file or folder, or on the hub
 OF_TEXTS = re.compile(r"(s|allow|without|matching|report_to)$")  # keys that may hold a list of texts
+MAX_JOBS = 5000  # of a sweep: composing takes about 20 ms a job, and nobody reads a table of more
 MAX_VALUES = 100  # of a key where no sweep was meant
 MAX_LETTERS = 300  # of a word that a fault repeats
 FOREIGN = (".yaml", ".yml", ".json", ".sh")  # files of another tool's configuration
@@ -137,17 +139,36 @@ def parse(overrides: Iterable[str]) -> list[Override]:
             (read,) = parser.parse_overrides([override])
             parsed.append(read)
             trouble = "" if read.key_or_group else "no key before the equals sign"
+            if read.is_discrete_sweep():
+                count_values(read)
             trouble = trouble or refused(read.key_or_group) or refused(read.package or "")
             if not trouble and read.is_hydra_override() and (form := form_of(override)):
                 trouble = f"looks like {form}, which Hydra would write down"
-        except (HydraException, ValueError, RecursionError) as error:  # such as a number of 5000 digits
+        except (HydraException, ValueError, RecursionError, ArithmeticError) as error:  # such as a number without end
             trouble = str(error).splitlines()[0].partition(" expecting ")[0]
             trouble = trouble.replace("mismatched input '<EOF>'", "it ends too early")
         if trouble:
             found = f"{_short(override)!r}: {_short(trouble)}"
-            faults.append(Fault("command line", found, "key=value", _respelt(override)))
+            faults.append(Fault("command line", found, "key=value", _respelt(override[: MAX_LETTERS + 1])))
     ConfigError.refuse(faults)
     return parsed
+
+
+def count_values(override: Override) -> int:
+    """The number of values of a sweep's key, of a range without listing them; raises ValueError where nobody can."""
+    from hydra.core.override_parser.types import Glob, RangeSweep
+
+    span = override.value()
+    if isinstance(span, Glob):
+        raise ValueError("the runner reads names and no glob()")
+    if not isinstance(span, RangeSweep):
+        return len(list(override.sweep_string_iterator()))
+    if not span.step or not math.isfinite(span.start + span.stop + span.step):
+        raise ValueError("a range with a step of 0, or without an end")
+    count = max(0, math.ceil((float(span.stop) - float(span.start)) / float(span.step)))
+    if span.shuffle and count > MAX_JOBS:
+        raise ValueError(f"{count:,} values to shuffle")
+    return count
 
 
 def _respelt(word: str) -> str:

@@ -6,17 +6,12 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from runner.config import compose_unresolved
-from runner.config.override import latest, parse
+from runner.config.override import MAX_JOBS, count_values, latest, parse
 from runner.errors import ConfigError, Fault
 
-if TYPE_CHECKING:
-    from hydra.core.override_parser.types import Override
-
 LAUNCHER, SWEEPER = "hydra/launcher", "hydra/sweeper"
-MAX_JOBS = 5000  # composing takes about 20 ms a job, and nobody reads a table of more
 
 
 def axes(overrides: Sequence[str]) -> dict[str, int]:
@@ -31,26 +26,14 @@ def axes(overrides: Sequence[str]) -> dict[str, int]:
     endless = [override.get_key_element() for override in swept if override.is_interval_sweep()]
     found, fix = "an interval has no list of values", "hydra/sweeper=optuna, or values with commas"
     ConfigError.refuse(Fault(axis, found, "values", fix) for axis in endless)
-    sizes = {override.get_key_element(): _count_values(override) for override in swept}
+    sizes = {override.get_key_element(): count_values(override) for override in swept}
     empty = [axis for axis, size in sizes.items() if size == 0]
     ConfigError.refuse(Fault(axis, "no values", "one or more", f"{axis}=1,2") for axis in empty)
     if (total := math.prod(sizes.values())) > MAX_JOBS:
         shape = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
-        raise ConfigError(Fault("sweep", f"{total:,} jobs ({shape})", f"at most {MAX_JOBS:,}", "fewer values of each"))
+        found = f"{total:,} jobs ({shape})" if total < 10**18 else "more jobs than there is time for"
+        raise ConfigError(Fault("sweep", found, f"at most {MAX_JOBS:,}", "fewer values of each"))
     return sizes
-
-
-def _count_values(override: Override) -> int:
-    """The number of values of a key, of a range without listing them; raises ConfigError for one without an end."""
-    from hydra.core.override_parser.types import RangeSweep
-
-    span = override.value()
-    if not isinstance(span, RangeSweep):
-        return len(list(override.sweep_string_iterator()))
-    if not span.step:
-        key = override.get_key_element()
-        raise ConfigError(Fault(key, "a range with a step of 0", "a step", f"'{key}=range({span.start},{span.stop})'"))
-    return max(0, math.ceil((float(span.stop) - float(span.start)) / float(span.step)))
 
 
 def combinations(overrides: Sequence[str]) -> Iterator[list[str]]:
