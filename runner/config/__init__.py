@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from runner.config.limits import check_growth, read_yaml, yaml_fault
 from runner.config.menu import GROUPS, OPTIONAL, SEVERAL, read_menu, takes_one
 from runner.config.override import dotted_key, find_choice_faults, force, is_choice, list_fault, parse
-from runner.config.user_folder import find_circle, use_folders
+from runner.config.user_folder import use_folders
 from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.io.distribution import to_install
 from runner.io.files import MENU, shipped
@@ -194,11 +194,11 @@ def _as_config_errors() -> Iterator[None]:
 
     try:
         yield
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
         raise ConfigError(_composition_fault(error)) from None
     except RecursionError:
-        found = " -> ".join(circle) if (circle := find_circle()) else "lists that lead deeper than can be followed"
-        raise ConfigError(Fault("defaults", found, "lists of defaults with an end", "mend one of them")) from None
+        found, expected = "a value with more levels than can be followed", "a few levels"
+        raise ConfigError(Fault("command line", found, expected, "leave it out")) from None
 
 
 def _composition_fault(error: Exception) -> Fault:

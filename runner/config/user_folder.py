@@ -6,21 +6,23 @@ launchers and search paths are made by Hydra while it composes, before any check
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from runner.config.limits import check_size, parse_yaml
+from runner.config.limits import MAX_DEPTH, check_size, parse_yaml
 from runner.errors import ConfigError, Fault
 from runner.io.filetype import undecodable
+from runner.schema.text import short_text
 
 if TYPE_CHECKING:
     from hydra.core.config_search_path import ConfigSearchPath
     from hydra.plugins.config_source import ConfigResult
 
+MAX_FILES = 500  # that the lists of defaults of one lead to
 OFFERED = "hydra.sweeper and hydra.mode"
 # What a file may choose of Hydra's own settings.
 CHOSEN = re.compile(r"(override )?/?hydra/sweeper(/\w+)*")
@@ -31,29 +33,31 @@ def use_folders(folders: Sequence[Path]) -> None:
     _plugin().folders = [Path(folder).resolve() for folder in folders]
 
 
-def find_circle() -> list[str]:
-    """Files of the user's own folders whose defaults lists name one another in a circle; empty where none do."""
-    roots = _plugin().folders
-    files = {file.relative_to(root).with_suffix("").as_posix(): file for root in roots for file in root.rglob("*.yaml")}
-    read = {name: parse_yaml(file.read_bytes(), str(file)) for name, file in files.items()}
-    named = {name: sorted({*_find_named(name, whole)} & files.keys()) for name, whole in read.items()}
-    try:
-        TopologicalSorter(named).prepare()
-    except CycleError as error:
-        return list(reversed(error.args[1]))
-    return []
+def _count_files(name: str, above: tuple[str, ...], known: dict[str, int]) -> int:
+    """The number of files that a file and its lists of defaults lead to; ConfigError where that has no end."""
+    if name in above or len(above) > MAX_DEPTH:
+        found = " -> ".join((*above[above.index(name) if name in above else -3 :], name))
+        raise ConfigError(Fault("defaults", found, "lists of defaults with an end", "mend one of them"))
+    if name not in known:
+        file = next(filter(os.path.isfile, (root / f"{name}.yaml" for root in _plugin().folders)), None)
+        named = _find_named(name, file) if file else ()
+        known[name] = 1 + sum(_count_files(each, (*above, name), known) for each in named)
+    return known[name]
 
 
-def _find_named(name: str, whole: object) -> Iterator[str]:
+def _find_named(name: str, file: Path) -> Iterator[str]:
     """The files that the defaults list of a file names, whichever of its forms an entry has."""
-    own = f"{name.rpartition('/')[0]}/".lstrip("/")
-    for entry in (whole.get("defaults") or ()) if isinstance(whole, Mapping) else ():
-        pairs = entry.items() if isinstance(entry, Mapping) else [("", entry)]
-        for group, option in pairs:
-            group = re.sub(r"^(optional |override )+|@.*$", "", str(group))
-            for word in option if isinstance(option, list) else [option]:
-                path = f"{group}/{str(word).partition('@')[0]}" if group else str(word).partition("@")[0]
-                yield path.lstrip("/") if path.startswith("/") else own + path
+    entries, own = _read_keys(file).get("defaults", []), f"{name.rpartition('/')[0]}/".lstrip("/")
+    for entry in entries if isinstance(entries, list) else [None]:
+        (group, options), *more = entry.items() if isinstance(entry, Mapping) and entry else [("", entry)]
+        words = options if isinstance(options, list) else [options or ("" if group else options)]
+        if more or not all(isinstance(word, str) for word in (group, *words)):
+            found, expected = f"defaults: {short_text(entry or entries)}", "a list such as [/peft: lora, _self_]"
+            raise ConfigError(Fault(str(file), found, expected, "mend it, or leave it out"))
+        group = re.sub(r"^(optional |override )+|@.*$", "", group)
+        for word in map(str, words):
+            path = f"{group}/{word.partition('@')[0]}" if group else word.partition("@")[0]
+            yield path.lstrip("/") if path.startswith("/") else own + path
 
 
 @cache
@@ -69,14 +73,18 @@ def _plugin() -> Any:
             return "user"
 
         def load_config(self, config_path: str) -> ConfigResult:
-            file = Path(self.path, config_path if config_path.endswith(".yaml") else f"{config_path}.yaml")
-            if file.is_file():
-                _check_keys(file)
-            loaded = super().load_config(config_path)
+            name = config_path.removesuffix(".yaml")
+            file = Path(self.path, f"{name}.yaml")
+            if (count := _count_files(name, (), {})) > MAX_FILES:
+                led = f"defaults that lead to {count:,} files"
+                raise ConfigError(Fault(str(file), led, f"at most {MAX_FILES}", "fewer of them"))
+            try:
+                loaded = super().load_config(config_path)
+            except ValueError as error:  # of a comment like # @package
+                line = "# @package and one word"
+                raise ConfigError(Fault(str(file), str(error), line, "mend the comment in front")) from None
             # A byte order mark keeps Hydra from seeing the package that the first line names.
-            with open(file, encoding="utf-8") as text:
-                found = re.match(r"\ufeff\s*#\s*@package\s+(\S+)", text.readline())
-            if found:
+            if found := re.match(r"\ufeff\s*#\s*@package\s+(\S+)", file.read_text(encoding="utf-8")):
                 loaded.header["package"] = found[1]
             ConfigError.refuse(_changes_hydra(config_path, file, loaded))
             return loaded
@@ -93,8 +101,8 @@ def _plugin() -> Any:
     return UserFolders
 
 
-def _check_keys(file: Path) -> None:
-    """Raise ConfigError for a file that is no YAML, or holds something else than keys with values."""
+def _read_keys(file: Path) -> Mapping[str, Any]:
+    """The keys of a file with their values; raises ConfigError where it is no YAML, or holds something else."""
     check_size(file)
     text = file.read_bytes()
     try:
@@ -106,13 +114,14 @@ def _check_keys(file: Path) -> None:
     if whole is not None and not isinstance(whole, Mapping):
         found = "a list" if isinstance(whole, list) else f"the text {str(whole)[:40]!r}"
         raise ConfigError(Fault(str(file), found, "keys with values", "key: value, one in each line"))
+    return whole or {}
 
 
 def _changes_hydra(name: str, file: Path, loaded: ConfigResult) -> Iterator[Fault]:
     """A fault for each way in which a file would change more of Hydra than the axes of a sweep."""
     from omegaconf import OmegaConf
 
-    if name.lstrip("/").startswith("hydra/") or str(loaded.header.get("package", "")).startswith("hydra"):
+    if name.lstrip("/").startswith("hydra/") or "hydra" in str(loaded.header.get("package")).split("."):
         yield _fault(file, "it is a setting of Hydra's own")
     config = OmegaConf.to_container(loaded.config, resolve=False)
     config = config if isinstance(config, dict) else {}

@@ -121,6 +121,15 @@ def experiment(text: str, encoding: str = "utf-8") -> dict[str, Content]:
     return {"own/experiment/x.yaml": f"# @package _global_\n{text}".encode(encoding)}
 
 
+def doubling(count: int, again: str = ", /g/a{}@b") -> dict[str, Content]:
+    """Options of a group of the user's own, each of which asks for the one after it, and does so ``again``."""
+    files = {}
+    for number in range(count):
+        later = f"/g/a{number + 1}@a{again.format(number + 1)}"
+        files |= own(f"g/a{number}.yaml", f"defaults: [{later}]\n")
+    return files | own(f"g/a{count}.yaml", "v: 1\n")
+
+
 def model(change: Callable[[Path], None] | None = None) -> dict[str, Content]:
     """The shipped model in a folder ``m``, changed."""
 
@@ -340,6 +349,20 @@ SYNTAX = [
         "peft=",
         experiment("defaults:\n  - override /peft: nothing\n"),
     ),
+    bad("defaults that are no list", OWN, "defaults: text", "x.yaml", experiment("defaults: text\n")),
+    bad("defaults with a number", OWN, "defaults: 5", "x.yaml", experiment("defaults: [_self_, 5]\n")),
+    bad("defaults with two keys", OWN, "a:b", "x.yaml", experiment("defaults: [{a: b, c: d}]\n")),
+    bad("defaults with _self_ elsewhere", OWN, "_self_@", "", experiment("defaults: [_self_@x]\n")),
+    bad("defaults that double", OWN, "lead to", "fewer", experiment("defaults: [/g/a0]\n") | doubling(20)),
+    bad("defaults 300 deep", OWN, "g/a64", "mend", experiment("defaults: [/g/a0]\n") | doubling(300, "")),
+    bad(
+        "defaults in a circle beside a pipe",
+        OWN,
+        "g/a -> g/a",
+        "mend",
+        experiment("defaults: [/g/a]\n") | own("g/a.yaml", "defaults: [a]\n") | {"own/g/b.yaml": fifo},
+    ),
+    bad("comment like a header", OWN, "Too many", "in front", own("experiment/x.yaml", "# @package _global_ all\n")),
     bad("option that is missing", "trainer=dpoo", "dpoo", "trainer=dpo"),
     bad("group that is misspelt", "trianer=dpo", "trianer", "trainer=dpo"),
     bad("verb that is misspelt", "optoins quant", "optoins", "options quant"),

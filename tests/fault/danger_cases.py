@@ -291,6 +291,10 @@ FILES = {
         {"callback/x.yaml": "# @package hydra.callbacks.x\n_target_: os.system\n"},
         ["callback=x"],
     ),
+    "a header of hydra's behind the root": (
+        {"callback/x.yaml": "# @package _global_.hydra.callbacks.x\n_target_: evil.run\n"},
+        ["callback=x"],
+    ),
     "a default into hydra": (
         {"experiment/x.yaml": GLOBAL + "defaults: ['/callback@hydra.callbacks.x: samples']\n"},
         ["experiment=x"],
