@@ -18,7 +18,7 @@ from transformers import (
 from runner.errors import EnvironmentFault
 from runner.generate import engines
 from runner.generate.engines import merged_weights
-from runner.generate.sampler import Responses, Sampling, choose_engine, cut, sample, sample_token, truncate
+from runner.generate.sampler import Responses, Sampling, choose_engine, cut, evaluating, sample, sample_token, truncate
 
 PROMPTS = [[0, 1, 2], [3], [4, 5, 6, 7, 8, 9], [0, 0]]
 
@@ -255,6 +255,13 @@ class Client:
         how = Sampling(max_tokens, (), temperature)  # a server that runs on behind the stop token
         tokens = sample(self.model, prompts, how, noise(len(prompts), max_tokens)).tokens
         return {"completion_ids": [row.tolist() for row in tokens]}
+
+
+def test_every_part_of_a_model_keeps_its_mode():
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1).eval(), torch.nn.Linear(1, 1))
+    with evaluating(model):
+        assert not any(part.training for part in model.modules())
+    assert [part.training for part in model.modules()] == [True, False, True]
 
 
 @pytest.mark.slow

@@ -12,23 +12,11 @@ from runner.training.callback import Samples
 PROMPTS = ["Why is\nthe sky blue? " * 9, [{"role": "user", "content": "And the sea?"}], "third"]
 
 
-class Part:
-    """What a callback sees of a model."""
-
-    def __init__(self, *parts, training=True):
-        self.parts, self.training = parts, training
-
-    def modules(self):
-        return [self, *self.parts]
-
-
 def state(step, total=10, first=True):
     return SimpleNamespace(global_step=step, max_steps=total, is_world_process_zero=first)
 
 
 def write(model, prompts, **how):
-    for part in model.modules():
-        part.training = False
     return [f"answer to {number}" for number in range(len(prompts))]
 
 
@@ -40,8 +28,8 @@ def rows(folder):
     return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
 
 
-def go(callback, start, end, model=None):
-    model = model or Part()
+def go(callback, start, end):
+    model = object()
     callback.on_train_begin(None, state(start), None, model=model)
     for step in range(start + 1, end + 1):
         callback.on_step_end(None, state(step), None, model=model)
@@ -68,14 +56,8 @@ def test_two_that_sample_at_the_same_step_keep_the_rows_of_both(tmp_path):
     assert [row["callback"] for row in rows(tmp_path)] == ["one", "one", "two", "two"]
 
 
-def test_every_part_of_the_model_keeps_its_mode(tmp_path):
-    model = Part(Part(training=False), Part())
-    go(samples(tmp_path), 0, 4, model)
-    assert [part.training for part in model.modules()] == [True, False, True]
-
-
 def test_only_the_first_process_writes(tmp_path):
-    samples(tmp_path).on_train_begin(None, state(0, first=False), None, model=Part())
+    samples(tmp_path).on_train_begin(None, state(0, first=False), None, model=object())
     assert not (tmp_path / "samples.jsonl").exists()
 
 
