@@ -252,6 +252,7 @@ def resolve(cfg: DictConfig, overrides: list[str], choices: dict[str, str] | Non
     missing = sorted(key for key, value in scalars(unread) if value == "???")
     faults += [Fault(key, NO_VALUE, "one, it has no default", _find_example(key, choices or {})) for key in missing]
     ConfigError.refuse(faults)
+    OmegaConf.clear_resolver("oc.create")  # it reads YAML of others, whose aliases nobody has counted
     with _as_config_errors(), flag_override(cfg, "struct", False):
         plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     # A group that was deleted is a group without a part, and so is an entry that was set to null.

@@ -129,8 +129,8 @@ def _changes_hydra(name: str, file: Path, loaded: ConfigResult) -> Iterator[Faul
         text = " ".join(map(str, entry)) if isinstance(entry, Mapping) else str(entry)
         if "hydra" in text and not CHOSEN.fullmatch(text):
             yield _fault(file, f"defaults: {text}")
-    hydra = config.get("hydra")
-    for key, entry in hydra.items() if isinstance(hydra, Mapping) else [("", hydra)] if hydra else ():
+    hydra = config.get("hydra", {})
+    for key, entry in hydra.items() if isinstance(hydra, Mapping) else [("", hydra)]:
         if key not in ("sweeper", "mode") or "_target_" in str(entry):
             yield _fault(file, f"hydra.{key}")
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from runner.config import compose_unresolved
 from runner.config.override import MAX_JOBS, count_values, latest, parse
 from runner.errors import ConfigError, Fault
+from runner.schema.text import select
 
 LAUNCHER, SWEEPER = "hydra/launcher", "hydra/sweeper"
 
@@ -81,13 +82,15 @@ def read_sweep(overrides: Sequence[str], folders: Sequence[Path]) -> tuple[list[
 
     Raises EnvironmentFault for a plugin that is not installed.
     """
+    from omegaconf import OmegaConf
+
     name, typed = chosen_sweep(overrides), [word for word in overrides if word.startswith((LAUNCHER, SWEEPER))]
     if name is None and not typed:
         return [], []
     cfg, choices = compose_unresolved([*typed, *([f"sweep={name}"] if name else [])], folders)
-    params = cfg.hydra.sweeper.get("params") or {}
-    if name and not params:
+    params = select(OmegaConf.to_container(cfg, resolve=False), "hydra.sweeper.params")
+    if name and not (params and isinstance(params, Mapping)):
         found, example = "no hydra.sweeper.params in it", "hydra: {sweeper: {params: {seed: '0,1'}}}"
         raise ConfigError(Fault(f"conf/sweep/{name}.yaml", found, "the axes", example))
     plugins = [group for group in (LAUNCHER, SWEEPER) if choices.get(group) != "basic"]
-    return [f"{key}={value}" for key, value in params.items()], plugins
+    return [f"{key}={value}" for key, value in (params or {}).items()], plugins

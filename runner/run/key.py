@@ -67,7 +67,7 @@ def canonical_text(cfg: object) -> str:
 
     def plain(value: object) -> object:
         if isinstance(value, Mapping):
-            return {key: plain(entry) for key, entry in value.items()}
+            return {str(key): plain(entry) for key, entry in value.items()}
         if isinstance(value, list):
             return [plain(entry) for entry in value]
         return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -4,11 +4,11 @@ A value at a right key is judged by ``values``, a target by ``targets``.
 """
 
 import math
-import re
 from collections.abc import Iterator
 
 from runner.config.dialect import find_meanings
 from runner.errors import Fault
+from runner.io.visible import to_visible
 from runner.schema import upstream
 from runner.schema.read import Parameter, Signature, choices_compared
 from runner.schema.text import Node, as_typed, flatten, last_key, likeness, nearest, scalars, short_text, to_text
@@ -81,9 +81,10 @@ def _setting(context: ValidationContext, path: str, kind: str, value: object) ->
     elif path == "output_root" and isinstance(value, str):
         parts = [part.encode(errors="surrogateescape") for part in value.split("/")]
         size = sum(map(len, parts)) + len(parts) - 1
-        if size >= MAX_PATH_BYTES or max(map(len, parts)) > 255 or "\0" in value:
+        if size >= MAX_PATH_BYTES or max(map(len, parts)) > 255 or to_visible(value) != value:
             found = f"{short_text(value)}: a path of {size} bytes"
-            yield Fault(path, found, f"at most {MAX_PATH_BYTES}, and 255 in each folder's name", f"{path}=outputs")
+            expected = f"at most {MAX_PATH_BYTES}, 255 in each folder's name, and each of them seen"
+            yield Fault(path, found, expected, f"{path}=outputs")
     elif path == "allow" and isinstance(value, list) and (strange := sorted(set(value) - set(context.allow))):
         text = to_text(strange)
         yield Fault(path, f"{text} in a file", "allow on the command line only", f"allow={text}")
@@ -92,7 +93,8 @@ def _setting(context: ValidationContext, path: str, kind: str, value: object) ->
 def is_folder_name(name: str) -> bool:
     """True for a name that is one part of a path on every system, and no hidden one."""
     size = len(name.encode(errors="surrogateescape"))
-    return 0 < len(name) <= 100 and size <= 255 and name[0] not in ".-" and not re.search(r"[/\\\x00-\x1f\x7f]", name)
+    is_shown = to_visible(name) == name and not {"/", "\\"} & {*name}
+    return 0 < len(name) <= 100 and size <= 255 and name[0] not in ".-" and is_shown
 
 
 def _group(context: ValidationContext, group: str, node: object) -> Iterator[Fault]:
@@ -100,6 +102,8 @@ def _group(context: ValidationContext, group: str, node: object) -> Iterator[Fau
     if group in NAMED_GROUPS and isinstance(node, dict):
         parts = {path: part for path, part in context.entries(group).items() if part is not None}
     for path, part in parts.items():
+        if to_visible(path) != path:
+            yield Fault(path, f"the name {path!r}", "a name that can be read", f"leave {path} out")
         if not isinstance(part, dict) and path == group:
             yield _nothing_chosen(context, group, short_text(part))
         elif not isinstance(part, dict):

@@ -26,7 +26,7 @@ from runner.io.hub import OFFLINE, hub_silence, is_cached, is_offline
 from runner.model.check import LOADER, find_model_faults, find_scorer_faults, find_tokenizer_faults, read_vocab_size
 from runner.model.folder import find_folder
 from runner.run import Run, installed_version
-from runner.run.key import folder_of, processes_of
+from runner.run.key import canonical_text, folder_of, processes_of
 from runner.schema import upstream
 from runner.schema.read import read_signature
 from runner.schema.source import Definition, find_definition
@@ -70,7 +70,7 @@ def check_parts(jobs: Sequence[Sequence[Composed]], to_do: Collection[Path] | No
 
     def look(composed: Composed) -> tuple[list[Fault], list[Fault]]:
         parts = _read_parts(composed.cfg)
-        key = json.dumps(parts, sort_keys=True, default=str)
+        key = canonical_text(parts)
         if key not in seen:
             seen[key] = _look_at_rows(parts).faults, list(_find_faults(parts, folders))
         return seen[key]

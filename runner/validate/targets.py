@@ -23,6 +23,7 @@ from runner.schema.source import (
 from runner.schema.text import nearest, short_text
 from runner.validate.context import experimental_names
 
+MAX_LETTERS = 300  # of a target
 # The rooms whose public functions are parts of a run.
 ROOMS = "collator|dataset|loss|metric|model|optimizer|ppo|reward"
 
@@ -56,7 +57,7 @@ LAUNCHER = re.compile(r"runner\.launch\.(\w+)\.\1")  # the function of its modul
 def find_target_fault(path: str, target: object, allow: Collection[str] = ()) -> Fault | None:
     """The fault of a target that is no name, cannot be read, does not exist, or may not run; else None."""
     own = f"{path}._target_"
-    if not isinstance(target, str):
+    if not isinstance(target, str) or len(target) > MAX_LETTERS:
         return Fault(own, short_text(target), "a dotted name", "=<module.name>")
     if fault := _find_unreadable(own, target):
         return fault

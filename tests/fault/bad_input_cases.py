@@ -121,6 +121,14 @@ def experiment(text: str, encoding: str = "utf-8") -> dict[str, Content]:
     return {"own/experiment/x.yaml": f"# @package _global_\n{text}".encode(encoding)}
 
 
+SWEEP = "--config-dir own sweep=x"
+TARGET = "callback: {{x: {{_target_: {}}}}}\n"
+
+
+def sweep(text: str) -> dict[str, Content]:
+    return own("sweep/x.yaml", f"# @package _global_\nhydra: {text}\n")
+
+
 def doubling(count: int, again: str = ", /g/a{}@b") -> dict[str, Content]:
     """Options of a group of the user's own, each of which asks for the one after it, and does so ``again``."""
     files = {}
@@ -363,6 +371,15 @@ SYNTAX = [
         experiment("defaults: [/g/a]\n") | own("g/a.yaml", "defaults: [a]\n") | {"own/g/b.yaml": fifo},
     ),
     bad("comment like a header", OWN, "Too many", "in front", own("experiment/x.yaml", "# @package _global_ all\n")),
+    bad("sweep whose axes are a list", SWEEP, "sweep/x", "", sweep("{sweeper: {params: [a]}}")),
+    bad("sweep without a sweeper", SWEEP, "no hydra.sweeper.params", "params", sweep("{sweeper: null}")),
+    bad("sweep without hydra", SWEEP, "hydra.", "leave it out", sweep("null")),
+    bad("sweep of glob", SWEEP, "no glob()", "leave seed out", sweep("{sweeper: {params: {seed: glob(*)}}}")),
+    bad("no sweeper", "-m seed=1,2 hydra/sweeper=null", "NoneType", ""),
+    bad("target of 40,000 letters", OWN, "a dotted name", "_target_=", experiment(TARGET.format("a." * 20_000 + "b"))),
+    bad("part with a name of signs", OWN, "'metric.a\\x1b", "leave", experiment('metric: {"a\\e": {_target_: x}}')),
+    bad("output_root of signs", OWN, "each of them seen", "output_root=", experiment('output_root: "out\\e[31m"')),
+    bad("name of signs", OWN, "a plain folder name", "name=", experiment('name: "a\\u202eb"')),
     bad("option that is missing", "trainer=dpoo", "dpoo", "trainer=dpo"),
     bad("group that is misspelt", "trianer=dpo", "trianer", "trainer=dpo"),
     bad("verb that is misspelt", "optoins quant", "optoins", "options quant"),

@@ -344,6 +344,11 @@ BOMBS = {
     + "".join(
         f"{b}: &{b} {{p: *{a}, q: *{a}, r: *{a}}}\n" for a, b in zip(_letters(25), _letters(26)[1:], strict=False)
     ),
+    "YAML in a text": "t: |\n  a: &a [x, x, x, x, x, x, x, x, x, x]\n"
+    + "".join(
+        f"  {b}: &{b} [{', '.join([f'*{a}'] * 10)}]\n" for a, b in zip(_letters(8), _letters(9)[1:], strict=False)
+    )
+    + "u: ${oc.create:${t}}\n",
     "an alias of itself": "a: &a [*a]\n",
     "merged keys": "a: &a {x: 1}\n" + "b: {<<: [" + ", ".join(["*a"] * 150_000) + "]}\n",
     "texts of texts": _chain("xxxxxxxxxx", '"' + "${@}" * 10 + '"'),
@@ -366,7 +371,7 @@ BOMBS = {
 # Those that only a configuration that is composed would follow.
 REFERENCES = {
     *("texts of texts", "lists of lists", "lists by a resolver", "values of mappings", "a long text often"),
-    *("a circle", "a chain"),
+    *("a circle", "a chain", "YAML in a text"),
 }
 # Where each is put: words, with the file that is written.
 DOORS = {
