@@ -24,6 +24,23 @@ from runner.validate import start
         ({}, ["trainer.args.parallelism_config._target_=accelerate.ParallelismConfig"], 5, "parallelism_config=null"),
         ({"ACCELERATE_USE_FSDP": "true", "WORLD_SIZE": "2"}, [], 5, "unset ACCELERATE_USE_FSDP"),
         ({}, ["trainer.args.parallelism_config.tp_size=2"], 2, "_target_=accelerate.ParallelismConfig"),
+        ({}, ["strategy=fsdp2", "launcher.num_processes=2"], 5, "strategy=none"),
+        ({}, ["strategy=hsdp", "launcher.num_processes=4"], 5, "strategy=none"),
+        ({"RUNNER_TEST_FSDP_ON_CPU": "1"}, ["strategy=fsdp2"], 5, "launcher.num_processes=2"),
+        ({}, ["strategy=fsdp2", "peft=lora", "quant=8bit"], 2, "strategy=none"),
+        ({}, ["strategy=zero3", "peft=lora", "quant=4bit"], 2, "strategy=none"),
+        ({}, ["strategy=fsdp2", "peft=lora", "quant=4bit"], 2, "bnb_4bit_quant_storage=bfloat16"),
+        ({}, ["strategy=fsdp2", "model.device_map=auto"], 2, "model.device_map=null"),
+        (
+            {},
+            [
+                "trainer.args.parallelism_config._target_=accelerate.ParallelismConfig",
+                "trainer.args.parallelism_config.tp_size=2",
+                "resume=outputs/x/y",
+            ],
+            2,
+            "resume=null",
+        ),
         ({}, ["trainer=ppo", "trainer.args.fsdp=true"], 2, "trainer.args.fsdp=null"),
         ({}, ["trainer=ppo", "trainer.args.deepspeed=zero2.json"], 2, "trainer.args.deepspeed"),
         ({}, ["trainer.args.fsdp=true", "peft=prompt"], 2, "peft=lora"),
@@ -66,7 +83,7 @@ def test_accelerate_shards_no_model_on_a_cpu_unless_it_takes_it_for_a_gpu(monkey
     assert kinds == [DistributedType.MULTI_CPU, DistributedType.FSDP]
 
 
-FSDP = ("trainer.args.fsdp=true", "trainer.args.fsdp_config.state_dict_type=SHARDED_STATE_DICT")
+FSDP = ("strategy=fsdp2", "trainer.args.fsdp_config.state_dict_type=SHARDED_STATE_DICT")
 SHORT = ("trainer=sft", "dataset.limit.train=64", "dataset.limit.eval=8", "trainer.args.max_steps=2", "metric=none")
 TWO = ("launcher.num_processes=2", "trainer.args.logging_steps=1")
 

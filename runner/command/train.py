@@ -156,11 +156,15 @@ def _start(run: Run, components: Components, source: Run | None) -> None:
 
 
 def _check_sharded(trainer: Trainer) -> None:
-    """Raise RunnerError where FSDP was asked for, and the library has prepared something else without a word."""
+    """Raise RunnerError where shards were asked for, and the library has prepared something else without a word."""
     model = trainer.model_wrapped
-    if trainer.args.fsdp and not isinstance(model, FSDPModule | FullyShardedDataParallel):
-        found = f"true, and the model that was prepared is a {type(model).__name__}"
-        raise RunnerError(Fault(f"trainer.args.{upstream.FSDP}", found, "a model that is sharded", "=null"))
+    is_sharded = {
+        upstream.FSDP: isinstance(model, FSDPModule | FullyShardedDataParallel),
+        upstream.DEEPSPEED: type(model).__name__ == "DeepSpeedEngine",
+    }
+    for name in (name for name, is_so in is_sharded.items() if getattr(trainer.args, name) and not is_so):
+        found = f"set, and the model that was prepared is a {type(model).__name__}"
+        raise RunnerError(Fault(f"trainer.args.{name}", found, "a model that is sharded", "=null"))
 
 
 def _finish(run: Run, components: Components, stop: StopRequest, seconds: float) -> None:

@@ -5,7 +5,7 @@ Accelerate shards on devices alone: on a CPU it trains whole copies instead, wit
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from runner.errors import Fault
@@ -18,19 +18,34 @@ DEVICES = ("nvidia[0-9]*", "dxg", "kfd", "dri/renderD*", "davinci[0-9]*", "accel
 ON_GPUS = (upstream.FP16, upstream.TF32, upstream.USE_LIGER_KERNEL)  # which a CPU does not have
 
 
-def find_gpu_faults(args: Mapping[str, object]) -> Iterator[Fault]:
-    """A fault for each precision, kernel or wish to shard, also by accelerate launch, that only a GPU has."""
+def find_gpu_faults(args: Mapping[str, object], typed: Collection[str] = ()) -> Iterator[Fault]:
+    """A fault for each precision, kernel or wish to shard, also by accelerate launch, that only a GPU has.
+
+    ``typed`` are the keys of the command line.
+    """
     for where in (f"trainer.args.{name}" for name in ON_GPUS if args.get(name) is True):
         yield Fault(where, "true, and there is no GPU here", "a GPU", f"{where}=false")
     if shards_on_cpu():
         return
     fields = {f"trainer.args.{name}": args.get(name) for name in FIELDS}
-    requests = {where: (value, f"{where}=null") for where, value in fields.items()}
+    requests = {where: (value, unspread(where, typed)) for where, value in fields.items()}
     requests |= {name: (os.environ.get(name, "").lower() in ("1", "true"), f"unset {name}") for name in VARIABLES}
     for where, (value, fix) in requests.items():
         if value:
             found = f"{'set' if isinstance(value, Mapping) else str(value).lower()}, and there is no GPU here"
             yield Fault(where, found, "GPUs: on a CPU each process would train a whole copy", fix)
+
+
+def find_lone_faults(args: Mapping[str, object], processes: int) -> Iterator[Fault]:
+    """A fault for a model that is to be spread over processes where there is one."""
+    for where in [f"trainer.args.{name}" for name in FIELDS if args.get(name) and processes == 1][:1]:
+        expected = "several, each with a GPU of its own"
+        yield Fault(where, "one process, which has nobody to share a model with", expected, "launcher.num_processes=2")
+
+
+def unspread(where: str, typed: Collection[str]) -> str:
+    """The words that take a field back by which a model is spread: itself, or the strategy that was typed."""
+    return f"{where}=null" if where in typed or "strategy" not in typed else "strategy=none"
 
 
 def has_devices() -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+from runner.config import sharding
 from runner.config.menu import read_options
 from runner.dataset.detect import read_layout
 from runner.dataset.disk import MAX_BYTES_READ, check_files, find_files, read_columns
@@ -51,7 +52,7 @@ def find_part_faults(context: ValidationContext) -> Iterator[Fault]:
             yield Fault(group, f"set, but {trainer.name} takes no {group}", "none, or a trainer that takes one", off)
     yield from _not_given(context, trainer)
     of_fields = (_steps, _exclusions, _batches) if context.signature(context.args) else ()
-    for find in (_adapter, _parameter_groups, _patterns, _selection, *of_fields):
+    for find in (_adapter, _strategy, _parameter_groups, _patterns, _selection, *of_fields):
         yield from find(context)
 
 
@@ -114,13 +115,35 @@ def _adapter(context: ValidationContext) -> Iterator[Fault]:
     if signature and peft.get("full") and _changes_model(context, peft):
         found = f"set, and {signature.name} puts on no adapter"
         yield Fault("peft.full", found, "an adapter beside which layers are trained whole", "peft=lora")
-    if signature and context.args.get(upstream.FSDP):
+
+
+def _strategy(context: ValidationContext) -> Iterator[Fault]:
+    """A fault for each part, or resumed run, that a model which is spread over processes has no place for."""
+    args, quant, signature = context.args, context.mapping("quant"), context.signature(context.cfg.get("peft"))
+    given = {name: args[name] for name in sharding.FIELDS if args.get(name)}
+    alone = {f"{ARGS}{name}": sharding.unspread(f"{ARGS}{name}", context.typed) for name in given}
+    if signature and upstream.FSDP in given:
         if "num_virtual_tokens" in signature.parameters:
             found = f"{signature.name} on a sharded model, no process of which has its tokens whole to save them"
             yield Fault("peft", found, "an adapter inside the layers", "=lora")
         if context.mapping("model").get("merge"):
             found = "true, and no process has the sharded model whole to merge the new adapter into it"
             yield Fault("model.merge", found, "false, or no adapter", "peft=none")
+    whole = [name for name in given if quant.get("load_in_8bit") or (quant and name == upstream.DEEPSPEED)]
+    if whole:
+        where = f"{ARGS}{whole[0]}"
+        yield Fault("quant", f"set, and {where} would split its rounded weights", "whole copies", alone[where])
+    elif quant.get("load_in_4bit") and upstream.FSDP in given and not quant.get("bnb_4bit_quant_storage"):
+        where, found = "quant.bnb_4bit_quant_storage", "bytes, which FSDP does not split beside other weights"
+        yield Fault(where, found, "the type of the other weights", f"{where}=bfloat16")
+    if given and context.mapping("model").get("device_map"):
+        found = "set, and the processes spread the model themselves"
+        yield Fault("model.device_map", found, "one of the two", "model.device_map=null")
+    sizes = args.get(upstream.PARALLELISM_CONFIG)
+    split = [name for name in ("tp_size", "cp_size") if isinstance(sizes, dict) and (sizes.get(name) or 1) > 1]
+    if split and context.cfg.get("resume"):
+        found = f"a run, and {split[0]} splits layers or rows, whose optimizer accelerate does not load again"
+        yield Fault("resume", found, "a model of whole layers", "resume=null")
 
 
 def _parameter_groups(context: ValidationContext) -> Iterator[Fault]:

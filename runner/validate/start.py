@@ -17,7 +17,7 @@ from typing import Any
 
 from runner.config import NUM_PROCESSES, Composed, rank, world_size
 from runner.config.override import is_local
-from runner.config.sharding import find_gpu_faults, has_devices
+from runner.config.sharding import find_gpu_faults, find_lone_faults, has_devices
 from runner.dataset.check import DatasetCheck, check_dataset
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, name_jobs
 from runner.io.distribution import read_requirements, to_install
@@ -206,8 +206,10 @@ def find_environment_faults(to_do: Sequence[Composed], elsewhere: bool) -> Itera
         args = composed.cfg["trainer"]["args"]
         yield from find_missing_libraries(composed.cfg)
         is_here = not elsewhere and composed.choices.get("launcher", "local") == "local"
+        lacking = list[Fault]()
         if args.get(upstream.USE_CPU) or (is_here and not has_devices()):
-            yield from find_gpu_faults(args)
+            lacking += find_gpu_faults(args, composed.typed)
+        yield from lacking or find_lone_faults(args, processes_of(composed.cfg))
     if not all((composed.cfg.get("tolerate") or {}).get("versions") for composed in to_do):
         yield from find_other_versions()
     if world_size() > 1 and "MASTER_ADDR" not in os.environ:

@@ -1831,7 +1831,6 @@ ENVIRONMENT = [
         "HF_HUB_OFFLINE",
         "unset HF_HUB_OFFLINE",
         code=5,
-        late=True,
     ),
     bad(
         "model that is not in the cache",

@@ -18,6 +18,7 @@ all.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import random
@@ -70,6 +71,13 @@ TOGETHER = {
     "two": ("trainer=dpo", "metric=none", "model.path=start"),
     "stages": ("experiment=chain", "--config-dir", "conf", "metric=none"),
     "sweep": ("-m", "trainer=sft", "metric=none", "model.path=start", "seed=1,2"),
+}
+# Two processes that hold a model together; accelerate is made to shard on a CPU.
+SPREAD = {
+    "fsdp2": ("trainer=sft", "strategy=fsdp2", "metric=none"),
+    "shards": ("trainer=sft", "strategy=fsdp2", "trainer.args.fsdp_config.state_dict_type=SHARDED_STATE_DICT"),
+    "fsdp2-lora": ("trainer=dpo", "peft=lora", "strategy=fsdp2", "metric=none"),
+    "fsdp2-grpo": ("trainer=grpo", "strategy=fsdp2", *GROUPS, "kl_coef=0.1"),
 }
 DROPOUT = ("sft", "reward")  # the others need a model that says the same twice
 # Where a kill lands, by what was touched last, and how often it is chosen.
@@ -126,6 +134,7 @@ class Place:
     def start(self, words: tuple[str, ...], **instant) -> Started:
         """Start the command here; ``instant`` is when something happens to it."""
         own = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS.parent)}
+        own |= {"RUNNER_TEST_FSDP_ON_CPU": "1"}
         at = Instant(str(self.root), **instant) if instant else None
         beside = Instant(str(self.root), synced=at.synced) if at else None
         environment = {**os.environ, **own}
@@ -235,9 +244,9 @@ def run_files(run: Run) -> dict[str, object]:
     """
     checkpoint = sealed_checkpoints(run.checkpoints)[-1]
     files = [path for folder in (run.model, checkpoint) for path in folder.rglob("*") if path.is_file()]
-    clocks = ("training_args.bin", "trainer_state.json", SEAL)
+    clocks = ("training_args.bin", "trainer_state.json", SEAL, ".metadata")
     found: dict[str, object] = {
-        str(path.relative_to(run.folder)): sha256(path) for path in files if path.name not in clocks
+        str(path.relative_to(run.folder)): content(path) for path in files if path.name not in clocks
     }
     found["trainer_state.json"] = timeless(read_json(checkpoint / "trainer_state.json"))
     found["metrics.jsonl"] = timeless(read_metrics(run.metrics))
@@ -246,6 +255,18 @@ def run_files(run: Run) -> dict[str, object]:
     found["command"] = read_json(run.folder / "manifest.json")["command"]
     found["names"] = sorted(str(path.relative_to(run.folder)) for path in run.folder.rglob("*"))
     return found
+
+
+def content(path: Path) -> str:
+    """The hash of a file; of the optimizer of a sharded model that of its values (tuples are lists once loaded)."""
+    if path.name != "optimizer.bin":
+        return sha256(path)
+    import torch
+
+    def hash_of(tensor) -> str:
+        return hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+
+    return json.dumps(torch.load(path, weights_only=True), default=hash_of, sort_keys=True)
 
 
 def timeless(value: object) -> object:
@@ -274,8 +295,9 @@ def punish(
     power: bool = False,
 ) -> Tally:
     """Runs of a trainer until there were enough kills, at most so many each, compared with the undisturbed one."""
-    words = (*SHARED, *TOGETHER[trainer]) if trainer in TOGETHER else (*WORDS, *TRAINERS[trainer])
-    more = {"dropout": 0.1 if trainer in DROPOUT else 0.0, "processes": 2 if trainer == "two" else 1}
+    words = (*SHARED, *TOGETHER[trainer]) if trainer in TOGETHER else (*WORDS, *(TRAINERS | SPREAD)[trainer])
+    processes = 2 if trainer in ("two", *SPREAD) else 1
+    more = {"dropout": 0.1 if trainer in DROPOUT else 0.0, "processes": processes}
     whole = Place(root / trainer, root, warm, **more)
     touches, total = unbroken(whole, words), Tally()
     wanted = whole.records()
@@ -315,13 +337,13 @@ def _add(total: Tally, tally: Tally) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trainer", nargs="*", choices=[*TRAINERS, *TOGETHER, []])
+    parser.add_argument("trainer", nargs="*", choices=[*TRAINERS, *TOGETHER, *SPREAD, []])
     parser.add_argument("--count", type=int, default=200, help="kills of all trainers together")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--power", action="store_true", help="take from each file what was not yet synced")
     parser.add_argument("--keep", type=Path, help="a new folder for the runs, which are kept where they miss")
     asked = parser.parse_args()
-    trainers = asked.trainer or [*TRAINERS, *TOGETHER]
+    trainers = asked.trainer or [*TRAINERS, *TOGETHER, *SPREAD]
     tallies = {}
     with tempfile.TemporaryDirectory() as folder:
         root = (asked.keep or Path(folder)).absolute()
