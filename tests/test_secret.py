@@ -1,6 +1,7 @@
 """No secret in any byte that is written: a part of what ``tests/fault/secret.py`` does in full."""
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from secret import controls, hits, light, misses_of_harmless, misses_of_lines, m
 from secret_cases import ENVIRONMENT, REFUSED, SECRETS
 
 from runner.io.files import replace_rows, write_json
-from runner.io.secrets import HIDDEN, hidden, holder_of, without_values
+from runner.io.secrets import HIDDEN, form_of, hidden, hidden_source, holder_of, names_secret, without_values
 
 
 def test_a_secret_is_hidden_by_its_value_however_it_is_spelt(monkeypatch):
@@ -42,6 +43,22 @@ def test_no_file_of_ours_holds_a_secret_of_the_environment(monkeypatch, tmp_path
 def test_what_may_stand_in_any_text_is_no_secret_of_the_environment(monkeypatch, value):
     monkeypatch.setenv("MY_TOKEN", value)
     assert holder_of(value) == "" and without_values(f"a {value} b") == f"a {value} b"
+
+
+def test_a_variable_of_a_password_is_known_by_its_name():
+    for name in ("PGPASSWORD", "MYSQL_PWD", "SSHPASS", "SECRETKEY", "OPENAIAPIKEY", "X_JWT", "GIT_BEARER"):
+        assert names_secret(name), name
+    assert not any(map(names_secret, ("PASSAGE", "KEYBOARD_LAYOUT", "TOKENIZERS_PARALLELISM", "MONKEYS")))
+
+
+@pytest.mark.parametrize(
+    "piece", ["a", "1", "sk-", "gsk_", "eyJ-", "a.", "A_", "\n", " ", "token: '", "hub_token=", "://a"]
+)
+def test_a_line_of_30_kb_is_looked_through_at_once(piece):
+    text, start = piece * (30_000 // len(piece)), time.process_time()
+    for before in ("", "sk-", "gsk_"):
+        hidden(before + text), hidden_source(before + text), form_of(before + text)
+    assert time.process_time() - start < 4
 
 
 def test_nothing_harmless_is_taken_for_a_secret():
