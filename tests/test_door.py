@@ -184,6 +184,8 @@ def test_a_tracker_sets_only_variables_of_trackers(capsys):
         (["~nothing"], "there is no such key to delete"),
         (["dataset.split.train='train[:0]'"], "no row: runner://dataset/toy_sort train[:0]"),
         (["dataset.split.train='train[:200%]'"], "at most 100%"),
+        (["dataset.split.train='train[:_]'"], "which is no slice"),
+        ([f"dataset.split.eval='train[{'9' * 5000}:]'"], "which is no slice"),
         (["trainer=grpo", "reward=remote", "reward.remote.url='file:///a'"], "begins with http:// or https://"),
         (["trainer=grpo", "reward=remote", "reward.remote.url='http://[::1'"], "'http://[::1': Invalid IPv6"),
         (["trainer=grpo", "reward=remote", "reward.remote.url='http://a:99999/'"], "Port out of range"),

@@ -83,3 +83,30 @@ def test_nothing_is_asked_for_what_lies_here_nor_before_a_dry_run(address, here,
     (here / "own" / "name").mkdir(parents=True)
     paths = {"model": "own/name", "dataset": "rows.jsonl", "reward": "runner://model/tiny"}
     settle_hub([{key: {"_target_": "runner.model.load.load_model", "path": path} for key, path in paths.items()}])
+
+
+def test_an_address_that_is_none_and_an_answer_that_is_none_are_no_answer(monkeypatch, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            asked, _ = server.accept()
+            asked.recv(9999)
+            asked.sendall(b"\x1b[31mhello\r\n\r\n")
+            asked.close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        for each in (address, "http://host:port", "http://[::1", "nothing", "http://a b"):
+            monkeypatch.setenv("HF_ENDPOINT", each)
+            monkeypatch.setenv("no_proxy", "*")
+            assert "is not reachable" in hub.hub_silence() and "\x1b" not in hub.hub_silence()
+    assert capsys.readouterr().err == ""
+
+
+def test_the_password_of_an_address_is_not_said(address, monkeypatch, capsys):
+    monkeypatch.setattr(hub, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(hub, "QUIET_SECONDS", 0.01)
+    monkeypatch.setenv("HF_ENDPOINT", address.replace("//", "//me:hunter2@"))
+    assert main([*WORDS]) == 5
+    said = capsys.readouterr()
+    assert "waiting" in said.out and "hunter2" not in said.out + said.err

@@ -31,6 +31,7 @@ from runner.io.distribution import NAME, read_extras, read_project, read_require
 from runner.io.files import PACKAGE, display_path, hub_home
 from runner.io.hub import OFFLINE, hub_address, hub_answer, is_offline
 from runner.io.secrets import hidden
+from runner.io.visible import to_visible
 from runner.launch.pool import count_cores
 from runner.report.number import short
 from runner.report.table import Column, format_table
@@ -68,7 +69,7 @@ def main(line: CommandLine) -> int:
     }
     asking.join(max(0.5, end - time.monotonic()))
     rows["hub"] = answers[0] if answers else f"no answer in {number(MAX_SECONDS_FOR_HUB)} s"
-    print("\n".join(f"{title:<10}{short(hidden(text), WIDTH - 10)}" for title, text in rows.items()))
+    print("\n".join(f"{title:<10}{short(to_visible(hidden(text)), WIDTH - 10)}" for title, text in rows.items()))
     print("\n".join(["", *extras_table(read_extras())]))
     return EnvironmentFault.code if any(problem for *_, problem in needed) else 0
 

@@ -15,7 +15,8 @@ from runner.schema.text import short_text
 
 Use = Literal["train", "eval"]
 BAD_ROWS = ("refuse", "drop")
-SLICE = re.compile(r"\w[\w.-]*(?:\[(?:-?[\d_]+%?)?:(?:-?[\d_]+%?)?\])?(?:\(\w+\))?")
+END = r"(?:-?\d{1,18}(?:_\d{3}){0,5}%?)?"
+SLICE = re.compile(rf"\w[\w.-]*(?:\[{END}:{END}\])?(?:\(\w+\))?")
 EXAMPLE = "train[:90%], train[500:] or train+extra"
 
 

@@ -1,10 +1,13 @@
 """The hub: whether it is to be asked, whether it answers, and what of it is in the cache. Standard library only."""
 
 import os
+import re
 import threading
 from pathlib import Path
 
 from runner.io.files import hub_home
+from runner.io.secrets import hidden
+from runner.io.visible import to_visible
 
 HUB = "https://huggingface.co"
 OFFLINE = "HF_HUB_OFFLINE"
@@ -13,7 +16,8 @@ QUIET_SECONDS = 1.0  # after which a line says that we wait
 
 
 def hub_address() -> str:
-    return os.environ.get("HF_ENDPOINT") or HUB
+    """The address of the hub, to be read: without a password in it."""
+    return to_visible(hidden(os.environ.get("HF_ENDPOINT") or HUB))
 
 
 def is_offline() -> bool:
@@ -26,13 +30,14 @@ def hub_answer(seconds: float = MAX_SECONDS) -> tuple[bool, str]:
     import urllib.error
     import urllib.request
 
-    request = urllib.request.Request(hub_address(), method="HEAD", headers={"User-Agent": "runner"})
+    address = re.sub("//[^/]*@", "//", os.environ.get("HF_ENDPOINT") or HUB)
     try:
+        request = urllib.request.Request(address, method="HEAD", headers={"User-Agent": "runner"})
         with urllib.request.urlopen(request, timeout=seconds):
             return True, "is reachable"
     except urllib.error.HTTPError as error:
         return True, f"answers {error.code}"
-    except (OSError, ValueError) as error:
+    except Exception as error:  # an address that is none has one of its own, and so has an answer
         return False, f"is not reachable ({getattr(error, 'reason', error)})"
 
 

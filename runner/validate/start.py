@@ -23,6 +23,7 @@ from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, name_
 from runner.io.distribution import read_requirements, to_install
 from runner.io.files import HUB_NAME, display_path, hub_home
 from runner.io.hub import OFFLINE, hub_silence, is_cached, is_offline
+from runner.io.secrets import hidden
 from runner.model.check import LOADER, find_model_faults, find_scorer_faults, find_tokenizer_faults, read_vocab_size
 from runner.model.folder import find_folder
 from runner.run import Run, installed_version
@@ -197,7 +198,7 @@ def find_variable_faults() -> Iterator[Fault]:
     """A fault for each variable of the environment that would end an import, or change a training in silence."""
     for name, (names, values, expected) in itertools.product(sorted(os.environ), VARIABLES):
         if re.fullmatch(names, name) and not re.fullmatch(values, os.environ[name], re.IGNORECASE):
-            yield Fault(name, repr(os.environ[name])[:80], expected, f"unset {name}")
+            yield Fault(name, hidden(repr(os.environ[name]))[:80], expected, f"unset {name}")
 
 
 def find_environment_faults(to_do: Sequence[Composed], elsewhere: bool) -> Iterator[Fault]:

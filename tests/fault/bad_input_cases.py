@@ -1659,6 +1659,8 @@ ENVIRONMENT = [
             ("seed=1", "CUDA_VISIBLE_DEVICES", "x"),
             ("seed=1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1"),
             ("preview", "HF_HUB_ETAG_TIMEOUT", "x"),
+            ("seed=1", "HF_ENDPOINT", "file:///etc"),
+            ("preview", "HF_ENDPOINT", "http://\u202ehost"),
             ("seed=1", "HF_DATASETS_IN_MEMORY_MAX_SIZE", "all"),
             ("seed=1", "TORCH_LOGS", "+nonsense"),
             ("seed=1", "PYTORCH_ALLOC_CONF", "x"),
