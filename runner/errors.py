@@ -30,7 +30,7 @@ from runner.io.secrets import hidden
 from runner.io.visible import visible_lines
 
 MAX_LETTERS = 500  # of a message of somebody else's that are shown
-LIST = re.compile(r"(?<![\w.'\"])[\w.]+=\[[^\]'\"<>]*\]")  # a word that zsh takes for a pattern of files
+LIST = re.compile(r"(?<![\w.'\"])[\w.]+=\[[^\]'\"<>]{0,999}\]")  # a word that zsh takes for a pattern of files
 
 
 @dataclass(frozen=True)

@@ -344,6 +344,20 @@ def test_a_script_is_read_as_bash_reads_it(tmp_path, text, rate, accumulated):
     assert bool(faults) == (rate != 3e-5) and all("${shell." in fault.found for fault in faults)
 
 
+def test_a_script_whose_variables_hold_one_another_is_refused_at_once(tmp_path):
+    (tmp_path / "train.sh").write_text("A=aaaaaaaaaa\n" + "A=$A$A\n" * 40 + "trl sft --run_name $A\n")
+    with pytest.raises(ConfigError, match="more than 100,000 letters"):
+        read_file(tmp_path / "train.sh")
+
+
+def test_what_somebody_wrote_does_not_steer_the_terminal(tmp_path, capsys):
+    text = 'model_name_or_path: "org/\\e[31m"\ndataset_name: "\\u202ed"\n"a\\e[0m": 1\n'
+    (tmp_path / "x.yaml").write_text(text)
+    assert main(["import", str(tmp_path / "x.yaml"), "dialect=trl", "trainer=sft"]) == 0
+    said = capsys.readouterr().out
+    assert "a␛[0m" in said and not {"\x1b", "\u202e"} & {*said}
+
+
 def test_a_flag_that_a_comment_cuts_off_is_never_lost_in_silence(tmp_path):
     path = tmp_path / "train.sh"
     path.write_text("swift sft --model a/b \\\n  # --seed 1 \\\n  # --lora_rank 4 \\\n  --learning_rate 1e-6\n")

@@ -7,6 +7,7 @@ import inspect
 import shlex
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 from textwrap import dedent
@@ -449,6 +450,12 @@ def test_annotations(module):
 def test_values_as_the_command_line_takes_them():
     assert to_text(["a b", "x=1", "1", 1e-6, None, {"k": True}]) == ("[a b,'x=1','1',1e-06,null,{k:true}]")
     assert shortened(["one", "two", "three"], 12) == "one, ... (3)"
+
+
+def test_a_long_number_that_is_none_is_written_at_once():
+    text, start = "1" * 50_000 + "x", time.process_time()
+    assert to_text(text) == text and to_text("1" * 50) == f"'{'1' * 50}'" and to_text("1_0.5e-3") == "'1_0.5e-3'"
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from runner.importers.draft import KINDS, NO_EQUIVALENT, Draft
 from runner.importers.read import read_file
 from runner.importers.readers import translate
 from runner.io.files import MENU, write_text
+from runner.io.terminal import print_visible
 from runner.launch import stages
 from runner.schema import upstream
 from runner.validate.keys import is_folder_name
@@ -61,12 +62,12 @@ def main(line: CommandLine) -> int:
     if target and target.exists() and not options.get("force"):
         fix = "name=<another>, or force=true"
         raise ConfigError(Fault(str(target), "it is there already", "a name that is free", fix))
-    print(text)
+    print_visible(text)
     if target:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_text(target, text)
     target_words = [] if target else ["import", *line.runs, *line.overrides, f"to={HERE / name}.yaml"]
-    print("\n".join([*describe(draft), "", *_describe_next(draft, text, target, target_words)]))
+    print_visible("\n".join([*describe(draft), "", *_describe_next(draft, text, target, target_words)]))
     return 0
 
 

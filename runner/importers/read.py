@@ -27,6 +27,9 @@ VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}|\$(\w+)")
 DEVICES = re.compile(r"--(?:num|nproc)[_-](?:processes|per[_-]node)[= ](\d+)")
 
 
+MAX_LETTERS = 100_000  # of a script, whose variables may hold one another
+
+
 @dataclass
 class ForeignConfig:
     """The keys of a file, the dialect and what says so, the subcommand if any, and on how many devices it ran."""
@@ -95,7 +98,7 @@ def plain(value: object) -> Any:
         return words[value.lower()]
     if re.fullmatch(r"[+-]?\d+", value) and len(value) <= MAX_DIGITS:
         return int(value)
-    if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", value, re.I):
+    if re.fullmatch(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?", value, re.I):
         return float(value)
     if value[:1] in "{[" and value[-1:] in "}]":
         try:
@@ -132,8 +135,12 @@ def _read_script(path: Path, text: str) -> ForeignConfig:
 
     # Lines as bash reads them: each without its comment, joined where one ends with a backslash.
     bare = "".join(COMMENT.sub(lambda found: found[1] or "", line) + "\n" for line in text.splitlines())
-    lines = bare.replace("\\\n", " ").split("\n")
+    lines, size = bare.replace("\\\n", " ").split("\n"), 0
     for number, line in enumerate(lines):
+        size += len(line) + sum(len(to_value(found)) for found in VARIABLE.finditer(line))
+        if size > MAX_LETTERS:
+            found = f"more than {MAX_LETTERS:,} letters, with what its variables stand for"
+            raise ConfigError(Fault(str(path), found, "a script of a person's", "import its training command alone"))
         try:
             words = shlex.split(COMMAND.sub(lambda found: _to_number(found, reading.variables), line))
         except ValueError:

@@ -16,7 +16,7 @@ Config = Mapping[str, Any]  # a composed configuration, resolved: plain mappings
 Node = Mapping[str, Any]  # a part of one, often with a ``_target_``
 # Texts that the command line takes without quotes, and those among them that would be read as something else.
 UNQUOTED = re.compile(r"[\w./:@%+-]+( [\w./:@%+-]+)*")
-CONSTANT = re.compile(r"(?i)null|true|false|[+-]?((\d[\d_]*\.?\d*|\.\d+)(e[+-]?\d+)?|inf|nan)")
+CONSTANT = re.compile(r"(?i)null|true|false|[+-]?((\d[\d_]*(\.\d*)?|\.\d+)(e[+-]?\d+)?|inf|nan)")
 
 
 def walk(node: object, path: str = "") -> Iterator[tuple[str, Any]]:
