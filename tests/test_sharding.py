@@ -41,7 +41,6 @@ from runner.validate import start
             2,
             "resume=null",
         ),
-        ({}, ["trainer=ppo", "trainer.args.fsdp=true"], 2, "trainer.args.fsdp=null"),
         ({}, ["trainer=ppo", "trainer.args.deepspeed=zero2.json"], 2, "trainer.args.deepspeed"),
         ({}, ["trainer.args.fsdp=true", "peft=prompt"], 2, "peft=lora"),
         (
@@ -89,15 +88,16 @@ TWO = ("launcher.num_processes=2", "trainer.args.logging_steps=1")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("peft", ["none", "lora"])
-def test_a_sharded_run_saves_the_model_that_whole_copies_do(runner, peft):
+@pytest.mark.parametrize("more", [["peft=none"], ["peft=lora"], ["trainer=ppo", "peft=lora"]])
+def test_a_sharded_run_saves_the_model_that_whole_copies_do(runner, more):
     from safetensors.torch import load_file
 
-    words, saved = (*SHORT, f"peft={peft}", "trainer.args.optim=sgd", "learning_rate=0.1"), {}
-    one = ("trainer.args.per_device_train_batch_size=64",)  # as many rows as two processes have
-    runner(*words, *one, "name=whole")
+    words, saved = (*SHORT, *more, "trainer.args.optim=sgd", "learning_rate=0.1"), {}
     for started in runner.start_two(*words, *FSDP, "name=sharded", RUNNER_TEST_FSDP_ON_CPU="1"):
         assert started.wait().returncode == 0
+    rows = Run(runner.runs("sharded")[0]).cfg["trainer"]["args"]["per_device_train_batch_size"]
+    one = f"trainer.args.per_device_train_batch_size={2 * rows}"  # as many rows as two processes have
+    runner(*words, one, "name=whole")
     for name in ("whole", "sharded"):
         (folder,) = runner.runs(name)
         assert bool(list(folder.glob("checkpoints/*/pytorch_model_fsdp*"))) == (name == "sharded")

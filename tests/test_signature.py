@@ -116,7 +116,7 @@ def test_types_without_annotations_come_from_the_docstring():
     known = kinds("transformers.BitsAndBytesConfig")
     assert known["load_in_4bit"] == "true or false"
     assert known["llm_int8_threshold"] == "a number"
-    assert known["bnb_4bit_compute_dtype"] == "anything"
+    assert known["bnb_4bit_compute_dtype"] == "text or null"
 
 
 def test_arguments_that_are_only_logged_are_not_open():

@@ -197,16 +197,18 @@ def save_model(run: Run, trainer: Trainer) -> None:
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir()  # nobody else's: a link there would be followed
     trainer.accelerator.wait_for_everyone()  # or what another process writes would be removed
-    # Gathered by all processes, whatever form the checkpoints have.
-    weights = trainer.accelerator.get_state_dict(trainer.model) if trainer.is_fsdp_enabled else None
-    if weights is None and not isinstance(model, PeftModel):
+    # Gathered by all processes, whatever form the checkpoints have; PPO knows the parts of its model.
+    weights, gather = None, getattr(model, "gather_policy", None)
+    if trainer.is_fsdp_enabled:
+        weights = gather() if gather else trainer.accelerator.get_state_dict(trainer.model)
+    if gather or (weights is None and not isinstance(model, PeftModel)):
         trainer.save_model(str(new))
     trainer.accelerator.wait_for_everyone()  # or what another process still writes would not be there
     if not is_first:
         return
     if isinstance(policy, PeftModel):
         _save_adapter(run, policy, new, weights)
-    elif weights is not None:
+    elif weights is not None and not gather:
         once = {name: weight for name, weight in weights.items() if name not in policy.all_tied_weights_keys}
         policy.save_pretrained(new, state_dict=once)
     trainer.processing_class.save_pretrained(new)

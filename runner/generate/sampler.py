@@ -22,7 +22,8 @@ from typing import Any, TypeAlias
 
 import torch
 from peft import PeftModel
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from transformers import (
     DynamicCache,
@@ -96,30 +97,54 @@ def sample(
     """
     engine = choose_engine(model) if engine == "auto" else engine
     decode = _decode_by_loop if engine == "loop" else _decode_by_generate
-    model = _without_wrapper(model)
-    found: dict[int, tuple[Tensor, Tensor]] = {}
-    waiting = split_by_rows(list(map(len, prompts)), how.rows)
-    while waiting:
-        rows = waiting.pop(0)
-        try:
-            batch = [prompts[row] for row in rows]
-            found |= zip(rows, decode(model, batch, how, noise_BR[rows], on_token), strict=True)
-            continue
-        except torch.OutOfMemoryError as error:
-            sharded = any(isinstance(weight, DTensor) or hasattr(weight, "ds_id") for weight in model.parameters())
-            if not halves or sharded:  # other processes would wait for a pass that this one does not take
-                raise
-            if len(rows) == 1:
-                longest = f"a prompt of {len(prompts[rows[0]])} tokens alone does not fit"
-                fix = "model.dtype=bfloat16, or shorter completions"
-                raise EnvironmentFault(Fault("memory", longest, "more of it", fix)) from error
-        # Behind the handler, because the traceback keeps the tensors.
-        if torch.accelerator.is_available():
-            torch.accelerator.empty_cache()
-        log.warning("%d prompts side by side do not fit into memory; half of them will", len(rows))
-        waiting[:0] = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
+    with whole(model):
+        model = _without_wrapper(model)
+        found: dict[int, tuple[Tensor, Tensor]] = {}
+        waiting = split_by_rows(list(map(len, prompts)), how.rows)
+        while waiting:
+            rows = waiting.pop(0)
+            try:
+                batch = [prompts[row] for row in rows]
+                found |= zip(rows, decode(model, batch, how, noise_BR[rows], on_token), strict=True)
+                continue
+            except torch.OutOfMemoryError as error:
+                sharded = any(isinstance(weight, DTensor) or hasattr(weight, "ds_id") for weight in model.parameters())
+                if not halves or sharded:  # other processes would wait for a pass that this one does not take
+                    raise
+                if len(rows) == 1:
+                    longest = f"a prompt of {len(prompts[rows[0]])} tokens alone does not fit"
+                    fix = "model.dtype=bfloat16, or shorter completions"
+                    raise EnvironmentFault(Fault("memory", longest, "more of it", fix)) from error
+            # Behind the handler, because the traceback keeps the tensors.
+            if torch.accelerator.is_available():
+                torch.accelerator.empty_cache()
+            log.warning("%d prompts side by side do not fit into memory; half of them will", len(rows))
+            waiting[:0] = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
     ordered = [found[row] for row in range(len(prompts))]
     return Responses([tokens_R for tokens_R, _ in ordered], [logprobs_R for _, logprobs_R in ordered])
+
+
+@contextmanager
+def whole(*models: nn.Module) -> Iterator[None]:
+    """Within it each process has the weights whole that FSDP2 has sharded: it may take passes that others do not take.
+
+    All processes enter it together. Shards that were never given back after a forward pass are from then on.
+    """
+    for root in (model for model in models if isinstance(model, FSDPModule)):
+        # FSDP2 looks at all of a model in the first pass through its root, and refuses to where a part came before.
+        register_fsdp_forward_method(root, "extra_repr")
+        root.extra_repr()
+        del root.extra_repr
+    shards = [module for model in models for module in model.modules() if isinstance(module, FSDPModule)]
+    for module in shards:
+        module.set_reshard_after_forward(False, recurse=False)
+        module.unshard()
+    try:
+        yield
+    finally:
+        for module in shards:
+            module.reshard()
+            module.set_reshard_after_forward(True, recurse=False)
 
 
 def choose_engine(model: Model) -> str:

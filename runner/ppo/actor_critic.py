@@ -2,25 +2,9 @@
 
 What the update does with log-probabilities and values is in ``algorithm``; how completions are sampled is elsewhere.
 
-Each process holds whole models. FSDP2 is refused (``PPOConfig.fsdp`` and the end of ``PPOTrainer.__init__``, nowhere
-else), because its weights are whole only within a forward call of the module that it wraps. For it these must change:
-
-- here ``logprobs``, ``reference_logprobs`` and ``values`` are called outside ``forward``, and call trunks
-  (``last_hidden_states``) and heads (``TokenLogProbs.of_hidden``, ``ActorCritic.values``) as modules of their own:
-  ``torch.distributed.fsdp.register_fsdp_forward_method`` for the three, and the layers of ``_no_split_modules``;
-- here ``state_dict``, ``load_state_dict`` (which demands the names that ``_trained`` gives), ``save_policy`` and
-  ``save_value`` take weights as they lie, and in ``algorithm`` ``save_model`` calls the latter two on one process:
-  every process must gather;
-- ``command.train.save_model`` gathers this whole module where the policy alone is to be saved, and ``policy_of`` gives
-  the bare policy to held-out metrics and callbacks that sample;
-- in ``algorithm`` ``roll_out`` hands the bare policy to an engine: through a method of ``ActorCritic``, registered too;
-  ``generate.engines.merged_weights`` would send shards to a server;
-- in ``algorithm`` ``_sum_over_processes`` adds gradients up, where FSDP2 has averaged them: the loss times the world
-  size instead; ``drop_policy_gradient`` and ``clip_grad_norm_`` meet DTensors;
-- every process must take as many passes: ``Rollout.micro_batches`` in ``batching`` goes by tokens, and the loop of
-  ``generate.sampler`` ends with the rows of its own process; layers that are recomputed are wrapped here as well;
-- the reference in ``algorithm`` and the reward models in ``scoring``, whose trunks and heads ``Rewards`` calls apart,
-  are wrapped by nobody: ``trl.models.prepare_fsdp``.
+Each process holds whole models, or FSDP2 has sharded them. Then a pass gathers what it needs, so that all processes
+take as many (``Rollout.micro_batches``); while it samples, and while reference and reward models read, each has them
+whole (``generate.sampler.whole``). DeepSpeed is refused.
 
 Letters at the end of a tensor's name are its shape: B rows, T tokens, N response tokens of all rows, H hidden, V
 vocabulary.
@@ -37,6 +21,8 @@ import torch
 from peft import PeftModel
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 from transformers import (
@@ -130,10 +116,10 @@ class ValueModel(nn.Module):
         self.base_model = base_model
         self.score = score
 
-    def save_pretrained(self, folder: Path) -> None:
+    def save_pretrained(self, folder: Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
         """Write the backbone as AutoModel loads it, and the head beside it."""
-        self.base_model.save_pretrained(folder)
-        _write_head(self.score, folder)
+        self.base_model.save_pretrained(folder, state_dict=part_of(state_dict, "base_model"))
+        _write_head(part_of(state_dict, "score") or self.score.state_dict(), folder)
 
 
 Critic: TypeAlias = PreTrainedModel | ValueModel
@@ -164,6 +150,26 @@ class ActorCritic(nn.Module):
             self.trainable = [parameter for parameter in policy.parameters() if parameter.requires_grad]
             self._use(self.policy_adapter)
         self.backbone = TokenLogProbs(policy)
+        models = [policy, *([] if value_model is None else [value_model])]
+        # The layers that FSDP2 gathers one at a time, as transformers names them.
+        self._no_split_modules = sorted({name for each in models for name in each._no_split_modules or ()})
+
+    def register_for_shards(self) -> None:
+        """Have each pass but ``forward`` gather what FSDP2 has sharded; nothing to do where it has not."""
+        if isinstance(self, FSDPModule) and "values" not in vars(self):
+            for name in ("logprobs", "reference_logprobs", "values"):
+                register_fsdp_forward_method(self, name)
+
+    def gather_policy(self) -> dict[str, Tensor] | None:
+        """Those of the policy by its own names."""
+        return part_of(self.gather_weights(), "policy")
+
+    def gather_weights(self) -> dict[str, Tensor] | None:
+        """All weights on the CPU, where FSDP2 has sharded them: for every process, which all call it together."""
+        if not isinstance(self, FSDPModule):
+            return None
+        weights = nn.Module.state_dict(self)
+        return {name: (w.full_tensor() if isinstance(w, DTensor) else w).cpu() for name, w in weights.items()}
 
     def make_padding_free(self, reference: TokenLogProbs | None) -> bool:
         """Have policy, critic and reference take rows that lie end to end, if all can."""
@@ -256,7 +262,8 @@ class ActorCritic(nn.Module):
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         whole = super().state_dict(*args, **kwargs)
-        return {name: whole[name] for name in self._trained()}
+        trained = self._trained()
+        return {name: weight for name, weight in whole.items() if name in trained}  # in one order in all processes
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         trained = self._trained()
@@ -276,26 +283,37 @@ class ActorCritic(nn.Module):
             if f".{CRITIC}." not in name:
                 parameter.grad = None
 
-    def save_policy(self, folder: Path) -> None:
-        """Write the policy, or its adapter alone, as ``from_pretrained`` loads it."""
+    def save_policy(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Write the policy, or its adapter alone, as ``from_pretrained`` loads it; ``weights`` are gathered ones."""
+        own = part_of(weights, "policy")
         if not isinstance(self.policy, PeftModel):
-            self.policy.save_pretrained(folder)
+            tied = self.policy.all_tied_weights_keys
+            once = own and {name: weight for name, weight in own.items() if name not in tied}
+            self.policy.save_pretrained(folder, state_dict=once)
             return
-        self.policy.save_pretrained(folder, selected_adapters=[self.policy_adapter])
+        self.policy.save_pretrained(folder, selected_adapters=[self.policy_adapter], state_dict=own)
         inner = folder / self.policy_adapter  # where peft puts an adapter that is not called default
         for path in inner.glob("*"):
             path.rename(folder / path.name)
         if inner.exists():
             inner.rmdir()
 
-    def save_value(self, folder: Path) -> None:
+    def save_value(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
         """Write the critic so that it loads elsewhere: a classification model, or a head and perhaps its adapter."""
         if self.value_model is not None:
-            self.value_model.save_pretrained(folder)
+            self.value_model.save_pretrained(folder, state_dict=part_of(weights, "value_model"))
             return
         if self.critic == "adapter":
-            self.policy.save_pretrained(folder, selected_adapters=[CRITIC])
-        _write_head(self.value_head, folder)
+            self.policy.save_pretrained(folder, selected_adapters=[CRITIC], state_dict=part_of(weights, "policy"))
+        _write_head(part_of(weights, "value_head") or self.value_head.state_dict(), folder)
+
+
+def part_of(weights: Mapping[str, Tensor] | None, name: str) -> dict[str, Tensor] | None:
+    """The weights of a part by their names in it; None where none were gathered."""
+    if weights is None:
+        return None
+    start = f"{name}."
+    return {key.removeprefix(start): weight for key, weight in weights.items() if key.startswith(start)}
 
 
 # --- The start ----------------------------------------------------------------------------------
@@ -388,9 +406,9 @@ def disable_dropout(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-def _write_head(head: nn.Linear, folder: Path) -> None:
+def _write_head(head: Mapping[str, Tensor], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    state = {f"score.{name}": weight.contiguous() for name, weight in head.state_dict().items()}
+    state = {f"score.{name}": weight.contiguous() for name, weight in head.items()}
     save_file(state, folder / "value_head.safetensors", metadata={"format": "pt"})
 
 

@@ -60,6 +60,7 @@ from transformers import (
     set_seed,
 )
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_checkpoint
+from trl.models import prepare_fsdp
 
 from runner.dataset.load import Rows
 from runner.errors import ConfigError, Fault
@@ -67,7 +68,7 @@ from runner.generate.batch import TOKENS_PER_PASS
 from runner.generate.completion import Completion
 from runner.generate.engines import build_engine
 from runner.generate.rows import Row
-from runner.generate.sampler import Sampling, seeded_generator
+from runner.generate.sampler import Sampling, seeded_generator, whole
 from runner.io.files import replace_rows, write_json
 from runner.io.temporary import temporarily
 from runner.model.encoding import encode_prompt
@@ -169,9 +170,8 @@ class PPOConfig(TrainingArguments):
     logging_steps: float = 1
     remove_unused_columns: bool | None = False  # rewards may want any column
     bf16: bool | None = None  # None: where the hardware has it and fp16 is off
-    # PPO trains whole models in each process; what sharding needs is in ``actor_critic``. An environment can bring it,
-    # too, which :class:`PPOTrainer` refuses.
-    fsdp: None = None
+    # Models are whole in each process or sharded by FSDP2. An environment can bring the others, too, which
+    # :class:`PPOTrainer` refuses: two optimizers in one engine, and layers in parts.
     deepspeed: None = None
     parallelism_config: None = None
 
@@ -341,10 +341,9 @@ class PPOTrainer(Trainer):
             optimizers=optimizers,
         )
         self.model_accepts_loss_kwargs = False
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled or self.accelerator.parallelism_config:
-            found = "FSDP, DeepSpeed or a parallelism_config, which spread a model's weights"
-            expected = "whole models in each process"
-            raise ConfigError(Fault("trainer.args", found, expected, "launcher.num_processes=<n>"))
+        if self.is_deepspeed_enabled or self.accelerator.parallelism_config:
+            found, expected = "DeepSpeed or a parallelism_config", "whole models in each process, or FSDP2"
+            raise ConfigError(Fault("trainer.args", found, expected, "strategy=fsdp2"))
         for frozen in [*self.rewards.models, *_as_list(self.reference)]:
             frozen.requires_grad_(False).eval()
             if not getattr(frozen, "is_quantized", False):
@@ -352,6 +351,8 @@ class PPOTrainer(Trainer):
         self.ref_logprobs = TokenLogProbs(self.reference) if self.reference is not None else None
         # Where it was measured, and every model of an update can: an eighth of the time with a wider model.
         self.padding_free = self.args.device.type == "cpu" and actor_critic.make_padding_free(self.ref_logprobs)
+        for frozen in [*self.rewards.models, *_as_list(self.reference)] if self.is_fsdp_enabled else []:
+            prepare_fsdp(frozen, self.accelerator)
 
     @property
     def actor_critic(self) -> ActorCritic:
@@ -368,6 +369,7 @@ class PPOTrainer(Trainer):
         self, model: torch.nn.Module, inputs: list[Row], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
         """One PPO update but for its last optimizer step; gives the mean loss of its mini-batches."""
+        self.actor_critic.register_for_shards()
         self._write_samples()
         began = time.perf_counter()
         model.eval()
@@ -391,7 +393,7 @@ class PPOTrainer(Trainer):
         prompts = [encode_prompt(tokenizer, row["prompt"], row) for row in inputs]
         rows = args.local_rollout_forward_batch_size
         sampling = Sampling(args.response_length, self.stop_ids, args.temperature, rows)
-        with self.accelerator.autocast():
+        with self.accelerator.autocast(), whole(self.actor_critic):
             samples = self.engine(self.actor_critic.policy, prompts, sampling, noise_BR)
         tokens = [ids.tolist() for ids in samples.tokens]
         texts, completions = tokenizer.batch_decode(tokens, skip_special_tokens=True), []
@@ -410,7 +412,7 @@ class PPOTrainer(Trainer):
     def compute_logprobs(self, rollout: Rollout) -> None:
         """Fill in the log-probabilities of sampled tokens under policy and reference, and the estimate of the KL."""
         actor_critic, temperature, batches = self.actor_critic, self.args.temperature, self._micro_batches(rollout)
-        with self.accelerator.autocast():
+        with self.accelerator.autocast(), whole(*_as_list(self.reference)):
             for batch in [] if rollout.has_logprobs else batches:
                 batch.assign(rollout.logprobs_BR, actor_critic.logprobs(batch, temperature))
             reference = self.ref_logprobs or actor_critic.reference_logprobs
@@ -457,7 +459,7 @@ class PPOTrainer(Trainer):
                 self.actor_critic.drop_policy_gradient()
             if number < len(minibatches):
                 if args.max_grad_norm:
-                    self.accelerator.clip_grad_norm_(parameters, args.max_grad_norm)
+                    self.accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
         return self._note_update(rollout.sums, steps=len(minibatches))
@@ -482,7 +484,7 @@ class PPOTrainer(Trainer):
                         rewards_BR[own], rollout.values_BR[own], rollout.mask_BR[own], self.args.gamma, self.args.lam
                     )
                     if learns:
-                        self.accelerator.backward(self._value_loss(rollout, batch, values_N))
+                        self._backward(self._value_loss(rollout, batch, values_N))
         rollout.advantages_BR = whiten(rollout.advantages_BR, rollout.mask_BR, total=self._total)
         returns_N, values_N = (x_BR[rollout.mask_BR] for x_BR in (rollout.returns_BR, rollout.values_BR))
         self._note({"val/explained_variance": explained_variance(returns_N, values_N, self._total)})
@@ -499,7 +501,7 @@ class PPOTrainer(Trainer):
             for batch in [] if critic_has_learned or with_policy else batches:
                 with self.accelerator.autocast():
                     values_N = actor_critic.values(batch)
-                self.accelerator.backward(self._value_loss(rollout, batch, values_N))
+                self._backward(self._value_loss(rollout, batch, values_N))
         for batch in batches:
             with self.accelerator.autocast():
                 if with_policy:
@@ -509,7 +511,11 @@ class PPOTrainer(Trainer):
             loss = self._policy_loss(rollout, batch, logprobs_N)
             if with_policy:
                 loss = loss + self._value_loss(rollout, batch, values_N)
-            self.accelerator.backward(loss)
+            self._backward(loss)
+
+    def _backward(self, loss: Tensor) -> None:
+        """Add the gradient of a share of the loss, of which FSDP2 will take the mean over processes, not the sum."""
+        self.accelerator.backward(loss * self.args.world_size if self.is_fsdp_enabled else loss)
 
     def _policy_loss(self, rollout: Rollout, batch: MicroBatch, logprobs_N: Tensor) -> Tensor:
         """The policy's share of a mini-batch's loss; what is logged is added to the sums."""
@@ -565,9 +571,9 @@ class PPOTrainer(Trainer):
     def _sum_over_processes(self, parameters: list[torch.nn.Parameter]) -> None:
         """Add up the gradients of all processes, each of its own share of the mini-batch.
 
-        A weight that has none here may have one elsewhere, such as an expert to which no token went.
+        A weight that has none here may have one elsewhere, such as an expert to which no token went. FSDP2 has done it.
         """
-        if self.args.world_size > 1:
+        if self.args.world_size > 1 and not self.is_fsdp_enabled:
             for parameter in parameters:
                 gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 parameter.grad = self.accelerator.reduce(gradient, "sum")
@@ -577,7 +583,12 @@ class PPOTrainer(Trainer):
         budget, on_cpu = self.args.max_tokens_per_micro_batch, self.args.device.type == "cpu"
         budget = budget or (TOKENS_PER_PASS if on_cpu else self.rows_per_pass * max(rollout.lengths))
         rows = range(len(rollout.sequences)) if rows is None else rows
-        return rollout.micro_batches(rows, budget, padding_free=self.padding_free)
+        agree = self._most if self.is_fsdp_enabled else None
+        return rollout.micro_batches(rows, budget, padding_free=self.padding_free, agree=agree)
+
+    def _most(self, count: int) -> int:
+        """The largest of the numbers that the processes have; they gather each other's shards in each pass."""
+        return int(self.accelerator.gather(torch.tensor([count], device=self.args.device)).max())
 
     def _in_float32(self) -> bool:
         return not (self.args.bf16 or self.args.fp16) and self.actor_critic.policy.dtype == torch.float32
@@ -600,7 +611,7 @@ class PPOTrainer(Trainer):
         """
         args = self.args
         budget = args.max_tokens_per_micro_batch or TOKENS_PER_PASS * (1 if args.device.type == "cpu" else 32)
-        with self.accelerator.autocast():
+        with self.accelerator.autocast(), whole(*self.rewards.models):
             scores = self.rewards(rollout.completions, rollout.rows, self.state, budget)
         earned_BR, each_BF = (score.to(args.device) for score in scores)
         cut_off_B = torch.tensor([each.finish == "length" for each in rollout.completions], device=args.device)
@@ -699,6 +710,7 @@ class PPOTrainer(Trainer):
     ) -> EvalLoopOutput:
         """Sample a completion for each held-out prompt and score it; the same noise at every evaluation."""
         self.model.eval()
+        self.actor_critic.register_for_shards()
         columns: dict[str, list[Tensor]] = defaultdict(list)
         table: list[dict[str, Any]] = []
         for index, inputs in enumerate(dataloader):
@@ -751,15 +763,16 @@ class PPOTrainer(Trainer):
         folder = Path(output_dir or self.args.output_dir)
         if _internal_call:
             super().save_model(output_dir, _internal_call=True)
+        weights = self.actor_critic.gather_weights()
         if not self.args.should_save:
             return
         policy = folder / "policy" if _internal_call else folder
-        self.actor_critic.save_policy(policy)
+        self.actor_critic.save_policy(policy, weights)
         self.processing_class.save_pretrained(policy)
         if _internal_call:
             write_json(folder / "ppo_state.json", dataclasses.asdict(self.running))
         else:
-            self.actor_critic.save_value(folder / "value_model")
+            self.actor_critic.save_value(folder / "value_model", weights)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """As the Trainer's; on a resume, the adaptive KL and the statistics of scores go on where they were too."""

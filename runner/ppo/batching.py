@@ -8,7 +8,7 @@ import heapq
 import json
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, count
 
@@ -114,10 +114,19 @@ class Rollout:
         self.sums: defaultdict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=device))
         self.has_logprobs = False
 
-    def micro_batches(self, rows: Sequence[int], budget: int, *, padding_free: bool = False) -> list[MicroBatch]:
-        """Some rows, at most ``budget`` tokens in each batch, padding too; a longer row is alone."""
+    def micro_batches(
+        self, rows: Sequence[int], budget: int, *, padding_free: bool = False, agree: Callable[[int], int] | None = None
+    ) -> list[MicroBatch]:
+        """Some rows, at most ``budget`` tokens in each batch, padding too; a longer row is alone.
+
+        ``agree`` gives how many batches the processes take, of which each has as many rows, for the number of its own.
+        """
         split = fill_by_tokens if padding_free else split_by_tokens
         groups = split(rows, [length - 1 for length in self.lengths], budget)
+        for _ in range(agree(len(groups)) - len(groups) if agree else 0):
+            largest = max(groups, key=len)
+            groups.remove(largest)
+            groups += [largest[: len(largest) // 2], largest[len(largest) // 2 :]]
         return [self.micro_batch(group, padding_free=padding_free) for group in groups]
 
     def micro_batch(self, rows: Sequence[int], *, padding_free: bool = False) -> MicroBatch:

@@ -33,6 +33,7 @@ from runner.dataset.load import HeldOut
 from runner.errors import ConfigError, Fault, is_own
 from runner.generate.completion import generate
 from runner.generate.rows import held_out_sets
+from runner.generate.sampler import whole
 from runner.io.files import ROWS, forget_rows, read_last_row, replace_rows, sync_rows
 from runner.io.terminal import is_terminal, progress_bar, said, sample_lines
 from runner.report.number import format_duration
@@ -135,10 +136,13 @@ def for_callbacks(run: Run, tokenizer: PreTrainedTokenizerBase, rows: Dataset, h
 
     served = {"tokenizer": tokenizer, upstream.PROCESSING_CLASS: tokenizer, "folder": run.folder}
     served |= {upstream.TRAIN_DATASET: rows, "eval_dataset": held_out}
-    if cfg["trainer"]["head"] == "lm":  # PPO has a policy beside a critic
-        served["generate"] = lambda model, prompts, **how: generate(
-            getattr(model, "policy", model), tokenizer, prompts, **how
-        )
+
+    def write(model: nn.Module, prompts: Sequence[Any], **how: Any) -> list[str]:
+        with whole(model):  # PPO has a policy beside a critic
+            return generate(getattr(model, "policy", model), tokenizer, prompts, **how)
+
+    if cfg["trainer"]["head"] == "lm":
+        served["generate"] = write
     if fits(cfg["dataset"].get("form"), "prompt") and held_out is not None:
         served["prompts"] = prompts
     return served

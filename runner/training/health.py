@@ -236,7 +236,7 @@ class Probe:
     TENSORS, ENTRIES = 32, 256
 
     def __init__(self, model: nn.Module):
-        self.all = [each for each in model.parameters() if each.requires_grad and each.numel()]
+        self.all = [each for each in model.parameters() if each.requires_grad and _local(each).numel()]
         self.picked = self.all[:: math.ceil(len(self.all) / self.TENSORS) or 1]
         self.before, self.bits = self.weights(), None
 

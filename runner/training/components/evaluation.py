@@ -16,7 +16,7 @@ from runner.generate.completion import TextGenerator, context_length
 from runner.generate.judge import judge_answers, judge_completions
 from runner.generate.likelihood import AnswerReader
 from runner.generate.rows import held_out_sets
-from runner.generate.sampler import Sampling, evaluating
+from runner.generate.sampler import Sampling, evaluating, whole
 from runner.io.files import replace_rows
 from runner.metric.ask import Metric
 from runner.run import Run
@@ -63,8 +63,9 @@ class HeldOutMetrics:
         name = prefix.removeprefix("eval").removeprefix("_")
         metrics = [metric for metric in self.metrics if metric.measures(name)]
         sampled, read = ([metric for metric in metrics if metric.kind == kind] for kind in ("sampled", "read"))
-        found = self._sampled(trainer, sampled, name) if sampled else {}
-        found |= self._read(trainer, read, name) if read else {}
+        with whole(trainer.accelerator.unwrap_model(trainer.model)):
+            found = self._sampled(trainer, sampled, name) if sampled else {}
+            found |= self._read(trainer, read, name) if read else {}
         # In the order of the configuration, whatever the kind.
         ordered = (key for metric in metrics for key in found if f"{key}_".startswith(f"{metric.name}_"))
         return {f"{prefix}_{key}": found[key] for key in ordered}
