@@ -350,7 +350,8 @@ def test_a_script_whose_variables_hold_one_another_is_refused_at_once(tmp_path):
         read_file(tmp_path / "train.sh")
 
 
-def test_what_somebody_wrote_does_not_steer_the_terminal(tmp_path, capsys):
+def test_what_somebody_wrote_does_not_steer_the_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # into whose conf/experiment, were there one, it would write
     text = 'model_name_or_path: "org/\\e[31m"\ndataset_name: "\\u202ed"\n"a\\e[0m": 1\n'
     (tmp_path / "x.yaml").write_text(text)
     assert main(["import", str(tmp_path / "x.yaml"), "dialect=trl", "trainer=sft"]) == 0
