@@ -40,6 +40,14 @@ def test_the_curves_of_ppo_are_drawn_too(tmp_path):
     assert {file.stem for file in written} == {"reward", "kl", "entropy", "loss", "critic"}
 
 
+def test_names_in_signs_of_mathematics_and_in_another_script_are_drawn_as_they_are(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    names = ("loss", "eval_$x_{$_loss", "eval_\u6570_loss", "eval_\x1b_loss")
+    path.write_text("".join(json.dumps({"step": step} | dict.fromkeys(names, step)) + "\n" for step in (1, 2)))
+    (picture,) = write_plots(path, tmp_path / "plots", title="^a$|^b{$")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 def test_a_run_differs_from_the_options_that_it_chose_in_what_was_typed(tmp_path):
     words = ["trainer=dpo", "dataset=toy_sort", "kl_coef=0.3", "trainer.args.max_steps=5", "name=x"]
     folder = lay_run(tmp_path / "x" / "run", words=words)

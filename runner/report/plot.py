@@ -9,6 +9,7 @@ import contextlib
 import io
 import itertools
 import re
+import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import nan
@@ -153,7 +154,8 @@ def band(runs: Sequence[RunRecord], name: str) -> tuple[Sequence[float], Sequenc
 def _style() -> Iterator[None]:
     import matplotlib
 
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # that the font lacks: a name in another script
         yield
 
 
