@@ -510,5 +510,6 @@ def _find_template_faults(
     own, text = "tokenizer_config.json", (config or {}).get("chat_template")
     if folder and folder.has("chat_template.jinja") and not str(node["path"]).startswith("runner://"):
         own = "chat_template.jinja"
+        jinja.check_size(folder.path / own)
         text = (folder.path / own).read_text(encoding="utf-8", errors="replace")
     return jinja.find_template_faults(text, own, None, tokens, chosen=False) if isinstance(text, str) else []

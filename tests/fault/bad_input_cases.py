@@ -273,6 +273,12 @@ def wide(path: Path) -> None:
     parquet.write_table(pyarrow.table({"prompt": column, "completion": ["a"] * 999}), path, compression="zstd")
 
 
+def hollow(path: Path) -> None:
+    """A file of 3 GB that takes no room."""
+    path.touch()
+    os.truncate(path, 3 << 30)
+
+
 def fifo(path: Path) -> None:
     os.mkfifo(path)
 
@@ -1286,6 +1292,20 @@ MODELS = [
         "empty",
         "model.tokenizer.chat_template=",
         {"my.jinja": ""},
+    ),
+    bad(
+        "template of 3 GB",
+        "model.tokenizer.chat_template=my.jinja",
+        "my.jinja has 3,221,225,472 bytes",
+        "model.tokenizer.chat_template=",
+        {"my.jinja": hollow},
+    ),
+    bad(
+        "own template of 3 GB",
+        MODEL,
+        "chat_template.jinja has",
+        "model.tokenizer.chat_template=",
+        model(lambda folder: hollow(folder / "chat_template.jinja")),
     ),
     bad(
         "template that is not UTF-8",
