@@ -131,6 +131,13 @@ def test_answers_alone_are_trained_only_where_the_template_marks_them(bare):
     assert "chatml" in caught.value.faults[0].fix
 
 
+def test_of_several_templates_one_is_the_default():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = {"tool_use": "{{ messages }}"}
+    with pytest.raises(ConfigError, match="chat_template=chatml"):
+        set_template(tokenizer, None)
+
+
 @pytest.mark.parametrize(
     "template",
     [

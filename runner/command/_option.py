@@ -9,6 +9,7 @@ from runner.config.dialect import find_meanings
 from runner.config.menu import GROUPS
 from runner.errors import ConfigError, Fault
 from runner.importers.read import plain
+from runner.io.secrets import form_of
 from runner.schema.text import nearest
 from runner.schema.type import Type
 from runner.validate.context import TOP
@@ -27,6 +28,10 @@ class Option:
 
     def read(self, key: str, text: str) -> Any:
         """The value that a text stands for; raises ConfigError where it is none, as for a key of a configuration."""
+        if form := form_of(text):
+            raise ConfigError(
+                Fault(key, f"looks like {form}", "no secret, which a file or its name would keep", f"leave {key} out")
+            )
         known = Type("choice", values=self.words) if self.words else Type(self.kind)
         meant = [word for meaning in find_meanings(key, text) for word in meaning.words.values()]
         value = next((word for word in meant if word in (self.words or meant)), text)

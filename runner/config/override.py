@@ -224,7 +224,8 @@ def find_choice_faults(overrides: Iterable[Override], menu: Options) -> Iterator
             yield Fault(group, override.get_value_element_as_str(), f"some of {', '.join(options)}", fix)
             continue
         if not sweeps:
-            names = list(map(str, several)) if isinstance(several, list) else [override.get_value_element_as_str()]
+            one = several if isinstance(several, str) else override.get_value_element_as_str()
+            names = list(map(str, several)) if isinstance(several, list) else [one]
         for name in names:
             is_known = name.removesuffix(".yaml") in options or name.startswith("[")
             if not is_known and (group, name) != ("experiment", "null"):

@@ -10,7 +10,7 @@ import logging
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from trl.chat_template_utils import get_training_chat_template, has_generation_markers, supports_tool_calling
 
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, Fault, describe
 from runner.model.jinja import ANSWER, KEY, PROBE, find_template_faults, no_template, read_template
 
 OWN = "the tokenizer's own template"
@@ -40,7 +40,10 @@ def set_template(tokenizer: PreTrainedTokenizerBase, name: str | None) -> None:
         tokenizer.chat_template = chosen
     if tokenizer.chat_template:
         # A faulty template would fail later on, without file or line.
-        text, end, tokens = tokenizer.get_chat_template(), tokenizer.eos_token, tokenizer.special_tokens_map
+        try:
+            text, end, tokens = tokenizer.get_chat_template(), tokenizer.eos_token, tokenizer.special_tokens_map
+        except ValueError as error:  # several, and none by default
+            raise ConfigError(Fault(KEY, describe(error), "one template", f"{KEY}=chatml")) from None
         ConfigError.refuse(find_template_faults(text, name or OWN, end, tokens, chosen=bool(name)))
 
 

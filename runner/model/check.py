@@ -510,6 +510,9 @@ def _find_template_faults(
     own, text = "tokenizer_config.json", (config or {}).get("chat_template")
     if folder and folder.has("chat_template.jinja") and not str(node["path"]).startswith("runner://"):
         own = "chat_template.jinja"
-        jinja.check_size(folder.path / own)
+        jinja.check_length(folder.path / own)
         text = (folder.path / own).read_text(encoding="utf-8", errors="replace")
+    if isinstance(text, list):  # several by their names
+        named = {str(each.get("name")): each.get("template") for each in text if isinstance(each, Mapping)}
+        text = named.get("default")
     return jinja.find_template_faults(text, own, None, tokens, chosen=False) if isinstance(text, str) else []

@@ -43,7 +43,7 @@ def read_template(name: str) -> str:
     choices = f"{', '.join(template_names())}, or the path of a .jinja file"
     if not file.is_file():
         raise ConfigError(Fault(KEY, f"no template {name}", choices, f"{KEY}=plain"))
-    check_size(file)
+    check_length(file)
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -54,7 +54,7 @@ def read_template(name: str) -> str:
     return text
 
 
-def check_size(file: Path) -> None:
+def check_length(file: Path) -> None:
     """Raise ConfigError for a file that is too large for a template."""
     if (size := file.stat().st_size) > MAX_LETTERS:
         found, expected = f"{file.name} has {size:,} bytes", f"a template of at most {MAX_LETTERS:,}"

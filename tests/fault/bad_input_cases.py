@@ -1294,6 +1294,18 @@ MODELS = [
         {"my.jinja": ""},
     ),
     bad(
+        "own template by its name that raises",
+        MODEL,
+        "division by zero",
+        "model.tokenizer.chat_template=",
+        model(
+            lambda folder: [
+                edited(TOKENS, chat_template=[{"name": "default", "template": "{{ 1 / 0 }}"}])(folder),
+                without("chat_template.jinja")(folder),
+            ]
+        ),
+    ),
+    bad(
         "template of 3 GB",
         "model.tokenizer.chat_template=my.jinja",
         "my.jinja has 3,221,225,472 bytes",

@@ -79,6 +79,9 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         "",
     ),
     "words of evaluate": (["evaluate", "model=tiny", f"model.revision={HUB}", "dataset=toy"], ""),
+    "an address for an option": ([f"trainer=https://me:{PASSWORD}@example.org/x"], ""),
+    "an address for a file": (["import", f"https://me:{PASSWORD}@example.org/x.yaml"], ""),
+    "a place to write to": (["evaluate", "model=tiny", "dataset=toy", f"to={HUB}"], ""),
     "words of preview": (["preview", f"trainer.args.hub_token={HUB}"], ""),
     "--cfg job --resolve": (["--cfg", "job", "--resolve", "trainer.args.hub_token=${oc.env:MY_TOKEN}"], ""),
 }
