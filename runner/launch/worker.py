@@ -43,6 +43,7 @@ from runner.io.files import PACKAGE, open_own
 from runner.io.secrets import hidden
 from runner.io.temporary import temporarily
 from runner.io.terminal import Copied, Hiding, copied_output, is_logged, print_error, said, to_terminal
+from runner.model.jinja import KEY
 from runner.run import PATIENCE, Run, add_notes, check_lines, check_metadata, find_foreign_faults, locked
 from runner.run.adjustments import is_out_of_memory
 from runner.run.disk import full, is_full
@@ -354,6 +355,8 @@ def _own_fault(run: Run, error: BaseException, text: str) -> Fault | None:
         own = (path for path, module in modules.items() if file.endswith((f"/{module}.py", f"/{module}/__init__.py")))
         fix = f"mend {place}; the same command with --debug shows the traceback"
         return Fault(next(own, file), f"your own code: {text}", "code that runs", fix)
+    if any(frame.filename == "<template>" for frame in traceback.extract_tb(error.__traceback__)):
+        return Fault(KEY, f"it raises for these rows: {text}", "a template that takes them", f"{KEY}=chatml")
     strange = [path for path, target in targets.items() if not is_allowed(target, launcher=path == "launcher")]
     if strange:  # what it gave, or left behind, was met elsewhere
         fix = f"the same words without {strange[0]}, to see whether it is that; with --debug for the traceback"

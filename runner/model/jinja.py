@@ -103,7 +103,7 @@ def _try(text: str, tokens: Mapping[str, str]) -> dict[str, Any] | None:
             _limit()
             try:
                 rendered = render(text, tokens)
-                tried = {"rendered": rendered} if len(rendered) <= MAX_LETTERS else {}
+                tried = {"rendered": rendered} if len(rendered.encode()) <= MAX_LETTERS else {}
             except Exception as error:  # a template computes, and can fail in any way
                 if not isinstance(error, MemoryError):
                     tried = {"error": str(error)[:300], "line": getattr(error, "lineno", None)}

@@ -1306,6 +1306,25 @@ MODELS = [
         ),
     ),
     bad(
+        "template that raises for some rows",
+        f"{ROWS} model.tokenizer.chat_template=my.jinja",
+        "raises for these rows",
+        "chatml",
+        {
+            "rows.jsonl": [CHAT] * 4,
+            "my.jinja": "{% for turn in messages %}{{ turn.content }}<|im_end|>{% if turn.content == '2' %}"
+            "{{ 1 / 0 }}{% endif %}{% endfor %}",
+        },
+        late=True,
+    ),
+    bad(
+        "template with half a letter",
+        "model.tokenizer.chat_template=my.jinja",
+        "surrogates",
+        "chatml",
+        {"my.jinja": "{% for turn in messages %}{{ turn.content }}<|im_end|>{% endfor %}{{ '\\ud800' }}"},
+    ),
+    bad(
         "template of 3 GB",
         "model.tokenizer.chat_template=my.jinja",
         "my.jinja has 3,221,225,472 bytes",

@@ -123,6 +123,7 @@ LINES = [
     (f"+export OPENAI_API_KEY={KEY}", False),
     (f'+    client = Client(password="{PASSWORD}")', False),
     (f"+api_key: '{OTHER}'", False),
+    (f"+login = 'ya29.{'a0AfH6SM-' * 5}'", False),
     (f"+    return 'sk-ant-api03-{'aB3-xY9_' * 8}'", False),
     (f"+url = 'https://me:{PASSWORD}@example.org/x'", False),
     (f"+  Authorization: Bearer {OTHER}", False),
