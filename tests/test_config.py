@@ -160,6 +160,13 @@ def test_build_binds_arguments():
     assert build.build({"_target_": HERE, "_partial_": True, "second": "x"})("a") == "axc"
 
 
+def test_an_argument_that_a_target_does_not_take_is_a_fault_and_what_it_raises_is_not():
+    with pytest.raises(ConfigError, match="unexpected keyword argument 'fourth'"):
+        build.build({"_target_": HERE, "first": "a", "fourth": "d"})
+    with pytest.raises(TypeError):
+        build.build({"_target_": HERE, "first": 1})
+
+
 def test_serve_gives_only_what_is_asked_for():
     assert build.serve({"_target_": HERE, "first": "a"}, third="t", unknown="u") == "abt"
 

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from runner.errors import ConfigError, Fault
+from runner.errors import ConfigError, Fault, describe
 from runner.schema.read import read_signature
 from runner.schema.text import Node
 
@@ -46,7 +46,13 @@ def build(node: object, **given: object) -> Any:
     takes_row = inspect.isfunction(target) and "row" in inspect.signature(target).parameters
     if node.get("_partial_") or (takes_row and "row" not in arguments):
         return functools.partial(target, **arguments | given)
-    return target(**arguments | given)
+    try:
+        return target(**arguments | given)
+    except TypeError as error:
+        if error.__traceback__ and error.__traceback__.tb_next:  # it was called, and raised
+            raise
+        expected, fix = "the arguments that it takes", "the library that the run was made with, or without that key"
+        raise ConfigError(Fault(node["_target_"], describe(error), expected, fix)) from error
 
 
 def serve(node: Node, **offered: object) -> Any:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from runner.errors import ConfigError, Fault
+from runner.io.visible import to_visible
 from runner.run.read import RunRecord, is_finite, names
 from runner.schema import upstream
 from runner.schema.text import named, nearest, number
@@ -143,9 +144,12 @@ def list_figures(line: Mapping[str, Any]) -> list[str]:
 
     >>> list_figures({"loss": 0.25, "learning_rate": 1e-6, "epoch": 1.0, "eval_exact": 0.5, "eval_runtime": 3.0})
     ['loss 0.25', 'learning_rate 1e-6', 'eval_exact 0.5']
+    >>> list_figures({"eval_\\x1b[31m": 1.0})
+    ['eval_␛[31m 1']
     """
     shown = [*SHOWN, *informative([name for name in line if name.startswith("eval_")])]
-    return [f"{name.removeprefix('objective/')} {number(line[name])}" for name in shown if is_finite(line.get(name))]
+    found = {to_visible(name.removeprefix("objective/")): line[name] for name in shown if is_finite(line.get(name))}
+    return [f"{name} {number(value)}" for name, value in found.items()]
 
 
 def _full_name(name: str, known: Sequence[str]) -> str:
