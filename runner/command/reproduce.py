@@ -17,6 +17,7 @@ import contextlib
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -67,7 +68,7 @@ def main(line: CommandLine) -> int:
     ConfigError.refuse(faults)
     unmatched = list(obstacles(run))
     for text in unmatched:
-        print(f"not alike {text}", flush=True)
+        print_visible(f"not alike {text}")
     cfg = dict(run.cfg) | {"name": options.get("name") or f"{run.folder.parent.name}-again"}
     cfg["output_root"] = str(run.folder.parent.parent)
     compare_data(run, cfg)
@@ -95,7 +96,7 @@ def obstacles(run: RunRecord) -> Iterator[str]:
     versions = {name: (version, installed_version(name)) for name, version in (then.get("versions") or {}).items()}
     changed = {name: pair for name, pair in versions.items() if pair[0] != pair[1]}
     if changed:
-        pinned = " ".join(f"{name}=={str(old).partition('+')[0]}" for name, (old, _) in changed.items() if old)
+        pinned = shlex.join(f"{name}=={str(old).partition('+')[0]}" for name, (old, _) in changed.items() if old)
         listed = ", ".join(f"{name} {old or 'none'} (here {new or 'none'})" for name, (old, new) in changed.items())
         yield listed + (f"; pip install {pinned}" if pinned else "")
     yield from _code_obstacles(then.get("git"))

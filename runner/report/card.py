@@ -4,6 +4,7 @@ A card is made to be shown to others, so that paths of this machine and secrets 
 """
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def to_card(run: RunRecord, copy: Sequence[str], license: str | None = None, pic
         rows=[(name, node.get("rows"), f"`{str(node['fingerprint'])[:16]}`") for name, node in known],
         changed=[[f"`{text}`" for text in row] for row in differing(run) or ()],
         package=NAME,
-        pinned=[f"{name}=={versions[name].partition('+')[0]}" for name in LIBRARIES if versions.get(name)],
+        pinned=[shlex.quote(f"{name}=={versions[name].partition('+')[0]}") for name in LIBRARIES if versions.get(name)],
         command="" if words_of(run) is None else command_of(run),
         notes=[first, *([", ".join(counts)] if counts else []), *others],
         pictures=pictures,

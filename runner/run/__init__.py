@@ -319,7 +319,7 @@ def _now() -> str:
 
 def installed_version(name: str) -> str | None:
     """The version of an installed package; None where it is not installed."""
-    with contextlib.suppress(metadata.PackageNotFoundError):
+    with contextlib.suppress(metadata.PackageNotFoundError, ValueError):  # a run of others names any
         return metadata.version(name)
     return None
 
