@@ -126,9 +126,10 @@ def sample(
 
 @contextmanager
 def whole(*models: nn.Module) -> Iterator[None]:
-    """Within it each process has the weights whole that FSDP2 has sharded: it may take passes that others do not take.
+    """Within it each process has the weights whole that FSDP2 has sharded, and may take passes that others do not take.
 
-    All processes enter it together. Shards that were never given back after a forward pass are from then on.
+    All processes enter it together. After it layers are sharded again after each forward pass, also where
+    ``reshard_after_forward`` is off, which costs time and changes no number.
     """
     for root in (model for model in models if isinstance(model, FSDPModule)):
         # FSDP2 looks at all of a model in the first pass through its root, and refuses to where a part came before.
