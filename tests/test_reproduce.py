@@ -68,6 +68,16 @@ def test_what_is_not_as_it_was_is_told_with_how_to_get_it(tmp_path, monkeypatch)
     assert "pip install 'trl; touch x==1' ==2" in next(obstacles(read_run(run)))
 
 
+def test_a_configuration_that_lacks_most_of_itself_is_no_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "outputs" / "x" / "run"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("format: 2\nseed: 1\n")
+    write(folder / "status.json", {"state": "finished"})
+    assert main(["reproduce", "outputs/x/run"]) == main(["preview", "outputs/x/run"]) == 4
+    assert capsys.readouterr().err.count("it lacks name, output_root, trainer") == 2
+
+
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
     """A git repository with two commits of one file, the first with an uncommitted change; gives the first's record."""

@@ -34,7 +34,7 @@ from runner.model.check import LOADER
 from runner.model.encoding import to_texts
 from runner.report.page import to_preview_page
 from runner.report.tokens import MAX_WIDTH, Sheet, format_sheet
-from runner.run.find import find_runs
+from runner.run.find import check_whole, find_runs
 from runner.run.key import folder_of, key_of
 from runner.validate import find_dangers
 from runner.validate.start import check_parts, settle_hub
@@ -84,7 +84,10 @@ def _read_runs(folders: Sequence[str], overrides: Sequence[str], trust: bool) ->
     if overrides:
         expected, fix = "either a run, which is frozen, or overrides", f"python -m runner preview {folders[0]}"
         raise ConfigError(Fault("command line", " ".join(overrides), expected, fix))
-    runs = [record.run for record in find_runs(folders, "preview", len(folders))]
+    records = find_runs(folders, "preview", len(folders))
+    for record in records:
+        check_whole(record)
+    runs = [record.run for record in records]
     fix = f"python -m runner preview {folders[0]} trust=true  (if you trust who wrote its config.yaml)"
     ConfigError.refuse(danger for run in runs if not trust for danger in find_dangers(run.cfg, fix))
     return [Composed(dict(run.cfg), []) for run in runs]

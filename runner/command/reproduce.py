@@ -36,7 +36,7 @@ from runner.launch.worker import launch
 from runner.report.compare import deviations
 from runner.report.facts import folders_in, words_of
 from runner.run import CHANGES, Run, installed_version, open_run, run_git
-from runner.run.find import check_finished, find_runs
+from runner.run.find import check_finished, check_whole, find_runs
 from runner.run.read import RunRecord, read_run
 from runner.schema.text import flatten, number
 from runner.validate import find_dangers
@@ -66,6 +66,7 @@ def main(line: CommandLine) -> int:
             found = f"{run}/manifest.json holds changes of the code, which would run"
             faults.append(Fault("code", found, "a commit of this repository alone", fix))
     ConfigError.refuse(faults)
+    check_whole(run)
     unmatched = list(obstacles(run))
     for text in unmatched:
         print_visible(f"not alike {text}")

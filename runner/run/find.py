@@ -9,6 +9,8 @@ from runner.run import Run
 from runner.run.read import RunRecord, find_folders, is_run, read_run
 from runner.schema.text import nearest
 
+NEEDED = ("name", "output_root", "trainer", "model", "dataset", "launcher")  # in each configuration
+
 
 def find_runs(words: Sequence[str], verb: str, count: int, root: Path = Path("outputs")) -> list[RunRecord]:
     """The runs that a verb was given, all faults at once; ConfigError where they are not ``count`` words."""
@@ -49,6 +51,13 @@ def find_run(word: str, verb: str, root: Path) -> Path | Fault:
     reason = "no run is in it" if places else "no such folder"
     fix = f"python -m runner {verb} {Run(named[near[0]])}" if near else "python -m runner report  (lists the runs)"
     return Fault(word, reason, f"the folder of a run, such as {root}/<name>/<run>", fix)
+
+
+def check_whole(run: RunRecord) -> None:
+    """Raise FolderError where the configuration of a run lacks what that of every run has."""
+    if lacking := [key for key in NEEDED if not run.cfg.get(key)]:
+        found, fix = f"it lacks {', '.join(lacking)}", "the command that made the run, with another name="
+        raise FolderError(Fault(str(run.folder / "config.yaml"), found, "the configuration of a run", fix))
 
 
 def check_finished(run: RunRecord, verb: str) -> None:
