@@ -18,7 +18,7 @@ from runner.command import VERBS, CommandLine
 from runner.command._words import find_flag_faults, find_sweep_faults, find_word_faults, take_flags
 from runner.command.options import help_text, version_text
 from runner.config.menu import read_menu
-from runner.config.override import expand, latest
+from runner.config.override import expand, latest, parse
 from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, describe
 from runner.io.secrets import hidden
 from runner.io.terminal import copied_output, print_error, print_uncaught
@@ -118,6 +118,7 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
 
 def _inspect(line: CommandLine) -> int:
     """Print the configuration or the help, as Hydra does it, after the same check of the keys; of stages, each."""
+    parse(line.overrides)  # of which Hydra would raise
     shows_config = any(flag.startswith("--cfg=") for flag in line.inspect)
     runs = stages.compose_runs(line.overrides, line.folders) if shows_config and not line.multirun else []
     try:

@@ -174,6 +174,7 @@ def test_a_tracker_sets_only_variables_of_trackers(capsys):
         (["-m", "learning_rate=range(0,1,1e-12)"], "1,000,000,000,000 jobs"),
         (["-m", "seed=range(0,10,0)"], "a range with a step of 0"),
         (["seed=range(0,nan)"], "without an end"),
+        (["--info", "defaults", "trainer.args.run_name=\x1b"], "LexerNoViableAltException"),
         (["seed=shuffle(range(0,1000000000))", "--lr=1"], "1,000,000,000 values to shuffle"),
         (["seed=[" + " " * 100_000 + "x"], "type      leave seed out"),
         (["launcher.num_processes=1000000"], "at most 1024"),

@@ -46,7 +46,17 @@ def test_what_may_stand_in_any_text_is_no_secret_of_the_environment(monkeypatch,
 
 
 def test_a_variable_of_a_password_is_known_by_its_name():
-    for name in ("PGPASSWORD", "MYSQL_PWD", "SSHPASS", "SECRETKEY", "OPENAIAPIKEY", "X_JWT", "GIT_BEARER"):
+    for name in (
+        "PGPASSWORD",
+        "MYSQL_PWD",
+        "SSHPASS",
+        "SECRETKEY",
+        "OPENAIAPIKEY",
+        "X_JWT",
+        "GIT_BEARER",
+        "TOKEN2",
+        "LDAP_PW",
+    ):
         assert names_secret(name), name
     assert not any(map(names_secret, ("PASSAGE", "KEYBOARD_LAYOUT", "TOKENIZERS_PARALLELISM", "MONKEYS")))
 
