@@ -117,6 +117,9 @@ def find_misfits(
         return [Fault(path, "the text None; YAML writes nothing as null", "null", "=null")]
     if parameter.required and value == "":
         return [Fault(path, "an empty text", str(known), "=<value>")]
+    odd = [key for key in value if not isinstance(key, str)] if isinstance(value, Mapping) else []
+    if odd and path.endswith("_kwargs"):
+        return [Fault(path, f"the key {odd[0]}", "names of arguments, each with a value", f"{path}=null")]
     if not known.accepts(value):
         return list(_misfits_inside(path, value, known)) or [misfit_type(path, value, known, default)]
     fault = misfit_choice(path, value, choices) or misfit_number(path, value, numbers, default)

@@ -1583,6 +1583,12 @@ REWARD = [
         {"mine.py": "import itertools\n\n\ndef score(completions, **_):\n    return itertools.count()\n"},
         late=True,
     ),
+    bad(
+        "argument without a name",
+        "'trainer.args.lr_scheduler_kwargs={1: 2}'",
+        "the key 1",
+        "trainer.args.lr_scheduler_kwargs=null",
+    ),
     bad("allowed packages as a number", "allow=3", "allow", "leave allow out"),
     bad(
         "step that is text",
