@@ -150,7 +150,7 @@ class ActorCritic(nn.Module):
             self.trainable = [parameter for parameter in policy.parameters() if parameter.requires_grad]
             self._use(self.policy_adapter)
         self.backbone = TokenLogProbs(policy)
-        models = [policy, *([] if value_model is None else [value_model])]
+        models = [policy, *([] if value_model is None else [value_model.base_model])]
         # The layers that FSDP2 gathers one at a time, as transformers names them.
         self._no_split_modules = sorted({name for each in models for name in each._no_split_modules or ()})
 
