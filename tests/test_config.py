@@ -174,3 +174,39 @@ def test_serve_gives_only_what_is_asked_for():
 def test_differences():
     ours, theirs = {"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4}
     assert list(config.differences(ours, theirs)) == [("a.c", 2, 3), ("d", None, 4)]
+
+
+@pytest.mark.parametrize(
+    ("words", "made"),
+    [
+        (["batch=64"], (32, 2)),  # the rows of a micro-batch are those of the trainer
+        (["batch=64", "launcher.num_processes=2"], (32, 1)),
+        (["batch=8", "launcher.num_processes=2"], (4, 1)),
+        (["batch=60", "trainer.args.per_device_train_batch_size=8"], (6, 10)),
+        (["batch=null"], (32, None)),
+    ],
+)
+def test_a_batch_is_shared_by_processes_and_micro_batches(words, made):
+    args = config.compose(words).cfg["trainer"]["args"]
+    sizes = args["per_device_train_batch_size"], args.get("gradient_accumulation_steps")
+    assert sizes == made
+
+
+@pytest.mark.parametrize(
+    ("words", "where", "fix"),
+    [
+        (["batch=63", "launcher.num_processes=2"], "batch", "batch=64"),
+        (["batch=1", "launcher.num_processes=4"], "batch", "batch=4"),
+        (["batch=0"], "batch", "batch=1"),
+        (
+            ["batch=64", "trainer.args.gradient_accumulation_steps=2"],
+            "trainer.args.gradient_accumulation_steps",
+            "leave trainer.args.gradient_accumulation_steps out",
+        ),
+    ],
+)
+def test_a_batch_that_cannot_be_shared_is_refused(words, where, fix):
+    with pytest.raises(ConfigError) as refused:
+        config.compose(words)
+    (fault,) = refused.value.faults
+    assert (fault.where, fault.fix) == (where, fix)

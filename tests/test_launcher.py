@@ -20,7 +20,7 @@ def test_two_processes_train_as_one_with_the_same_global_batch(runner):
     """Our own processes and those that torchrun starts are the same run. PPO's: ``test_ppo_training``."""
     words = ("trainer=sft", "learning_rate=1e-3", *SAME)
     runner(*words, "trainer.args.per_device_train_batch_size=8", "name=one")
-    words += ("trainer.args.per_device_train_batch_size=4", "name=two")
+    words += ("batch=8", "name=two")
     torchrun = ("--standalone", "--nproc_per_node=2", "-m", "runner")
     runner(*torchrun, *words, door="torch.distributed.run:main")
     assert f"{runner.runs('two')[0].name} already" in runner(*words, "launcher.num_processes=2").stdout

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from runner.config.batch import spread_batch
 from runner.config.limits import check_growth, read_yaml, yaml_fault
 from runner.config.menu import GROUPS, OPTIONAL, SEVERAL, read_menu, takes_one
 from runner.config.override import dotted_key, find_choice_faults, force, is_choice, list_fault, parse
@@ -265,6 +266,8 @@ def resolve(cfg: DictConfig, overrides: list[str], choices: dict[str, str] | Non
     launcher = composed.cfg["launcher"]  # the key must know the processes that somebody else has started
     if isinstance(launcher, dict) and launcher.get("num_processes") == 1 and NUM_PROCESSES not in composed.typed:
         launcher["num_processes"] = world_size()
+    if isinstance(plain.get("batch"), int) and isinstance(launcher, dict):
+        spread_batch(composed.cfg, composed.typed)
     return composed
 
 

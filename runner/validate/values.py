@@ -59,7 +59,7 @@ SEED = Range(0, 2**32 - 1)
 
 # Of the top level.
 SETTINGS = {
-    **{"seed": SEED, "learning_rate": STEP_SIZE, "attempts": COUNT},
+    **{"seed": SEED, "learning_rate": STEP_SIZE, "attempts": COUNT, "batch": COUNT},
     "tolerate.truncated": FRACTION,
     **{f"tolerate.{alarm}": COUNT for alarm in ALARMS},
 }
