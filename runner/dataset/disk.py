@@ -41,6 +41,7 @@ READABLE = "a file that ends in " + ", ".join(READERS) + "; .gz or .zst may foll
 MAX_BYTES_READ = 4 << 20  # of a large dataset, before it is loaded
 MAX_BYTES_ROW, MAX_BYTES_LINE = 8 << 20, 256 << 20  # the second of a line that may be a whole list of rows
 PIECE = 1 << 20  # bytes that are in memory at a time while lines are measured
+ENDLESS = ("/", "/proc/", "/sys/", "/dev/")  # below which nobody looks through all folders
 MAX_DEPTH = 50  # of lists and objects in each other; the reader of rows takes 60
 MAX_ROWS_PACKED = 1_000_000  # of a parquet file with less than a byte for each
 CHOOSE = "dataset.path=<file, folder, pattern, or org/name>"
@@ -108,6 +109,8 @@ def find_files(path: Paths) -> Files | None:
     local = Path(shipped(path))
     if odd := special_file(local):
         raise DataError(Fault(path, odd.found, READABLE, f"{odd.fix}, or {CHOOSE}"))
+    if "**" in str(local) and str(local).partition("*")[0] in ENDLESS:
+        raise DataError(Fault("dataset.path", f"{path}, which is all of this machine", READABLE, CHOOSE))
     if has_magic(str(local)) and not local.exists():
         found = sorted(file for file in map(Path, glob(str(local), recursive=True)) if file.is_file())
         if not found:

@@ -1589,6 +1589,12 @@ REWARD = [
         "the key 1",
         "trainer.args.lr_scheduler_kwargs=null",
     ),
+    bad(
+        "pattern over the whole machine",
+        "'dataset.path=/**/*.jsonl' dataset=local",
+        "all of this machine",
+        "dataset=",
+    ),
     bad("allowed packages as a number", "allow=3", "allow", "leave allow out"),
     bad(
         "step that is text",
