@@ -204,6 +204,7 @@ import json
 from pathlib import Path
 import torch
 from transformers import TrainerCallback
+from runner.ppo.batching import MicroBatch
 
 class Probe(TrainerCallback):
     """Writes what the model answers after each save and at the end."""
@@ -216,7 +217,8 @@ class Probe(TrainerCallback):
             model.eval()
             found = {"lm": getattr(model, "policy", model)(input_ids=ids).logits.tolist()}
             if hasattr(model, "values"):
-                found["values"] = model.values(ids, torch.arange(12)).tolist()
+                batch = MicroBatch([0], ids, torch.arange(12), ids[0], torch.arange(12))
+                found["values"] = model.values(batch).tolist()
         for part, training in modes:
             part.training = training
         return found

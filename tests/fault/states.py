@@ -189,11 +189,11 @@ def made_up(way: str, when: int) -> Iterator[None]:
         patches.enter_context(mock.patch.object(train, "policy_of", lambda trainer: trainer.model))
         patches.enter_context(mock.patch.object(train, "held_out_scores", lambda trainer: {"eval_loss": 1.0}))
         patches.enter_context(mock.patch.object(train, "_facts", lambda components: {"data": {"train": {"rows": 1}}}))
-        patches.enter_context(mock.patch("accelerate.utils.set_seed"))
-        patches.enter_context(mock.patch("runner.model.saved.find_missing", lambda *args: []))
+        patches.enter_context(mock.patch.object(train, "set_seed"))
+        patches.enter_context(mock.patch.object(train, "find_missing", lambda *args: []))
         patches.enter_context(mock.patch("runner.run.installed_version", lambda name: None))
         patches.enter_context(mock.patch("runner.run.run_git", lambda *words: None))
-        patches.enter_context(mock.patch("runner.report.plot.write_plots", lambda *args, **more: None))
+        patches.enter_context(mock.patch.object(train, "write_plots", lambda *args, **more: None))
         yield
 
 
