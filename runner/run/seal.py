@@ -55,7 +55,7 @@ def damage_of(folder: Path, *, touched_only: bool = False) -> dict[str, str]:
         return {SEAL: "other bytes than were sealed"}
     since = (folder / SEAL).stat().st_mtime_ns if touched_only else 0
     with ThreadPoolExecutor(THREADS) as threads:
-        found = list(threads.map(lambda name: _damage(folder / name, *files[name], since), files))
+        found = list(threads.map(lambda name: _damage(folder / name, files[name][0], files[name][1], since), files))
     return {name: wrong for name, wrong in zip(files, found, strict=True) if wrong}
 
 

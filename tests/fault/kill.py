@@ -7,12 +7,12 @@
 Each command is killed a few times, each time at the n-th touch of a file of some kind, or a random moment after one,
 and finishes by being typed again; so are two processes that train as one, with whole models or with one in shards, a
 chain of stages, and a sweep. Then weights, the last checkpoint, all that was logged and the names of the files must be
-those of a command that nothing disturbed, but for what tells the time. With ``--power`` each kill also takes from every file what was not yet synced: the command
-goes on from a copy of the folder, in which such tails are cut off. Prints, for each trainer, how many kills there were,
-how many of them left a torn checkpoint or half a rotation, how many runs finished, and how many are bit-equal. The last
-line is the control: the same kills, and TRL's own trainer with ``resume_from_checkpoint=True``. The exit code is 1
-where a run of ours misses, where less than a quarter of the kills landed inside a save, or where the control survives
-all.
+those of a command that nothing disturbed, but for what tells the time. With ``--power`` each kill also takes from every
+file what was not yet synced: the command goes on from a copy of the folder, in which such tails are cut off. Prints,
+for each trainer, how many kills there were, how many of them left a torn checkpoint or half a rotation, how many runs
+finished, and how many are bit-equal. The last line is the control: the same kills, and TRL's own trainer with
+``resume_from_checkpoint=True``. The exit code is 1 where a run of ours misses, where less than a quarter of the kills
+landed inside a save, or where the control survives all.
 """
 
 from __future__ import annotations
