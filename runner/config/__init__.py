@@ -266,8 +266,7 @@ def resolve(cfg: DictConfig, overrides: list[str], choices: dict[str, str] | Non
     launcher = composed.cfg["launcher"]  # the key must know the processes that somebody else has started
     if isinstance(launcher, dict) and launcher.get("num_processes") == 1 and NUM_PROCESSES not in composed.typed:
         launcher["num_processes"] = world_size()
-    if isinstance(plain.get("batch"), int) and isinstance(launcher, dict):
-        spread_batch(composed.cfg, composed.typed)
+    spread_batch(composed.cfg, composed.typed)
     return composed
 
 

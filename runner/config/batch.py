@@ -8,6 +8,7 @@ from typing import Any
 
 from runner.errors import ConfigError, Fault
 from runner.schema import upstream
+from runner.schema.text import select
 
 OWN = f"trainer.args.{upstream.GRADIENT_ACCUMULATION_STEPS}"
 
@@ -16,14 +17,21 @@ def spread_batch(cfg: Mapping[str, Any], typed: Collection[str]) -> None:
     """Write both into the trainer's arguments, where there is a ``batch``; a micro-batch is never larger than without.
 
     Raises ConfigError for a batch that the processes cannot share, and for an accumulation that was typed beside it.
+    Where one of the numbers is none, nothing is written: the check of the values tells.
     """
-    batch, args, processes = cfg.get("batch"), cfg["trainer"]["args"], cfg["launcher"]["num_processes"]
+    batch, processes, args = cfg.get("batch"), select(cfg, "launcher.num_processes"), select(cfg, "trainer.args")
+    if not isinstance(args, dict) or not isinstance(args.get("_target_"), str):
+        return
+    most = upstream.setting(args, upstream.PER_DEVICE_TRAIN_BATCH_SIZE, 8)
+    if any(not isinstance(number, int) or number < 1 for number in (processes, most)):
+        return
+    if not isinstance(batch, int) or batch < 0:
+        return
     if OWN in typed:
         raise ConfigError(Fault(OWN, f"given, and batch={batch} makes it", "one of the two", f"leave {OWN} out"))
     share, rest = divmod(batch, processes)
     if rest or not share:
         found, near = f"{batch}, and {processes} processes share it", max(1, round(batch / processes)) * processes
         raise ConfigError(Fault("batch", found, f"a multiple of {processes}", f"batch={near}"))
-    most = min(share, upstream.batch_size(args))
-    rows = next(size for size in range(most, 0, -1) if share % size == 0)
+    rows = next(size for size in range(min(share, most), 0, -1) if share % size == 0)
     args[upstream.PER_DEVICE_TRAIN_BATCH_SIZE], args[upstream.GRADIENT_ACCUMULATION_STEPS] = rows, share // rows
