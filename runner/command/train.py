@@ -37,7 +37,7 @@ from runner.model.adapter import write_adapter
 from runner.model.chat import tokenizer_hash
 from runner.model.encoding import stop_ids
 from runner.model.load import read_adapter
-from runner.model.saved import find_missing
+from runner.model.saved import find_missing, gather_weights
 from runner.report.facts import folders_in, score_rows, words_of
 from runner.report.number import format_duration, plural
 from runner.report.objective import choose_objective, describe_decline
@@ -198,17 +198,19 @@ def save_model(run: Run, trainer: Trainer) -> None:
         new.mkdir()  # nobody else's: a link there would be followed
     trainer.accelerator.wait_for_everyone()  # or what another process writes would be removed
     # Gathered by all processes, whatever form the checkpoints have; PPO knows the parts of its model.
-    weights, gather = None, getattr(model, "gather_policy", None)
-    if trainer.is_fsdp_enabled:
-        weights = gather() if gather else trainer.accelerator.get_state_dict(trainer.model)
-    if gather or (weights is None and not isinstance(model, PeftModel)):
+    weights, saves_itself = None, policy is not model
+    if trainer.is_fsdp_enabled and not saves_itself:
+        weights = trainer.accelerator.get_state_dict(trainer.model)
+    elif trainer.is_fsdp_enabled:
+        weights = gather_weights(policy, keep=is_first)
+    if saves_itself or (weights is None and not isinstance(model, PeftModel)):
         trainer.save_model(str(new))
     trainer.accelerator.wait_for_everyone()  # or what another process still writes would not be there
     if not is_first:
         return
     if isinstance(policy, PeftModel):
         _save_adapter(run, policy, new, weights)
-    elif weights is not None and not gather:
+    elif weights is not None and not saves_itself:
         once = {name: weight for name, weight in weights.items() if name not in policy.all_tied_weights_keys}
         policy.save_pretrained(new, state_dict=once)
     trainer.processing_class.save_pretrained(new)

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from peft import PeftConfig, PeftModel, get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from runner.errors import ConfigError, Fault, FolderError
@@ -32,6 +33,22 @@ def find_missing(model: nn.Module, folder: Path, weights: Mapping[str, Any] | No
         return sorted(set(loaded["missing_keys"]) & {name for name, _ in base.named_parameters()})
     except (OSError, RuntimeError, ConfigError) as error:
         return [str(error).splitlines()[0]]
+
+
+def gather_weights(model: nn.Module, *, keep: bool) -> dict[str, Tensor] | None:
+    """All weights of a model on the CPU, for the process that keeps them; None where FSDP2 has sharded none of them.
+
+    All processes call it together, since each holds a share.
+    """
+    weights = nn.Module.state_dict(model)  # all of them, whatever a class of its own would save
+    if not any(isinstance(weight, DTensor) for weight in weights.values()):
+        return None
+    found = {}
+    for name, weight in weights.items():
+        whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
+        if keep:
+            found[name] = whole.cpu()
+    return found
 
 
 def load_adapter_weights(model: PreTrainedModel | PeftModel, folder: Path) -> PeftModel:

@@ -22,7 +22,6 @@ from peft import PeftModel
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 from transformers import (
@@ -159,17 +158,6 @@ class ActorCritic(nn.Module):
         if isinstance(self, FSDPModule) and "values" not in vars(self):
             for name in ("logprobs", "reference_logprobs", "values"):
                 register_fsdp_forward_method(self, name)
-
-    def gather_policy(self) -> dict[str, Tensor] | None:
-        """Those of the policy by its own names."""
-        return part_of(self.gather_weights(), "policy")
-
-    def gather_weights(self) -> dict[str, Tensor] | None:
-        """All weights on the CPU, where FSDP2 has sharded them: for every process, which all call it together."""
-        if not isinstance(self, FSDPModule):
-            return None
-        weights = nn.Module.state_dict(self)
-        return {name: (w.full_tensor() if isinstance(w, DTensor) else w).cpu() for name, w in weights.items()}
 
     def make_padding_free(self, reference: TokenLogProbs | None) -> bool:
         """Have policy, critic and reference take rows that lie end to end, if all can."""

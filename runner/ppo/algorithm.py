@@ -72,6 +72,7 @@ from runner.generate.sampler import Sampling, seeded_generator, whole
 from runner.io.files import replace_rows, write_json
 from runner.io.temporary import temporarily
 from runner.model.encoding import encode_prompt
+from runner.model.saved import gather_weights
 from runner.ppo.actor_critic import ActorCritic, Policy, TokenLogProbs, build_actor_critic, build_reference
 from runner.ppo.batching import MicroBatch, Rollout, check_rows, find_stop_ids
 from runner.ppo.minibatches import find_minibatch_faults
@@ -763,7 +764,7 @@ class PPOTrainer(Trainer):
         folder = Path(output_dir or self.args.output_dir)
         if _internal_call:
             super().save_model(output_dir, _internal_call=True)
-        weights = self.actor_critic.gather_weights()
+        weights = gather_weights(self.actor_critic, keep=self.args.should_save)
         if not self.args.should_save:
             return
         policy = folder / "policy" if _internal_call else folder
