@@ -120,8 +120,7 @@ def _adapter(context: ValidationContext) -> Iterator[Fault]:
 def _strategy(context: ValidationContext) -> Iterator[Fault]:
     """A fault for each part, or resumed run, that a model which is spread over processes has no place for."""
     args, quant, signature = context.args, context.mapping("quant"), context.signature(context.cfg.get("peft"))
-    given = {name: args[name] for name in sharding.FIELDS if args.get(name)}
-    alone = {f"{ARGS}{name}": sharding.unspread(f"{ARGS}{name}", context.typed) for name in given}
+    given = [name for name in sharding.FIELDS if args.get(name)]
     if signature and upstream.FSDP in given:
         if "num_virtual_tokens" in signature.parameters:
             found = f"{signature.name} on a sharded model, no process of which has its tokens whole to save them"
@@ -132,7 +131,8 @@ def _strategy(context: ValidationContext) -> Iterator[Fault]:
     whole = [name for name in given if quant.get("load_in_8bit") or (quant and name == upstream.DEEPSPEED)]
     if whole:
         where = f"{ARGS}{whole[0]}"
-        yield Fault("quant", f"set, and {where} would split its rounded weights", "whole copies", alone[where])
+        fix = sharding.unspread(where, context.typed)
+        yield Fault("quant", f"set, and {where} would split its rounded weights", "whole copies", fix)
     elif quant.get("load_in_4bit") and upstream.FSDP in given and not quant.get("bnb_4bit_quant_storage"):
         where, found = "quant.bnb_4bit_quant_storage", "bytes, which FSDP does not split beside other weights"
         yield Fault(where, found, "the type of the other weights", f"{where}=bfloat16")
