@@ -402,7 +402,9 @@ def _read_line(line: bytes, path: Path, number: int) -> Entry:
 
 
 def _looks(text: bytes) -> tuple[bool, bool]:
-    """True for values in a text that may be nested too deeply, and for such as may hold characters that are none."""
+    """The two searches that a text gives reason for, since few do: for values in each other without an end, and for
+    escapes that make no character.
+    """
     return text.count(b"[") + text.count(b"{") > MAX_DEPTH, b"\\u" in text
 
 
@@ -410,11 +412,7 @@ def _as_row(value: object, where: str, fix: str, may_be_deep: bool, has_escapes:
     """The value if it is a row of whole characters, else its fault."""
     if not isinstance(value, dict):
         return Fault(where, repr(json.dumps(value, ensure_ascii=False)[:40]), "a JSON object", fix)
-    level: list[Any] = [value] if may_be_deep else []
-    for _ in range(MAX_DEPTH if may_be_deep else 0):
-        inside = [each.values() if isinstance(each, dict) else each for each in level]
-        level = [each for each in chain.from_iterable(inside) if isinstance(each, dict | list)]
-    if level:
+    if may_be_deep and _is_deep(value):
         return Fault(where, "lists or objects in each other without an end", f"at most {MAX_DEPTH} deep", fix)
     if has_escapes:
         try:
@@ -422,6 +420,14 @@ def _as_row(value: object, where: str, fix: str, may_be_deep: bool, has_escapes:
         except UnicodeEncodeError:
             return Fault(where, "half a surrogate pair, which is no character", "whole characters", fix)
     return value
+
+
+def _is_deep(value: object) -> bool:
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        inside = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [each for each in chain.from_iterable(inside) if isinstance(each, dict | list)]
+    return bool(level)
 
 
 def _see(path: Path, number: int) -> str:

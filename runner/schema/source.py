@@ -259,7 +259,8 @@ def _parse(file: Path, changed: int) -> ast.Module:
     except (SyntaxError, ValueError):  # the import reports this better, with its line
         return ast.Module([], [])
     finally:
-        gc.enable() if collects else None
+        if collects:
+            gc.enable()
 
 
 @functools.lru_cache(maxsize=4096)
