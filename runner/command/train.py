@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import release_memory, set_seed
+from accelerate.utils import broadcast_object_list, release_memory, set_seed
 from huggingface_hub import RepoUrl
 from peft import PeftModel
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -91,7 +91,7 @@ def _train(run: Run, components: Components, stop: StopRequest) -> None:
     began = time.monotonic()
     trainer, rows = components.trainer, components.train_rows
     is_first = trainer.is_world_process_zero()
-    newest = last_checkpoint(run, clean=is_first)
+    (newest,) = broadcast_object_list([last_checkpoint(run) if is_first else None])  # one process reads all of it
     other = other_run(run.cfg) if newest is None else None
     if is_first and newest is None and other is None and (step := run.status()["step"]):
         print(f"begins    again: it had come to step {step}, and no checkpoint was saved", flush=True)

@@ -14,6 +14,7 @@ import logging
 import math
 import shutil
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from runner.errors import Fault, FolderError
@@ -22,17 +23,24 @@ from runner.run import Run
 
 log = logging.getLogger(__name__)
 SEAL = "seal.json"
+THREADS = 8  # that hash the files of a folder: 1.4 GB a second each, where the disk is as fast
 
 
 def seal(folder: Path) -> None:
     """Put every byte of a folder on the disk, then its sizes and hashes, so that damage can be found."""
-    files = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SEAL):
-        path.chmod(0o644 if path.stat().st_mode & 0o077 == 0 else path.stat().st_mode)
-        sync(path)
-        files[path.relative_to(folder).as_posix()] = [path.stat().st_size, sha256(path)]
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SEAL)
+    with ThreadPoolExecutor(THREADS) as threads:
+        entries = list(threads.map(_put_down, paths))
+    files = {path.relative_to(folder).as_posix(): entry for path, entry in zip(paths, entries, strict=True)}
     write_json(folder / SEAL, files | {SEAL: _own_entry(files)})
     sync(folder.parent)
+
+
+def _put_down(path: Path) -> list[object]:
+    """Have a file on the disk, where others may read it; its size and hash."""
+    path.chmod(0o644 if path.stat().st_mode & 0o077 == 0 else path.stat().st_mode)
+    sync(path)
+    return [path.stat().st_size, sha256(path)]
 
 
 def damage_of(folder: Path, *, touched_only: bool = False) -> dict[str, str]:
@@ -46,8 +54,9 @@ def damage_of(folder: Path, *, touched_only: bool = False) -> dict[str, str]:
     if files.pop(SEAL) != _own_entry(files):
         return {SEAL: "other bytes than were sealed"}
     since = (folder / SEAL).stat().st_mtime_ns if touched_only else 0
-    found = {name: _damage(folder / name, size, digest, since) for name, (size, digest) in files.items()}
-    return {name: wrong for name, wrong in found.items() if wrong}
+    with ThreadPoolExecutor(THREADS) as threads:
+        found = list(threads.map(lambda name: _damage(folder / name, files[name][0], files[name][1], since), files))
+    return {name: wrong for name, wrong in zip(files, found, strict=True) if wrong}
 
 
 def _damage(path: Path, size: int, digest: str, since: int) -> str:
