@@ -51,7 +51,7 @@ def checkpoint(root, step):
 
 
 def test_older_checkpoints_go_after_the_new_one_is_sealed_and_the_best_stays(tmp_path):
-    keeper, args = Seal(2, steps_to_notice()), SimpleNamespace(output_dir=str(tmp_path))
+    keeper, args = Seal(2, steps_to_notice()), SimpleNamespace(output_dir=str(tmp_path), process_index=0, world_size=1)
     for step in (1, 2, 3, 4):
         checkpoint(tmp_path, step)
         keeper.on_save(args, state(step, best=str(tmp_path / "checkpoint-1")), None)
@@ -62,7 +62,7 @@ def test_older_checkpoints_go_after_the_new_one_is_sealed_and_the_best_stays(tmp
 @pytest.mark.parametrize("tolerate", [None, {"diverged": 20}], ids=["as_it_is", "patient"])
 @pytest.mark.parametrize("every", [1, 4, 10])
 def test_a_checkpoint_from_before_the_first_sick_step_stays_until_the_sickness_is_noticed(tmp_path, tolerate, every):
-    notice, args = steps_to_notice(tolerate), SimpleNamespace(output_dir=str(tmp_path))
+    notice, args = steps_to_notice(tolerate), SimpleNamespace(output_dir=str(tmp_path), process_index=0, world_size=1)
     keeper, most = Seal(2, notice), 0
     for step in range(every, 90, every):
         checkpoint(tmp_path, step)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runner.run.seal import SEAL, damage_of, seal
+from runner.run.seal import SEAL, damage_of, put_down, seal, sealed_hashes
 
 
 @pytest.fixture
@@ -17,6 +17,22 @@ def sealed(tmp_path):
 
 def test_a_sealed_folder_verifies(sealed):
     assert not damage_of(sealed)
+
+
+def test_each_process_seals_the_files_that_it_wrote(tmp_path):
+    names = {"rng_state_0.pth": 0, "rng_state_1.pth": 1, "optimizer_0/__1_0.distcp": 1, "optimizer_0/__0_1.distcp": 0}
+    names |= {
+        "trainer_state.json": 0,
+        "step_1.bin": 0,
+        "global_step1/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt": 1,
+    }
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    shares = [put_down(tmp_path, process, 2) for process in range(2)]
+    assert {name: process for process, share in enumerate(shares) for name in share} == names
+    seal(tmp_path, shares[1] | shares[0])
+    assert sealed_hashes(tmp_path).keys() == {*names, SEAL} and not damage_of(tmp_path)
 
 
 def flip(path):

@@ -31,7 +31,7 @@ from runner.config.override import dotted_key
 from runner.dataset.form import fits
 from runner.dataset.load import fingerprint
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, FolderError, RunnerError
-from runner.io.files import files_of, read_json, shipped, strict, sync_rows, write_json, write_text
+from runner.io.files import read_json, shipped, strict, sync_rows, write_json, write_text
 from runner.io.terminal import coloured, line_of
 from runner.model.adapter import write_adapter
 from runner.model.chat import tokenizer_hash
@@ -49,7 +49,7 @@ from runner.run.continuation import begin_from, copy_history, other_run
 from runner.run.disk import check_space
 from runner.run.inputs import check_fingerprints, find_other_facts, read_fingerprints
 from runner.run.read import SAMPLE_FILES, RunRecord, read_run
-from runner.run.seal import last_checkpoint, rotate, seal, step_of
+from runner.run.seal import last_checkpoint, rotate, seal, sealed_hashes, step_of
 from runner.schema import upstream
 from runner.tracker.callback import trackers_closed
 from runner.training.callback import AtStart, StopRequest
@@ -179,7 +179,7 @@ def _finish(run: Run, components: Components, stop: StopRequest, seconds: float)
         return
     write_json(run.folder / "scores.json", scores)
     write_plots(run.metrics, run.folder / "plots", title=run.folder.parent.name)
-    write_manifest(run, files=files_of(run.model))
+    write_manifest(run, files=sealed_hashes(run.model))
     if stop.number is not None:  # a library has caught it, and what it left out nobody knows
         raise stop.error()
     rotate(run.checkpoints, components.seal.keep, trainer.state.best_model_checkpoint)

@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import math
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,24 +24,43 @@ from runner.run import Run
 
 log = logging.getLogger(__name__)
 SEAL = "seal.json"
+# The number of the process that wrote a file: of the Trainer, of torch's sharded checkpoints, of DeepSpeed.
+OF_A_PROCESS = re.compile(r"(?:^rng_state_|^__|_pp_rank_|^zero_pp_rank_)(\d+)")
 THREADS = 8  # that hash the files of a folder: 1.4 GB a second each, where the disk is as fast
 
 
-def seal(folder: Path) -> None:
-    """Put every byte of a folder on the disk, then its sizes and hashes, so that damage can be found."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SEAL)
-    with ThreadPoolExecutor(THREADS) as threads:
-        entries = list(threads.map(_put_down, paths))
-    files = {path.relative_to(folder).as_posix(): entry for path, entry in zip(paths, entries, strict=True)}
-    write_json(folder / SEAL, files | {SEAL: _own_entry(files)})
+def seal(folder: Path, entries: Mapping[str, Sequence[object]] | None = None) -> None:
+    """Put every byte of a folder on the disk, then its sizes and hashes, so that damage can be found.
+
+    ``entries`` are those of files that several processes have put there, each its own by :func:`put_down`.
+    """
+    files = put_down(folder) if entries is None else entries
+    write_json(folder / SEAL, {name: files[name] for name in sorted(files)} | {SEAL: _own_entry(files)})
     sync(folder.parent)
 
 
-def _put_down(path: Path) -> list[object]:
-    """Have a file on the disk, where others may read it; its size and hash."""
-    path.chmod(0o644 if path.stat().st_mode & 0o077 == 0 else path.stat().st_mode)
-    sync(path)
-    return [path.stat().st_size, sha256(path)]
+def put_down(folder: Path, process: int = 0, processes: int = 1) -> dict[str, list[object]]:
+    """Size and hash of each file of a folder, which others may read and which is on the disk then.
+
+    Of several ``processes`` each takes the files that it wrote, by the number in their names; the first takes the rest.
+    """
+
+    def put(path: Path) -> list[object]:
+        path.chmod(0o644 if path.stat().st_mode & 0o077 == 0 else path.stat().st_mode)
+        sync(path)
+        return [path.stat().st_size, sha256(path)]
+
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != SEAL]
+    numbers = [OF_A_PROCESS.search(path.name) for path in paths]
+    own = [path for path, of in zip(paths, numbers, strict=True) if (int(of[1]) if of else 0) % processes == process]
+    with ThreadPoolExecutor(THREADS) as threads:
+        entries = list(threads.map(put, own))
+    return {path.relative_to(folder).as_posix(): entry for path, entry in zip(own, entries, strict=True)}
+
+
+def sealed_hashes(folder: Path) -> dict[str, str]:
+    """The hash of every file of a sealed folder, by its relative name."""
+    return {name: digest for name, (_, digest) in (read_json(folder / SEAL) or {}).items()}
 
 
 def damage_of(folder: Path, *, touched_only: bool = False) -> dict[str, str]:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from accelerate.utils import wait_for_everyone
+from accelerate.utils import gather_object, wait_for_everyone
 from peft import PeftModel
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from runner.io.files import read_json
-from runner.run.seal import checkpoints_at_once, rotate, seal
+from runner.run.seal import checkpoints_at_once, put_down, rotate, seal
 from runner.schema import upstream
 
 # Numbers that an optimizer keeps of each weight, by what its name holds.
@@ -55,9 +55,11 @@ class Seal(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         wait_for_everyone()  # every rank writes a file of its own into the checkpoint
+        root = Path(args.output_dir)
+        folder = root / f"checkpoint-{state.global_step}"
+        entries = gather_object([*put_down(folder, args.process_index, args.world_size).items()])
         if state.is_world_process_zero:
-            root = Path(args.output_dir)
-            seal(root / f"checkpoint-{state.global_step}")
+            seal(folder, dict(entries))
             if self.set_status:
                 self.set_status(sealed=state.global_step)
             rotate(root, self.keep, state.best_model_checkpoint, self.steps_to_notice)

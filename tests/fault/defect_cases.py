@@ -358,12 +358,12 @@ DEFECTS = (
         "rotated_before_sealed",
         "Old checkpoints are deleted before the new one is sealed, so that a kill between them leaves none.",
         "runner/training/checkpoint.py",
-        '            seal(root / f"checkpoint-{state.global_step}")\n'
+        "            seal(folder, dict(entries))\n"
         "            if self.set_status:\n"
         "                self.set_status(sealed=state.global_step)\n"
         "            rotate(root, self.keep, state.best_model_checkpoint, self.steps_to_notice)\n",
         "            rotate(root, self.keep, state.best_model_checkpoint, self.steps_to_notice)\n"
-        '            seal(root / f"checkpoint-{state.global_step}")\n'
+        "            seal(folder, dict(entries))\n"
         "            if self.set_status:\n"
         "                self.set_status(sealed=state.global_step)\n",
         tests=("tests/test_checkpoint.py::test_older_checkpoints_go_after_the_new_one_is_sealed_and_the_best_stays",),
