@@ -1,7 +1,8 @@
 """Sampling: every engine draws from softmax(logits / temperature), and says what it drew with which probability."""
 
-import contextlib
-import inspect
+import math
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,11 +16,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from runner.errors import EnvironmentFault
-from runner.generate import engines
-from runner.generate.engines import merged_weights
+from runner.generate.engines import VLLM
 from runner.generate.sampler import Responses, Sampling, choose_engine, cut, evaluating, sample, sample_token, truncate
+from runner.run.read import read_metrics
 
+ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = [[0, 1, 2], [3], [4, 5, 6, 7, 8, 9], [0, 0]]
 
 
@@ -227,36 +228,6 @@ def test_a_completion_is_cut_after_its_first_stop_token():
     assert cut(torch.tensor([1, 2]), ()).tolist() == [1, 2]
 
 
-# --- vLLM: a stand-in for the server's client, since the server needs a GPU -----------------------
-
-
-class Client:
-    """Takes weights and prompts as TRL's client does, and answers with a model of its own that holds those weights."""
-
-    def __init__(self, model):
-        self.model, self.asked, self.open = model, [], False
-
-    @contextlib.contextmanager
-    def weight_update(self):
-        self.open = True
-        yield
-        self.open = False
-
-    def update_named_param(self, name, weights):
-        assert self.open
-        self.model.get_parameter(name).data.copy_(weights)
-
-    def reset_prefix_cache(self):
-        assert not self.open
-        self.asked.append("reset")
-
-    def generate(self, prompts, temperature, max_tokens, logprobs, generation_kwargs):
-        self.asked.append(generation_kwargs)
-        how = Sampling(max_tokens, (), temperature)  # a server that runs on behind the stop token
-        tokens = sample(self.model, prompts, how, noise(len(prompts), max_tokens)).tokens
-        return {"completion_ids": [row.tolist() for row in tokens]}
-
-
 def test_every_part_of_a_model_keeps_its_mode():
     model = torch.nn.Sequential(torch.nn.Linear(1, 1).eval(), torch.nn.Linear(1, 1))
     with evaluating(model):
@@ -264,39 +235,60 @@ def test_every_part_of_a_model_keeps_its_mode():
     assert [part.training for part in model.modules()] == [True, False, True]
 
 
+# --- vLLM: a stand-in for the package, since it needs a GPU ---------------------------------------
+
+STAND_IN = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "vllm_stand_in")])}
+VLLM_RUN = ("trainer=ppo", "trainer.args.rollout_engine=vllm", "dataset.limit.train=64", "dataset.limit.eval=8")
+VLLM_RUN += (
+    "metric=none",
+    "trainer.args.max_steps=2",
+    "trainer.args.logging_steps=1",
+    "learning_rate=1e-2",
+    "name=run",
+)
+SHARDED = ("strategy=fsdp2", "launcher.num_processes=2", "trainer.args.bf16=false")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("adapted", [False, True])
-def test_a_vllm_server_samples_from_the_policy_as_it_is_now(tmp_path, monkeypatch, adapted):
-    client = Client(letter_model(seed=5))
-    monkeypatch.setattr(engines, "connect", lambda url: client)
-    peft_config = lora(init_lora_weights=False) if adapted else None
-    trainer = letter_trainer(tmp_path, rollout_engine="vllm", peft_config=peft_config, max_steps=2)
-    trainer.train()
-    log = trainer.state.log_history
-    assert client.asked[::2] == ["reset", "reset"] and client.asked[1]["stop_token_ids"] == [END]
-    assert client.asked[1]["seed"] != client.asked[3]["seed"]
-    # The log-probabilities are PPO's own: the KL to the reference is 0 before anything was learned, and the ratio 1.
-    assert abs(log[0]["objective/kl"]) < 1e-4 or adapted
-    sent = dict(client.model.named_parameters())
-    before = [weight.clone() for weight in trainer.actor_critic.policy.parameters()]
-    for name, weight in merged_weights(trainer.actor_critic.policy):
-        sent[name].data.copy_(weight)
-    ids = torch.tensor([[1, 2, 3, 4]])
-    assert torch.allclose(client.model(ids).logits, trainer.actor_critic.policy(ids).logits, atol=1e-5)
-    after = list(trainer.actor_critic.policy.parameters())
-    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+@pytest.mark.parametrize("more", [["peft=lora", "trainer.args.vllm_enable_sleep_mode=true"], SHARDED])
+def test_vllm_samples_from_the_policy_as_it_is_now(runner, more):
+    done = runner.cold(*VLLM_RUN, *more, RUNNER_TEST_FSDP_ON_CPU="1", **STAND_IN)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line for line in read_metrics(runner.runs("run")[0] / "metrics.jsonl") if "loss" in line]
+    assert abs(lines[0]["objective/kl"]) < 1e-4 < abs(lines[1]["objective/kl"])
+    for line in lines:  # of what it drew, PPO's own probabilities are the same
+        for kind in ("min", "mean", "max"):
+            assert line[f"sampling/importance_sampling_ratio/{kind}"] == pytest.approx(1, abs=1e-3)
 
 
-def test_a_vllm_server_without_vllm_is_the_fault_of_the_environment():
-    with pytest.raises(EnvironmentFault, match="vllm is not installed"):
-        engines.connect("http://localhost:1")
+@pytest.mark.parametrize("words", [VLLM_RUN, ["trainer=grpo", "trainer.args.use_vllm=true"]], ids=["ppo", "grpo"])
+def test_vllm_is_asked_for_where_it_is_and_missed_where_it_is_not(runner, words):
+    missing = runner(*words, "--dry-run", code=5)
+    assert "pip install 'trl[vllm]'" in missing.stderr
+    there = runner.cold(*words, "--dry-run", **STAND_IN)
+    assert there.returncode == 0, there.stderr
 
 
-def test_trl_still_has_the_client_that_the_engine_talks_to():
-    from trl.generation.vllm_client import VLLMClient
+class Elsewhere(VLLM):
+    """Samples by the policy itself, and says that each token was so many times less likely."""
 
-    assert {"base_url", "connection_timeout"} <= set(inspect.signature(VLLMClient).parameters)
-    asked = {"prompts", "temperature", "max_tokens", "logprobs", "generation_kwargs"}
-    assert asked <= set(inspect.signature(VLLMClient.generate).parameters)
-    assert list(inspect.signature(VLLMClient.update_named_param).parameters) == ["self", "name", "weights"]
-    assert all(callable(getattr(VLLMClient, name)) for name in ("weight_update", "reset_prefix_cache"))
+    def __init__(self, trainer, times):
+        self.trainer, self.times = trainer, times
+
+    def sample(self, prompts, step):
+        how = self.trainer.sampling
+        drawn = sample(self.trainer.actor_critic.policy, prompts, how, noise(len(prompts), how.max_new_tokens))
+        return Responses(drawn.tokens, [logprobs_R - math.log(self.times) for logprobs_R in drawn.logprobs])
+
+
+def test_what_another_sampler_draws_too_rarely_weighs_more_up_to_a_limit(tmp_path):
+    norms, ratios = {}, {}
+    for times in (1.0, 2.0, 40.0, math.nan):
+        trainer = letter_trainer(tmp_path, max_steps=1, num_ppo_epochs=1, vf_coef=0.0, kl_coef=0.0)
+        trainer.engine = Elsewhere(trainer, times)
+        trainer.train()
+        norms[times] = trainer.state.log_history[0]["grad_norm"]
+        ratios[times] = trainer.state.log_history[0]["sampling/importance_sampling_ratio/mean"]
+    one, *others = norms.values()
+    assert [other / one for other in others] == pytest.approx([2, 3, 1], rel=1e-4)
+    assert [*ratios.values()] == pytest.approx([1, 2, 40, 1], rel=1e-4)

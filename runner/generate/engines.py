@@ -1,33 +1,23 @@
-"""Engines that may stand in for the sampler in PPO: continuous batching of transformers, and a vLLM server.
+"""Engines that may stand in for the sampler in PPO: continuous batching of transformers, and vLLM by TRL.
 
-Both are made for GPUs and draw with random numbers of their own, for which they take a seed from the noise.
+Both are made for GPUs, and draw with random numbers of their own.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from accelerate import PartialState
+from accelerate import Accelerator
 from peft import PeftModel
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from runner.errors import check_library
+from runner.errors import ConfigError, Fault, check_library
 from runner.generate.sampler import Model, Responses, Sampling, cut, sample, without_generation_defaults
 
 Engine = Callable[[Model, Sequence[Sequence[int]], Sampling, Tensor], Responses]
-
-
-def build_engine(name: str, vllm_server_base_url: str) -> Engine:
-    """A function of prompts that samples completions: ``engine(policy, prompts, sampling, noise_BR)``.
-
-    ``noise_BR`` are uniform random numbers, one for each token that may be drawn. All but ``vllm`` and ``continuous``
-    are engines of :func:`runner.generate.sampler.sample`.
-    """
-    if name == "vllm":
-        return functools.partial(sample_by_server, connect(vllm_server_base_url))
-    return sample_by_continuous_batching if name == "continuous" else functools.partial(sample, engine=name)
 
 
 @torch.no_grad()
@@ -46,70 +36,71 @@ def sample_by_continuous_batching(
         pad_token_id=0,
     )
     with without_generation_defaults(model), torch.random.fork_rng():
-        torch.manual_seed(_seed(noise_BR))
+        torch.manual_seed(int(noise_BR.flatten()[0].double() * 2**31))
         inputs = [list(prompt) for prompt in prompts]
         answers = model.generate_batch(inputs=inputs, generation_config=config, progress_bar=False)
     # Requests are numbered in the order of the prompts; answers come back in any.
     ordered = sorted(answers.values(), key=lambda answer: int(answer.request_id.rpartition("_")[2]))
-    return _to_responses([answer.generated_tokens for answer in ordered], how)
+    return Responses([cut(torch.tensor(answer.generated_tokens), how.stop_ids) for answer in ordered])
 
 
-def _seed(noise_BR: Tensor) -> int:
-    return int(noise_BR.flatten()[0].double() * 2**31)
+class VLLM:
+    """vLLM by TRL's own generation, on the cards of the training (colocate) or on a server (``vllm_mode``).
 
-
-def _to_responses(completions: Sequence[Sequence[int]], how: Sampling) -> Responses:
-    tokens = (torch.tensor(ids)[: how.max_new_tokens] for ids in completions)
-    return Responses([cut(tokens_R, how.stop_ids) for tokens_R in tokens])
-
-
-def connect(base_url: str) -> Any:
-    """TRL's client of a running vLLM server, joined with it for sending weights; needs a GPU."""
-    check_library("vllm", "trainer.args.rollout_engine", "trl[vllm]")
-    from trl.generation.vllm_client import VLLMClient
-
-    client = VLLMClient(base_url=base_url, connection_timeout=60)
-    if PartialState().is_main_process:
-        client.init_communicator(device=torch.cuda.current_device())
-    return client
-
-
-@torch.no_grad()
-def sample_by_server(
-    client: Any, policy: Model, prompts: Sequence[Sequence[int]], how: Sampling, noise_BR: Tensor
-) -> Responses:
-    """Completions by a vLLM server, which is sent the policy before each rollout.
-
-    Its log-probabilities come of other kernels and are left there: PPO computes its own.
+    It draws by random numbers of its own, and has its log-probabilities from kernels of its own.
     """
-    processes = PartialState()
-    if processes.is_main_process:
-        with client.weight_update():
-            for name, weight in merged_weights(policy):
-                client.update_named_param(name, weight)
-        client.reset_prefix_cache()
-    processes.wait_for_everyone()
-    answer = client.generate(
-        prompts=[list(prompt) for prompt in prompts],
-        temperature=how.temperature,
-        max_tokens=how.max_new_tokens,
-        logprobs=None,
-        generation_kwargs={"stop_token_ids": list(how.stop_ids), "ignore_eos": True, "seed": _seed(noise_BR)},
-    )
-    return _to_responses(answer["completion_ids"], how)
+
+    def __init__(
+        self, policy: Model, accelerator: Accelerator, tokenizer: PreTrainedTokenizerBase, args: Any, how: Sampling
+    ):
+        """``args`` have the settings of vLLM under the names that GRPOConfig gives them."""
+        check_library("vllm", "trainer.args.rollout_engine", "trl[vllm]")
+        from trl.generation.vllm_generation import VLLMGeneration
+
+        self.stop_ids = how.stop_ids
+        self.sent: int | None = None  # the step of the weights that it has
+        self.generation = VLLMGeneration(
+            policy,
+            accelerator,
+            tokenizer,
+            mode=args.vllm_mode,
+            server_base_url=args.vllm_server_base_url,
+            server_timeout=args.vllm_server_timeout,
+            tensor_parallel_size=args.vllm_tensor_parallel_size,
+            gpu_memory_utilization=args.vllm_gpu_memory_utilization,
+            max_model_length=args.vllm_max_model_length,
+            enable_sleep_mode=args.vllm_enable_sleep_mode,
+            temperature=how.temperature,
+            max_completion_length=how.max_new_tokens,
+            generation_kwargs={"stop_token_ids": list(how.stop_ids), "ignore_eos": True},
+        )
+        if args.vllm_mode == "server" and accelerator.is_main_process:
+            mode = self.generation.vllm_client.get_server_info()["model_config"]["logprobs_mode"]
+            if mode != "processed_logprobs":
+                found, fix = f"the server runs with {mode}", "vllm serve <model> --logprobs-mode processed_logprobs"
+                expected = "log-probabilities at the temperature of sampling"
+                raise ConfigError(Fault("trainer.args.vllm_mode", found, expected, fix))
+
+    @torch.no_grad()
+    def sample(self, prompts: Sequence[Sequence[int]], step: int) -> Responses:
+        """A completion for each prompt under the weights of a step; all processes ask for as many."""
+        if step != self.sent:
+            self.generation.sync_weights()
+            self.sent = step
+        _, completions, found, _ = self.generation.generate(list(map(list, prompts)), None, 1)
+        tokens = [cut(torch.tensor(ids), self.stop_ids) for ids in completions]
+        logprobs = [[math.nan if of[0] is None else of[0] for of in each] for each in found]
+        return Responses(tokens, [torch.tensor(each)[: len(ids)] for each, ids in zip(logprobs, tokens, strict=True)])
 
 
-def merged_weights(policy: Model) -> Iterator[tuple[str, Tensor]]:
-    """The weights of the policy under the names of its base model, the active adapter added in, one at a time.
+def build_engine(
+    policy: Model, accelerator: Accelerator, tokenizer: PreTrainedTokenizerBase, args: Any, how: Sampling
+) -> Engine | VLLM:
+    """vLLM, or a function of prompts that samples completions: ``engine(policy, prompts, sampling, noise_BR)``.
 
-    Nothing is changed: to merge an adapter and take it out again would leave rounding in the base.
+    ``noise_BR`` are uniform random numbers, one for each token that may be drawn. ``args`` are PPO's.
     """
-    own = policy.active_adapter if isinstance(policy, PeftModel) else None
-    base = policy.get_base_model() if isinstance(policy, PeftModel) else policy
-    layers = {id(layer.weight): layer for layer in policy.modules() if own in getattr(layer, "lora_A", ())}
-    for name, weight in base.named_parameters():
-        if own and (policy.base_model.prefix in name or "original_module" in name):
-            continue
-        name = name.replace(".base_layer.", ".").replace(f".modules_to_save.{own}", "")
-        layer = layers.get(id(weight))
-        yield name, weight if layer is None else weight + layer.get_delta_weight(own).to(weight.dtype)
+    if args.rollout_engine == "vllm":
+        return VLLM(policy, accelerator, tokenizer, args, how)
+    by_sampler = functools.partial(sample, engine=args.rollout_engine)
+    return sample_by_continuous_batching if args.rollout_engine == "continuous" else by_sampler

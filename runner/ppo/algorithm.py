@@ -66,7 +66,7 @@ from runner.dataset.load import Rows
 from runner.errors import ConfigError, Fault
 from runner.generate.batch import TOKENS_PER_PASS
 from runner.generate.completion import Completion
-from runner.generate.engines import build_engine
+from runner.generate.engines import VLLM, build_engine
 from runner.generate.rows import Row
 from runner.generate.sampler import Sampling, seeded_generator, whole
 from runner.io.files import replace_rows, write_json
@@ -184,7 +184,15 @@ class PPOConfig(TrainingArguments):
     stop_token_id: int | None = None  # a further token that ends a completion
     missing_eos_penalty: float | None = None  # off the score of a completion that was cut off (Huang et al. 2024)
     rollout_engine: Literal["auto", "loop", "generate", "continuous", "vllm"] = "auto"  # the last two need a GPU
+    vllm_mode: Literal["colocate", "server"] = "colocate"
     vllm_server_base_url: str = "http://localhost:8000"
+    vllm_server_timeout: float = 240.0  # seconds to wait for it
+    vllm_gpu_memory_utilization: float = 0.3  # of a card, where it is colocated, as all below
+    vllm_max_model_length: int | None = None
+    vllm_tensor_parallel_size: int = 1
+    vllm_enable_sleep_mode: bool = False  # leaves the card to the update
+    # Losses times the ratio of the policy's probability of a token to vLLM's, at most this; None: they are as they are.
+    vllm_importance_sampling_clip_max: float | None = 3.0
     local_rollout_forward_batch_size: int = 64  # rows sampled side by side
     num_sample_generations: int = 10  # times in a training that held-out samples go to completions.jsonl
 
@@ -329,7 +337,6 @@ class PPOTrainer(Trainer):
         actor_critic = build_actor_critic(policy, given.critic, value_model, self.rewards.model_for_critic())
         self.running = RunningStats(given.kl_coef)
         self.rows_per_pass = given.per_device_train_batch_size
-        self.engine = build_engine(given.rollout_engine, given.vllm_server_base_url)
         self.metrics: dict[str, list[float]] = defaultdict(list)
         super().__init__(
             model=actor_critic,
@@ -349,6 +356,7 @@ class PPOTrainer(Trainer):
             frozen.requires_grad_(False).eval()
             if not getattr(frozen, "is_quantized", False):
                 frozen.to(self.args.device)
+        self.engine = build_engine(actor_critic.policy, self.accelerator, tokenizer, given, self.sampling)
         self.ref_logprobs = TokenLogProbs(self.reference) if self.reference is not None else None
         # Where it was measured, and every model of an update can: an eighth of the time with a wider model.
         self.padding_free = self.args.device.type == "cpu" and actor_critic.make_padding_free(self.ref_logprobs)
@@ -358,6 +366,12 @@ class PPOTrainer(Trainer):
     @property
     def actor_critic(self) -> ActorCritic:
         return self.accelerator.unwrap_model(self.model)
+
+    @property
+    def sampling(self) -> Sampling:
+        """The distribution of rollouts."""
+        args = self.args
+        return Sampling(args.response_length, self.stop_ids, args.temperature, args.local_rollout_forward_batch_size)
 
     def get_train_dataloader(self) -> DataLoader:
         """Whole rollouts only; evaluation, which the same argument rules, sees every row."""
@@ -392,10 +406,12 @@ class PPOTrainer(Trainer):
         """Sample a completion for each row."""
         args, tokenizer = self.args, self.processing_class
         prompts = [encode_prompt(tokenizer, row["prompt"], row) for row in inputs]
-        rows = args.local_rollout_forward_batch_size
-        sampling = Sampling(args.response_length, self.stop_ids, args.temperature, rows)
-        with self.accelerator.autocast(), whole(self.actor_critic):
-            samples = self.engine(self.actor_critic.policy, prompts, sampling, noise_BR)
+        is_own = not isinstance(self.engine, VLLM)
+        if isinstance(self.engine, VLLM):
+            samples = self.engine.sample(prompts, self.state.global_step)
+        else:
+            with self.accelerator.autocast(), whole(self.actor_critic):
+                samples = self.engine(self.actor_critic.policy, prompts, self.sampling, noise_BR)
         tokens = [ids.tolist() for ids in samples.tokens]
         texts, completions = tokenizer.batch_decode(tokens, skip_special_tokens=True), []
         for number, (row, prompt_ids, ids, text) in enumerate(zip(inputs, prompts, tokens, texts, strict=True)):
@@ -403,10 +419,12 @@ class PPOTrainer(Trainer):
             completions.append(Completion(number, 0, row["prompt"], prompt_ids, text, ids, finish))
         rollout = Rollout(inputs, completions, args.device)
         # float32 log-probabilities of sampling equal those of the update.
-        exact = args.old_logprobs == "sampled" or (args.old_logprobs == "auto" and self._in_float32())
+        exact = args.old_logprobs == "sampled" or (args.old_logprobs == "auto" and self._in_float32() and is_own)
         if samples.logprobs is not None and exact:
             rollout.logprobs_BR[rollout.mask_BR] = torch.cat(samples.logprobs).to(args.device)
             rollout.has_logprobs = True
+        elif samples.logprobs is not None and not is_own and args.vllm_importance_sampling_clip_max is not None:
+            rollout.sampler_logprobs_N = torch.cat(samples.logprobs).to(args.device)
         return rollout
 
     @torch.no_grad()
@@ -419,9 +437,21 @@ class PPOTrainer(Trainer):
             reference = self.ref_logprobs or actor_critic.reference_logprobs
             for batch in batches if self.args.penalises_kl else []:
                 batch.assign(rollout.ref_logprobs_BR, reference(batch, temperature))
+        if rollout.sampler_logprobs_N is not None:
+            self._weigh_by_importance(rollout, rollout.sampler_logprobs_N)
         if self.args.penalises_kl:
             kl_BR = kl_estimate(rollout.logprobs_BR, rollout.ref_logprobs_BR, self.args.kl_estimator)
             rollout.kl_BR = kl_BR * rollout.mask_BR
+
+    def _weigh_by_importance(self, rollout: Rollout, sampler_logprobs_N: Tensor) -> None:
+        """Have the losses weighted for tokens that another sampler drew, by truncated ratios (Espeholt et al. 2018)."""
+        ratios_N = (rollout.logprobs_BR[rollout.mask_BR] - sampler_logprobs_N).exp()
+        ratios_N = torch.where(ratios_N.isnan(), 1.0, ratios_N)
+        weights_N = ratios_N.clamp(max=self.args.vllm_importance_sampling_clip_max)
+        rollout.importance_BR = torch.zeros_like(rollout.logprobs_BR).masked_scatter(rollout.mask_BR, weights_N)
+        every_N = self.accelerator.gather(torch.stack([ratios_N.min(), ratios_N.mean(), ratios_N.max()])).view(-1, 3)
+        figures = {"min": every_N[:, 0].min(), "mean": every_N[:, 1].mean(), "max": every_N[:, 2].max()}
+        self._note({f"sampling/importance_sampling_ratio/{name}": each.item() for name, each in figures.items()})
 
     @torch.no_grad()
     def compute_rewards(self, rollout: Rollout) -> Tensor:
@@ -523,6 +553,8 @@ class PPOTrainer(Trainer):
         sums, log_ratios_N = rollout.sums, logprobs_N - batch.select(rollout.logprobs_BR)
         advantages_N = batch.select(rollout.advantages_BR)
         losses_N = policy_losses(log_ratios_N, advantages_N, self.args.cliprange, self.args.dual_clip)
+        if rollout.importance_BR is not None:
+            losses_N = losses_N * batch.select(rollout.importance_BR)
         loss = (losses_N * batch.select(rollout.weights_BR)).sum()
         log_ratios_N = log_ratios_N.detach()
         ratios_N = log_ratios_N.exp()

@@ -113,6 +113,8 @@ class Rollout:
         # Over all micro-batches of an update, of what is logged.
         self.sums: defaultdict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=device))
         self.has_logprobs = False
+        self.sampler_logprobs_N: Tensor | None = None  # where another than the policy has sampled
+        self.importance_BR: Tensor | None = None  # weights of its tokens
 
     def micro_batches(
         self, rows: Sequence[int], budget: int, *, padding_free: bool = False, agree: Callable[[int], int] | None = None

@@ -180,6 +180,7 @@ WANTED = {
     ),
     upstream.USE_LIGER_KERNEL: (("True", "liger_kernel", "liger-kernel"),),
     upstream.USE_VLLM: (("True", "vllm", "trl[vllm]"),),
+    "rollout_engine": (("vllm", "vllm", "trl[vllm]"),),
     upstream.DEEPSPEED: ((r"(?!None|False).+", upstream.DEEPSPEED, upstream.DEEPSPEED),),  # called like the field
     "attention": (("flash_attention_2", "flash_attn", "flash-attn"),),
     "report_to": tuple((name, name, name) for name in COMPLETED),
@@ -191,6 +192,8 @@ OTHER_VALUES = {
     "attention": "sdpa",
     "report_to": "none",
     upstream.USE_LIGER_KERNEL: "false",
+    upstream.USE_VLLM: "false",
+    "rollout_engine": "auto",
 }
 
 
