@@ -1,17 +1,21 @@
 """Models that are spread over processes: refused where they cannot be, and whole in ``model/`` where they can."""
 
+import signal
 import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from runner.__main__ import main
-from runner.command.train import save_model
-from runner.config import sharding
+from runner.command.train import find_process_dependence, save_model
+from runner.config import compose, sharding
 from runner.errors import RunnerError
 from runner.run import Run
+from runner.run.key import key_of
 from runner.validate import start
 
 
@@ -90,8 +94,6 @@ TWO = ("launcher.num_processes=2", "trainer.args.logging_steps=1")
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [["peft=none"], ["peft=lora"], ["trainer=ppo", "peft=lora"]])
 def test_a_sharded_run_saves_the_model_that_whole_copies_do(runner, more):
-    from safetensors.torch import load_file
-
     words, saved = (*SHORT, *more, "trainer.args.optim=sgd", "learning_rate=0.1"), {}
     for started in runner.start_two(*words, *FSDP, "name=sharded", RUNNER_TEST_FSDP_ON_CPU="1"):
         assert started.wait().returncode == 0
@@ -183,3 +185,77 @@ def test_an_adapter_that_is_not_there_is_missing(tiny, tmp_path):
     assert find_missing(model, tmp_path) == []
     (tmp_path / "adapter_model.safetensors").unlink()
     assert len(find_missing(model, tmp_path)) == 1
+
+
+SHARED = ("dataset.limit.train=64", "dataset.limit.eval=8", "metric=none", "batch=16", "trainer.args.logging_steps=1")
+SHARED += ("trainer.args.per_device_train_batch_size=8", "trainer.args.max_steps=4", "trainer.args.save_steps=2")
+
+
+@pytest.mark.parametrize("words", ["sft", "dpo", "reward", "ppo", "sft peft=lora", "ppo strategy=fsdp2"])
+def test_a_shared_batch_has_one_key_on_any_number_of_processes(words):
+    one, two, whole = (
+        key_of(compose([f"trainer={words.split()[0]}", *words.split()[1:], *more, "batch=16"]).cfg)
+        for more in ([], ["launcher.num_processes=2"], ["trainer.args.per_device_train_batch_size=2"])
+    )
+    assert one == two == whole
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "trainer=kto",
+        "trainer=grpo",
+        "trainer=sft peft=lora peft.lora_dropout=0.1",
+        "trainer=dpo trainer.args.loss_type=bco_pair",
+        "trainer=ppo trainer.args.rollout_engine=vllm",
+        "trainer=ppo reward._target_=mine.f allow=[mine]",
+        "trainer=sft strategy=zero2",
+    ],
+)
+def test_steps_that_depend_on_the_processes_have_their_number_in_the_key(words):
+    one, two = (key_of(compose([*words.split(), *more, "batch=16"]).cfg) for more in ([], ["launcher.num_processes=2"]))
+    assert one != two
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["dpo", "ppo"])
+def test_a_batch_lets_a_run_go_on_by_another_number_of_processes(runner, trainer):
+    words = (f"trainer={trainer}", *SHARED)
+    runner(*words, "name=one")
+    started = runner.start_two(*words, "name=two")
+    while not (folders := runner.runs("two")) or Run(folders[0]).status().get("sealed") != 2:
+        assert not any(each.ended() for each in started)
+        time.sleep(0.01)
+    for each in started:
+        each.send(signal.SIGKILL)
+    for each in started:
+        each.wait()
+    done = runner(*words, "name=two")
+    assert "resumes   from step 2" in done.stdout
+    one, two = Run(runner.runs("one")[0]), Run(runner.runs("two")[0])
+    assert one.folder.name == two.folder.name and two.manifest()["hardware"]["processes"] == 1
+    assert "processes: 2 until step 2, then 1" in two.manifest()["notes"]
+    runner("report", str(two.folder))
+    assert "processes: 2 until step 2, then 1" in (two.folder / "report.html").read_text()
+    weights = [load_file(run.model / "model.safetensors") for run in (one, two)]
+    for name, each in weights[0].items():
+        assert weights[1][name].numpy() == pytest.approx(each.numpy(), abs=1e-5)
+
+
+def test_a_batch_is_not_shared_otherwise_where_the_rows_of_an_epoch_would_be(runner):
+    words = ("trainer=sft", *SHARED, "dataset.limit.train=20", "name=run")
+    runner(*words)
+    refused = runner(*words, "launcher.num_processes=2", "--dry-run", code=2).stderr
+    assert "was trained by 1, and others" in refused and "20 rows are no multiple of the batch of 16" in refused
+    runner(*words, "launcher.num_processes=2", "name=other", "--dry-run")
+
+
+@pytest.mark.parametrize(("kind", "found"), [("plain", ""), ("drops", "dropout of 0.5"), ("routes", "experts")])
+def test_a_model_says_whether_other_processes_would_take_other_steps(kind, found):
+    layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5 if kind == "drops" else 0.0))
+    layers.config = SimpleNamespace(output_router_logits=kind == "routes")
+    args = SimpleNamespace(max_steps=9, num_train_epochs=1)
+    trainer = SimpleNamespace(model=layers, accelerator=SimpleNamespace(unwrap_model=lambda model: model), args=args)
+    trainer.train_dataset = range(32)
+    assert found in (reason := find_process_dependence(trainer, {"batch": 16, "trainer": {"form": "text"}}))
+    assert bool(reason) == bool(found)

@@ -5,6 +5,7 @@ Not here: how the parts are built, and what is measured (``training.components``
 
 import json
 import logging
+import math
 import os
 import platform
 import re
@@ -95,7 +96,9 @@ def _train(run: Run, components: Components, stop: StopRequest) -> None:
     other = other_run(run.cfg) if newest is None else None
     if is_first and newest is None and other is None and (step := run.status()["step"]):
         print(f"begins    again: it had come to step {step}, and no checkpoint was saved", flush=True)
-    _start(run, components, other or (run if newest else None))
+    source = other or (run if newest else None)
+    before = ((source.manifest() if source else {}).get("hardware") or {}).get("processes")
+    _start(run, components, source)
     if newest is None and other is None:
         node, ends = run.cfg["trainer"], stop_ids(policy_of(trainer))
         seen = inspect_training(trainer, rows, form=node["form"], head=node["head"], ends=ends)
@@ -115,6 +118,8 @@ def _train(run: Run, components: Components, stop: StopRequest) -> None:
             trainer.accelerator.wait_for_everyone()
         elif newest and is_first:
             print(f"resumes   from step {step_of(newest)} ({newest.name})", flush=True)
+        if checkpoint and is_first and before not in (None, world := components.args.world_size):
+            add_notes(run, [f"processes: {before} until step {step_of(checkpoint)}, then {world}"])
         if newest and all_steps_taken(newest):
             restore(trainer, newest)
         else:
@@ -140,7 +145,8 @@ def _start(run: Run, components: Components, source: Run | None) -> None:
         if source and source != run:
             add_notes(run, [f"begun with a checkpoint of {source}: {line}" for line in check_fingerprints(source)])
         fingerprints = read_fingerprints(run.cfg, before.get("inputs"))
-        write_manifest(run, **facts, inputs=fingerprints, starts=before.get("starts", 0) + 1)
+        reason = find_process_dependence(trainer, run.cfg)
+        write_manifest(run, **facts, inputs=fingerprints, starts=before.get("starts", 0) + 1, of_processes=reason)
         record_adjustments(run)
         check_space(run)
 
@@ -311,6 +317,23 @@ def _facts(components: Components) -> dict[str, Any]:
             "processes": components.args.world_size,
         },
     }
+
+
+def find_process_dependence(trainer: Trainer, cfg: Mapping[str, Any]) -> str:
+    """Why another number of processes that share a ``batch`` would take other steps; empty where they would not."""
+    if not cfg.get("batch") or cfg["trainer"]["form"] == "prompt":  # PPO has no dropout, and takes whole batches
+        return ""
+    for name, module in trainer.accelerator.unwrap_model(trainer.model).named_modules():
+        for key, value in vars(module).items():
+            if (key == "p" or "drop" in key) and isinstance(value, float) and value > 0:
+                return f"{name or 'the model'} has a dropout of {value}, which each process draws by itself"
+    if getattr(trainer.model.config, "output_router_logits", False):
+        return "experts are balanced over a micro-batch"
+    rows, batch, args = len(trainer.train_dataset), cfg["batch"], trainer.args
+    steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * rows / batch)
+    if rows % batch and steps > rows // batch:
+        return f"{rows} rows are no multiple of the batch of {batch}, and the last of an epoch are shared otherwise"
+    return ""
 
 
 def describe_rows(rows: Any) -> dict[str, Any] | None:

@@ -1,6 +1,7 @@
 """The batch of all processes together: ``batch=64`` becomes rows of a micro-batch, and how many of them make a step.
 
-So the same step is taken by any number of processes that divides it.
+So the same step is taken by any number of processes that divides it. Where a trainer's option says ``shares_batch``, it
+is the same but for rounding, and a run may go on by another number of them (``run.key``).
 """
 
 from collections.abc import Collection, Mapping
@@ -8,7 +9,8 @@ from typing import Any
 
 from runner.errors import ConfigError, Fault
 from runner.schema import upstream
-from runner.schema.text import select
+from runner.schema.source import LIBRARY_PACKAGES
+from runner.schema.text import last_key, select, walk
 
 OWN = f"trainer.args.{upstream.GRADIENT_ACCUMULATION_STEPS}"
 
@@ -22,6 +24,7 @@ def spread_batch(cfg: Mapping[str, Any], typed: Collection[str]) -> None:
     batch, processes, args = cfg.get("batch"), select(cfg, "launcher.num_processes"), select(cfg, "trainer.args")
     if not isinstance(args, dict) or not isinstance(args.get("_target_"), str):
         return
+    shares = cfg["trainer"].pop("shares_batch", False)
     most = upstream.setting(args, upstream.PER_DEVICE_TRAIN_BATCH_SIZE, 8)
     if any(not isinstance(number, int) or number < 1 for number in (processes, most)):
         return
@@ -35,3 +38,18 @@ def spread_batch(cfg: Mapping[str, Any], typed: Collection[str]) -> None:
         raise ConfigError(Fault("batch", found, f"a multiple of {processes}", f"batch={near}"))
     rows = next(size for size in range(min(share, most), 0, -1) if share % size == 0)
     args[upstream.PER_DEVICE_TRAIN_BATCH_SIZE], args[upstream.GRADIENT_ACCUMULATION_STEPS] = rows, share // rows
+    if shares and _steps_are_shared(cfg):
+        cfg["trainer"]["shares_batch"] = [upstream.PER_DEVICE_TRAIN_BATCH_SIZE, upstream.GRADIENT_ACCUMULATION_STEPS]
+
+
+def _steps_are_shared(cfg: Mapping[str, Any]) -> bool:
+    """True where any number of processes that share a batch take the same steps, as far as a configuration tells."""
+    for path, value in walk({key: value for key, value in cfg.items() if key not in ("launcher", "tracker")}):
+        name = last_key(path)
+        if name == "_target_" and str(value).partition(".")[0] not in LIBRARY_PACKAGES:
+            return False  # nobody knows what it does with the rows of a micro-batch
+        if "dropout" in name and isinstance(value, float) and value > 0:
+            return False
+        if value in upstream.OTHER_STEPS.get(name, ()):
+            return False
+    return not upstream.setting(cfg["trainer"]["args"], upstream.DEEPSPEED)  # whose optimizers are of so many shares

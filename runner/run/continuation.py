@@ -15,7 +15,7 @@ from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import read_json, write_json
 from runner.run import Run, find_foreign_faults, held
 from runner.run.find import find_run
-from runner.run.key import folder_of, lasting, processes_of
+from runner.run.key import folder_of, lasting, made_of_batch, processes_of
 from runner.run.seal import damage_of, describe_damage, sealed_checkpoints, step_of
 from runner.schema import upstream
 from runner.schema.read import UNKNOWN, read_signature
@@ -23,6 +23,7 @@ from runner.schema.text import flatten, last_key, nodes, to_override, to_text, w
 
 LENGTH_INDEPENDENT_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt")
 PREFIX = "trainer.args."
+MADE_OF_BATCH = (upstream.PER_DEVICE_TRAIN_BATCH_SIZE, upstream.GRADIENT_ACCUMULATION_STEPS)
 OURS = "runner."  # of which a user can choose samples alone, which listens to no log
 LENGTH_INDEPENDENT_CALLBACKS = (OURS, "transformers.")
 
@@ -30,12 +31,12 @@ LENGTH_INDEPENDENT_CALLBACKS = (OURS, "transformers.")
 def find_resume_faults(cfg: Mapping[str, Any]) -> list[Fault]:
     """Faults that keep a configuration from going on from the run that its ``resume`` names; none without it."""
     if not cfg.get("resume"):
-        return []
+        return [*_process_faults(cfg)]
     other = _named(cfg)
     if isinstance(other, Fault):
         return [other]
     if other.folder.resolve() == folder_of(cfg, []).resolve():  # its own folder, in which it goes on anyway
-        return []
+        return [*_process_faults(cfg)]
     differences = list(_differences(other, cfg))  # first, because it changes no byte of a folder of another format
     if faults := find_foreign_faults(other.folder):
         return faults + differences
@@ -46,6 +47,17 @@ def find_resume_faults(cfg: Mapping[str, Any]) -> list[Fault]:
         found, fix = f"{other} has no checkpoint", "leave resume out, to start from the first step"
         return [Fault("resume", found, "a run that was saved", fix), *differences]
     return differences
+
+
+def _process_faults(cfg: Mapping[str, Any]) -> Iterator[Fault]:
+    """A fault where other processes share the batch than in the run so far, and what was loaded makes them matter."""
+    run = Run(folder_of(cfg, []))
+    manifest = run.manifest() if made_of_batch(cfg) else {}
+    then, reason = (manifest.get("hardware") or {}).get("processes"), manifest.get("of_processes")
+    if reason and then != processes_of(cfg):
+        found = f"{processes_of(cfg)}, {run} was trained by {then}, and others would take other steps: {reason}"
+        fix = f"launcher.num_processes={then}, or name=<another name>"
+        yield Fault("launcher.num_processes", found, f"{then}", fix)
 
 
 def other_run(cfg: Mapping[str, Any]) -> Run | None:
@@ -98,13 +110,14 @@ def _differences(other: Run, cfg: Mapping[str, Any]) -> Iterator[Fault]:
     known = {name: each.default for name, each in defaults.parameters.items()} if defaults else {}
     known |= {name: None for name, value in known.items() if value is UNKNOWN or name in upstream.MACHINE_DEFAULTS}
     longer = False
-    if (before := processes_of(other.cfg)) != (after := processes_of(cfg)):
+    same_batch = cfg.get("batch") and cfg["batch"] == other.cfg.get("batch")  # shared by however many processes
+    if (before := processes_of(other.cfg)) != (after := processes_of(cfg)) and not same_batch:
         reason, fix = "as many processes, because each draws rows of its own", f"launcher.num_processes={before}"
         yield Fault("launcher", f"{before} -> {after} processes", reason, f"{fix}, or leave resume out")
     for path in {**then, **now}:
         name = path.removeprefix(PREFIX)
         old, new = (each.get(path, known.get(name) if path.startswith(PREFIX) else None) for each in (then, now))
-        if old == new:
+        if old == new or (same_batch and name in MADE_OF_BATCH):
             continue
         longer = longer or name in upstream.LONGER
         if reason := _objection(path, old, new, cfg, known):

@@ -39,14 +39,29 @@ def key_of(cfg: Mapping[str, Any]) -> str:
     >>> key_of({"seed": 1, "name": "a"}) == key_of({"name": "b", "seed": 1.0})
     True
     """
-    # More processes make a larger batch, and that is another training.
-    processes = {"processes": processes_of(cfg)} if processes_of(cfg) > 1 else {}
+    # More processes make a larger batch, and that is another training; unless they share one.
+    is_other = processes_of(cfg) > 1 and not made_of_batch(cfg)
+    processes = {"processes": processes_of(cfg)} if is_other else {}
     return hashlib.sha256(canonical_text(lasting(cfg) | processes).encode()).hexdigest()[:10]
 
 
 def lasting(cfg: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a configuration that can change its result."""
-    return {key: value for key, value in cfg.items() if key not in VOLATILE}
+    kept = {key: value for key, value in cfg.items() if key not in VOLATILE}
+    if made := made_of_batch(cfg):
+        args = {name: value for name, value in cfg["trainer"]["args"].items() if name not in made}
+        kept["trainer"] = {**cfg["trainer"], "args": args}
+    return kept
+
+
+def made_of_batch(cfg: Mapping[str, Any]) -> list[str]:
+    """The trainer's arguments that follow from ``batch``, where its steps are the same on any number of processes.
+
+    Empty elsewhere. ``config.batch`` has written them down.
+    """
+    trainer = cfg.get("trainer")
+    found = trainer.get("shares_batch") if isinstance(trainer, Mapping) else None
+    return found if isinstance(found, list) else []
 
 
 def processes_of(cfg: Mapping[str, Any]) -> int:

@@ -100,6 +100,12 @@ class RunRecord:
         }.get(self.state) or one_line(str(self.status.get("cause") or ""))
         return "; ".join(filter(None, [*damaged, "" if self.state == "unknown" else why]))
 
+    @property
+    def notes(self) -> list[str]:
+        """Lines for whoever reads its figures."""
+        found = self.manifest.get("notes")
+        return [one_line(note) for note in found[:20] if isinstance(note, str)] if isinstance(found, list) else []
+
     def score(self, name: str) -> float | None:
         """A held-out score of a finished run, or else what it logged last under this name."""
         if self.state != "finished":

@@ -123,6 +123,7 @@ OWN_LOSS: dict[str, Any] = _TABLES["own_loss"]
 PLAIN_LOSS_TYPES: list[Any] = _TABLES["plain_loss_types"]
 UNWEIGHABLE: dict[str, tuple[Any, str]] = _TABLES["unweighable"]
 NUMERIC_FIELDS: dict[str, list[str]] = _TABLES["numeric_fields"]
+OTHER_STEPS: dict[str, list[Any]] = _TABLES["other_steps"]
 FROM_GROUP: dict[str, str] = _TABLES["from_group"]
 FROM_TOP: dict[str, str] = _TABLES["from_top"]
 TRACKERS = tuple(_TABLES["trackers"])

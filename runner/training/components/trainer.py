@@ -31,7 +31,7 @@ from runner.training.precompute import drop_filled, map_sets, share_reference
 
 BoundRule: TypeAlias = functools.partial[Sequence[Entry]]
 
-NOT_FOR_THE_TRAINER = ("_target_", "form", "head", "evaluates", "args")
+NOT_FOR_THE_TRAINER = ("_target_", "form", "head", "evaluates", "shares_batch", "args")
 
 
 def build_trainer(cfg: Config, offered: Mapping[str, Any], hooks: Hooks, rules: Sequence[BoundRule] = ()) -> Trainer:
