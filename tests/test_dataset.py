@@ -22,7 +22,7 @@ from pyarrow import parquet
 from runner.dataset.check import LOADER, check_dataset
 from runner.dataset.convert import Conversion, RowRequest
 from runner.dataset.disk import MAX_BYTES_READ
-from runner.dataset.load import _read_stream, convert_rows, fingerprint, load_rows
+from runner.dataset.load import RowSource, convert_rows, fingerprint, load_rows
 from runner.dataset.mix import mix_rows
 from runner.dataset.remote import check_remote
 from runner.errors import DataError, EnvironmentFault, RunnerError
@@ -334,7 +334,9 @@ def test_a_slice_without_rows_is_refused(file, cut, use):
 def test_a_stream_without_rows_is_refused():
     stream = IterableDataset.from_generator(lambda: iter(()))
     with pytest.raises(DataError, match="no row"):
-        _read_stream(stream, None, 0, RowRequest(to="demonstration"), "rows")
+        RowSource("rows", None, ("train",), {"train": stream}).read(
+            "train", "train", None, 0, RowRequest(to="demonstration")
+        )
 
 
 def test_named_sets_and_no_training_rows(file):

@@ -96,34 +96,28 @@ class Conversion:
         made: list[Row] = []
         cells = zip(*columns.values(), strict=True)
         for number, values in zip(numbers, cells, strict=True):
-            made += self._try(dict(zip(columns, values, strict=True)), number)
+            try:
+                rows = self.one(dict(zip(columns, values, strict=True)))
+                for row in rows or ():
+                    for name in ("prompt", *answer_columns(self.like)):
+                        is_chat = isinstance(self.like.get(name), list)
+                        if isinstance(row.get(name), list) != is_chat:
+                            kind = "conversations" if is_chat else "plain text"
+                            raise DataError(Fault(name, describe_cell(row.get(name)), f"{kind}, as in the rows before"))
+            except DataError as error:  # its fault gets the row's number, and the column that plays the role
+                fault, roles = error.faults[0], self.layout.columns
+                role = fault.where.split("[")[0]
+                column = roles.get(role) or roles.get(TWINS.get(role, ""), role)
+                where = f"{self.label} row {number}, {column}{fault.where.removeprefix(role)}"
+                self.faults.append(replace(fault, where=where))
+                continue
+            if not rows:
+                self.left_out["dataset.map gave None" if rows is None else FORMS[self.layout.form].left_out] += 1
+            made += rows or []
         self.seen += len(numbers)
         if self.total is None or self.seen >= self.total:
             self._settle()
         return {name: [row[name] for row in made] for name in self.like}
-
-    def _try(self, row: Row, number: int) -> list[Row]:
-        try:
-            made = self.one(row)
-            if made is None:
-                self.left_out["dataset.map gave None"] += 1
-                return []
-            for new in made:
-                for name in ("prompt", *answer_columns(self.like)):
-                    is_chat = isinstance(self.like.get(name), list)
-                    if isinstance(new.get(name), list) != is_chat:
-                        kind = "conversations" if is_chat else "plain text"
-                        raise DataError(Fault(name, describe_cell(new.get(name)), f"{kind}, as in the rows before"))
-        except DataError as error:  # its fault gets the row's number, and the column that plays the role
-            fault, columns = error.faults[0], self.layout.columns
-            role = fault.where.split("[")[0]
-            column = columns.get(role) or columns.get(TWINS.get(role, ""), role)
-            where = f"{self.label} row {number}, {column}{fault.where.removeprefix(role)}"
-            self.faults.append(replace(fault, where=where))
-            return []
-        if not made:
-            self.left_out[FORMS[self.layout.form].left_out] += 1
-        return made
 
     def _settle(self) -> None:
         """Say what was left out, and raise what is refused."""

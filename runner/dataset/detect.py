@@ -58,7 +58,16 @@ def read_layout(
         found = f"{layout.form} rows, from the columns {', '.join(layout.columns.values())}"
         expected = f"rows for a trainer that takes {to}: {', '.join(FORMS_FOR[to])}"
         raise DataError(Fault("dataset.form", found, expected, _to_type(to)))
-    return _without_lost(layout, row, chosen)
+    # A column that happens to be called `system` beside plain text, or `margin` and no number, is left out.
+    played, lost = layout.columns, dict[str, str]()
+    if "input" not in played and not any(isinstance(row.get(column), list) for column in played.values()):
+        lost["system"] = "plain text has no place for it"
+    if "margin" in played and not is_finite_number(row.get(played["margin"])):
+        lost["margin"] = "it holds no number"
+    lost = {role: why for role, why in lost.items() if role in played and role not in chosen}
+    for role, why in lost.items():
+        log.warning("the column `%s` is left out: %s", role, why)
+    return RowLayout(layout.form, {role: name for role, name in played.items() if role not in lost})
 
 
 def misnamed(where: str, name: str, names: Iterable[str], fix: str = "{}", otherwise: str = "") -> Fault:
@@ -89,19 +98,6 @@ def _read_as(form: str, columns: Sequence[str], given: Mapping[str, str]) -> Row
         played |= {role: named[role] for role in there[:1]}
     missing = [group for group in known.needs if not set(group) & set(played)]
     return None if missing or set(given) - set(played) else RowLayout(form, played)
-
-
-def _without_lost(layout: RowLayout, row: Cells, given: Mapping[str, str]) -> RowLayout:
-    """The layout without a column that happens to be called `system` beside plain text, or `margin` and no number."""
-    roles, lost = layout.columns, {}
-    if "input" not in roles and not any(isinstance(row.get(column), list) for column in roles.values()):
-        lost["system"] = "plain text has no place for it"
-    if "margin" in roles and not is_finite_number(row.get(roles["margin"])):
-        lost["margin"] = "it holds no number"
-    lost = {role: why for role, why in lost.items() if role in roles and role not in given}
-    for role, why in lost.items():
-        log.warning("the column `%s` is left out: %s", role, why)
-    return RowLayout(layout.form, {role: name for role, name in roles.items() if role not in lost})
 
 
 def _to_type(form: str) -> str:

@@ -103,7 +103,14 @@ def find_files(path: Paths) -> Files | None:
     split of its name, shards (``train-00000-of-00002``) being one; where no name is that of a split, all are ``train``.
     """
     if not isinstance(path, str):
-        return _find_several(path)
+        several = {str(one): find_files(str(one)) for one in path}
+        strange = [one for one, files in several.items() if files is None or "train" not in files.splits]
+        if strange or not several:
+            what = f"{strange[0]}, which is no file here" if strange else "an empty list"
+            fix = "dataset=mixture, with each under dataset.parts"
+            raise DataError(Fault("dataset.path", what, "files of one kind; for several datasets a mixture", fix))
+        names = dict.fromkeys(name for files in several.values() if files for name in files.splits["train"])
+        return _one_kind(path_text(path), {"train": list(map(Path, names))})
     if not path.strip():
         raise DataError(Fault("dataset.path", "no path", READABLE + ", or a name on the hub", CHOOSE))
     local = Path(shipped(path))
@@ -121,20 +128,15 @@ def find_files(path: Paths) -> Files | None:
     if local.is_file():
         return _one_kind(path, {"train": [local]})
     if local.is_absolute() or path.startswith((".", "~")) or suffix_of(local) in READERS:
-        raise DataError(_missing(path, local))
+        for folder in reversed(local.parents):
+            if not folder.is_dir():
+                raise DataError(Fault(path, f"there is no folder {folder}", READABLE, CHOOSE))
+        near = files_beside(local, (*READERS, *PACKED))
+        is_meant = near and (len(near) == 1 or likeness(local.stem, Path(near[0]).stem) > 0.5)
+        fix = to_override("dataset.path", near[0]) if is_meant else CHOOSE
+        expected = f"one of {_listed(near)}" if near else READABLE
+        raise DataError(Fault(path, f"there is no {local.name}", expected, fix))
     return None
-
-
-def _find_several(paths: list[str]) -> Files:
-    """The files of a list, all of them to train on."""
-    found = [(str(path), find_files(str(path))) for path in paths]
-    strange = [path for path, files in found if files is None or "train" not in files.splits]
-    if strange or not found:
-        what = f"{strange[0]}, which is no file here" if strange else "an empty list"
-        fix = "dataset=mixture, with each under dataset.parts"
-        raise DataError(Fault("dataset.path", what, "files of one kind; for several datasets a mixture", fix))
-    files = [Path(name) for _, files in found if files for name in files.splits["train"]]
-    return _one_kind(path_text(paths), {"train": list(dict.fromkeys(files))})
 
 
 def _splits_in(path: str, folder: Path) -> dict[str, list[Path]]:
@@ -174,17 +176,6 @@ def _one_kind(path: str, splits: Mapping[str, list[Path]]) -> Files:
     reader, tabs = kinds.pop()
     options = OPTIONS[reader] | ({"sep": "\t"} if tabs else {})
     return Files(reader, {name: list(map(str, files)) for name, files in splits.items()}, options)
-
-
-def _missing(path: str, local: Path) -> Fault:
-    """The fault of a file that is missing: the nearest name beside it, or the first folder that is missing."""
-    for folder in reversed(local.parents):
-        if not folder.is_dir():
-            return Fault(path, f"there is no folder {folder}", READABLE, CHOOSE)
-    near = files_beside(local, (*READERS, *PACKED))
-    is_meant = near and (len(near) == 1 or likeness(local.stem, Path(near[0]).stem) > 0.5)
-    fix = to_override("dataset.path", near[0]) if is_meant else CHOOSE
-    return Fault(path, f"there is no {local.name}", f"one of {_listed(near)}" if near else READABLE, fix)
 
 
 def _listed(names: list[str]) -> str:
@@ -412,7 +403,11 @@ def _as_row(value: object, where: str, fix: str, may_be_deep: bool, has_escapes:
     """The value if it is a row of whole characters, else its fault."""
     if not isinstance(value, dict):
         return Fault(where, repr(json.dumps(value, ensure_ascii=False)[:40]), "a JSON object", fix)
-    if may_be_deep and _is_deep(value):
+    level: list[Any] = [value] if may_be_deep else []
+    for _ in range(MAX_DEPTH):
+        inside = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [each for each in chain.from_iterable(inside) if isinstance(each, dict | list)]
+    if level:
         return Fault(where, "lists or objects in each other without an end", f"at most {MAX_DEPTH} deep", fix)
     if has_escapes:
         try:
@@ -420,14 +415,6 @@ def _as_row(value: object, where: str, fix: str, may_be_deep: bool, has_escapes:
         except UnicodeEncodeError:
             return Fault(where, "half a surrogate pair, which is no character", "whole characters", fix)
     return value
-
-
-def _is_deep(value: object) -> bool:
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH):
-        inside = [each.values() if isinstance(each, dict) else each for each in level]
-        level = [each for each in chain.from_iterable(inside) if isinstance(each, dict | list)]
-    return bool(level)
 
 
 def _see(path: Path, number: int) -> str:

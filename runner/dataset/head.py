@@ -45,7 +45,18 @@ def write_head(node: Node, folder: Path, *, count: int, train: int, held_out: in
     """
     cut, evals = read_cuts(node.get("split"))
     limits = read_limits(node.get("limit"))
-    source = _open(node)
+    # As a stream, where reading all of it would take long.
+    files, streaming = find_files(copy_here(node["path"])), bool(node.get("streaming"))
+    path = path_text(node["path"])
+    config, revision = node.get("config"), node.get("revision")
+    if files:
+        size = sum(file.stat().st_size for file in files.paths)
+        streaming = streaming or size > MAX_BYTES_WHOLE
+    else:
+        with translate_dataset_errors(path):
+            is_prepared = os.path.exists(load_dataset_builder(path, config, revision=revision).cache_dir)
+        streaming = streaming or not is_prepared
+    source = open_source(path, files, config, revision, streaming)
     head = Head(folder / "whole", folder / "short")
     if cut:
         counted = sum(map(len, _slices(source, cut)))
@@ -59,21 +70,6 @@ def write_head(node: Node, folder: Path, *, count: int, train: int, held_out: in
         kept[name] = _write(rows, source, head, file, held_out)
     head.split["eval"] = kept.get("") if set(kept) <= {""} else kept
     return head
-
-
-def _open(node: Node) -> RowSource:
-    """The source, as a stream where reading all of it would take long."""
-    files, streaming = find_files(copy_here(node["path"])), bool(node.get("streaming"))
-    path = path_text(node["path"])
-    config, revision = node.get("config"), node.get("revision")
-    if files:
-        size = sum(file.stat().st_size for file in files.paths)
-        streaming = streaming or size > MAX_BYTES_WHOLE
-    else:
-        with translate_dataset_errors(path):
-            is_prepared = os.path.exists(load_dataset_builder(path, config, revision=revision).cache_dir)
-        streaming = streaming or not is_prepared
-    return open_source(path, files, config, revision, streaming)
 
 
 def _read(source: RowSource, use: Use, cut: str, count: int) -> list[Row]:

@@ -11,7 +11,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from glob import escape
 from typing import Any, Literal, TypeAlias
@@ -78,7 +78,15 @@ def load_rows(
     limits = read_limits(limit)
     named = path_text(path)
     request = RowRequest(form, columns, system, bad_rows, to or "", keep, list_steps(map), without)  # type: ignore[arg-type]
-    with _local_main_process_first():
+    in_turn: AbstractContextManager[None] = nullcontext()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        import torch
+        from accelerate import PartialState
+
+        # The first process of a machine does the work, and the others find it cached. Without a device they only know
+        # of each other if the state says so.
+        in_turn = PartialState(cpu=not torch.accelerator.is_available()).local_main_process_first()
+    with in_turn:
         files = find_files(copy_here(path))
         check_words(files, bad_rows, config=config, revision=revision)
         used = [split_of(part) for cut in (train, *evals.values()) if cut for part in cut.split("+")]
@@ -128,7 +136,19 @@ class RowSource:
         self.check(use, cut)
         label = f"{self.path} {cut}"
         if self.streams is not None:
-            return _read_stream(narrow(self.streams[cut], request), limit, seed, request, label)
+            stream = narrow(self.streams[cut], request)
+            rows = stream if seed is None else stream.shuffle(seed, buffer_size=STREAM_BUFFER)
+            rows = rows if limit is None else rows.take(limit)
+            if not request.to:
+                return rows
+            conversion = _conversion(stream, request, label)
+            if not conversion.first(stream.take(STREAM_HEAD)):
+                raise DataError(Fault(label, f"no good row among the first {STREAM_HEAD}", "rows"))
+            how = {"batched": True, "batch_size": BATCH, "with_indices": True}
+            converted = rows.map(conversion.batch, remove_columns=list(next(iter(stream))), **how)
+            if request.to != "unpaired":
+                return converted
+            return converted.shuffle(seed or 0, buffer_size=STREAM_BUFFER)  # parts the halves of a pair
         with translate_dataset_errors(self.path, f"dataset.split.{use}"):
             if not any(self.slices(cut)):
                 raise DataError(no_row(use, cut, label))
@@ -206,20 +226,6 @@ def translate_dataset_errors(path: str, where: str = "dataset.path") -> Iterator
         raise DataError(Fault(where, text, fix=fix)) from error
 
 
-@contextmanager
-def _local_main_process_first() -> Iterator[None]:
-    """Inside, of processes that share a machine the first does the work, and the others find it cached."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield
-        return
-    import torch
-    from accelerate import PartialState
-
-    # Without a device the processes only know of each other if the state says so.
-    with PartialState(cpu=not torch.accelerator.is_available()).local_main_process_first():
-        yield
-
-
 def cache_key(*parts: object) -> str:
     """A name for a result in the cache, from everything that it depends on."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -249,13 +255,25 @@ def convert_rows(
             conversion.batch(rows[start : start + BATCH], numbers[start : start + BATCH])
         raise DataError(conversion.nothing_left(len(rows)))
     how = [request.to, request.system, conversion.kept, request.bad_rows, *key_of_steps(request.steps)]
+    # The types of the columns must not be guessed from a first batch of nulls.
+    if request.steps:  # which may make anything of the source's columns
+        turn = Json() if conversion.chats else TURN
+        found = {name: conversion.like[name] for name in conversion.kept}  # null counts as text
+        kinds = {name: pa.string() if value is None else pa.array([value]).type for name, value in found.items()}
+        kept = Features.from_arrow_schema(pa.schema(kinds))
+    else:
+        turn, kept = TURN, {name: rows.features[name] for name in conversion.kept}
+        for column in layout.columns.values():
+            kind = getattr(rows.features[column], "feature", rows.features[column])
+            if isinstance(kind, Json) or (isinstance(kind, dict) and set(kind) & set(TURN_EXTRAS)):
+                turn = Json()  # turns hold more than role and content, which may be anything
     converted = rows.map(
         lambda cells, indices: conversion.batch(cells, [numbers[index] for index in indices]),
         batched=True,
         batch_size=BATCH,
         with_indices=True,
         remove_columns=rows.column_names,
-        features=_features(conversion, rows.features),
+        features=Features({name: _type_of(value, turn) for name, value in conversion.like.items()} | kept),
         new_fingerprint=cache_key(CONVERT_VERSION, rows._fingerprint, layout.form, dict(layout.columns), *how),
         desc=f"{label} to {request.to}",
     )
@@ -263,45 +281,11 @@ def convert_rows(
     return mix_labels(converted, seed or 0, label) if request.to == "unpaired" else converted
 
 
-def _read_stream(
-    stream: IterableDataset, limit: int | None, seed: int | None, request: RowRequest, label: str
-) -> IterableDataset:
-    """The rows of a stream, shuffled within a buffer; its bad rows are refused batch by batch."""
-    rows = stream if seed is None else stream.shuffle(seed, buffer_size=STREAM_BUFFER)
-    rows = rows if limit is None else rows.take(limit)
-    if not request.to:
-        return rows
-    conversion = _conversion(stream, request, label)
-    if not conversion.first(stream.take(STREAM_HEAD)):
-        raise DataError(Fault(label, f"no good row among the first {STREAM_HEAD}", "rows"))
-    how = {"batched": True, "batch_size": BATCH, "with_indices": True}
-    converted = rows.map(conversion.batch, remove_columns=list(next(iter(stream))), **how)
-    if request.to != "unpaired":
-        return converted
-    return converted.shuffle(seed or 0, buffer_size=STREAM_BUFFER)  # parts the halves of a pair
-
-
 def _conversion(rows: Rows, request: RowRequest, label: str, total: int | None = None) -> Conversion:
     row = first_made(rows, request.steps) if request.steps else next(iter(rows), None)
     if row is None:
         raise DataError(Fault(label, "no row", "at least one row", CHOOSE))
     return request.start_conversion(list(row), row, label, total)
-
-
-def _features(conversion: Conversion, source: Features) -> Features:
-    """The types of the converted columns, which must not be guessed from a first batch of nulls."""
-    if conversion.request.steps:  # which may make anything of the source's columns
-        turn = Json() if conversion.chats else TURN
-        found = {name: conversion.like[name] for name in conversion.kept}  # null counts as text
-        kinds = {name: pa.string() if value is None else pa.array([value]).type for name, value in found.items()}
-        kept = Features.from_arrow_schema(pa.schema(kinds))
-    else:
-        turn, kept = TURN, {name: source[name] for name in conversion.kept}
-        for column in conversion.layout.columns.values():
-            kind = getattr(source[column], "feature", source[column])
-            if isinstance(kind, Json) or (isinstance(kind, dict) and set(kind) & set(TURN_EXTRAS)):
-                turn = Json()  # turns hold more than role and content, which may be anything
-    return Features({name: _type_of(value, turn) for name, value in conversion.like.items()} | kept)
 
 
 def _type_of(value: object, turn: Json | dict[str, Value]) -> List | Value:

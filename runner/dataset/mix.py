@@ -51,7 +51,17 @@ def mix_rows(
     if len(trains) < len(parts):
         missing = next(name for name in parts if name not in trains)
         raise DataError(Fault(f"dataset.parts.{missing}.split.train", "null", "rows to mix"))
-    _check_types(trains)
+    # No column may hold conversations in one part and text in another, or other types.
+    seen: dict[str, tuple[str, Any]] = {}
+    for part, rows in trains.items():
+        for column, kind in (rows.features or {}).items():
+            if kind == Value("null"):  # nothing in it, which goes with everything
+                continue
+            first, other = seen.setdefault(column, (part, kind))
+            if other != kind:
+                found = f"{column} is {kind} here and {other} in {first}"
+                fix = f"dataset.parts.{part}.columns.<role>=<column>, or form, to read both alike"
+                raise DataError(Fault(f"dataset.parts.{part}", found, "one type in all parts", fix))
     if to == "preference":  # of which a batch has all margins or none
         with_margin = [part for part, rows in trains.items() if "margin" in list_columns(rows)]
         without = [part for part in trains if part not in with_margin]
@@ -68,20 +78,6 @@ def mix_rows(
     if limits["eval"]:
         evals = {name: rows.take(limits["eval"]) for name, rows in evals.items()}
     return mixed.take(limits["train"]) if limits["train"] else mixed, evals or None
-
-
-def _check_types(trains: Mapping[str, Rows]) -> None:
-    """Refuse a column that holds conversations in one part and text in another, or other types."""
-    seen: dict[str, tuple[str, Any]] = {}
-    for part, rows in trains.items():
-        for column, kind in (rows.features or {}).items():
-            if kind == Value("null"):  # nothing in it, which goes with everything
-                continue
-            first, other = seen.setdefault(column, (part, kind))
-            if other != kind:
-                found = f"{column} is {kind} here and {other} in {first}"
-                fix = f"dataset.parts.{part}.columns.<role>=<column>, or form, to read both alike"
-                raise DataError(Fault(f"dataset.parts.{part}", found, "one type in all parts", fix))
 
 
 def _mix(trains: Mapping[str, Rows], weights: Mapping[str, float] | None, seed: int) -> Rows:

@@ -39,40 +39,38 @@ def check_remote(path: Paths) -> bool:
 
 
 def copy_here(path: Paths) -> Paths:
-    """The path, or those of a list, with what is behind an address in the cache of this machine."""
+    """The path, or those of a list, with what is behind an address in the cache of this machine.
+
+    That is a file, a folder or the files of a pattern; nothing that is there is copied again.
+    """
     if not isinstance(path, str):
         return [str(copy_here(one)) for one in path]
     if not check_remote(path):
         return path
+    import fsspec
+
     try:
-        return _copy(path)
+        there, inner = fsspec.url_to_fs(path)
+        is_pattern = has_magic(inner)
+        is_one = not is_pattern and there.isfile(inner)
+        names = there.glob(inner) if is_pattern else [inner] if is_one else there.find(inner, maxdepth=2)
+        names = sorted(name for name in names if suffix_of(Path(name)) in READERS)
+        if not names:
+            raise FileNotFoundError(path)
+        versions = json.dumps([path, *((name, there.ukey(name)) for name in names)])
+        folder = hub_home() / "runner" / "rows" / hashlib.sha256(versions.encode()).hexdigest()[:16]
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, name in enumerate(names):
+            file = folder / (f"{number}-" * is_pattern + name.rpartition("/")[2])  # two may have the same name
+            if not file.exists():
+                print(f"fetch     {name} from {path.partition('://')[0]}", flush=True)
+                part = folder / f".{file.name}.{os.urandom(8).hex()}"
+                there.get_file(name, str(part))
+                os.replace(part, file)
+        return str(file if is_one else folder)
     except (FileNotFoundError, DataError):
         raise DataError(Fault("dataset.path", f"no rows at {path}", READABLE, CHOOSE)) from None
     except Exception as error:  # each library has its own, for a key that is missing as for a network that is
         found = f"{path}: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
         fix = "the same command where it can be read, or dataset.path=<a copy here>"
         raise EnvironmentFault(Fault("dataset.path", found, "an address that can be read from here", fix)) from error
-
-
-def _copy(path: str) -> str:
-    """Copy a file, a folder or the files of a pattern, unless they are there, and return what they are here."""
-    import fsspec
-
-    there, inner = fsspec.url_to_fs(path)
-    is_pattern = has_magic(inner)
-    is_one = not is_pattern and there.isfile(inner)
-    names = there.glob(inner) if is_pattern else [inner] if is_one else there.find(inner, maxdepth=2)
-    names = sorted(name for name in names if suffix_of(Path(name)) in READERS)
-    if not names:
-        raise FileNotFoundError(path)
-    versions = json.dumps([path, *((name, there.ukey(name)) for name in names)])
-    folder = hub_home() / "runner" / "rows" / hashlib.sha256(versions.encode()).hexdigest()[:16]
-    folder.mkdir(parents=True, exist_ok=True)
-    for number, name in enumerate(names):
-        file = folder / (f"{number}-" * is_pattern + name.rpartition("/")[2])  # two may have the same name
-        if not file.exists():
-            print(f"fetch     {name} from {path.partition('://')[0]}", flush=True)
-            part = folder / f".{file.name}.{os.urandom(8).hex()}"
-            there.get_file(name, str(part))
-            os.replace(part, file)
-    return str(file if is_one else folder)
