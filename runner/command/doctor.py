@@ -52,7 +52,14 @@ def main(line: CommandLine) -> int:
     asking.start()
     end = time.monotonic() + MAX_SECONDS_FOR_HUB + 0.5  # after which its own request has said why
     needed = [status_of(requirement) for requirement in read_requirements() if "extra ==" not in requirement]
-    print("\n".join(versions_table(needed)))
+    # The packages in two columns of name, version and range, those with a problem marked.
+    cells = []
+    for name, version, specifier, problem in needed:
+        specifier = ",".join(sorted(specifier.split(","), reverse=True))
+        cells.append(f"{'!' if problem else ' '} {name:<13}{short(version, 11):<12}{problem or specifier}")
+    half = (len(cells) + 1) // 2
+    pairs = zip_longest(cells[:half], cells[half:], fillvalue="")
+    print("\n".join([f"{left:<40}{right}".rstrip()[:WIDTH] for left, right in pairs]))
     memory = [f"{sized(size)} {name}" for name, size in read_memory().items()]
     threads = os.environ.get("OMP_NUM_THREADS")
     limit = [f"OMP_NUM_THREADS={threads}"] if threads else []
@@ -94,17 +101,6 @@ def missing_of(text: str, extras: Mapping[str, Sequence[str]]) -> list[str]:
         extra = [each for each, marker in marked if "extra" in str(marker) and any(map(marker.evaluate, with_extra))]
         inner = [str(each).partition(";")[0].strip() for each in extra]
     return list(dict.fromkeys(lack for each in inner for lack in missing_of(each, extras)))
-
-
-def versions_table(needed: Sequence[tuple[str, str, str, str]]) -> list[str]:
-    """The packages in two columns of name, version and range, those with a problem marked."""
-    cells = []
-    for name, version, specifier, problem in needed:
-        specifier = ",".join(sorted(specifier.split(","), reverse=True))
-        cells.append(f"{'!' if problem else ' '} {name:<13}{short(version, 11):<12}{problem or specifier}")
-    half = (len(cells) + 1) // 2
-    pairs = zip_longest(cells[:half], cells[half:], fillvalue="")
-    return [f"{left:<40}{right}".rstrip()[:WIDTH] for left, right in pairs]
 
 
 def extras_table(extras: Mapping[str, Sequence[str]]) -> list[str]:

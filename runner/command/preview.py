@@ -53,7 +53,16 @@ def main(line: CommandLine) -> int:
     options, overrides, faults = split_options(line.overrides, OWN, "preview")
     ConfigError.refuse(faults)
     if line.runs:
-        runs = _read_runs(line.runs, overrides, options.get("trust", False))
+        if overrides:
+            expected, fix = "either a run, which is frozen, or overrides", f"python -m runner preview {line.runs[0]}"
+            raise ConfigError(Fault("command line", " ".join(overrides), expected, fix))
+        records = find_runs(line.runs, "preview", len(line.runs))
+        for record in records:
+            check_whole(record)
+        if not options.get("trust"):  # a folder can come from anybody
+            fix = f"python -m runner preview {line.runs[0]} trust=true  (if you trust who wrote its config.yaml)"
+            ConfigError.refuse(danger for record in records for danger in find_dangers(record.run.cfg, fix))
+        runs = [Composed(dict(record.run.cfg), []) for record in records]
     else:
         runs = stages.compose_runs(overrides, line.folders)
     check_parts([runs])
@@ -77,20 +86,6 @@ def main(line: CommandLine) -> int:
         print_error(ConfigError(dict.fromkeys(faults)))
         return ConfigError.code
     return 0
-
-
-def _read_runs(folders: Sequence[str], overrides: Sequence[str], trust: bool) -> list[Composed]:
-    """The frozen configurations of run folders, which can come from anybody."""
-    if overrides:
-        expected, fix = "either a run, which is frozen, or overrides", f"python -m runner preview {folders[0]}"
-        raise ConfigError(Fault("command line", " ".join(overrides), expected, fix))
-    records = find_runs(folders, "preview", len(folders))
-    for record in records:
-        check_whole(record)
-    runs = [record.run for record in records]
-    fix = f"python -m runner preview {folders[0]} trust=true  (if you trust who wrote its config.yaml)"
-    ConfigError.refuse(danger for run in runs if not trust for danger in find_dangers(run.cfg, fix))
-    return [Composed(dict(run.cfg), []) for run in runs]
 
 
 def _with_tokenizers(runs: Sequence[Composed]) -> Iterator[dict[str, Any]]:

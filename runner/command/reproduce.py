@@ -100,26 +100,21 @@ def obstacles(run: RunRecord) -> Iterator[str]:
         pinned = shlex.join(f"{name}=={str(old).partition('+')[0]}" for name, (old, _) in changed.items() if old)
         listed = ", ".join(f"{name} {old or 'none'} (here {new or 'none'})" for name, (old, new) in changed.items())
         yield listed + (f"; pip install {pinned}" if pinned else "")
-    yield from _code_obstacles(then.get("git"))
-    for key, folder in (then.get("uses") or {}).items():
-        if not (Path(folder) / "model").is_dir():
-            yield f"{key}: the run {folder} is gone"
-
-
-def _code_obstacles(then: object) -> Iterator[str]:
-    """A line where the code is another one than ``then``, the git facts of a manifest."""
-    if not isinstance(then, Mapping):
+    git, now = then.get("git"), run_git("rev-parse", "HEAD")
+    commit = str(git.get("commit")) if isinstance(git, Mapping) else ""
+    if not isinstance(git, Mapping):
         yield "code: the run was made outside a git repository, so that nobody knows which it was"
-        return
-    commit, now = str(then.get("commit")), run_git("rev-parse", "HEAD")
-    if now is None:
+    elif now is None:
         yield f"code: commit {commit[:12]}, and there is no git repository here"
     elif now != commit:
         is_here = run_git("cat-file", "-e", f"{commit}^{{commit}}") is not None
         fix = f"code=worktree, or git worktree add ../at-{commit[:8]} {commit[:12]}" if is_here else "git fetch"
         yield f"code: commit {commit[:12]}, here {now[:12]}; {fix}"
-    elif hidden_source(run_git(*CHANGES) or "") != (then.get("diff") or ""):
+    elif hidden_source(run_git(*CHANGES) or "") != (git.get("diff") or ""):
         yield "code: the same commit with other uncommitted changes; code=worktree applies those of then"
+    for key, folder in (then.get("uses") or {}).items():
+        if not (Path(folder) / "model").is_dir():
+            yield f"{key}: the run {folder} is gone"
 
 
 # --- Data -----------------------------------------------------------------------------------------

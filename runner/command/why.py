@@ -23,7 +23,7 @@ from runner import config
 from runner.command import CommandLine
 from runner.config import Composed
 from runner.config.dialect import find_meanings
-from runner.config.provenance import Provenance, Setting, read_provenance
+from runner.config.provenance import Provenance, read_provenance
 from runner.errors import ConfigError, Fault
 from runner.io.secrets import hidden
 from runner.io.terminal import print_visible
@@ -75,13 +75,15 @@ def origins_of(composed: Composed, folders: Sequence[Path]) -> Provenance:
     words, typed = (composed.words, composed.overrides) if composed.stage else (composed.overrides, None)
     origins = read_provenance(composed.cfg, words, folders, typed, composed.stage)
     lost = r"(?!model\.).*\bmodel/[^/]+\.yaml:" if composed.note else "$"  # set by the model's option besides it
-    return replace(
-        origins, settings=[each for each in origins.settings if not re.match(lost, f"{each.key} {each.place}")]
-    )
+    settings = [each for each in origins.settings if not re.match(lost, f"{each.key} {each.place}")]
+    return replace(origins, settings=settings)
 
 
 def explain(key: str, origins: Provenance, words: Sequence[str] = ()) -> Iterator[str]:
-    """The lines that explain one key, and those that it is taken from; of a node, a line for each of its keys."""
+    """The lines that explain one key, and those that it is taken from; of a node, a line for each of its keys.
+
+    Below a key with its value stand the setting that counts and those that it overrode.
+    """
     key = find_key(key, origins.cfg, words)
     node = select(origins.cfg, key)
     if isinstance(node, Mapping) and node:
@@ -92,31 +94,22 @@ def explain(key: str, origins: Provenance, words: Sequence[str] = ()) -> Iterato
     keys = [key]
     for each in keys:  # which grows by the keys that a value is taken from
         settings = origins.of(each)
-        yield from _explain_key(each, origins.cfg, settings)
-        keys += [name for name in (settings[0].follows if settings else ()) if name not in keys]
-
-
-def _explain_key(key: str, cfg: Mapping[str, Any], settings: Sequence[Setting]) -> Iterator[str]:
-    """One key with its value, and below it the setting that counts and those that it overrode.
-
-    The value is that of the configuration or else the default; there is none where only the run knows it.
-    """
-    node, _, name = key.rpartition(".")
-    holder, value = select(cfg, node), settings[0].text if settings else ""
-    if isinstance(holder, Mapping) and name in holder:
-        value = to_text(holder[name])
-    elif settings and settings[0].follows:
-        value = to_text(select(cfg, settings[0].follows[0]))
-    yield f"{key} = {short(value, MAX_VALUE_WIDTH)}" if value else key
-    if not settings:
-        yield "  no file and no word sets it"
-        return
-    rows: list[tuple[str, ...]] = []
-    for entry in settings:
-        text = entry.text if key.endswith(entry.key) else f"{entry.key}: {entry.text}"  # of a key above this one
-        place = f"{entry.place}  ({entry.note})" if entry.note else entry.place
-        rows.append(("over" if rows else "is", short(text, MAX_VALUE_WIDTH), place))
-    yield from _align(rows)
+        follows = settings[0].follows if settings else ()
+        # The value is that of the configuration or else the default; there is none where only the run knows it.
+        path, _, name = each.rpartition(".")
+        holder, value = select(origins.cfg, path), settings[0].text if settings else ""
+        if isinstance(holder, Mapping) and name in holder:
+            value = to_text(holder[name])
+        elif follows:
+            value = to_text(select(origins.cfg, follows[0]))
+        yield f"{each} = {short(value, MAX_VALUE_WIDTH)}" if value else each
+        rows: list[tuple[str, ...]] = []
+        for entry in settings:
+            text = entry.text if each.endswith(entry.key) else f"{entry.key}: {entry.text}"  # of a key above this one
+            place = f"{entry.place}  ({entry.note})" if entry.note else entry.place
+            rows.append(("over" if rows else "is", short(text, MAX_VALUE_WIDTH), place))
+        yield from _align(rows) if rows else ["  no file and no word sets it"]
+        keys += [name for name in follows if name not in keys]
 
 
 def _align(rows: Iterable[tuple[str, ...]]) -> list[str]:
