@@ -15,7 +15,7 @@ from runner import config
 from runner.config.limits import LOADER
 from runner.io.files import MENU, PACKAGE, display_path
 from runner.schema import upstream
-from runner.schema.read import UNKNOWN, Parameter, Signature, read_signature
+from runner.schema.read import UNKNOWN, read_signature
 from runner.schema.source import Definition, find_definition
 from runner.schema.text import Config, flatten, select, to_text
 
@@ -60,23 +60,20 @@ class Provenance:
         target = select(self.cfg, f"{node}._target_".lstrip("."))
         signature = read_signature(target) if isinstance(target, str) else None
         known = signature.parameters.get(name) if signature else None
-        default = [default_of(signature, known)] if signature and known else []
-        return [*above, *reversed(own), *reversed(below), *default]
-
-
-def default_of(signature: Signature, parameter: Parameter) -> Setting:
-    """The default of an argument, and the line of the installed source that says so."""
-    text = "required" if parameter.required else "not written down" if parameter.default is UNKNOWN else None
-    text = text or to_text(parameter.default)
-    found, place = find_definition(signature.target), signature.home
-    definition = found if isinstance(found, Definition) else None
-    module = parameter.module or (definition.module if definition else None)
-    if module and module.file:
-        node = parameter.annotation or (definition.node if definition else None)
-        parts = module.file.parts
-        start = len(parts) - len(module.name.split(".")) - (module.file.name == "__init__.py")
-        place = f"{Path(*parts[max(start, 0) :]).as_posix()}:{getattr(node, 'lineno', 1)}"
-    return Setting(parameter.name, text, place, f"default of {signature.name}")
+        settings = [*above, *reversed(own), *reversed(below)]
+        if signature is None or known is None:
+            return settings
+        # The default of an argument, and the line of the installed source that says so.
+        text = "required" if known.required else "not written down" if known.default is UNKNOWN else None
+        found, place = find_definition(signature.target), signature.home
+        definition = found if isinstance(found, Definition) else None
+        module = known.module or (definition.module if definition else None)
+        if module and module.file:
+            line = getattr(known.annotation or (definition.node if definition else None), "lineno", 1)
+            parts = module.file.parts
+            start = len(parts) - len(module.name.split(".")) - (module.file.name == "__init__.py")
+            place = f"{Path(*parts[max(start, 0) :]).as_posix()}:{line}"
+        return [*settings, Setting(known.name, text or to_text(known.default), place, f"default of {signature.name}")]
 
 
 def of_machine(name: str) -> Iterator[tuple[str, Setting]]:

@@ -46,8 +46,22 @@ def _count_files(name: str, above: tuple[str, ...], known: dict[str, int]) -> in
 
 
 def _find_named(name: str, file: Path) -> Iterator[str]:
-    """The files that the defaults list of a file names, whichever of its forms an entry has."""
-    entries, own = _read_keys(file).get("defaults", []), f"{name.rpartition('/')[0]}/".lstrip("/")
+    """The files that the defaults list of a file names, whichever of its forms an entry has.
+
+    Raises ConfigError where the file is no YAML, or holds something else than keys.
+    """
+    check_size(file)
+    text = file.read_bytes()
+    try:
+        text.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        finding = undecodable(text, str(file))
+        raise ConfigError(Fault(str(file), finding.found, "YAML in UTF-8", finding.fix)) from None
+    whole = parse_yaml(text, str(file))
+    if whole is not None and not isinstance(whole, Mapping):
+        found = "a list" if isinstance(whole, list) else f"the text {str(whole)[:40]!r}"
+        raise ConfigError(Fault(str(file), found, "keys with values", "key: value, one in each line"))
+    entries, own = (whole or {}).get("defaults", []), f"{name.rpartition('/')[0]}/".lstrip("/")
     for entry in entries if isinstance(entries, list) else [None]:
         (group, options), *more = entry.items() if isinstance(entry, Mapping) and entry else [("", entry)]
         words = options if isinstance(options, list) else [options or ("" if group else options)]
@@ -99,22 +113,6 @@ def _plugin() -> Any:
     Plugins.instance().register(UserSource)
     Plugins.instance().register(UserFolders)
     return UserFolders
-
-
-def _read_keys(file: Path) -> Mapping[str, Any]:
-    """The keys of a file with their values; raises ConfigError where it is no YAML, or holds something else."""
-    check_size(file)
-    text = file.read_bytes()
-    try:
-        text.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        finding = undecodable(text, str(file))
-        raise ConfigError(Fault(str(file), finding.found, "YAML in UTF-8", finding.fix)) from None
-    whole = parse_yaml(text, str(file))
-    if whole is not None and not isinstance(whole, Mapping):
-        found = "a list" if isinstance(whole, list) else f"the text {str(whole)[:40]!r}"
-        raise ConfigError(Fault(str(file), found, "keys with values", "key: value, one in each line"))
-    return whole or {}
 
 
 def _changes_hydra(name: str, file: Path, loaded: ConfigResult) -> Iterator[Fault]:

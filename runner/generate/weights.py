@@ -41,7 +41,15 @@ def find_weights(run: Run | None, wish: str | None) -> Weights:
     if wish == "start":
         return Weights("start")
     if wish is not None and wish.isdigit():
-        return _of_step(run, int(wish))
+        asked = run.checkpoints / f"checkpoint-{int(wish)}"
+        damage = damage_of(asked)
+        if not damage:
+            return Weights(asked.name, asked)
+        there = [path.name.rpartition("-")[2] for path in sealed_checkpoints(run.checkpoints)]
+        state_of_it = f"damaged: {describe_damage(damage)}" if asked.is_dir() else "not there"
+        found = f"checkpoint {int(wish)} is {state_of_it}"
+        fix = f"checkpoint={there[-1]}" if there else "checkpoint=model"
+        raise FolderError(Fault(display_path(run.checkpoints), found, f"one of {', '.join(there) or 'none'}", fix))
     if wish not in (None, "model", "best", "last"):
         raise ConfigError(Fault("checkpoint", wish, WISHES, "checkpoint=last"))
     state = run.status()
@@ -67,14 +75,3 @@ def find_weights(run: Run | None, wish: str | None) -> Weights:
     fix = "checkpoint=last" if newest else "checkpoint=model" if is_finished else fix
     progress = f"it is {state['state']}, step {state['step']} of {state['max_steps']}"
     raise FolderError(Fault(str(run), f"{found}; {progress}", "weights", fix))
-
-
-def _of_step(run: Run, step: int) -> Weights:
-    folder = run.checkpoints / f"checkpoint-{step}"
-    damage = damage_of(folder)
-    if not damage:
-        return Weights(folder.name, folder)
-    there = [path.name.rpartition("-")[2] for path in sealed_checkpoints(run.checkpoints)]
-    found = f"checkpoint {step} is {f'damaged: {describe_damage(damage)}' if folder.is_dir() else 'not there'}"
-    fix = f"checkpoint={there[-1]}" if there else "checkpoint=model"
-    raise FolderError(Fault(display_path(run.checkpoints), found, f"one of {', '.join(there) or 'none'}", fix))

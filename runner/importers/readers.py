@@ -316,33 +316,28 @@ def write_rows(draft: Draft, nodes: Sequence[Node]) -> None:
         draft.choices["dataset"], draft.values["dataset"] = "local" if is_local(path) else "hub", nodes[0]
         draft.note(MAPPED, key, f"dataset={draft.choices['dataset']} dataset.path: {path}")
     else:
-        _mix(draft, key, nodes, forms, weights)
+        # Demonstrations of several kinds, or of kinds that nobody knows, become conversations before they are mixed.
+        if draft.trainer == "sft" and forms not in ({"messages"}, {"prompt_completion"}, {"text"}):
+            if "text" in forms:
+                draft.no_equivalent(key, "text and other rows, which do not mix", "two runs, the second from the first")
+            else:
+                draft.put("trainer.form", "messages")
+        parts: Node = {}
+        for node in nodes:
+            stem = re.sub(r"\.(jsonl?|csv|tsv|parquet)(\.gz)?$", "", node["path"].rstrip("/").rpartition("/")[2])
+            name = re.sub(r"\W+", "_", stem).strip("_").lower() or "rows"
+            while name in parts:
+                name += "_"
+            parts[name] = {"_target_": "runner.dataset.load.load_rows", "_partial_": True} | node
+        mixture: Node = {"_target_": "runner.dataset.mix.mix_rows", "parts": parts}
+        if len(weights) == len(nodes) and all(weights):
+            mixture["weights"] = dict(zip(parts, weights, strict=True))
+        draft.choices["dataset"], draft.values["dataset"] = None, mixture
+        why = "drawn by weight" if "weights" in mixture else "each row once, shuffled"
+        draft.note(MAPPED, key, f"dataset.parts: {', '.join(parts)}", why)
     if len(nodes) > 1 and draft.keys.get(section["weights"]) is not None:
         draft.note(MAPPED, section["weights"], "dataset.weights")
     follow(draft, *draft.table.sections["then"])
-
-
-def _mix(draft: Draft, key: str, nodes: Sequence[Node], forms: set[str | None], weights: Sequence[float]) -> None:
-    """Write a mixture of several datasets."""
-    # Demonstrations of several kinds, or of kinds that nobody knows, become conversations before they are mixed.
-    if draft.trainer == "sft" and forms not in ({"messages"}, {"prompt_completion"}, {"text"}):
-        if "text" in forms:
-            draft.no_equivalent(key, "text and other rows, which do not mix", "two runs, the second from the first")
-        else:
-            draft.put("trainer.form", "messages")
-    parts: Node = {}
-    for node in nodes:
-        stem = re.sub(r"\.(jsonl?|csv|tsv|parquet)(\.gz)?$", "", node["path"].rstrip("/").rpartition("/")[2])
-        name = re.sub(r"\W+", "_", stem).strip("_").lower() or "rows"
-        while name in parts:
-            name += "_"
-        parts[name] = {"_target_": "runner.dataset.load.load_rows", "_partial_": True} | node
-    mixture: Node = {"_target_": "runner.dataset.mix.mix_rows", "parts": parts}
-    if len(weights) == len(nodes) and all(weights):
-        mixture["weights"] = dict(zip(parts, weights, strict=True))
-    draft.choices["dataset"], draft.values["dataset"] = None, mixture
-    why = "drawn by weight" if "weights" in mixture else "each row once, shuffled"
-    draft.note(MAPPED, key, f"dataset.parts: {', '.join(parts)}", why)
 
 
 def hold_out_split(draft: Draft, node: Node, key: str, split: str) -> None:

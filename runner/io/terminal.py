@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from runner.io.files import open_own
 from runner.io.secrets import hidden
@@ -89,7 +89,18 @@ class HidingLog:
                 if callable(signal.getsignal(number)):  # what ends the run must not end the record of its end
                     signal.signal(number, signal.SIG_IGN)
             os.close(descriptor)
-            _copy_hidden(source, file)
+            # Until nobody can write to the pipe, whole lines at a time, for a secret must not come in two parts.
+            waiting = b""
+            while new := os.read(source, MOST_COPIED):
+                end = new.rfind(b"\n") + 1
+                if not end and len(waiting) < MOST_COPIED:
+                    waiting += new
+                    continue
+                whole, waiting = waiting + new[:end], new[end:]
+                file.write(hidden(whole.decode("utf-8", "replace")).encode())
+                file.flush()
+            file.write(hidden(waiting.decode("utf-8", "replace")).encode())
+            file.close()
         finally:
             os._exit(0)
 
@@ -112,21 +123,6 @@ class HidingLog:
             if time.monotonic() > deadline:
                 os.kill(self.process, signal.SIGKILL)
             time.sleep(0.001)
-
-
-def _copy_hidden(source: int, file: IO[bytes]) -> None:
-    """Copy from a pipe until nobody can write to it, whole lines at a time, for a secret must not come in two parts."""
-    waiting = b""
-    while new := os.read(source, MOST_COPIED):
-        end = new.rfind(b"\n") + 1
-        if not end and len(waiting) < MOST_COPIED:
-            waiting += new
-            continue
-        whole, waiting = waiting + new[:end], new[end:]
-        file.write(hidden(whole.decode("utf-8", "replace")).encode())
-        file.flush()
-    file.write(hidden(waiting.decode("utf-8", "replace")).encode())
-    file.close()
 
 
 class Copied:

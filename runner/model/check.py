@@ -59,7 +59,15 @@ def find_model_faults(
 ) -> list[Fault]:
     """Faults of the model that a node names, for rows of this length, and of what ``peft`` trains of it."""
     if node.get("_target_") == NEW:
-        return _find_design_faults(node)
+        # A fault for a new model of no architecture, and for what looks like a misspelt key of its config.
+        kind, own = str(node.get("model_type")), {"_target_", "tokenizer", "dtype", "seed", "head", "model_type"}
+        if not _is_known(kind):
+            return [unknown_architecture(kind)]
+        signature = read_signature(f"transformers.{_read_classes(CONFIG_CLASSES).get(kind)}")
+        given = {key: value for key, value in node.items() if key not in own}
+        known = set(signature.parameters) if signature else set()
+        # Some keys stand in no signature, and only loading knows them.
+        return [fault for fault in find_unknown_keys(kind, given, known, 0.9) if fault.fix]
     if node.get("_target_") != LOADER:
         return []
     is_merged, faults = bool(node.get("merge")), list[Fault]()
@@ -189,18 +197,6 @@ def _read_classes(table: str) -> dict[str, str]:
     with contextlib.suppress(ValueError, IndexError):
         return dict(ast.literal_eval(call.args[0])) if isinstance(call, ast.Call) else {}
     return {}
-
-
-def _find_design_faults(node: Node) -> list[Fault]:
-    """A fault for a new model of no architecture, and for what looks like a misspelt key of its config."""
-    kind, own = str(node.get("model_type")), {"_target_", "tokenizer", "dtype", "seed", "head", "model_type"}
-    if not _is_known(kind):
-        return [unknown_architecture(kind)]
-    signature = read_signature(f"transformers.{_read_classes(CONFIG_CLASSES).get(kind)}")
-    given = {key: value for key, value in node.items() if key not in own}
-    # Some keys stand in no signature, and only loading knows them.
-    faults = find_unknown_keys(kind, given, set(signature.parameters) if signature else set(), 0.9)
-    return [fault for fault in faults if fault.fix]
 
 
 def unknown_architecture(kind: str) -> Fault:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftConfig, get_peft_model
+from peft import get_peft_model
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -65,7 +65,17 @@ def write_clone(source: Source, folder: Path) -> str:
         base = replace(source, path=adapter.base_model_name_or_path, revision=adapter.revision)
         small = folder.with_name(f"{folder.name}-base")
         described = write_clone(base, small)
-        _write_adapter(adapter, small, folder)
+        config = copy.deepcopy(adapter)
+        config.inference_mode, config.base_model_name_or_path, config.revision = False, str(small), None
+        new: dict[str, Any] = {"r": RANK, "layers_to_transform": None, "rank_pattern": {}, "alpha_pattern": {}}
+        for name, value in {**new, "init_lora_weights": True}.items():
+            if hasattr(config, name):
+                setattr(config, name, value)
+        kinds = {"SEQ_CLS": AutoModelForSequenceClassification, "TOKEN_CLS": AutoModelForTokenClassification}
+        kind = kinds.get(str(config.task_type).rpartition(".")[2], AutoModelForCausalLM)
+        own = {"num_labels": 1} if kind is AutoModelForSequenceClassification else {}
+        model = get_peft_model(kind.from_pretrained(small, **own), config)
+        model.save_pretrained(str(folder), save_embedding_layers=False)
         _copy_tokenizer(source, folder)
         return f"{described}, with a new adapter"
     model = small_model(source.config(), source.trust)
@@ -244,21 +254,6 @@ def _rotation(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 # --- What stands beside it ----------------------------------------------------------------------
-
-
-def _write_adapter(config: PeftConfig, base: Path, folder: Path) -> None:
-    """A new adapter of the same kind on a small base."""
-    config = copy.deepcopy(config)
-    config.inference_mode, config.base_model_name_or_path, config.revision = False, str(base), None
-    new: dict[str, Any] = {"r": RANK, "layers_to_transform": None, "rank_pattern": {}, "alpha_pattern": {}}
-    for name, value in {**new, "init_lora_weights": True}.items():
-        if hasattr(config, name):
-            setattr(config, name, value)
-    kinds = {"SEQ_CLS": AutoModelForSequenceClassification, "TOKEN_CLS": AutoModelForTokenClassification}
-    kind = kinds.get(str(config.task_type).rpartition(".")[2], AutoModelForCausalLM)
-    own = {"num_labels": 1} if kind is AutoModelForSequenceClassification else {}
-    model = get_peft_model(kind.from_pretrained(base, **own), config)
-    model.save_pretrained(str(folder), save_embedding_layers=False)
 
 
 def _copy_tokenizer(source: Source, folder: Path) -> None:

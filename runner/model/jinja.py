@@ -100,7 +100,18 @@ def _try(text: str, tokens: Mapping[str, str]) -> dict[str, Any] | None:
     if child == 0:
         tried: dict[str, Any] = {}
         try:
-            _limit()
+            # Have the system end this process when it has taken what is granted, or a minute for whatever reason.
+            import resource  # which Windows has not
+
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(60)
+            limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: MAX_SECONDS}
+            with contextlib.suppress(FileNotFoundError):  # where the system is no Linux, time alone is bounded
+                pages = int(Path("/proc/self/statm").read_text().split()[0])
+                limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + MAX_MEGABYTES * 2**20
+            for kind, limit in limits.items():
+                with contextlib.suppress(ValueError):  # the user's own limit is lower
+                    resource.setrlimit(kind, (limit, limit))
             try:
                 rendered = render(text, tokens)
                 tried = {"rendered": rendered} if len(rendered.encode()) <= MAX_LETTERS else {}
@@ -119,21 +130,6 @@ def _try(text: str, tokens: Mapping[str, str]) -> dict[str, Any] | None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     return json.loads(written) or None if written.endswith("}") else None
-
-
-def _limit() -> None:
-    """Have the system end this process when it has taken what is granted, or a minute for whatever reason."""
-    import resource  # which Windows has not
-
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(60)
-    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: MAX_SECONDS}
-    with contextlib.suppress(FileNotFoundError):  # where the system is no Linux, time alone is bounded
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + MAX_MEGABYTES * 2**20
-    for kind, limit in limits.items():
-        with contextlib.suppress(ValueError):  # the user's own limit is lower
-            resource.setrlimit(kind, (limit, limit))
 
 
 def render(text: str, tokens: Mapping[str, str]) -> str:

@@ -41,13 +41,17 @@ def write_plain(
     adapter that is no change of weights, and SickRun where the merged model is another one.
     """
     tokenizer = load_tokenizer(str(source), trust_remote_code=trust)
-    check_mergeable(source)
+    adapter = read_adapter(str(source))
+    if adapter is not None and adapter.is_prompt_learning:
+        found = f"a learnt prompt ({adapter.peft_type.value}), which is no change of weights and cannot be merged"
+        fix = f"PeftModel.from_pretrained(base, {str(source)!r}), which loads it as it is"
+        raise ConfigError(Fault(str(source), found, "an adapter of the weights, or a whole model", fix))
     if not dtype:
         config = read_config(str(source), trust_remote_code=trust)
         dtype = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
     how = {"tokenizer": tokenizer, "head": head, "trust_remote_code": trust}
     # A whole model is only rounded, and that is exact from whatever it is kept in.
-    model = load_model(str(source), dtype="float32" if read_adapter(str(source)) else "auto", **how).eval()
+    model = load_model(str(source), dtype="float32" if adapter else "auto", **how).eval()
     probe = torch.randint(len(tokenizer), PROBE, generator=torch.Generator().manual_seed(0))
     trained, merged = _logits(model, probe), None
     largest = trained.abs().max().item()
@@ -74,15 +78,6 @@ def merge(model: PeftModel) -> PreTrainedModel:
         if first.weight is second.weight:
             second.weight = torch.nn.Parameter(second.weight.detach().clone())
     return model.merge_and_unload(safe_merge=True)
-
-
-def check_mergeable(source: Path) -> None:
-    """Raise ConfigError where the adapter at this path is not a change of weights."""
-    adapter = read_adapter(str(source))
-    if adapter is not None and adapter.is_prompt_learning:
-        found = f"a learnt prompt ({adapter.peft_type.value}), which is no change of weights and cannot be merged"
-        fix = f"PeftModel.from_pretrained(base, {str(source)!r}), which loads it as it is"
-        raise ConfigError(Fault(str(source), found, "an adapter of the weights, or a whole model", fix))
 
 
 @torch.no_grad()

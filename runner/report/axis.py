@@ -47,7 +47,11 @@ def axes_of(configs: Sequence[Config], typed: Sequence[Mapping[str, str]] | None
     choices = _choices([configs[index] for index in read], [typed[index] if typed else {} for index in read])
     found: dict[str, tuple[Hashable, ...]] = {}
     also: dict[str, list[str]] = {}
-    for key, column in (choices | _columns([configs[index] for index in read], skipped=choices)).items():
+    flat = [flatten(lasting_keys(configs[index])) for index in read]
+    keys = {key: None for leaf in flat for key in leaf if key not in choices}
+    order = sorted(keys, key=lambda key: TOP.index(key) if key in TOP else len(TOP))
+    columns = choices | {key: tuple(_hashable(leaf.get(key, MISSING)) for leaf in flat) for key in order}
+    for key, column in columns.items():
         if len(set(column)) < 2:
             continue
         # A column adds nothing where it equals another one, or has one value for each choice of a group.
@@ -70,14 +74,6 @@ def lasting_keys(cfg: Config) -> Config:
     lasting = {key: node for key, node in cfg.items() if key not in SKIPPED}
     count = select(cfg, "launcher.num_processes")
     return lasting | ({} if count is None else {"launcher": {"num_processes": count}})
-
-
-def _columns(configs: Sequence[Config], skipped: Mapping[str, object]) -> dict[str, tuple[Hashable, ...]]:
-    """The values of each key over the runs, those of the top first."""
-    flat = [flatten(lasting_keys(cfg)) for cfg in configs]
-    keys = {key: None for leaf in flat for key in leaf if key not in skipped}
-    order = sorted(keys, key=lambda key: TOP.index(key) if key in TOP else len(TOP))
-    return {key: tuple(_hashable(leaf.get(key, MISSING)) for leaf in flat) for key in order}
 
 
 def _choices(configs: Sequence[Config], typed: Sequence[Mapping[str, str]]) -> dict[str, tuple[Hashable, ...]]:

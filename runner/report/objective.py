@@ -79,7 +79,13 @@ def describe_decline(run: RunRecord) -> str | None:
         return f"every completion earned {number(earned[0])}, so there was nothing to prefer: look at the reward"
     run = replace(run, status={**run.status, "state": "finished"})
     objective, known = choose_objective([run]), score_names([run])
-    rows = _held_out_rows(run)
+    # The held-out rows of the smallest set, or those that the metric with the lowest limit looks at.
+    data = run.manifest.get("data")
+    held_out = data.get("eval") if isinstance(data, dict) else None
+    sets = [held_out] if isinstance(held_out, dict) and "rows" in held_out else list((held_out or {}).values())
+    counts = [each.get("rows") for each in sets]
+    counts += [node.get("limit") for node in _metrics([run]).values() if isinstance(node, dict)]
+    rows = min((count for count in counts if isinstance(count, int)), default=0)
     if objective and objective.why in GUESSES and not re.search(ONLINE, objective.name):
         losses = [name for name in known if re.fullmatch(r"eval_(.+_)?loss", name)]
         objective = SweepObjective(losses[0], False, "the held-out loss") if losses else None
@@ -94,16 +100,6 @@ def describe_decline(run: RunRecord) -> str | None:
         return None
     change = f"{name} {number(before)} -> {number(after)} on {rows} held-out rows, {objective.direction}"
     return f"the model ended worse than it began: {change}"
-
-
-def _held_out_rows(run: RunRecord) -> int:
-    """The held-out rows of the smallest set, or those that the metric with the lowest limit looks at."""
-    data = run.manifest.get("data")
-    held_out = data.get("eval") if isinstance(data, dict) else None
-    sets = [held_out] if isinstance(held_out, dict) and "rows" in held_out else list((held_out or {}).values())
-    counts = [each.get("rows") for each in sets]
-    counts += [node.get("limit") for node in _metrics([run]).values() if isinstance(node, dict)]
-    return min((count for count in counts if isinstance(count, int)), default=0)
 
 
 def _deviation(scores: Mapping[str, float], name: str) -> float:

@@ -53,7 +53,24 @@ def table(summary: Summary, width: int = 80) -> str:
     if objective := summary.objective:
         parts.append(_wrapped("ranked", f"by {objective.name}, {objective.direction} ({objective.why})", width))
     if summary.runs:
-        parts += ["", *format_table(_columns(summary), width), *_more(len(summary.settings), "settings"), ""]
+        # The axes, the number of runs, the objective, the states where they differ, and then the other scores.
+        settings = summary.settings[:MAX_LINES]
+        columns = []
+        for axis in summary.axes:
+            cells = [short(value(setting.values[axis.name]), MAX_VALUE_WIDTH) for setting in settings]
+            columns.append(Column(short(axis.name, MAX_VALUE_WIDTH), cells, True, True))
+        if not columns:
+            columns.append(Column("run", [short(setting.label, 40) for setting in settings], True, True))
+        if summary.seeds:
+            columns.append(Column("n", [f"{len(setting.finished)}/{len(setting.runs)}" for setting in settings], True))
+        scores = []
+        for name in summary.shown_scores:
+            cells = [spread(setting.mean(name), setting.sd(name)) for setting in settings]
+            is_objective = summary.objective is not None and name == summary.objective.name
+            scores.append(Column(name.removeprefix("eval_"), cells, is_objective))
+        if not summary.all_finished:
+            scores.insert(1, Column("state", [setting.state for setting in settings], True, True))
+        parts += ["", *format_table(columns + scores, width), *_more(len(summary.settings), "settings"), ""]
     room = max(width - 12, 40)
     for run in summary.troubled[:MAX_LINES]:
         progress = f" {run.progress}" if run.progress and run.state not in ("created", "unknown") else ""
@@ -144,27 +161,6 @@ def to_cell(cell: object) -> object:
 def to_jsonl(summary: Summary) -> str:
     """The runs as strict JSON, one a line, with the scores before and after training."""
     return "".join(map(to_line, to_rows(summary)))
-
-
-def _columns(summary: Summary) -> list[Column]:
-    """The axes, the number of runs, the objective, the states where they differ, and then the other scores."""
-    settings = summary.settings[:MAX_LINES]
-    columns = []
-    for axis in summary.axes:
-        cells = [short(value(setting.values[axis.name]), MAX_VALUE_WIDTH) for setting in settings]
-        columns.append(Column(short(axis.name, MAX_VALUE_WIDTH), cells, True, True))
-    if not columns:
-        columns.append(Column("run", [short(setting.label, 40) for setting in settings], True, True))
-    if summary.seeds:
-        columns.append(Column("n", [f"{len(setting.finished)}/{len(setting.runs)}" for setting in settings], True))
-    scores = []
-    for name in summary.shown_scores:
-        cells = [spread(setting.mean(name), setting.sd(name)) for setting in settings]
-        is_objective = summary.objective is not None and name == summary.objective.name
-        scores.append(Column(name.removeprefix("eval_"), cells, is_objective))
-    if not summary.all_finished:
-        scores.insert(1, Column("state", [setting.state for setting in settings], True, True))
-    return columns + scores
 
 
 def _more(count: int, what: str) -> list[str]:

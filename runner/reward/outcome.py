@@ -124,7 +124,10 @@ class ScoringModel:
             self.tokenizer.pad_token = self.tokenizer.eos_token
         model.config.get_text_config().pad_token_id = self.tokenizer.pad_token_id
         self.column = column_of(self.path, model.config, self.label, key)
-        self.longest = longest_text(model, self.tokenizer)
+        # The most tokens that model and tokenizer say they can take, None where neither says it.
+        positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        counts = (positions, self.tokenizer.model_max_length)
+        self.longest = min((count for count in counts if count and count < 1e9), default=None)
         self.model = model.eval().requires_grad_(False).to(self.device or best_device())
 
 
@@ -177,12 +180,6 @@ def to_scores(logits: Tensor, gives: str) -> Tensor:
     if gives == "logit":
         return logits
     return logits.sigmoid() if logits.shape[-1] == 1 else logits.softmax(-1)
-
-
-def longest_text(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The most tokens that model and tokenizer say they can take, None where neither says it."""
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return min((count for count in (positions, tokenizer.model_max_length) if count and count < 1e9), default=None)
 
 
 def best_device() -> torch.device:

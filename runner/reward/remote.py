@@ -60,7 +60,16 @@ class Remote:
         self.url, self.columns, self.token_variable = url, tuple(columns), token_variable
         self.batch_size, self.parallel = max(1, batch_size), max(1, parallel)
         self.request_timeout, self.retries, self.wait = request_timeout, retries, wait
-        self._check()
+        # An address that cannot be asked is refused, and one where the token could be read on its way.
+        ConfigError.refuse(find_address_faults(self.url))
+        parts, variable = urlsplit(self.url), self.token_variable
+        if parts.username or parts.password:
+            raise _fault("url", "a name or password in it", "the name of a variable in token_variable")
+        if variable and parts.scheme == "http" and parts.hostname not in HERE:
+            raise _fault("url", "a token would travel over plain http", "https, or a server on this machine")
+        if variable is not None and not os.environ.get(variable):
+            fix = f"export {variable}=..."
+            raise _fault("token_variable", f"{variable} is not set", "a token in the environment", fix)
         if token_variable is not None:
             MARKED.add(token_variable)
 
@@ -76,18 +85,6 @@ class Remote:
         with ThreadPoolExecutor(self.parallel) as pool:
             answers = list(pool.map(self._ask, batches, starts))
         return [reward for answer in answers for reward in answer]
-
-    def _check(self) -> None:
-        """Raise ConfigError for an address that cannot be asked, or would let the token be read on its way."""
-        ConfigError.refuse(find_address_faults(self.url))
-        parts, variable = urlsplit(self.url), self.token_variable
-        if parts.username or parts.password:
-            raise _fault("url", "a name or password in it", "the name of a variable in token_variable")
-        if variable and parts.scheme == "http" and parts.hostname not in HERE:
-            raise _fault("url", "a token would travel over plain http", "https, or a server on this machine")
-        if variable is not None and not os.environ.get(variable):
-            fix = f"export {variable}=..."
-            raise _fault("token_variable", f"{variable} is not set", "a token in the environment", fix)
 
     def _ask(self, batch: Mapping[str, Any], start: int) -> list[float | None]:
         """The rewards of one batch, whose first completion is number ``start``."""

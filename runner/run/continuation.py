@@ -149,35 +149,31 @@ def _objection(path: str, old: object, new: object, cfg: Mapping[str, Any], know
     if name in upstream.MAP_STYLE_ONLY and streams:
         return "the same, because streamed rows come in another order"
     if name in upstream.LONGER:
-        return _length_objection(old, new, cfg, args)
+        # Why a training cannot be made longer; empty where it can.
+        if not (isinstance(old, int | float) and isinstance(new, int | float) and min(old, new) > 0):
+            return "the same, because its length was given otherwise"
+        if new < old:
+            return f"more than {to_text(old)}"
+        if args.get(upstream.LOAD_BEST_MODEL_AT_END):
+            return "the same, because the best checkpoint so far stays behind (trainer.args.load_best_model_at_end)"
+        users = [path for path, target in _callbacks(cfg) if not target.startswith(LENGTH_INDEPENDENT_CALLBACKS)]
+        if users:
+            return f"the same, because {users[0]} may look at how many steps there will be"
+        own = (cfg.get("optimizer") or {}).get("scheduler")
+        if own:
+            signature = read_signature(own["_target_"])
+            ahead, schedule = not signature or "num_training_steps" in signature.parameters, own["_target_"]
+        else:
+            schedule = str(args.get(upstream.LR_SCHEDULER_TYPE))
+            warmup = args.get(upstream.WARMUP_STEPS) or 0
+            ahead = schedule not in LENGTH_INDEPENDENT_SCHEDULES or 0 < warmup < 1
+        reason = f"the same, because the schedule ({schedule}) was drawn for {to_text(old)} from the first step"
+        return reason if ahead else ""
     return "" if name in upstream.EXTENDABLE else "the same, because the steps so far were taken with it"
 
 
 def _callbacks(cfg: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(path, node["_target_"]) for path, node in nodes(cfg.get("callback"), "callback")]
-
-
-def _length_objection(old: object, new: object, cfg: Mapping[str, Any], args: Mapping[str, Any]) -> str:
-    """Why a training cannot be made longer; empty where it can."""
-    if not (isinstance(old, int | float) and isinstance(new, int | float) and min(old, new) > 0):
-        return "the same, because its length was given otherwise"
-    if new < old:
-        return f"more than {to_text(old)}"
-    if args.get(upstream.LOAD_BEST_MODEL_AT_END):
-        return "the same, because the best checkpoint so far stays behind (trainer.args.load_best_model_at_end)"
-    users = [path for path, target in _callbacks(cfg) if not target.startswith(LENGTH_INDEPENDENT_CALLBACKS)]
-    if users:
-        return f"the same, because {users[0]} may look at how many steps there will be"
-    own = (cfg.get("optimizer") or {}).get("scheduler")
-    if own:
-        signature = read_signature(own["_target_"])
-        ahead, schedule = not signature or "num_training_steps" in signature.parameters, own["_target_"]
-    else:
-        schedule = str(args.get(upstream.LR_SCHEDULER_TYPE))
-        warmup = args.get(upstream.WARMUP_STEPS) or 0
-        ahead = schedule not in LENGTH_INDEPENDENT_SCHEDULES or 0 < warmup < 1
-    reason = f"the same, because the schedule ({schedule}) was drawn for {to_text(old)} from the first step"
-    return reason if ahead else ""
 
 
 def copy_history(run: Run, other: Run) -> None:

@@ -243,7 +243,14 @@ def _fields(found: Definition) -> Taken:
                 words = {word.arg: word.value for word in node.value.keywords if word.arg}
             is_parameter = last_name(node.annotation) not in ("ClassVar", "KW_ONLY")
             if is_parameter and (words is None or _literal(words.get("init")) is not False):
-                parameters[name] = _field(name, node, words, found.module, notes.get(name, ""))
+                default = node.value if words is None else words.get("default")
+                metadata = (words or {}).get("metadata")
+                entries = zip(metadata.keys, metadata.values, strict=True) if isinstance(metadata, ast.Dict) else ()
+                choices = next((_literal(value) for key, value in entries if _literal(key) == "choices"), None)
+                required = default is None and "default_factory" not in (words or {})
+                listed = tuple(choices) if isinstance(choices, list | tuple) else ()
+                known = (node.annotation, found.module, notes.get(name, ""))
+                parameters[name] = Parameter(name, required, _literal(default), *known, listed)
             else:
                 parameters.pop(name, None)
     # What ``__post_init__`` takes too: ``if isinstance(self.loss_type, str)``.
@@ -255,18 +262,6 @@ def _fields(found: Definition) -> Taken:
             ) if name in parameters and (accepted := PLAIN.get(last_name(kind))):
                 parameters[name] = replace(parameters[name], also=(*parameters[name].also, accepted))
     return parameters, is_open
-
-
-def _field(
-    name: str, node: ast.AnnAssign, words: Mapping[str, ast.expr] | None, module: Module, documented: str
-) -> Parameter:
-    default = node.value if words is None else words.get("default")
-    metadata = (words or {}).get("metadata")
-    entries = zip(metadata.keys, metadata.values, strict=True) if isinstance(metadata, ast.Dict) else ()
-    choices = next((_literal(value) for key, value in entries if _literal(key) == "choices"), None)
-    required = default is None and "default_factory" not in (words or {})
-    listed = tuple(choices) if isinstance(choices, list | tuple) else ()
-    return Parameter(name, required, _literal(default), node.annotation, module, documented, listed)
 
 
 # --- reading source ---

@@ -117,7 +117,16 @@ def look_up(
     if module.file is None and not module.folders:
         return Definition(module, name)
     if (binding := module.bindings.get(name)) is not None:
-        return _follow(binding, name, module, seen)
+        if isinstance(binding, Import):
+            source = find_module(binding.module)
+            if source is None:  # an optional library that is not installed
+                return Definition(Module(binding.module), binding.name or name)
+            return look_up(binding.name, source, True, seen) if binding.name else source
+        if isinstance(binding, ast.Name) and binding.id != name:
+            return look_up(binding.id, module, True, seen) or Definition(module, name, binding)
+        if isinstance(binding, ast.Attribute):
+            return resolve_expression(binding, module) or Definition(module, name, binding)
+        return Definition(module, name, binding)
     if submodules and (submodule := _submodule(module, name)):
         return submodule
     # The stars that are named like the name come first, the longest of them before the others.
@@ -205,19 +214,6 @@ def last_name(expression: ast.expr | None) -> str:
         case ast.Subscript(value=inner) | ast.Call(func=inner):
             return last_name(inner)
     return ""
-
-
-def _follow(binding: Binding, name: str, module: Module, seen: frozenset[str]) -> Definition | Module | None:
-    if isinstance(binding, Import):
-        source = find_module(binding.module)
-        if source is None:  # an optional library that is not installed
-            return Definition(Module(binding.module), binding.name or name)
-        return look_up(binding.name, source, True, seen) if binding.name else source
-    if isinstance(binding, ast.Name) and binding.id != name:
-        return look_up(binding.id, module, True, seen) or Definition(module, name, binding)
-    if isinstance(binding, ast.Attribute):
-        return resolve_expression(binding, module) or Definition(module, name, binding)
-    return Definition(module, name, binding)
 
 
 def _top_module(name: str) -> Module | None:

@@ -173,7 +173,10 @@ class Record(TrainerCallback):
             for path in map(self.path.parent.joinpath, ROWS):
                 forget_rows(path, state.global_step)
             self.line = read_last_row(self.path)
-            self._add_lost(state)
+            # Write again, from what the checkpoint has, the lines behind the last one: a power failure has taken them.
+            after, spent = self.line.get("step", -1), self.line.get("elapsed_seconds", 0.0)
+            for logged in [logged for logged in state.log_history if after < logged["step"] <= state.global_step]:
+                self._add(logged["step"], state.max_steps, logged, spent, None)
             if state.global_step < state.max_steps and any(map(_of_the_end, self.line)):
                 self.line = {name: value for name, value in self.line.items() if not _of_the_end(name)}
                 replace_rows(self.path, [self.line])
@@ -197,12 +200,6 @@ class Record(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         if state.is_world_process_zero:
             sync_rows(self.path.parent)
-
-    def _add_lost(self, state: TrainerState) -> None:
-        """Write again, from what the checkpoint has, the lines behind the last one: a power failure has taken them."""
-        after, spent = self.line.get("step", -1), self.line.get("elapsed_seconds", 0.0)
-        for logged in [logged for logged in state.log_history if after < logged["step"] <= state.global_step]:
-            self._add(logged["step"], state.max_steps, logged, spent, None)
 
     def _add(self, step: int, max_steps: int, logs: Mapping[str, Any], elapsed: float, remaining: float | None) -> None:
         """Write what was logged at a step into its line, which is the last one or comes after it."""

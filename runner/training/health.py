@@ -85,7 +85,49 @@ class Health(TrainerCallback):
         self.pace = float(max(paces, default=1.0))
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
-        self._judge(self._look(args.device, state.global_step))
+        # Gather the figures of the step in this process, and then of all of them.
+        weights = self.probe.weights()
+        # A policy without a gradient waits for its critic, which then has to move.
+        waits = self.gradient is None and self.probe is not self.trained
+        moved = self.trained.moved(self.trained.weights()) if waits else self.probe.moved(weights)
+        rewards = dict(self.rewards()) if self.rewards else {}
+        mine = [
+            math.nan if self.loss is None else self.loss.item(),
+            -1.0 if self.gradient is None else self.gradient,
+            -1.0 if weights is None else (weights.norm() / math.sqrt(len(weights))).item(),
+            moved,
+            self._slope(weights),
+            math.nan if self.length is None else self.length.item(),
+            *(value for each in rewards.values() for value in each),
+        ]
+        self.loss = None
+        several = torch.distributed.is_available() and torch.distributed.is_initialized()
+        # Not every device knows float64, and nothing has to lie on one where there is nobody to gather from.
+        rows = gather(torch.tensor([mine], dtype=torch.float64, device=args.device if several else "cpu")).cpu()
+        # A maximum is NaN where what one process saw is, and below 0 where none of them saw anything.
+        gradient, weight, moves = (None if most < 0 else most for most in rows[:, 1:4].amax(0).tolist())
+        slopes, length = rows[:, 4], rows[:, 5].mean().item()
+        lows, highs, counts = rows[:, 6::3].amin(0), rows[:, 7::3].amax(0), rows[:, 8::3].sum(0)
+        spread = zip(lows.tolist(), highs.tolist(), counts.long().tolist(), strict=True)
+        # The means of what the trainer has noted in this step.
+        noted = {name: values for name, values in (self.notes or {}).items() if name in NOTED}
+        fresh = {name: values[self.taken.get(name, 0) :] for name, values in noted.items()}
+        self.taken = {name: len(values) for name, values in noted.items()}
+        self._judge(
+            Step(
+                state.global_step,
+                loss=rows[:, 0].mean().item(),
+                gradient=gradient,
+                weight=weight,
+                moved=None if moves is None else moves > 0,
+                slope=next(iter(slopes[slopes.isfinite()].tolist()), None),
+                pace=self.pace,
+                length=length if math.isfinite(length) else None,
+                skipped=self.skipped,
+                noted={name: statistics.fmean(map(float, values)) for name, values in fresh.items() if values},
+                rewards=dict(zip(rewards, spread, strict=True)),
+            )
+        )
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Mapping[str, float], **_
@@ -132,45 +174,6 @@ class Health(TrainerCallback):
         if broken and (sickness := self._not_finite(number, BROKEN)):
             raise sickness
 
-    def _look(self, device: torch.device, number: int) -> Step:
-        """Gather the figures of the step in this process, and then of all of them."""
-        weights = self.probe.weights()
-        # A policy without a gradient waits for its critic, which then has to move.
-        waits = self.gradient is None and self.probe is not self.trained
-        moved = self.trained.moved(self.trained.weights()) if waits else self.probe.moved(weights)
-        rewards = dict(self.rewards()) if self.rewards else {}
-        mine = [
-            math.nan if self.loss is None else self.loss.item(),
-            -1.0 if self.gradient is None else self.gradient,
-            -1.0 if weights is None else (weights.norm() / math.sqrt(len(weights))).item(),
-            moved,
-            self._slope(weights),
-            math.nan if self.length is None else self.length.item(),
-            *(value for each in rewards.values() for value in each),
-        ]
-        self.loss = None
-        several = torch.distributed.is_available() and torch.distributed.is_initialized()
-        # Not every device knows float64, and nothing has to lie on one where there is nobody to gather from.
-        rows = gather(torch.tensor([mine], dtype=torch.float64, device=device if several else "cpu")).cpu()
-        # A maximum is NaN where what one process saw is, and below 0 where none of them saw anything.
-        gradient, weight, moves = (None if most < 0 else most for most in rows[:, 1:4].amax(0).tolist())
-        slopes, length = rows[:, 4], rows[:, 5].mean().item()
-        lows, highs, counts = rows[:, 6::3].amin(0), rows[:, 7::3].amax(0), rows[:, 8::3].sum(0)
-        spread = zip(lows.tolist(), highs.tolist(), counts.long().tolist(), strict=True)
-        return Step(
-            number,
-            loss=rows[:, 0].mean().item(),
-            gradient=gradient,
-            weight=weight,
-            moved=None if moves is None else moves > 0,
-            slope=next(iter(slopes[slopes.isfinite()].tolist()), None),
-            pace=self.pace,
-            length=length if math.isfinite(length) else None,
-            skipped=self.skipped,
-            noted=self._noted(),
-            rewards=dict(zip(rewards, spread, strict=True)),
-        )
-
     def _slope(self, weights: Tensor | None) -> float:
         """The cosine between the gradient that the loss gave and what became of the weights; NaN where one is 0."""
         (before, gradient), self.slope_at = self.slope_at, (None, None)
@@ -178,13 +181,6 @@ class Health(TrainerCallback):
             return math.nan
         change = weights - before
         return (change @ gradient / (change.norm() * gradient.norm())).item()
-
-    def _noted(self) -> dict[str, float]:
-        """The means of what the trainer has noted in this step."""
-        noted = {name: values for name, values in (self.notes or {}).items() if name in NOTED}
-        fresh = {name: values[self.taken.get(name, 0) :] for name, values in noted.items()}
-        self.taken = {name: len(values) for name, values in noted.items()}
-        return {name: statistics.fmean(map(float, values)) for name, values in fresh.items() if values}
 
 
 def build_health(

@@ -98,21 +98,19 @@ class Tokens(Objective):
         if names & WHOLE_BATCH:
             outputs.log_probs = -self._of_batch(outputs, count)
         elif loss is not None:
-            outputs.log_probs = -self._of_tokens(outputs, inputs.get("labels"))
+            # The losses of trained tokens at their places, and 0 elsewhere.
+            labels = inputs.get("labels")
+            mask = outputs.label_mask
+            targets = labels[:, -mask.size(1) :] if labels is not None else outputs.targets
+            picked = targets[mask[:, -targets.size(1) :]]
+            given = {"log_probs": outputs.log_probs[mask], "entropy": outputs.entropy[mask], "targets": picked}
+            full = getattr(outputs, "logits", None)
+            given |= {"target": picked} | ({} if full is None else {"logits": full, "input": full})
+            losses = self.entrywise(len(given["log_probs"]), **given)
+            outputs.log_probs = -losses.new_zeros(mask.shape).masked_scatter(mask, losses)
         if weights is not None:
             outputs.log_probs = outputs.log_probs * aligned(weights, outputs.log_probs)
         return outputs
-
-    def _of_tokens(self, outputs: ModelOutput, labels: Tensor | None) -> Tensor:
-        """The losses of trained tokens at their places, and 0 elsewhere."""
-        mask = outputs.label_mask
-        targets = labels[:, -mask.size(1) :] if labels is not None else outputs.targets
-        picked = targets[mask[:, -targets.size(1) :]]
-        given = {"log_probs": outputs.log_probs[mask], "entropy": outputs.entropy[mask], "targets": picked}
-        full = getattr(outputs, "logits", None)
-        given |= {"target": picked} | ({} if full is None else {"logits": full, "input": full})
-        losses = self.entrywise(len(given["log_probs"]), **given)
-        return losses.new_zeros(mask.shape).masked_scatter(mask, losses)
 
     def _of_batch(self, outputs: ModelOutput, count: Count) -> Tensor:
         """A single number that comes out of TRL's division by the number of tokens as the loss that was given."""

@@ -65,11 +65,7 @@ def find_all_faults(
             path = path.rpartition(".")[0]
         return order.get(path, len(order))
 
-    return sorted(_without_repeats(faults), key=position)
-
-
-def _without_repeats(faults: list[Fault]) -> list[Fault]:
-    """Each fault once, also of the top level and of what reads it, and none that an inner node only took over."""
+    # Each fault once, also of the top level and of what reads it, and none that an inner node only took over.
     known = {(fault.found, fault.expected, fault.where) for fault in faults}
 
     def is_taken_over(fault: Fault) -> bool:
@@ -78,7 +74,7 @@ def _without_repeats(faults: list[Fault]) -> list[Fault]:
         return any((fault.found, fault.expected, where) in known for where in outer)
 
     once = {(fault.where, fault.found): fault for fault in reversed(faults)}
-    return [fault for fault in reversed(once.values()) if not is_taken_over(fault)]
+    return sorted((fault for fault in reversed(once.values()) if not is_taken_over(fault)), key=position)
 
 
 def find_dangers(cfg: Config, fix: str = "") -> list[Fault]:

@@ -183,7 +183,23 @@ def find_node_faults(context: ValidationContext, path: str, node: Node) -> Itera
             numbers = range_of(where, key, signature, context.trainer)
             found = find_misfits(where, value, known[key], numbers, choices)
             yield from found or _in_vain(context, own, value, known[key].default)
-    yield from _missing(path, node, signature)
+    # A fault for each argument that nobody gives. What is called later may wait for its rows.
+    group = path.partition(".")[0]
+    inside = "model" if group in ("trainer", "model") else ""
+    inside = group if group == "callback" and path.count(".") < 2 else inside
+    served = SERVED.get(path if path in SERVED else inside, set())
+    later = is_called_later(path, signature) or bool(GIVEN_LATER & set(signature.parameters))
+    later = later or (path == "loss" and not signature.lineage)  # what a loss is given, the trainer decides
+    for name in () if later or node.get("_partial_") is True else signature.required:
+        if name not in node and name not in served:
+            kind = str(signature.parameters[name].type)
+            if group in ("reward", "metric"):
+                kind += ", or an argument called completions, by which it is asked to judge"
+            yield Fault(f"{path}.{name}", f"missing, and {signature.name} needs it", kind, f"{path}.{name}=<value>")
+    for name in NEEDED_KEYS.get(path, ()):
+        if node.get(name) is None:
+            kind = str(keys_of(path, signature)[name].type) if name in OWN[path] else "keys"
+            yield Fault(f"{path}.{name}", "missing, and the runner needs it", kind, f"{path}.{name}=<value>")
     # The args must be the config of this trainer, not of another one.
     config, parameter = context.signature(node.get("args")), signature.parameters.get("args")
     wanted = sorted(name for name in parameter.names if name.endswith("Config")) if parameter else []
@@ -218,26 +234,6 @@ def _choices(
     if not found or (isinstance(parameter.default, str) and parameter.default not in found):
         return ()
     return tuple(dict.fromkeys([*found, *choices_compared(signature.target, parameter.name, 1)]))
-
-
-def _missing(path: str, node: Node, signature: Signature) -> Iterator[Fault]:
-    """A fault for each argument that nobody gives. What is called later may wait for its rows."""
-    group = path.partition(".")[0]
-    inside = "model" if group in ("trainer", "model") else ""
-    inside = group if group == "callback" and path.count(".") < 2 else inside
-    served = SERVED.get(path if path in SERVED else inside, set())
-    later = is_called_later(path, signature) or bool(GIVEN_LATER & set(signature.parameters))
-    later = later or (path == "loss" and not signature.lineage)  # what a loss is given, the trainer decides
-    for name in () if later or node.get("_partial_") is True else signature.required:
-        if name not in node and name not in served:
-            kind = str(signature.parameters[name].type)
-            if group in ("reward", "metric"):
-                kind += ", or an argument called completions, by which it is asked to judge"
-            yield Fault(f"{path}.{name}", f"missing, and {signature.name} needs it", kind, f"{path}.{name}=<value>")
-    for name in NEEDED_KEYS.get(path, ()):
-        if node.get(name) is None:
-            kind = str(keys_of(path, signature)[name].type) if name in OWN[path] else "keys"
-            yield Fault(f"{path}.{name}", "missing, and the runner needs it", kind, f"{path}.{name}=<value>")
 
 
 # --- Stray keys -------------------------------------------------------------------------------------

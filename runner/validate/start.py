@@ -108,9 +108,9 @@ def _find_faults(cfg: Config, folders: set[Path]) -> Iterator[Fault]:
     tolerate, args = cfg.get("tolerate") or {}, cfg["trainer"]["args"]
     if not _is_ahead(model.get("path"), folders):
         length = None if tolerate.get("beyond_positions") else args.get("max_length")
-        found = find_model_faults(model, cfg["trainer"]["head"], length, cfg.get("peft"))
-        yield from found
-        is_known = found and tokenizer.get("path") == model.get("path")
+        model_faults = find_model_faults(model, cfg["trainer"]["head"], length, cfg.get("peft"))
+        yield from model_faults
+        is_known = model_faults and tokenizer.get("path") == model.get("path")
         if not is_known and not _is_ahead(tokenizer.get("path"), folders):
             yield from find_tokenizer_faults(tokenizer, read_vocab_size(model), chats=_look_at_rows(cfg).chats)
     others: dict[str, tuple[object, bool]] = {}
@@ -131,16 +131,7 @@ def _find_faults(cfg: Config, folders: set[Path]) -> Iterator[Fault]:
             find_folder(path_of_other, where)
         except ConfigError as error:
             yield from error.faults
-    yield from _lacking_columns(cfg)
-
-
-def _is_ahead(path: Any, folders: set[Path]) -> bool:
-    """True for a path in the folder of a run that this command is about to train."""
-    return any(Path(str(path)).absolute().is_relative_to(folder) for folder in folders)
-
-
-def _lacking_columns(cfg: Config) -> Iterator[Fault]:
-    """A fault for each reward that takes a column, or reads a named one, which the rows, as far as known, lack."""
+    # A fault for each reward that takes a column, or reads a named one, which the rows, as far as known, lack.
     columns = _look_at_rows(cfg).columns if cfg["trainer"]["form"] == "prompt" else None
     for path, node in nodes({"reward": cfg.get("reward")}):
         signature = read_signature(node["_target_"])
@@ -152,9 +143,14 @@ def _lacking_columns(cfg: Config) -> Iterator[Fault]:
             yield Fault(path, found, f"some of {', '.join(sorted(columns))}", fix)
         named = node.get("column", getattr(signature.parameters.get("column"), "default", None))
         if str(node["_target_"]).startswith("runner.reward.") and named and named not in columns:
-            others = [f"={name}" for name in columns - {"prompt"}]
-            fix, expected = others[0] if len(others) == 1 else "=<column>", f"one of {', '.join(sorted(columns))}"
+            usable, expected = columns - {"prompt"}, f"one of {', '.join(sorted(columns))}"
+            fix = f"={next(iter(usable))}" if len(usable) == 1 else "=<column>"
             yield Fault(f"{path}.column", f"the rows have no column {named}", expected, fix)
+
+
+def _is_ahead(path: Any, folders: set[Path]) -> bool:
+    """True for a path in the folder of a run that this command is about to train."""
+    return any(Path(str(path)).absolute().is_relative_to(folder) for folder in folders)
 
 
 # --- Libraries, processes, places -------------------------------------------------------------------
@@ -215,11 +211,26 @@ def find_environment_faults(to_do: Sequence[Composed], elsewhere: bool) -> Itera
             lacking += find_gpu_faults(args, composed.typed)
         yield from lacking or find_lone_faults(args, processes_of(composed.cfg))
     if not all((composed.cfg.get("tolerate") or {}).get("versions") for composed in to_do):
-        yield from find_other_versions()
+        # A fault for each library that the runner needs in another version than the installed one.
+        for required in (text for text in read_requirements() if "extra ==" not in text):
+            name, version, needed, problem = status_of(required)
+            if problem:
+                found = "not installed" if problem == "missing" else f"{name} {version}, which was not tried"
+                yield Fault(name, found, needed, f"pip install '{required}', or tolerate.versions=true")
     if world_size() > 1 and "MASTER_ADDR" not in os.environ:
         found, fix = f"not set, and WORLD_SIZE is {world_size()}", "unset WORLD_SIZE RANK LOCAL_RANK"
         yield Fault("MASTER_ADDR", found, "the host of the first process, as torchrun sets it", fix)
-    yield from _closed_caches()
+    # A fault where converted rows could not be kept, as they are for every run.
+    variable = "HF_DATASETS_CACHE" if os.environ.get("HF_DATASETS_CACHE") else "HF_HOME"
+    folder = Path(os.environ.get("HF_DATASETS_CACHE") or hub_home() / "datasets").expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        closed = "" if os.access(folder, os.W_OK | os.X_OK) else "it may not be written"
+    except OSError as error:
+        closed = str(error)
+    if closed:
+        fix = f"export {variable}=<a folder that you may write>"
+        yield Fault(variable, f"{folder}: {closed}", "a folder for rows and models", fix)
     for root in dict.fromkeys(Path(str(composed.cfg["output_root"])).absolute() for composed in to_do):
         there = next(path for path in (root, *root.parents) if path.exists())
         if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
@@ -285,15 +296,6 @@ def find_missing_libraries(cfg: Config) -> Iterator[Fault]:
             yield Fault(where, f"{place} imports {name}, which is not there", f"the module {name}", fix)
 
 
-def find_other_versions() -> Iterator[Fault]:
-    """A fault for each library that the runner needs in another version than the installed one."""
-    for required in (text for text in read_requirements() if "extra ==" not in text):
-        name, version, needed, problem = status_of(required)
-        if problem:
-            found = "not installed" if problem == "missing" else f"{name} {version}, which was not tried"
-            yield Fault(name, found, needed, f"pip install '{required}', or tolerate.versions=true")
-
-
 def status_of(text: str) -> tuple[str, str, str, str]:
     """Name, installed version, the range that is needed, and the problem with it, if there is one."""
     from packaging.requirements import Requirement
@@ -318,17 +320,3 @@ def is_within(version: str | None, required: str) -> bool:
         return Version(version or "").base_version in SpecifierSet(required)
     except InvalidVersion:
         return True
-
-
-def _closed_caches() -> Iterator[Fault]:
-    """A fault where converted rows could not be kept, as they are for every run."""
-    variable = "HF_DATASETS_CACHE" if os.environ.get("HF_DATASETS_CACHE") else "HF_HOME"
-    folder = Path(os.environ.get("HF_DATASETS_CACHE") or hub_home() / "datasets").expanduser()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        closed = "" if os.access(folder, os.W_OK | os.X_OK) else "it may not be written"
-    except OSError as error:
-        closed = str(error)
-    if closed:
-        fix = f"export {variable}=<a folder that you may write>"
-        yield Fault(variable, f"{folder}: {closed}", "a folder for rows and models", fix)

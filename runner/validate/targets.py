@@ -75,7 +75,17 @@ def find_target_fault(path: str, target: object, allow: Collection[str] = ()) ->
             "what the runner lists of trl, transformers, peft, torch.optim and itself",
             f"allow=[{package}]  (if you trust that package)" if is_offered else "",
         )
-    near = _near_targets(target, allow, is_launcher)
+    # Targets that may run and look like this one, of its module or of TRL's experimental and the runner's trainers.
+    words = target.split(".")
+    known = max((n for n in range(len(words)) if find_definition(".".join(words[:n]))), default=0)
+    owner, name, rest = ".".join(words[:known]), words[known], words[known + 1 :]
+    names = [f"{owner}.{each}" for each in public_names(owner, name)]
+    if words[0] == "trl":
+        names += [full for package in experimental_names() for full in package]
+        names += [f"runner.ppo.{each}" for each in public_names("runner.ppo")]  # which TRL no longer has
+    full = {each.rpartition(".")[2]: ".".join([each, *rest]) for each in reversed(names)}
+    full = {each: path for each, path in full.items() if is_allowed(path, allow, is_launcher) and find_definition(path)}
+    near = [full[each] for each in nearest(name, full, 0.75)]
     fix = f"={near[0] if near else '<module.name>'}"
     if found:
         return Fault(own, f"{target} is a module", near[0] if near else "a name in it", fix)
@@ -137,17 +147,3 @@ def find_absent_imports(name: str, place: str = "", seen: set[str] | None = None
             imports = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             for each in [imported_module(node, module)] if isinstance(node, ast.ImportFrom) else imports:
                 yield from find_absent_imports(each, f"{module.file}:{node.lineno}", seen)
-
-
-def _near_targets(target: str, allow: Collection[str], is_launcher: bool) -> list[str]:
-    """Targets that may run and look like this one, of its module or of TRL's experimental and the runner's trainers."""
-    words = target.split(".")
-    known = max((n for n in range(len(words)) if find_definition(".".join(words[:n]))), default=0)
-    owner, name, rest = ".".join(words[:known]), words[known], words[known + 1 :]
-    names = [f"{owner}.{each}" for each in public_names(owner, name)]
-    if words[0] == "trl":
-        names += [full for package in experimental_names() for full in package]
-        names += [f"runner.ppo.{each}" for each in public_names("runner.ppo")]  # which TRL no longer has
-    full = {each.rpartition(".")[2]: ".".join([each, *rest]) for each in reversed(names)}
-    full = {each: path for each, path in full.items() if is_allowed(path, allow, is_launcher) and find_definition(path)}
-    return [full[each] for each in nearest(name, full, 0.75)]

@@ -193,8 +193,8 @@ DEFECTS = (
         "faults_one_at_a_time",
         "The check ends at its first fault.",
         "runner/validate/__init__.py",
-        "return sorted(_without_repeats(faults), key=position)",
-        "return sorted(_without_repeats(faults), key=position)[:1]",
+        "return sorted((fault for fault in reversed(once.values()) if not is_taken_over(fault)), key=position)",
+        "return sorted((fault for fault in reversed(once.values()) if not is_taken_over(fault)), key=position)[:1]",
         tests=(
             "tests/test_check.py::test_keys_and_values_inside_a_typed_mapping",
             "tests/test_check.py::test_all_faults_at_once_in_the_order_of_the_configuration",

@@ -25,7 +25,6 @@ from runner.run import Run
 from runner.run.adjustments import adjust_logs, read_adjustments
 from runner.run.alarms import steps_to_notice
 from runner.schema import upstream
-from runner.schema.text import Node
 from runner.tracker.callback import Tracker, replace_trackers
 from runner.training.callback import StopRequest, add_callbacks, build_callbacks, for_callbacks
 from runner.training.checkpoint import Seal
@@ -81,7 +80,14 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     rewards, weights, panel = build_rewards(cfg, args)
     if weights:
         args.reward_weights = weights
-    _check_rows(cfg["trainer"], tokenizer, rows, answers_only=getattr(args, upstream.ASSISTANT_ONLY_LOSS, False))
+    firsts = list(itertools.islice(rows, 100))  # by which the template is checked
+    first = firsts[0] if firsts else {}
+    if cfg["trainer"]["form"] == "preference" and cfg["trainer"]["head"] != "score" and "margin" in first:
+        log.warning("the column `margin` is not used: of margins only the loss of a reward model knows")
+    chats = any(is_conversation(first.get(name)) for name in ("prompt", *answer_columns(first)))
+    turns = (turn for row in firsts for part in row.values() if is_conversation(part) for turn in part)
+    calls = any(isinstance(turn, Mapping) and turn.get("tool_calls") for turn in turns)
+    check_template(tokenizer, chats=chats, calls=calls, answers_only=getattr(args, upstream.ASSISTANT_ONLY_LOSS, False))
     model, peft_config, reference = build_model(cfg, tokenizer, args)
     served = for_callbacks(run, tokenizer, rows, held_out)
     offered = {
@@ -129,15 +135,3 @@ def _refusals_of(where: str) -> Iterator[None]:
         if own_place(error):
             raise
         raise ConfigError(Fault(where, str(error).splitlines()[0], "values that go together")) from error
-
-
-def _check_rows(node: Node, tokenizer: PreTrainedTokenizerBase, rows: Dataset, *, answers_only: bool) -> None:
-    """Check that the tokenizer has a template for the first rows, and warn of a column that is not used."""
-    rows = list(itertools.islice(rows, 100))
-    first = rows[0] if rows else {}
-    if node["form"] == "preference" and node["head"] != "score" and "margin" in first:
-        log.warning("the column `margin` is not used: of margins only the loss of a reward model knows")
-    chats = any(is_conversation(first.get(name)) for name in ("prompt", *answer_columns(first)))
-    turns = (turn for row in rows for part in row.values() if is_conversation(part) for turn in part)
-    calls = any(isinstance(turn, Mapping) and turn.get("tool_calls") for turn in turns)
-    check_template(tokenizer, chats=chats, calls=calls, answers_only=answers_only)
