@@ -11,7 +11,7 @@ import functools
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -247,7 +247,21 @@ def resolve(cfg: DictConfig, overrides: list[str], choices: dict[str, str] | Non
 
     cfg = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
     check_growth(unread := OmegaConf.to_container(cfg, resolve=False))
-    faults = list(_find_unread(cfg, (choices or {}).get("trainer"), set(map(dotted_key, overrides))))
+    trainer, faults = (choices or {}).get("trainer"), list[Fault]()
+    for key in ("learning_rate", "kl_coef"):  # set although nothing reads it: no trainer, or not any more
+        value, reference = OmegaConf.select(cfg, key), f"${{{key}}}"
+        files = [path for path in sorted(MENU.glob("trainer/*.yaml")) if reference in path.read_text("utf-8")]
+        readers = {path.stem: path for path in files}
+        if value is None or reference in OmegaConf.to_yaml(cfg):
+            continue
+        if trainer not in readers:
+            found = "set, but nothing in this configuration reads it"
+            expected = f"a trainer that has one: {', '.join(readers)}"
+            faults.append(Fault(key, found, expected, f"leave {key} out, or trainer=<one of them>"))
+        elif key in map(dotted_key, overrides):  # else what is typed wins over what the option brings: no fault
+            place = next(path for path, entry in scalars(read_yaml(readers[trainer])) if entry == reference)
+            found, fix = f"takes the place of {key}, which is given too", f"leave {place} out"
+            faults.append(Fault(place, found, "one of them", fix))
     gone = [key for key in NEEDED if choices and key not in cfg]  # else it is a part of one
     faults += [Fault(key, "deleted, and every run needs it", "a value", f"leave ~{key} out") for key in gone]
     missing = sorted(key for key, value in scalars(unread) if value == "???")
@@ -276,25 +290,6 @@ def _find_example(key: str, choices: Mapping[str, str]) -> str:
     lines = [line for file in files for line in re.findall("^# run: (.*)", file.read_text("utf-8"), re.MULTILINE)]
     words = (word for line in lines for word in shlex.split(line))
     return next((shlex.quote(word) for word in words if dotted_key(word) == key), f"{key}=<value>")
-
-
-def _find_unread(cfg: DictConfig, trainer: str | None, typed: Collection[str]) -> Iterator[Fault]:
-    """A fault for each value of the top level that is set although nothing reads it: no trainer, or not any more."""
-    from omegaconf import OmegaConf
-
-    for key in ("learning_rate", "kl_coef"):
-        value, reference = OmegaConf.select(cfg, key), f"${{{key}}}"
-        files = [path for path in sorted(MENU.glob("trainer/*.yaml")) if reference in path.read_text("utf-8")]
-        readers = {path.stem: path for path in files}
-        if value is None or reference in OmegaConf.to_yaml(cfg):
-            continue
-        if trainer not in readers:
-            found = "set, but nothing in this configuration reads it"
-            expected = f"a trainer that has one: {', '.join(readers)}"
-            yield Fault(key, found, expected, f"leave {key} out, or trainer=<one of them>")
-        elif key in typed:  # else what is typed wins over what the option brings, and that is no fault
-            place = next(path for path, entry in scalars(read_yaml(readers[trainer])) if entry == reference)
-            yield Fault(place, f"takes the place of {key}, which is given too", "one of them", f"leave {place} out")
 
 
 def world_size() -> int:

@@ -160,20 +160,16 @@ class InterpolationSize:
                 made = end == "$" and not resolver
                 words = words[:-1] if made and not name.endswith(".") else words
                 place = (*(path[: len(path) - up] if up else ()), *words)
-                node = self._at(place)
+                node: object = self.config
+                for word in place:
+                    if isinstance(node, list):
+                        node = node[int(word)] if INDEX.fullmatch(word) and int(word) < len(node) else None
+                    else:
+                        node = node.get(word) if isinstance(node, Mapping) else None
                 if made:
                     yield max((self._measure(entry, (*place, inner)) for inner, entry in _entries(node)), default=0)
                 elif node is not None:
                     yield self._measure(node, place)
-
-    def _at(self, path: tuple[str, ...]) -> object:
-        node: object = self.config
-        for word in path:
-            if isinstance(node, list):
-                node = node[int(word)] if INDEX.fullmatch(word) and int(word) < len(node) else None
-            else:
-                node = node.get(word) if isinstance(node, Mapping) else None
-        return node
 
 
 def _entries(node: object) -> list[tuple[str, object]]:

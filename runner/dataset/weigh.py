@@ -132,7 +132,12 @@ class Weigher:
         for column in answers:
             side, name = row[column], WEIGHTS if len(answers) == 1 else f"{column}_weights"
             if isinstance(side, str):  # behind plain text, TRL puts the end token
-                rendered = _render_text(prompt or "", side if side.endswith(end) else side + end)
+                text = side if side.endswith(end) else side + end
+                turns = [("user", prompt or "", 0), ("assistant", text, len(prompt or ""))]
+                turns = [turn for turn in turns if turn[1]]
+                messages = [{"role": role, "content": content} for role, content, _ in turns]
+                spans = [(at, at + len(content), at + len(content)) for _, content, at in turns]
+                rendered = RenderedSequence((prompt or "") + text, messages, spans, is_chat=False)
             else:
                 rendered = self._render([*(prompt or ()), *side], tools)
             found[name] = self._weigh(rendered, row)
@@ -204,14 +209,6 @@ class Weigher:
             for index, (a, b) in enumerate(encoded["offset_mapping"]):
                 weights[index] *= max(letters[a:b])[2] if b > a else least
         return encoded["input_ids"], weights
-
-
-def _render_text(prompt: str, completion: str) -> RenderedSequence:
-    turns = [("user", prompt, 0), ("assistant", completion, len(prompt))]
-    turns = [turn for turn in turns if turn[1]]
-    messages = [{"role": role, "content": text} for role, text, _ in turns]
-    spans = [(at, at + len(text), at + len(text)) for _, text, at in turns]
-    return RenderedSequence(prompt + completion, messages, spans, is_chat=False)
 
 
 def _changed(text: str, other: str, begin: int) -> tuple[int, int]:

@@ -96,7 +96,10 @@ class ModelWeights:
             made.requires_grad_(trained)
             self.shape = Shape.of(made)
             model = _adapted(made, peft, source) if trained else made
-        bits, head = _bits(quant), made.get_output_embeddings()
+        # Bits of a quantised weight with its scales; 0 where none is.
+        scale = SCALE_OF_SCALES if quant and quant.get("bnb_4bit_use_double_quant") else SCALE
+        bits = 0 if not quant else 8 if quant.get("load_in_8bit") else 4 + 8 * scale
+        head = made.get_output_embeddings()
         weights = {id(each): each for each in model.parameters()}.values()
         linear = {name: part for name, part in made.named_modules() if bits and isinstance(part, nn.Linear)}
         small = {id(part.weight) for name, part in linear.items() if not any(word in name for word in NOT_QUANTISED)}
@@ -124,15 +127,6 @@ def _adapted(model: PreTrainedModel, peft: Node | None, source: Source) -> PreTr
     if isinstance(getattr(config, "init_lora_weights", None), str):
         config.init_lora_weights = True  # of the same size, without taking weights apart that are not there
     return get_peft_model(model, config)
-
-
-def _bits(quant: Node | None) -> float:
-    """Bits that a quantised weight takes with its scales; 0 where none is."""
-    if not quant:
-        return 0
-    if quant.get("load_in_8bit"):
-        return 8
-    return 4 + 8 * (SCALE_OF_SCALES if quant.get("bnb_4bit_use_double_quant") else SCALE)
 
 
 def source_of(cfg: Config) -> Source:

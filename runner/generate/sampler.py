@@ -211,9 +211,12 @@ def _decode_by_loop(
     stop_ids = torch.tensor(how.stop_ids, device=device, dtype=torch.long)
     live_B = torch.arange(len(prompts), device=device)  # the rows that are still being written
     noise_BR = noise_BR.to(device)
-    logits_BV, cache, mask = prefill(model, prompts)
+    # Prefill: the logits after the prompts, and the cache of their tokens.
+    ids_BP, mask = pad(prompts, device, side="left")
+    ragged, cache = not bool(mask.all()), DynamicCache(config=model.config)
+    position_ids = (mask.cumsum(1) - 1).clamp(min=0)
+    logits_BV = decode_step(model, cache, ids_BP, mask if ragged else None, position_ids)
     position_ids = mask.sum(1, keepdim=True)
-    ragged = not bool(mask.all())
     for step in range(max(limits)):
         token_B, logprob_B = sample_token(logits_BV, noise_BR[live_B, step], how)
         tokens_BR[live_B, step], logprobs_BR[live_B, step] = token_B, logprob_B
@@ -237,15 +240,6 @@ def _cut_rows(tokens_BR: Tensor, logprobs_BR: Tensor, lengths_B: Tensor) -> list
     """Each row's tokens and log-probabilities, so many of them, on the CPU."""
     rows = zip(tokens_BR.cpu(), logprobs_BR.cpu(), lengths_B.tolist(), strict=True)
     return [(tokens_R[:length].clone(), logprobs_R[:length].clone()) for tokens_R, logprobs_R, length in rows]
-
-
-def prefill(model: Model, prompts: list[Sequence[int]]) -> tuple[Tensor, DynamicCache, Tensor]:
-    """The logits [B, V] after prompts, their cache, and the mask of their tokens."""
-    ids_BP, mask_BP = pad(prompts, model.device, side="left")
-    position_ids = (mask_BP.cumsum(1) - 1).clamp(min=0)
-    cache = DynamicCache(config=model.config)
-    logits_BV = decode_step(model, cache, ids_BP, None if mask_BP.all() else mask_BP, position_ids)
-    return logits_BV, cache, mask_BP
 
 
 def decode_step(model: Model, cache: DynamicCache, ids_BT: Tensor, mask: Tensor | None, position_ids: Tensor) -> Tensor:

@@ -60,25 +60,20 @@ def read_file(path: Path, dialect: str | None = None) -> ForeignConfig:
     reading.keys = {key: plain(value) for key, value in reading.keys.items()}
     if dialect:
         reading.dialect, reading.why = dialect, "because you say so"
-    elif not reading.dialect:
-        reading.dialect, reading.why = find_dialect(path, reading.keys)
+    elif not reading.dialect:  # then that whose keys they are
+        found = {name: [key for key in table["marks"] if key in reading.keys] for name, table in known.items()}
+        best, second, *_ = sorted(found, key=lambda name: -len(found[name]))
+        if len(found[best]) == len(found[second]):
+            tied = [known[name]["title"] for name in found if len(found[name]) == len(found[best])]
+            what = f"as much of {' as of '.join(tied)}" if found[best] else "no key that one of them has"
+            expected = f"a configuration of {', '.join(known)}"
+            raise ConfigError(Fault(str(path), what, expected, "dialect=<one of them>"))
+        reading.dialect, reading.why = best, ", ".join(found[best][:5])
     strange = {key: why for key, why in known[reading.dialect].get("strange", {}).items() if reading.keys.get(key)}
     if strange and not reading.keys.get("do_train"):
         expected, fix = f"a training of {reading.title}", "python -m runner import <another file>"
         raise ConfigError(Fault(f"{path}: {key}", why, expected, fix) for key, why in strange.items())
     return reading
-
-
-def find_dialect(path: Path, keys: Mapping[str, Any]) -> tuple[str, str]:
-    """The dialect that has these keys, and the keys that say so; ConfigError where there is none, or several."""
-    known = find_dialects()
-    found = {name: [key for key in table["marks"] if key in keys] for name, table in known.items()}
-    best, second, *_ = sorted(found, key=lambda name: -len(found[name]))
-    if len(found[best]) == len(found[second]):
-        tied = [known[name]["title"] for name in found if len(found[name]) == len(found[best])]
-        what = f"as much of {' as of '.join(tied)}" if found[best] else "no key that one of them has"
-        raise ConfigError(Fault(str(path), what, f"a configuration of {', '.join(known)}", "dialect=<one of them>"))
-    return best, ", ".join(found[best][:5])
 
 
 def plain(value: object) -> Any:

@@ -84,19 +84,16 @@ def find_model_faults(
         freezes = isinstance(peft, Mapping) and str(peft.get("_target_")).startswith("runner.model.freeze.")
         if peft and not is_merged and not freezes:
             faults.append(SECOND_ADAPTER)
-        if folder.base:
-            faults += _find_base_faults(folder.base[0], folder.where, head, **how)
     except ConfigError as error:
-        faults += error.faults
+        return faults + error.faults
+    if folder.base:
+        try:
+            base = find_folder(folder.base[0], folder.where)
+            faults += _find_folder_faults(base, head, **how) if base else []
+        except ConfigError as error:
+            for each in error.faults:
+                faults.append(replace(each, where=folder.where, found=f"the base of the adapter: {each.found}"))
     return faults
-
-
-def _find_base_faults(base: str, where: str, head: str, **how: bool) -> list[Fault]:
-    try:
-        folder = find_folder(base, where)
-        return _find_folder_faults(folder, head, **how) if folder else []
-    except ConfigError as error:
-        return [replace(each, where=where, found=f"the base of the adapter: {each.found}") for each in error.faults]
 
 
 def read_vocab_size(node: Node) -> int | None:

@@ -173,7 +173,14 @@ def shorten(config: PretrainedConfig) -> PretrainedConfig:
         listed = {name: value for name, value in vars(part).items() if isinstance(value, list | tuple)}
         numbers = {name: value for name, value in listed.items() if _is_layer_numbers(value)}
         settings = {name: value for name, value in listed.items() if len(value) == depth and name not in numbers}
-        kept = _kept_layers(part, depth, list(settings.values()))
+        # The first layer of each kind, by the settings that the config lists for every layer.
+        kinds: dict[str, int] = {}
+        for layer in range(depth):
+            kinds.setdefault(repr([value[layer] for value in settings.values()]), layer)
+        periods = [value for name in TABLES["periods"] if isinstance(value := getattr(part, name, None), int)]
+        least = 2 if settings else max(2, *periods, 0)
+        kept = sorted(kinds.values())
+        kept = (kept + [layer for layer in range(depth) if layer not in kept])[: max(least, len(kept))]
         for name, value in settings.items():
             setattr(part, name, [value[layer] for layer in kept])
         for name, value in numbers.items():
@@ -190,17 +197,6 @@ def _parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
     for name in getattr(config, "sub_configs", None) or {}:
         if isinstance(part := getattr(config, name, None), PretrainedConfig):
             yield from _parts(part)
-
-
-def _kept_layers(part: PretrainedConfig, depth: int, settings: list[Sequence[object]]) -> list[int]:
-    """The first layer of each kind, by the settings that the config lists for every layer."""
-    kinds: dict[str, int] = {}
-    for layer in range(depth):
-        kinds.setdefault(repr([value[layer] for value in settings]), layer)
-    periods = [value for name in TABLES["periods"] if isinstance(value := getattr(part, name, None), int)]
-    least = max(2, *periods, 0) if not settings else 2
-    kept = sorted(kinds.values())
-    return (kept + [layer for layer in range(depth) if layer not in kept])[: max(least, len(kept))]
 
 
 def _is_layer_numbers(value: Sequence[object]) -> bool:

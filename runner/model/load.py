@@ -133,7 +133,10 @@ def load_model(
     if merge:
         model = model.merge_and_unload().requires_grad_(True)
     ConfigError.refuse(check.find_size_faults(_vocabulary_of(tokenizer), model.get_input_embeddings().num_embeddings))
-    ConfigError.refuse([check.not_finite(folder, unsound)] if (unsound := find_not_finite(model)) else [])
+    floating = ((name, each) for name, each in model.named_parameters() if each.is_floating_point() and each.numel())
+    with torch.no_grad():
+        unsound = [name for name, each in floating if not all(map(torch.isfinite, torch.aminmax(each)))]
+    ConfigError.refuse([check.not_finite(folder, unsound)] if unsound else [])
     adopt_tokens(model, tokenizer)
     for part in model.modules():
         # bitsandbytes would repack 4-bit weights at a first evaluation on CPUs with bfloat16. Its kernel for the packed
@@ -141,13 +144,6 @@ def load_model(
         if hasattr(part, "support_avx512bf16_for_cpu"):
             part.support_avx512bf16_for_cpu = False
     return model
-
-
-def find_not_finite(model: torch.nn.Module) -> list[str]:
-    """The names of the weights that hold a NaN or an infinity."""
-    floating = ((name, each) for name, each in model.named_parameters() if each.is_floating_point() and each.numel())
-    with torch.no_grad():
-        return [name for name, each in floating if not all(map(torch.isfinite, torch.aminmax(each)))]
 
 
 def fetch(path: str, part: str = "model", revision: str | None = None) -> ModelFolder:

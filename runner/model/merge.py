@@ -62,7 +62,16 @@ def write_plain(
     model.to(getattr(torch, dtype)).save_pretrained(str(folder))
     tokenizer.save_pretrained(str(folder))
     del model
-    return WrittenModel(dtype, merged, _read_back(folder, trained, probe, head, dtype, trust), largest)
+    loaded, report = HEADS[head].from_pretrained(
+        str(folder), dtype=getattr(torch, dtype), output_loading_info=True, trust_remote_code=trust
+    )
+    kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
+    if lacking := sorted(str(name) for kind in kinds for name in report.get(kind, ())):
+        raise SickRun(Fault(str(folder), f"written without {', '.join(lacking[:3])}", "every weight of the model"))
+    apart = _largest_difference(trained, _logits(loaded.eval(), probe))
+    if dtype == "float32":
+        _check_same(folder, apart, largest)
+    return WrittenModel(dtype, merged, apart, largest)
 
 
 def merge(model: PeftModel) -> PreTrainedModel:
@@ -94,17 +103,3 @@ def _check_same(source: Path, apart: float, largest: float) -> None:
     if not apart <= EXACT * max(largest, 1.0):
         found = f"merged, the model answers otherwise: a logit is off by {number(apart, 3)} of {number(largest, 3)}"
         raise SickRun(Fault(str(source), found, "the same logits", "share the adapter in model/ as it is"))
-
-
-def _read_back(folder: Path, trained: torch.Tensor, probe: torch.Tensor, head: str, dtype: str, trust: bool) -> float:
-    """The distance of what plain transformers loads from the trained model; raises SickRun where weights lack."""
-    loaded, report = HEADS[head].from_pretrained(
-        str(folder), dtype=getattr(torch, dtype), output_loading_info=True, trust_remote_code=trust
-    )
-    kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
-    if lacking := sorted(str(name) for kind in kinds for name in report.get(kind, ())):
-        raise SickRun(Fault(str(folder), f"written without {', '.join(lacking[:3])}", "every weight of the model"))
-    apart, largest = _largest_difference(trained, _logits(loaded.eval(), probe)), trained.abs().max().item()
-    if dtype == "float32":
-        _check_same(folder, apart, largest)
-    return apart

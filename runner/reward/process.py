@@ -87,8 +87,19 @@ class ProcessModel(ScoringModel):
         answers = [to_steps(text_of(completion), self.separator) or [""] for completion in completions]
         rows: list[tuple[list[int], list[int]]] = []  # ids, and where the steps end
         owners: list[int] = []
+        close = self.tokenizer(self.separator, add_special_tokens=False)["input_ids"]
         for index, (prompt, steps) in enumerate(zip(prompts, answers, strict=True)):
-            ids, ends = self._encode(prompt, steps)
+            if isinstance(prompt, str):
+                ids = list(self.tokenizer(prompt)["input_ids"])
+            elif self.tokenizer.chat_template:
+                opened = {"add_generation_prompt": True, "return_dict": False}
+                ids = list(self.tokenizer.apply_chat_template(list(prompt), **opened))
+            else:
+                ids = list(self.tokenizer("\n".join(turn["content"] for turn in prompt))["input_ids"])
+            ends = []
+            for step in steps:
+                ids += [*self.tokenizer(step, add_special_tokens=False)["input_ids"], *close]
+                ends.append(len(ids) - 1)
             read = [(ids, ends)] if self.reads_tokens else [(ids[: end + 1], [end]) for end in ends]
             rows += read
             owners += [index] * len(read)
@@ -98,21 +109,6 @@ class ProcessModel(ScoringModel):
             for owner, row in zip(owners[start : start + self.batch_size], found, strict=True):
                 scores[owner] += row
         return scores if self.aggregate is None else [aggregate(each, self.aggregate) for each in scores]
-
-    def _encode(self, prompt: Completion, steps: Sequence[str]) -> tuple[list[int], list[int]]:
-        """The tokens of a prompt and its steps, each closed by the separator, and the places where they end."""
-        if isinstance(prompt, str):
-            ids = list(self.tokenizer(prompt)["input_ids"])
-        elif self.tokenizer.chat_template:
-            opened = {"add_generation_prompt": True, "return_dict": False}
-            ids = list(self.tokenizer.apply_chat_template(list(prompt), **opened))
-        else:
-            ids = list(self.tokenizer("\n".join(turn["content"] for turn in prompt))["input_ids"])
-        ends, close = [], self.tokenizer(self.separator, add_special_tokens=False)["input_ids"]
-        for step in steps:
-            ids += [*self.tokenizer(step, add_special_tokens=False)["input_ids"], *close]
-            ends.append(len(ids) - 1)
-        return ids, ends
 
     @torch.no_grad()
     def _read(self, rows: Sequence[tuple[list[int], list[int]]]) -> list[list[float]]:

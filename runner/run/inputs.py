@@ -50,13 +50,16 @@ def read_fingerprints(
     return found
 
 
-def find_changes(run: Run) -> dict[str, list[str]]:
-    """The inputs that have changed since the run last began: for each key of the configuration a line per file."""
+def check_fingerprints(run: Run) -> list[str]:
+    """Raise FolderError where a run's files have changed and its checkpoints or its model came from the old ones.
+
+    Returns what there is to say of the user's code: a fault that is mended there must not cost the steps so far.
+    """
     then = run.manifest().get("inputs")
     if not isinstance(then, dict):
-        return {}
+        return []
     now = read_fingerprints(run.cfg, then)
-    changes: dict[str, list[str]] = {}
+    changes: dict[str, list[str]] = {}  # for each key of the configuration a line per file
     for key in {**then, **now}:
         before, after = then.get(key, {}), now.get(key, {})
         for file in {**before, **after}:
@@ -70,15 +73,6 @@ def find_changes(run: Run) -> dict[str, list[str]]:
             else:
                 continue
             changes.setdefault(key, []).append(line)
-    return changes
-
-
-def check_fingerprints(run: Run) -> list[str]:
-    """Raise FolderError where a run's files have changed and its checkpoints or its model came from the old ones.
-
-    Returns what there is to say of the user's code: a fault that is mended there must not cost the steps so far.
-    """
-    changes = find_changes(run)
     if not changes or not (run.status()["state"] == "finished" or sealed_checkpoints(run.checkpoints)):
         return []
     faults = [Fault(key, "; ".join(lines), "as the run began with", TRAIN_AGAIN) for key, lines in changes.items()]
@@ -103,22 +97,19 @@ def _files_of_keys(cfg: Mapping[str, Any]) -> Iterator[tuple[str, list[Path]]]:
         is_path = isinstance(value, str) and len(value) < 256 and "\n" not in value
         is_read = is_path and last_key(path).endswith(NAMES) and not value.startswith(SHIPPED)
         if is_read and not path.startswith("callback."):
-            yield path, [file for file in _files(value) if file.is_file()]
+            place = Path(shipped(value))
+            files: Iterable[Path] = [place]
+            if has_magic(value) and not place.exists():
+                files = map(Path, glob(str(place), recursive=True))
+            elif place.is_dir():
+                inner = (file for folder in (place, place / "data", place / "policy") for file in folder.glob("[!.]*"))
+                files = (file for file in inner if file.suffix in SUFFIXES and file.name not in NOT_INPUTS)
+            yield path, [file for file in files if file.is_file()]
     for top in sorted({str(node["_target_"]).partition(".")[0] for _, node in nodes(cfg)} - NOT_OF_THE_USER):
         module = find_module(top)
-        files = [Path(module.file)] if module and module.file else []
+        own = [Path(module.file)] if module and module.file else []
         folders = module.folders if module else ()
-        yield f"{CODE} {top}", [*files, *(file for folder in folders for file in Path(folder).rglob("*.py"))]
-
-
-def _files(value: str) -> Iterable[Path]:
-    place = Path(shipped(value))
-    if has_magic(value) and not place.exists():
-        return map(Path, glob(str(place), recursive=True))
-    if place.is_dir():
-        inner = (file for folder in (place, place / "data", place / "policy") for file in folder.glob("[!.]*"))
-        return [file for file in inner if file.suffix in SUFFIXES and file.name not in NOT_INPUTS]
-    return [place]
+        yield f"{CODE} {top}", [*own, *(file for folder in folders for file in Path(folder).rglob("*.py"))]
 
 
 def _digest(file: Path, size: int) -> str:

@@ -74,7 +74,15 @@ class RunRecord:
         if "status.json" in self.damaged or self.faults:
             return "unknown"
         state = str(self.status.get("state") or "created")
-        return "lost" if state == "running" and _gone(self.status) else state
+        is_here = self.status.get("host") == socket.gethostname() and isinstance(self.status.get("pid"), int)
+        if state == "running" and is_here:
+            try:
+                os.kill(self.status["pid"], 0)
+            except ProcessLookupError:
+                return "lost"
+            except (OSError, OverflowError):  # somebody else's, or none that there can be
+                pass
+        return state
 
     @property
     def progress(self) -> str:
@@ -241,15 +249,3 @@ def plain_text(content: object) -> str:
     if len(turns) == 1:
         return str(turns[0].get("content"))
     return "\n".join(f"{turn.get('role')}: {turn.get('content')}" for turn in turns)
-
-
-def _gone(status: Mapping[str, Any]) -> bool:
-    """True where the process that wrote a status ran on this machine and runs no more."""
-    if status.get("host") == socket.gethostname() and isinstance(status.get("pid"), int):
-        try:
-            os.kill(status["pid"], 0)
-        except ProcessLookupError:
-            return True
-        except (OSError, OverflowError):  # somebody else's, or none that there can be
-            return False
-    return False

@@ -32,7 +32,11 @@ from runner.schema import upstream
 from runner.schema.text import Config
 
 BROKEN = "a weight is no finite number"
-Notes = Mapping[str, Sequence[float | Tensor]]  # of a step, by the name in the trainer's own log
+# Attributes in which trainers note what they will log: public in our PPO and in online DPO, private in the rest of TRL.
+# They are only read, so that every step can be judged, however seldom it is logged; of a trainer without them what it
+# logs is judged. ``tests/test_sick_runs`` logs every 100 steps, and misses its alarms where upstream renames them.
+NOTES = ("metrics", "stats", "_stored_metrics", "_metrics")
+Notes = Mapping[str, Sequence[float | Tensor]]  # of a step, by the name in the trainer's own log; None without notes
 MEMORY = "alarms.json"  # of a checkpoint: what the alarms have seen so far
 
 
@@ -56,7 +60,9 @@ class Health(TrainerCallback):
 
     def observe_loss(self, trainer: Trainer, batch: object, loss: Tensor) -> None:
         """Add the loss of a micro-batch to that of the step; its gradient is there, and nobody has changed it yet."""
-        self.notes = notes_of(trainer)
+        self.notes = next((getattr(trainer, name) for name in NOTES if hasattr(trainer, name)), None)
+        if self.notes and isinstance(next(iter(self.notes.values())), Mapping):  # of trainings and evaluations
+            self.notes = self.notes.get("train", {})
         self.length = _answer_length(batch)
         self.loss = loss.detach() if self.loss is None else self.loss + loss.detach()
         if any(isinstance(alarm, GradientAscent) and not alarm.over for alarm in self.alarms):
@@ -201,22 +207,6 @@ def build_health(
         length=upstream.completion_length(vars(args)),
     )
     return Health(alarms, panel.spread if panel else None)
-
-
-# --- The trainer's notes --------------------------------------------------------------------------
-
-# Attributes in which trainers note what they will log: public in our PPO and in online DPO, private in the rest of TRL.
-# They are only read, so that every step can be judged, however seldom it is logged; of a trainer without them what it
-# logs is judged. ``tests/test_sick_runs`` logs every 100 steps, and misses its alarms where upstream renames them.
-NOTES = ("metrics", "stats", "_stored_metrics", "_metrics")
-
-
-def notes_of(trainer: Trainer) -> Notes | None:
-    """The figures of a training that a trainer has noted since it logged last; None where it keeps no such notes."""
-    notes = next((getattr(trainer, name) for name in NOTES if hasattr(trainer, name)), None)
-    if notes is None:
-        return None
-    return notes.get("train", {}) if isinstance(next(iter(notes.values()), None), Mapping) else notes
 
 
 # --- The weights ----------------------------------------------------------------------------------

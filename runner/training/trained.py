@@ -1,7 +1,5 @@
 """Weights of a run -> the model that they make, with its tokenizer, in evaluation mode."""
 
-from pathlib import Path
-
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runner.config.build import asked_for, build, serve
@@ -19,7 +17,15 @@ from runner.training.components.model import path_of
 def load_trained(cfg: Config, weights: Weights, head: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model with these weights and its tokenizer, on the accelerator if there is one, not to be trained."""
     check_devices(cfg)
-    folder = _find_loadable(weights.folder) if weights.folder else None
+    folder = weights.folder
+    if folder and (folder / "policy").is_dir():  # where PPO keeps them, beside its critic
+        folder /= "policy"
+    elif folder:
+        plain = [name for name in ("config.json", "adapter_config.json") if (folder / name).is_file()]
+        if not plain or not list(folder.glob("*.safetensors")) or (folder / "ppo_state.json").is_file():
+            found = "weights only as the trainer itself reads them, such as those of PPO with its critic, or in shards"
+            expected = "a model or an adapter as safetensors"
+            raise FolderError(Fault(display_path(folder), found, expected, "checkpoint=model"))
     own = dict(cfg["model"]["tokenizer"])
     saved = folder and (folder / "tokenizer_config.json").is_file()  # the run's own, with its template
     if saved and "path" in asked_for(own["_target_"]):
@@ -42,15 +48,3 @@ def load_trained(cfg: Config, weights: Weights, head: str) -> tuple[PreTrainedMo
     model = model.eval().requires_grad_(False)
     is_placed = cfg["model"].get("device_map") or getattr(model, "is_quantized", False)
     return model if is_placed else model.to(best_device()), tokenizer
-
-
-def _find_loadable(folder: Path) -> Path:
-    """The folder in which weights are as others load them: PPO keeps them in one of its own, beside its critic."""
-    if (folder / "policy").is_dir():
-        return folder / "policy"
-    plain = [name for name in ("config.json", "adapter_config.json") if (folder / name).is_file()]
-    files = list(folder.glob("*.safetensors"))
-    if plain and files and not (folder / "ppo_state.json").is_file():
-        return folder
-    found = "weights only as the trainer itself reads them, such as those of PPO with its critic, or in shards"
-    raise FolderError(Fault(display_path(folder), found, "a model or an adapter as safetensors", "checkpoint=model"))

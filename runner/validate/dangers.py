@@ -154,16 +154,9 @@ def _secret_in(path: str, key: str, text: str, is_text: bool) -> str:
         return f"looks like {form}"
     if is_text and (variable := holder_of(text)):
         return f"holds the value of ${variable}, which looks like a secret"
-    named = SECRET_KEY.search(key.lower()) or (path.startswith(VARIABLE) and names_secret(key))
-    if (named and (is_text or len(text) > 3)) or _logs_in(key.lower(), text):
-        return f"{key} looks like a secret"
-    return ""
-
-
-def _logs_in(key: str, text: str) -> bool:
-    """True for a token to log in with, but not for one of a vocabulary, such as ``eos_token: </s>``."""
-    if not key.endswith("token") or text.startswith(("<", "[", "$", "???")):
-        return False
-    if key == "token":
-        return len(text) >= 8
-    return bool(LOGIN_KEY.search(key) or MIXED_TEXT.fullmatch(text))
+    lower = key.lower()
+    named = SECRET_KEY.search(lower) or (path.startswith(VARIABLE) and names_secret(key))
+    # One to log in with, but not one of a vocabulary, such as ``eos_token: </s>``.
+    is_token = lower.endswith("token") and not text.startswith(("<", "[", "$", "???"))
+    logs_in = len(text) >= 8 if lower == "token" else LOGIN_KEY.search(lower) or MIXED_TEXT.fullmatch(text)
+    return f"{key} looks like a secret" if (named and (is_text or len(text) > 3)) or (is_token and logs_in) else ""

@@ -70,7 +70,11 @@ def check_parts(jobs: Sequence[Sequence[Composed]], to_do: Collection[Path] | No
     seen: dict[str, tuple[list[Fault], list[Fault]]] = {}  # of the rows and of the rest, by the parts
 
     def look(composed: Composed) -> tuple[list[Fault], list[Fault]]:
-        parts = _read_parts(composed.cfg)
+        # What is read here, which most jobs of a sweep have in common.
+        trainer = composed.cfg["trainer"]
+        fields = {name: trainer["args"].get(name) for name in ("max_length", upstream.REWARD_MODEL_PATH)}
+        groups = ("dataset", "model", "peft", "reward", "metric", "tolerate")
+        parts = {name: composed.cfg.get(name) for name in groups} | {"trainer": {**trainer, "args": fields}}
         key = canonical_text(parts)
         if key not in seen:
             seen[key] = _look_at_rows(parts).faults, list(_find_faults(parts, folders))
@@ -82,14 +86,6 @@ def check_parts(jobs: Sequence[Sequence[Composed]], to_do: Collection[Path] | No
     if other:
         raise ConfigError([*data, *other])
     DataError.refuse(data)
-
-
-def _read_parts(cfg: Config) -> dict[str, Any]:
-    """The parts of a configuration that are read here, which most jobs of a sweep have in common."""
-    trainer, args = cfg["trainer"], cfg["trainer"]["args"]
-    parts = {name: cfg.get(name) for name in ("dataset", "model", "peft", "reward", "metric", "tolerate")}
-    fields = {name: args.get(name) for name in ("max_length", upstream.REWARD_MODEL_PATH)}
-    return {**parts, "trainer": {**trainer, "args": fields}}
 
 
 def _look_at_rows(cfg: Config) -> DatasetCheck:
@@ -211,12 +207,7 @@ def find_environment_faults(to_do: Sequence[Composed], elsewhere: bool) -> Itera
             lacking += find_gpu_faults(args, composed.typed)
         yield from lacking or find_lone_faults(args, processes_of(composed.cfg))
     if not all((composed.cfg.get("tolerate") or {}).get("versions") for composed in to_do):
-        # A fault for each library that the runner needs in another version than the installed one.
-        for required in (text for text in read_requirements() if "extra ==" not in text):
-            name, version, needed, problem = status_of(required)
-            if problem:
-                found = "not installed" if problem == "missing" else f"{name} {version}, which was not tried"
-                yield Fault(name, found, needed, f"pip install '{required}', or tolerate.versions=true")
+        yield from find_other_versions()
     if world_size() > 1 and "MASTER_ADDR" not in os.environ:
         found, fix = f"not set, and WORLD_SIZE is {world_size()}", "unset WORLD_SIZE RANK LOCAL_RANK"
         yield Fault("MASTER_ADDR", found, "the host of the first process, as torchrun sets it", fix)
@@ -294,6 +285,15 @@ def find_missing_libraries(cfg: Config) -> Iterator[Fault]:
             place = display_path(Path(place))
             fix = f"pip install <the package of {name}>, or mend {place}"
             yield Fault(where, f"{place} imports {name}, which is not there", f"the module {name}", fix)
+
+
+def find_other_versions() -> Iterator[Fault]:
+    """A fault for each library that the runner needs in another version than the installed one."""
+    for required in (text for text in read_requirements() if "extra ==" not in text):
+        name, version, needed, problem = status_of(required)
+        if problem:
+            found = "not installed" if problem == "missing" else f"{name} {version}, which was not tried"
+            yield Fault(name, found, needed, f"pip install '{required}', or tolerate.versions=true")
 
 
 def status_of(text: str) -> tuple[str, str, str, str]:

@@ -493,8 +493,8 @@ DEFECTS = (
         "padding_takes_positions",
         "Positions of a padded prompt begin at its padding.",
         "runner/generate/sampler.py",
-        "position_ids = (mask_BP.cumsum(1) - 1).clamp(min=0)",
-        "position_ids = torch.ones_like(mask_BP).cumsum(1) - 1",
+        "position_ids = (mask.cumsum(1) - 1).clamp(min=0)",
+        "position_ids = torch.ones_like(mask).cumsum(1) - 1",
         tests=("tests/test_sampler.py::test_the_loop_gives_the_log_probabilities_of_unpadded_rows",),
     ),
     Defect(

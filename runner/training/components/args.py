@@ -11,7 +11,7 @@ from runner.config.sharding import find_gpu_faults, shards_on_cpu
 from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.run import Run
 from runner.schema import upstream
-from runner.schema.text import Config, Node, nodes
+from runner.schema.text import Config, nodes
 from runner.tracker.variable import find_foreign_variables, set_variables
 
 # Measured on CPU: activation checkpointing 1.25 times slower, bf16 autocast 1.28 times slower for a small model.
@@ -23,7 +23,10 @@ ANYWHERE = ("cpu", "disk", "meta", "auto", "balanced", "balanced_low_0", "sequen
 
 
 def build_args(run: Run, adjustments: Sequence[Mapping[str, Any]] = ()) -> TrainingArguments:
-    """The trainer's config object: its own defaults, the runner's, the YAML, and last what the run has adjusted."""
+    """The trainer's config object: its own defaults, the runner's, the YAML, and last what the run has adjusted.
+
+    Raises EnvironmentFault for devices, precisions, kernels and shards that are asked for and are not here.
+    """
     cfg = run.cfg
     adjusted = {name: value for each in adjustments for name, value in each.get("args", {}).items()}
     node = cfg["trainer"]["args"] | adjusted
@@ -43,25 +46,17 @@ def build_args(run: Run, adjustments: Sequence[Mapping[str, Any]] = ()) -> Train
         upstream.SAVE_TOTAL_LIMIT: None,  # checkpoint.Seal rotates after sealing, the Trainer before
         upstream.PUSH_TO_HUB: False,  # at the end, without the pickled arguments
     }
-    known = asked_for(node["_target_"])
     check_devices(cfg)
-    args = build(defaults | _for_this_machine(known, node) | node | fixed)
+    # What TRL assumes of a GPU is turned off where there is none: it would refuse to start, or run slower.
+    if not torch.accelerator.is_available():
+        EnvironmentFault.refuse(find_gpu_faults(node))
+        known, typed = asked_for(node["_target_"]), {ALIASES.get(name) for name in node if node[name] is not None}
+        defaults |= {name: value for name, value in ON_CPU.items() if name in known and name not in typed}
+    elif torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
+        defaults[upstream.BF16] = False
+    args = build(defaults | node | fixed)
     shards_on_cpu()
     return args
-
-
-def _for_this_machine(known: set[str], args: Node) -> dict[str, bool]:
-    """Values that turn off what TRL assumes of a GPU where there is none: it would refuse to start, or run slower.
-
-    Raises EnvironmentFault for precisions, kernels and shards that are asked for and only a GPU has.
-    """
-    if not torch.accelerator.is_available():
-        EnvironmentFault.refuse(find_gpu_faults(args))
-        typed = {ALIASES.get(name) for name, value in args.items() if value is not None}
-        return {name: value for name, value in ON_CPU.items() if name in known and name not in typed}
-    if torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
-        return {upstream.BF16: False}
-    return {}
 
 
 def check_devices(cfg: Config) -> None:

@@ -63,9 +63,29 @@ class HeldOutMetrics:
         name = prefix.removeprefix("eval").removeprefix("_")
         metrics = [metric for metric in self.metrics if metric.measures(name)]
         sampled, read = ([metric for metric in metrics if metric.kind == kind] for kind in ("sampled", "read"))
+        found, model, args = dict[str, float](), policy_of(trainer), trainer.args
         with whole(trainer.accelerator.unwrap_model(trainer.model)):
-            found = self._sampled(trainer, sampled, name) if sampled else {}
-            found |= self._read(trainer, read, name) if read else {}
+            if sampled:  # on completions for the first prompts of the set
+                rows, limits = self._rows("prompt", name), [metric.limit for metric in sampled]
+                rows = list(rows if None in limits else rows.take(max(limit for limit in limits if limit is not None)))
+                longest = (metric.max_new_tokens for metric in sampled)
+                how = Sampling(answer_tokens(longest, upstream.completion_length(vars(args))), rows=self.batch_size)
+                with evaluating(model):
+                    figures = judge_completions(TextGenerator(model, self.tokenizer, how), rows, sampled)
+                found |= figures.scores
+                if trainer.is_world_process_zero():
+                    # In place of those of an earlier try at the same step.
+                    keys = {"step": trainer.state.global_step} | ({"set": name} if name else {})
+                    made = [keys | {key: each[key] for key in ("prompt", "completion")} for each in figures.completions]
+                    replace_rows(self.run.folder / "completions.jsonl", made, same=list(keys))
+            if read:  # on how the model takes the known answers
+                rows, ends = (
+                    list(self._rows("answer", name)),
+                    (getattr(args, "max_length", None), context_length(model)),
+                )
+                reader = AnswerReader(model, self.tokenizer, min(filter(None, ends), default=None))
+                is_scorer = self.run.cfg["trainer"]["head"] == "score"
+                found |= judge_answers(reader, rows, read, is_scorer=is_scorer).scores
         # In the order of the configuration, whatever the kind.
         ordered = (key for metric in metrics for key in found if f"{key}_".startswith(f"{metric.name}_"))
         return {f"{prefix}_{key}": found[key] for key in ordered}
@@ -78,28 +98,6 @@ class HeldOutMetrics:
             found, expected = f"an evaluation of {name!r}", f"one of {', '.join(self.sets[form])}"
             raise ConfigError(Fault("metric", found, expected, "dataset.split.eval=<sets>"))
         return self.sets[form][name]
-
-    def _sampled(self, trainer: Trainer, metrics: Sequence[Metric], name: str) -> dict[str, float]:
-        """The numbers of metrics on completions that are sampled for the first prompts of a set."""
-        rows, limits, model = self._rows("prompt", name), [metric.limit for metric in metrics], policy_of(trainer)
-        rows = list(rows if None in limits else rows.take(max(limit for limit in limits if limit is not None)))
-        longest = (metric.max_new_tokens for metric in metrics)
-        how = Sampling(answer_tokens(longest, upstream.completion_length(vars(trainer.args))), rows=self.batch_size)
-        with evaluating(model):
-            figures = judge_completions(TextGenerator(model, self.tokenizer, how), rows, metrics)
-        if trainer.is_world_process_zero():
-            # In place of those of an earlier try at the same step.
-            keys = {"step": trainer.state.global_step} | ({"set": name} if name else {})
-            made = [keys | {key: each[key] for key in ("prompt", "completion")} for each in figures.completions]
-            replace_rows(self.run.folder / "completions.jsonl", made, same=list(keys))
-        return figures.scores
-
-    def _read(self, trainer: Trainer, metrics: Sequence[Metric], name: str) -> dict[str, float]:
-        """The numbers of metrics on how a model takes the known answers of a set."""
-        rows, model = list(self._rows("answer", name)), policy_of(trainer)
-        limits = filter(None, (getattr(trainer.args, "max_length", None), context_length(model)))
-        most, is_scorer = min(limits, default=None), self.run.cfg["trainer"]["head"] == "score"
-        return judge_answers(AnswerReader(model, self.tokenizer, most), rows, metrics, is_scorer=is_scorer).scores
 
 
 def build_measure(
