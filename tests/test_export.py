@@ -220,13 +220,15 @@ def test_an_adapter_on_tied_embeddings_is_merged_into_one_of_the_two(tmp_path):
 def test_a_learnt_prompt_is_no_change_of_weights(tmp_path):
     from peft import PrefixTuningConfig
 
-    from runner.model.merge import check_mergeable
+    from runner.model.load import load_tokenizer
+    from runner.model.merge import write_plain
 
+    load_tokenizer("runner://model/tiny").save_pretrained(tmp_path)
     PrefixTuningConfig(task_type="CAUSAL_LM", base_model_name_or_path="x", num_virtual_tokens=2).save_pretrained(
         tmp_path
     )
     with pytest.raises(ConfigError, match="PREFIX_TUNING"):
-        check_mergeable(tmp_path)
+        write_plain(tmp_path, tmp_path / "whole", head="lm")
 
 
 QUICK = ("trainer.args.max_steps=2", "trainer.args.per_device_train_batch_size=4", "learning_rate=1e-2", "metric=none")

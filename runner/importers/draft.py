@@ -82,6 +82,13 @@ class Draft:
         """The rules of a key in the table, in their order."""
         return self.table.keys.get(key) or self.table.keys.get(f"{key.partition('.')[0]}.*", [])
 
+    def meets(self, rule: Rule, value: object = None) -> bool:
+        """True where every condition of a rule is met by a key's value and the draft."""
+        facts: dict[str, list[object]] = {name: [self.choices.get(name)] for name in ("trainer", "peft", "optimizer")}
+        facts |= {"value": [value], "command": [self.reading.command], "held_out": [self.has_held_out]}
+        facts["form"] = [part.get("form") for part in self.parts]
+        return dialect.holds(rule, facts, self.keys)
+
     def take(self, key: str, to: str, default: Any) -> Any:
         """The converted value of a key, which is dealt with by this; the default where there is none, or false."""
         self.taken.add(key)
@@ -220,7 +227,7 @@ def follow(draft: Draft, *keys: str) -> None:
         if value is None or key in draft.taken:
             continue
         rules = [SECRET] if value == HIDDEN else draft.find_rules(key)
-        if rule := next((rule for rule in rules if is_met(draft, rule, value)), None):
+        if rule := next((rule for rule in rules if draft.meets(rule, value)), None):
             draft.taken.add(key)
             written = _apply(draft, rule, key, value, rules)
             for path, constant in rule.also.items() if written else ():
@@ -243,14 +250,6 @@ def follow_rest(draft: Draft) -> None:
             near = find_nearest(key, draft.config.parameters, 0.85)
             why = "it goes with another adapter or trainer" if is_known else "not a key that is known here"
             draft.no_equivalent(key, why, f"trainer.args.{near[0]}" if near else "")
-
-
-def is_met(draft: Draft, rule: Rule, value: object = None) -> bool:
-    """True where every condition of a rule is met by a key's value and the draft."""
-    facts: dict[str, list[object]] = {name: [draft.choices.get(name)] for name in ("trainer", "peft", "optimizer")}
-    facts |= {"value": [value], "command": [draft.reading.command], "held_out": [draft.has_held_out]}
-    facts["form"] = [part.get("form") for part in draft.parts]
-    return dialect.holds(rule, facts, draft.keys)
 
 
 def _apply(draft: Draft, rule: Rule, key: str, value: object, rules: list[Rule]) -> bool:

@@ -16,18 +16,7 @@ from runner.config.dialect import CONVERSIONS, is_wanted, read_table, to_single_
 from runner.config.limits import check_size
 from runner.config.override import is_local
 from runner.errors import ConfigError, Fault
-from runner.importers.draft import (
-    FIX,
-    HIDDEN,
-    MAPPED,
-    NO_EQUIVALENT,
-    SAME,
-    Draft,
-    follow,
-    follow_rest,
-    is_met,
-    is_unset,
-)
+from runner.importers.draft import FIX, HIDDEN, MAPPED, NO_EQUIVALENT, SAME, Draft, follow, follow_rest, is_unset
 from runner.importers.read import ForeignConfig
 
 ORDER = ("path", "config", "revision", "form", "split", "columns", "limit")
@@ -44,7 +33,7 @@ def translate(reading: ForeignConfig, name: str, trainer: str | None = None) -> 
     nones = {key for key, value in draft.keys.items() if value == "none" and key.split(".")[-1] not in VALUE_NONE}
     draft.keys |= dict.fromkeys(nones)
     for default in table.defaults:
-        if is_met(draft, default):
+        if draft.meets(default):
             draft.imply(default.give)
     follow(draft, *table.sections["first"])
     READERS.get(reading.dialect, read_paths)(draft)

@@ -13,19 +13,9 @@ from markupsafe import Markup
 
 from runner.io.files import write_text
 from runner.io.visible import to_visible
+from runner.report import plot
 from runner.report.facts import command_of, count_facts, first_rows, score_rows
 from runner.report.number import spread
-from runner.report.plot import (
-    MAX_POINTS_BESIDE,
-    OTHERS,
-    Picture,
-    run_pictures,
-    styled,
-    sweep_pictures,
-    to_svg,
-    write_plots,
-    write_png,
-)
 from runner.report.render import fill_template
 from runner.report.sweep import Summary, count_states
 from runner.report.table import to_csv, to_jsonl
@@ -35,7 +25,7 @@ from runner.run.read import RunRecord, read_samples
 MAX_COLUMNS = 6  # settings, or steps of one run, whose completions stand side by side
 # What the templates use beside their own figures.
 CALLED = (spread, command_of, count_states, to_blocks, to_mark, to_visible)
-GLOBALS = {each.__name__: each for each in CALLED} | {"others": OTHERS, "max_points": MAX_POINTS_BESIDE}
+GLOBALS = {each.__name__: each for each in CALLED} | {"others": plot.OTHERS, "max_points": plot.MAX_POINTS_BESIDE}
 
 Row = Mapping[str, Any]  # a sampled completion
 Column = tuple[str, str | None, Mapping[str, Row]]  # a label, its colour, and the completion of each prompt
@@ -50,14 +40,14 @@ def write_report(summary: Summary) -> Path:
     page, plots = summary.group / "report.html", summary.group / "plots"
     write_text(page.with_name("summary.csv"), to_csv(summary), again=False)
     write_text(page.with_name("summary.jsonl"), to_jsonl(summary), again=False)
-    pictures = sweep_pictures(summary)
+    pictures = plot.sweep_pictures(summary)
     svgs = _to_svgs(pictures)
-    written = {write_png(picture, plots) for picture in pictures}
+    written = {plot.write_png(picture, plots) for picture in pictures}
     for path in set(plots.glob("*.png")) - written:
         path.unlink(missing_ok=True)  # another report may have done so
     context = {
         "summary": summary,
-        "colours": [colour for _, colour, _ in styled(summary)],
+        "colours": [colour for _, colour, _ in plot.styled(summary)],
         "charts": [(picture, svg) for picture, svg in svgs if not picture.name.startswith("curve-")],
         "curves": [(picture, svg) for picture, svg in svgs if picture.name.startswith("curve-")],
         "prompts": side_by_side(summary),
@@ -70,13 +60,13 @@ def write_report(summary: Summary) -> Path:
 def write_run_report(run: RunRecord, differing: Sequence[tuple[str, str, str]] | None) -> Path:
     """Write ``report.html`` and ``plots/`` into the run's folder, where they are not there already."""
     folder, page = run.folder, run.folder / "report.html"
-    write_plots(folder / "metrics.jsonl", folder / "plots", title=folder.parent.name)
+    plot.write_plots(folder / "metrics.jsonl", folder / "plots", title=folder.parent.name)
     context = {
         "run": run,
         "differing": differing,
         "scores": score_rows(run),
         "rows": first_rows(run.cfg),
-        "curves": _to_svgs(run_pictures(run.lines)),
+        "curves": _to_svgs(plot.run_pictures(run.lines)),
         "steps": over_time(run),
         "facts": count_facts([run]),
     }
@@ -94,7 +84,7 @@ def side_by_side(summary: Summary) -> list[Prompt]:
 
     The settings are the best ones and the last, each with one finished run; before them stands the start model.
     """
-    ranked = [(setting, colour) for setting, colour, _ in styled(summary) if setting.finished]
+    ranked = [(setting, colour) for setting, colour, _ in plot.styled(summary) if setting.finished]
     if len(ranked) > MAX_COLUMNS:
         ranked = [*ranked[: MAX_COLUMNS - 1], ranked[-1]]
     columns: list[Column] = []
@@ -132,5 +122,5 @@ def _shared(columns: Sequence[Column]) -> list[Prompt]:
     return [(prompt, [(label, colour, rows[prompt]) for label, colour, rows in columns]) for prompt in prompts]
 
 
-def _to_svgs(pictures: Iterable[Picture]) -> list[tuple[Picture, Markup]]:
-    return [(picture, Markup(to_svg(picture, f"p{index}"))) for index, picture in enumerate(pictures)]
+def _to_svgs(pictures: Iterable[plot.Picture]) -> list[tuple[plot.Picture, Markup]]:
+    return [(picture, Markup(plot.to_svg(picture, f"p{index}"))) for index, picture in enumerate(pictures)]

@@ -11,15 +11,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from runner.errors import Fault, is_own
-from runner.schema.source import (
-    LIBRARY_PACKAGES,
-    NOT_OF_THE_USER,
-    Definition,
-    find_definition,
-    find_module,
-    imported_module,
-    public_names,
-)
+from runner.schema import source
 from runner.schema.text import nearest, short_text
 from runner.validate.context import experimental_names
 
@@ -61,14 +53,14 @@ def find_target_fault(path: str, target: object, allow: Collection[str] = ()) ->
         return Fault(own, short_text(target), "a dotted name", "=<module.name>")
     if fault := _find_unreadable(own, target):
         return fault
-    found, is_launcher = find_definition(target), path == "launcher"
-    if isinstance(found, Definition):
+    found, is_launcher = source.find_definition(target), path == "launcher"
+    if isinstance(found, source.Definition):
         outside = [name for name in (target, found.home) if not is_allowed(name, allow, is_launcher)]
         if not outside:
             return None
         package = outside[0].partition(".")[0]
         is_elsewhere = found.home.partition(".")[0] != target.partition(".")[0]
-        is_offered = package.isidentifier() and package not in NOT_OF_THE_USER
+        is_offered = package.isidentifier() and package not in source.NOT_OF_THE_USER
         return Fault(
             own,
             f"{target} may not run" + (f": it is {found.home}" if is_elsewhere else ""),
@@ -77,19 +69,19 @@ def find_target_fault(path: str, target: object, allow: Collection[str] = ()) ->
         )
     # Targets that may run and look like this one, of its module or of TRL's experimental and the runner's trainers.
     words = target.split(".")
-    known = max((n for n in range(len(words)) if find_definition(".".join(words[:n]))), default=0)
+    known = max((n for n in range(len(words)) if source.find_definition(".".join(words[:n]))), default=0)
     owner, name, rest = ".".join(words[:known]), words[known], words[known + 1 :]
-    names = [f"{owner}.{each}" for each in public_names(owner, name)]
+    names = [f"{owner}.{each}" for each in source.public_names(owner, name)]
     if words[0] == "trl":
         names += [full for package in experimental_names() for full in package]
-        names += [f"runner.ppo.{each}" for each in public_names("runner.ppo")]  # which TRL no longer has
+        names += [f"runner.ppo.{each}" for each in source.public_names("runner.ppo")]  # which TRL no longer has
     full = {each.rpartition(".")[2]: ".".join([each, *rest]) for each in reversed(names)}
-    full = {each: path for each, path in full.items() if is_allowed(path, allow, is_launcher) and find_definition(path)}
-    near = [full[each] for each in nearest(name, full, 0.75)]
+    able = [key for key, path in full.items() if is_allowed(path, allow, is_launcher) and source.find_definition(path)]
+    near = [full[each] for each in nearest(name, able, 0.75)]
     fix = f"={near[0] if near else '<module.name>'}"
     if found:
         return Fault(own, f"{target} is a module", near[0] if near else "a name in it", fix)
-    if find_module(package := target.partition(".")[0]) is None:
+    if source.find_module(package := target.partition(".")[0]) is None:
         beside = nearest(package, [file.stem for file in Path.cwd().glob("*.py")])
         fix = f"={target.replace(package, beside[0], 1)} 'allow=[{beside[0]}]'" if beside else fix
         return Fault(own, f"there is no module {package}", "an installed package, or a module in this folder", fix)
@@ -99,9 +91,9 @@ def find_target_fault(path: str, target: object, allow: Collection[str] = ()) ->
 def _find_unreadable(own: str, target: str) -> Fault | None:
     """The fault of a target in a file of the user's that does not parse, or that is a plain value."""
     home = target.rpartition(".")[0]
-    if home.partition(".")[0] in LIBRARY_PACKAGES:  # which parse; reading them again takes time
+    if home.partition(".")[0] in source.LIBRARY_PACKAGES:  # which parse; reading them again takes time
         return None
-    module = find_module(home) if all(word.isidentifier() for word in home.split(".")) else None
+    module = source.find_module(home) if all(word.isidentifier() for word in home.split(".")) else None
     if module is None or module.file is None:
         return None
     try:
@@ -110,7 +102,7 @@ def _find_unreadable(own: str, target: str) -> Fault | None:
         line = getattr(error, "lineno", None) or 1
         found = f"{module.file}:{line}: {getattr(error, 'msg', error)}"
         return Fault(own, found, "a module that Python can read", f"mend line {line} of {module.file.name}")
-    node = getattr(find_definition(target), "node", None)
+    node = getattr(source.find_definition(target), "node", None)
     if isinstance(node, ast.Constant | ast.List | ast.Dict | ast.Set | ast.Tuple):
         return Fault(own, f"{target} is {ast.unparse(node)[:40]}", "a function or a class", f"={home}.<function>")
     return None
@@ -136,7 +128,7 @@ def find_absent_imports(name: str, place: str = "", seen: set[str] | None = None
     """
     seen, words = set() if seen is None else seen, name.split(".")
     for part in (".".join(words[:size]) for size in range(1, len(words) + 1)):
-        module, is_new = find_module(part), part not in seen
+        module, is_new = source.find_module(part), part not in seen
         seen.add(part)
         if module is None and is_new and "sys.path" not in seen:
             yield place, part
@@ -145,5 +137,5 @@ def find_absent_imports(name: str, place: str = "", seen: set[str] | None = None
         seen |= {"sys.path"} if "sys.path" in module.text else set()
         for node in module.tree.body if is_new else ():
             imports = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            for each in [imported_module(node, module)] if isinstance(node, ast.ImportFrom) else imports:
+            for each in [source.imported_module(node, module)] if isinstance(node, ast.ImportFrom) else imports:
                 yield from find_absent_imports(each, f"{module.file}:{node.lineno}", seen)
