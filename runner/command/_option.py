@@ -29,9 +29,8 @@ class Option:
     def read(self, key: str, text: str) -> Any:
         """The value that a text stands for; raises ConfigError where it is none, as for a key of a configuration."""
         if form := form_of(text):
-            raise ConfigError(
-                Fault(key, f"looks like {form}", "no secret, which a file or its name would keep", f"leave {key} out")
-            )
+            expected = "no secret, which a file or its name would keep"
+            raise ConfigError(Fault(key, f"looks like {form}", expected, f"leave {key} out"))
         known = Type("choice", values=self.words) if self.words else Type(self.kind)
         meant = [word for meaning in find_meanings(key, text) for word in meaning.words.values()]
         value = next((word for word in meant if word in (self.words or meant)), text)

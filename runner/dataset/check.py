@@ -116,9 +116,8 @@ def _check_rows_of(node: Node, to: str, seen: DatasetCheck) -> None:
             columns = disk.read_columns(files, disk.MAX_BYTES_READ)
             if len(columns) > MAX_COLUMNS:  # each of which the libraries keep a type and a place for
                 found = f"{len(columns):,} columns, such as {columns[-1]}"
-                raise DataError(
-                    Fault(path, found, f"at most {MAX_COLUMNS:,}", "name values, not columns, by what varies")
-                )
+                expected, fix = f"at most {MAX_COLUMNS:,}", "name values, not columns, by what varies"
+                raise DataError(Fault(path, found, expected, fix))
             left = [name for name in columns if name not in (*without, *known)]
             refuse_media(name for name in left if name in (MEDIA[:2] if to == "prompt" else MEDIA))
     if not seen.faults and not streaming and disk.holds_at_most(files, disk.MAX_BYTES_READ):

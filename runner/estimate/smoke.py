@@ -39,9 +39,7 @@ from runner.training.inspection import find_faults, inspect_training, summary_of
 from runner.training.stand_in import first_rows_prepared
 
 # Whole numbers that say how long, how often, or from which chance.
-LENGTHS = (
-    r"seed|data_seed|max_steps|num_train_epochs|total_episodes|(save|eval|logging|warmup)_steps|limit\.(train|eval)"
-)
+LENGTHS = r"(data_)?seed|(max|save|eval|logging|warmup)_steps|num_train_epochs|total_episodes|limit\.(train|eval)"
 PARTS = ("reading rows", "training, saving", "resuming, scoring", "exporting")
 PROCESSES = 3  # that take them: after a resume the model is exported
 MAX_WHOLE = 3  # forecasts of which all lines are printed

@@ -55,10 +55,9 @@ def recomputes(args: Node, gpu: bool) -> bool:
 def cycle_of(args: Node) -> int:
     """Optimizer steps from one generation to the next, from the arguments as they are written."""
     known = {name: setting(args, name, 1) for name in (upstream.GRADIENT_ACCUMULATION_STEPS, upstream.NUM_ITERATIONS)}
-    micro, whole = args.get(upstream.STEPS_PER_GENERATION), args.get(upstream.GENERATION_BATCH_SIZE)
-    return upstream.cycle_steps(
-        known | {upstream.STEPS_PER_GENERATION: micro or (whole and max(1, whole // batch_size(args)))}
-    )
+    steps, whole = args.get(upstream.STEPS_PER_GENERATION), args.get(upstream.GENERATION_BATCH_SIZE)
+    steps = steps or (whole and max(1, whole // batch_size(args)))
+    return upstream.cycle_steps(known | {upstream.STEPS_PER_GENERATION: steps})
 
 
 def rows_per_step(args: Node) -> float:

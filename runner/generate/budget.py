@@ -4,7 +4,7 @@ Evaluations that read known answers take every held-out row; what is sampled cos
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from runner.metric.ask import SAMPLES, kind_of
@@ -33,8 +33,7 @@ def prompts_answered(cfg: Config) -> int | None:
     None where it samples nothing, or takes what ``dataset.limit.eval`` says.
     """
     node = cfg["dataset"]
-    takes_limit = "limit" in getattr(read_signature(node["_target_"]), "parameters", ())
-    is_open = takes_limit and (node.get("limit") or {}).get("eval") is None
+    is_open = "limit" in _arguments_of(node) and (node.get("limit") or {}).get("eval") is None
     return PROMPTS if is_open and _answers(cfg["trainer"]) else None
 
 
@@ -77,10 +76,8 @@ def evaluation_budget(cfg: Config, steps: int | None = None) -> EvaluationBudget
     """The budget of a run, of so many steps where the configuration does not say it; None where nothing is sampled."""
     node, args, metrics = cfg["dataset"], cfg["trainer"]["args"], named(cfg["metric"] or {}, "metric")
     sets, limit = _held_out_sets(node), (node.get("limit") or {}).get("eval")
-    kinds = {
-        name: kind_of(getattr(read_signature(each["_target_"]), "parameters", ())) for name, each in metrics.items()
-    }
-    bounds = [metrics[name].get("limit", SAMPLES) or math.inf for name, kind in kinds.items() if kind == "sampled"]
+    sampled = [each for each in metrics.values() if kind_of(_arguments_of(each)) == "sampled"]
+    bounds = [each.get("limit", SAMPLES) or math.inf for each in sampled]
     most = limit or math.inf
     judged = min(most, max(bounds, default=0))
     prompts = min(most, prompts_answered(cfg) or math.inf) if _answers(cfg["trainer"]) else 0
@@ -98,6 +95,10 @@ def evaluation_budget(cfg: Config, steps: int | None = None) -> EvaluationBudget
     if texts is None and (rows := (node.get("limit") or {}).get("train")):
         texts = round(rows * setting(args, upstream.NUM_TRAIN_EPOCHS, 3.0) * setting(args, upstream.NUM_GENERATIONS, 1))
     return EvaluationBudget(sets, int(prompts), times, int(judged), 2 + between, texts, limit is None)
+
+
+def _arguments_of(node: Node) -> Collection[str]:
+    return getattr(read_signature(node["_target_"]), "parameters", ())
 
 
 def _answers(trainer: Node) -> bool:

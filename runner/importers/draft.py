@@ -270,10 +270,8 @@ def _apply(draft: Draft, rule: Rule, key: str, value: object, rules: list[Rule])
             value = draft.convert(key, value, rule.convert, None)
         return len(draft.faults) == count and draft.write(key, path, value, why)
     elif rule.kind == "refused":
-        methods = [
-            to_single_line(method) for each in rules if each.choose for method in dialect.to_list(each.when["value"])
-        ]
-        expected = why or f"one of {', '.join(methods)}"
+        methods = [method for each in rules if each.choose for method in dialect.to_list(each.when["value"])]
+        expected = why or f"one of {', '.join(map(to_single_line, methods))}"
         draft.faults.append(Fault(key, reason, expected, "python -m runner options trainer"))
     elif rule.kind in ("no_equivalent", "asked"):
         draft.unset |= {key} if rule.kind == "asked" else set()

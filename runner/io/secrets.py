@@ -20,9 +20,8 @@ PATTERNS = tomllib.loads(Path(__file__).with_name("secrets.toml").read_text(enco
 FORMS: dict[str, str] = PATTERNS["forms"]
 SECRET_VALUE = re.compile("|".join(FORMS.values()))
 NAMES = ("secret_key", "login_key", "mixed_text", "variable", "password_in_address", "given", "written")
-SECRET_KEY, LOGIN_KEY, MIXED_TEXT, VARIABLE, PASSWORD_IN_ADDRESS, GIVEN, WRITTEN = (
-    re.compile(PATTERNS[name]) for name in NAMES
-)
+NAMED = [re.compile(PATTERNS[name]) for name in NAMES]
+SECRET_KEY, LOGIN_KEY, MIXED_TEXT, VARIABLE, PASSWORD_IN_ADDRESS, GIVEN, WRITTEN = NAMED
 # The ways in which source, JSON, addresses, pages and shells spell a text, without the quotes around it.
 ESCAPES: tuple[Callable[[str], str], ...] = (
     str,

@@ -5,7 +5,9 @@ trainer; ``reference`` copies the reference, and ``freeze`` chooses what stays a
 """
 
 import logging
-from collections.abc import Mapping
+import pkgutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,18 +26,41 @@ from transformers import (
 )
 from transformers.utils import has_file
 
-from runner.errors import ConfigError, Fault, check_library
+from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, causes_of, check_library
 from runner.model import check
 from runner.model.chat import set_template, turn_end
 from runner.model.encoding import stop_ids
-from runner.model.fault import translate_model_errors
 from runner.model.folder import ADAPTER, CONFIGS, ModelFolder, find_folder
+from runner.schema.table import read_tables
 
 HEADS = {"lm": AutoModelForCausalLM, "score": AutoModelForSequenceClassification}
 # Tokens that may pad, the best first; one that ends texts is passed over.
 PADS = ("<|finetune_right_pad_id|>", "<|padding|>", "<|pad|>", "<pad>", "[PAD]", "<|endoftext|>", "<unk>")
+# Failures of transformers, peft and the hub, translated into four beats. Memory that runs out goes on as it was raised;
+# what shows before loading is found in ``check``.
+KNOWN: list[dict[str, Any]] = read_tables(__file__)["known"]
 
 log = logging.getLogger(__name__)
+
+
+@contextmanager
+def translate_model_errors(path: str, revision: str | None = None, part: str = "model") -> Iterator[None]:
+    """Inside, a known failure to load ``path`` is raised as an error with four beats."""
+    try:
+        yield
+    except RunnerError:
+        raise
+    except Exception as error:
+        for known in KNOWN:
+            kinds = tuple(map(pkgutil.resolve_name, known["kinds"]))
+            for cause in causes_of(error):
+                if isinstance(cause, kinds) and known.get("words", "") in str(cause):
+                    values = {"path": path, "revision": revision, "message": str(cause).strip().split("\n")[0]}
+                    values["kind"] = type(cause).__name__
+                    beats = [known[beat].format(**values) for beat in ("found", "expected", "fix")]
+                    blamed = EnvironmentFault if known.get("environment") else ConfigError
+                    raise blamed(Fault(f"{part}.{known.get('key', 'path')}", *beats)) from error
+        raise
 
 
 # --- Tokenizer ----------------------------------------------------------------------------------

@@ -140,9 +140,8 @@ class Scorer:
                 raise EnvironmentFault(Fault(self.where, found, expected, fix)) from error
             row = self._row_of(error, arguments, len(prompts))
             found += f", for {len(prompts)} completions" if row is None else f", for completion {row} of {len(prompts)}"
-            turns = (
-                ", a list of messages here" if isinstance(next(iter(given.get("completions", ())), ""), list) else ""
-            )
+            is_chat = isinstance(next(iter(given.get("completions", ())), ""), list)
+            turns = ", a list of messages here" if is_chat else ""
             expected = f"a number for each completion{turns}; {_quote(prompts, row or 0)}"
             raise DataError(Fault(self.where, found, expected, fix)) from error
 

@@ -45,9 +45,8 @@ class Tracker(TrainerCallback):
     def __init__(self, config: Mapping[str, Any], folder: Path):
         super().__init__()
         self.config, self.folder, self.group = config, folder, str(config["name"])
-        paths = {
-            part: str(config[part].get("path") or "").rstrip("/").rpartition("/")[2] for part in ("model", "dataset")
-        }
+        whole = {part: str(config[part].get("path") or "") for part in ("model", "dataset")}
+        paths = {part: path.rstrip("/").rpartition("/")[2] for part, path in whole.items()}
         targets = {part: (config.get(part) or {}).get("_target_", "") for part in ("trainer", "dataset", "peft")}
         classes = {part: target.rpartition(".")[2].lower() for part, target in targets.items()}
         facts = {
@@ -63,9 +62,7 @@ class Tracker(TrainerCallback):
         self.sent = {line["step"]: set(line) for line in read_metrics(folder / "metrics.jsonl") if is_there}
         self.ending: Callable[[], None] | None = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         super().on_train_begin(args, state, control, **kwargs)
         if not state.is_world_process_zero:
             return
@@ -77,12 +74,7 @@ class Tracker(TrainerCallback):
         note_complete(self.folder, self.name)
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: object,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict | None = None, **kwargs
     ) -> None:
         if not state.is_world_process_zero or (self.ending and args.load_best_model_at_end):
             return  # what is measured after the end is of the best model, not of this step
@@ -92,9 +84,7 @@ class Tracker(TrainerCallback):
         if set(fresh) - NOT_METRICS:
             super().on_log(args, state, control, logs=fresh, **kwargs)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         self.ending = partial(super().on_train_end, args, state, control, **kwargs)
 
     def close(self, finished: bool) -> None:
@@ -108,9 +98,7 @@ class TensorBoard(Tracker, TensorBoardCallback):
 
     remembers = False
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         if state.is_world_process_zero and self.logging_dir:
@@ -130,7 +118,7 @@ class TensorBoard(Tracker, TensorBoardCallback):
 class Wandb(Tracker, WandbCallback):
     """The config is ``runner`` in the run's own; id, group and project are variables of its YAML."""
 
-    def setup(self, args: TrainingArguments, state: TrainerState, model: nn.Module, **kwargs: object) -> None:
+    def setup(self, args: TrainingArguments, state: TrainerState, model: nn.Module, **kwargs) -> None:
         if state.is_world_process_zero:
             import wandb
 
@@ -150,7 +138,7 @@ class Wandb(Tracker, WandbCallback):
 class Trackio(Tracker, TrackioCallback):
     """The config is ``runner`` in the run's own, beside ``tags``; a run of the same name and project goes on."""
 
-    def setup(self, args: TrainingArguments, state: TrainerState, model: nn.Module, **kwargs: object) -> None:
+    def setup(self, args: TrainingArguments, state: TrainerState, model: nn.Module, **kwargs) -> None:
         if state.is_world_process_zero:
             import trackio
 

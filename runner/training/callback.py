@@ -164,10 +164,10 @@ class Record(TrainerCallback):
         self.spent = 0.0
         self.ended = True
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+    def on_train_end(self, args, state, control, **_) -> None:
         self.ended = True
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+    def on_train_begin(self, args, state: TrainerState, control, **_) -> None:
         self.ended = False
         if state.is_world_process_zero:
             for path in map(self.path.parent.joinpath, ROWS):
@@ -184,12 +184,10 @@ class Record(TrainerCallback):
             self.started, self.first_step = time.monotonic(), state.global_step
             self.set_status(step=state.global_step, max_steps=state.max_steps)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+    def on_step_end(self, args, state, control, **_) -> None:
         Run(self.path.parent).check_there()
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_
-    ) -> None:
+    def on_log(self, args: TrainingArguments, state: TrainerState, control, logs: dict[str, Any], **_) -> None:
         if not state.is_world_process_zero or (self.ended and args.load_best_model_at_end):
             return  # what is measured then is of the best model, not of this step
         here, steps = time.monotonic() - self.started, state.global_step - self.first_step
@@ -197,7 +195,7 @@ class Record(TrainerCallback):
         self._add(state.global_step, state.max_steps, logs, round(self.spent + here, 2), remaining)
         self.set_status(step=state.global_step, max_steps=state.max_steps)
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+    def on_save(self, args, state: TrainerState, control, **_) -> None:
         if state.is_world_process_zero:
             sync_rows(self.path.parent)
 
@@ -227,30 +225,26 @@ class Progress(TrainerCallback):
             self.bar = progress_bar(part, self.bar.total, "step", initial=self.bar.n, leave=False)
         self.bar.set_description(part)
 
-    def on_prediction_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, eval_dataloader: Any = None, **_
-    ) -> None:
+    def on_prediction_step(self, args, state, control, eval_dataloader: Any = None, **_) -> None:
         """Count the batches of an evaluation, where the trainer tells of them."""
         self.batches += 1
         of_all = f"/{len(eval_dataloader)}" if has_length(eval_dataloader) else ""
         self.bar.set_description(f"evaluating {self.batches}{of_all}")
 
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+    def on_evaluate(self, args, state, control, **_) -> None:
         self.batches = 0
         self.bar.set_description("training")
         if self.record.ended:
             self.bar.close()
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+    def on_train_begin(self, args, state: TrainerState, control, **_) -> None:
         hidden = self.hidden = not (state.is_world_process_zero and is_terminal(sys.stderr))
         self.bar = progress_bar("training", state.max_steps, "step", initial=state.global_step, disable=hidden)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+    def on_step_end(self, args, state: TrainerState, control, **_) -> None:
         self.bar.update(state.global_step - self.bar.n)
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_
-    ) -> None:
+    def on_log(self, args, state: TrainerState, control, logs: dict[str, Any], **_) -> None:
         found = list_figures(logs)
         if self.record.ended or not found or not state.is_world_process_zero:
             return
@@ -264,7 +258,7 @@ class Progress(TrainerCallback):
         else:
             said.info("%s", line)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+    def on_train_end(self, args, state, control, **_) -> None:
         self.bar.close()
 
 
@@ -296,15 +290,11 @@ class Samples(TrainerCallback):
         self.every, self.shown = every, shown
         self.write = lambda model: generate(model, self.prompts, max_new_tokens=max_new_tokens, temperature=temperature)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **_
-    ) -> None:
+    def on_train_begin(self, args, state: TrainerState, control, model: nn.Module, **_) -> None:
         if state.global_step == 0:
             self._sample(state, model)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **_
-    ) -> None:
+    def on_step_end(self, args, state: TrainerState, control, model: nn.Module, **_) -> None:
         if state.global_step % self.every == 0 or state.global_step >= state.max_steps:
             self._sample(state, model)
 
@@ -330,7 +320,7 @@ class AtStart(TrainerCallback):
     def __init__(self, call: Callable[[], None]):
         self.call = call
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+    def on_train_begin(self, args, state, control, **_) -> None:
         self.call()
 
 
@@ -341,19 +331,19 @@ class StopAtStep(TrainerCallback):
         self.stop = stop
         self.cycle_steps = cycle_steps
 
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+    def on_step_begin(self, args, state, control, **_) -> None:
         self.stop.listening = True
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+    def on_step_end(self, args, state: TrainerState, control: TrainerControl, **_) -> None:
         if self.stop.number is not None and state.global_step % self.cycle_steps == 0:
             control.should_save = control.should_training_stop = True
 
-    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+    def on_epoch_end(self, args, state: TrainerState, control: TrainerControl, **_) -> None:
         """Leave out what belongs to the end of an epoch where a stop comes within one; it would be done twice."""
         if self.stop.number is not None and control.should_training_stop and (state.epoch or 0) % 1:
             control.should_log = control.should_save = control.should_evaluate = False
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+    def on_train_end(self, args, state, control, **_) -> None:
         self.stop.listening = False
 
 
@@ -367,16 +357,12 @@ class Slower(TrainerCallback):
     def __init__(self, share: Callable[[int], float]):
         self.share = share
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, optimizer: Optimizer, **_
-    ) -> None:
+    def on_step_begin(self, args, state: TrainerState, control, optimizer: Optimizer, **_) -> None:
         self.rates = [group["lr"] for group in optimizer.param_groups]
         for group, rate in zip(optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate and rate * self.share(state.global_step)  # Adafactor may have none
 
-    def on_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, optimizer: Optimizer, **_
-    ) -> None:
+    def on_optimizer_step(self, args, state, control, optimizer: Optimizer, **_) -> None:
         for group, rate in zip(optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate
 

@@ -20,7 +20,7 @@ from accelerate.utils import gather
 from peft import PeftConfig
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from runner.config.build import asked_for
 from runner.errors import SickRun
@@ -63,14 +63,17 @@ class Health(TrainerCallback):
         self.notes = next((getattr(trainer, name) for name in NOTES if hasattr(trainer, name)), None)
         if self.notes and isinstance(next(iter(self.notes.values())), Mapping):  # of trainings and evaluations
             self.notes = self.notes.get("train", {})
-        self.length = _answer_length(batch)
+        # The mean number of tokens of an answer in a batch of pairs or of labelled answers; None of any other.
+        masks = batch if isinstance(batch, Mapping) else {}
+        mask = masks.get("completion_mask")
+        if mask is None and "chosen_labels" in masks:
+            mask = masks["chosen_labels"] != upstream.IGNORED
+        self.length = None if mask is None else mask.sum() / len(mask)
         self.loss = loss.detach() if self.loss is None else self.loss + loss.detach()
         if any(isinstance(alarm, GradientAscent) and not alarm.over for alarm in self.alarms):
             self.slope_at = self.probe.weights(), self.probe.gradients()
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **_
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control, model: nn.Module, **_) -> None:
         memory = read_json(Path(args.output_dir) / f"checkpoint-{state.global_step}" / MEMORY)
         self.fresh = [vars(alarm) for alarm in self.build(resumed=False)]
         self.alarms = self.build(resumed=state.global_step > 0 and memory is None)
@@ -80,17 +83,15 @@ class Health(TrainerCallback):
         self.probe = Probe(model.policy) if hasattr(model, "policy") else self.trained
         self.gradient, self.skipped, self.pace, self.slope_at = None, False, 1.0, (None, None)
 
-    def on_pre_optimizer_step(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+    def on_pre_optimizer_step(self, args, state, control, **_) -> None:
         self.gradient = self.probe.gradient()
 
-    def on_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, optimizer: Optimizer, **_
-    ) -> None:
+    def on_optimizer_step(self, args, state, control, optimizer: Optimizer, **_) -> None:
         self.skipped = bool(getattr(optimizer, "step_was_skipped", False))
         paces = [group["lr"] / group["initial_lr"] for group in optimizer.param_groups if group.get("initial_lr")]
         self.pace = float(max(paces, default=1.0))
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control, **_) -> None:
         # Gather the figures of the step in this process, and then of all of them.
         weights = self.probe.weights()
         # A policy without a gradient waits for its critic, which then has to move.
@@ -135,32 +136,28 @@ class Health(TrainerCallback):
             )
         )
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Mapping[str, float], **_
-    ) -> None:
+    def on_log(self, args, state: TrainerState, control, logs: Mapping[str, float], **_) -> None:
         if "loss" in logs:
             self.taken = {}  # with this the trainer has emptied its notes
         if "loss" in logs and self.notes is None:
             noted = {name: value for name, value in logs.items() if isinstance(value, float)}
             self._judge(Step(state.global_step, noted=noted))
 
-    def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Mapping[str, float], **_
-    ) -> None:
+    def on_evaluate(self, args, state: TrainerState, control, metrics: Mapping[str, float], **_) -> None:
         numbers = {name: value for name, value in metrics.items() if isinstance(value, float)}
         losses = {name: value for name, value in numbers.items() if name.startswith("eval_") and name.endswith("loss")}
         bad = [f"{name} is {value}" for name, value in losses.items() if not math.isfinite(value)]
         if bad and (sickness := self._not_finite(state.global_step, ", ".join(bad))):
             raise sickness
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control, **_) -> None:
         self._refuse_broken_weights(args.device, state.global_step)
         if state.is_world_process_zero:
             seen = zip(self.alarms, self.fresh, strict=True)
             memory = {each.name: {key: new for key, new in vars(each).items() if new != old[key]} for each, old in seen}
             write_text(Path(args.output_dir) / f"checkpoint-{state.global_step}" / MEMORY, json.dumps(memory))
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control, **_) -> None:
         self._refuse_broken_weights(args.device, state.global_step)
 
     def _judge(self, step: Step) -> None:
@@ -272,16 +269,6 @@ class Probe:
         # A sum passes on what is no number, without a copy; only where it may have overflown are all entries looked at.
         doubtful = (each for each in map(_local, self.all) if not each.sum(dtype=torch.float32).isfinite())
         return all(bool(each.isfinite().all()) for each in doubtful)
-
-
-def _answer_length(batch: object) -> Tensor | None:
-    """The mean number of tokens of an answer in a batch of pairs or of labelled answers; None of any other."""
-    if not isinstance(batch, Mapping):
-        return None
-    mask = batch.get("completion_mask")
-    if mask is None and "chosen_labels" in batch:
-        mask = batch["chosen_labels"] != upstream.IGNORED
-    return None if mask is None else mask.sum() / len(mask)
 
 
 def _local(tensor: Tensor) -> Tensor:

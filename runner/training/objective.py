@@ -96,7 +96,13 @@ class Tokens(Objective):
         else:
             outputs = model(**inputs, fused_lm_head=True)
         if names & WHOLE_BATCH:
-            outputs.log_probs = -self._of_batch(outputs, count)
+            # A single number that comes out of TRL's division by the number of tokens as the loss that was given.
+            given = {"outputs": outputs.model_outputs, "labels": outputs.labels, "num_items_in_batch": count}
+            whole = call(self.own_loss, given)
+            if not isinstance(whole, Tensor) or whole.numel() != 1:
+                raise ConfigError(Fault("loss", "no single number", "the loss of the batch, as a tensor of one number"))
+            tokens = torch.as_tensor(outputs.label_mask.sum() if count is None else count).clamp(min=1)
+            outputs.log_probs = -whole.reshape(1) * tokens
         elif loss is not None:
             # The losses of trained tokens at their places, and 0 elsewhere.
             labels = inputs.get("labels")
@@ -111,14 +117,6 @@ class Tokens(Objective):
         if weights is not None:
             outputs.log_probs = outputs.log_probs * aligned(weights, outputs.log_probs)
         return outputs
-
-    def _of_batch(self, outputs: ModelOutput, count: Count) -> Tensor:
-        """A single number that comes out of TRL's division by the number of tokens as the loss that was given."""
-        given = {"outputs": outputs.model_outputs, "labels": outputs.labels, "num_items_in_batch": count}
-        loss = call(self.own_loss, given)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise ConfigError(Fault("loss", "no single number", "the loss of the batch, as a tensor of one number"))
-        return loss.reshape(1) * torch.as_tensor(outputs.label_mask.sum() if count is None else count).clamp(min=1)
 
 
 def measured(model: nn.Module, labels: Tensor, inputs: Mapping[str, Any]) -> SimpleNamespace:

@@ -158,9 +158,7 @@ GIVEN_LATER = {"completions", "messages", "row"}
 # Keys that hold a node themselves, so that what they misspell can be seen.
 NODE_KEYS = ("trainer.args", "trainer.teacher_model", "model.tokenizer")
 # Fields that the runner sets whatever the config says; to set them would be in vain.
-SET_BY_RUNNER = (
-    *(upstream.OUTPUT_DIR, upstream.SAVE_ONLY_MODEL, upstream.DISABLE_TQDM, "resume_from_checkpoint", "seed"),
-)
+SET_BY_RUNNER = (upstream.OUTPUT_DIR, upstream.SAVE_ONLY_MODEL, upstream.DISABLE_TQDM, "resume_from_checkpoint", "seed")
 
 
 def find_node_faults(context: ValidationContext, path: str, node: Node) -> Iterator[Fault]:
