@@ -162,11 +162,8 @@ def _select_parts(request: InferenceRequest) -> tuple[InferenceRequest, list[str
     rows = dict(request.cfg["dataset"])
     if "split" in rows and not (rows["split"] or {}).get("eval"):
         rows["split"] = {"eval": "train"}  # checked as a training would be, which holds rows out
-    faults = [
-        Fault(key, "set, without lm-evaluation-harness", "evaluate=lm_eval", "evaluate=lm_eval")
-        for key in OF_THE_HARNESS
-        if key in options
-    ]
+    alone, needed = "set, without lm-evaluation-harness", "evaluate=lm_eval"
+    faults = [Fault(key, alone, needed, needed) for key in OF_THE_HARNESS if key in options]
     for name, node in named(request.cfg.get("metric") or {}, "metric").items():
         as_in_training = {"trainer": {"head": request.head}, "dataset": rows, "metric": {name: node}}
         found = list(find_metric_faults(as_in_training))
@@ -224,12 +221,9 @@ def measure_side(side: Side) -> None:
     request = side.request
     with quiet():
         model, tokenizer = load_trained(request.cfg, request.weights, request.head)
-        entries = named(request.cfg["metric"], "metric")
-        metrics = [
-            # Every row is looked at, unless the configuration says otherwise.
-            metric if "limit" in entries[metric.name] else dataclasses.replace(metric, limit=None)
-            for metric in build_metrics(request.cfg["metric"], tokenizer)
-        ]
+        entries, metrics = named(request.cfg["metric"], "metric"), build_metrics(request.cfg["metric"], tokenizer)
+        # Every row is looked at, unless the configuration says otherwise.
+        metrics = [each if "limit" in entries[each.name] else dataclasses.replace(each, limit=None) for each in metrics]
         _measure_answers(side, model, tokenizer, [metric for metric in metrics if metric.kind == "read"])
         _measure_completions(side, model, tokenizer, [metric for metric in metrics if metric.kind == "sampled"])
     if not any(figures.scores for figures in side.sets.values()):

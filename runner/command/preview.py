@@ -68,11 +68,9 @@ def main(line: CommandLine) -> int:
     check_parts([runs])
     settle_hub([composed.cfg for composed in runs])
     with quiet():
-        sheets = [
-            sheet
-            for composed, cfg in zip(runs, _with_tokenizers(runs), strict=True)
-            for sheet in build_sheets(cfg, options.get("rows", 3), options.get("set", "train"), composed.stage)
-        ]
+        sheets, count, which = list[Sheet](), options.get("rows", 3), options.get("set", "train")
+        for composed, cfg in zip(runs, _with_tokenizers(runs), strict=True):
+            sheets += build_sheets(cfg, count, which, composed.stage)
     width = min(MAX_WIDTH, shutil.get_terminal_size((MAX_WIDTH, 24)).columns)
     print("\n".join(format_sheet(sheet, colour=shows_colours(sys.stdout), width=width) for sheet in sheets), flush=True)
     if (html := options.get("html", "false")) not in ("false", "null"):

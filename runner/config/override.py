@@ -54,12 +54,8 @@ def force(overrides: Sequence[str], menu: Options) -> list[str]:
     """
     typed = {dotted_key(override) for override in overrides}
     alone = [f"{group}=none" for group in SEVERAL if f"{group}._target_" in typed and group not in typed]
-    return alone + [
-        f"++{override.lstrip('+')}"
-        if "=" in override and not override.startswith("~") and not is_choice(override, menu)
-        else override
-        for override in overrides
-    ]
+    valued = {each for each in overrides if "=" in each and not each.startswith("~") and not is_choice(each, menu)}
+    return alone + [f"++{each.lstrip('+')}" if each in valued else each for each in overrides]
 
 
 def quote_text(word: str) -> str:

@@ -47,22 +47,18 @@ def read_cuts(split: Mapping[Use, Any] | None) -> tuple[str | None, dict[str, st
 def read_limits(limit: Mapping[Use, int | None] | None) -> dict[Use, int | None]:
     """The most rows of ``train`` and of ``eval``, None where all are wanted."""
     limits: dict[Use, int | None] = {"train": None, "eval": None, **(limit or {})}
-    faults = [
-        Fault(where := f"dataset.limit.{name}", str(count), "a whole number above 0, or null", f"{where}=null")
-        for name, count in limits.items()
-        if count is not None and (not isinstance(count, int) or count < 1)
-    ]
-    DataError.refuse(faults)
+    given = {f"dataset.limit.{name}": count for name, count in limits.items() if count is not None}
+    bad = {key: count for key, count in given.items() if not isinstance(count, int) or count < 1}
+    expected = "a whole number above 0, or null"
+    DataError.refuse(Fault(key, str(count), expected, f"{key}=null") for key, count in bad.items())
     return limits
 
 
 def check_words(files: Files | None, bad_rows: str, **hub_only: str | None) -> None:
     """Raise DataError for what only datasets of the hub have, and for an unknown way to treat bad rows."""
-    faults = [
-        Fault(f"dataset.{name}", repr(value), "null, because only the hub has them", f"dataset.{name}=null")
-        for name, value in hub_only.items()
-        if value and files
-    ]
+    given = {f"dataset.{name}": value for name, value in hub_only.items() if value and files}
+    expected = "null, because only the hub has them"
+    faults = [Fault(key, repr(value), expected, f"{key}=null") for key, value in given.items()]
     if bad_rows not in BAD_ROWS:
         faults.append(misnamed("dataset.bad_rows", bad_rows, BAD_ROWS, "dataset.bad_rows={}"))
     DataError.refuse(faults)

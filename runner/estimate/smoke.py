@@ -251,9 +251,7 @@ def print_forecasts(cases: Sequence[Case], target: Mapping[str, float], folder: 
         # Of all rows the trainer gets as many as of those that were seen.
         total = None if total is None else total * seen["rows"] / max(1, seen["read"])
         rows = Rows(seen["lengths"], seen["limit"], total)
-        forecasts = [
-            Forecast(Training(cfg, rows, step, gpu=device.gpu), device, why)
-            for device, (step, why) in zip(devices, steps, strict=True)
-        ]
-        lines = format_forecasts(forecasts)
+        both = zip(devices, steps, strict=True)
+        trainings = [(Training(cfg, rows, step, gpu=device.gpu), device, why) for device, (step, why) in both]
+        lines = format_forecasts([Forecast(*each) for each in trainings])
         print(f"forecast  {case.name}", *(lines if number < MAX_WHOLE else lines[:1]), sep="\n", flush=True)

@@ -268,10 +268,8 @@ class Lines:
 def sample_lines(pairs: Iterable[tuple[Any, str]]) -> list[str]:
     """Prompts and completions side by side, a line each: of a prompt the end, of a completion the begin."""
     width = max(20, (shutil.get_terminal_size((100, 20)).columns - 4) // 2)
-    return [
-        f"  {line_of(text_of(prompt), width, tail=True):<{width}}  {line_of(completion, width)}"
-        for prompt, completion in pairs
-    ]
+    sides = [(line_of(text_of(prompt), width, tail=True), line_of(answer, width)) for prompt, answer in pairs]
+    return [f"  {prompt:<{width}}  {answer}" for prompt, answer in sides]
 
 
 def line_of(text: str, width: int, *, tail: bool = False) -> str:

@@ -1,7 +1,7 @@
 """Checks of models, adapters and tokenizers, each of them once: by the files of a folder before anything loads, and by
 what the loader has at hand, such as a snapshot of the hub.
 
-No torch here. Of weights the headers are looked at; for a model of the hub, loading tells the rest (``fault``).
+No torch here. Of weights the headers are looked at; for a model of the hub, loading tells the rest (``load``).
 """
 
 from __future__ import annotations

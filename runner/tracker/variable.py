@@ -77,9 +77,6 @@ def note_complete(folder: Path, name: str) -> None:
 
 def find_foreign_variables(node: Mapping[str, Any]) -> list[Fault]:
     """A fault for each configured variable that no tracker reads."""
-    expected = f"one that begins with {', '.join(TRACKER_VARIABLES)}"
+    found, expected = "not a variable of a tracker", f"one that begins with {', '.join(TRACKER_VARIABLES)}"
     foreign = [name for name in node.get("environment") or {} if not name.startswith(TRACKER_VARIABLES)]
-    return [
-        Fault(f"tracker.environment.{name}", "not a variable of a tracker", expected, "leave it out")
-        for name in foreign
-    ]
+    return [Fault(f"tracker.environment.{name}", found, expected, "leave it out") for name in foreign]

@@ -37,11 +37,8 @@ def export(
         for path in pictures:
             (new / "plots").mkdir(exist_ok=True)
             shutil.copyfile(path, new / "plots" / path.name)
-        origin = (
-            "the adapter was merged into its base in float32"
-            if _is_adapter(run)
-            else "the weights as they were trained"
-        )
+        merged = "the adapter was merged into its base in float32"
+        origin = merged if _is_adapter(run) else "the weights as they were trained"
         copy, license = [f"{origin}, written as {written}", *notes], license or license_of(base_of(run))
         write_text(new / "README.md", to_card(run, copy, license, [f"plots/{path.name}" for path in pictures]))
         seal(new)

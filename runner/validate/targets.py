@@ -22,28 +22,23 @@ ROOMS = "collator|dataset|loss|metric|model|optimizer|ppo|reward"
 IN = r"(?:\.\w+)*"  # any submodule
 MODEL = r"\w+(?:ForCausalLM|ForSequenceClassification)"
 TOKENIZER = r"\w*(?:Tokenizer|TokenizerFast|Processor)"
-ALLOWED = [
-    re.compile(pattern)
-    for pattern in (
-        rf"trl{IN}\.\w+(?:Trainer|Config|Callback)",
-        rf"trl{IN}\.DataCollator\w+",
-        r"trl\.rewards(?:\.\w+)?\.\w+",
-        rf"transformers{IN}\.(?:\w+(?:Callback|Config)|{MODEL}|{TOKENIZER})",
-        rf"transformers{IN}\.(?:DataCollator\w+|Adafactor|get_\w*schedule\w*)",
-        rf"transformers{IN}\.(?:Auto\w+|_BaseAuto\w+|\w+Config|{MODEL}|{TOKENIZER})"
-        r"\.from_(?:pretrained|config)",
-        r"transformers\.\w+\.(?:PreTrainedModel|PreTrainedTokenizerBase|ProcessorMixin)"
-        r"\.from_pretrained",
-        rf"peft{IN}\.\w+Config",
-        rf"torch\.optim{IN}\.[A-Z]\w*",
-        rf"torch\.nn{IN}\.\w+Loss",
-        rf"bitsandbytes\.optim{IN}\.[A-Z]\w*",
-        rf"accelerate{IN}\.ParallelismConfig",
-        rf"runner\.(?:{ROOMS}){IN}\.(?!(?:write|save|copy|remove|push)_|main$)\w+",
-        r"runner\.training\.callback\.Samples",  # the others are the runner's own, and write to paths they are given
-    )
-]
-LAUNCHER = re.compile(r"runner\.launch\.(\w+)\.\1")  # the function of its module's name
+ALLOWED = (
+    rf"trl{IN}\.\w+(?:Trainer|Config|Callback)",
+    rf"trl{IN}\.DataCollator\w+",
+    r"trl\.rewards(?:\.\w+)?\.\w+",
+    rf"transformers{IN}\.(?:\w+(?:Callback|Config)|{MODEL}|{TOKENIZER})",
+    rf"transformers{IN}\.(?:DataCollator\w+|Adafactor|get_\w*schedule\w*)",
+    rf"transformers{IN}\.(?:Auto\w+|_BaseAuto\w+|\w+Config|{MODEL}|{TOKENIZER})\.from_(?:pretrained|config)",
+    r"transformers\.\w+\.(?:PreTrainedModel|PreTrainedTokenizerBase|ProcessorMixin)\.from_pretrained",
+    rf"peft{IN}\.\w+Config",
+    rf"torch\.optim{IN}\.[A-Z]\w*",
+    rf"torch\.nn{IN}\.\w+Loss",
+    rf"bitsandbytes\.optim{IN}\.[A-Z]\w*",
+    rf"accelerate{IN}\.ParallelismConfig",
+    rf"runner\.(?:{ROOMS}){IN}\.(?!(?:write|save|copy|remove|push)_|main$)\w+",
+    r"runner\.training\.callback\.Samples",  # the others are the runner's own, and write to paths they are given
+)
+LAUNCHER = r"runner\.launch\.(\w+)\.\1"  # the function of its module's name
 
 
 def find_target_fault(path: str, target: object, allow: Collection[str] = ()) -> Fault | None:
@@ -117,8 +112,8 @@ def is_allowed(target: str, allow: Collection[str] = (), launcher: bool = False)
         return True
     if words[0] == "runner" and any(word.startswith("_") for word in words):
         return False
-    patterns = [*ALLOWED, LAUNCHER] if launcher else ALLOWED
-    return any(pattern.fullmatch(target) for pattern in patterns)
+    patterns = (*ALLOWED, LAUNCHER) if launcher else ALLOWED
+    return any(re.fullmatch(pattern, target) for pattern in patterns)
 
 
 def find_absent_imports(name: str, place: str = "", seen: set[str] | None = None) -> Iterator[tuple[str, str]]:
