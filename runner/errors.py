@@ -30,6 +30,8 @@ from runner.io.secrets import hidden
 from runner.io.visible import visible_lines
 
 MAX_LETTERS = 500  # of a message of somebody else's that are shown
+# Where files that are not the user's own lie.
+OTHERS = [Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))]
 LIST = re.compile(r"(?<![\w.'\"])[\w.]+=\[[^\]'\"<>]{0,999}\]")  # a word that zsh takes for a pattern of files
 
 
@@ -121,16 +123,20 @@ def name_jobs(jobs: Sequence[tuple[Sequence[str], Iterable[Fault]]]) -> list[Fau
     ['a=1']
     >>> [fault.fix for fault in name_jobs([([f"a={value}"], [Fault("a", "-", fix=f"b={value}")]) for value in (1, 2)])]
     ['b=1,2']
+    >>> [fault.fix for fault in name_jobs([([f"a={value}"], [Fault("c", "-", fix="d=2")]) for value in (1, 2)])]
+    ['d=2']
     """
     found: dict[Fault, dict[str, str]] = {}  # each with its jobs, and the value in each
     common = set.intersection(*(set(words) for words, _ in jobs)) if jobs else set()
-    for words, faults in jobs:
-        own = [word for word in words if word not in common]
-        for fault in dict.fromkeys(faults):
+    listed = [([word for word in words if word not in common], dict.fromkeys(faults)) for words, faults in jobs]
+    swept = [{word.partition("=")[2] for word in own} for own, _ in listed]
+    pairs = [(fault, values) for (_, faults), values in zip(listed, swept, strict=True) for fault in faults]
+    fixed = {fault for fault, values in pairs if fault.fix.rpartition("=")[2] not in values}
+    for own, faults in listed:
+        for fault in faults:
             key, _, value = fault.fix.rpartition("=")
-            is_swept = value in {word.partition("=")[2] for word in own}
-            fault = replace(fault, fix=f"{key}=") if is_swept else fault
-            found.setdefault(fault, {})[" ".join(own)] = value * is_swept
+            same = fault if fault in fixed else replace(fault, fix=f"{key}=")
+            found.setdefault(same, {})[" ".join(own)] = "" if fault in fixed else value
     named = []
     for fault, values in found.items():
         first, more = next(iter(values)), f", and {len(values) - 1} more" if len(values) > 1 else ""
@@ -222,10 +228,9 @@ def own_place(error: BaseException) -> str:
 
 def is_own(file: str | Path) -> bool:
     """True for a file of the user's own: neither the runner's, nor Python's, nor one of an installed package."""
-    others = [Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))]
     # Those of a user, and of the system below a virtual environment, are elsewhere.
     is_installed = not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
-    return not is_installed and not any(Path(file).is_relative_to(other) for other in others)
+    return not is_installed and not any(Path(file).is_relative_to(other) for other in OTHERS)
 
 
 def code_of(signal_number: int) -> int:

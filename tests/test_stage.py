@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from runner import __main__ as door
+from runner import config
 from runner.errors import ConfigError
 from runner.io.files import MENU, files_of, read_json, write_json
 from runner.launch import pool
@@ -173,6 +174,13 @@ def test_what_an_option_is_tuned_for_stays_with_its_own_model_and_what_is_traine
     assert door.main(["-m", "model.path=copy", "learning_rate=1,2", "--dry-run"]) == 0
     note = "note      copy is another model than that of model=tiny: without its max_steps=80, "
     assert capsys.readouterr().out.count(note) == 1
+
+
+def test_many_stages_are_composed_by_hydra_once_and_know_the_model_that_they_began_with(write):
+    words = write({f"s{n}": [f"seed={n}", *([f"model.path=${{run:s{n - 1}}}"] * (n > 0))] for n in range(30)})
+    config._compose_choices.cache_clear()
+    assert {cfg["learning_rate"] for cfg in composed(*words).values()} == {1e-4}
+    assert config._compose_choices.cache_info().misses <= 4
 
 
 @pytest.mark.slow

@@ -138,6 +138,14 @@ def test_jobs_that_differ_in_values_only_are_composed_by_hydra_once(monkeypatch)
     config._compose_choices.cache_clear()
     jobs("trainer=dpo", "kl_coef=0.1,0.2,0.3", "learning_rate=1e-6,1e-5")
     assert config._compose_choices.cache_info().misses == 1
+    jobs("trainer=dpo", "kl_coef=0.1,0.2,0.3", "learning_rate=1e-6,1e-5", "~trainer.args.max_steps")
+    assert config._compose_choices.cache_info().misses == 2
+
+
+def test_a_fault_of_all_jobs_is_one_whatever_is_swept():
+    with pytest.raises(ConfigError) as error:
+        jobs("trainer=sft", "seed=1,2,3", "trainer.args.max_stepz=2")
+    assert [(fault.fix, fault.job) for fault in error.value.faults] == [("trainer.args.max_steps=2", "")]
 
 
 @pytest.mark.parametrize(
@@ -147,6 +155,8 @@ def test_jobs_that_differ_in_values_only_are_composed_by_hydra_once(monkeypatch)
         ("experiment=toy_grpo", "+callback.mine={_target_: a.B, x: [1, 2]}", "reward.length.weight=2"),
         ("dataset=local", "dataset.path=a.jsonl", "dataset.columns={prompt: q}", "name='a b'"),
         ("peft=lora", "peft.r=4", "~quant", "seed=3"),
+        ("trainer.args.seed=1", "~trainer.args.max_steps", "seed=3"),
+        ("trainer.args.seed=1", "~trainer.args", "trainer.args.max_steps=3", "seed=3"),
     ],
 )
 def test_values_laid_on_top_are_what_hydra_makes_of_them(words):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from runner.config.batch import spread_batch
 from runner.config.limits import check_growth, read_yaml, yaml_fault
 from runner.config.menu import GROUPS, OPTIONAL, SEVERAL, read_menu, takes_one
-from runner.config.override import dotted_key, find_choice_faults, force, is_choice, list_fault, parse
+from runner.config.override import dotted_key, find_choice_faults, force, list_fault, parse
 from runner.config.user_folder import use_folders
 from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.io.distribution import to_install
@@ -111,9 +111,11 @@ def compose_unresolved(overrides: Sequence[str], folders: Sequence[Path] = ()) -
     menu = read_menu(folders)
     ConfigError.refuse(find_choice_faults(parse(overrides), menu))
     parsed = parse(force(overrides, menu))
-    cuts = any(override.is_delete() and not is_choice(override.input_line, menu) for override in parsed)
-    values = [override for override in parsed if override.is_force_add() and not cuts]
-    values = [override for override in values if not override.is_hydra_override()]
+    values = [override for override in parsed if override.is_force_add() and not override.is_hydra_override()]
+    deleted = [f"{key}." for override in parsed if override.is_delete() and (key := override.key_or_group) not in menu]
+    given = [f"{override.key_or_group}." for override in values]
+    if any(key.startswith(cut) or cut.startswith(key) for cut in deleted for key in given):
+        values = []  # in what order they are typed matters
     choices = tuple(override.input_line for override in parsed if override not in values)
     files = [file for root in (*folders, MENU) for file in sorted(Path(root).resolve().rglob("*.yaml"))]
     written = tuple((str(file), file.stat().st_mtime_ns) for file in files)
@@ -248,12 +250,13 @@ def resolve(cfg: DictConfig, overrides: list[str], choices: dict[str, str] | Non
     cfg = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
     check_growth(unread := OmegaConf.to_container(cfg, resolve=False))
     trainer, faults = (choices or {}).get("trainer"), list[Fault]()
+    entries = [entry for _, entry in scalars(unread) if isinstance(entry, str)]
     for key in ("learning_rate", "kl_coef"):  # set although nothing reads it: no trainer, or not any more
-        value, reference = OmegaConf.select(cfg, key), f"${{{key}}}"
+        reference = f"${{{key}}}"
+        if unread.get(key) is None or any(reference in entry for entry in entries):
+            continue
         files = [path for path in sorted(MENU.glob("trainer/*.yaml")) if reference in path.read_text("utf-8")]
         readers = {path.stem: path for path in files}
-        if value is None or reference in OmegaConf.to_yaml(cfg):
-            continue
         if trainer not in readers:
             found = "set, but nothing in this configuration reads it"
             expected = f"a trainer that has one: {', '.join(readers)}"

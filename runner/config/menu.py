@@ -1,6 +1,7 @@
 """The menu of configs: the groups of a configuration, and the options that each of them offers."""
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ def read_menu(folders: Sequence[Path] = ()) -> Options:
     return {group: sorted(names) for group, names in sorted(options.items())}
 
 
+@cache
 def read_options(group: str) -> dict[str, Any]:
     """The content of each option of a group of the menu, by its name."""
     files = sorted(MENU.glob(f"{group}/*.yaml"))

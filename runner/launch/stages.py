@@ -56,7 +56,8 @@ def compose_runs(overrides: Sequence[str], folders: Sequence[Path] = ()) -> list
             if composed:
                 runs.append(composed)
                 model = references.models[stage] = str(folder_of(composed.cfg, composed.overrides) / "model")
-                references.starts[model] = str(composed.cfg["model"].get("path"))
+                first = str(composed.cfg["model"].get("path"))
+                references.starts[model] = references.starts.get(first, first)
         faults = experiment.faults + _gather(found, experiment.shared)
     else:
         composed, faults = _compose_one(overrides, folders, references)
@@ -144,7 +145,7 @@ class References:
         from omegaconf import OmegaConf
 
         self.models: dict[str, str] = {}  # of the stages so far
-        self.starts: dict[str, str] = {}  # the model that each of them begins with
+        self.starts: dict[str, str] = {}  # the model that they and those below them began with
         self.ahead: list[str] = []  # the stage that is composed, and those after it
         self.faults: list[Fault] = []
         self.of_other_formats: list[Fault] = []
