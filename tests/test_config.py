@@ -102,6 +102,10 @@ def test_a_word_that_hydra_cannot_read_is_a_fault_with_a_fix(word, where, found,
         ("defaults: [override /trainer: sftt]\n", "there is no trainer/sftt"),
         ("seed: 1\nseed: 2\n", "found duplicate key seed"),
         ("seed: [1\n", "expected ',' or ']'"),
+        ("defaults:\n- /peft: lora\n- /trainer: [sft, dpo]\n", "[sft, dpo], of which only the last would count"),
+        (f"name: ${{oc.decode:'[{'1,' * 30_000}1]'}}\n", "60,018 letters of texts that refer to others"),
+        (f"t: '[{'1,' * 30_000}1]'\nname: ${{oc.decode:${{t}}}}\n", "with what it refers to 60,021 letters"),
+        (f"t: '{'x' * 9_000}${{seed}}'\nstages: ['{'${t}' * 9}']\n", "with what it refers to 81,"),
     ],
 )
 def test_a_file_that_hydra_cannot_read_is_a_fault(tmp_path, text, found):

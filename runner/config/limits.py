@@ -16,6 +16,7 @@ from runner.errors import ConfigError, Fault
 from runner.schema.table import LOADER
 
 MAX_BYTES = 1 << 20  # of a file, and letters of a configuration when all references are followed
+MAX_LETTERS_READ = 50_000  # of texts that refer to others, in a file or followed, which OmegaConf reads in 3 s
 MAX_DEPTH = 64
 MAX_VALUES = 10_000
 MAX_DIGITS = 300
@@ -26,6 +27,7 @@ STANDARD = "tag:yaml.org,2002:"
 KNOWN_TAGS = {f"{STANDARD}{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq")}
 REFERENCE = re.compile(r"\$\{([^${}]*)(?=(\$|\}|$))")
 INDEX = re.compile(r"[0-9]{1,9}")
+FLAT = "write the values out"
 EXPECTED = "a configuration that a person could have written"
 
 
@@ -64,7 +66,7 @@ def _find_excesses(text: str | bytes, where: str) -> Iterator[Fault]:
     """A fault for each event of a text that leads too far, or would build something."""
     open_nodes: list[tuple[str | None, int]] = []  # the anchor of each, and what had been counted before it
     anchors: dict[str, int | None] = {}  # how much each stands for; nothing while it is open
-    count = 0
+    count = letters = 0
     for event in yaml.parse(text, LOADER):
         place = f"{where}:{event.start_mark.line + 1}"
         if isinstance(event, yaml.AliasEvent):
@@ -78,6 +80,10 @@ def _find_excesses(text: str | bytes, where: str) -> Iterator[Fault]:
                 found = f"the tag !{event.tag.removeprefix(STANDARD).lstrip('!')}"
                 yield Fault(place, found, "plain values", "leave the tag out; _target_ names what is built")
             plain = event.value if isinstance(event, yaml.ScalarEvent) and not event.style else ""
+            letters += len(event.value) if isinstance(event, yaml.ScalarEvent) and "${" in event.value else 0
+            if letters > MAX_LETTERS_READ:
+                found = f"{letters:,} letters of texts that refer to others"
+                yield Fault(place, found, f"at most {MAX_LETTERS_READ:,}", FLAT)
             if len(plain) > MAX_DIGITS and NUMBER.fullmatch(plain):
                 fix = "quotes, if it is a text"
                 yield Fault(place, f"a number of {len(plain)} digits", f"at most {MAX_DIGITS}", fix)
@@ -116,42 +122,44 @@ def yaml_fault(error: Exception, where: str) -> Fault:
 def check_growth(config: Mapping[str, object]) -> None:
     """Raise ConfigError where following every ``${...}`` would make far more of a configuration than it is."""
     try:
-        size = InterpolationSize(config)
-        found = f"with what it refers to {size.total:,} letters" if size.total > MAX_BYTES else ""
-        where = size.largest
+        measured = InterpolationSize(config)
     except RecursionError:
-        where, found = "", "references to references without an end"
-    if found:
-        raise ConfigError(Fault(where or "${...}", found, EXPECTED, "write the values out"))
+        raise ConfigError(Fault("${...}", "references to references without an end", EXPECTED, FLAT)) from None
+    for sizes, most in ((measured.sizes, MAX_BYTES), (measured.read, MAX_LETTERS_READ)):
+        if sizes[""] > most:
+            large = sorted((key for key in sizes if key and sizes[key] > most), key=lambda key: sizes[key])
+            found = f"with what it refers to {sizes[(large or [''])[0]]:,} letters"
+            raise ConfigError(Fault([*large, "${...}"][0], found, f"at most {most:,}", FLAT))
 
 
 class InterpolationSize:
-    """The number of letters and values a configuration is when each reference in it is followed, by key."""
+    """The number of letters and values that each key is when each reference in it is followed, by key.
+
+    ``read`` are those that OmegaConf's grammar reads for it: of texts that refer to others, and in oc.decode.
+    """
 
     def __init__(self, config: Mapping[str, object]):
         self.config = config
         self.sizes: dict[str, int] = {}
-        self.total = self._measure(config, ())
+        self.read: dict[str, int] = {}
+        self._measure(config, ())
 
-    @property
-    def largest(self) -> str:
-        """The shortest key of those that grow too much."""
-        found = [key for key, size in self.sizes.items() if size > MAX_BYTES and key]
-        return min(found, key=lambda key: self.sizes[key], default="")
-
-    def _measure(self, value: object, path: tuple[str, ...]) -> int:
+    def _measure(self, value: object, path: tuple[str, ...]) -> str:
+        """The key of a value, when it has been measured."""
         key = ".".join(path)
         if key not in self.sizes:
-            self.sizes[key] = 0  # of a circle, which OmegaConf reports better
-            if isinstance(value, str):
-                self.sizes[key] = 1 + len(value) + sum(self._of_references(value, path))
-            else:
-                self.sizes[key] = 1 + sum(self._measure(entry, (*path, name)) for name, entry in _entries(value))
-        return self.sizes[key]
+            self.sizes[key] = self.read[key] = 0  # of a circle, which OmegaConf reports better
+            text = value if isinstance(value, str) else ""
+            entries = [self._measure(entry, (*path, name)) for name, entry in _entries(value)]
+            inner = list(self._of_references(text, path)) if "${" in text else entries
+            self.sizes[key] = 1 + len(text) + sum(self.sizes[each] for each in inner)
+            decoded = self.sizes if "oc.decode" in text else self.read
+            self.read[key] = len(text) * ("${" in text) + sum(decoded[each] for each in inner)
+        return key
 
-    def _of_references(self, text: str, path: tuple[str, ...]) -> Iterator[int]:
-        """The size of each node that a text refers to; where a reference makes the name, of the largest it may mean."""
-        for reference, end in REFERENCE.findall(text) if "${" in text else ():
+    def _of_references(self, text: str, path: tuple[str, ...]) -> Iterator[str]:
+        """The key of each node that a text refers to; where a reference makes the name, of the largest it may mean."""
+        for reference, end in REFERENCE.findall(text):
             _, resolver, arguments = reference.rpartition(":")
             names = re.split(r"[\s,(){}'\"]+", arguments) if resolver else [reference.strip()]
             for name in filter(None, names):
@@ -166,9 +174,10 @@ class InterpolationSize:
                         node = node[int(word)] if INDEX.fullmatch(word) and int(word) < len(node) else None
                     else:
                         node = node.get(word) if isinstance(node, Mapping) else None
-                if made:
-                    yield max((self._measure(entry, (*place, inner)) for inner, entry in _entries(node)), default=0)
-                elif node is not None:
+                inner = [self._measure(entry, (*place, inner)) for inner, entry in _entries(node)] if made else []
+                if inner:
+                    yield max(inner, key=lambda key: self.sizes[key])
+                elif node is not None and not made:
                     yield self._measure(node, place)
 
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from runner.config.limits import MAX_DEPTH, check_size, parse_yaml
+from runner.config.menu import takes_one
+from runner.config.override import list_fault
 from runner.errors import ConfigError, Fault
 from runner.io.filetype import undecodable
 from runner.schema.text import short_text
@@ -68,7 +71,13 @@ def _find_named(name: str, file: Path) -> Iterator[str]:
         if more or not all(isinstance(word, str) for word in (group, *words)):
             found, expected = f"defaults: {short_text(entry or entries)}", "a list such as [/peft: lora, _self_]"
             raise ConfigError(Fault(str(file), found, expected, "mend it, or leave it out"))
-        group = re.sub(r"^(optional |override )+|@.*$", "", group)
+        is_override, group = "override " in group, re.sub(r"^(optional |override )+|@.*$", "", group)
+        whole = group.lstrip("/") if group.startswith("/") else own + group
+        if isinstance(options, list) and takes_one(whole) and not is_override:  # which is told where it counts
+            lines = enumerate(file.read_text(encoding="utf-8-sig").splitlines(), 1)
+            line = next((number for number, text in lines if f"{group}:" in text or f"{group}@" in text), 1)
+            fix = f"{'override ' * bool(own)}{group}: {[*options, '<one of them>'][0]}"
+            raise ConfigError(replace(list_fault(whole, options), where=f"{file}:{line}", fix=fix))
         for word in map(str, words):
             path = f"{group}/{word.partition('@')[0]}" if group else word.partition("@")[0]
             yield path.lstrip("/") if path.startswith("/") else own + path
