@@ -250,10 +250,10 @@ def resolve(cfg: DictConfig, overrides: list[str], choices: dict[str, str] | Non
     cfg = OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
     check_growth(unread := OmegaConf.to_container(cfg, resolve=False))
     trainer, faults = (choices or {}).get("trainer"), list[Fault]()
-    entries = [entry for _, entry in scalars(unread) if isinstance(entry, str)]
+    texts = [entry for _, entry in scalars(unread) if isinstance(entry, str)]
     for key in ("learning_rate", "kl_coef"):  # set although nothing reads it: no trainer, or not any more
         reference = f"${{{key}}}"
-        if unread.get(key) is None or any(reference in entry for entry in entries):
+        if unread.get(key) is None or any(reference in text for text in texts):
             continue
         files = [path for path in sorted(MENU.glob("trainer/*.yaml")) if reference in path.read_text("utf-8")]
         readers = {path.stem: path for path in files}
