@@ -514,6 +514,7 @@ def test_what_is_known_of_fields_is_of_fields_that_there_are():
     others = {f"{name}Config": signature for name, signature in ValidationContext({}).others.items()}
     others |= {target.rpartition(".")[2]: read_signature(target) for target in (
         "runner.training.callback.Samples", "transformers.EarlyStoppingCallback", "peft.OFTConfig",
+        "accelerate.ParallelismConfig",
     )}  # fmt: skip
     others |= {name: read_signature(name) for name in ("runner.loss.focal", "runner.loss.label_smoothed")}
     assert [
@@ -524,10 +525,9 @@ def test_what_is_known_of_fields_is_of_fields_that_there_are():
 # --- parts ---
 
 
-def test_several_machines_are_refused_in_words():
+def test_several_machines_are_those_of_another_launcher():
     fault = only(good(launcher__num_machines=2))
-    assert (fault.where, fault.expected[:12]) == ("launcher.num_machines", "one machine:")
-    assert "not supported yet" in fault.expected and fault.fix == "leave launcher.num_machines out"
+    assert (fault.where, fault.fix) == ("launcher.num_machines", "launcher=accelerate launcher.num_machines=2")
 
 
 def test_a_trainer_of_rewards_needs_one():

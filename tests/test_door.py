@@ -285,6 +285,33 @@ WORLD = {
 }  # as torchrun sets it; below, as accelerate does for a CPU, where it starts one process
 ON_CPU = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1"}
 
+MACHINES = ["launcher=accelerate", "launcher.num_machines=2"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "words", "said"),
+    [
+        ({}, ["launcher.machine_rank=1", "launcher.rendezvous=a.b-c:80"], "with 1 of 2 processes; {}a.b-c:80"),
+        (
+            {"SLURM_NODEID": "1", "SLURM_JOB_ID": "70042", "SLURM_JOB_NODELIST": "n[01-03,7]-a[2,3],gpu1"},
+            ["launcher.num_processes=3"],
+            "machine 1 of 2, with 3 of 6 processes; {}n01-a2:20042",
+        ),
+        (
+            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
+            ["launcher.rendezvous=a:80"],
+            "machine 1 of 2, with 1 of 2 processes; {}a:80",
+        ),
+    ],
+)  # fmt: skip
+def test_each_of_several_machines_knows_its_part(variables, words, said, monkeypatch, capsys):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert main([*MACHINES, *words, "batch=24", "--dry-run"]) == 0
+    assert said.format("they meet at ") in capsys.readouterr().out
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "5")
+    assert main([*MACHINES, *words, "--dry-run"]) == 5
+
 
 def test_the_key_knows_the_processes_that_torchrun_has_started(monkeypatch, capsys):
     assert main(["--dry-run"]) == main(["launcher.num_processes=2", "--dry-run"]) == 0
@@ -306,6 +333,19 @@ def test_the_key_knows_the_processes_that_torchrun_has_started(monkeypatch, caps
         (WORLD, ["-m", "seed=0,1"], "a sweep", "launcher.num_processes=2"),
         (WORLD, ["experiment=toy_rlhf"], "stages", "launcher.num_processes=2"),
         (ON_CPU, [], "accelerate launch", "launcher.num_processes=2"),
+        (WORLD, ["launcher.rendezvous=a:1", *MACHINES], "4, in one of 2", "without launcher.num_machines=2"),
+        ({}, MACHINES, "null, and 2 machines have to meet", "launcher.rendezvous=<its name>:29500"),
+        ({}, [*MACHINES, "launcher.rendezvous=node1"], "found     node1", "launcher.rendezvous=<its name>:29500"),
+        ({}, [*MACHINES, "launcher.rendezvous=a:70000", "launcher.machine_rank=2"], "2 (typed)", "num_machines=3"),
+        ({}, ["launcher=accelerate", "launcher.rendezvous=a:1"], "1, and", "launcher.num_machines=2"),
+        ({"SLURM_NODEID": "1"}, ["launcher=accelerate"], "1 (SLURM_NODEID)", "launcher.num_machines=2"),
+        ({}, ["launcher.rendezvous=a:1", *MACHINES, "-m", "seed=0,1"], "on 2 machines", "launcher.num_machines=1"),
+        (
+            {},
+            ["launcher.rendezvous=a:1", *MACHINES, "launcher.timeout_seconds=9"],
+            "on 2 machines",
+            "launcher.timeout_seconds=null",
+        ),
     ],
 )
 def test_processes_that_another_launcher_starts_are_refused_where_they_are_not_one_world(

@@ -1,9 +1,13 @@
 """Processes: several train as one, and what happens in one run of a sweep stays there."""
 
 import signal
+import socket
+import time
 
 import pytest
+from warm import world_of_two
 
+from runner.errors import EnvironmentFault
 from runner.run import Run
 
 pytestmark = pytest.mark.slow
@@ -134,3 +138,75 @@ def test_of_several_processes_the_one_that_failed_first_says_why(runner, how, co
     assert run.status()["state"] == "failed" and run.status()["cause"].startswith(expected)
     assert expected in done.stderr and expected in run.log.read_text()
     assert "Traceback" not in done.stderr and "Connection" not in done.stderr + run.status()["cause"]
+
+
+ENDS_ONCE = """
+import os, signal
+from transformers import TrainerCallback
+
+class Ends(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        if args.process_index == 1 and state.global_step == 3 and os.environ.get("ENDS"):
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_two_machines_train_as_two_processes_of_one(runner):
+    """Two commands on this one, of which the second loses its process, and then the same again."""
+    (runner.folder / "mine.py").write_text(ENDS_ONCE)
+    words = ("trainer=sft", *SAME, "trainer.args.save_steps=2", "+callback.ends._target_=mine.Ends", "allow=[mine]")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = f"launcher.rendezvous=127.0.0.1:{free.getsockname()[1]}"
+    for ends, code in (("1", 5), ("", 0)):
+        runner.environment["ENDS"] = ends
+        each = [f"launcher.machine_rank={rank}" for rank in (0, 1)]
+        machines = ("launcher=accelerate", "launcher.num_machines=2", place, "name=two")
+        started = [runner.start(*words, *machines, rank) for rank in each]
+        done = [one.wait() for one in started]
+        assert [one.returncode for one in done] == [code, code], "\n".join(one.stdout + one.stderr for one in done)
+        two = Run(runner.runs("two")[0])
+        if ends:
+            cause = "environment\n  processes\n    found     rank 1 on machine 1 ("
+            assert two.status()["cause"].startswith(cause) and "SIGKILL" in two.status()["cause"]
+            assert all(cause in one.stderr and "Traceback" not in one.stderr for one in done)
+    assert "resumes   from step 2" in done[0].stdout and "step " not in done[1].stdout
+    runner(*words, "launcher.num_processes=2", "name=one")
+    one = Run(runner.runs("one")[0])
+    assert one.folder.name == two.folder.name and two.manifest()["hardware"]["processes"] == 2
+    assert (one.model / "model.safetensors").read_bytes() == (two.model / "model.safetensors").read_bytes()
+
+
+def test_processes_of_which_one_is_asked_to_stop_stop_together_and_see_one_folder(runner):
+    words = ("trainer=sft", *SAME, "trainer.args.max_steps=500", "name=two")
+    started = runner.start_two(*words)
+    while not (folders := runner.runs("two")) or Run(folders[0]).status()["step"] < 2:
+        assert not started[0].ended()
+        time.sleep(0.05)
+    started[1].send(signal.SIGTERM)
+    assert [one.wait().returncode for one in started] == [143, 143]
+    status = Run(folders[0]).status()
+    assert status["state"] == "interrupted" and status["sealed"] == status["step"]
+    own = [["output_root=outputs"], ["output_root=elsewhere"]]
+    each = zip(own, world_of_two(), strict=True)
+    again = [runner.warm.start([*words, *root], runner.folder, runner.environment | world) for root, world in each]
+    done = [one.wait() for one in again]
+    assert [one.returncode for one in done] == [5, 5] and "output_root=<a folder" in done[0].stderr
+
+
+@pytest.mark.parametrize(
+    ("rank", "place", "said"),
+    [
+        (0, "127.0.0.1:{}", "this port is taken here"),
+        (1, "127.0.0.1:{}", "what answers there is no machine of a run"),
+        (1, "127.0.0.1:1", "refused"),
+        (1, "no.such.host.invalid:29500", "not known"),
+    ],
+)
+def test_machines_that_cannot_meet_say_why(rank, place, said, tmp_path, monkeypatch):
+    from runner.launch import accelerate
+
+    monkeypatch.setattr(accelerate, "HANDSHAKE", 1)
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(EnvironmentFault, match=said):
+        place = place.format(taken.getsockname()[1])
+        given = {"machine_rank": rank, "rendezvous": place, "rendezvous_seconds": 0.2}
+        accelerate.accelerate(tmp_path, num_machines=2, **given)

@@ -45,6 +45,19 @@ from runner.validate import start
             2,
             "resume=null",
         ),
+        ({}, ["strategy=hsdp"], 2, "type      launcher.num_processes=4\n"),
+        (
+            {},
+            ["strategy=hsdp", "launcher.num_processes=8"],
+            2,
+            "=4, or trainer.args.parallelism_config.dp_shard_size=4",
+        ),
+        (
+            {"RUNNER_TEST_FSDP_ON_CPU": "1"},
+            ["strategy=hsdp", "trainer.args.parallelism_config.dp_shard_size=1"],
+            2,
+            "dp_replicate_size 2 x dp_shard_size 1 = 2, and 1 train",
+        ),
         ({}, ["trainer=ppo", "trainer.args.deepspeed=zero2.json"], 2, "trainer.args.deepspeed"),
         ({}, ["trainer.args.fsdp=true", "peft=prompt"], 2, "peft=lora"),
         (
@@ -259,3 +272,18 @@ def test_a_model_says_whether_other_processes_would_take_other_steps(kind, found
     trainer.train_dataset = range(32)
     assert found in (reason := find_process_dependence(trainer, {"batch": 16, "trainer": {"form": "text"}}))
     assert bool(reason) == bool(found)
+
+
+def test_a_run_whose_layers_are_split_does_not_go_on_from_its_checkpoint(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RUNNER_TEST_FSDP_ON_CPU", "1")
+    sizes = ("._target_=accelerate.ParallelismConfig", ".tp_size=2")
+    words = ["trainer=sft", "launcher.num_processes=2", *(f"trainer.args.parallelism_config{each}" for each in sizes)]
+    assert main([*words, "--dry-run"]) == 0
+    folder = Path(capsys.readouterr().out.split()[-1])
+    (folder / "checkpoints" / "checkpoint-3").mkdir(parents=True)
+    (folder / "checkpoints" / "checkpoint-3" / "seal.json").touch()
+    assert main([*words, "--dry-run"]) == 2
+    said = capsys.readouterr().err
+    assert "parallelism_config.tp_size\n" in said and "checkpoint-3" in said and "type      name=<another name>" in said
+    assert main([*words, "name=another", "--dry-run"]) == 0

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list, release_memory, set_seed
+from accelerate.utils import broadcast_object_list, gather_object, release_memory, set_seed
 from huggingface_hub import RepoUrl
 from peft import PeftModel
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from transformers import Trainer, TrainingArguments
 
 from runner.command.export import open_repository, push
-from runner.config import rank
+from runner.config import rank, world_size
 from runner.config.menu import read_options
 from runner.config.override import dotted_key
 from runner.dataset.form import fits
@@ -77,6 +77,7 @@ def train(run: Run, stop: StopRequest) -> None:
     while True:
         components = build_components(run, stop)
         try:
+            _check_shared(run)
             _train(run, components, stop)
             return
         except Exception as error:
@@ -85,6 +86,23 @@ def train(run: Run, stop: StopRequest) -> None:
             adjust(run, components, error)
         del components  # so that its memory is there for the next attempt
         release_memory()
+
+
+def _check_shared(run: Run) -> None:
+    """Raise EnvironmentFault where a process, on another machine, does not see the folder of the first."""
+    if world_size() == 1:
+        return
+    marker = run.folder / f".{os.urandom(8).hex()}"
+    if rank() == 0:
+        marker.touch()
+    name, first = broadcast_object_list([marker.name, str(run.folder)])
+    is_seen = (run.folder / name).exists()
+    lost = gather_object([] if is_seen else [f"{run.folder} on {platform.node()}, which is not {first} of rank 0"])
+    if rank() == 0:
+        marker.unlink(missing_ok=True)
+    if lost:
+        fix = "output_root=<a folder that all machines see>, and the same command on each"
+        raise EnvironmentFault(Fault("output_root", lost[0], "one folder for all processes", fix))
 
 
 def _train(run: Run, components: Components, stop: StopRequest) -> None:

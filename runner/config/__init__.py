@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.config.batch import spread_batch
 from runner.config.limits import check_growth, read_yaml, yaml_fault
+from runner.config.machines import processes_here, processes_of
 from runner.config.menu import GROUPS, OPTIONAL, SEVERAL, read_menu, takes_one
 from runner.config.override import dotted_key, find_choice_faults, force, list_fault, parse
 from runner.config.user_folder import use_folders
@@ -61,6 +62,12 @@ class Composed:
     def typed(self) -> set[str]:
         """The dotted keys that the user typed."""
         return set(map(dotted_key, self.overrides))
+
+    @property
+    def machines(self) -> int:
+        """The machines that are each given the same command; other launchers reach theirs themselves."""
+        is_each = self.choices.get("launcher") == "accelerate"
+        return processes_of(self.cfg) // processes_here(self.cfg) if is_each else 1
 
 
 def compose(overrides: Sequence[str], folders: Sequence[Path] = (), starts: Starts = MappingProxyType({})) -> Composed:

@@ -7,6 +7,7 @@ is the same but for rounding, and a run may go on by another number of them (``r
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from runner.config.machines import processes_of
 from runner.errors import ConfigError, Fault
 from runner.schema import upstream
 from runner.schema.source import LIBRARY_PACKAGES
@@ -21,14 +22,12 @@ def spread_batch(cfg: Mapping[str, Any], typed: Collection[str]) -> None:
     Raises ConfigError for a batch that the processes cannot share, and for an accumulation that was typed beside it.
     Where one of the numbers is none, nothing is written: the check of the values tells.
     """
-    batch, processes, args = cfg.get("batch"), select(cfg, "launcher.num_processes"), select(cfg, "trainer.args")
+    batch, processes, args = cfg.get("batch"), processes_of(cfg), select(cfg, "trainer.args")
     if not isinstance(args, dict) or not isinstance(args.get("_target_"), str):
         return
     shares = cfg["trainer"].pop("shares_batch", False)
     most = upstream.setting(args, upstream.PER_DEVICE_TRAIN_BATCH_SIZE, 8)
-    if any(not isinstance(number, int) or number < 1 for number in (processes, most)):
-        return
-    if not isinstance(batch, int) or batch < 0:
+    if not isinstance(most, int) or most < 1 or not isinstance(batch, int) or batch < 0:
         return
     if OWN in typed:
         raise ConfigError(Fault(OWN, f"given, and batch={batch} makes it", "one of the two", f"leave {OWN} out"))

@@ -13,6 +13,7 @@ from runner.schema import upstream
 
 FIELDS = (upstream.FSDP, upstream.DEEPSPEED, upstream.PARALLELISM_CONFIG)
 VARIABLES = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")  # as accelerate launch sets them
+NOT_RESUMED = "splits layers or rows, whose optimizer accelerate does not load again"
 # Nodes of devices: NVIDIA (in WSL too), AMD, Intel and others, Huawei, Habana and TPU.
 DEVICES = ("nvidia[0-9]*", "dxg", "kfd", "dri/renderD*", "davinci[0-9]*", "accel/*", "accel[0-9]*", "vfio/[0-9]*")
 ON_GPUS = (upstream.FP16, upstream.TF32, upstream.USE_LIGER_KERNEL)  # which a CPU does not have
@@ -34,6 +35,12 @@ def find_gpu_faults(args: Mapping[str, object], typed: Collection[str] = ()) -> 
         if value:
             found = f"{'set' if isinstance(value, Mapping) else str(value).lower()}, and there is no GPU here"
             yield Fault(where, found, "GPUs: on a CPU each process would train a whole copy", fix)
+
+
+def split_layers(args: Mapping[str, object]) -> list[str]:
+    """The fields that split layers or rows, and not only copies, over processes."""
+    sizes = args.get(upstream.PARALLELISM_CONFIG)
+    return [name for name in ("tp_size", "cp_size") if isinstance(sizes, Mapping) and (sizes.get(name) or 1) > 1]
 
 
 def find_lone_faults(args: Mapping[str, object], processes: int) -> Iterator[Fault]:

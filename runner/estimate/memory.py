@@ -7,11 +7,11 @@ allocators keep some more.
 
 from dataclasses import dataclass
 
+from runner.config.machines import processes_of
 from runner.estimate.steps import Rows, autocasts, completion_of, recomputes
 from runner.estimate.weights import ModelWeights, Shape, others_of, source_of
 from runner.generate.batch import TOKENS_PER_PASS
 from runner.generate.budget import answer_tokens, evaluation_budget
-from runner.run.key import processes_of
 from runner.schema import upstream
 from runner.schema.text import Config, named
 from runner.schema.upstream import batch_size, config_fields, setting

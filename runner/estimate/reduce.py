@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from runner.config.machines import processes_of
 from runner.dataset import LOADER as ROWS
 from runner.dataset.head import write_head
 from runner.estimate.steps import cycle_of, rows_per_step
@@ -20,7 +21,6 @@ from runner.estimate.weights import LOADERS, architecture_of
 from runner.io.distribution import to_install
 from runner.model.check import NEW
 from runner.model.clone import Source, count_weights, shrink, write_clone
-from runner.run.key import processes_of
 from runner.schema import upstream
 from runner.schema.text import Config, nodes, to_text
 from runner.schema.upstream import config_fields, setting

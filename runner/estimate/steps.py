@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runner.run.key import processes_of
+from runner.config.machines import processes_of
 from runner.schema import upstream
 from runner.schema.text import Config, Node
 from runner.schema.upstream import batch_size, config_fields, setting

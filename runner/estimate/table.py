@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from runner.config.machines import processes_of
 from runner.estimate.device import Device
 from runner.estimate.memory import Training
 from runner.estimate.steps import steps_of
 from runner.run.alarms import steps_to_notice
 from runner.run.disk import free, sized
-from runner.run.key import processes_of
 from runner.run.seal import checkpoints_at_once
 from runner.schema import upstream
 from runner.schema.text import number

@@ -7,8 +7,8 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from runner.config.machines import processes_of
 from runner.metric.ask import SAMPLES, kind_of
-from runner.run.key import processes_of
 from runner.schema import upstream
 from runner.schema.read import read_signature
 from runner.schema.text import Config, Node, named

@@ -8,8 +8,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping
-from dataclasses import astuple
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,35 +26,62 @@ DELAY = 2  # most seconds between the end of a process, in whole seconds, and th
 KINDS = {kind.__name__: kind for kind in RunnerError.__subclasses__()}
 
 
+@dataclass(frozen=True)
+class End:
+    """The end of the processes of a run: the signal that came, and those that failed, with what is known of each."""
+
+    signal: int | None
+    failures: list[dict[str, Any]]
+    adjustments: int  # that the run has made so far
+
+
+class Alone:
+    """The one machine of a run. ``accelerate`` has a class for one of several."""
+
+    rank = 0
+    place = ""  # in words, after the number of a process
+
+    @contextlib.contextmanager
+    def meeting(self) -> Iterator[dict[str, Any]]:
+        """The place where the processes meet, as torchrun takes it, as long as they train."""
+        yield {"min_nodes": 1, "max_nodes": 1, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
+
+    def share(self, end: End) -> End:
+        """The end of the processes of all machines."""
+        return end
+
+
 def local(folder: str | Path, *, num_processes: int = 1, debug: bool = False) -> int:
     """Train on this machine: in this process, or in one process per device.
 
     Several processes are started as torchrun does, because ``accelerate launch --cpu`` silently runs one.
     """
     starts = num_processes > 1 and world_size() == 1  # else they are there, and this is one of them
-    return _torchrun(folder, num_processes, debug) if starts else worker.work(folder, debug=debug)
+    return train_together(folder, num_processes, debug, Alone()) if starts else worker.work(folder, debug=debug)
 
 
-def _torchrun(folder: str | Path, num_processes: int, debug: bool) -> int:
+def train_together(folder: str | Path, num_processes: int, debug: bool, machines: Alone) -> int:
+    """Train in so many processes on each of the machines, of which the first writes the state."""
     run = Run(Path(folder))
     adjusted = len(read_adjustments(run.folder))
-    with locked(run, PATIENCE), worker.logging_to(run.log):
-        pass  # refused here, before anything is started; and what was printed so far, these processes have not said
+    if machines.rank == 0:
+        with locked(run, PATIENCE), worker.logging_to(run.log):
+            pass  # refused here, before anything is started; and what was printed so far, these processes have not said
     worker.prepare_environment()
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else it is said that all weights have gradients
-    failures = _start(run, num_processes, debug)
-    if not failures or run.status()["state"] == "finished":
+    end = machines.share(_start(run, num_processes, debug, machines))
+    if not (end.signal or end.failures) or run.status()["state"] == "finished":
         return 0
     state: str | None
     error: RunnerError
-    if isinstance(failures, signal.Signals):
-        state, error = "interrupted", worker.Stop(failures).error()
-    elif len(read_adjustments(run.folder)) > adjusted:
-        return _torchrun(folder, num_processes, debug)  # torch.distributed cannot re-form a group after a rank has died
+    if end.signal:
+        state, error = "interrupted", worker.Stop(end.signal).error()
+    elif end.adjustments > adjusted:  # torch.distributed cannot re-form a group after a rank has died
+        return train_together(folder, num_processes, debug, machines)
     else:
-        state, error = _cause_of(run, failures, debug)
-    state = None if held(run) else state
+        state, error = _cause_of(run, end.failures, debug)
+    state = None if machines.rank or held(run) else state
     if state:
         with contextlib.suppress(OSError), open_own(run.log, "a", encoding="utf-8") as log:
             log.write(f"{error}\n")
@@ -62,8 +89,8 @@ def _torchrun(folder: str | Path, num_processes: int, debug: bool) -> int:
     return error.code
 
 
-def _start(run: Run, num_processes: int, debug: bool) -> Mapping[int, Any] | signal.Signals | None:
-    """Train in several processes until all have ended; gives what failed, by rank, or the signal that came."""
+def _start(run: Run, num_processes: int, debug: bool, machines: Alone) -> End:
+    """Train in several processes until all of them have ended."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -72,12 +99,12 @@ def _start(run: Run, num_processes: int, debug: bool) -> Mapping[int, Any] | sig
     elastic.addHandler(logging.NullHandler())
     elastic.propagate = False
     before = {number: signal.getsignal(number) for number in worker.stop_signals()}
-    with tempfile.TemporaryDirectory(prefix="processes-") as place:
+    stopped, failures = None, list[dict[str, Any]]()
+    with tempfile.TemporaryDirectory(prefix="processes-") as place, machines.meeting() as where:
         config = LaunchConfig(
-            *(1, 1, num_processes),
+            **where,
+            nproc_per_node=num_processes,
             run_id=run.folder.name,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir=place),
             signals_to_handle=",".join(signal.Signals(number).name for number in before),
@@ -89,46 +116,51 @@ def _start(run: Run, num_processes: int, debug: bool) -> Mapping[int, Any] | sig
         except SignalException as stop:
             if stop.sigval == signal.SIGHUP:
                 worker.detach_terminal()
-            return stop.sigval
+            stopped = int(stop.sigval)
         except ChildFailedError as failed:
-            return failed.failures
+            for rank, each in failed.failures.items():
+                own = {"who": f"rank {rank}{machines.place}", "code": each.exitcode}
+                own |= {"timestamp": each.timestamp - DELAY}
+                said = each.error_file_data["message"]  # what it has recorded itself; a text where it could not
+                failures.append(own | (said["extraInfo"] if isinstance(said, Mapping) else {}))
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-    return None
+    return End(stopped, failures, len(read_adjustments(run.folder)))
 
 
-def _cause_of(run: Run, failures: Mapping[int, Any], debug: bool) -> tuple[str | None, RunnerError]:
+def _cause_of(run: Run, failures: list[dict[str, Any]], debug: bool) -> tuple[str | None, RunnerError]:
     """The state and the error of the process that failed first, which ended the others."""
-    messages = {rank: failure.error_file_data["message"] for rank, failure in failures.items()}
-    # What each has recorded of its end; nothing where it could not.
-    recorded = {rank: text["extraInfo"] if isinstance(text, Mapping) else {} for rank, text in messages.items()}
 
-    def order(rank: int) -> tuple[bool, bool, float]:
-        kind, code = recorded[rank].get("kind"), failures[rank].exitcode
-        was_stopped = kind == "Interrupted" or (not kind and code == -signal.SIGTERM)
-        is_cause = kind in KINDS or code == -signal.SIGKILL  # the others may take its loss for an error of their own
-        return was_stopped, not is_cause, recorded[rank].get("timestamp", failures[rank].timestamp - DELAY)
+    def order(own: Mapping[str, Any]) -> tuple[bool, bool, float]:
+        was_stopped = own.get("kind") == "Interrupted" or ("kind" not in own and own["code"] == -signal.SIGTERM)
+        is_cause = own.get("kind") in KINDS or own["code"] == -signal.SIGKILL  # the others may take its loss for theirs
+        return was_stopped, not is_cause, own["timestamp"]
 
-    rank = min(failures, key=order)
-    code, own = failures[rank].exitcode, recorded[rank]
-    if own:
+    own = min(failures, key=order)
+    if "kind" in own:
         error = KINDS.get(own["kind"], RunnerError)(Fault(*beats) for beats in own["faults"])
-        error.heading += f" (rank {rank})"
+        error.heading += f" ({own['who']})"
         if debug:
             print(own["py_callstack"], file=sys.stderr)
         return own["state"], error
-    found = f"rank {rank} {worker.describe_exit(code)}"
-    if code < 0:
+    found = f"{own['who']} {worker.describe_exit(own['code'])}"
+    if own["code"] < 0:
         return "failed", EnvironmentFault(Fault("processes", found, fix="run the same command again to continue"))
     return "failed", RunnerError(Fault(str(run.log), found, fix="read the end of it"))
 
 
+def record_of(state: str | None, error: RunnerError) -> dict[str, Any]:
+    """All that is known of an end that came with an error, for whoever says which was the cause."""
+    faults = [list(map(str, astuple(fault))) for fault in error.faults]
+    own = {"kind": type(error).__name__, "faults": faults, "state": state, "timestamp": time.time(), "code": error.code}
+    return own | {"py_callstack": hidden(traceback.format_exc())}
+
+
 def _record(run: Run, state: str | None, error: RunnerError, debug: bool) -> None:
     """Write how this process ended into torchrun's file for it, for the process that has started all of them."""
-    more = {"py_callstack": hidden(traceback.format_exc()), "timestamp": time.time(), "state": state}
-    more |= {"kind": type(error).__name__, "faults": [list(map(str, astuple(fault))) for fault in error.faults]}
-    write_json(Path(os.environ["TORCHELASTIC_ERROR_FILE"]), {"message": {"message": str(error), "extraInfo": more}})
+    text = {"message": str(error), "extraInfo": record_of(state, error)}
+    write_json(Path(os.environ["TORCHELASTIC_ERROR_FILE"]), {"message": text})
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import Any
 from runner import config
 from runner.config import Composed
 from runner.config.build import locate
+from runner.config.machines import processes_here
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, RunnerError
 from runner.io.terminal import HidingLog
 from runner.launch import worker
@@ -26,7 +27,6 @@ from runner.launch.plan import Task
 from runner.launch.progress import LiveProgress, Stages
 from runner.launch.worker import launch
 from runner.run import Run, held, locked, open_run
-from runner.run.key import processes_of
 from runner.schema.text import number
 from runner.tracker.variable import set_variables
 
@@ -42,7 +42,7 @@ class Settings:
     """The processes, their devices and their time; the keys of ``launcher`` that are not the launcher's own."""
 
     jobs: int = 1
-    processes: int = 1  # of a run, at most
+    processes: int = 1  # of a run, at most, on this machine
     timeout_seconds: float | None = None
     devices: Sequence[str] = ()
     attached: bool = False
@@ -228,7 +228,7 @@ def settings_of(
 
     Raises ConfigError where the processes of these ``runs`` are more than the devices, one for each.
     """
-    jobs, processes = launcher.get("jobs") or 1, max((processes_of(run.cfg) for run in runs), default=1)
+    jobs, processes = launcher.get("jobs") or 1, max((processes_here(run.cfg) for run in runs), default=1)
     devices = launcher.get("devices")
     devices = [str(device) for device in (worker.visible_devices() if devices is None else devices)]
     if config.world_size() > 1:  # whoever has started these processes has given them theirs
@@ -290,7 +290,7 @@ def confine(slot: int, settings: Settings, cfg: Mapping[str, Any]) -> None:
     """Give one of several runs its own devices and its share of the CPU."""
     first, last = slot * settings.processes, (slot + 1) * settings.processes
     devices = settings.devices[first:last] if settings.jobs > 1 else settings.devices
-    worker.take_devices(cfg, devices, processes_of(cfg))
+    worker.take_devices(cfg, devices, processes_here(cfg))
     if settings.jobs > 1 and "OMP_NUM_THREADS" not in os.environ:
         import torch
 

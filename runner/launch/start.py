@@ -14,6 +14,7 @@ from pathlib import Path
 
 from runner import config
 from runner.config import Composed
+from runner.config.machines import processes_here, processes_of, rank_of, rendezvous_of
 from runner.config.menu import read_menu
 from runner.config.override import dotted_key, force, latest, parse
 from runner.config.user_folder import use_folders
@@ -35,7 +36,7 @@ from runner.run.key import folder_of
 from runner.run.read import finished, one_line
 from runner.run.seal import sealed_checkpoints
 from runner.tracker.variable import read_complete, trackers_of
-from runner.validate.start import check_ahead, settle_hub
+from runner.validate.start import HERE, check_ahead, settle_hub
 
 # The errors of a place where no folder can be made, however much room there is.
 NO_FOLDER = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
@@ -53,7 +54,7 @@ def start_runs(overrides: Sequence[str], folders: Sequence[Path], *, dry_run: bo
     settings = settings_of(launcher | {"jobs": 1}, runs, attached=True, debug=debug)
     pooled = "stages" if runs[0].stage else "launcher.timeout_seconds" if launcher.get("timeout_seconds") else ""
     if pooled:
-        _refuse_several_processes(pooled)
+        _refuse_several_processes(pooled, runs[0].machines)
     _print_notes(tasks)
     if dry_run:
         return _show(Plan(tasks))
@@ -62,7 +63,10 @@ def start_runs(overrides: Sequence[str], folders: Sequence[Path], *, dry_run: bo
         print(idle_devices(settings, runs[0].cfg), end="")
         if pooled:
             return _exit_code(*Pool(tasks, settings, Stages(tasks)).run())
-        run = open_run(runs[0].cfg, runs[0].overrides, runs[0].command, runs[0].choices)
+        # The number of this machine is no part of the run, whose folder all of them open.
+        one = {"machine_rank": None} if "machine_rank" in launcher else {}
+        cfg = runs[0].cfg | {"launcher": launcher | one}
+        run = open_run(cfg, runs[0].overrides, runs[0].command, runs[0].choices)
         if is_finished(run):
             print(finished(run))
             return 0
@@ -70,7 +74,7 @@ def start_runs(overrides: Sequence[str], folders: Sequence[Path], *, dry_run: bo
             print(f"note      {offer}")
         print(f"run       {run}", flush=True)
         confine(0, settings, run.cfg)
-        return launch(run, settings.debug)
+        return launch(run, settings.debug, launcher)
 
 
 def start_sweep(
@@ -102,6 +106,7 @@ def start_sweep(
     overrides = [override.input_line for override in words if not override.is_hydra_override()]
     jobs = stages.compose_jobs(overrides, folders)
     tasks = tasks_of(jobs)
+    _refuse_several_processes("a sweep", max(run.machines for runs in jobs for run in runs))
     check_ahead(jobs, elsewhere=bool(plugins))
     settings = settings_of(jobs[0][0].cfg["launcher"], [run for runs in jobs for run in runs], debug=debug)
     plan = Plan(tasks, axis.axes(overrides))
@@ -125,7 +130,7 @@ def start_sweep(
 
 def _settle_hub(runs: Sequence[Composed]) -> None:
     """Ask the hub for what is not finished, where it trains on this machine."""
-    here = [run for run in runs if run.choices.get("launcher", "local") in ("local", "accelerate")]
+    here = [run for run in runs if run.choices.get("launcher", "local") in HERE]
     folders = [(run, folder_of(run.cfg, run.overrides).absolute()) for run in here]
     settle_hub([run.cfg for run, folder in folders if Run(folder).status()["state"] != "finished"])
 
@@ -134,6 +139,10 @@ def _print_notes(tasks: Sequence[Task]) -> None:
     """Print what evaluations sample, what is left out for another model, and what was finished without its tracker."""
     runs = [task.composed for task in tasks if state_of(task.folder) != "finished"]
     lines = [f"note      {run.stage and f'{run.stage}: '}{run.note}" for run in runs if run.note]
+    for each in (run for run in runs if run.machines > 1):
+        cfg, launcher = each.cfg, each.cfg["launcher"]
+        part = f"{processes_here(cfg)} of {processes_of(cfg)} processes; they meet at {rendezvous_of(launcher)}"
+        lines.append(f"note      machine {rank_of(launcher)[0]} of {each.machines}, with {part}")
     rows = [run.cfg["dataset"] for run in runs if not run.cfg["dataset"].get("streaming")]
     if {"train": "train", "eval": None} in [each.get("split") for each in rows]:
         lines.append(f"note      no rows are held out; {split_words(share=80)}")
@@ -208,12 +217,16 @@ def _exit_code(codes: Mapping[Path, int], signals: Sequence[int]) -> int:
     return code_of(signals[0]) if signals else next((code for code in codes.values() if code), 0)
 
 
-def _refuse_several_processes(what: str) -> None:
-    """Raise ConfigError where somebody else has started several of us, and each would start all of the same runs."""
+def _refuse_several_processes(what: str, machines: int = 1) -> None:
+    """Raise ConfigError where several of us, or several machines, would each start all of the same runs."""
     if (world := config.world_size()) > 1:
         found = f"in each of {world} processes that torchrun or its like has started"
         fix = f"python -m runner <the same words> {config.NUM_PROCESSES}={world}"
         raise ConfigError(Fault(what, found, "one process, which starts those of each run", fix))
+    if machines > 1:
+        fix = "launcher.num_machines=1 launcher.rendezvous=null  (on each machine: they share the runs)"
+        fix = f"{what}=null" if what.startswith("launcher.") else fix
+        raise ConfigError(Fault(what, f"on {machines} machines together", "one run, or one machine for each", fix))
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 
 from runner import config
 from runner.config.build import build, locate
+from runner.config.machines import processes_here, processes_of
 from runner.errors import (
     ConfigError,
     EnvironmentFault,
@@ -48,7 +49,6 @@ from runner.run import PATIENCE, Run, add_notes, check_lines, check_metadata, fi
 from runner.run.adjustments import is_out_of_memory
 from runner.run.disk import full, is_full
 from runner.run.inputs import check_fingerprints
-from runner.run.key import processes_of
 from runner.run.read import finished
 from runner.run.seal import damage_of, describe_damage, remove_leftovers, remove_unfinished, sealed_checkpoints
 from runner.schema.text import nodes
@@ -80,13 +80,14 @@ class Stop:
 
     number: int | None = None
     announced: bool = False
+    agreed: bool = False  # heard of from another process, before the signal came to this one
     listening: bool = False
 
     def __call__(self, number: int, frame: object = None) -> None:
         # A scheduler announces its SIGTERM by SIGUSR2, sends both to every process, and we hand them on: one request.
         self.announced |= number == signal.SIGUSR2
-        again = self.number is not None and (not self.announced or number == signal.SIGINT)
-        self.number = number
+        again = self.number is not None and not self.agreed and (not self.announced or number == signal.SIGINT)
+        self.number, self.agreed = number, False
         if number == signal.SIGHUP:
             detach_terminal()
         if again or not self.listening:
@@ -149,8 +150,8 @@ def main(words: Sequence[str]) -> int:
         return ConfigError.code
     try:
         run, world = Run(Path(folders[0])), config.world_size()
-        EnvironmentFault.refuse(find_variable_faults())
         check_metadata(run)
+        EnvironmentFault.refuse(find_variable_faults(processes_of(run.cfg) // processes_here(run.cfg)))
         fix = f"python -m runner.launch {run} --trust  (if you trust who wrote its config.yaml)"
         ConfigError.refuse([] if "--trust" in words else find_dangers(run.cfg, fix))  # it can come from anybody
         own = processes_of(run.cfg)
@@ -163,9 +164,12 @@ def main(words: Sequence[str]) -> int:
     return launch(run, "--debug" in words) if own > world else work(folders[0], debug="--debug" in words)
 
 
-def launch(run: Run, debug: bool = False) -> int:
-    """Train by the run's launcher, which may be in this process, and return the exit code."""
-    node = run.cfg["launcher"]
+def launch(run: Run, debug: bool = False, launcher: Mapping[str, Any] | None = None) -> int:
+    """Train by the run's launcher, which may be in this process, and return the exit code.
+
+    ``launcher`` has the keys that are this machine's own, and not the run's.
+    """
+    node = launcher or run.cfg["launcher"]
     own = {key: build(value) for key, value in node.items() if key not in ("_target_", *OWN["launcher"])}
     try:
         return locate(node["_target_"])(run.folder, debug=debug, **own)

@@ -8,9 +8,10 @@ import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+from runner.config.machines import processes_of
 from runner.run.key import VOLATILE
 from runner.run.read import is_finite
-from runner.schema.text import Config, flatten, select
+from runner.schema.text import Config, flatten
 
 TOP = ("learning_rate", "kl_coef", "seed")
 SKIPPED = (VOLATILE - {*TOP}) | {"launcher", "stages", "objective"}
@@ -72,8 +73,7 @@ def axes_of(configs: Sequence[Config], typed: Sequence[Mapping[str, str]] | None
 def lasting_keys(cfg: Config) -> Config:
     """The part of a configuration by which runs are distinguished: of how they start only what changes the batch."""
     lasting = {key: node for key, node in cfg.items() if key not in SKIPPED}
-    count = select(cfg, "launcher.num_processes")
-    return lasting | ({} if count is None else {"launcher": {"num_processes": count}})
+    return lasting | ({"launcher": {"num_processes": processes_of(cfg)}} if cfg.get("launcher") else {})
 
 
 def _choices(configs: Sequence[Config], typed: Sequence[Mapping[str, str]]) -> dict[str, tuple[Hashable, ...]]:

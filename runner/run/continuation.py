@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from runner.config.machines import processes_of, words_for
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import read_json, write_json
 from runner.run import Run, find_foreign_faults, held
 from runner.run.find import find_run
-from runner.run.key import folder_of, lasting, made_of_batch, processes_of
+from runner.run.key import folder_of, lasting, made_of_batch
 from runner.run.seal import damage_of, describe_damage, sealed_checkpoints, step_of
 from runner.schema import upstream
 from runner.schema.read import UNKNOWN, read_signature
@@ -56,7 +57,7 @@ def _process_faults(cfg: Mapping[str, Any]) -> Iterator[Fault]:
     then, reason = (manifest.get("hardware") or {}).get("processes"), manifest.get("of_processes")
     if reason and then != processes_of(cfg):
         found = f"{processes_of(cfg)}, {run} was trained by {then}, and others would take other steps: {reason}"
-        fix = f"launcher.num_processes={then}, or name=<another name>"
+        fix = f"{words_for(cfg, then)}, or name=<another name>"
         yield Fault("launcher.num_processes", found, f"{then}", fix)
 
 
@@ -112,7 +113,7 @@ def _differences(other: Run, cfg: Mapping[str, Any]) -> Iterator[Fault]:
     longer = False
     same_batch = cfg.get("batch") and cfg["batch"] == other.cfg.get("batch")  # shared by however many processes
     if (before := processes_of(other.cfg)) != (after := processes_of(cfg)) and not same_batch:
-        reason, fix = "as many processes, because each draws rows of its own", f"launcher.num_processes={before}"
+        reason, fix = "as many processes, because each draws rows of its own", words_for(cfg, before)
         yield Fault("launcher", f"{before} -> {after} processes", reason, f"{fix}, or leave resume out")
     for path in {**then, **now}:
         name = path.removeprefix(PREFIX)

@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runner.config.machines import processes_of
+
 # What names, places or launches a run but cannot change its result stays out of its key; so do the two settings that
 # act only through what the trainer calls them, the run to resume from, which ends where this one would by itself, how
 # a run without memory goes on, which sees the same rows in each step, and what is done about a sick one or one that
@@ -62,15 +64,6 @@ def made_of_batch(cfg: Mapping[str, Any]) -> list[str]:
     trainer = cfg.get("trainer")
     found = trainer.get("shares_batch") if isinstance(trainer, Mapping) else None
     return found if isinstance(found, list) else []
-
-
-def processes_of(cfg: Mapping[str, Any]) -> int:
-    """The number of processes that train a configuration together.
-
-    >>> processes_of({"launcher": {"num_processes": 4}})
-    4
-    """
-    return (cfg.get("launcher") or {}).get("num_processes", 1)
 
 
 def canonical_text(cfg: object) -> str:

@@ -13,6 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+from accelerate.utils import gather
 from datasets import Dataset
 from torch import nn
 from torch.optim import Optimizer
@@ -51,6 +53,7 @@ class StopRequest(Protocol):
     """A signal that asked to stop, if its ``number`` is set; while ``listening`` it waits for the end of a step."""
 
     number: int | None
+    agreed: bool
     listening: bool
 
     def error(self) -> Exception: ...
@@ -325,7 +328,10 @@ class AtStart(TrainerCallback):
 
 
 class StopAtStep(TrainerCallback):
-    """Turns a signal into a save at the end of the step, where a resume is exact."""
+    """Turns a signal into a save at the end of the step, where a resume is exact.
+
+    Of several processes one may have heard of it first, or alone: all of them stop at the same step.
+    """
 
     def __init__(self, stop: StopRequest, cycle_steps: int = 1):
         self.stop = stop
@@ -334,8 +340,15 @@ class StopAtStep(TrainerCallback):
     def on_step_begin(self, args, state, control, **_) -> None:
         self.stop.listening = True
 
-    def on_step_end(self, args, state: TrainerState, control: TrainerControl, **_) -> None:
-        if self.stop.number is not None and state.global_step % self.cycle_steps == 0:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+        if state.global_step % self.cycle_steps:
+            return
+        number = self.stop.number
+        if args.world_size > 1:
+            number = int(gather(torch.tensor([number or 0], device=args.device)).max()) or None
+            if number and self.stop.number is None:
+                self.stop.number, self.stop.agreed = number, True
+        if number is not None:
             control.should_save = control.should_training_stop = True
 
     def on_epoch_end(self, args, state: TrainerState, control: TrainerControl, **_) -> None:

@@ -5,12 +5,14 @@ there. Losses and weights of tokens are in ``objective``.
 """
 
 import contextlib
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
 from runner.config import sharding
+from runner.config.machines import processes_of, words_for
 from runner.config.menu import read_options
 from runner.dataset.detect import read_layout
 from runner.dataset.disk import MAX_BYTES_READ, check_files, find_files, read_columns
@@ -139,11 +141,28 @@ def _strategy(context: ValidationContext) -> Iterator[Fault]:
     if given and context.mapping("model").get("device_map"):
         found = "set, and the processes spread the model themselves"
         yield Fault("model.device_map", found, "one of the two", "model.device_map=null")
-    sizes = args.get(upstream.PARALLELISM_CONFIG)
-    split = [name for name in ("tp_size", "cp_size") if isinstance(sizes, dict) and (sizes.get(name) or 1) > 1]
-    if split and context.cfg.get("resume"):
-        found = f"a run, and {split[0]} splits layers or rows, whose optimizer accelerate does not load again"
+    if context.cfg.get("resume") and (split := sharding.split_layers(args)):
+        found = f"a run, and {split[0]} {sharding.NOT_RESUMED}"
         yield Fault("resume", found, "a model of whole layers", "resume=null")
+    yield from _sizes(context, context.mapping(f"{ARGS}{upstream.PARALLELISM_CONFIG}"))
+
+
+def _sizes(context: ValidationContext, sizes: Mapping[str, object]) -> Iterator[Fault]:
+    """A fault where the parts into which processes are grouped do not make up the processes, or leave no shards."""
+    where, processes = f"{ARGS}{upstream.PARALLELISM_CONFIG}", processes_of(context.cfg)
+    counts = {name: size for name, size in sizes.items() if name.endswith("_size") and isinstance(size, int)}
+    total = math.prod(counts.values())
+    if total < 1 or total == 1 or counts.get("sp_size", 1) > 1:  # groups of sp_size are DeepSpeed's own
+        return
+    if total != processes:
+        rest, left = divmod(processes, total // counts.get("dp_shard_size", 1))
+        fix = words_for(context.cfg, total) + ("" if left or rest < 2 else f", or {where}.dp_shard_size={rest}")
+        product = " x ".join(f"{name} {size}" for name, size in counts.items())
+        yield Fault(where, f"{product} = {total}, and {processes} train", f"sizes that multiply to {processes}", fix)
+    if context.args.get(upstream.FSDP) and counts.get("dp_shard_size", 1) * counts.get("cp_size", 1) == 1:
+        found, rest = "1, so that FSDP has no processes to share a model", processes // counts.get("tp_size", 1)
+        fix = f"{where}.dp_replicate_size=1 {where}.dp_shard_size={rest}"
+        yield Fault(f"{where}.dp_shard_size", found, "at least 2", fix)
 
 
 def _parameter_groups(context: ValidationContext) -> Iterator[Fault]:
@@ -264,7 +283,6 @@ def _exclusions(context: ValidationContext) -> Iterator[Fault]:
 
 def _batches(context: ValidationContext) -> Iterator[Fault]:
     """A fault where a batch of completions does not hold whole groups of one prompt, or equal mini-batches."""
-    processes = context.mapping("launcher").get("num_processes")
     own, rounds = context.field(upstream.GENERATION_BATCH_SIZE), upstream.STEPS_PER_GENERATION
     if own and context.field(rounds):
         found, fix = f"{own} beside {rounds}={context.field(rounds)}", f"{ARGS}{rounds}=null"
@@ -278,7 +296,7 @@ def _batches(context: ValidationContext) -> Iterator[Fault]:
 
     size, accumulation = upstream.PER_DEVICE_TRAIN_BATCH_SIZE, upstream.GRADIENT_ACCUMULATION_STEPS
     if sizes := counts(upstream.NUM_GENERATIONS, size, rounds if context.field(rounds) else accumulation):
-        batch = own or sizes[1] * sizes[2] * (processes if isinstance(processes, int) and processes > 0 else 1)
+        batch = own or sizes[1] * sizes[2] * processes_of(context.cfg)
         if isinstance(batch, int) and sizes[0] > 1 and batch % sizes[0]:
             expected = "a batch that holds whole groups: batch size x accumulation x processes"
             found = f"{sizes[0]} completions a prompt, in batches of {batch}"

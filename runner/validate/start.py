@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from runner.config import NUM_PROCESSES, Composed, rank, world_size
+from runner.config.machines import find_machine_faults, processes_of
 from runner.config.override import is_local
-from runner.config.sharding import find_gpu_faults, find_lone_faults, has_devices
+from runner.config.sharding import NOT_RESUMED, find_gpu_faults, find_lone_faults, has_devices, split_layers
 from runner.dataset.check import DatasetCheck, check_dataset
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, name_jobs
 from runner.io.distribution import read_requirements, to_install
@@ -27,7 +28,8 @@ from runner.io.secrets import hidden
 from runner.model.check import LOADER, find_model_faults, find_scorer_faults, find_tokenizer_faults, read_vocab_size
 from runner.model.folder import find_folder
 from runner.run import Run, installed_version
-from runner.run.key import canonical_text, folder_of, processes_of
+from runner.run.key import canonical_text, folder_of
+from runner.run.seal import sealed_checkpoints
 from runner.schema import upstream
 from runner.schema.read import read_signature
 from runner.schema.source import Definition, find_definition
@@ -38,6 +40,7 @@ from runner.validate.context import JUDGED
 from runner.validate.targets import find_absent_imports
 
 VARIABLES: list[tuple[str, str, str]] = read_tables(__file__)["variables"]
+HERE = ("local", "accelerate")  # launchers that train on this machine
 # Arguments that every trainer of rewards gives to them beside the columns of the rows.
 GIVEN_TO_REWARDS = {*JUDGED, "prompts", "trainer_state", "log_extra", "log_metric", "environments"}
 
@@ -49,9 +52,10 @@ def check_ahead(jobs: Sequence[Sequence[Composed]], *, elsewhere: bool = False) 
     """
     runs = [composed for stages in jobs for composed in stages]
     ConfigError.refuse(fault for composed in runs for fault in find_other_worlds(composed))
-    EnvironmentFault.refuse(find_variable_faults())
+    EnvironmentFault.refuse(find_variable_faults(max((composed.machines for composed in runs), default=1)))
     to_do = {folder: run for run in runs if Run(folder := _place(run)).status()["state"] != "finished"}
     check_parts(jobs, to_do)
+    ConfigError.refuse(fault for folder, run in to_do.items() for fault in find_split_faults(run, folder))
     EnvironmentFault.refuse(find_environment_faults([*to_do.values()], elsewhere) if to_do else ())
 
 
@@ -189,10 +193,15 @@ OTHER_VALUES = {
 }
 
 
-def find_variable_faults() -> Iterator[Fault]:
-    """A fault for each variable of the environment that would end an import, or change a training in silence."""
+def find_variable_faults(machines: int = 1) -> Iterator[Fault]:
+    """A fault for each variable of the environment that would end an import, or change a training in silence.
+
+    MPI may have started the command once on each of the ``machines`` of a run.
+    """
     for name, (names, values, expected) in itertools.product(sorted(os.environ), VARIABLES):
         if re.fullmatch(names, name) and not re.fullmatch(values, os.environ[name], re.IGNORECASE):
+            if name.endswith("_SIZE") and os.environ[name] == str(machines):
+                continue
             yield Fault(name, hidden(repr(os.environ[name]))[:80], expected, f"unset {name}")
 
 
@@ -201,7 +210,7 @@ def find_environment_faults(to_do: Sequence[Composed], elsewhere: bool) -> Itera
     for composed in to_do:
         args = composed.cfg["trainer"]["args"]
         yield from find_missing_libraries(composed.cfg)
-        is_here = not elsewhere and composed.choices.get("launcher", "local") == "local"
+        is_here = not elsewhere and composed.choices.get("launcher", "local") in HERE
         lacking = list[Fault]()
         if args.get(upstream.USE_CPU) or (is_here and not has_devices()):
             lacking += find_gpu_faults(args, composed.typed)
@@ -257,18 +266,33 @@ def _names_of_hub(cfg: Config) -> Iterator[tuple[str, str, str]]:
             yield f"{path}.path", name, "datasets" if target.startswith("runner.dataset.") else "models"
 
 
+def find_split_faults(composed: Composed, folder: Path) -> Iterator[Fault]:
+    """A fault where a run whose layers are split would have to go on from a checkpoint of its own."""
+    sealed, split = sealed_checkpoints(folder / "checkpoints"), split_layers(composed.cfg["trainer"]["args"])
+    if sealed and split:
+        where = f"trainer.args.{upstream.PARALLELISM_CONFIG}.{split[0]}"
+        found = f"it would go on from {display_path(sealed[-1])}, and it {NOT_RESUMED}"
+        yield Fault(where, found, "a run from its first step", "name=<another name>")
+
+
 def find_other_worlds(composed: Composed) -> Iterator[Fault]:
-    """A fault where another launcher has started other processes than the configuration says, or none in silence."""
+    """A fault where another launcher has started other processes than the configuration says, or none in silence.
+
+    And where several machines would not find each other.
+    """
     world, own = world_size(), processes_of(composed.cfg)
     rank()  # raises where it is none, before a folder is made
     expected, fix = "one program that starts the processes", "python -m runner <the same words>"
     if world > 1 and (own != world or NUM_PROCESSES in composed.typed):
         found = f"{own}, in one of {world} processes that torchrun or its like has started"
-        yield Fault(NUM_PROCESSES, found, expected, f"{fix}, or the same line without {NUM_PROCESSES}={own}")
+        word = f"{NUM_PROCESSES}={own}" if composed.machines == 1 else f"launcher.num_machines={composed.machines}"
+        yield Fault(NUM_PROCESSES, found, expected, f"{fix}, or the same line without {word}")
     # The launcher that accelerate has for a CPU starts one process, whatever --num_processes says.
     if "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:
         found = "one process, though its --num_processes is more than 1"
         yield Fault("accelerate launch", found, expected, f"{fix} {NUM_PROCESSES}={own if own > 1 else 2}")
+    if composed.choices.get("launcher") == "accelerate":
+        yield from find_machine_faults(composed.cfg["launcher"], composed.machines)
 
 
 def find_missing_libraries(cfg: Config) -> Iterator[Fault]:

@@ -240,8 +240,8 @@ DEFECTS = (
         "last_failure_told",
         "Of several processes the one that failed last is told as the cause.",
         "runner/launch/local.py",
-        "rank = min(failures, key=order)",
-        "rank = max(failures, key=order)",
+        "own = min(failures, key=order)",
+        "own = max(failures, key=order)",
         slow=("tests/test_launcher.py::test_of_several_processes_the_one_that_failed_first_says_why",),
     ),
     Defect(
