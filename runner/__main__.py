@@ -17,6 +17,7 @@ from pathlib import Path
 from runner.command import VERBS, CommandLine
 from runner.command._words import find_flag_faults, find_sweep_faults, find_word_faults, take_flags
 from runner.command.options import help_text, version_text
+from runner.config.batch import MADE
 from runner.config.menu import read_menu
 from runner.config.override import expand, latest, parse
 from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, describe
@@ -26,6 +27,7 @@ from runner.launch import axis, stages
 from runner.launch.start import call_hydra, start_runs, start_sweep
 from runner.launch.worker import Stop, add_working_folder, handle_signals, prepare_environment
 from runner.run.key import folder_of
+from runner.schema.text import select
 from runner.validate.start import find_variable_faults
 
 # Flags with which Hydra only prints something; others of that kind take a value.
@@ -127,6 +129,7 @@ def _inspect(line: CommandLine) -> int:
                 print(f"# stage {composed.stage}: {folder_of(composed.cfg, composed.overrides)}", flush=True)
             # Hydra composes it once more, and alone would leave the name open.
             more = ["model=hub"] if composed.note else []
+            more += [f"{name}={select(composed.cfg, name)}" for name in MADE if composed.cfg.get("batch")]
             words = latest([f"name={composed.cfg['name']!r}", *(composed.words or line.overrides), *more])
             call_hydra(lambda cfg: None, line.inspect, words, line.folders)
         if not runs:

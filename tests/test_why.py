@@ -151,3 +151,16 @@ def test_the_lines_of_a_file(tmp_path):
         ("top.g", "null", "7"),
         ("top.h", "{}", "8"),
     ]
+
+
+def test_the_batch_that_all_processes_share_is_said_to_make_those_of_each(capsys):
+    words = ("batch=64", "trainer.args.per_device_train_batch_size=8", "launcher.num_processes=2")
+    for name, value in (("gradient_accumulation_steps", 4), ("per_device_train_batch_size", 8)):
+        text = why(capsys, f"trainer.args.{name}", *words)
+        assert text.startswith(
+            f"trainer.args.{name} = {value}\n  is    ${{batch}}, shared by the processes  runner/config"
+        )
+        assert "batch = 64\n  is  64  command line" in text
+        assert main(["--cfg", "job", *words]) == 0
+        assert f"\n    {name}: {value}\n" in capsys.readouterr().out
+    assert "batch" not in why(capsys, "gradient_accumulation_steps")

@@ -14,6 +14,7 @@ from runner.schema.source import LIBRARY_PACKAGES
 from runner.schema.text import last_key, select, walk
 
 OWN = f"trainer.args.{upstream.GRADIENT_ACCUMULATION_STEPS}"
+MADE = (f"trainer.args.{upstream.PER_DEVICE_TRAIN_BATCH_SIZE}", OWN)
 
 
 def spread_batch(cfg: Mapping[str, Any], typed: Collection[str]) -> None:

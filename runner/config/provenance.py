@@ -12,6 +12,7 @@ from pathlib import Path
 import yaml
 
 from runner import config
+from runner.config.batch import MADE
 from runner.config.limits import LOADER
 from runner.io.files import MENU, PACKAGE, display_path
 from runner.schema import upstream
@@ -53,6 +54,10 @@ class Provenance:
         A key above it that was set to something plain took it away, and comes along.
         """
         own = [entry for entry in self.settings if key == entry.key or key.startswith(f"{entry.key}.")]
+        if key in MADE and self.cfg.get("batch"):
+            own.append(
+                Setting(key, "of ${batch} and ${launcher.num_processes}", "runner/config/batch.py", "the runner")
+            )
         machine = list(of_machine(key.removeprefix("trainer.args."))) if key.startswith("trainer.args.") else []
         above = [entry for kind, entry in machine if kind == "fixed"]
         below = [entry for kind, entry in machine if kind != "fixed"]
