@@ -55,9 +55,7 @@ class Provenance:
         """
         own = [entry for entry in self.settings if key == entry.key or key.startswith(f"{entry.key}.")]
         if key in MADE and self.cfg.get("batch"):
-            own.append(
-                Setting(key, "of ${batch} and ${launcher.num_processes}", "runner/config/batch.py", "the runner")
-            )
+            own.append(Setting(key, "${batch}, shared by the processes", "runner/config/batch.py", "the runner"))
         machine = list(of_machine(key.removeprefix("trainer.args."))) if key.startswith("trainer.args.") else []
         above = [entry for kind, entry in machine if kind == "fixed"]
         below = [entry for kind, entry in machine if kind != "fixed"]
