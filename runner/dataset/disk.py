@@ -15,7 +15,6 @@ import math
 import re
 import zlib
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from glob import glob, has_magic
 from importlib.util import find_spec
@@ -285,17 +284,15 @@ def _head_of(path: Path) -> bytes:
         return file.read(HEAD)
 
 
-@contextmanager
-def _open(path: Path) -> Iterator[io.BufferedReader]:
+def _open(path: Path) -> io.BufferedReader:
     """The bytes of a file, unpacked where it is packed."""
     if path.suffix.lower() == ".zst":
         import pyarrow
 
-        with io.BufferedReader(pyarrow.input_stream(str(path), "zstd")) as unpacked:
-            yield unpacked
-    else:
-        with open(path, "rb") as file:  # pyarrow refuses the zeros with which a tape or a tar ends a .gz file
-            yield io.BufferedReader(gzip.GzipFile(fileobj=file)) if path.suffix.lower() == ".gz" else file
+        return io.BufferedReader(pyarrow.input_stream(str(path), "zstd"))
+    if path.suffix.lower() == ".gz":  # pyarrow refuses the zeros with which a tape or a tar ends one
+        return io.BufferedReader(gzip.GzipFile(path))
+    return open(path, "rb")
 
 
 @dataclass
