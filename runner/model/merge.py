@@ -62,9 +62,8 @@ def write_plain(
     model.to(getattr(torch, dtype)).save_pretrained(str(folder))
     tokenizer.save_pretrained(str(folder))
     del model
-    loaded, report = HEADS[head].from_pretrained(
-        str(folder), dtype=getattr(torch, dtype), output_loading_info=True, trust_remote_code=trust
-    )
+    how = {"dtype": getattr(torch, dtype), "trust_remote_code": trust}
+    loaded, report = HEADS[head].from_pretrained(str(folder), output_loading_info=True, **how)
     kinds = ("missing_keys", "unexpected_keys", "mismatched_keys")
     if lacking := sorted(str(name) for kind in kinds for name in report.get(kind, ())):
         raise SickRun(Fault(str(folder), f"written without {', '.join(lacking[:3])}", "every weight of the model"))

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError
@@ -35,6 +36,7 @@ def find_address_faults(url: str, where: str = "reward.remote.url") -> Iterator[
         yield Fault(where, found, "an address that begins with http:// or https://", "=<address>")
 
 
+@dataclass(eq=False)
 class Remote:
     """Rewards of a server, in the order of the completions.
 
@@ -45,21 +47,18 @@ class Remote:
     Raises EnvironmentFault when no answer came, ConfigError for a refusal, DataError for an answer that is none.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        batch_size: int = 32,
-        request_timeout: float = 60.0,
-        retries: int = 3,
-        wait: float = 0.5,
-        parallel: int = 1,
-        columns: Sequence[str] = (),
-        token_variable: str | None = None,
-    ):
-        self.url, self.columns, self.token_variable = url, tuple(columns), token_variable
-        self.batch_size, self.parallel = max(1, batch_size), max(1, parallel)
-        self.request_timeout, self.retries, self.wait = request_timeout, retries, wait
+    url: str
+    _: KW_ONLY
+    batch_size: int = 32
+    request_timeout: float = 60.0
+    retries: int = 3
+    wait: float = 0.5
+    parallel: int = 1
+    columns: Sequence[str] = ()
+    token_variable: str | None = None
+
+    def __post_init__(self) -> None:
+        self.batch_size, self.parallel = max(1, self.batch_size), max(1, self.parallel)
         # An address that cannot be asked is refused, and one where the token could be read on its way.
         ConfigError.refuse(find_address_faults(self.url))
         parts, variable = urlsplit(self.url), self.token_variable
@@ -67,11 +66,11 @@ class Remote:
             raise _fault("url", "a name or password in it", "the name of a variable in token_variable")
         if variable and parts.scheme == "http" and parts.hostname not in HERE:
             raise _fault("url", "a token would travel over plain http", "https, or a server on this machine")
-        if variable is not None and not os.environ.get(variable):
-            fix = f"export {variable}=..."
-            raise _fault("token_variable", f"{variable} is not set", "a token in the environment", fix)
-        if token_variable is not None:
-            MARKED.add(token_variable)
+        if variable is not None:
+            if not os.environ.get(variable):
+                fix = f"export {variable}=..."
+                raise _fault("token_variable", f"{variable} is not set", "a token in the environment", fix)
+            MARKED.add(variable)
 
     def __call__(
         self, prompts: Sequence[Completion], completions: Sequence[Completion], **columns: Values
