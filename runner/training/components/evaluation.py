@@ -79,10 +79,8 @@ class HeldOutMetrics:
                     made = [keys | {key: each[key] for key in ("prompt", "completion")} for each in figures.completions]
                     replace_rows(self.run.folder / "completions.jsonl", made, same=list(keys))
             if read:  # on how the model takes the known answers
-                rows, ends = (
-                    list(self._rows("answer", name)),
-                    (getattr(args, "max_length", None), context_length(model)),
-                )
+                rows = list(self._rows("answer", name))
+                ends = (getattr(args, "max_length", None), context_length(model))
                 reader = AnswerReader(model, self.tokenizer, min(filter(None, ends), default=None))
                 is_scorer = self.run.cfg["trainer"]["head"] == "score"
                 found |= judge_answers(reader, rows, read, is_scorer=is_scorer).scores
