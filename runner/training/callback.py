@@ -19,14 +19,7 @@ from datasets import Dataset
 from torch import nn
 from torch.optim import Optimizer
 from tqdm import tqdm
-from transformers import (
-    PreTrainedTokenizerBase,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_utils import has_length
 
 from runner.config.build import asked_for, serve
@@ -190,7 +183,7 @@ class Record(TrainerCallback):
     def on_step_end(self, args, state, control, **_) -> None:
         Run(self.path.parent).check_there()
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control, logs: dict[str, Any], **_) -> None:
+    def on_log(self, args, state: TrainerState, control, logs: dict[str, Any], **_) -> None:
         if not state.is_world_process_zero or (self.ended and args.load_best_model_at_end):
             return  # what is measured then is of the best model, not of this step
         here, steps = time.monotonic() - self.started, state.global_step - self.first_step

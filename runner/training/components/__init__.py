@@ -28,20 +28,11 @@ from runner.schema import upstream
 from runner.tracker.callback import Tracker, replace_trackers
 from runner.training.callback import StopRequest, add_callbacks, build_callbacks, for_callbacks
 from runner.training.checkpoint import Seal
+from runner.training.components import trainer as trainers
 from runner.training.components.args import build_args
 from runner.training.components.evaluation import build_measure
 from runner.training.components.model import build_model
 from runner.training.components.rewards import build_rewards
-from runner.training.components.trainer import (
-    build_collator,
-    build_loss,
-    build_rules,
-    build_trainer,
-    columns_asked_for,
-    optimizer_maker,
-    schedule_maker,
-    set_weights,
-)
 from runner.training.extension import Hooks
 from runner.training.health import Health, build_health
 
@@ -75,8 +66,9 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     with _refusals_of("trainer.args"):
         args = build_args(run, adjustments)
     tokenizer = build(cfg["model"]["tokenizer"])
-    rules = build_rules(cfg.get("weight"))
-    rows, held_out = serve(cfg["dataset"], to=cfg["trainer"]["form"], seed=cfg["seed"], keep=columns_asked_for(rules))
+    rules = trainers.build_rules(cfg.get("weight"))
+    kept = trainers.columns_asked_for(rules)
+    rows, held_out = serve(cfg["dataset"], to=cfg["trainer"]["form"], seed=cfg["seed"], keep=kept)
     rewards, weights, panel = build_rewards(cfg, args)
     if weights:
         args.reward_weights = weights
@@ -97,7 +89,7 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
         upstream.PROCESSING_CLASS: tokenizer,
         upstream.TRAIN_DATASET: rows,
         "eval_dataset": held_out,
-        upstream.DATA_COLLATOR: build_collator(cfg["collator"], tokenizer),
+        upstream.DATA_COLLATOR: trainers.build_collator(cfg["collator"], tokenizer),
         upstream.REWARD_FUNCS: rewards,
         upstream.CALLBACKS: build_callbacks(cfg, served),
         "peft_config": peft_config,
@@ -109,16 +101,16 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
         on_loss=health.observe_loss,
         on_log=functools.partial(adjust_logs, adjustments) if adjustments else None,
         reward_means=panel.pop_means if panel else None,
-        make_optimizer=optimizer_maker(cfg.get("optimizer")),
-        make_schedule=schedule_maker(cfg.get("optimizer")),
-        loss=build_loss(cfg.get("loss")),
+        make_optimizer=trainers.optimizer_maker(cfg.get("optimizer")),
+        make_schedule=trainers.schedule_maker(cfg.get("optimizer")),
+        loss=trainers.build_loss(cfg.get("loss")),
     )
     with _refusals_of("trainer"):
-        trainer = build_trainer(cfg, offered, hooks, rules)
-    collator = build_collator(cfg["collator"], tokenizer, inner=trainer.data_collator)
+        trainer = trainers.build_trainer(cfg, offered, hooks, rules)
+    collator = trainers.build_collator(cfg["collator"], tokenizer, inner=trainer.data_collator)
     trainer.data_collator = collator or trainer.data_collator
     if rules:
-        set_weights(trainer, rules)
+        trainers.set_weights(trainer, rules)
     trackers = replace_trackers(trainer, cfg, run.folder)
     keep = cfg["trainer"]["args"].get(upstream.SAVE_TOTAL_LIMIT) or 2
     seal = Seal(keep, steps_to_notice(cfg.get("tolerate")), upstream.cycle_steps(vars(args)), run.set_status)
