@@ -55,7 +55,7 @@ def _process_faults(cfg: Mapping[str, Any]) -> Iterator[Fault]:
     run = Run(folder_of(cfg, []))
     manifest = run.manifest() if made_of_batch(cfg) else {}
     then, reason = (manifest.get("hardware") or {}).get("processes"), manifest.get("of_processes")
-    if reason and then != processes_of(cfg):
+    if reason and isinstance(then, int) and then != processes_of(cfg):
         found = f"{processes_of(cfg)}, {run} was trained by {then}, and others would take other steps: {reason}"
         fix = f"{words_for(cfg, then)}, or name=<another name>"
         yield Fault("launcher.num_processes", found, f"{then}", fix)

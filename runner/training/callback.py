@@ -333,7 +333,7 @@ class StopAtStep(TrainerCallback):
     def on_step_begin(self, args, state, control, **_) -> None:
         self.stop.listening = True
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
+    def on_step_end(self, args, state: TrainerState, control: TrainerControl, **_) -> None:
         if state.global_step % self.cycle_steps:
             return
         number = self.stop.number
