@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import numpy
@@ -49,6 +50,17 @@ def test_what_is_no_json_is_written_as_text(tmp_path):
     callback.on_log(None, state(1), None, logs={"odd": {1}, "loss": numpy.float32(0.5), "norms": torch.ones(2)})
     (line,) = lines(tmp_path / "metrics.jsonl")
     assert (line["odd"], line["loss"], line["norms"]) == ("{1}", 0.5, [1.0, 1.0])
+
+
+def test_tokens_of_a_second_are_those_since_the_line_before(tmp_path, monkeypatch):
+    times = iter([0.0, 10.0, 14.0, 15.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(times))
+    callback = Record(tmp_path / "metrics.jsonl", lambda **changes: None)
+    callback.started = 0.0
+    callback.on_train_begin(None, state(0), None)
+    callback.on_log(None, state(1), None, logs={"loss": 1.0, "num_tokens": 100.0})
+    callback.on_log(None, state(2), None, logs={"loss": 1.0, "num_tokens": 300.0})
+    assert [line["tokens_per_second"] for line in lines(tmp_path / "metrics.jsonl")] == [25.0, 200.0]
 
 
 @pytest.mark.parametrize("torn", ["", '{"step": 5, "lo'])

@@ -4,6 +4,7 @@ trainer measures from that start.
 
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import peft
 import pytest
@@ -515,3 +516,28 @@ def test_layers_that_there_are_not_and_other_slips_are_named_at_once(folder, tmp
     assert faults(model, layers=0, also=[]) == ["peft"]
     assert faults(load(save_adapter(folder, tmp_path)), layers=1) == ["peft"]
     assert all(weight.requires_grad for weight in model.parameters())
+
+
+def match_shards(words: list[str]) -> None:
+    """In two processes: a reference in shards that was loaded from somewhere else becomes the policy."""
+    from accelerate import PartialState
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    PartialState(cpu=True)
+    torch.manual_seed(0)
+    policy, reference = (torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 5)) for _ in range(2))
+    reference[0].load_state_dict(policy[0].state_dict())
+    fully_shard(reference, mesh=init_device_mesh("cpu", (2,)))
+    accelerator = SimpleNamespace(unwrap_model=lambda model, **_: model)
+    trainer = SimpleNamespace(model=policy, ref_model=reference, accelerator=accelerator)
+    assert match_reference(trainer) == ["1.weight", "1.bias"] and match_reference(trainer) == []
+    for name, weight in reference.named_parameters():
+        assert torch.equal(weight.full_tensor(), policy.get_parameter(name))
+
+
+@pytest.mark.slow
+def test_each_shard_of_a_reference_is_that_of_the_policy(runner):
+    for started in runner.start_two(door="test_peft:match_shards"):
+        done = started.wait()
+        assert done.returncode == 0, done.stderr

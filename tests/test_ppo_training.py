@@ -41,7 +41,7 @@ KINDS = {
         "reward_funcs": lambda completion_ids, **_: [[*map(float, ids)] for ids in completion_ids],
     },
 }
-TIMED = ("time/", "eps", "train_")
+TIMED = ("time/", "eps", "tokens_per", "train_")
 
 
 def build(folder, kind="llama", **asked):
@@ -274,7 +274,10 @@ def train_sides(words):
             )
             trainer.train()
             scores = trainer.evaluate()
-            logs = [{k: v for k, v in line.items() if not k.startswith(("time", "eps"))} for line in logs_of(trainer)]
+            logs = [
+                {k: v for k, v in line.items() if not k.startswith(("time", "eps", "tokens_per"))}
+                for line in logs_of(trainer)
+            ]
             found.append((weights(trainer), logs, trainer.running.__dict__, scores))
     if trainer.is_world_process_zero():
         torch.save(found, Path(folder) / "found.pt")

@@ -12,6 +12,7 @@ import copy
 
 import torch
 from peft import PeftConfig, PeftModel
+from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel, Trainer
 
 from runner.errors import ConfigError, Fault
@@ -47,7 +48,7 @@ def match_reference(trainer: Trainer) -> list[str]:
     """Make the reference that a built trainer holds equal to its policy, before the first step.
 
     Gives the names of the weights that were different. For GRPO and RLOO, which take no reference;
-    where the weights are spread over processes they are left alone. Raises ConfigError where the
+    each shard of FSDP2 gets its own part, and what ZeRO-3 has in parts is left alone. Raises ConfigError where the
     trainer would switch an adapter off that has changed the base.
     """
     model, reference = trainer.model, getattr(trainer, upstream.REF_MODEL, None)
@@ -58,12 +59,17 @@ def match_reference(trainer: Trainer) -> list[str]:
             expected = "an adapter that leaves the base as it is, or no KL"
             raise ConfigError(Fault("peft", found, expected, "peft=lora, or kl_coef=0"))
         return []
-    if reference is None or trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+    if reference is None or any(hasattr(weight, "ds_id") for weight in reference.parameters()):
         return []
     whole = trainer.accelerator.unwrap_model(reference, keep_torch_compile=False)
     held, different = dict(whole.named_parameters()), []
     for name, weight in model.named_parameters():
-        if not torch.equal(held[name], weight.to(held[name].device)):
+        own = held[name]
+        weight = weight.to(own.device)
+        if isinstance(own, DTensor):
+            weight = distribute_tensor(weight, own.device_mesh, own.placements)
+        local, wanted = (each.to_local() if isinstance(each, DTensor) else each for each in (own, weight))
+        if not torch.equal(local, wanted):
             different.append(name)
-            held[name].copy_(weight)
+            local.copy_(wanted)
     return different

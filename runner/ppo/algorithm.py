@@ -398,7 +398,9 @@ class PPOTrainer(Trainer):
         model.eval()
         ended = time.perf_counter()
         self._note({"time/rollout": rolled_out - began, "time/score": scored - rolled_out})
-        self._note({"time/update": ended - scored, "eps": len(inputs) * self.args.world_size / (ended - began)})
+        seconds, tokens = ended - began, self._total(torch.tensor(float(sum(rollout.lengths)), device=self.args.device))
+        self._note({"time/update": ended - scored, "eps": len(inputs) * self.args.world_size / seconds})
+        self._note({"tokens_per_second": tokens.item() / seconds})
         return loss
 
     @torch.no_grad()

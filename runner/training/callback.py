@@ -149,7 +149,8 @@ class Record(TrainerCallback):
 
     Of every file beside it that holds rows of steps, those that will be taken again are dropped. Everything logged at
     one step, training and evaluation, is one line. Beside the trainer's own names it holds ``step``, ``max_steps``,
-    ``percentage``, ``epoch``, ``elapsed_seconds`` and ``remaining_seconds``.
+    ``percentage``, ``epoch``, ``elapsed_seconds`` and ``remaining_seconds``; of the time since the line before it
+    ``tokens_per_second``, where the trainer counts tokens, and ``memory/peak_gb`` of this process's GPU.
     """
 
     def __init__(self, path: Path, set_status: Callable[..., None]):
@@ -158,6 +159,7 @@ class Record(TrainerCallback):
         self.line: dict[str, Any] = {}
         self.started, self.first_step = time.monotonic(), 0
         self.spent = 0.0
+        self.counted: tuple[float, float] | None = None  # tokens, and the time at which there were so many
         self.ended = True
 
     def on_train_end(self, args, state, control, **_) -> None:
@@ -178,6 +180,7 @@ class Record(TrainerCallback):
                 replace_rows(self.path, [self.line])
             self.spent = self.line.get("elapsed_seconds", 0.0)
             self.started, self.first_step = time.monotonic(), state.global_step
+            self.counted = None if state.global_step else (0.0, 0.0)
             self.set_status(step=state.global_step, max_steps=state.max_steps)
 
     def on_step_end(self, args, state, control, **_) -> None:
@@ -187,6 +190,13 @@ class Record(TrainerCallback):
         if not state.is_world_process_zero or (self.ended and args.load_best_model_at_end):
             return  # what is measured then is of the best model, not of this step
         here, steps = time.monotonic() - self.started, state.global_step - self.first_step
+        if (count := logs.get("num_tokens")) is not None and "loss" in logs:
+            if self.counted and here > self.counted[1]:
+                logs["tokens_per_second"] = round((count - self.counted[0]) / (here - self.counted[1]), 1)
+            self.counted = (count, here)
+        if torch.cuda.is_available():
+            logs["memory/peak_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 3)
+            torch.cuda.reset_peak_memory_stats()
         remaining = round(here / steps * (state.max_steps - state.global_step), 2) if steps > 0 else None
         self._add(state.global_step, state.max_steps, logs, round(self.spent + here, 2), remaining)
         self.set_status(step=state.global_step, max_steps=state.max_steps)

@@ -273,7 +273,7 @@ def content(path: Path) -> str:
 def timeless(value: object) -> object:
     """The same without what tells of the clock."""
     if isinstance(value, dict):
-        clocks = {key for key in value if key.endswith(CLOCK) or key.startswith("time/") or key == "eps"}
+        clocks = {key for key in value if key.endswith(CLOCK) or key.startswith(("time/", "memory/")) or key == "eps"}
         return {key: timeless(entry) for key, entry in value.items() if key not in clocks}
     return [timeless(entry) for entry in value] if isinstance(value, list) else value
 
