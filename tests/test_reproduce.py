@@ -5,11 +5,14 @@ import subprocess
 
 import pytest
 from laid import lay_run, write
+from omegaconf import OmegaConf
 
 from runner.__main__ import main
 from runner.command.reproduce import checkout_of, judge_reproduction, obstacles
+from runner.config import compose
 from runner.errors import EnvironmentFault, SickRun
 from runner.io.files import files_of, read_json
+from runner.launch import worker
 from runner.run import write_config
 from runner.run.read import read_run
 
@@ -76,6 +79,27 @@ def test_a_configuration_that_lacks_most_of_itself_is_no_run(tmp_path, monkeypat
     write(folder / "status.json", {"state": "finished"})
     assert main(["reproduce", "outputs/x/run"]) == main(["preview", "outputs/x/run"]) == 4
     assert capsys.readouterr().err.count("it lacks name, output_root, trainer") == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "code"),
+    [
+        ("trainer.args", [1], 4),
+        ("dataset", "x", 4),
+        ("dataset.path", [{}], 2),
+        ("trainer.form", "a\nb", 2),
+        ("trainer.args.learning_rate", "../x", 2),
+        ("trainer.args.max_steps", float("inf"), 2),
+        ("model.tokenizer.eos_token", {"a": 1}, 2),
+    ],
+)
+def test_a_strangers_configuration_of_other_kinds_is_refused_by_what_uses_it(tmp_path, monkeypatch, key, value, code):
+    monkeypatch.chdir(tmp_path)
+    folder, cfg = lay(tmp_path, "x").folder, OmegaConf.create(compose([]).cfg)
+    OmegaConf.update(cfg, key, value, merge=False)
+    write_config(folder, OmegaConf.to_container(cfg))
+    for call in (["reproduce", str(folder)], ["preview", str(folder)], [str(folder)]):
+        assert (worker.main if len(call) == 1 else main)(call) == code
 
 
 @pytest.fixture

@@ -20,11 +20,12 @@ from matplotlib.figure import Figure
 from runner.command.report import listing, main, report
 from runner.errors import ConfigError, FolderError
 from runner.io.files import files_of
+from runner.launch.start import _print_end
 from runner.report.axis import axes_of
 from runner.report.importance import importance_of
 from runner.report.objective import describe_decline
 from runner.report.page import write_report
-from runner.report.plot import COLOURS, band, heat_cells, sweep_pictures, to_svg
+from runner.report.plot import COLOURS, MAX_LETTERS, band, heat_cells, styled, sweep_pictures, to_svg
 from runner.report.sweep import count_states, summarise
 from runner.report.table import table, to_cell, to_csv, to_jsonl
 from runner.run.read import RunRecord, read_run
@@ -83,6 +84,20 @@ def test_what_a_strangers_run_holds_is_its_own_fault_and_not_that_of_the_report(
     (run / name).write_text(f"{before.read_text() if before else ''}{text}\n")
     assert "0.850 ± 0.071" in joined(report(group))
     assert report(run)
+
+
+def test_the_end_of_a_sweep_shows_nothing_of_a_strangers_run_raw(tmp_path, capsys):
+    group = lay_sweep(tmp_path / "kl", SEEDS)
+    lay_run(group / "another", kl_coef="\x1b[31m")
+    _print_end([group / "another"], 0, report)
+    said = capsys.readouterr().out
+    assert "\x1b" not in said and "␛[31m" in said
+
+
+def test_the_label_of_a_setting_is_drawn_in_a_moment(tmp_path):
+    group = lay_sweep(tmp_path / "kl", SEEDS, peft="x" * 200_000)
+    lay_run(group / "another", peft="y")
+    assert max(len(label) for *_, label in styled(summarise(group)) if label) <= MAX_LETTERS
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ from runner.report.page import to_preview_page
 from runner.report.tokens import MAX_WIDTH, Sheet, format_sheet
 from runner.run.find import check_whole, find_runs
 from runner.run.key import folder_of, key_of
-from runner.validate import find_dangers
+from runner.validate import find_dangers, find_frozen_faults
 from runner.validate.start import check_parts, settle_hub
 from runner.validate.values import COUNT
 
@@ -62,7 +62,9 @@ def main(line: CommandLine) -> int:
         if not options.get("trust"):  # a folder can come from anybody
             fix = f"python -m runner preview {line.runs[0]} trust=true  (if you trust who wrote its config.yaml)"
             ConfigError.refuse(danger for record in records for danger in find_dangers(record.run.cfg, fix))
-        runs = [Composed(dict(record.run.cfg), []) for record in records]
+        frozen = [record.run for record in records]
+        ConfigError.refuse(fault for run in frozen for fault in find_frozen_faults(run.cfg, f"{run}/config.yaml"))
+        runs = [Composed(dict(run.cfg), []) for run in frozen]
     else:
         runs = stages.compose_runs(overrides, line.folders)
     check_parts([runs])

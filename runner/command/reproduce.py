@@ -39,7 +39,7 @@ from runner.run import CHANGES, Run, installed_version, open_run, run_git
 from runner.run.find import check_finished, check_whole, find_runs
 from runner.run.read import RunRecord, read_run
 from runner.schema.text import flatten, number
-from runner.validate import find_dangers
+from runner.validate import find_dangers, find_frozen_faults
 from runner.validate.keys import is_folder_name
 from runner.validate.values import NOT_NEGATIVE
 
@@ -67,6 +67,7 @@ def main(line: CommandLine) -> int:
             faults.append(Fault("code", found, "a commit of this repository alone", fix))
     ConfigError.refuse(faults)
     check_whole(run)
+    ConfigError.refuse(find_frozen_faults(run.cfg, f"{run}/config.yaml"))
     unmatched = list(obstacles(run))
     for text in unmatched:
         print_visible(f"not alike {text}")

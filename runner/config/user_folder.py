@@ -73,7 +73,7 @@ def _find_named(name: str, file: Path) -> Iterator[str]:
             raise ConfigError(Fault(str(file), found, expected, "mend it, or leave it out"))
         is_override, group = "override " in group, re.sub(r"^(optional |override )+|@.*$", "", group)
         whole = group.lstrip("/") if group.startswith("/") else own + group
-        if isinstance(options, list) and takes_one(whole) and not is_override:  # a fault of the choices elsewhere
+        if isinstance(options, list) and takes_one(whole) and not is_override:  # such a list is refused where it counts
             lines = enumerate(file.read_text(encoding="utf-8-sig").splitlines(), 1)
             line = next((number for number, text in lines if f"{group}:" in text or f"{group}@" in text), 1)
             fix = f"{'override ' * bool(own)}{group}: {[*options, '<one of them>'][0]}"

@@ -23,6 +23,7 @@ from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, cod
 from runner.generate.budget import evaluation_budget
 from runner.io.files import MENU
 from runner.io.temporary import temporarily
+from runner.io.terminal import print_visible
 from runner.launch import axis, stages
 from runner.launch.plan import Plan, Task, state_of, tasks_of
 from runner.launch.plugin import Job
@@ -176,7 +177,7 @@ def _print_end(ends: Sequence[Path], count: int, report: Callable[[Path], str], 
     """Print what a sweep has come to: the table of each folder of its runs, and how many are finished."""
     for group in dict.fromkeys(folder.parent for folder in ends):
         if group.is_dir():
-            print(report(group))
+            print_visible(report(group))
     print(f"{count} of {len(ends)} {runs} finished")
 
 

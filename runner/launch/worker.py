@@ -52,7 +52,7 @@ from runner.run.inputs import check_fingerprints
 from runner.run.read import finished
 from runner.run.seal import damage_of, describe_damage, remove_leftovers, remove_unfinished, sealed_checkpoints
 from runner.schema.text import nodes
-from runner.validate import find_dangers
+from runner.validate import find_dangers, find_frozen_faults
 from runner.validate.context import OWN
 from runner.validate.start import find_missing_libraries, find_variable_faults
 from runner.validate.targets import is_allowed
@@ -154,6 +154,7 @@ def main(words: Sequence[str]) -> int:
         EnvironmentFault.refuse(find_variable_faults(processes_of(run.cfg) // processes_here(run.cfg)))
         fix = f"python -m runner.launch {run} --trust  (if you trust who wrote its config.yaml)"
         ConfigError.refuse([] if "--trust" in words else find_dangers(run.cfg, fix))  # it can come from anybody
+        ConfigError.refuse([] if "--trust" in words else find_frozen_faults(run.cfg, f"{run}/config.yaml"))
         own = processes_of(run.cfg)
         if world not in (1, own):
             found, fix = f"a world of {world} processes", f"python -m runner.launch {run}  (which starts them itself)"

@@ -37,6 +37,7 @@ MAX_CURVES = 8
 MAX_POINTS = 300
 MAX_POINTS_BESIDE = 120  # of each of many
 MAX_OTHERS = 40  # settings beyond the palette
+MAX_LETTERS = 200  # of the label of a setting
 
 Curve = tuple[Sequence[float], Sequence[float]]
 
@@ -94,7 +95,7 @@ def sweep_pictures(summary: Summary) -> list[Picture]:
 def styled(summary: Summary) -> list[tuple[SweepSetting, str, str | None]]:
     """Each setting, best first, with its colour and label; beyond the palette all share one, labelled once."""
     colours = [*COLOURS, *[OTHERS] * len(summary.settings)]
-    labels = [*(setting.label for setting in summary.settings[: len(COLOURS)]), "others"]
+    labels = [*(short(setting.label, MAX_LETTERS) for setting in summary.settings[: len(COLOURS)]), "others"]
     return list(zip(summary.settings, colours, [*labels, *[None] * len(summary.settings)], strict=False))
 
 

@@ -27,11 +27,12 @@ from datetime import UTC, datetime
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import yaml
 
 from runner.config.limits import read_yaml
+from runner.config.menu import GROUPS
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import ROWS, display_path, find_foreign, open_own, read_json, read_step, write_json, write_text
 from runner.io.secrets import hidden, hidden_source
@@ -50,6 +51,15 @@ FOLDERS = ("checkpoints", "model", "plots", ".model.new")
 STATES = ("created", "queued", "running", "interrupted", "failed", "finished")
 # What is not committed, in git's own words whatever programs its settings name.
 CHANGES = ("diff", "--no-ext-diff", "--no-textconv", "HEAD")
+# The types of what is read again of the files of a run, of a mapping or a list those of what is in it.
+SHAPES: dict[str, Any] = {
+    **dict.fromkeys(("step", "max_steps", "starts"), int),
+    **dict.fromkeys(("state", "cause", "started", "updated", "python", "key"), str),
+    **{key: [str] for key in ("command", "notes")},
+    **{key: {"": str} for key in ("versions", "uses", "files")},
+    **{key: {"": object} for key in ("choices", "data", "hardware", "git", "before", "after", *GROUPS)},
+    **{"disk": {"": int}, "inputs": {"": {"": [(int, str)]}}, "adjustments": [{"": object}]},
+}
 TRUSTING = ("allow=", "--config-dir", "-cd")  # words of a command that let files or code of somebody run
 LIBRARIES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "bitsandbytes", "hydra-core")
 # Seconds: one who only looks whether a folder is held has let go by then, and one who holds it has written who it is.
@@ -74,7 +84,7 @@ class Run:
             found = read_yaml(path)
         except ConfigError as error:
             raise FolderError(replace(fault, fix=fix) for fault in error.faults) from None
-        if not isinstance(found, dict):
+        if not is_shaped(found):
             raise FolderError(Fault(str(path), "it cannot be read", "the configuration of the run", fix))
         if (number := found.pop("format", 1)) != FORMAT:
             raise FolderError(format_fault(self.folder, number))
@@ -200,9 +210,25 @@ def check_metadata(run: Run) -> None:
     for name, consequence in after.items():
         path = run.folder / name
         found = read_json(path)
-        if path.exists() and (found is None or (name == "status.json" and found.get("state") not in STATES)):
+        is_status = name == "status.json"
+        if path.exists() and not (is_shaped(found) and (not is_status or found.get("state") in STATES)):
             faults.append(Fault(str(path), "it cannot be read", "JSON", f"rm {path}  (the run then {consequence})"))
     FolderError.refuse(faults)
+
+
+def is_shaped(content: object, shape: Any = None) -> TypeGuard[dict[str, Any]]:
+    """True for the content of a file of a run in which each key that is read again holds what is written there.
+
+    >>> is_shaped({"step": 1, "versions": {"trl": None}}), is_shaped({"step": "1"}), is_shaped({"versions": ["trl"]})
+    (True, False, False)
+    """
+    if isinstance(content, dict) and isinstance(shape, dict | None):
+        inner = SHAPES if shape is None else dict.fromkeys(content, shape[""])
+        args = content.get("args") or {} if shape else {}
+        return isinstance(args, dict) and all(is_shaped(content[key], inner[key]) for key in content if key in inner)
+    if isinstance(content, list) and isinstance(shape, list):
+        return all(is_shaped(entry, shape[0]) for entry in content)
+    return shape is not None and (content is None or (isinstance(shape, type | tuple) and isinstance(content, shape)))
 
 
 def find_foreign_faults(folder: Path, depth: int | None = None) -> list[Fault]:

@@ -18,11 +18,10 @@ from runner.config.limits import read_yaml
 from runner.errors import ConfigError, Fault
 from runner.io.files import read_json, read_rows
 from runner.io.visible import to_visible
-from runner.run import FORMAT, METADATA, Run, find_foreign_faults, format_fault
+from runner.run import FORMAT, METADATA, Run, find_foreign_faults, format_fault, is_shaped
 
 LARGEST = 1e300  # of a number that is taken for one: differences and means of those beyond have no float
 MAX_STEP = 1 << 53
-MAPPINGS = ("trainer", "versions", "git", "uses", "disk", "before", "after")
 SAMPLE_FILES = ("completions.jsonl", "checkpoints/completions.jsonl")
 
 
@@ -133,20 +132,13 @@ def read_run(folder: Path, depth: int | None = None) -> RunRecord:
         content = None
         with contextlib.suppress(OSError, ConfigError):
             content = read_yaml(folder / name) if name.endswith(".yaml") else read_json(folder / name)
-        found[name] = content if isinstance(content, dict) and _is_shaped(content) else None
+        found[name] = content if is_shaped(content) else None
     missing = {name for name in found if name != "config.yaml" and not (folder / name).exists()}
     damaged = tuple(name for name, content in found.items() if content is None and name not in missing)
     cfg, status, manifest, scores = (content or {} for content in found.values())
     if "config.yaml" not in damaged and (number := cfg.pop("format", 1)) != FORMAT:
         return RunRecord(folder, {}, {}, {}, {}, faults=(format_fault(folder, number),))
     return RunRecord(folder, cfg, status, manifest, scores, damaged)
-
-
-def _is_shaped(content: Mapping[str, Any]) -> bool:
-    """True where what all take for a mapping is one, in any of the files of a run."""
-    parts = [content.get(name) or {} for name in MAPPINGS]
-    args = parts[0].get("args") or {} if isinstance(parts[0], Mapping) else {}
-    return all(isinstance(part, Mapping) for part in (*parts, args))
 
 
 def read_group(group: Path) -> list[RunRecord]:

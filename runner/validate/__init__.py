@@ -17,16 +17,17 @@ The schema is the signature of what each ``_target_`` names, so a new field or t
 is only what a signature cannot say. What all of them know of a configuration is in ``context``.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
+from runner.config.menu import read_menu
 from runner.errors import Fault
 from runner.schema.text import Config, nodes, walk
 from runner.validate.context import ValidationContext
 from runner.validate.dangers import find_risks, find_secrets
 from runner.validate.keys import find_infinite, find_node_faults, find_top_faults
 from runner.validate.objective import find_objective_faults
-from runner.validate.parts import find_part_faults
+from runner.validate.parts import find_mismatches, find_part_faults
 from runner.validate.targets import find_target_fault
 
 
@@ -84,3 +85,11 @@ def find_dangers(cfg: Config, fix: str = "") -> list[Fault]:
     """
     targets = (find_target_fault(path, node["_target_"]) for path, node in nodes(cfg))
     return [replace(each, fix=fix or each.fix) for each in (*filter(None, targets), *find_risks(cfg))]
+
+
+def find_frozen_faults(cfg: Config, place: str) -> Iterator[Fault]:
+    """A fault for each thing that is wrong with the frozen configuration in a file, but for what it would run."""
+    known = {danger.where for danger in find_dangers(cfg)}
+    for fault in find_all_faults(cfg) or find_mismatches(cfg, read_menu()):
+        if fault.where not in known:
+            yield replace(fault, fix=f"mend {place}, or take another run")
