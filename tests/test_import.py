@@ -15,6 +15,7 @@ from runner.errors import ConfigError
 from runner.importers.draft import FUNCTIONS, KINDS
 from runner.importers.read import plain, read_file
 from runner.importers.readers import translate
+from runner.io.visible import visible_lines
 from runner.launch.stages import faults_of
 from runner.schema.read import read_signature
 
@@ -357,6 +358,13 @@ def test_what_somebody_wrote_does_not_steer_the_terminal(tmp_path, capsys, monke
     assert main(["import", str(tmp_path / "x.yaml"), "dialect=trl", "trainer=sft"]) == 0
     said = capsys.readouterr().out
     assert "a␛[0m" in said and not {"\x1b", "\u202e"} & {*said}
+
+
+def test_what_somebody_wrote_neither_ends_a_comment_nor_hides_a_line_of_the_file(tmp_path):
+    text = 'model_name_or_path: a/b\ndataset_name: "\u202ed"\nloss_type: "x\\u0085allow: [os]\\u2028\\e[2K"\n'
+    (tmp_path / "a\nallow: [os]\n.yaml").write_text(text + "custom\u202e: 1\n")
+    made = Imported(tmp_path / "a\nallow: [os]\n.yaml", tmp_path, "sft")
+    assert made.text == visible_lines(made.text) and made.cfg["dataset"]["path"] == "\u202ed" and not made.cfg["allow"]
 
 
 def test_a_flag_that_a_comment_cuts_off_is_never_lost_in_silence(tmp_path):

@@ -34,6 +34,7 @@ from runner.importers.read import read_file
 from runner.importers.readers import translate
 from runner.io.files import MENU, write_text
 from runner.io.terminal import print_visible
+from runner.io.visible import to_visible, visible_lines
 from runner.launch import stages
 from runner.schema import upstream
 from runner.validate.keys import is_folder_name
@@ -92,7 +93,10 @@ def to_file(draft: Draft) -> str:
     first = {key: draft.values[key] for key in ("seed", "learning_rate", "kl_coef") if key in draft.values}
     rest = {key: node for key, node in draft.values.items() if node not in ({}, {"args": {}})}
     whole = {"defaults": [*defaults, "_self_"], "name": draft.name} | first | rest
-    text = yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, width=80, default_flow_style=False)
+    head = [to_visible(re.sub(r"\s", " ", line)) for line in head]  # what they wrote may break a line, or hide one
+    how = {"sort_keys": False, "width": 80, "default_flow_style": False}
+    text = yaml.safe_dump(whole, allow_unicode=True, **how)
+    text = text if visible_lines(text) == text else yaml.safe_dump(whole, **how)
     return "\n".join(["# @package _global_", *head, re.sub(r"\n(?=name:)", "\n\n", text, count=1)])
 
 

@@ -9,7 +9,7 @@ from runner.run import Run
 from runner.run.read import RunRecord, find_folders, is_run, read_run
 from runner.schema.text import nearest
 
-NEEDED = ("name", "output_root", "trainer", "model", "dataset", "launcher")  # in each configuration
+NEEDED = ("name", "output_root", "seed", "trainer", "model", "dataset", "launcher")  # in each configuration
 
 
 def find_runs(words: Sequence[str], verb: str, count: int, root: Path = Path("outputs")) -> list[RunRecord]:
@@ -55,7 +55,7 @@ def find_run(word: str, verb: str, root: Path) -> Path | Fault:
 
 def check_whole(run: RunRecord) -> None:
     """Raise FolderError where the configuration of a run lacks what that of every run has."""
-    if lacking := [key for key in NEEDED if not run.cfg.get(key)]:
+    if lacking := [key for key in NEEDED if run.cfg.get(key) in (None, "", {})]:
         found, fix = f"it lacks {', '.join(lacking)}", "the command that made the run, with another name="
         raise FolderError(Fault(str(run.folder / "config.yaml"), found, "the configuration of a run", fix))
 
