@@ -129,6 +129,24 @@ def test_a_template_that_grows_is_refused_in_a_few_seconds_and_little_memory(tex
     assert getrusage(RUSAGE_CHILDREN).ru_utime - before < 10
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "loop", ["{% for a in n %}{% for b in n %}x{% endfor %}{% endfor %}", "{{ ('a' * 10**10)|length }}"]
+)
+def test_a_template_that_grows_for_a_later_row_alone_is_refused(train, tmp_path, capsys, loop):
+    text = "{% for turn in messages %}{{ turn.content }}{{ eos_token }}{% if 'grow' in turn.content %}LOOP{% endif %}"
+    loop = "{% set n = range(99999) %}" + loop
+    (tmp_path / "my.jinja").write_text(text.replace("LOOP", loop) + "{% endfor %}")
+    rows = [[{"role": "user", "content": "1"}, {"role": "assistant", "content": f"{n}"}] for n in range(150)]
+    rows[140][0]["content"] = "grow"
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    words = ["dataset=local", f"dataset.path={tmp_path}/rows.jsonl", "dataset.split.eval=null"]
+    words += [f"model.tokenizer.chat_template={tmp_path}/my.jinja"]
+    assert train("trainer=sft", *words, "trainer.args.max_steps=1").code == 2
+    said = capsys.readouterr().err
+    assert "content:grow" in said and "more than 2 s, 256 MB or 1,000,000 letters for the row" in said
+
+
 @pytest.mark.parametrize("name", ["qwen3", "llama3_1", "gptoss", "gemma4", "deepseekv3", "nemotron_3_nano"])
 def test_the_longest_templates_of_real_models_render(name):
     text = (Path(find_spec("trl").origin).parent / "chat_templates" / f"{name}.jinja").read_text()

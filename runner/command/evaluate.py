@@ -262,14 +262,15 @@ def _measure_completions(
 ) -> None:
     """Add what metrics and rewards say of completions, where there are such and the rows have prompts."""
     from runner.generate.judge import judge_completions
-    from runner.model.chat import check_template
+    from runner.model.chat import check_rendering, check_template
 
     score = _build_score(side.request, tokenizer) if side.request.cfg.get("reward") else None
     if not metrics and score is None:
         return
     generator = side.request.build_generator(model, tokenizer)
     for name, rows in side.request.read_sets("prompt").items():
-        check_template(tokenizer, chats=isinstance(rows[0]["prompt"], list))
+        check_template(tokenizer, chats=(chats := isinstance(rows[0]["prompt"], list)))
+        check_rendering(tokenizer, ((row, ()) for row in rows if chats))
         with progress_bar(f"{name}: completions", len(rows) * generator.n, "answer") as bar:
             generator.on_progress = bar.update
             figures = judge_completions(generator, rows, _of_set(metrics, name), score)

@@ -111,6 +111,8 @@ def _load(request: InferenceRequest, *, chats: bool | None = None) -> tuple[Mode
 
 def predict(request: InferenceRequest) -> int:
     """Answer every row that is asked for, and put the answers into a file."""
+    from runner.model.chat import check_rendering
+
     weights, facts = request.weights, request.facts(PARTS)
     key, checkpoint = prediction_key(facts), "" if weights.name == "model" else weights.name
     parts = [request.data, in_a_name(request.options.get("set", "")), checkpoint, key]
@@ -127,7 +129,9 @@ def predict(request: InferenceRequest) -> int:
         if len(sets) > 1:
             raise ConfigError(Fault("set", f"{len(sets)} sets", f"one of {', '.join(sets)}", f"set={next(iter(sets))}"))
         ((set_name, rows),) = sets.items()
-        model, tokenizer, _ = _load(request, chats=isinstance(rows[0].get("prompt"), list))
+        model, tokenizer, chats = _load(request, chats=isinstance(rows[0].get("prompt"), list))
+        if chats:
+            check_rendering(tokenizer, ((row, ()) for row in rows))
         print(f"rows      {len(rows)} of {request.data}, {set_name}", flush=True)
         old = (_write_scores if is_scorer else _write_completions)(request, model, tokenizer, rows, file)
     made = file.finish({"asked": request.name, "rows_of": set_name} | facts)

@@ -6,12 +6,26 @@ The templates are the files in ``template/``. Which rows are chats is the datase
 import hashlib
 import json
 import logging
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from trl.chat_template_utils import get_training_chat_template, has_generation_markers, supports_tool_calling
 
 from runner.errors import ConfigError, Fault, describe
-from runner.model.jinja import ANSWER, KEY, PROBE, find_template_faults, no_template, read_template
+from runner.model.encoding import Row, render_row
+from runner.model.jinja import (
+    ANSWER,
+    GRANTED,
+    KEY,
+    PROBE,
+    find_excess,
+    find_template_faults,
+    no_template,
+    read_template,
+    template_names,
+)
+from runner.schema.text import short_text
 
 OWN = "the tokenizer's own template"
 
@@ -65,6 +79,20 @@ def check_template(
         fix = f"{KEY}=chatml, or trainer.args.assistant_only_loss=false"
         faults.append(Fault(KEY, found, "{% generation %} around each answer", fix))
     ConfigError.refuse(faults)
+
+
+def check_rendering(tokenizer: PreTrainedTokenizerBase, rows: Iterator[tuple[Row, Iterable[str]]]) -> None:
+    """Raise ConfigError where a template that does not ship takes more for a row than is granted for one.
+
+    ``rows`` are conversations, each with its columns of answers; each is written once, without tokens.
+    """
+    if tokenizer.chat_template in map(read_template, template_names()):
+        return
+    number = find_excess(render_row(tokenizer, row, answers) for row, answers in rows)
+    if number is not None:
+        row, _ = next(islice(rows, number, None))  # only the fork has gone through them
+        found = f"the template takes more than {GRANTED} for the row {short_text(row)}"
+        raise ConfigError(Fault(KEY, found, "a Jinja template that renders", f"{KEY}=chatml"))
 
 
 def _marks_answers(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -38,7 +38,7 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | list[Any], r
     """The token ids of a prompt, a conversation opened for the answer with the tools of its row."""
     if isinstance(prompt, str):
         return tokenizer(prompt)["input_ids"]
-    return _encode_turns(tokenizer, prompt, row, add_generation_prompt=True)
+    return list(_write(tokenizer, prompt, row, add_generation_prompt=True))
 
 
 def encode_row(tokenizer: PreTrainedTokenizerBase, row: Row, answers: Iterable[str]) -> EncodedRow:
@@ -51,16 +51,35 @@ def encode_row(tokenizer: PreTrainedTokenizerBase, row: Row, answers: Iterable[s
         end = tokenizer.eos_token or ""
         texts = [f"{prompt or ''}{side.removesuffix(end)}{end}" for side in sides]
         return EncodedRow([], [tokenizer(text)["input_ids"] for text in texts])
+    opened, whole = _conversations(row, answers)
+    prompts = [encode_prompt(tokenizer, turns, row) for turns in opened]
+    return EncodedRow(prompts, [list(_write(tokenizer, turns, row)) for turns in whole])
+
+
+def render_row(tokenizer: PreTrainedTokenizerBase, row: Row, answers: Iterable[str]) -> str:
+    """All that the template writes for a row of conversations; of one that it refuses nothing."""
+    opened, whole = _conversations(row, answers)
+    try:
+        texts = [_write(tokenizer, turns, row, tokenize=False, add_generation_prompt=True) for turns in opened]
+        return "".join([*texts, *(_write(tokenizer, turns, row, tokenize=False) for turns in whole)])
+    except MemoryError:
+        raise
+    except Exception:  # a template computes, and can fail in any way; whoever tokenizes the row says so
+        return ""
+
+
+def _conversations(row: Row, answers: Iterable[str]) -> tuple[list[Any], list[Any]]:
+    """What generation opens of a row, and the whole conversations."""
+    prompt, sides = row.get("prompt"), [row[name] for name in answers]
     opened = [prompt] if prompt else [turns[:-1] for turns in sides if turns[-1]["role"] == "assistant" and turns[1:]]
-    whole = [_encode_turns(tokenizer, [*(prompt or ()), *turns], row) for turns in sides]
-    return EncodedRow([encode_prompt(tokenizer, turns, row) for turns in opened], whole)
+    return opened, [[*(prompt or ()), *turns] for turns in sides]
 
 
-def _encode_turns(tokenizer: PreTrainedTokenizerBase, turns: list[Any], row: Row, **how: bool) -> list[int]:
+def _write(tokenizer: PreTrainedTokenizerBase, turns: list[Any], row: Row, **how: bool) -> Any:
     tools = row.get("tools")
     tools = json.loads(tools) if isinstance(tools, str) else tools
     how |= row.get("chat_template_kwargs") or {}
-    return list(tokenizer.apply_chat_template(turns, tools=tools or None, return_dict=False, **how))
+    return tokenizer.apply_chat_template(turns, tools=tools or None, return_dict=False, **how)
 
 
 def to_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:

@@ -7,9 +7,10 @@ of each other is in ``chat``.
 
 import contextlib
 import json
+import mmap
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ KEY = "model.tokenizer.chat_template"
 ANSWER = "probe"
 # CPU, memory and text of one exchange; the longest templates take a tenth of each.
 MAX_SECONDS, MAX_MEGABYTES, MAX_LETTERS = 2, 256, 1_000_000
+GRANTED = f"{MAX_SECONDS} s, {MAX_MEGABYTES} MB or {MAX_LETTERS:,} letters"
 PROBE = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
 
 
@@ -70,8 +72,7 @@ def find_template_faults(
     """
     tried = _try(text, tokens)
     if tried is None:
-        granted = f"{MAX_SECONDS} s, {MAX_MEGABYTES} MB or {MAX_LETTERS:,} letters"
-        found = f"{name} takes more than {granted} for one exchange"
+        found = f"{name} takes more than {GRANTED} for one exchange"
         return [Fault(KEY, found, "a Jinja template that renders", f"{KEY}=chatml")]
     if "error" in tried:
         line = f", line {tried['line']}" if tried["line"] else ""
@@ -100,18 +101,7 @@ def _try(text: str, tokens: Mapping[str, str]) -> dict[str, Any] | None:
     if child == 0:
         tried: dict[str, Any] = {}
         try:
-            # Have the system end this process when it has taken what is granted, or a minute for whatever reason.
-            import resource  # which Windows has not
-
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(60)
-            limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: MAX_SECONDS}
-            with contextlib.suppress(FileNotFoundError):  # where the system is no Linux, time alone is bounded
-                pages = int(Path("/proc/self/statm").read_text().split()[0])
-                limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + MAX_MEGABYTES * 2**20
-            for kind, limit in limits.items():
-                with contextlib.suppress(ValueError):  # the user's own limit is lower
-                    resource.setrlimit(kind, (limit, limit))
+            _limit()
             try:
                 rendered = render(text, tokens)
                 tried = {"rendered": rendered} if len(rendered.encode()) <= MAX_LETTERS else {}
@@ -130,6 +120,46 @@ def _try(text: str, tokens: Mapping[str, str]) -> dict[str, Any] | None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     return json.loads(written) or None if written.endswith("}") else None
+
+
+def find_excess(texts: Iterable[str]) -> int | None:
+    """The place of the first text that takes more to be made than is granted for one; None where none does.
+
+    They are made in a fork, which the system ends; a minute without a text for another reason ends the search.
+    """
+    place = mmap.mmap(-1, 8)  # which the fork shares
+    child = os.fork()
+    if child == 0:
+        _limit(-1)
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        with contextlib.suppress(MemoryError):
+            signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
+            for number, text in enumerate(texts, 1):
+                if len(text) > MAX_LETTERS:
+                    break
+                place[:] = number.to_bytes(8)
+                signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
+                signal.alarm(60)
+            else:
+                os._exit(0)
+        os._exit(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return int.from_bytes(place[:]) if code in (1, -signal.SIGPROF, -signal.SIGKILL, -signal.SIGSEGV) else None
+
+
+def _limit(seconds: int = MAX_SECONDS) -> None:
+    """Have the system end this process when it has taken what is granted, or a minute for whatever reason."""
+    import resource  # which Windows has not
+
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(60)
+    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: seconds}
+    with contextlib.suppress(FileNotFoundError):  # where the system is no Linux, time alone is bounded
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + MAX_MEGABYTES * 2**20
+    for kind, limit in limits.items():
+        with contextlib.suppress(ValueError):  # the user's own limit is lower
+            resource.setrlimit(kind, (limit, limit))
 
 
 def render(text: str, tokens: Mapping[str, str]) -> str:

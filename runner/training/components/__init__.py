@@ -20,7 +20,7 @@ from runner.dataset.form import answer_columns, is_conversation
 from runner.dataset.load import HeldOut
 from runner.errors import ConfigError, Fault, own_place
 from runner.io.terminal import mute_libraries
-from runner.model.chat import check_template
+from runner.model.chat import check_rendering, check_template
 from runner.run import Run
 from runner.run.adjustments import adjust_logs, read_adjustments
 from runner.run.alarms import steps_to_notice
@@ -72,14 +72,8 @@ def build_components(run: Run, stop: StopRequest | None = None) -> Components:
     rewards, weights, panel = build_rewards(cfg, args)
     if weights:
         args.reward_weights = weights
-    firsts = list(itertools.islice(rows, 100))  # by which the template is checked
-    first = firsts[0] if firsts else {}
-    if cfg["trainer"]["form"] == "preference" and cfg["trainer"]["head"] != "score" and "margin" in first:
-        log.warning("the column `margin` is not used: of margins only the loss of a reward model knows")
-    chats = any(is_conversation(first.get(name)) for name in ("prompt", *answer_columns(first)))
-    turns = (turn for row in firsts for part in row.values() if is_conversation(part) for turn in part)
-    calls = any(isinstance(turn, Mapping) and turn.get("tool_calls") for turn in turns)
-    check_template(tokenizer, chats=chats, calls=calls, answers_only=getattr(args, upstream.ASSISTANT_ONLY_LOSS, False))
+    answers_only = getattr(args, upstream.ASSISTANT_ONLY_LOSS, False)
+    _check_rows(cfg["trainer"], tokenizer, rows, held_out, answers_only=answers_only)
     model, peft_config, reference = build_model(cfg, tokenizer, args)
     served = for_callbacks(run, tokenizer, rows, held_out)
     offered = {
@@ -127,3 +121,23 @@ def _refusals_of(where: str) -> Iterator[None]:
         if own_place(error):
             raise
         raise ConfigError(Fault(where, str(error).splitlines()[0], "values that go together")) from error
+
+
+def _check_rows(
+    node: Node, tokenizer: PreTrainedTokenizerBase, every: Dataset, held_out: HeldOut, *, answers_only: bool
+) -> None:
+    """Check that the tokenizer has a template for the first rows that is bounded for all that are here as a whole.
+
+    Warns of a column that is not used.
+    """
+    rows = list(itertools.islice(every, 100))
+    first = rows[0] if rows else {}
+    if node["form"] == "preference" and node["head"] != "score" and "margin" in first:
+        log.warning("the column `margin` is not used: of margins only the loss of a reward model knows")
+    chats = any(is_conversation(first.get(name)) for name in ("prompt", *answer_columns(first)))
+    turns = (turn for row in rows for part in row.values() if is_conversation(part) for turn in part)
+    calls = any(isinstance(turn, Mapping) and turn.get("tool_calls") for turn in turns)
+    check_template(tokenizer, chats=chats, calls=calls, answers_only=answers_only)
+    for part in (every, *(held_out.values() if isinstance(held_out, Mapping) else [held_out])) if chats else ():
+        if isinstance(part, Dataset):
+            check_rendering(tokenizer, ((row, answer_columns(row)) for row in part))
