@@ -124,7 +124,12 @@ def _refusals_of(where: str) -> Iterator[None]:
 
 
 def _check_rows(
-    node: Node, tokenizer: PreTrainedTokenizerBase, every: Dataset, held_out: HeldOut, *, answers_only: bool
+    node: Mapping[str, Any],
+    tokenizer: PreTrainedTokenizerBase,
+    every: Dataset,
+    held_out: HeldOut,
+    *,
+    answers_only: bool,
 ) -> None:
     """Check that the tokenizer has a template for the first rows that is bounded for all that are here as a whole.
 
