@@ -9,7 +9,7 @@ import pytest
 
 from runner.estimate.device import Device
 from runner.estimate.measure import measure_small
-from runner.estimate.memory import Training
+from runner.estimate.memory import Shards, Training
 from runner.estimate.reduce import Clones, linked, reduce
 from runner.estimate.steps import Rows, cycle_of, rows_per_step, steps_of
 from runner.estimate.table import Forecast, format_forecasts
@@ -244,7 +244,7 @@ def test_what_does_not_fit_is_said_with_what_to_type():
 def test_one_row_at_a_time_cannot_be_fewer(rows, fix):
     args = {"_target_": "trl.SFTConfig", "per_device_train_batch_size": rows}
     needs = {"held": {"weights": 1}, "phases": {"update": 90}, "gradients": 1, "peak": 92, "recompute": True}
-    training = SimpleNamespace(**needs, args=args, width=1000, cfg={"peft": None})
+    training = SimpleNamespace(**needs, args=args, width=1000, cfg={"peft": None}, parts=Shards(3))
     (line,) = Forecast(training, Device("a GPU", True, memory=95)).warning()
     assert fix in line
 
@@ -258,6 +258,7 @@ def test_a_model_of_an_earlier_stage_has_the_architecture_that_the_stage_began_w
     assert Training(cfg, Rows([8]), None, gpu=False).policy.count == WEIGHTS
 
 
+PARTS = ("weights", "gradients", "optimizer")
 LARGE = {
     **{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32},
     **{"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": "false"},
@@ -284,6 +285,31 @@ def test_eight_billion_weights_on_a_card(composed, tmp_path):
             assert not why
         training = Training(case, Rows([1109]), small[kind], gpu=True)
         assert training.peak / 1e9 == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "processes", "split"),
+    [
+        ("none", 8, {}),
+        ("zero1", 8, {"optimizer": 8}),
+        ("zero2", 8, {"optimizer": 8, "gradients": 8}),
+        ("fsdp2", 8, dict.fromkeys(PARTS, 8)),
+        ("hsdp", 4, dict.fromkeys(PARTS, 2)),
+        ("fsdp2_offload", 2, dict.fromkeys(PARTS, 0)),
+    ],
+)
+def test_a_strategy_splits_what_each_process_holds(composed, strategy, processes, split):
+    own = [f"model.{name}={value}" for name, value in LARGE.items()]
+    words = ("trainer=sft", f"strategy={strategy}", f"launcher.num_processes={processes}")
+    trainings = [Training(composed(*more, model=own), Rows([9]), None, gpu=True) for more in (["trainer=sft"], words)]
+    whole, parts = (training.held | {"gradients": training.gradients} for training in trainings)
+    for name in PARTS:
+        share = split.get(name, 1)
+        assert parts.get(name, 0) == (whole[name] // share if share else 0)
+    warned = "\n".join(Forecast(trainings[1], Device("a GPU", True, memory=40 * 10**9)).warning())
+    assert bool(warned) == (trainings[1].peak > 36e9)
+    assert ("strategy=fsdp2 launcher.num_processes=8" in warned) == bool(warned and trainings[1].parts.stage < 3)
 
 
 def measure(words):

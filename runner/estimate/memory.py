@@ -5,6 +5,7 @@ Phases follow one another and share what they free: the peak is that of the larg
 allocators keep some more.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from runner.config.machines import processes_of
@@ -13,7 +14,7 @@ from runner.estimate.weights import ModelWeights, Shape, others_of, source_of
 from runner.generate.batch import TOKENS_PER_PASS
 from runner.generate.budget import answer_tokens, evaluation_budget
 from runner.schema import upstream
-from runner.schema.text import Config, named
+from runner.schema.text import Config, named, select
 from runner.schema.upstream import batch_size, config_fields, setting
 from runner.training.checkpoint import state_bytes
 
@@ -41,6 +42,31 @@ class MeasuredStep:
     passed: int = 0  # tokens go forward and backward, of
     passed_rows: int = 0  # rows, with their padding,
     asked: int = 0  # and tokens forward only
+
+
+@dataclass(frozen=True)
+class Shards:
+    """What is split into so many ``parts``, one in each process: from ``stage`` 1 the optimizer, 2 gradients, 3 all."""
+
+    stage: int = 0
+    parts: int = 1
+    offloaded: bool = False  # into the memory of the host
+
+    def of(self, name: str, size: int) -> int:
+        """The bytes of this process and its device."""
+        first = {"optimizer": 1, "gradients": 2}.get(name, 3)
+        return size if self.stage < first else 0 if self.offloaded else size // self.parts
+
+
+def shards_of(cfg: Config) -> Shards:
+    """The parts into which the strategy of a configuration splits a training."""
+    args = cfg["trainer"]["args"]
+    groups, engine = (select(args, name) or {} for name in (upstream.PARALLELISM_CONFIG, upstream.DEEPSPEED))
+    parts = groups.get("dp_shard_size") or processes_of(cfg)
+    if args.get(upstream.FSDP):
+        return Shards(3, parts, bool(select(args, f"{upstream.FSDP_CONFIG}.cpu_offload")))
+    stage = select(engine, "zero_optimization.stage") if isinstance(engine, Mapping) else 0
+    return Shards(stage if isinstance(stage, int) else 0, parts)
 
 
 class Training:
@@ -71,20 +97,23 @@ class Training:
         head = 0 if self.policy.is_tied else self.policy.dtype.itemsize * self.policy.shape.head
         sizes = {"model": self.policy.bytes - head, "adapter": self.policy.trained_bytes}
         self.critic_bytes = sizes.get(self.critic, 0)
-        self.gradients = self.policy.trained_bytes + self.critic_bytes
+        self.parts = shards_of(cfg)
+        self.gradients = self.parts.of("gradients", self.policy.trained_bytes + self.critic_bytes)
 
     @property
     def held(self) -> dict[str, int]:
         """Bytes by what holds them."""
         reference = self.small.reference and not self.args.get(upstream.PRECOMPUTE_REF_LOG_PROBS)
         state = state_bytes(self.optimizer, self.policy.learned)
+        trained = self.policy.trained_bytes
         held = {
             "weights": self.policy.bytes,
-            "optimizer": round(state * self.gradients / max(1, self.policy.trained_bytes)),
+            "optimizer": round(state * (trained + self.critic_bytes) / max(1, trained)),
             "reference": self.policy.bytes if reference else 0,
             "critic": self.critic_bytes,
         }
-        return {name: size for name, size in (held | self.others).items() if size}
+        parts = {name: self.parts.of(name, size) for name, size in (held | self.others).items()}
+        return {name: size for name, size in parts.items() if size}
 
     @property
     def peak(self) -> int:
@@ -98,6 +127,11 @@ class Training:
             phases["update"] = self.update_bytes
         if self.small.sampled:
             phases["sampling"] = self.sampling_bytes
+        if self.parts.stage == 3:  # layers are gathered one at a time and the next one ahead, and all of them to sample
+            layers = 2 * self.policy.bytes // self.policy.shape.layers
+            phases = {
+                name: size + (self.policy.bytes if name == "sampling" else layers) for name, size in phases.items()
+            }
         return phases
 
     @property
@@ -108,7 +142,7 @@ class Training:
             return 0
         if "adafactor" in self.optimizer:
             return 3 * max(sizes, default=0)
-        return sum(sizes) if self.gpu else 2 * max(sizes, default=0)
+        return self.parts.of("optimizer", sum(sizes)) if self.gpu else 2 * max(sizes, default=0)
 
     @property
     def update_bytes(self) -> int:

@@ -54,6 +54,11 @@ class Forecast:
             return []
         held, phases, gradients = training.held, training.phases, training.gradients
         lighter = "peft=qlora" if training.cfg["peft"] else "peft=lora"
+        split, now = sum(held.values()) + gradients, processes_of(training.cfg)
+        counts = (2**power for power in range(1, 11) if 2**power >= now)
+        spread = (count for count in counts if peak - split + split // count <= TIGHT * there)
+        if self.device.gpu and training.parts.stage < 3 and (count := next(spread, None)):
+            lighter += f", or strategy=fsdp2 launcher.num_processes={count}"
         if max(phases.values()) - gradients > held["weights"] + held.get("optimizer", 0) + gradients:
             fewer, shorter = batch_size(training.args) // 2, training.width // 2
             lighter = f"trainer.args.per_device_train_batch_size={fewer}" if fewer else f"rows of {shorter} tokens"
@@ -66,7 +71,10 @@ class Forecast:
         """The device, and its precision in words."""
         training = self.training
         kind = "bf16 autocast" if training.autocast else str(training.policy.dtype).removeprefix("torch.")
-        return f"{self.device.name} in {kind}" + (" with activations recomputed" if training.recompute else "")
+        more = " with activations recomputed" if training.recompute else ""
+        if (count := processes_of(training.cfg)) > 1:
+            more += f", in each of {count} processes{' a part' * bool(training.parts.stage)}"
+        return f"{self.device.name} in {kind}{more}"
 
     def time(self) -> str:
         """The time that all steps take at the speed of a device, and where that speed comes from."""
