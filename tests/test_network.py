@@ -5,12 +5,15 @@ import signal
 import socket
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from runner.__main__ import main
+from runner.dataset.load import translate_dataset_errors
 from runner.errors import EnvironmentFault
 from runner.io import hub
+from runner.model.fault import translate_model_errors
 from runner.validate.start import settle_hub
 
 WORDS = ("trainer=dpo", "dataset=descriptiveness")
@@ -101,6 +104,37 @@ def test_an_address_that_is_none_and_an_answer_that_is_none_are_no_answer(monkey
             monkeypatch.setenv("no_proxy", "*")
             assert "is not reachable" in hub.hub_silence() and "\x1b" not in hub.hub_silence()
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("place", ["", "file:///etc/passwd", "ftp://127.0.0.1/x"])
+def test_a_hub_that_leads_in_a_circle_or_away_is_no_answer(here, monkeypatch, capsys, place):
+    class Circle(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.send_response(302)
+            self.send_header("Location", place or f"http://127.0.0.1:{server.server_port}{self.path}")
+            self.end_headers()
+
+        do_GET = do_HEAD
+
+        def log_message(self, *words):
+            """Say nothing."""
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Circle) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        assert main([*WORDS]) == 5
+        server.shutdown()
+    reason = "is not reachable" if place.startswith("ftp") else "answers 302, a redirect to nowhere"
+    assert reason in capsys.readouterr().err and not (here / "outputs").exists()
+
+
+@pytest.mark.parametrize("inside", [translate_model_errors, translate_dataset_errors])
+def test_redirects_behind_the_first_answer_are_the_environments_fault(inside):
+    redirects = type("TooManyRedirects", (Exception,), {"__module__": "httpx2"})
+    with pytest.raises(EnvironmentFault, match="Exceeded 20 redirects"), inside("org/name"):
+        raise redirects("Exceeded 20 redirects")
 
 
 def test_the_password_of_an_address_is_not_said(address, monkeypatch, capsys):

@@ -17,12 +17,12 @@ from runner.command._option import Option, split_options
 from runner.config import resolve
 from runner.config.menu import read_menu
 from runner.config.override import dotted_key, force, parse
-from runner.errors import ConfigError, DataError, Fault, FolderError
+from runner.errors import ConfigError, DataError, Fault
 from runner.generate.rows import Rows, read_sets
 from runner.generate.weights import Weights, find_weights
 from runner.launch.stages import draft
 from runner.run import Run
-from runner.run.find import find_runs
+from runner.run.find import check_whole, find_runs
 from runner.run.inputs import read_fingerprints
 from runner.schema import upstream
 from runner.validate import find_all_faults
@@ -140,8 +140,8 @@ def read_request(line: CommandLine, verb: str, own: Mapping[str, Option], parts:
     ConfigError.refuse(faults)
     root = Path(typed.get("output_root", "=outputs").partition("=")[2])
     (found,) = find_runs(line.runs, verb, 1, root) if line.runs else [None]
-    if found and not found.cfg:
-        raise FolderError(Fault(str(found), "config.yaml is missing or torn", "the folder of a whole run"))
+    if found:
+        check_whole(found)
     run = found.run if found else None
     cfg = _compose(run, overrides, line.folders)
     used = {key: cfg.get(key) for key in (*parts, *SETTINGS, "seed")}

@@ -30,6 +30,7 @@ from runner.dataset.remote import copy_here
 from runner.dataset.request import Use, check_cut, check_words, no_row, read_cuts, read_limits, split_of
 from runner.dataset.step import first_made, key_of_steps, list_steps
 from runner.errors import DataError, EnvironmentFault, Fault, describe
+from runner.io.hub import is_of_network
 
 log = logging.getLogger(__name__)
 
@@ -216,14 +217,16 @@ def translate_dataset_errors(path: str, where: str = "dataset.path") -> Iterator
         raise DataError(Fault("dataset.path", describe(error), expected)) from error
     except DatasetGenerationError as error:
         raise DataError(Fault(path, describe(error.__cause__ or error), "rows")) from error
-    except ConnectionError as error:
-        fix = "a local copy with dataset.path=<folder>, or unset HF_HUB_OFFLINE"
-        found = f"neither a file or folder here nor in the cache; {describe(error)}"
-        raise EnvironmentFault(Fault("dataset.path", found, "a connection to the hub", fix)) from error
     except (ValueError, RuntimeError) as error:
         text = " ".join(str(error).split())
         fix = "dataset.config=<name>" if "Config name" in text else ""
         raise DataError(Fault(where, text, fix=fix)) from error
+    except Exception as error:
+        if not is_of_network(error):
+            raise
+        fix = "a local copy with dataset.path=<folder>, or unset HF_HUB_OFFLINE"
+        found = f"neither a file or folder here nor in the cache; {describe(error)}"
+        raise EnvironmentFault(Fault("dataset.path", found, "a connection to the hub", fix)) from error
 
 
 def cache_key(*parts: object) -> str:

@@ -13,6 +13,7 @@ HUB = "https://huggingface.co"
 OFFLINE = "HF_HUB_OFFLINE"
 MAX_SECONDS = 5.0  # that an answer may take, the search for the address included
 QUIET_SECONDS = 1.0  # after which a line says that we wait
+CLIENTS = ("httpx", "httpx2", "requests")  # libraries by which one version or another of the hub's asks it
 
 
 def hub_address() -> str:
@@ -35,10 +36,15 @@ def hub_answer(seconds: float = MAX_SECONDS) -> tuple[bool, str]:
         request = urllib.request.Request(address, method="HEAD", headers={"User-Agent": "runner"})
         with urllib.request.urlopen(request, timeout=seconds):
             return True, "is reachable"
-    except urllib.error.HTTPError as error:
-        return True, f"answers {error.code}"
+    except urllib.error.HTTPError as error:  # of a redirect that has no end, or leads to what is no hub
+        return error.code >= 400, f"answers {error.code}" + ", a redirect to nowhere" * (error.code < 400)
     except Exception as error:  # an address that is none has one of its own, and so has an answer
         return False, f"is not reachable ({getattr(error, 'reason', error)})"
+
+
+def is_of_network(error: BaseException) -> bool:
+    """True for an error of the connection, or of redirects, whichever library it is of."""
+    return isinstance(error, ConnectionError) or type(error).__module__.partition(".")[0] in CLIENTS
 
 
 def hub_silence() -> str:

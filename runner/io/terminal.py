@@ -26,7 +26,7 @@ from runner.io.visible import to_visible, visible_lines
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-MOST_COPIED = 1 << 16  # bytes at a time
+MOST_COPIED, LONGEST_SECRET = 1 << 16, 1 << 13  # bytes at a time, and of a secret that may not be cut
 LINE_SECONDS = 10.0  # between two lines on the progress of something, where the output is a file
 LOGGED = "RUNNER_OUTPUT_IN_LOG"  # the number of the pipe that leads to a log, for all that inherit it as their output
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -92,14 +92,15 @@ class HidingLog:
             # Until nobody can write to the pipe, whole lines at a time, for a secret must not come in two parts.
             waiting = b""
             while new := os.read(source, MOST_COPIED):
-                end = new.rfind(b"\n") + 1
-                if not end and len(waiting) < MOST_COPIED:
-                    waiting += new
-                    continue
-                whole, waiting = waiting + new[:end], new[end:]
-                file.write(hidden(whole.decode("utf-8", "replace")).encode())
-                file.flush()
-            file.write(hidden(waiting.decode("utf-8", "replace")).encode())
+                waiting += new
+                end = waiting.rfind(b"\n", -len(new)) + 1
+                if not end and len(waiting) > MOST_COPIED:
+                    end = _find_cut(waiting)
+                if end:
+                    file.write(_without_secrets(waiting[:end]))
+                    file.flush()
+                    waiting = waiting[end:]
+            file.write(_without_secrets(waiting))
             file.close()
         finally:
             os._exit(0)
@@ -123,6 +124,17 @@ class HidingLog:
             if time.monotonic() > deadline:
                 os.kill(self.process, signal.SIGKILL)
             time.sleep(0.001)
+
+
+def _without_secrets(text: bytes) -> bytes:
+    return hidden(text.decode("utf-8", "replace")).encode()
+
+
+def _find_cut(text: bytes) -> int:
+    """The place to cut a line without an end: not inside a secret, nor so late that one may have begun there."""
+    whole, places = _without_secrets(text), range(len(text) - LONGEST_SECRET, 0, -LONGEST_SECRET)
+    alike = (cut for cut in places if _without_secrets(text[:cut]) + _without_secrets(text[cut:]) == whole)
+    return next(alike, len(text))
 
 
 class Copied:

@@ -41,6 +41,7 @@ from runner.errors import (
     own_place,
 )
 from runner.io.files import PACKAGE, open_own
+from runner.io.hub import is_of_network
 from runner.io.secrets import hidden
 from runner.io.temporary import temporarily
 from runner.io.terminal import Copied, Hiding, copied_output, is_logged, print_error, said, to_terminal
@@ -401,7 +402,7 @@ def _explained(run: Run, error: BaseException) -> RunnerError:
         return full(run, error)
     if isinstance(error, RunnerError):
         return error
-    if isinstance(error, ConnectionError):
+    if is_of_network(error):
         return EnvironmentFault(Fault("network", text, "a connection", "run the same command again when there is one"))
     if is_out_of_memory(error):
         fix = "trainer.args.per_device_train_batch_size=<half>"

@@ -26,7 +26,8 @@ from transformers import (
 )
 from transformers.utils import has_file
 
-from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, causes_of, check_library
+from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, causes_of, check_library, describe
+from runner.io.hub import is_of_network
 from runner.model import check
 from runner.model.chat import set_template, turn_end
 from runner.model.encoding import stop_ids
@@ -60,6 +61,9 @@ def translate_model_errors(path: str, revision: str | None = None, part: str = "
                     beats = [known[beat].format(**values) for beat in ("found", "expected", "fix")]
                     blamed = EnvironmentFault if known.get("environment") else ConfigError
                     raise blamed(Fault(f"{part}.{known.get('key', 'path')}", *beats)) from error
+        if is_of_network(error):
+            found, fix = f"{path} cannot be fetched: {describe(error)}", f"{part}.path=<a copy here>"
+            raise EnvironmentFault(Fault(f"{part}.path", found, "a hub that answers", fix)) from error
         raise
 
 
