@@ -260,7 +260,7 @@ def test_what_a_job_says_is_in_its_log_without_secrets(train_all, capfd, monkeyp
         os.system("echo from another program; env")
         os.write(1, b"half of hf_aQ7zK3aQ7z")
         os.write(1, b"K3aQ7zK3aQ7zK3\nMIIEowIBAAKCAQEA7b1x\n")
-        for part in (b"x" * 65530, b"hf_aQ7zK3a", b"Q7zK3aQ7zK3aQ7zK3", b"\n"):
+        for part in (b"x" * 65529 + b" ", b"hf_aQ7zK3a", b"Q7zK3aQ7zK3aQ7zK3", b"\n"):
             os.write(1, part)
             time.sleep(0.1)
         return finish(run)
