@@ -46,7 +46,7 @@ class MeasuredStep:
 
 @dataclass(frozen=True)
 class Shards:
-    """What is split into so many ``parts``, one in each process: from ``stage`` 1 the optimizer, 2 gradients, 3 all."""
+    """A training in so many ``parts``, one in each process: from ``stage`` 1 its optimizer, 2 gradients, 3 all of it."""
 
     stage: int = 0
     parts: int = 1
