@@ -148,21 +148,21 @@ class Pool:
         # 19.4 s with a forkserver that has preloaded the same modules (medians of 3): Python starts a second time.
         # Nor could a number be kept until all of a run is killed.
         log = None if self.settings.attached else HidingLog.open(run.log)
-        pid = worker.fork(lambda: self._be_child(run, slot, log))
+
+        def train() -> int:
+            os.setpgid(0, 0)
+            if log:
+                log.take_output()
+            confine(slot, self.settings, run.cfg)
+            return launch(run, debug=self.settings.debug)
+
+        pid = worker.fork(train)
         if log:
             log.close()
         child = Child(task, slot, log)
         if self.settings.timeout_seconds:
             child.deadline = child.began + self.settings.timeout_seconds
         self.live[pid] = child
-
-    def _be_child(self, run: Run, slot: int, log: HidingLog | None) -> int:
-        """Train, and return the exit code."""
-        os.setpgid(0, 0)
-        if log:
-            log.take_output()
-        confine(slot, self.settings, run.cfg)
-        return launch(run, debug=self.settings.debug)
 
     def _reap(self) -> None:
         """Take note of every child that has ended."""

@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TextIO
 
 from runner.io.files import read_last_row
@@ -97,18 +96,15 @@ class LiveProgress:
         total = f"progress  {', '.join(parts)}"
         if not self.console.is_terminal:
             return self.console.print(total)
-        times = [(task.folder, format_duration(seconds)) for task, seconds in live]
-        runs = [f"  {_figures(folder):<34} {time:>7}  {self.labels[folder]}" for folder, time in times]
-        self.picture.update(Text("\n".join([*runs, total]), no_wrap=True, overflow="ellipsis"))
+        lines = []
+        for task, seconds in live:
+            status, logged = Run(task.folder).status(), read_last_row(task.folder / "metrics.jsonl")
+            step = f"step {status['step']}/{status['max_steps']}" if status["max_steps"] else "starting"
+            figures = "  ".join([step, *list_figures(logged)[:1]])
+            lines.append(f"  {figures:<34} {format_duration(seconds):>7}  {self.labels[task.folder]}")
+        self.picture.update(Text("\n".join([*lines, total]), no_wrap=True, overflow="ellipsis"))
         self.picture.start()
         self.picture.refresh()
 
     def close(self) -> None:
         self.picture.stop()
-
-
-def _figures(folder: Path) -> str:
-    """The step of a run and what it logged last."""
-    status = Run(folder).status()
-    shown = [f"step {status['step']}/{status['max_steps']}"] if status["max_steps"] else ["starting"]
-    return "  ".join([*shown, *list_figures(read_last_row(folder / "metrics.jsonl"))[:1]])

@@ -86,7 +86,7 @@ def draft(overrides: Sequence[str], folders: Sequence[Path] = ()) -> config.Comp
     """The configuration of these overrides, references followed and nothing checked, for use of some of its parts."""
     references = References()
     composed = config.compose(overrides, folders)
-    references.check_formats()
+    FolderError.refuse(references.of_other_formats)
     ConfigError.refuse(references.faults)
     return composed
 
@@ -148,12 +148,8 @@ class References:
         self.starts: dict[str, str] = {}  # the model that they and those below them began with
         self.ahead: list[str] = []  # the stage that is composed, and those after it
         self.faults: list[Fault] = []
-        self.of_other_formats: list[Fault] = []
+        self.of_other_formats: list[Fault] = []  # of run folders that are meant
         OmegaConf.register_new_resolver("run", self.find, replace=True)
-
-    def check_formats(self) -> None:
-        """Raise FolderError where a reference means a run folder of another format."""
-        FolderError.refuse(self.of_other_formats)
 
     def find(self, name: object, *, _node_: Node, _root_: DictConfig) -> str:
         """The model folder of an earlier stage, or else of the newest finished run under ``<output_root>/<name>/``."""
@@ -223,7 +219,7 @@ def _compose_one(
             _, others = _compose_one([*words, *(f"{key}=_" for key in missing)], folders, references, typed, stage)
             faults += [fault for fault in others if fault.where not in missing and fault not in faults]
         return None, faults
-    references.check_formats()
+    FolderError.refuse(references.of_other_formats)
     if typed is not None:
         composed = replace(composed, overrides=typed, stage=stage, words=list(words))
     faults = faults_of(composed, folders)
@@ -238,8 +234,11 @@ def _compose_one(
 def _read_experiment(typed: Sequence[str], folders: Sequence[Path]) -> Experiment | None:
     """The staged experiment that the overrides choose; None where they choose none, or one that is a single run.
 
-    What cannot be composed is left to be reported with all the other faults.
+    The overrides of its file and of the command line are those of the stage that they are for; raises ConfigError. What
+    cannot be composed is left to be reported with all the other faults.
     """
+    from omegaconf import OmegaConf
+
     if not any(dotted_key(word) == "experiment" for word in typed):
         return None
     try:
@@ -247,13 +246,8 @@ def _read_experiment(typed: Sequence[str], folders: Sequence[Path]) -> Experimen
         cfg, _ = config.compose_unresolved(named, folders)
     except ConfigError:
         return None
-    return _partition_overrides(cfg, typed, folders) if "stages" in cfg else None
-
-
-def _partition_overrides(cfg: DictConfig, typed: Sequence[str], folders: Sequence[Path]) -> Experiment:
-    """The overrides of the file and of the command line by the stage that they are for; raises ConfigError."""
-    from omegaconf import OmegaConf
-
+    if "stages" not in cfg:
+        return None
     plain: dict[str, Any] = OmegaConf.to_container(cfg, resolve=False)
     stages, top = plain["stages"], {*TOP, *config.GROUPS, *config.read_menu(folders), "hydra", "stages"}
     ConfigError.refuse(_faults_of_stages(stages, top))
