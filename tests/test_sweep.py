@@ -437,7 +437,7 @@ def test_each_of_several_jobs_sees_its_own_device_and_its_share_of_the_cpu(monke
 
 def test_a_single_process_sees_one_device_and_says_so_where_there_are_more(monkeypatch, capsys):
     seen = []
-    monkeypatch.setattr(start, "launch", lambda run, debug: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]) or 0)
+    monkeypatch.setattr(start, "launch", lambda *_: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]) or 0)
     note = "note      2 GPUs here, 1 used (cuda:0); launcher.num_processes=2 uses both"
     for words, shown in (([], "6"), (["launcher.num_processes=2"], "6,7"), (["launcher.devices=[7]"], "7")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
