@@ -130,19 +130,21 @@ def find_excess(texts: Iterable[str]) -> int | None:
     place = mmap.mmap(-1, 8)  # which the fork shares
     child = os.fork()
     if child == 0:
-        _limit(-1)
-        signal.signal(signal.SIGPROF, signal.SIG_DFL)
-        with contextlib.suppress(MemoryError):
+        code = 2
+        try:
+            _limit(-1)
+            signal.signal(signal.SIGPROF, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
             for number, text in enumerate(texts, 1):
                 if len(text) > MAX_LETTERS:
-                    break
+                    raise MemoryError
                 place[:] = number.to_bytes(8)
                 signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
                 signal.alarm(60)
-            else:
-                os._exit(0)
-        os._exit(1)
+        except MemoryError:
+            code = 1
+        finally:
+            os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return int.from_bytes(place[:]) if code in (1, -signal.SIGPROF, -signal.SIGKILL, -signal.SIGSEGV) else None
 
