@@ -123,7 +123,7 @@ def obstacles(run: RunRecord) -> Iterator[str]:
 
 def compare_data(run: RunRecord, cfg: Mapping[str, Any]) -> None:
     """Load the rows as a training would, and raise DataError with every set that is no longer the same."""
-    if not isinstance(run.manifest.get("data"), Mapping):
+    if not run.manifest.get("data"):
         return
     from runner.command.train import describe_rows
     from runner.training.components.trainer import build_rules, columns_asked_for
@@ -150,8 +150,7 @@ def train_again(again: Run, run: RunRecord, worktree: bool, debug: bool = False)
     """Train in the new folder by the run's own launcher, or with the code of its commit, and return the exit code."""
     if not worktree:
         return launch(again, debug)
-    git = run.manifest.get("git")
-    with checkout_of(git if isinstance(git, Mapping) else {}) as code:
+    with checkout_of(run.manifest.get("git") or {}) as code:
         # Without this folder's own modules, and with those of the worktree before whatever is installed.
         path = os.pathsep.join(filter(None, [str(code), os.environ.get("PYTHONPATH")]))
         command = [sys.executable, "-P", "-m", "runner.launch", str(again.folder), "--trust"]

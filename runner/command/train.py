@@ -34,6 +34,7 @@ from runner.dataset.load import fingerprint
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, FolderError, RunnerError
 from runner.io.files import read_json, shipped, strict, sync_rows, write_json, write_text
 from runner.io.terminal import coloured, line_of
+from runner.io.visible import to_visible
 from runner.model.adapter import write_adapter
 from runner.model.chat import tokenizer_hash
 from runner.model.encoding import stop_ids
@@ -396,7 +397,7 @@ def _closing(run: Run, seconds: float) -> str:
             lines.append(f"  before  {line_of(before['completion'], width)}")
             lines.append(f"  after   {line_of(after['completion'], width)}")
     lines += [f"samples   {run}/{path.relative_to(run.folder)}" for path in paths if path.exists()][:1]
-    lines += [f"model     {run}/model", f"curves    {run}/plots", f"next      {_next_command(record)}"]
+    lines += [f"model     {run}/model", f"curves    {run}/plots", f"next      {to_visible(_next_command(record))}"]
     return "\n".join(lines)
 
 

@@ -13,18 +13,9 @@ from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from trl.chat_template_utils import get_training_chat_template, has_generation_markers, supports_tool_calling
 
 from runner.errors import ConfigError, Fault, describe
+from runner.model import jinja
 from runner.model.encoding import Row, render_row
-from runner.model.jinja import (
-    ANSWER,
-    GRANTED,
-    KEY,
-    PROBE,
-    find_excess,
-    find_template_faults,
-    no_template,
-    read_template,
-    template_names,
-)
+from runner.model.jinja import ANSWER, KEY, PROBE, read_template
 from runner.schema.text import short_text
 
 OWN = "the tokenizer's own template"
@@ -58,7 +49,7 @@ def set_template(tokenizer: PreTrainedTokenizerBase, name: str | None) -> None:
             text, end, tokens = tokenizer.get_chat_template(), tokenizer.eos_token, tokenizer.special_tokens_map
         except ValueError as error:  # several, and none by default
             raise ConfigError(Fault(KEY, describe(error), "one template", f"{KEY}=chatml")) from None
-        ConfigError.refuse(find_template_faults(text, name or OWN, end, tokens, chosen=bool(name)))
+        ConfigError.refuse(jinja.find_template_faults(text, name or OWN, end, tokens, chosen=bool(name)))
 
 
 def check_template(
@@ -69,7 +60,7 @@ def check_template(
     With ``calls`` it must spell what tools are called with and give back, with ``answers_only`` mark what is trained.
     """
     if chats and not tokenizer.chat_template:
-        raise ConfigError(no_template())
+        raise ConfigError(jinja.no_template())
     faults = []
     if calls and not supports_tool_calling(tokenizer):
         found = "the rows call tools, and the template leaves out the calls or what comes back"
@@ -86,12 +77,12 @@ def check_rendering(tokenizer: PreTrainedTokenizerBase, rows: Iterator[tuple[Row
 
     ``rows`` are conversations, each with its columns of answers; each is written once, without tokens.
     """
-    if tokenizer.chat_template in map(read_template, template_names()):
+    if tokenizer.chat_template in map(read_template, jinja.template_names()):
         return
-    number = find_excess(render_row(tokenizer, row, answers) for row, answers in rows)
+    number = jinja.find_excess(render_row(tokenizer, row, answers) for row, answers in rows)
     if number is not None:
         row, _ = next(islice(rows, number, None))  # only the fork has gone through them
-        found = f"the template takes more than {GRANTED} for the row {short_text(row)}"
+        found = f"the template takes more than {jinja.GRANTED} for the row {short_text(row)}"
         raise ConfigError(Fault(KEY, found, "a Jinja template that renders", f"{KEY}=chatml"))
 
 

@@ -108,6 +108,5 @@ def deviations(ours: RunRecord, theirs: RunRecord) -> list[Deviation]:
 
 
 def _weights(run: RunRecord) -> dict[str, str]:
-    files = run.manifest.get("files")
-    files = files if isinstance(files, Mapping) else {}
+    files = run.manifest.get("files") or {}
     return {name: str(sha)[:12] for name, sha in files.items() if name.endswith(WEIGHTS)}

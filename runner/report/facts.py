@@ -51,8 +51,8 @@ def command_of(run: RunRecord, seeds: Sequence[object] = ()) -> str:
 
 def words_of(run: RunRecord) -> list[str] | None:
     """The words of the command line that make this run alone; None where its folder does not have them."""
-    command = run.manifest.get("command")
-    if not isinstance(command, list) or "runner" not in command:
+    command = run.manifest.get("command") or []
+    if "runner" not in command:
         return None
     words = [hidden(str(word)).removeprefix("++") for word in command[command.index("runner") + 1 :]]
     return None if {"-m", "--multirun"} & set(words) else words
@@ -146,8 +146,8 @@ def facts_of(run: RunRecord) -> dict[str, dict[str, object]]:
 
     Of a fingerprint its beginning, which is enough to distinguish two.
     """
-    nodes = {title: run.manifest.get(title) for title in ("data", "versions", "hardware", "model", "git")}
-    facts = {title: flatten(node) if isinstance(node, Mapping) else {} for title, node in nodes.items()}
+    titles = ("data", "versions", "hardware", "model", "git")
+    facts = {title: flatten(run.manifest.get(title) or {}) for title in titles}
     facts["data"] |= {key: str(f)[:12] for key, f in facts["data"].items() if key.endswith("fingerprint") and f}
     facts["versions"] |= {"python": run.manifest["python"]} if "python" in run.manifest else {}
     facts["model"].pop("path", None)

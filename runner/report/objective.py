@@ -80,10 +80,9 @@ def describe_decline(run: RunRecord) -> str | None:
     run = replace(run, status={**run.status, "state": "finished"})
     objective, known = choose_objective([run]), score_names([run])
     # The held-out rows of the smallest set, or those that the metric with the lowest limit looks at.
-    data = run.manifest.get("data")
-    held_out = data.get("eval") if isinstance(data, dict) else None
+    held_out = (run.manifest.get("data") or {}).get("eval")
     sets = [held_out] if isinstance(held_out, dict) and "rows" in held_out else list((held_out or {}).values())
-    counts = [each.get("rows") for each in sets]
+    counts = [each.get("rows") for each in sets if isinstance(each, dict)]
     counts += [node.get("limit") for node in _metrics([run]).values() if isinstance(node, dict)]
     rows = min((count for count in counts if isinstance(count, int)), default=0)
     if objective and objective.why in GUESSES and not re.search(ONLINE, objective.name):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from runner.config.menu import GROUPS, OPTIONAL
 from runner.errors import ConfigError, Fault, FolderError
 from runner.run import Run
 from runner.run.read import RunRecord, find_folders, is_run, read_run
@@ -55,7 +56,8 @@ def find_run(word: str, verb: str, root: Path) -> Path | Fault:
 
 def check_whole(run: RunRecord) -> None:
     """Raise FolderError where the configuration of a run lacks what that of every run has."""
-    if lacking := [key for key in NEEDED if run.cfg.get(key) in (None, "", {})]:
+    lacking = [key for key in NEEDED if run.cfg.get(key) in (None, "", {})]
+    if lacking := [*lacking, *(group for group in GROUPS if group not in {*run.cfg, *lacking, *OPTIONAL})]:
         found, fix = f"it lacks {', '.join(lacking)}", "the command that made the run, with another name="
         raise FolderError(Fault(str(run.folder / "config.yaml"), found, "the configuration of a run", fix))
 

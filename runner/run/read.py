@@ -63,9 +63,7 @@ class RunRecord:
         return self._numbers("after")
 
     def _numbers(self, moment: str) -> dict[str, float]:
-        scores = self.scores.get(moment)
-        found = scores.items() if isinstance(scores, Mapping) else ()
-        return {name: value for name, value in found if is_finite(value)}
+        return {name: value for name, value in (self.scores.get(moment) or {}).items() if is_finite(value)}
 
     @cached_property
     def state(self) -> str:
