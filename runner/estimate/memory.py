@@ -46,7 +46,7 @@ class MeasuredStep:
 
 @dataclass(frozen=True)
 class Shards:
-    """A training in so many ``parts``, one in each process: from ``stage`` 1 its optimizer, 2 gradients, 3 all of it."""
+    """A training in ``parts``, one in each process: from ``stage`` 1 its optimizer, from 2 gradients, from 3 all of it."""
 
     stage: int = 0
     parts: int = 1
