@@ -46,7 +46,7 @@ class MeasuredStep:
 
 @dataclass(frozen=True)
 class Shards:
-    """A training in ``parts``, one in each process: from ``stage`` 1 its optimizer, from 2 gradients, from 3 all of it."""
+    """Parts of a training, one in each process: from ``stage`` 1 of its optimizer, 2 of gradients, 3 of everything."""
 
     stage: int = 0
     parts: int = 1
