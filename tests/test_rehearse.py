@@ -172,9 +172,9 @@ def test_a_run_in_small_tells_no_tracker_and_has_a_narrow_model(tmp_path):
     small = reduce(whole.cfg, tmp_path, Clones(tmp_path / "models"))
     assert whole.cfg["tracker"]["report_to"] == "wandb" and whole.cfg["tracker"]["environment"]
     assert (small.cfg["tracker"]["report_to"], small.cfg["tracker"]["environment"]) == ("none", None)
-    (whole,) = compose_runs(["trainer=ppo", "trainer.args.rollout_engine=continuous"])
+    (whole,) = compose_runs(["trainer=ppo", "trainer.args.rollout_engine=vllm"])
     engine = reduce(whole.cfg, tmp_path, Clones(tmp_path / "models"))
-    assert engine.cfg["trainer"]["args"]["rollout_engine"] == "auto" and "instead of continuous" in str(engine.notes)
+    assert engine.cfg["trainer"]["args"]["rollout_engine"] == "auto" and "instead of vllm" in str(engine.notes)
     assert small.cfg["model"]["hidden_size"] < 768 and "made narrow and shallow" in " ".join(small.notes)
 
 

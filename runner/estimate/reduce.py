@@ -41,7 +41,6 @@ WITHOUT_NOTE = {
 }
 ON_A_GPU = {upstream.TF32: None, upstream.USE_LIGER_KERNEL: False}
 GPU_ATTENTION = ("flash", "kernels", "paged", "sdpa_paged")  # what names of such kernels begin with
-GPU_ENGINES = ("vllm", "continuous")
 
 
 @dataclass
@@ -177,7 +176,7 @@ def _replace_foreign(small: Reduced) -> None:
     """Leave out what this machine has not, and what is meant for several processes or a server, and note it."""
     cfg, args = small.cfg, small.cfg["trainer"]["args"]
     on_cpu = not torch.accelerator.is_available()
-    engine = {"rollout_engine": "auto"} if args.get("rollout_engine") in GPU_ENGINES else {}
+    engine = {"rollout_engine": "auto"} if args.get("rollout_engine") == "vllm" else {}
     for name, value in (upstream.ELSEWHERE | engine | (ON_A_GPU if on_cpu else {})).items():
         if args.get(name):
             small.note(f"trainer.args.{name}: {to_text(value)} instead of {args[name]}")

@@ -1,7 +1,7 @@
 """A model at work: completions and likelihoods of rows, and what metrics and rewards say of them.
 
 sampler      prompts -> token ids: the one loop that samples, used by PPO, evaluations, predictions and callbacks
-engines      what may stand in for it in PPO: continuous batching, a vLLM server
+engines      what may stand in for it in PPO: vLLM
 batch        rows of unlike length -> batches of so many tokens
 completion   rows -> completions as text, with the template and the stop tokens of model and tokenizer
 likelihood   rows with known answers -> what a model thinks of them

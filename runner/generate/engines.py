@@ -1,7 +1,4 @@
-"""Engines that may stand in for the sampler in PPO: continuous batching of transformers, and vLLM by TRL.
-
-Both are made for GPUs, and draw with random numbers of their own.
-"""
+"""The engines of PPO's rollouts: the sampler, or vLLM by TRL, which needs a GPU and draws by random numbers of its own."""
 
 import functools
 import math
@@ -10,38 +7,13 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from peft import PeftModel
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from runner.errors import ConfigError, Fault, check_library
-from runner.generate.sampler import Model, Responses, Sampling, cut, sample, without_generation_defaults
+from runner.generate.sampler import Model, Responses, Sampling, cut, sample
 
 Engine = Callable[[Model, Sequence[Sequence[int]], Sampling, Tensor], Responses]
-
-
-@torch.no_grad()
-def sample_by_continuous_batching(
-    policy: Model, prompts: Sequence[Sequence[int]], how: Sampling, noise_BR: Tensor
-) -> Responses:
-    """Completions by ``model.generate_batch``, where a finished row gives way to the next."""
-    model = policy.get_base_model() if isinstance(policy, PeftModel) else policy
-    config = GenerationConfig(
-        max_new_tokens=how.max_new_tokens,
-        do_sample=True,
-        temperature=how.temperature,
-        top_k=0,
-        top_p=1.0,
-        eos_token_id=list(how.stop_ids) or None,
-        pad_token_id=0,
-    )
-    with without_generation_defaults(model), torch.random.fork_rng():
-        torch.manual_seed(int(noise_BR.flatten()[0].double() * 2**31))
-        inputs = [list(prompt) for prompt in prompts]
-        answers = model.generate_batch(inputs=inputs, generation_config=config, progress_bar=False)
-    # Requests are numbered in the order of the prompts; answers come back in any.
-    ordered = sorted(answers.values(), key=lambda answer: int(answer.request_id.rpartition("_")[2]))
-    return Responses([cut(torch.tensor(answer.generated_tokens), how.stop_ids) for answer in ordered])
 
 
 class VLLM:
@@ -102,5 +74,4 @@ def build_engine(
     """
     if args.rollout_engine == "vllm":
         return VLLM(policy, accelerator, tokenizer, args, how)
-    by_sampler = functools.partial(sample, engine=args.rollout_engine)
-    return sample_by_continuous_batching if args.rollout_engine == "continuous" else by_sampler
+    return functools.partial(sample, engine=args.rollout_engine)

@@ -183,7 +183,7 @@ class PPOConfig(TrainingArguments):
     stop_token: Literal["eos"] | None = "eos"  # every end token that tokenizer and model declare
     stop_token_id: int | None = None  # a further token that ends a completion
     missing_eos_penalty: float | None = None  # off the score of a completion that was cut off (Huang et al. 2024)
-    rollout_engine: Literal["auto", "loop", "generate", "continuous", "vllm"] = "auto"  # the last two need a GPU
+    rollout_engine: Literal["auto", "loop", "generate", "vllm"] = "auto"  # the last needs a GPU
     vllm_mode: Literal["colocate", "server"] = "colocate"
     vllm_server_base_url: str = "http://localhost:8000"
     vllm_server_timeout: float = 240.0  # seconds to wait for it
