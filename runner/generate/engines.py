@@ -1,4 +1,4 @@
-"""The engines of PPO's rollouts: the sampler, or vLLM by TRL, which needs a GPU and draws by random numbers of its own."""
+"""The engines of PPO's rollouts: the sampler, or vLLM by TRL, which needs a GPU and draws by numbers of its own."""
 
 import functools
 import math

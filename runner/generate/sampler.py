@@ -16,7 +16,7 @@ import inspect
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -271,7 +271,8 @@ def _decode_by_generate(
         max_new_tokens=max(limits), do_sample=False, eos_token_id=list(how.stop_ids) or None, pad_token_id=0
     )
     choices = LogitsProcessorList([choice])
-    with without_generation_defaults(model):
+    own = model.get_base_model() if isinstance(model, PeftModel) else model
+    with temporarily(own, generation_config=GenerationConfig()):  # whose settings would fill in what is not given
         model.generate(input_ids=input_ids, attention_mask=mask, generation_config=config, logits_processor=choices)
     tokens_BR, logprobs_BR = torch.stack(choice.tokens, 1), torch.stack(choice.logprobs, 1)
     lengths = [min(len(cut(tokens_R, how.stop_ids)), limit) for tokens_R, limit in zip(tokens_BR, limits, strict=True)]
@@ -293,12 +294,6 @@ class TokenChoice(LogitsProcessor):
         if self.on_token is not None:
             self.on_token([int(each_B[0]) for each_B in self.tokens])
         return torch.full_like(scores, -math.inf).scatter(1, token_B[:, None], 0.0)
-
-
-def without_generation_defaults(model: Model) -> AbstractContextManager[None]:
-    """Leave the model without generation settings of its own, which would fill in what is not given."""
-    holder = model.get_base_model() if isinstance(model, PeftModel) else model
-    return temporarily(holder, generation_config=GenerationConfig())
 
 
 def cut(tokens_R: Tensor, stop_ids: Sequence[int]) -> Tensor:
