@@ -37,6 +37,7 @@ from runner.io.terminal import print_visible
 from runner.io.visible import to_visible, visible_lines
 from runner.launch import stages
 from runner.schema import upstream
+from runner.schema.text import select
 from runner.validate.keys import is_folder_name
 
 WIDTH = 80
@@ -104,7 +105,7 @@ def _describe_batch(draft: Draft) -> str:
     """The number of rows that a step takes here, and took there."""
     fields, counts = draft.config.parameters, []
     for name in (upstream.PER_DEVICE_TRAIN_BATCH_SIZE, upstream.GRADIENT_ACCUMULATION_STEPS):
-        count = draft.get(f"trainer.args.{name}") or fields[name].default
+        count = select(draft.values, f"trainer.args.{name}") or fields[name].default
         if not isinstance(count, int):
             return "how many rows a step takes is still to be said"
         counts.append(count)

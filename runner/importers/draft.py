@@ -5,7 +5,6 @@ The form of a row is explained in ``config.dialect``; datasets are read in ``rea
 """
 
 import copy
-import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -119,7 +118,8 @@ class Draft:
     @property
     def config(self) -> Signature:
         """The signature of the trainer's config class."""
-        return _read_config(self.trainer)
+        target = read_options("trainer")[self.trainer]["trainer"]["args"]["_target_"]
+        return read_signature(target) or Signature(target, target)
 
     @property
     def parts(self) -> list[dict[str, Any]]:
@@ -130,10 +130,6 @@ class Draft:
     def has_held_out(self) -> bool:
         """True where a dataset has rows for evaluation."""
         return any("eval" in part.get("split", {}) for part in self.parts)
-
-    def get(self, path: str) -> Any:
-        """The value at a dotted path, or None."""
-        return select(self.values, path)
 
     def put(self, path: str, value: object) -> None:
         """Write a value at a dotted path of the experiment; what concerns rows, for each part of a mixture."""
@@ -176,7 +172,8 @@ class Draft:
 
     def _note_known(self, key: str, name: str, value: object, why: str) -> str:
         """Note a value that is not for the trainer's config, as no field of it, its default, or of another type."""
-        known, is_new = self.config.parameters.get(name.partition(".")[0]), self.get(f"trainer.args.{name}") is None
+        known = self.config.parameters.get(name.partition(".")[0])
+        is_new = select(self.values, f"trainer.args.{name}") is None
         if known is None and value in (False, None):
             self.note(SAME, key, why="off")
         elif known is None:
@@ -191,12 +188,6 @@ class Draft:
         else:
             return ""
         return self.notes[-1].kind
-
-
-@functools.cache
-def _read_config(trainer: str) -> Signature:
-    target = read_options("trainer")[trainer]["trainer"]["args"]["_target_"]
-    return read_signature(target) or Signature(target, target)
 
 
 def _without_secrets(key: str, value: object) -> Any:
@@ -231,7 +222,7 @@ def follow(draft: Draft, *keys: str) -> None:
             draft.taken.add(key)
             written = _apply(draft, rule, key, value, rules)
             for path, constant in rule.also.items() if written else ():
-                if draft.get(path) is None:
+                if select(draft.values, path) is None:
                     draft.put(path, _filled(draft, key, constant))
 
 

@@ -25,8 +25,6 @@ COMMAND = re.compile(r"\$\((?:expr\s+([^()]*)|\(([^()]*)\)|[^()]*)\)")
 VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}|\$(\w+)")
 # Flags of what starts the processes, by the number of devices that they say.
 DEVICES = re.compile(r"--(?:num|nproc)[_-](?:processes|per[_-]node)[= ](\d+)")
-
-
 MAX_LETTERS = 100_000  # of a script, whose variables may hold one another
 
 

@@ -136,12 +136,12 @@ def read_swift(draft: Draft) -> None:
     if draft.has_held_out:
         draft.imply({"eval_strategy": draft.keys.get("save_strategy") or "steps"})
     if draft.trainer == "gkd" and draft.keys.get("teacher_model") is None:
-        draft.put("trainer.teacher_model.path", draft.get("model.path"))
+        draft.put("trainer.teacher_model.path", draft.values["model"]["path"])
     _read_weights(draft)
     for name, _ in read_rewards(draft, "reward_funcs", "reward_model"):
         word = f"reward.{name}._target_=<module>.{name} allow=[<module>]"
         draft.no_equivalent("reward_funcs", f"{name}: a plugin, whose code is your own", word)
-    if overlong := draft.get("reward.soft_overlong"):
+    if overlong := draft.values.get("reward", {}).get("soft_overlong"):
         key = "soft_max_length" if draft.keys.get("soft_max_length") else "max_completion_length"
         longest = draft.convert(key, draft.keys.get(key) or 512, "whole_number", 512)
         last = draft.take("soft_cache_length", "whole_number", 0) or longest // 5
