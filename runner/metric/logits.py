@@ -19,18 +19,15 @@ def log_odds(
     logits: Tensor, labels: Tensor, tokenizer: PreTrainedTokenizerBase, positive: str = "Yes", negative: str = "No"
 ) -> float:
     """The log-odds that an answer begins with ``positive`` and not with ``negative``: one score per row."""
-    first, second = (first_token(tokenizer, word) for word in (positive, negative))
+    ids: dict[str, list[int]] = {}
+    for word in (positive, negative):  # as it stands at the start of an answer
+        ids[word] = tokenizer(word, add_special_tokens=False)["input_ids"]
+        if not ids[word]:
+            raise ConfigError(Fault("metric.<name>.preprocess", f"{word!r} has no token", "a word"))
+    first, second = ids[positive][0], ids[negative][0]
     if first == second:
         found = f"{positive!r} and {negative!r} begin with the same token"
         raise ConfigError(Fault("metric.<name>.preprocess", found, "two words that begin otherwise"))
     if not len(logits):
         raise DataError(Fault("metric", "an answer without tokens", "an answer that begins with one of the two"))
     return float(logits[0, first] - logits[0, second])
-
-
-def first_token(tokenizer: PreTrainedTokenizerBase, word: str) -> int:
-    """The id of the token with which a word begins, as it stands at the start of an answer."""
-    ids: list[int] = tokenizer(word, add_special_tokens=False)["input_ids"]
-    if not ids:
-        raise ConfigError(Fault("metric.<name>.preprocess", f"{word!r} has no token", "a word"))
-    return ids[0]
