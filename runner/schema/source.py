@@ -100,7 +100,16 @@ def find_definition(target: str) -> Definition | Module | None:
 def find_module(name: str) -> Module | None:
     """The module of this dotted name, or None. Imports nothing, not even its parents."""
     top, *rest = name.split(".")
-    module = _top_module(top)
+    if not top.isidentifier():
+        return None
+    spec = None
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(top)
+    if spec:
+        file = Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+        module: Module | None = Module(top, file, tuple(spec.submodule_search_locations or ()))
+    else:  # perhaps in the folder of the command, which is not on the path of a console script
+        module = _submodule(Module("", folders=(os.getcwd(),)), top)
     for part in rest:
         module = _submodule(module, part) if module else None
     return module
@@ -214,16 +223,6 @@ def last_name(expression: ast.expr | None) -> str:
         case ast.Subscript(value=inner) | ast.Call(func=inner):
             return last_name(inner)
     return ""
-
-
-def _top_module(name: str) -> Module | None:
-    spec = None
-    with contextlib.suppress(ImportError, ValueError):
-        spec = importlib.util.find_spec(name) if name.isidentifier() else None
-    if spec is None:  # the folder of the command, which is not on the path of a console script
-        return _submodule(Module("", folders=(os.getcwd(),)), name) if name.isidentifier() else None
-    file = Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
-    return Module(name, file, tuple(spec.submodule_search_locations or ()))
 
 
 def _submodule(module: Module, name: str) -> Module | None:
