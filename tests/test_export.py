@@ -306,7 +306,7 @@ def test_whole_weights_stay_or_are_rounded_and_ppo_exports_its_policy(trained, t
 
 def test_only_folders_of_runs_are_exported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    from runner.run.find import check_finished
+    from runner.run.read import check_finished
 
     run = lay_run(tmp_path / "outputs" / "x" / "run")
     (run / "config.yaml").unlink()

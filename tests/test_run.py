@@ -18,9 +18,8 @@ from runner.launch import worker
 from runner.launch.stages import compose_runs
 from runner.run import Run, check_lines, format_fault, locked, open_run, write_config, write_manifest
 from runner.run.continuation import find_offer
-from runner.run.find import find_runs
 from runner.run.key import folder_of, key_of, label_of
-from runner.run.read import read_run
+from runner.run.read import find_runs, read_run
 from runner.run.seal import last_checkpoint, remove_leftovers, seal
 
 

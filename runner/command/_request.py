@@ -22,8 +22,8 @@ from runner.generate.rows import Rows, read_sets
 from runner.generate.weights import Weights, find_weights
 from runner.launch.stages import draft
 from runner.run import Run
-from runner.run.find import check_whole, find_runs
 from runner.run.inputs import read_fingerprints
+from runner.run.read import check_whole, find_runs
 from runner.schema import upstream
 from runner.validate import find_all_faults
 from runner.validate.start import settle_hub

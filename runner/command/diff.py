@@ -17,8 +17,7 @@ from runner.io.terminal import print_visible
 from runner.report.compare import sections_of
 from runner.report.number import short
 from runner.report.table import section_table
-from runner.run.find import find_runs
-from runner.run.read import RunRecord
+from runner.run.read import RunRecord, find_runs
 
 
 def main(line: CommandLine) -> int:

@@ -25,7 +25,7 @@ from runner.command import CommandLine
 from runner.command._option import Option, read_options
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError
 from runner.io.files import display_path
-from runner.run.find import check_finished, find_runs
+from runner.run.read import check_finished, find_runs
 from runner.run.seal import SEAL, check_sealed
 from runner.training.export import DTYPES, export
 

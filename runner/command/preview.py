@@ -34,8 +34,8 @@ from runner.model.check import LOADER
 from runner.model.encoding import to_texts
 from runner.report.page import to_preview_page
 from runner.report.tokens import MAX_WIDTH, Sheet, format_sheet
-from runner.run.find import check_whole, find_runs
 from runner.run.key import folder_of, key_of
+from runner.run.read import check_whole, find_runs
 from runner.validate import find_dangers, find_frozen_faults
 from runner.validate.start import check_parts, settle_hub
 from runner.validate.values import COUNT

@@ -20,8 +20,7 @@ from runner.report.page import write_report, write_run_report
 from runner.report.sweep import list_states, summarise
 from runner.report.table import Column, format_table, run_table, table
 from runner.run import foreign_faults
-from runner.run.find import find_run
-from runner.run.read import find_folders, is_run, read_group, read_run
+from runner.run.read import find_folders, find_run, is_run, read_group, read_run
 
 PAGES = ("report.html", "summary.csv", "summary.jsonl")  # that a report of several runs writes
 OPTIONS = dict.fromkeys(("objective", "direction", "output_root"), Option())

@@ -36,8 +36,7 @@ from runner.launch.worker import launch
 from runner.report.compare import deviations
 from runner.report.facts import folders_in, words_of
 from runner.run import CHANGES, Run, installed_version, open_run, run_git
-from runner.run.find import check_finished, check_whole, find_runs
-from runner.run.read import RunRecord, read_run
+from runner.run.read import RunRecord, check_finished, check_whole, find_runs, read_run
 from runner.schema.text import flatten, number
 from runner.validate import find_dangers, find_frozen_faults
 from runner.validate.keys import is_folder_name

@@ -28,8 +28,7 @@ from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError
 from runner.io.files import display_path
 from runner.launch.worker import fork
 from runner.run import PATIENCE, locked
-from runner.run.find import find_runs
-from runner.run.read import RunRecord, find_folders, is_run
+from runner.run.read import RunRecord, find_folders, find_runs, is_run
 from runner.schema import upstream
 from runner.tracker.variable import COMPLETED, read_complete, set_variables, trackers_of, variables_of
 from runner.validate import find_all_faults

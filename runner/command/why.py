@@ -31,9 +31,8 @@ from runner.launch import stages
 from runner.report.facts import command_of, folders_in, words_of
 from runner.report.number import short
 from runner.report.table import Column, format_table
-from runner.run.find import find_runs
 from runner.run.key import key_of
-from runner.run.read import RunRecord
+from runner.run.read import RunRecord, find_runs
 from runner.schema.text import flatten, nearest, select, to_text, walk
 from runner.validate.context import ValidationContext
 

@@ -147,16 +147,13 @@ def read_rows(path: Path, most: int | None = None) -> list[dict[str, Any]]:
 
 
 def read_last_row(path: Path) -> dict:
-    """The last whole line of a file of JSON lines, without reading the others; empty where there is none."""
+    """The row of the last whole line of a file of steps, without reading the others; empty where there is none."""
     if not path.exists():
         return {}
     with open_own(path, "rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
-        lines = file.read().split(b"\n")
-    for line in reversed(lines):
-        with contextlib.suppress(ValueError):
-            return json.loads(line)
-    return {}
+        rows = map(read_step, reversed(file.read().splitlines(keepends=True)))
+        return next(filter(None, rows), {})
 
 
 def replace_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, same: Sequence[str] = ()) -> None:
@@ -232,24 +229,6 @@ def sha256(path: Path) -> str:
     """The hex digest of a file's bytes, read in pieces."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def find_foreign(folder: Path, depth: int | None = None) -> list[Path]:
-    """Whatever is neither a plain file nor a folder inside a folder that only we write to, as deep as asked.
-
-    The folder itself and whatever is above it may be reached through links that the user made. A link inside it would
-    have files elsewhere overwritten, deleted or shown, and a pipe would have us wait for ever. wandb makes links in its
-    own folder, where we neither write nor delete.
-    """
-    found = []
-    for parent, folders, names in os.walk(folder):
-        for path in (Path(parent, name) for name in (*folders, *names)):
-            with contextlib.suppress(FileNotFoundError):  # it was there only for a moment
-                mode = path.lstat().st_mode
-                found += [] if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else [path]
-        level = len(Path(parent).relative_to(folder).parts) + 1
-        folders[:] = [name for name in folders if name != "wandb" and level != depth]
-    return sorted(found)
 
 
 def remove(folder: Path) -> None:

@@ -9,7 +9,7 @@ and nothing heavy is imported.
     checkpoints/    sealed one by one            model/          what others can load
 
 What names a run is in ``key``, which checkpoints are whole in ``seal``, what may change before it goes on in
-``continuation`` and ``inputs``. To find a run by a word is in ``find``, to read its files in whatever state they are in
+``continuation`` and ``inputs``. To find a run by a word, and to read its files in whatever state they are, is in
 ``read``.
 """
 
@@ -34,7 +34,7 @@ import yaml
 from runner.config.limits import read_yaml
 from runner.config.menu import GROUPS
 from runner.errors import ConfigError, Fault, FolderError
-from runner.io.files import ROWS, display_path, find_foreign, open_own, read_json, read_step, write_json, write_text
+from runner.io.files import ROWS, display_path, open_own, read_json, read_step, write_json, write_text
 from runner.io.secrets import hidden, hidden_source
 from runner.io.visible import to_visible
 from runner.run.key import canonical_text, folder_of, key_of
@@ -233,8 +233,21 @@ def is_shaped(content: object, shape: Any = None) -> TypeGuard[dict[str, Any]]:
 
 
 def find_foreign_faults(folder: Path, depth: int | None = None) -> list[Fault]:
-    """The faults of a run folder, so deep if not as a whole, in which something does not belong in its place."""
-    found = find_foreign(folder, depth)
+    """The faults of a run folder, so deep if not as a whole, in which something does not belong in its place.
+
+    The folder itself and whatever is above it may be reached through links that the user made. A link inside it would
+    have files elsewhere overwritten, deleted or shown, and a pipe would have us wait for ever. wandb makes links in its
+    own folder, where we neither write nor delete.
+    """
+    found = []
+    for parent, folders, names in os.walk(folder):
+        for path in (Path(parent, name) for name in (*folders, *names)):
+            with contextlib.suppress(FileNotFoundError):  # it was there only for a moment
+                mode = path.lstat().st_mode
+                found += [] if stat.S_ISREG(mode) or stat.S_ISDIR(mode) else [path]
+        level = len(Path(parent).relative_to(folder).parts) + 1
+        folders[:] = [name for name in folders if name != "wandb" and level != depth]
+    found.sort()
     found += [path for name in FILES if (path := folder / name).is_dir() and not path.is_symlink()]
     found += [path for name in FOLDERS if (path := folder / name).is_file() and not path.is_symlink()]
     return foreign_faults(found)

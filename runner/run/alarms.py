@@ -288,17 +288,15 @@ class PreferencesInverted(Alarm):
         if len(falls) < size or min(falls) <= 0 or statistics.mean(falls) <= self.LEAST:
             return HEALTHY
         error = statistics.stdev(falls) / math.sqrt(len(falls))
-        margins_are_clear = statistics.mean(falls) > self.ERRORS_OF_MARGINS * error
-        if not (margins_are_clear if right is None else self._ranks_are_clear()):
-            return HEALTHY
-        return f"the margin of chosen over rejected has fallen from {number(begin, 3)} to {number(margin, 3)}"
-
-    def _ranks_are_clear(self) -> bool:
-        now, before = (statistics.mean(right or 0.0 for _, right in part) for part in (self.last, self.first))
-        before = 0.5 if self.anchored else before
-        spread = before * (1 - before) + (0 if self.anchored else now * (1 - now))
-        error = math.sqrt(spread / (len(self.last) * self.pairs))
-        return now <= self.RIGHT and before - now >= self.ERRORS_OF_RANKS * error
+        is_clear = statistics.mean(falls) > self.ERRORS_OF_MARGINS * error
+        if right is not None:
+            now, before = (statistics.mean(right or 0.0 for _, right in part) for part in (self.last, self.first))
+            before = 0.5 if self.anchored else before
+            spread = before * (1 - before) + (0 if self.anchored else now * (1 - now))
+            error = math.sqrt(spread / (size * self.pairs))
+            is_clear = now <= self.RIGHT and before - now >= self.ERRORS_OF_RANKS * error
+        fallen = f"the margin of chosen over rejected has fallen from {number(begin, 3)} to {number(margin, 3)}"
+        return fallen if is_clear else HEALTHY
 
 
 @dataclass

@@ -15,8 +15,8 @@ from runner.config.machines import processes_of, words_for
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import read_json, write_json
 from runner.run import Run, find_foreign_faults, held
-from runner.run.find import find_run
 from runner.run.key import folder_of, lasting, made_of_batch
+from runner.run.read import find_run
 from runner.run.seal import damage_of, describe_damage, sealed_checkpoints, step_of
 from runner.schema import upstream
 from runner.schema.read import UNKNOWN, read_signature
@@ -31,13 +31,11 @@ LENGTH_INDEPENDENT_CALLBACKS = (OURS, "transformers.")
 
 def find_resume_faults(cfg: Mapping[str, Any]) -> list[Fault]:
     """Faults that keep a configuration from going on from the run that its ``resume`` names; none without it."""
-    if not cfg.get("resume"):
-        return [*_process_faults(cfg)]
     other = _named(cfg)
     if isinstance(other, Fault):
         return [other]
-    if other.folder.resolve() == folder_of(cfg, []).resolve():  # its own folder, in which it goes on anyway
-        return [*_process_faults(cfg)]
+    if other is None or other.folder.resolve() == folder_of(cfg, []).resolve():  # in its own it goes on anyway
+        return list(_process_faults(cfg))
     differences = list(_differences(other, cfg))  # first, because it changes no byte of a folder of another format
     if faults := find_foreign_faults(other.folder):
         return faults + differences
@@ -63,7 +61,7 @@ def _process_faults(cfg: Mapping[str, Any]) -> Iterator[Fault]:
 
 def other_run(cfg: Mapping[str, Any]) -> Run | None:
     """The run to go on from; raises FolderError or ConfigError where that has become impossible."""
-    other = _named(cfg) if cfg.get("resume") else None
+    other = _named(cfg)
     if isinstance(other, Fault):
         raise FolderError(other)
     ConfigError.refuse(find_resume_faults(cfg))
@@ -97,7 +95,9 @@ def find_offer(cfg: Mapping[str, Any], folder: Path) -> str:
     return ""
 
 
-def _named(cfg: Mapping[str, Any]) -> Run | Fault:
+def _named(cfg: Mapping[str, Any]) -> Run | Fault | None:
+    if not cfg.get("resume"):
+        return None
     found = find_run(str(cfg["resume"]), "report", Path(str(cfg["output_root"])))
     if isinstance(found, Fault):
         return Fault("resume", f"{cfg['resume']}: {found.found}", found.expected, found.fix)

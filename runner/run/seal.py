@@ -74,18 +74,19 @@ def damage_of(folder: Path, *, touched_only: bool = False) -> dict[str, str]:
     if files.pop(SEAL) != _own_entry(files):
         return {SEAL: "other bytes than were sealed"}
     since = (folder / SEAL).stat().st_mtime_ns if touched_only else 0
+
+    def compare(name: str) -> str:
+        path, (size, digest) = folder / name, files[name]
+        if not path.is_file():
+            return "missing"
+        now = path.stat()
+        if now.st_size != size:
+            return f"{now.st_size} of {size} bytes"
+        return "other bytes than were sealed" if now.st_mtime_ns >= since and sha256(path) != digest else ""
+
     with ThreadPoolExecutor(THREADS) as threads:
-        found = list(threads.map(lambda name: _damage(folder / name, files[name][0], files[name][1], since), files))
+        found = list(threads.map(compare, files))
     return {name: wrong for name, wrong in zip(files, found, strict=True) if wrong}
-
-
-def _damage(path: Path, size: int, digest: str, since: int) -> str:
-    if not path.is_file():
-        return "missing"
-    now = path.stat()
-    if now.st_size != size:
-        return f"{now.st_size} of {size} bytes"
-    return "other bytes than were sealed" if now.st_mtime_ns >= since and sha256(path) != digest else ""
 
 
 def _own_entry(files: Mapping[str, Sequence[object]]) -> list[object]:

@@ -108,7 +108,7 @@ DEFECTS = (
     Defect(
         "link_in_folder_followed",
         "Only links to files are found in a run folder, and one to a folder is written and deleted through.",
-        "runner/io/files.py",
+        "runner/run/__init__.py",
         "for name in (*folders, *names)):",
         "for name in names):",
         tests=("tests/test_run.py::test_a_link_inside_a_run_folder_is_refused_before_anything_is_written_or_deleted",),
