@@ -11,7 +11,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote, quote_plus
 
@@ -115,24 +115,22 @@ def without_values(text: str) -> str:
 
 @functools.lru_cache(maxsize=8)
 def _pattern(values: tuple[str, ...]) -> re.Pattern[str] | None:
-    encoded = sorted({text for value in values for text in _encodings(value)}, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, encoded))) if encoded else None
-
-
-def _encodings(value: str) -> Iterator[str]:
-    """A value as it is, escaped once or twice, in hex, and in base64, where what stands before it shifts the letters.
+    """Values as they are, escaped once or twice, in hex, and in base64, where what stands before shifts the letters.
 
     So is each line of one with several, because texts are often printed by lines.
     """
-    lines = [line.strip() for line in value.splitlines() if "-----" not in line]
-    for text in {value, *(line for line in lines if len(line) >= SHORTEST and _is_random(line))}:
+    lines = [line.strip() for value in values for line in value.splitlines() if "-----" not in line]
+    spelt: set[str] = set()
+    for text in {*values, *filter(_is_random, lines)}:
         escaped = {escape(text) for escape in ESCAPES}
-        yield from escaped | {escape(again) for again in escaped for escape in ESCAPES}
-        yield from (text.encode().hex(), text.encode().hex().upper())
+        spelt |= escaped | {escape(again) for again in escaped for escape in ESCAPES}
+        spelt |= {text.encode().hex(), text.encode().hex().upper()}
         for shift in range(3):
             encoded = base64.b64encode(b"\0" * shift + text.encode()).decode().rstrip("=")
             shifted = encoded[(0, 2, 3)[shift] : len(encoded) - 1]
-            yield from (shifted, shifted.replace("+", "-").replace("/", "_"))
+            spelt |= {shifted, shifted.replace("+", "-").replace("/", "_")}
+    longest_first = sorted(spelt, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))) if spelt else None
 
 
 def _is_random(value: str) -> bool:
