@@ -16,7 +16,6 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
-    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -123,7 +122,17 @@ class ScoringModel:
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
         model.config.get_text_config().pad_token_id = self.tokenizer.pad_token_id
-        self.column = column_of(self.path, model.config, self.label, key)
+        names = {str(name): int(number) for number, name in model.config.id2label.items()}
+        if self.label is None and model.config.num_labels == 1:
+            self.column = 0
+        elif str(self.label) in names:
+            self.column = names[str(self.label)]
+        elif isinstance(self.label, int) and 0 <= self.label < model.config.num_labels:
+            self.column = self.label
+        else:
+            found = f"{self.path}: {'no label' if self.label is None else repr(self.label)}"
+            fix = f"{key}.label={next(iter(names))}"
+            raise ConfigError(Fault(f"{key}.label", found, f"one of {', '.join(names)}", fix))
         # The most tokens that model and tokenizer say they can take, None where neither says it.
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         counts = (positions, self.tokenizer.model_max_length)
@@ -185,17 +194,3 @@ def to_scores(logits: Tensor, gives: str) -> Tensor:
 def best_device() -> torch.device:
     """The accelerator of this process where there is one, else the CPU."""
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-
-
-def column_of(path: str, config: PretrainedConfig, label: str | int | None, where: str) -> int:
-    """The place of a class among a model's scores, by its name or number; a single score needs neither."""
-    names = {str(name): int(number) for number, name in config.id2label.items()}
-    if label is None and config.num_labels == 1:
-        return 0
-    if str(label) in names:
-        return names[str(label)]
-    if isinstance(label, int) and 0 <= label < config.num_labels:
-        return label
-    found = f"{path}: {'no label' if label is None else repr(label)}"
-    fix = f"{where}.label={next(iter(names))}"
-    raise ConfigError(Fault(f"{where}.label", found, f"one of {', '.join(names)}", fix))

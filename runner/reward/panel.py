@@ -6,13 +6,17 @@ such answer ends the run with the reward, the row and its prompt. What a complet
 
 import asyncio
 import contextlib
+import faulthandler
 import functools
 import hashlib
 import inspect
 import math
 import os
 import random
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice
@@ -25,7 +29,6 @@ from torch import nn
 from runner.errors import DataError, EnvironmentFault, Fault, RunnerError, SickRun, describe, own_place
 from runner.io.terminal import keep_output
 from runner.io.turns import Completion
-from runner.reward.limit import within
 
 TIMEOUT = 1800.0  # seconds for one batch, unless the config says otherwise
 # What the runner and the trainers give beside columns; never offered as a column.
@@ -33,8 +36,10 @@ NOT_COLUMNS = ("trainer_state", "log_extra", "log_metric", "completion_ids", "en
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 # What a function raises when the machine failed it, and not what it was given.
 OF_THE_MACHINE = (ConnectionError, MemoryError, ImportError)
-
 LARGEST = 3.4e38  # of float32, in which trainers keep rewards
+BELL, TIMER = signal.SIGVTALRM, signal.ITIMER_VIRTUAL
+AGAIN = 1.0  # seconds to the next ring, because code may swallow the exception
+GRACE = 10.0
 
 Prompt = Completion  # a text or a chat
 Answer = list[float | list[float] | None]  # for each completion one number, or one for each step, or none
@@ -158,6 +163,67 @@ class Scorer:
                 if type(other) is type(error):
                     return row
         return None
+
+
+@dataclass(eq=False)
+class Limit:
+    """One limit while it runs."""
+
+    late: Callable[[], Exception]
+    deadline: float
+    rung: bool = False
+
+
+_running: list[Limit] = []
+
+
+@contextlib.contextmanager
+def within(seconds: float | None, late: Callable[[], Exception]) -> Iterator[None]:
+    """Raise what ``late`` makes when the body takes longer, also where the body swallowed it; in wall-clock seconds.
+
+    Two bells ring for the main thread, by a signal that nobody else uses, so that a function's own alarms go on
+    working: a watcher thread, which interrupts a sleep, a socket or a loop in Python, and a timer of the operating
+    system that counts the time in use, for code such as a regular expression that lets no other thread run. Code in C
+    that looks after no signal is ended with its process, with a traceback, when it has had twice the time and ten
+    seconds more.
+
+    Only the main thread can be interrupted; elsewhere, and with None, the body takes the time that it takes.
+    """
+    if seconds is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # Put up once and left there: a ring that comes too late must find somebody who ignores it.
+    if signal.getsignal(BELL) is not _answer:
+        signal.signal(BELL, _answer)
+    limit, over = Limit(late, time.monotonic() + seconds), threading.Event()
+    watcher = threading.Thread(target=_watch, args=(over, seconds, threading.get_ident()), daemon=True)
+    _running.append(limit)
+    signal.setitimer(TIMER, seconds, AGAIN)
+    faulthandler.dump_traceback_later(2 * seconds + GRACE, exit=True, file=sys.__stderr__ or 2)
+    watcher.start()
+    try:
+        yield
+    finally:
+        _running.remove(limit)
+        signal.setitimer(TIMER, 0)
+        faulthandler.cancel_dump_traceback_later()
+        over.set()
+        watcher.join()
+    if limit.rung:
+        raise late()
+
+
+def _watch(over: threading.Event, wait: float, caller: int) -> None:
+    while not over.wait(wait):
+        signal.pthread_kill(caller, BELL)
+        wait = AGAIN
+
+
+def _answer(number: int, frame: object) -> None:
+    """Raise what the running limit has to say if its time is over; several threads use time faster than a clock."""
+    if _running and time.monotonic() >= _running[-1].deadline:
+        _running[-1].rung = True
+        raise _running[-1].late()
 
 
 @contextlib.contextmanager

@@ -763,7 +763,7 @@ DEFECTS = (
     Defect(
         "swallowed_time_limit",
         "A reward that swallows the exception of its time limit passes.",
-        "runner/reward/limit.py",
+        "runner/reward/panel.py",
         "    if limit.rung:\n        raise late()\n",
         "",
         tests=("tests/test_reward_panel.py::test_a_hang_is_told_in_time",),
