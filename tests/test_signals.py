@@ -17,8 +17,7 @@ from signals import disturb
 
 from runner.errors import Interrupted
 from runner.launch import pool, worker
-from runner.launch.plan import tasks_of
-from runner.launch.progress import Stages
+from runner.launch.plan import Stages, tasks_of
 from runner.launch.stages import compose_runs
 from runner.run import Run
 

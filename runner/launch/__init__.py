@@ -2,10 +2,9 @@
 
 axis      the overrides of a sweep -> those of each of its jobs
 stages    overrides -> the runs that they mean: an experiment in several stages, and references to other runs
-plan      jobs -> the runs that they need, each once
-pool      a process for each run, several at a time; ``progress`` shows how far they are
-start     overrides -> runs that are checked and started: one here, several in a pool, or by a plugin
-plugin    the same by one of Hydra's own sweepers and launchers
+plan      jobs -> the runs that they need, each once, and how far they are
+pool      a process for each run, several at a time
+start     overrides -> runs that are checked and started: one here, several in a pool, or by a plugin of Hydra's
 local     the processes of one run on this machine: the one launcher so far
 worker    one process: its lock, its log, its state and its exit code; ``python -m runner.launch <folder>`` starts it
 

@@ -122,26 +122,27 @@ class Machines(Alone):
             with socket.create_server(("", 0)) as free:
                 self.store.set(key, str(free.getsockname()[1]))
         place = f"{self.address.rpartition(':')[0]}:{self._hear(0, key, self.seconds)}"
-        watch = threading.Thread(target=self._watch, args=(done,), daemon=True)
-        watch.start()
+
+        def watch() -> None:
+            """Ask this process to end its own where those of another machine have failed: they may wait for them."""
+            failed = self.was_asked = False
+            while not failed and not done.wait(POLL):
+                try:
+                    failed = any(self.store.check([f"end {self.attempt} {other}"]) for other in self.others)
+                except RuntimeError:
+                    failed = True
+            if failed and not done.wait(ENDING):
+                self.was_asked = True
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
         try:
             nodes = {"min_nodes": self.count, "max_nodes": self.count, "rdzv_configs": {"rank": self.rank}}
             yield {**nodes, "rdzv_backend": "static", "rdzv_endpoint": place}
         finally:
             done.set()
-            watch.join()
-
-    def _watch(self, done: threading.Event) -> None:
-        """Ask this process to end its own where those of another machine have failed: they may wait for them."""
-        failed = self.was_asked = False
-        while not failed and not done.wait(POLL):
-            try:
-                failed = any(self.store.check([f"end {self.attempt} {other}"]) for other in self.others)
-            except RuntimeError:
-                failed = True
-        if failed and not done.wait(ENDING):
-            self.was_asked = True
-            os.kill(os.getpid(), signal.SIGTERM)
+            watcher.join()
 
     def share(self, end: End) -> End:
         """The end of the processes of all machines, where some have failed: the first machine hears it of each."""

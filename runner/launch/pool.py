@@ -23,8 +23,7 @@ from runner.config.machines import processes_here
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError, RunnerError
 from runner.io.terminal import HidingLog
 from runner.launch import worker
-from runner.launch.plan import Task
-from runner.launch.progress import LiveProgress, Stages
+from runner.launch.plan import LiveProgress, Stages, Task
 from runner.launch.worker import launch
 from runner.run import Run, held, locked, open_run
 from runner.schema.text import number

@@ -6,10 +6,12 @@ Each function returns an exit code of ``errors``. ``--dry-run`` ends after the c
 import contextlib
 import errno
 import functools
+import math
 import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from runner import config
@@ -21,14 +23,12 @@ from runner.config.user_folder import use_folders
 from runner.dataset.request import split_words
 from runner.errors import ConfigError, EnvironmentFault, Fault, RunnerError, code_of
 from runner.generate.budget import evaluation_budget
-from runner.io.files import MENU
+from runner.io.files import MENU, read_json
 from runner.io.temporary import temporarily
-from runner.io.terminal import print_visible
+from runner.io.terminal import print_error, print_visible
 from runner.launch import axis, stages
-from runner.launch.plan import Plan, Task, state_of, tasks_of
-from runner.launch.plugin import Job
+from runner.launch.plan import LiveProgress, Plan, Stages, Task, state_of, tasks_of
 from runner.launch.pool import Pool, confine, idle_devices, settings_of
-from runner.launch.progress import LiveProgress, Stages
 from runner.launch.worker import is_finished, launch
 from runner.run import Run, open_run
 from runner.run.continuation import find_offer
@@ -179,6 +179,53 @@ def _print_end(ends: Sequence[Path], count: int, report: Callable[[Path], str], 
         if group.is_dir():
             print_visible(report(group))
     print(f"{count} of {len(ends)} {runs} finished")
+
+
+class JobFailed(Exception):
+    """Tells a sweeper that a job has no result."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The function that Hydra calls for each job, perhaps in another process: trains the run, returns its objective.
+
+    That is the score of the finished run that a search looks at, None where none is named; it raises ConfigError where
+    the run has no such score, or none that is a number.
+
+    Hydra's own sweepers and launchers, such as joblib, submitit, ray and optuna, start it as the same idempotent run as
+    ours: what is finished is skipped, so that the same command again does what is left, and a search that draws the
+    same values finds their results there. ``tells`` is for a search, which must hear of a run that has failed; Hydra
+    would give up a grid because of it.
+    """
+
+    folders: Sequence[Path] = ()
+    debug: bool = False
+    tells: bool = True
+
+    def __call__(self, cfg: object) -> float | None:
+        from hydra.core.hydra_config import HydraConfig
+
+        try:
+            runs = stages.compose_runs(list(HydraConfig.get().overrides.task), self.folders)
+            tasks = tasks_of([runs])
+            settings = settings_of(runs[0].cfg["launcher"] | {"jobs": 1}, runs, attached=True, debug=self.debug)
+            codes, signals = Pool(tasks, settings, Stages(tasks)).run()
+            if signals:
+                raise KeyboardInterrupt
+            if any(codes.values()):
+                if not self.tells:
+                    return None
+                raise JobFailed(f"{tasks[-1].folder} has failed")
+            if (name := runs[-1].cfg.get("objective")) is None:
+                return None
+            scores = (read_json(tasks[-1].folder / "scores.json") or {}).get("after") or {}
+            if not isinstance(score := scores.get(name), int | float) or not math.isfinite(score):
+                found, known = f"{tasks[-1].folder} has no {name}", ", ".join(sorted(scores)) or "nothing"
+                raise ConfigError(Fault("objective", found, f"one of {known}", "objective=<one of them>"))
+            return float(score)
+        except RunnerError as error:
+            print_error(error)  # Hydra tells it late, or not at all
+            raise
 
 
 def _start_plugin(
