@@ -30,8 +30,7 @@ from runner.config.menu import read_menu
 from runner.errors import ConfigError, Fault, RunnerError
 from runner.io.files import PACKAGE, shipped
 from runner.schema.read import Parameter, choices_compared, read_signature
-from runner.schema.table import read_tables
-from runner.schema.text import select
+from runner.schema.text import read_tables, select
 
 WITHOUT_RUN = ("train", "options", "doctor", "completion", "import", "rehearse")  # verbs that take none
 COMPOSING = ("", "train", "evaluate", "predict", "preview", "rehearse", "why")  # that take what a training takes

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from runner.errors import ConfigError, Fault
-from runner.schema.table import LOADER
+from runner.schema.text import LOADER
 
 MAX_BYTES = 1 << 20  # of a file, and letters of a configuration when all references are followed
 MAX_LETTERS_READ = 50_000  # of texts that refer to others, in a file or followed, which OmegaConf reads in 3 s

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from runner.dataset.form import FORMS, FORMS_FOR, ROLES, Role, RowLayout, fits, is_finite_number
 from runner.dataset.step import Cells
 from runner.errors import DataError, Fault
-from runner.schema.table import read_tables
-from runner.schema.text import nearest
+from runner.schema.text import nearest, read_tables
 
 log = logging.getLogger(__name__)
 

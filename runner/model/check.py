@@ -22,8 +22,7 @@ from runner.model import jinja
 from runner.model.folder import ADAPTER, DOWNLOAD_AGAIN, INDEX, LOCATION, WEIGHTS, ModelFolder, find_folder
 from runner.schema.read import read_signature
 from runner.schema.source import find_definition
-from runner.schema.table import read_tables
-from runner.schema.text import Node, to_override
+from runner.schema.text import Node, read_tables, to_override
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken

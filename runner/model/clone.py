@@ -29,7 +29,7 @@ from transformers import (
 from runner.errors import ConfigError, Fault
 from runner.io.files import shipped
 from runner.model.load import new_model, read_adapter, read_config
-from runner.schema.table import read_tables
+from runner.schema.text import read_tables
 
 TABLES = read_tables(__file__)
 HEAD_SIZE: int = TABLES["limits"]["head_dim"]  # units of an attention head

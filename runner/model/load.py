@@ -32,7 +32,7 @@ from runner.model import check
 from runner.model.chat import set_template, turn_end
 from runner.model.encoding import stop_ids
 from runner.model.folder import ADAPTER, CONFIGS, ModelFolder, find_folder
-from runner.schema.table import read_tables
+from runner.schema.text import read_tables
 
 HEADS = {"lm": AutoModelForCausalLM, "score": AutoModelForSequenceClassification}
 # Tokens that may pad, the best first; one that ends texts is passed over.

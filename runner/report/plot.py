@@ -23,7 +23,7 @@ from runner.report.number import short, spread, value
 from runner.report.objective import SweepObjective
 from runner.report.sweep import Summary, SweepSetting
 from runner.run.read import RunRecord, curve, is_finite, names, read_metrics
-from runner.schema.table import read_tables
+from runner.schema.text import read_tables
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 from runner.errors import ConfigError, Fault, read_column
 from runner.io.turns import Completion, Values, text_of
-from runner.schema.table import read_tables
+from runner.schema.text import read_tables
 
 PRAISE, COMPLAINT = map(frozenset, read_tables(__file__).values())
 # A kind review of the shipped rows has two words of praise, and so earns a half; the rest is bought by repeating.

@@ -1,6 +1,7 @@
 """A configuration as dotted keys, values as text to type or to read, and the likeness of words for a did-you-mean.
 
-Each is the one way in which the runner does it.
+Each is the one way in which the runner does it, as that to read the tables of a module is: data, in the YAML file that
+stands beside it under its name.
 """
 
 import difflib
@@ -10,13 +11,21 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from runner.io.secrets import form_of
 
 Config = Mapping[str, Any]  # a composed configuration, resolved: plain mappings, lists and scalars
 Node = Mapping[str, Any]  # a part of one, often with a ``_target_``
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the fast one, where it was built
 # Texts that the command line takes without quotes, and those among them that would be read as something else.
 UNQUOTED = re.compile(r"[\w./:@%+-]+( [\w./:@%+-]+)*")
 CONSTANT = re.compile(r"(?i)null|true|false|[+-]?((\d[\d_]*(\.\d*)?|\.\d+)(e[+-]?\d+)?|inf|nan)")
+
+
+def read_tables(module: str) -> dict[str, Any]:
+    """The tables of a module, by its ``__file__``."""
+    return yaml.load(Path(module).with_suffix(".yaml").read_bytes(), LOADER)
 
 
 def walk(node: object, path: str = "") -> Iterator[tuple[str, Any]]:

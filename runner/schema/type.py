@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from runner.schema.source import Definition, Function, Module, last_name, resolve_expression
-from runner.schema.table import read_tables
-from runner.schema.text import to_text
+from runner.schema.text import read_tables, to_text
 
 MAX_LETTERS = 68  # of a printed list of choices, so that a fault fits on a line
 
@@ -44,7 +43,10 @@ class Type:
             case "float":
                 return isinstance(value, int | float) and not isinstance(value, bool)
             case "choice" | "enum":
-                return any(_is_same(value, known) for known in self.values)
+                alike = [known for known in self.values if type(value) is type(known)]
+                # "pissa_niter_[number of iters]" is a pattern, not a value.
+                starts = tuple(known.partition("[")[0] for known in alike if isinstance(known, str) and "[" in known)
+                return value in alike or (isinstance(value, str) and value.startswith(starts))
             case "tuple" if self.parts:
                 if not isinstance(value, list) or len(value) != len(self.parts):
                     return False
@@ -110,9 +112,24 @@ def to_type(annotation: ast.expr | None, module: Module | None, depth: int = 0) 
             return _to_generic(last_name(head), items, inner)
         case ast.Subscript(value=head, slice=item):
             return _to_generic(last_name(head), [item], inner)
-        case ast.Name() | ast.Attribute():
-            return PLAIN.get(last_name(annotation)) or _to_named(annotation, module, depth)
-    return ANY
+        case ast.Name() | ast.Attribute() if plain := PLAIN.get(last_name(annotation)):
+            return plain
+    # A name of one's own: an enum, a TypedDict, an alias, or just some class.
+    is_name = isinstance(annotation, ast.Name | ast.Attribute)
+    found = resolve_expression(annotation, module) if module and is_name else None
+    if not isinstance(found, Definition) or isinstance(found.node, ast.Call | Function):
+        return ANY
+    if not isinstance(found.node, ast.ClassDef):
+        return to_type(found.node, found.module, depth + 1)
+    names = {last_name(base) for base in found.node.bases}
+    if "TypedDict" in names:
+        entries = [node for node in found.node.body if isinstance(node, ast.AnnAssign)]
+        parts = tuple(to_type(entry.annotation, found.module, depth + 1) for entry in entries)
+        return Type("record", parts, tuple(last_name(entry.target) for entry in entries))
+    if any(name.endswith("Enum") for name in names):
+        members = [entry.value for entry in found.node.body if isinstance(entry, ast.Assign)]
+        return Type("enum", values=tuple(member.value for member in members if isinstance(member, ast.Constant)))
+    return INSTANCE
 
 
 def to_union(*types: Type) -> Type:
@@ -157,15 +174,6 @@ def shortened(words: list[str], width: int = MAX_LETTERS) -> str:
     return text
 
 
-def _is_same(value: object, known: object) -> bool:
-    if type(value) is not type(known):
-        return False
-    # "pissa_niter_[number of iters]" is a pattern, not a value.
-    if isinstance(value, str) and isinstance(known, str) and "[" in known:
-        return value.startswith(known.partition("[")[0])
-    return value == known
-
-
 def _to_generic(head: str, items: list[ast.expr], inner: Callable[[ast.expr], Type]) -> Type:
     match head:
         case "Optional":
@@ -182,21 +190,3 @@ def _to_generic(head: str, items: list[ast.expr], inner: Callable[[ast.expr], Ty
     if plain.kind in ("list", "tuple") or (plain.kind == "dict" and len(items) == 2):
         return Type(plain.kind, tuple(map(inner, items)))
     return plain
-
-
-def _to_named(annotation: ast.expr, module: Module | None, depth: int) -> Type:
-    """The type behind a name of one's own: an enum, a TypedDict, an alias, or just some class."""
-    found = resolve_expression(annotation, module) if module else None
-    if not isinstance(found, Definition) or isinstance(found.node, ast.Call | Function):
-        return ANY
-    if not isinstance(found.node, ast.ClassDef):
-        return to_type(found.node, found.module, depth + 1)
-    names = {last_name(base) for base in found.node.bases}
-    if "TypedDict" in names:
-        entries = [node for node in found.node.body if isinstance(node, ast.AnnAssign)]
-        parts = tuple(to_type(entry.annotation, found.module, depth + 1) for entry in entries)
-        return Type("record", parts, tuple(last_name(entry.target) for entry in entries))
-    if any(name.endswith("Enum") for name in names):
-        members = [entry.value for entry in found.node.body if isinstance(entry, ast.Assign)]
-        return Type("enum", values=tuple(member.value for member in members if isinstance(member, ast.Constant)))
-    return INSTANCE

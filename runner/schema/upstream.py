@@ -16,7 +16,7 @@ from typing import Any
 
 from runner.schema.read import Parameter, Signature, read_signature
 from runner.schema.source import public_names
-from runner.schema.table import read_tables
+from runner.schema.text import read_tables
 
 # --- Names, each once -----------------------------------------------------------------------------
 

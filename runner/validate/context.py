@@ -13,8 +13,7 @@ from runner.run.alarms import ALARMS
 from runner.schema import upstream
 from runner.schema.read import Parameter, Signature, read_signature
 from runner.schema.source import public_names
-from runner.schema.table import read_tables
-from runner.schema.text import Config, Node, nodes, select, to_text
+from runner.schema.text import Config, Node, nodes, read_tables, select, to_text
 from runner.schema.type import expression
 
 ARGS = "trainer.args."

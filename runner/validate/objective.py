@@ -9,8 +9,7 @@ from runner.config.menu import read_options
 from runner.errors import Fault
 from runner.schema import upstream
 from runner.schema.read import Signature, read_signature
-from runner.schema.table import read_tables
-from runner.schema.text import Node, nearest, short_text
+from runner.schema.text import Node, nearest, read_tables, short_text
 from runner.schema.type import shortened
 from runner.validate.context import ValidationContext, args_fault
 

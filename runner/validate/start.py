@@ -33,8 +33,7 @@ from runner.run.seal import sealed_checkpoints
 from runner.schema import upstream
 from runner.schema.read import read_signature
 from runner.schema.source import Definition, find_definition
-from runner.schema.table import read_tables
-from runner.schema.text import Config, last_key, nodes, walk
+from runner.schema.text import Config, last_key, nodes, read_tables, walk
 from runner.tracker.variable import COMPLETED
 from runner.validate.context import JUDGED
 from runner.validate.targets import find_absent_imports

@@ -14,8 +14,7 @@ from runner.errors import Fault
 from runner.run.alarms import ALARMS
 from runner.schema import upstream
 from runner.schema.read import Parameter, Signature
-from runner.schema.table import read_tables
-from runner.schema.text import nearest, short_text, to_override, to_text
+from runner.schema.text import nearest, read_tables, short_text, to_override, to_text
 from runner.schema.type import Type, shortened
 
 T = TypeVar("T")
