@@ -1,6 +1,8 @@
 """What a run will need: counted where it can be counted, and near to what is measured."""
 
 import ctypes
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -319,6 +321,13 @@ def measure(words):
 
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 65536)
     print(measured(words[0]))
+
+
+@pytest.mark.parametrize("script", ["card.py", "ppo_gpu.py"])
+def test_a_benchmark_of_a_card_says_where_there_is_none(script):
+    words = [sys.executable, BENCHMARK / script]
+    done = subprocess.run(words, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.startswith("no CUDA card: nothing to measure")) == (0, True), done.stderr
 
 
 @pytest.mark.slow

@@ -53,7 +53,6 @@ VARIANTS = {
 }
 LENGTHS = {"prompt": (200, 512), "completion": (20, 53)}, {"prompt": (64, 64), "chosen": (24, 24), "rejected": (24, 24)}
 NEEDS = {"4bit": "bitsandbytes", "liger": "liger_kernel"}
-FAILED = [float("nan")] * 2
 
 
 def main() -> None:
@@ -109,32 +108,19 @@ def measure(scratch: Path, experiment: str, variant: str, options: argparse.Name
     """Tokens per second and peak GB of ours and of TRL's."""
     output, rows, ppo = scratch / f"{experiment}-{variant}", scratch / "rows.jsonl", experiment.startswith("ppo")
     write_rows(rows, experiment, 48 if options.tiny else 500)
-    words = [
-        "on_memory=stop",
-        f"experiment={experiment}",
-        *VARIANTS[variant],
-        f"model.path={scratch / experiment.split('_')[1]}",
-    ]
-    words += [
-        "dataset=local",
-        f"dataset.path={rows}",
-        "dataset.split={train: train, eval: null}",
-        f"output_root={output}",
-    ]
-    words += [
-        f"trainer.args.max_steps={options.steps}",
-        "trainer.args.logging_steps=1",
-        "trainer.args.save_strategy=no",
-    ]
-    words += ["reward=tldr_model", f"reward.model.path={scratch / 'reward'}"] if ppo else []
-    if not run_apart(["-m", "runner", *words], options.tiny):
-        return [FAILED, FAILED]
+    keys = {"experiment": experiment, "dataset": "local", "dataset.path": rows, "output_root": output}
+    keys |= {"dataset.split": "{train: train, eval: null}", "model.path": scratch / experiment.split("_")[1]}
+    keys |= {"trainer.args.max_steps": options.steps, "trainer.args.logging_steps": 1, "on_memory": "stop"}
+    keys |= {"reward": "tldr_model", "reward.model.path": scratch / "reward"} if ppo else {}
+    words = [f"{key}={value}" for key, value in keys.items()]
+    if not run_apart(["-m", "runner", "trainer.args.save_strategy=no", *words, *VARIANTS[variant]], options.tiny):
+        return [[float("nan")] * 2] * 2
     (log,) = output.glob("*/*/metrics.jsonl")
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     rates = [line["tokens_per_second"] for line in lines if "tokens_per_second" in line]
     plain = "[0, 0]" if ppo else run_apart([__file__, "--plain", str(log.parent)], options.tiny)
     ours = [median(rates[1:]), max(line.get("memory/peak_gb", 0) for line in lines)]
-    return [ours, json.loads(plain) if plain else FAILED]
+    return [ours, json.loads(plain or "[NaN, NaN]")]
 
 
 def run_apart(words: list[str], tiny: bool) -> str:
