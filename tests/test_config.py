@@ -214,3 +214,9 @@ def test_a_batch_that_cannot_be_shared_is_refused(words, where, fix):
         config.compose(words)
     (fault,) = refused.value.faults
     assert (fault.where, fault.fix) == (where, fix)
+
+
+@pytest.mark.parametrize(("words", "left"), [([], None), (["peft.r=4"], {"r": 4})])
+def test_what_an_experiment_sets_of_its_option_goes_with_the_option(words, left):
+    found = config.compose(["experiment=ppo_pythia_tldr", "peft=none", *words]).cfg["peft"]
+    assert found == (left and {"target_modules": ["query_key_value"]} | left)

@@ -18,6 +18,8 @@ from runner.run import Run
 from runner.run.key import key_of
 from runner.validate import start
 
+EFFICIENT = "trainer.args.fsdp_config.cpu_ram_efficient_loading"
+
 
 @pytest.mark.parametrize(
     ("variables", "words", "code", "said"),
@@ -35,6 +37,7 @@ from runner.validate import start
         ({}, ["strategy=zero3", "peft=lora", "quant=4bit"], 2, "strategy=none"),
         ({}, ["strategy=fsdp2", "peft=lora", "quant=4bit"], 2, "bnb_4bit_quant_storage=bfloat16"),
         ({}, ["strategy=fsdp2", "model.device_map=auto"], 2, "model.device_map=null"),
+        ({}, ["trainer=ppo", "strategy=fsdp2", f"{EFFICIENT}=true"], 2, f"{EFFICIENT}=false"),
         (
             {},
             [

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 from runner.config.batch import spread_batch
 from runner.config.limits import check_growth, read_yaml, yaml_fault
 from runner.config.machines import processes_here, processes_of
-from runner.config.menu import GROUPS, OPTIONAL, SEVERAL, read_menu, takes_one
+from runner.config.menu import GROUPS, LISTED, OPTIONAL, SEVERAL, read_menu, takes_one
 from runner.config.override import dotted_key, find_choice_faults, force, list_fault, parse
 from runner.config.user_folder import use_folders
 from runner.errors import ConfigError, EnvironmentFault, Fault
 from runner.io.distribution import to_install
 from runner.io.files import MENU, shipped
 from runner.io.temporary import temporarily
-from runner.schema.text import nearest, scalars, select
+from runner.schema.text import nearest, nodes, scalars, select
 
 if TYPE_CHECKING:
     from hydra.core.global_hydra import GlobalHydra
@@ -287,6 +287,11 @@ def resolve(cfg: DictConfig, overrides: list[str], choices: dict[str, str] | Non
         if isinstance(entries, dict):  # anything else is for the check
             parts[group] = {name: entry for name, entry in entries.items() if entry is not None} or None
     composed = Composed(plain | parts, overrides, choices or {})
+    for group, node in parts.items():  # what an experiment sets of its own option says nothing of none
+        is_left = isinstance(node, dict) and not any(nodes(node))
+        is_typed = any(key.startswith(f"{group}.") for key in composed.typed)
+        if group not in LISTED and composed.choices.get(group) == "none" and is_left and not is_typed:
+            composed.cfg[group] = None
     launcher = composed.cfg["launcher"]  # the key must know the processes that somebody else has started
     if isinstance(launcher, dict) and launcher.get("num_processes") == 1 and NUM_PROCESSES not in composed.typed:
         launcher["num_processes"] = world_size()

@@ -23,7 +23,7 @@ from runner.ppo.minibatches import find_minibatch_faults
 from runner.reward.remote import find_address_faults
 from runner.schema import upstream
 from runner.schema.read import Signature, read_signature
-from runner.schema.text import Config, last_key, named, nearest, nodes, scalars, short_text, to_text
+from runner.schema.text import Config, last_key, named, nearest, nodes, scalars, select, short_text, to_text
 from runner.schema.type import shortened
 from runner.tracker.variable import find_foreign_variables
 from runner.validate.context import ARGS, ValidationContext, args_fault
@@ -138,6 +138,10 @@ def _strategy(context: ValidationContext) -> Iterator[Fault]:
     elif quant.get("load_in_4bit") and upstream.FSDP in given and not quant.get("bnb_4bit_quant_storage"):
         where, found = "quant.bnb_4bit_quant_storage", "bytes, which FSDP does not split beside other weights"
         yield Fault(where, found, "the type of the other weights", f"{where}=bfloat16")
+    where = f"{ARGS}{upstream.FSDP_CONFIG}.cpu_ram_efficient_loading"
+    if "critic" in upstream.config_fields(args) and select(context.cfg, where):
+        found = "true, and accelerate cannot fill a policy and a critic from those of the first process"
+        yield Fault(where, found, "false for a trainer that has a critic", f"{where}=false")
     if given and context.mapping("model").get("device_map"):
         found = "set, and the processes spread the model themselves"
         yield Fault("model.device_map", found, "one of the two", "model.device_map=null")
