@@ -5,7 +5,7 @@ rows are as long as the experiments' own. Each case is the public command in a p
 trainer on the arguments, rows and model of that run's ``config.yaml``. ``full`` trains float32 weights under bf16,
 ``lora`` adapts bfloat16 weights, ``4bit`` is that on 4 bits, ``liger`` that with fused kernels. TRL 1.16 has no PPO.
 
-run: python tests/benchmark/card.py                needs 10 GB of disk, and a card of 80 GB for PPO in full
+run: python tests/benchmark/card.py                needs 20 GB of disk, and a card of 80 GB for PPO in full
      python tests/benchmark/card.py --experiment sft_qwen_tldr --variant lora 4bit --steps 50
      python tests/benchmark/card.py --tiny         tries the script itself on the CPU, with models of two layers
 
