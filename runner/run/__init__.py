@@ -59,7 +59,7 @@ SHAPES: dict[str, Any] = {
     **{key: {"": str} for key in ("versions", "uses", "files")},
     **{key: {"": object} for key in ("choices", "hardware", "git", "before", "after", *GROUPS)},
     **{"disk": {"": int}, "inputs": {"": {"": [(int, str)]}}},
-    **{"adjustments": [{"": object}], "data": {"": {"": object}}},
+    **{"adjustments": [(dict, str)], "data": {"": {"": object}}},
 }
 TRUSTING = ("allow=", "--config-dir", "-cd")  # words of a command that let files or code of somebody run
 LIBRARIES = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "bitsandbytes", "hydra-core")
