@@ -8,12 +8,12 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from runner.model.fault import translate_model_errors
 
 from runner.__main__ import main
 from runner.dataset.load import translate_dataset_errors
 from runner.errors import EnvironmentFault
 from runner.io import hub
+from runner.model.load import translate_model_errors
 from runner.validate.start import settle_hub
 
 WORDS = ("trainer=dpo", "dataset=descriptiveness")

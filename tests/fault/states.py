@@ -89,6 +89,7 @@ class Trainer:
         self.callback_handler = SimpleNamespace(callbacks=self.callbacks)
         self.args = SimpleNamespace(
             output_dir=str(run.checkpoints),
+            process_index=0,
             load_best_model_at_end=False,
             save_strategy="steps",
             gradient_accumulation_steps=1,
