@@ -139,7 +139,8 @@ def _strategy(context: ValidationContext) -> Iterator[Fault]:
         where, found = "quant.bnb_4bit_quant_storage", "bytes, which FSDP does not split beside other weights"
         yield Fault(where, found, "the type of the other weights", f"{where}=bfloat16")
     where = f"{ARGS}{upstream.FSDP_CONFIG}.cpu_ram_efficient_loading"
-    if "critic" in upstream.config_fields(args) and select(context.cfg, where):
+    signature = context.signature(args)
+    if signature and "critic" in signature.parameters and select(context.cfg, where):
         found = "true, and accelerate cannot fill a policy and a critic from those of the first process"
         yield Fault(where, found, "false for a trainer that has a critic", f"{where}=false")
     if given and context.mapping("model").get("device_map"):
