@@ -273,8 +273,11 @@ def test_a_model_says_whether_other_processes_would_take_other_steps(kind, found
     args = SimpleNamespace(max_steps=9, num_train_epochs=1)
     trainer = SimpleNamespace(model=layers, accelerator=SimpleNamespace(unwrap_model=lambda model: model), args=args)
     trainer.train_dataset = range(32)
-    assert found in (reason := find_process_dependence(trainer, {"batch": 16, "trainer": {"form": "text"}}))
+    cfg = {"batch": 16, "trainer": {"form": "text", "shares_batch": ["per_device_train_batch_size"]}}
+    assert found in (reason := find_process_dependence(trainer, cfg))
     assert bool(reason) == bool(found)
+    del trainer.train_dataset  # nothing is counted of a stream, whose number of processes is in the key
+    assert find_process_dependence(trainer, {"batch": 16, "trainer": {"form": "text"}}) == ""
 
 
 def test_a_run_whose_layers_are_split_does_not_go_on_from_its_checkpoint(tmp_path, monkeypatch, capsys):

@@ -50,6 +50,7 @@ from runner.run import Run, add_notes, write_manifest
 from runner.run.continuation import begin_from, copy_history, other_run
 from runner.run.disk import check_space
 from runner.run.inputs import check_fingerprints, find_other_facts, read_fingerprints
+from runner.run.key import made_of_batch
 from runner.run.read import SAMPLE_FILES, RunRecord, read_run
 from runner.run.seal import last_checkpoint, rotate, seal, sealed_hashes, step_of
 from runner.schema import upstream
@@ -340,7 +341,7 @@ def _facts(components: Components) -> dict[str, Any]:
 
 def find_process_dependence(trainer: Trainer, cfg: Mapping[str, Any]) -> str:
     """Why another number of processes that share a ``batch`` would take other steps; empty where they would not."""
-    if not cfg.get("batch") or cfg["trainer"]["form"] == "prompt":  # PPO has no dropout, and takes whole batches
+    if not made_of_batch(cfg) or cfg["trainer"]["form"] == "prompt":  # PPO has no dropout, and takes whole batches
         return ""
     for name, module in trainer.accelerator.unwrap_model(trainer.model).named_modules():
         for key, value in vars(module).items():
