@@ -287,11 +287,10 @@ def resolve(cfg: DictConfig, overrides: list[str], choices: dict[str, str] | Non
         if isinstance(entries, dict):  # anything else is for the check
             parts[group] = {name: entry for name, entry in entries.items() if entry is not None} or None
     composed = Composed(plain | parts, overrides, choices or {})
-    for group, node in parts.items():  # what an experiment sets of its own option says nothing of none
-        is_left = isinstance(node, dict) and not any(nodes(node))
-        is_typed = any(key.startswith(f"{group}.") for key in composed.typed)
-        if group not in LISTED and composed.choices.get(group) == "none" and is_left and not is_typed:
-            composed.cfg[group] = None
+    for group in (group for group in parts if composed.choices.get(group) == "none" and group not in LISTED):
+        is_left = isinstance(parts[group], dict) and not any(nodes(parts[group]))
+        if is_left and not any(key.startswith(f"{group}.") for key in composed.typed):
+            composed.cfg[group] = None  # what an experiment sets of its own option says nothing of none
     launcher = composed.cfg["launcher"]  # the key must know the processes that somebody else has started
     if isinstance(launcher, dict) and launcher.get("num_processes") == 1 and NUM_PROCESSES not in composed.typed:
         launcher["num_processes"] = world_size()

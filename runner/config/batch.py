@@ -39,7 +39,7 @@ def spread_batch(cfg: Mapping[str, Any], typed: Collection[str]) -> None:
     rows = next(size for size in range(min(share, most), 0, -1) if share % size == 0)
     args[upstream.PER_DEVICE_TRAIN_BATCH_SIZE], args[upstream.GRADIENT_ACCUMULATION_STEPS] = rows, share // rows
     if shares and _steps_are_shared(cfg):
-        cfg["trainer"]["shares_batch"] = [upstream.PER_DEVICE_TRAIN_BATCH_SIZE, upstream.GRADIENT_ACCUMULATION_STEPS]
+        cfg["trainer"]["shares_batch"] = list(map(last_key, MADE))
 
 
 def _steps_are_shared(cfg: Mapping[str, Any]) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from runner.config.batch import MADE
 from runner.config.machines import processes_of, words_for
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import read_json, write_json
@@ -24,7 +25,6 @@ from runner.schema.text import flatten, last_key, nodes, to_override, to_text, w
 
 LENGTH_INDEPENDENT_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt")
 PREFIX = "trainer.args."
-MADE_OF_BATCH = (upstream.PER_DEVICE_TRAIN_BATCH_SIZE, upstream.GRADIENT_ACCUMULATION_STEPS)
 OURS = "runner."  # of which a user can choose samples alone, which listens to no log
 LENGTH_INDEPENDENT_CALLBACKS = (OURS, "transformers.")
 
@@ -50,8 +50,10 @@ def find_resume_faults(cfg: Mapping[str, Any]) -> list[Fault]:
 
 def _process_faults(cfg: Mapping[str, Any]) -> Iterator[Fault]:
     """A fault where other processes share the batch than in the run so far, and what was loaded makes them matter."""
+    if not made_of_batch(cfg):
+        return
     run = Run(folder_of(cfg, []))
-    manifest = run.manifest() if made_of_batch(cfg) else {}
+    manifest = run.manifest()
     then, reason = (manifest.get("hardware") or {}).get("processes"), manifest.get("of_processes")
     if reason and isinstance(then, int) and then != processes_of(cfg):
         found = f"{processes_of(cfg)}, {run} was trained by {then}, and others would take other steps: {reason}"
@@ -118,7 +120,7 @@ def _differences(other: Run, cfg: Mapping[str, Any]) -> Iterator[Fault]:
     for path in {**then, **now}:
         name = path.removeprefix(PREFIX)
         old, new = (each.get(path, known.get(name) if path.startswith(PREFIX) else None) for each in (then, now))
-        if old == new or (same_batch and name in MADE_OF_BATCH):
+        if old == new or (same_batch and path in MADE):
             continue
         longer = longer or name in upstream.LONGER
         if reason := _objection(path, old, new, cfg, known):

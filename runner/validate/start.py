@@ -267,8 +267,8 @@ def _names_of_hub(cfg: Config) -> Iterator[tuple[str, str, str]]:
 
 def find_split_faults(composed: Composed, folder: Path) -> Iterator[Fault]:
     """A fault where a run whose layers are split would have to go on from a checkpoint of its own."""
-    sealed, split = sealed_checkpoints(folder / "checkpoints"), split_layers(composed.cfg["trainer"]["args"])
-    if sealed and split:
+    split = split_layers(composed.cfg["trainer"]["args"])
+    if split and (sealed := sealed_checkpoints(folder / "checkpoints")):
         where = f"trainer.args.{upstream.PARALLELISM_CONFIG}.{split[0]}"
         found = f"it would go on from {display_path(sealed[-1])}, and it {NOT_RESUMED}"
         yield Fault(where, found, "a run from its first step", "name=<another name>")
