@@ -1,5 +1,6 @@
 """Models that are spread over processes: refused where they cannot be, and whole in ``model/`` where they can."""
 
+import os
 import signal
 import threading
 import time
@@ -9,6 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny import tiny_model
+from transformers import AutoTokenizer
 
 from runner.__main__ import main
 from runner.command.train import find_process_dependence, save_model
@@ -16,6 +19,7 @@ from runner.config import compose, sharding
 from runner.errors import RunnerError
 from runner.run import Run
 from runner.run.key import key_of
+from runner.training.components.model import build_model
 from runner.validate import start
 
 EFFICIENT = "trainer.args.fsdp_config.cpu_ram_efficient_loading"
@@ -110,12 +114,12 @@ TWO = ("launcher.num_processes=2", "trainer.args.logging_steps=1")
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [["peft=none"], ["peft=lora"], ["trainer=ppo", "peft=lora"]])
 def test_a_sharded_run_saves_the_model_that_whole_copies_do(runner, more):
-    words, saved = (*SHORT, *more, "trainer.args.optim=sgd", "learning_rate=0.1"), {}
-    for started in runner.start_two(*words, *FSDP, "name=sharded", RUNNER_TEST_FSDP_ON_CPU="1"):
+    tiny_model(runner.folder / "base")
+    words, saved = (*SHORT, *more, "trainer.args.optim=sgd", "learning_rate=0.1", "model=hub", "model.path=base"), {}
+    rows = "trainer.args.per_device_train_batch_size=8"
+    for started in runner.start_two(*words, *FSDP, rows, "name=sharded", RUNNER_TEST_FSDP_ON_CPU="1"):
         assert started.wait().returncode == 0
-    rows = Run(runner.runs("sharded")[0]).cfg["trainer"]["args"]["per_device_train_batch_size"]
-    one = f"trainer.args.per_device_train_batch_size={2 * rows}"  # as many rows as two processes have
-    runner(*words, one, "name=whole")
+    runner(*words, "trainer.args.per_device_train_batch_size=16", "name=whole")
     for name in ("whole", "sharded"):
         (folder,) = runner.runs(name)
         assert bool(list(folder.glob("checkpoints/*/pytorch_model_fsdp*"))) == (name == "sharded")
@@ -138,6 +142,50 @@ def test_a_process_that_fails_while_it_saves_leaves_no_other_waiting(runner):
     (folders[0] / ".model.new").touch()  # no folder can be made there
     assert started.wait().returncode != 0
     assert Run(folders[0]).status()["state"] == "failed"
+
+
+@pytest.mark.parametrize("words", ["peft=vera", "peft=lora model.path=tied", "model.merge=true model.path=adapter"])
+def test_each_process_reads_what_accelerate_does_not_hand_out(words, tmp_path, monkeypatch):
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    tiny_model(Path("base"), "llama")
+    tiny_model(Path("tied"), "qwen2")
+    adapter = LoraConfig(task_type="CAUSAL_LM")
+    get_peft_model(AutoModelForCausalLM.from_pretrained("base"), adapter).save_pretrained("adapter")
+    cfg = compose(["trainer=sft", "strategy=fsdp2", "model=hub", "model.path=base", *words.split()]).cfg
+    args = SimpleNamespace(local_process_index=1, fsdp_plugin_args={"cpu_ram_efficient_loading": True})
+    model, _, _ = build_model(cfg, AutoTokenizer.from_pretrained("base"), args)
+    assert all(each.is_contiguous() for each in model.parameters())
+    assert args.fsdp_plugin_args["cpu_ram_efficient_loading"] == ("merge" in words)
+
+
+def test_only_the_first_process_of_a_machine_holds_the_weights_that_it_hands_out(tmp_path, monkeypatch):
+    folder = tiny_model(tmp_path / "base")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    words = ["trainer=dpo", "strategy=fsdp2", "launcher.num_processes=2", "model=hub", f"model.path={folder}"]
+    cfg, tokenizer, held = compose(words).cfg, AutoTokenizer.from_pretrained(folder), []
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        for process in (0, 1):
+            plugin = {"cpu_ram_efficient_loading": True}
+            args = SimpleNamespace(local_process_index=process, fsdp_plugin_args=plugin)
+            model, _, reference = build_model(cfg, tokenizer, args)
+            assert plugin["cpu_ram_efficient_loading"]
+            held.append((model, reference))
+    finally:
+        torch.distributed.destroy_process_group()
+    (whole, _), (places, reference) = held
+    for model in (places, reference):
+        weights = list(model.parameters())
+        assert sum(0 if each.is_meta else each.untyped_storage().nbytes() for each in weights) <= 4 * len(weights)
+        assert [each.shape for each in weights] == [each.shape for each in whole.parameters()]
+        buffers = dict(model.named_buffers())
+        assert buffers and all(torch.equal(each, buffers[name]) for name, each in whole.named_buffers())
+        assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert not any(os.environ.get(name) for name in sharding.VARIABLES)
 
 
 class OfOneProcess:

@@ -27,6 +27,7 @@ def spread_batch(cfg: Mapping[str, Any], typed: Collection[str]) -> None:
     if not isinstance(args, dict) or not isinstance(args.get("_target_"), str):
         return
     shares = cfg["trainer"].pop("shares_batch", False)
+    cfg["trainer"].pop("reads_once", None)  # what a strategy makes of it is in the arguments
     most = upstream.setting(args, upstream.PER_DEVICE_TRAIN_BATCH_SIZE, 8)
     if not isinstance(most, int) or most < 1 or not isinstance(batch, int) or batch < 0:
         return

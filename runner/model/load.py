@@ -164,7 +164,8 @@ def load_model(
     ConfigError.refuse(check.find_size_faults(_vocabulary_of(tokenizer), model.get_input_embeddings().num_embeddings))
     floating = ((name, each) for name, each in model.named_parameters() if each.is_floating_point() and each.numel())
     with torch.no_grad():
-        unsound = [name for name, each in floating if not all(map(torch.isfinite, torch.aminmax(each)))]
+        here = ((name, each) for name, each in floating if not each.is_meta)
+        unsound = [name for name, each in here if not all(map(torch.isfinite, torch.aminmax(each)))]
     ConfigError.refuse([check.not_finite(folder, unsound)] if unsound else [])
     adopt_tokens(model, tokenizer)
     for part in model.modules():
@@ -262,6 +263,19 @@ def adopt_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
             "stop there; type model.tokenizer.eos_token=<the template's mark>"
         )
         log.warning(message, mark, tokenizer.eos_token)
+
+
+def hold_places(model: PreTrainedModel | PeftModel) -> None:
+    """Give each weight on ``meta`` one zero for all of its places, until it is handed out by the process that read it.
+
+    accelerate knows the weights of an optimizer by their addresses, which those on ``meta`` do not have.
+    """
+    for part in model.modules():
+        for name, weight in [*part.named_parameters(recurse=False)]:
+            if weight.is_meta:
+                zeros = torch.zeros((), dtype=weight.dtype).expand(weight.shape)
+                setattr(part, name, torch.nn.Parameter(zeros, weight.requires_grad))
+    model.tie_weights()
 
 
 # --- From scratch -------------------------------------------------------------------------------

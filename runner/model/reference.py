@@ -37,7 +37,10 @@ def copy_reference(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
 
     An adapter that came with the model is merged into the copy.
     """
-    reference = copy.deepcopy(model)
+    places = (weight for weight in model.parameters() if weight.numel() > 1 and not any(weight.stride()))
+    # A clone of what ``hold_places`` made would be whole, and FSDP2 takes no weight that overlaps itself.
+    empty = {id(weight): torch.nn.Parameter(torch.empty_like(weight, device="meta").contiguous()) for weight in places}
+    reference = copy.deepcopy(model, empty)
     if isinstance(reference, PeftModel):
         reference = reference.merge_and_unload()
     return reference.requires_grad_(False).eval()
@@ -62,6 +65,11 @@ def match_reference(trainer: Trainer) -> list[str]:
     if reference is None or any(hasattr(weight, "ds_id") for weight in reference.parameters()):
         return []
     whole = trainer.accelerator.unwrap_model(reference, keep_torch_compile=False)
+    if any(weight.is_meta for weight in reference.parameters()):  # another process of this machine has read them
+        buffers = {name: buffer.clone() for name, buffer in whole.named_buffers() if not buffer.is_meta}
+        reference.to_empty(device=trainer.accelerator.device)
+        for name, buffer in buffers.items():
+            whole.get_buffer(name).copy_(buffer)
     held, different = dict(whole.named_parameters()), []
     for name, weight in model.named_parameters():
         own = held[name]

@@ -2,13 +2,14 @@
 
 from typing import TypeAlias
 
+from accelerate.utils import patch_environment
 from peft import PeftConfig, PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
 from runner.config.build import asked_for, build, serve
 from runner.errors import ConfigError, Fault
 from runner.model.adapter import OWN, check_adapter, train_beside
-from runner.model.load import check_quantization
+from runner.model.load import check_quantization, hold_places
 from runner.model.reference import copy_reference, needs_reference
 from runner.schema import upstream
 from runner.schema.text import Config, Node
@@ -23,13 +24,34 @@ def build_model(
     check_quantization(cfg["quant"])
     head, quantization = cfg["trainer"]["head"], build(cfg["quant"])
     node = {key: value for key, value in cfg["model"].items() if key != "tokenizer"} | path_of(cfg)
-    model = serve(node, tokenizer=tokenizer, head=head, quantization_config=quantization, seed=cfg["seed"])
+    offered = {"tokenizer": tokenizer, "head": head, "quantization_config": quantization, "seed": cfg["seed"]}
+    plugin = getattr(args, "fsdp_plugin_args", None) or {}
+    # Accelerate hands out no buffers that are saved (the balance of experts, matrices that some adapters share), and no
+    # tied weights that an adapter may have put something around.
+    has_buffers = bool(cfg["peft"]) and upstream.setting(cfg["peft"], "save_projection", False)
+    is_handed_out = (
+        bool(args.local_process_index and plugin.get("cpu_ram_efficient_loading"))
+        and "device_map" in asked_for(node["_target_"])
+        and not (has_buffers or quantization or node.get("merge"))
+    )
+    # transformers fills the other buffers of a model without weights by the variables of accelerate launch alone.
+    variables = dict.fromkeys(("ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING"), str(is_handed_out))
+    with patch_environment(**variables):
+        model = serve(node | ({"device_map": "meta"} if is_handed_out else {}), **offered)
+    has_buffers |= bool(model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys())
+    if has_buffers or (model.all_tied_weights_keys and (cfg["peft"] or isinstance(model, PeftModel))):
+        plugin["cpu_ram_efficient_loading"] = False
+        model, is_handed_out = serve(node, **offered) if is_handed_out else model, False
+    if is_handed_out:
+        hold_places(model)
     model, peft_config = build_tuner(cfg["peft"], model, head)
     check_adapter(model, peft_config)
     check_merged(cfg, peft_config, args)
     precomputed = getattr(args, upstream.PRECOMPUTE_REF_LOG_PROBS, False)
     takes_one = upstream.REF_MODEL in asked_for(cfg["trainer"]["_target_"]) and getattr(args, "penalises_kl", True)
     if takes_one and needs_reference(model, peft_config, precomputed=precomputed):
+        if is_handed_out and (peft_config or isinstance(model, PeftModel)):  # ``match_reference`` fills those without
+            return model, peft_config, copy_reference(serve(node, **offered))
         return model, peft_config, copy_reference(model)
     return model, peft_config, None
 
