@@ -42,11 +42,6 @@ def constructor_arguments() -> set[str]:
     return {name for trainer in trainers for name in read_signature(trainer).parameters}
 
 
-def constants() -> set[str]:
-    """The names that are each a constant of the module."""
-    return {value for key, value in vars(upstream).items() if isinstance(value, str) and key == value.upper()}
-
-
 def texts() -> list[tuple[str, str]]:
     """Each text in our Python with its file and line; not docstrings, and not the texts of importers."""
     found = []
@@ -82,9 +77,17 @@ def test_every_name_is_one_of_the_installed_libraries():
     numeric = {name for names in upstream.NUMERIC_FIELDS.values() for name in names}
     tables = {*upstream.EXTENDABLE, *upstream.MACHINE_DEFAULTS, *upstream.OWN_LOSS, *upstream.UNWEIGHABLE}
     own = set(read_signature("runner.ppo.PPOConfig").parameters)  # kl_coef, response_length
-    assert {*numeric, *tables, *constants()} - fields() - constructor_arguments() - own == set(), "renamed"
+    assert {*numeric, *tables, *upstream.NAMES} - fields() - constructor_arguments() - own == set(), "renamed"
     assert {*upstream.FROM_GROUP} - constructor_arguments() == set(), "renamed"
     assert {*upstream.FROM_TOP} - fields() - own == set(), "renamed"
+
+
+def test_each_constant_is_a_name_that_is_used():
+    """A type checker takes each for a text, whether there is such a name or not."""
+    sources = [(path.relative_to(PACKAGE), path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))]
+    used = {constant: path for path, text in sources for constant in re.findall(r"\bupstream\.([A-Z][A-Z\d_]+)", text)}
+    assert {constant: path for constant, path in used.items() if not hasattr(upstream, constant)} == {}, "renamed"
+    assert {name.upper() for name in upstream.NAMES} - used.keys() == set(), "not used"
 
 
 def test_the_trackers_are_those_of_transformers():

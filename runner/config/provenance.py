@@ -94,7 +94,8 @@ def of_machine(name: str) -> Iterator[tuple[str, Setting]]:
         match node:
             case ast.Assign(targets=[ast.Name(id=kind)], value=ast.Dict() as table) if kind in notes:
                 for key, entry in zip(table.keys, table.values, strict=True):
-                    field = vars(upstream)[key.attr] if isinstance(key, ast.Attribute) else getattr(key, "value", None)
+                    constant = key.attr if isinstance(key, ast.Attribute) else ""
+                    field = getattr(upstream, constant) if constant else getattr(key, "value", None)
                     if key and field == name:
                         text = to_text(entry.value) if isinstance(entry, ast.Constant) else ast.unparse(entry)
                         place = f"runner/training/components/args.py:{key.lineno}"
