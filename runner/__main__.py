@@ -42,8 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         add_working_folder()
         line = read_command_line(words)
         if "--help" in line.inspect:
-            own = "" if line.verb == "train" else import_module(f"runner.command.{line.verb}").__doc__
-            print(own.strip() if own else help_text(line.folders))
+            print(help_text(line.verb, line.folders))
             return 0
         if "--version" in line.inspect:
             print(version_text())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner.__main__ import main, read_command_line
-from runner.command import VERBS
+from runner.command import VERBS, table_of
 from runner.errors import ConfigError
 
 
@@ -154,6 +154,12 @@ def test_every_verb_explains_itself_and_refuses_what_is_wrong_without_torch():
     codes = "[(main([verb, '--help']), main([verb, 'trainer=nope', 'lerning_rate=1'])) for verb in sys.argv[1:]]"
     got, text = light(*VERBS, code=f"sys.exit({codes} != [(0, 2)] * len(sys.argv[1:]))")
     assert got == 0, text
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_a_verb_has_each_of_its_own_options(verb):
+    table = table_of(verb)
+    assert [key for key in table["options"] if f"{key}=" not in table["help"]] == []
 
 
 def test_the_configuration_can_only_name_what_is_allowed(tmp_path, capsys):

@@ -151,7 +151,7 @@ def test_both_sides_are_asked_at_one_temperature(laid):
     seal(laid.folder / "model")
     laid.set_status("finished")
     line = read_command_line(["evaluate", "laid", f"against={laid.folder}", "checkpoint=start", "temperature=0"])
-    request = evaluate.read_request(line, "evaluate", evaluate.OWN, evaluate.PARTS)
+    request = evaluate.read_request(line, evaluate.options_of("evaluate"), evaluate.PARTS)
     (other,) = evaluate._other_side(line, request)
     assert (request.options["temperature"], other.request.options["temperature"]) == (0, 0)
 

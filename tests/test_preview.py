@@ -19,8 +19,7 @@ from trl.trainer.kto_trainer import DataCollatorForUnpairedPreference as Labelle
 from trl.trainer.reward_trainer import DataCollatorForPreference as Scored
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling as Tokens
 
-from runner.command._option import split_options
-from runner.command.preview import OWN
+from runner.command._option import options_of, split_options
 from runner.errors import ConfigError
 from runner.io.terminal import sample_lines
 from runner.io.visible import to_visible
@@ -415,9 +414,10 @@ def test_the_page_is_whole_by_itself_and_no_text_of_others_is_part_of_it():
 
 
 def test_the_words_of_the_preview_are_told_apart_from_those_of_a_training():
-    options, words, faults = split_options(["rows=5", "seed=1", "html=a.html", "set=all"], OWN, "preview")
+    own = options_of("preview")
+    options, words, faults = split_options(["rows=5", "seed=1", "html=a.html", "set=all"], own, "preview")
     assert (options, words, faults) == ({"rows": 5, "html": "a.html", "set": "all"}, ["seed=1"], [])
-    *_, faults = split_options(["rows=none", "set=test"], OWN, "preview")
+    *_, faults = split_options(["rows=none", "set=test"], own, "preview")
     assert [fault.where for fault in faults] == ["rows", "set"]
 
 

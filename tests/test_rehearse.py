@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.command._option import Option, split_options
-from runner.command.rehearse import OWN
+from runner.command._option import Option, options_of, split_options
 from runner.config import Composed
 from runner.errors import Interrupted
 from runner.estimate import smoke
@@ -268,8 +267,9 @@ def test_rows_that_a_training_would_refuse_are_refused(runner):
 
 
 def test_the_words_of_a_rehearsal_are_told_apart_from_those_of_a_training():
-    assert split_options(["memory=80GB", "seed=1"], OWN, "rehearse") == ({"memory": 80}, ["seed=1"], [])
-    *_, faults = split_options(["memory=much", "speed=-1"], OWN, "rehearse")
+    own = options_of("rehearse")
+    assert split_options(["memory=80GB", "seed=1"], own, "rehearse") == ({"memory": 80}, ["seed=1"], [])
+    *_, faults = split_options(["memory=much", "speed=-1"], own, "rehearse")
     assert [fault.where for fault in faults] == ["memory", "speed"]
     assert Option("float", unit="tflops?(/s)?").read("speed", "300 TFLOP/s") == 300
     assert Option(words=("float32", "float16")).read("dtype", "fp16") == "float16"

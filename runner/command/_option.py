@@ -1,10 +1,11 @@
-"""The own options of a verb: ``key=value`` words of the command line -> checked values."""
+"""The own options of a verb: ``key=value`` words of the command line -> checked values, by the table beside it."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from runner.command import table_of
 from runner.config.dialect import find_meanings
 from runner.config.menu import GROUPS
 from runner.errors import ConfigError, Fault
@@ -13,16 +14,16 @@ from runner.io.secrets import form_of
 from runner.schema.text import nearest
 from runner.schema.type import Type
 from runner.validate.context import TOP
-from runner.validate.values import Range, misfit_number, misfit_type
+from runner.validate.values import RANGES, misfit_number, misfit_type
 
 
 @dataclass(frozen=True)
 class Option:
-    """The values that an option of a verb takes: a kind, of numbers a range, of words all of them."""
+    """The values that an option of a verb takes: a kind, of numbers the name of a range, of words all of them."""
 
     kind: str = "str"
-    numbers: Range | None = None
-    words: tuple[str, ...] = ()
+    numbers: str = ""
+    words: Sequence[str] = ()
     parts: str = ""  # such as org/name: so many words with slashes between
     unit: str = ""  # a pattern of what may stand behind a number
 
@@ -31,16 +32,22 @@ class Option:
         if form := form_of(text):
             expected = "no secret, which a file or its name would keep"
             raise ConfigError(Fault(key, f"looks like {form}", expected, f"leave {key} out"))
-        known = Type("choice", values=self.words) if self.words else Type(self.kind)
+        known = Type("choice", values=tuple(self.words)) if self.words else Type(self.kind)
         meant = [word for meaning in find_meanings(key, text) for word in meaning.words.values()]
         value = next((word for word in meant if word in (self.words or meant)), text)
         value = value if self.kind == "str" else plain(re.sub(f"(?i) *({self.unit})$", "", text))
-        fault = misfit_number(key, value, self.numbers) if known.accepts(value) else misfit_type(key, value, known)
+        numbers = RANGES.get(self.numbers)
+        fault = misfit_number(key, value, numbers) if known.accepts(value) else misfit_type(key, value, known)
         if self.parts and not re.fullmatch(re.sub(r"\w+", "[^/]+", self.parts), text):
             fault = Fault(key, text, self.parts, f"{key}={self.parts}")
         if fault:
             raise ConfigError(fault)
         return value
+
+
+def options_of(verb: str) -> dict[str, Option]:
+    """The own options of a verb by their keys."""
+    return {key: Option(**(node or {})) for key, node in table_of(verb)["options"].items()}
 
 
 def split_options(
@@ -71,8 +78,8 @@ def split_options(
     return options, kept, faults
 
 
-def read_options(overrides: Sequence[str], own: Mapping[str, Option], verb: str) -> dict[str, Any]:
+def read_options(overrides: Sequence[str], verb: str) -> dict[str, Any]:
     """The options of a verb that takes no others; ConfigError with every key that it does not have, and bad values."""
-    options, _, faults = split_options(overrides, own, verb, ())
+    options, _, faults = split_options(overrides, options_of(verb), verb, ())
     ConfigError.refuse(faults)
     return options

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.command import CommandLine
-from runner.command._request import OPTIONS, read_request
+from runner.command._option import options_of
+from runner.command._request import read_request
 from runner.config import Composed
 from runner.config.menu import read_menu
 from runner.config.override import expand
@@ -66,7 +67,7 @@ class TrainedRun(RunRecord):
         from runner.training.trained import load_trained
 
         line = CommandLine("predict", _quoted(overrides), [str(self.folder)])
-        request = read_request(line, "predict", OPTIONS, PARTS)
+        request = read_request(line, options_of("_request"), PARTS)
         prepare_environment()
         with quiet():
             return load_trained(request.cfg, request.weights, request.head)[0]

@@ -27,7 +27,6 @@ from runner.run.read import check_whole, find_runs
 from runner.schema import upstream
 from runner.validate import find_all_faults
 from runner.validate.start import settle_hub
-from runner.validate.values import COUNT, NOT_NEGATIVE, SEED, SHARE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -41,20 +40,6 @@ BATCH_SIZE = 32
 BATCH_SIZE_OF_HARNESS = 8  # which does not take fewer by itself where memory does not suffice
 MAX_NEW_TOKENS = 64  # where neither the options nor the run say otherwise
 SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")  # options
-
-OPTIONS = {
-    "batch_size": Option("int", COUNT),
-    "max_new_tokens": Option("int", COUNT),
-    "temperature": Option("float", NOT_NEGATIVE),
-    "top_k": Option("int", NOT_NEGATIVE),
-    "top_p": Option("float", SHARE),
-    "n": Option("int", COUNT),
-    "seed": Option("int", SEED),
-    "limit": Option("int", COUNT),
-    "as": Option(words=("chat", "text")),
-    "head": Option(words=("lm", "score")),
-    **dict.fromkeys(("checkpoint", "file", "set", "to"), Option()),
-}
 
 
 @dataclass(frozen=True)
@@ -119,9 +104,10 @@ class InferenceRequest:
         return Path(str(self.cfg["output_root"])) / name / stem
 
 
-def read_request(line: CommandLine, verb: str, own: Mapping[str, Option], parts: Sequence[str]) -> InferenceRequest:
+def read_request(line: CommandLine, own: Mapping[str, Option], parts: Sequence[str]) -> InferenceRequest:
     """The request of a command line; raises ConfigError with every fault of it at once."""
-    options, overrides, faults = split_options(line.overrides, own, verb, (*parts, "template", *SETTINGS))
+    verb, others = line.verb, (*parts, "template", *SETTINGS)
+    options, overrides, faults = split_options(line.overrides, own, verb, others)
     rivals = [word for word in overrides if dotted_key(word) in ("dataset", "dataset.path")]
     if "file" in options and rivals:
         faults.append(Fault("file", f"{' '.join(rivals)} beside it", "one of them", "leave file out"))

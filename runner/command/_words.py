@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from runner.command import VERBS, CommandLine
+from runner.command import VERBS, CommandLine, table_of
 from runner.config.dialect import SHARED, filled, read_sections
 from runner.config.menu import Options
 from runner.config.override import FOREIGN, is_local, option_fault
@@ -84,8 +84,7 @@ def find_sweep_faults(line: CommandLine) -> Iterator[Fault]:
 
 def find_flag_faults(line: CommandLine, flags: Mapping[str, str], menu: Options) -> Iterator[Fault]:
     """A fault for each flag that is none: key=value if it is a key, else by the check of keys, with those of all."""
-    source, found = Path(__file__).with_name(f"{line.verb}.py").read_text(encoding="utf-8"), list[Fault]()
-    examples = dict(re.findall(r"\b(\w+)=([^\s\]|]+)", source.split('"""')[1]))
+    examples, found = dict(re.findall(r"\b(\w+)=([^\s\]|]+)", table_of(line.verb)["help"])), list[Fault]()
     typed = {key: f"{key}={value or 'true'}" for key, value in flags.items() if key not in CONFIG_FLAGS}
     if typed and line.verb == "train":
         try:

@@ -1,22 +1,9 @@
-"""python -m runner completion bash|zsh|fish
-
-Prints what makes the shell complete commands: verbs, groups and their options, keys, values, run folders and flags
-after `runner`, the command that the package installs. For this terminal, or in the shell's start file for all:
-
-    eval "$(runner completion bash)"             in ~/.bashrc
-    eval "$(runner completion zsh)"              in ~/.zshrc, after compinit
-    runner completion fish | source              in ~/.config/fish/config.fish
-
-Keys are read from conf/ and from the installed source of what the chosen trainer, model or adapter is, so that
-`runner trainer=dpo trainer.args.lo<TAB>` knows the fields of DPOConfig, and a field's choices come after its `=`.
-Folders that --config-dir names are looked into. Nothing heavy is imported.
-"""
+"""Prints what makes a shell complete commands, and at each press of the key the words that may stand there."""
 
 # Called at every press of a key: only light rooms may be imported here, and Hydra only where a key is asked for.
 
 import contextlib
 import itertools
-import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,13 +11,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from runner.command import VERBS, CommandLine
+from runner.command import VERBS, CommandLine, table_of
 from runner.config import compose_unresolved
 from runner.config.menu import read_menu
 from runner.errors import ConfigError, Fault, RunnerError
 from runner.io.files import PACKAGE, shipped
 from runner.schema.read import Parameter, choices_compared, read_signature
-from runner.schema.text import read_tables, select
+from runner.schema.text import select
 
 WITHOUT_RUN = ("train", "options", "doctor", "completion", "import", "rehearse")  # verbs that take none
 COMPOSING = ("", "train", "evaluate", "predict", "preview", "rehearse", "why")  # that take what a training takes
@@ -41,7 +28,7 @@ FLAGS = (
 )
 PATHS = ("path", "to", "output_root", "name_or_path")
 CALL = "PYTHONPATH={root} {python} -P -m runner.command.completion"
-SCRIPTS: dict[str, str] = read_tables(__file__)  # by shell
+SCRIPTS: dict[str, str] = table_of("completion")["scripts"]  # by shell
 
 
 def main(line: CommandLine) -> int:
@@ -90,8 +77,7 @@ def _candidates(words: Sequence[str], current: str) -> Iterator[str]:
         if verb in COMPOSING:
             yield from Chosen(words).keys(current, end="" if takes_key else "=")
         if verb and not takes_key:
-            source = (PACKAGE / "command" / f"{verb}.py").read_text(encoding="utf-8")
-            yield from re.findall(r"^    (\w+=)", source.split('"""')[1], re.MULTILINE)  # as its help lists them
+            yield from (f"{key}=" for key in table_of(verb)["options"])
         if verb and not takes_key and verb not in WITHOUT_RUN:
             roots = [word.partition("=")[2] for word in words if word.startswith("output_root=")]
             root = roots[-1] if roots else "outputs"

@@ -1,18 +1,10 @@
-"""python -m runner diff A B
-
-Tells in what two runs differ: configuration, data, versions, hardware, code, command, results and the last metrics.
-What is alike is said in one line; of the rest, the shortest section comes first. Reads only what the two folders hold,
-in whatever state the runs are. A run is its folder, <name>/<run>, a <name> with one run, or the key at the end of its
-folder's name.
-
-    output_root=outputs   where names and keys are looked up
-"""
+"""Tells in what two runs differ."""
 
 import shutil
 from pathlib import Path
 
 from runner.command import CommandLine
-from runner.command._option import Option, read_options
+from runner.command._option import read_options
 from runner.io.terminal import print_visible
 from runner.report.compare import sections_of
 from runner.report.number import short
@@ -22,7 +14,7 @@ from runner.run.read import RunRecord, find_runs
 
 def main(line: CommandLine) -> int:
     """Print the differences of the two runs that the command line names."""
-    options = read_options(line.overrides, {"output_root": Option()}, "diff")
+    options = read_options(line.overrides, "diff")
     first, second = find_runs(line.runs, "diff", 2, Path(options.get("output_root", "outputs")))
     print_visible(diff(first, second, shutil.get_terminal_size((80, 24)).columns))
     return 0

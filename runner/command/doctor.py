@@ -1,12 +1,4 @@
-"""python -m runner doctor
-
-Tells on one screen what this machine has for a training: versions beside those that the runner asks for, processors,
-memory and GPUs, the caches of the hub and of datasets, free space, whether the hub answers, and what each extra would
-bring. Nothing is changed or sent, but for one question to the hub without any name in it. The exit code is 5 where a
-needed package is missing or of a version that was not tried.
-
-    output_root=outputs   whose disk is looked at
-"""
+"""Tells on one screen what this machine has for a training."""
 
 import contextlib
 import os
@@ -24,7 +16,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from runner.command import CommandLine
-from runner.command._option import Option, read_options
+from runner.command._option import read_options
 from runner.errors import EnvironmentFault
 from runner.estimate.device import read_memory
 from runner.io.distribution import NAME, read_extras, read_project, read_requirements
@@ -46,7 +38,7 @@ MAX_SECONDS_FOR_CACHE = 1.0
 
 def main(line: CommandLine) -> int:
     """Print the screen; 5 where a needed package is missing or of another version."""
-    options = read_options(line.overrides, {"output_root": Option()}, "doctor")
+    options = read_options(line.overrides, "doctor")
     answers: list[str] = []  # of the hub, which is asked first: the rest is read while it answers, or does not
     asking = threading.Thread(target=lambda: answers.append(ask_hub()), daemon=True)
     asking.start()

@@ -1,32 +1,4 @@
-"""python -m runner evaluate RUN [dataset=...] [metric=...] [reward=...] [against=RUN2] [key=value ...]
-
-Measures a trained model on held-out rows; the run's own or any others: loss and perplexity of the known answers, and
-what metrics and rewards say of completions, each with its standard error where it is a mean over prompts. A reward
-model is asked how often it prefers the right answer. Written to <run>/evaluations/<rows>-<key>.json, with every
-completion in the .jsonl beside it; scores.json stays what the training itself measured.
-
-    dataset=toy_sort      other rows, with the metrics and rewards that fit them; file=rows.jsonl for a file
-    dataset.split.eval='{easy: "eval[:50%]", hard: "eval[50%:]"}'     several sets, each with figures of its own
-    set=eval              train, eval (every held-out set), or the name of one
-    limit=100             the first rows of each set only
-    metric=overlap        any option of the metric group, or metric.<name>._target_=...; metric=none
-    reward=sorted_digits  any option of the reward group, a rule or a model: reward=model reward.model.path=<folder>
-    against=RUN2          the same prompts answered by both, compared by the reward: wins, ties and losses, the win
-                          rate and the mean difference with 95 % intervals by a paired bootstrap of 10,000 resamples;
-                          against=start is the model that the training began with
-    checkpoint=last       model, best, last, a step, or start; the default as for predict
-    batch_size=32 max_new_tokens=64 temperature=1 top_k=0 top_p=1 n=1 seed=0      as for predict; the temperature is 1
-                          unless it is typed, as in the evaluations of a training
-    to=file.json          another place
-    output_root=outputs   where names and keys of runs are looked up
-
-With lm-evaluation-harness (pip install lm-eval):
-
-    evaluate=lm_eval tasks=hellaswag,arc_easy [num_fewshot=5] [limit=100] [include=<folder of tasks>] [as=chat]
-    trust_remote_code=true   if the tasks of that folder name Python functions, which then run
-
-Without a RUN, any model: evaluate model=hub model.path=org/name dataset=..., with head=score for a reward model.
-"""
+"""Measures a trained model on held-out rows, alone or beside another one."""
 
 from __future__ import annotations
 
@@ -40,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.command import CommandLine
-from runner.command._option import Option
-from runner.command._request import OPTIONS, PARTS, InferenceRequest, read_request
+from runner.command._option import options_of
+from runner.command._request import PARTS, InferenceRequest, read_request
 from runner.dataset.form import fits
 from runner.errors import ConfigError, DataError, Fault, FolderError, check_library
 from runner.generate.harness import check_tasks, run_tasks
@@ -53,7 +25,6 @@ from runner.io.terminal import print_visible, progress_bar, quiet
 from runner.report.table import Column, format_table
 from runner.schema.text import named, number
 from runner.validate.parts import find_metric_faults
-from runner.validate.values import NOT_NEGATIVE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -63,14 +34,6 @@ if TYPE_CHECKING:
     from runner.generate.sampler import Model
     from runner.metric.ask import Metric
 
-OWN = OPTIONS | {
-    "against": Option(),
-    "evaluate": Option(words=("lm_eval",)),
-    "tasks": Option(),
-    "num_fewshot": Option("int", NOT_NEGATIVE),
-    "include": Option(),
-    "trust_remote_code": Option("bool"),
-}
 OF_THE_HARNESS = ("tasks", "num_fewshot", "include", "trust_remote_code")
 TOKENS_PER_REWARD_PASS = 8192  # padded, that a reward model reads at once
 # What is measured of known answers beside the configured metrics.
@@ -111,7 +74,7 @@ def main(line: CommandLine) -> int:
     """Evaluate the model that the command line names, print a table, and return 0 when the figures are written."""
     from runner.metric.paired import compare
 
-    request = read_request(line, "evaluate", OWN, PARTS)
+    request = read_request(line, options_of("evaluate"), PARTS)
     if request.options.get("evaluate"):
         return evaluate_tasks(Side(request))
     request, notes = _select_parts(request)
@@ -198,7 +161,7 @@ def _other_side(line: CommandLine, request: InferenceRequest) -> list[Side]:
         return [Side(dataclasses.replace(request, weights=Weights("start")))]
     words = [word for word in line.overrides if word.startswith("output_root=")]
     try:
-        other = read_request(dataclasses.replace(line, runs=[wish], overrides=words), "evaluate", OWN, PARTS)
+        other = read_request(dataclasses.replace(line, runs=[wish], overrides=words), options_of("evaluate"), PARTS)
     except FolderError as error:
         fixes = [re.sub(r"^python -m runner evaluate (?=\S)", "against=", fault.fix) for fault in error.faults]
         error.faults = [dataclasses.replace(fault, fix=fix) for fault, fix in zip(error.faults, fixes, strict=True)]

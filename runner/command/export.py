@@ -1,18 +1,4 @@
-"""python -m runner export RUN [dtype=bfloat16] [to=FOLDER] [push=org/name]
-
-Writes the model of a finished run for others; transformers and vLLM load the folder by itself: safetensors,
-tokenizer, chat template, generation settings, and a model card with configuration, data, curves and results. An
-adapter is merged into its base, and the largest difference that makes is printed; weights that were trained whole are
-copied. A reward model is written with its score head, of PPO only the policy.
-
-    dtype=bfloat16        float32, bfloat16 or float16; the default is model.dtype of the run
-    to=FOLDER             where to; the default is <run>/export. An earlier export there is replaced, nothing else
-    push=org/name         also upload it, to a private repository; never done without these words
-    private=false         make that repository public
-    license=apache-2.0    for the card; the default is that of the base model, where it can be found
-    trust_remote_code=true    run the code that comes with the base model, if the run did
-    output_root=outputs   where names and keys of runs are looked up
-"""
+"""Writes the model of a finished run for others, and uploads it where a repository is named."""
 
 from __future__ import annotations
 
@@ -22,27 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.command import CommandLine
-from runner.command._option import Option, read_options
+from runner.command._option import read_options
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError
 from runner.io.files import display_path
 from runner.run.read import check_finished, find_runs
 from runner.run.seal import SEAL, check_sealed
-from runner.training.export import DTYPES, export
+from runner.training.export import export
 
 if TYPE_CHECKING:
     from huggingface_hub import RepoUrl
 
-OPTIONS = {
-    "dtype": Option(words=tuple(DTYPES)),
-    **dict.fromkeys(("private", "trust_remote_code"), Option("bool")),
-    "push": Option(parts="org/name"),
-    **dict.fromkeys(("to", "license", "output_root"), Option()),
-}
-
 
 def main(line: CommandLine) -> int:
     """Export the run that the command line names, and push it where a repository is named."""
-    options = read_options(line.overrides, OPTIONS, "export")
+    options = read_options(line.overrides, "export")
     (run,) = find_runs(line.runs, "export", 1, Path(options.get("output_root", "outputs")))
     check_finished(run, "export")
     if (run.cfg.get("model") or {}).get("trust_remote_code") and "trust_remote_code" not in options:

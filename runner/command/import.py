@@ -1,20 +1,4 @@
-"""Somebody else's configuration -> an experiment of ours; and what became of
-each of its keys.
-
-python -m runner import axolotl.yml
-python -m runner import train.sh name=mine         conf/experiment/mine.yaml
-python -m runner import train.sh to=my/experiment/mine.yaml force=true
-python -m runner import dpo.yaml dialect=trl trainer=dpo
-
-Reads YAML, JSON and shell scripts of Axolotl, LLaMA-Factory, ms-swift and TRL's
-command line. Whose it is follows from its keys, or from dialect=axolotl,
-llama_factory, swift or trl; trainer= is for files of TRL that do not say.
-
-It is written into conf/experiment/ of this folder, where there is such a
-folder, and is printed in any case. Nothing that is there is overwritten without
-force=true. Each key is listed as mapped, as the same by default, as without
-equivalent, or as being of the machine and not of the experiment.
-"""
+"""Turns somebody else's configuration into an experiment of ours, and says what became of each of its keys."""
 
 import math
 import re
@@ -26,7 +10,7 @@ import yaml
 
 from runner import config
 from runner.command import CommandLine
-from runner.command._option import Option, read_options
+from runner.command._option import read_options
 from runner.config.dialect import to_single_line
 from runner.errors import ConfigError, Fault
 from runner.importers.draft import KINDS, NO_EQUIVALENT, Draft
@@ -41,14 +25,13 @@ from runner.schema.text import select
 from runner.validate.keys import is_folder_name
 
 WIDTH = 80
-OPTIONS = {"force": Option("bool"), **dict.fromkeys(("to", "name", "dialect", "trainer"), Option())}
 HERE = Path("conf/experiment")
 MAX_NAME_LETTERS = 95  # with .yaml it is a file
 
 
 def main(line: CommandLine) -> int:
     """Translate the file, write or print the experiment, and list what became of each key."""
-    options = read_options(line.overrides, OPTIONS, "import")
+    options = read_options(line.overrides, "import")
     if len(line.runs) != 1:
         found = f"{len(line.runs)} of them" if line.runs else "none"
         raise ConfigError(Fault("FILE", found, "one file", "python -m runner import <file>"))

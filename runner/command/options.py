@@ -1,13 +1,5 @@
-"""python -m runner options [GROUP | OPTION | KEY ...]
+"""Lists the options of the groups; the help of the command line and the versions, too."""
 
-Lists every option of the groups, with what it is. One word of a command chooses it, as in trainer=dpo. The options in
-folders that --config-dir names are among them. The name of an option, or of a key such as learning_rate, is found in
-all of them: what to type, and with which trainers.
-"""
-
-# The help of the command line is here too: ``options.txt`` with what there is, verbs and groups; and the versions.
-
-import ast
 import platform
 import re
 import textwrap
@@ -15,7 +7,7 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
-from runner.command import VERBS, CommandLine
+from runner.command import VERBS, CommandLine, table_of
 from runner.config.dialect import find_meanings
 from runner.config.menu import Options, read_menu, read_options
 from runner.errors import ConfigError, Fault
@@ -68,15 +60,13 @@ def _listed(name: str, text: str) -> str:
     return textwrap.fill(text or "-", 80, initial_indent=f"  {name} ".ljust(16), subsequent_indent=" " * 16)
 
 
-def help_text(folders: Sequence[Path]) -> str:
-    """The help on about one screen, 80 letters wide; of a verb the first words after its usage, up to a mark."""
-    here, verbs = Path(__file__), []
-    for verb in VERBS:
-        tree = ast.parse(here.with_name(f"{verb}.py").read_text(encoding="utf-8"))
-        said = re.sub(r"^python -m runner.*\n\n", "", ast.get_docstring(tree) or "")
-        verbs.append(_listed(verb, re.split(r"[.:;]\s", said.replace("\n", " "))[0]))
+def help_text(verb: str, folders: Sequence[Path]) -> str:
+    """The help of a verb, that of a training with all verbs, of each the first words after its usage, and groups."""
+    texts = {name: re.sub(r"^python -m runner.*\n\n", "", table_of(name)["help"]) for name in VERBS}
+    verbs = [_listed(name, re.split(r"[.:;]\s", text.replace("\n", " "))[0]) for name, text in texts.items()]
     groups = textwrap.indent(textwrap.fill(", ".join(read_menu(folders)), 78), "  ")
-    return here.with_suffix(".txt").read_text(encoding="utf-8").format(verbs="\n".join(verbs), groups=groups).strip()
+    whole: str = table_of(verb)["help"]
+    return whole.format(verbs="\n".join(verbs), groups=groups) if verb == "train" else whole
 
 
 def version_text() -> str:

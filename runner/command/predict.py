@@ -1,33 +1,4 @@
-"""python -m runner predict RUN [dataset=... | file=... | prompt="..." | chat=true] [key=value ...]
-
-Has a trained model answer: with the run's own template and stop tokens, in batches of prompts of like length. Rows go
-to <run>/predictions/<rows>-<key>.jsonl, a line for each completion in the order of the rows, with row, sample,
-prompt, completion, finish (stop or length), log_probability and tokens. The log-probability is the sum over the
-completion's tokens under the model at temperature 1, however they were drawn. The same command again continues what
-was interrupted, with the same result. A reward model gives a score for each known answer instead.
-
-    dataset=toy_sort      other rows than the run's held-out ones: any option or key of the dataset group
-    file=rows.jsonl       a file of rows, short for dataset=local dataset.path=rows.jsonl
-    set=eval              train, eval, or the name of one held-out set
-    limit=100             the first rows only
-    prompt="..."          one prompt; the completion is printed, and nothing else goes to the standard output
-    completion="..."      with a prompt for a reward model: prints the score of this answer
-    as=text               continue the prompt as it stands; as=chat opens a turn of the chat template. The default is
-                          what the run's own samples were, else chat where the tokenizer has a template
-    chat=true             a conversation, a line for each turn; /reset forgets it, /exit or Ctrl-D ends it
-    checkpoint=last       model, best, last, a step, or start (the model before training); the default is the model of
-                          a finished run, else the best or newest sealed checkpoint
-    batch_size=32         prompts side by side; half as many where memory does not suffice
-    max_new_tokens=64     the default is the length that the run trained with, else 64
-    temperature=1         0 is greedy; the default is 0 for one completion and 1 for several
-    top_k=0 top_p=1       leave out all but the likeliest tokens
-    n=4                   completions for each prompt
-    seed=0                each completion's random numbers come from seed, row and sample alone
-    to=file.jsonl         another place
-    output_root=outputs   where names and keys of runs are looked up
-
-Without a RUN, any model: predict model=hub model.path=org/name dataset=..., with head=score for a reward model.
-"""
+"""Has a trained model answer rows, a prompt, or a person who talks to it."""
 
 from __future__ import annotations
 
@@ -39,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.command import CommandLine
-from runner.command._option import Option
-from runner.command._request import OPTIONS, InferenceRequest, in_a_name, read_request
+from runner.command._option import options_of
+from runner.command._request import InferenceRequest, in_a_name, read_request
 from runner.errors import ConfigError, Fault
 from runner.generate.prediction import PredictionFile, prediction_key
 from runner.generate.rows import Rows, find_prompt_fault
@@ -56,7 +27,6 @@ if TYPE_CHECKING:
     from runner.generate.completion import TextGenerator
     from runner.generate.sampler import Model
 
-OWN = OPTIONS | {"prompt": Option(), "completion": Option(), "chat": Option("bool")}
 PARTS = ("model", "dataset", "quant")
 SHOWN_COMPLETIONS = 3
 
@@ -66,7 +36,7 @@ def main(line: CommandLine) -> int:
     if text := " ".join(line.runs[1:]):
         fix = f"python -m runner predict {line.runs[0]} {to_override('prompt', text)}"
         raise ConfigError(Fault("command line", repr(text), "one run; what it is to answer has a key", fix))
-    request = read_request(line, "predict", OWN, PARTS)
+    request = read_request(line, options_of("predict"), PARTS)
     options, head, faults = request.options, request.head, []
     ways = [key for key in ("prompt", "chat") if options.get(key)]
     if len(ways) > 1 or (ways and ("dataset" in request.chosen or "file" in options)):

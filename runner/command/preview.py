@@ -1,18 +1,4 @@
-"""python -m runner preview [RUN] [key=value ...] [rows=3] [html=true] [set=train]
-
-Shows some rows as the model will see them: which tokens are trained and how much each weighs, what is cut, how the
-two answers of a pair lie beside each other, and for trainers that sample, the prompt that they sample after. It takes
-exactly what a training takes, or the folder of a run, and these words of its own:
-
-    rows=3        how many rows to show
-    html=true     also as a page, outputs/<name>/preview-<key>.html, or html=<file>
-    set=train     train, eval (every held-out set), or all
-    trust=true    trust the configuration of a RUN that names what is not on the list
-
-The rows go through the run's own tokenizer, dataset, trainer and collator. Only the weights of the model are a small
-stand-in, so that a preview of a large model needs its tokenizer and no more. Nothing is trained and no run folder is
-made. Where a training would be refused, the reasons follow, and the exit code is 2.
-"""
+"""Shows some rows as the model will see them."""
 
 import copy
 import shutil
@@ -23,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.command import CommandLine
-from runner.command._option import Option, split_options
+from runner.command._option import options_of, split_options
 from runner.config import Composed
 from runner.errors import ConfigError, Fault
 from runner.io.files import write_text
@@ -38,19 +24,11 @@ from runner.run.key import folder_of, key_of
 from runner.run.read import check_whole, find_runs
 from runner.validate import find_dangers, find_frozen_faults
 from runner.validate.start import check_parts, settle_hub
-from runner.validate.values import COUNT
-
-OWN = {
-    "rows": Option("int", COUNT),
-    "html": Option(),
-    "set": Option(words=("train", "eval", "all")),
-    "trust": Option("bool"),
-}
 
 
 def main(line: CommandLine) -> int:
     """Print the preview of what the command line means, and return 2 where a training would be refused."""
-    options, overrides, faults = split_options(line.overrides, OWN, "preview")
+    options, overrides, faults = split_options(line.overrides, options_of("preview"), "preview")
     ConfigError.refuse(faults)
     if line.runs:
         if overrides:

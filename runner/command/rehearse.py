@@ -1,16 +1,4 @@
-"""python -m runner rehearse [-m] [key=value ...] [memory=80] [speed=300]
-
-Plays a run through in seconds before it takes days: the same configuration, stages and sweeps too, with small random
-clones of its models and a few short rows. It takes two steps, saves, goes on in a second process from what was saved,
-evaluates and exports. Of a sweep, runs that differ in numbers only are played once. Then it tells what the real run
-will need: memory of each kind, time, and disk. It takes exactly what a training takes, and these words of its own:
-
-    memory=80      GB of the device that it is meant for, in place of what is free here
-    speed=300      TFLOP/s that this device reaches, in place of what this machine was measured at
-
-Of a model only its config and tokenizer are read, of a dataset of the hub the first rows. Nothing is tracked, pushed or
-left in outputs/. Where a part fails, the exit code is that of the error, and the folder with its log is kept.
-"""
+"""Plays a run through in small before it takes days, and forecasts what the real one will need."""
 
 import shutil
 import signal
@@ -20,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from runner.command import CommandLine
-from runner.command._option import Option, split_options
+from runner.command._option import options_of, split_options
 from runner.config import Composed
 from runner.config.override import latest
 from runner.errors import ConfigError, Fault, Interrupted
@@ -30,14 +18,11 @@ from runner.launch.worker import Stop, prepare_environment
 from runner.run import Run
 from runner.run.seal import sealed_checkpoints
 from runner.validate.start import check_parts, settle_hub
-from runner.validate.values import POSITIVE
-
-OWN = {"memory": Option("float", POSITIVE, unit="gi?b?"), "speed": Option("float", POSITIVE, unit="tflops?(/s)?")}
 
 
 def main(line: CommandLine) -> int:
     """Play through what the command line means, tell what the real thing will need, and return the exit code."""
-    target, overrides, faults = split_options(line.overrides, OWN, "rehearse")
+    target, overrides, faults = split_options(line.overrides, options_of("rehearse"), "rehearse")
     if line.runs:
         expected, fix = "overrides as for a training", "python -m runner rehearse trainer=dpo"
         faults.append(Fault("command line", " ".join(line.runs), expected, fix))

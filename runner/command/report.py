@@ -1,16 +1,10 @@
-"""Shows runs, side by side or one by one: a table here, a page, pictures and files beside the runs.
-
-python -m runner report                                    what there is under outputs/
-python -m runner report outputs/<name>                     all runs of a name, side by side
-python -m runner report outputs/<name> objective=eval_loss direction=min
-python -m runner report outputs/<name>/<run>               one run
-"""
+"""Shows runs, side by side or one by one: a table here, a page, pictures and files beside the runs."""
 
 import shutil
 from pathlib import Path
 
 from runner.command import CommandLine
-from runner.command._option import Option, read_options
+from runner.command._option import read_options
 from runner.errors import ConfigError, Fault, FolderError
 from runner.io.files import display_path
 from runner.io.terminal import print_visible
@@ -23,12 +17,11 @@ from runner.run import foreign_faults
 from runner.run.read import find_folders, find_run, is_run, read_group, read_run
 
 PAGES = ("report.html", "summary.csv", "summary.jsonl")  # that a report of several runs writes
-OPTIONS = dict.fromkeys(("objective", "direction", "output_root"), Option())
 
 
 def main(line: CommandLine) -> int:
     """Report on each folder that the command line names, or list what there is; 0 when that could be done."""
-    options = read_options(line.overrides, OPTIONS, "report")
+    options = read_options(line.overrides, "report")
     root = Path(options.pop("output_root", "outputs"))
     folders = []
     for word in line.runs:

@@ -1,17 +1,4 @@
-"""python -m runner reproduce RUN [tolerance=0] [code=worktree]
-
-Trains a finished run again and compares; its frozen configuration, beside it in <name>-again/: every logged step,
-the scores, the bytes of the weights. Says before what of the old circumstances cannot be matched: versions, code, runs
-that it built on. Where the data is no longer the same nothing is trained. The original is not touched, nor is the
-repository. The exit code is 0 where both are equal, and 3 where they are not; reproduction.json keeps the verdict.
-
-    tolerance=1e-3        numbers may differ by so much of themselves, and the weights with them
-    code=worktree         run the code of that commit, in a temporary worktree that is removed afterwards; where there
-                          were changes that were not committed, these too, with trust=true
-    name=<name>           instead of <name>-again
-    trust=true            trust a configuration that names what is not on the list, as for runs made with allow=[...]
-    output_root=outputs   where names and keys of runs are looked up
-"""
+"""Trains a finished run again and compares the two."""
 
 import contextlib
 import os
@@ -26,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.command import CommandLine
-from runner.command._option import Option, read_options
+from runner.command._option import read_options
 from runner.config.build import serve
 from runner.errors import ConfigError, DataError, EnvironmentFault, Fault, SickRun
 from runner.io.files import write_json
@@ -40,19 +27,11 @@ from runner.run.read import RunRecord, check_finished, check_whole, find_runs, r
 from runner.schema.text import flatten, number
 from runner.validate import find_dangers, find_frozen_faults
 from runner.validate.keys import is_folder_name
-from runner.validate.values import NOT_NEGATIVE
-
-OPTIONS = {
-    "tolerance": Option("float", NOT_NEGATIVE),
-    "code": Option(words=("worktree",)),
-    "trust": Option("bool"),
-    **dict.fromkeys(("name", "output_root"), Option()),
-}
 
 
 def main(line: CommandLine) -> int:
     """Train the run that the command line names again and compare; returns the training's exit code if that failed."""
-    options = read_options(line.overrides, OPTIONS, "reproduce")
+    options = read_options(line.overrides, "reproduce")
     (run,) = find_runs(line.runs, "reproduce", 1, Path(options.get("output_root", "outputs")))
     check_finished(run, "reproduce")
     faults, git = [], run.manifest.get("git")

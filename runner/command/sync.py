@@ -1,14 +1,4 @@
-"""python -m runner sync RUN [RUN ...] tracker=wandb
-
-Sends runs that are over to trackers: the figures of each step, the frozen config and tags, as if the tracker had been
-there from the first step. A RUN may be outputs/<name>, which is every run of that name. What a tracker has already is
-not sent again. Nothing leaves this machine unless the tracker's own variables say so: wandb writes a file here, and the
-line that uploads it is printed.
-
-    python -m runner sync outputs/<name> tracker=[tensorboard,mlflow]
-    python -m runner sync outputs/<name>/<run> tracker=wandb tracker.environment.WANDB_MODE=online
-    output_root=outputs   where names and keys are looked up
-"""
+"""Sends runs that are over to trackers."""
 
 import dataclasses
 import os
@@ -22,7 +12,7 @@ from typing import Any
 
 from runner import config
 from runner.command import CommandLine
-from runner.command._option import Option, read_options
+from runner.command._option import read_options
 from runner.config.override import dotted_key
 from runner.errors import ConfigError, EnvironmentFault, Fault, FolderError
 from runner.io.files import display_path
@@ -39,7 +29,7 @@ def main(line: CommandLine) -> int:
     """Send each run that the command line names to each of its trackers; 5 where one did not take it."""
     typed = [word for word in line.overrides if dotted_key(word).partition(".")[0] == "tracker"]
     others = [word for word in line.overrides if word not in typed]
-    options = read_options(others, dict.fromkeys(("tracker", "output_root"), Option()), "sync")
+    options = read_options(others, "sync")
     root, node = Path(options.get("output_root", "outputs")), config.compose(typed, line.folders).cfg["tracker"]
     faults = find_all_faults({"tracker": node}, menu=config.read_menu(line.folders), typed=set(map(dotted_key, typed)))
     faults = [fault for fault in faults if fault.where.startswith("tracker")]
