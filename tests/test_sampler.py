@@ -285,7 +285,7 @@ def test_what_another_sampler_draws_too_rarely_weighs_more_up_to_a_limit(tmp_pat
     norms, ratios = {}, {}
     for times in (1.0, 2.0, 40.0, math.nan):
         trainer = letter_trainer(tmp_path, max_steps=1, num_ppo_epochs=1, vf_coef=0.0, kl_coef=0.0)
-        trainer.engine = Elsewhere(trainer, times)
+        trainer.vllm = Elsewhere(trainer, times)
         trainer.train()
         norms[times] = trainer.state.log_history[0]["grad_norm"]
         ratios[times] = trainer.state.log_history[0]["sampling/importance_sampling_ratio/mean"]

@@ -96,7 +96,7 @@ class TextGenerator:
         noise_BR = torch.stack([torch.rand(length, generator=each) for each in generators])
         samples = sample(self.model, prompts, self.how, noise_BR, halves=True, on_token=on_token)
         made = []
-        drawn = zip(batch, prompts, samples.tokens, samples.logprobs or [], strict=True)
+        drawn = zip(batch, prompts, samples.tokens, samples.logprobs, strict=True)
         for (row, number), prompt_ids, tokens, logprobs in drawn:
             ids = tokens.tolist()
             text, finish = self.to_text(ids), "stop" if ids[-1] in self.how.stop_ids else "length"

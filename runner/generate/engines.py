@@ -1,19 +1,15 @@
-"""The engines of PPO's rollouts: the sampler, or vLLM by TRL, which needs a GPU and draws by numbers of its own."""
+"""vLLM by TRL in the place of the sampler, for PPO's rollouts; it needs a GPU."""
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from runner.errors import ConfigError, Fault, check_library
-from runner.generate.sampler import Model, Responses, Sampling, cut, sample
-
-Engine = Callable[[Model, Sequence[Sequence[int]], Sampling, Tensor], Responses]
+from runner.generate.sampler import Model, Responses, Sampling, cut
 
 
 class VLLM:
@@ -63,15 +59,3 @@ class VLLM:
         tokens = [cut(torch.tensor(ids), self.stop_ids) for ids in completions]
         logprobs = [[math.nan if of[0] is None else of[0] for of in each] for each in found]
         return Responses(tokens, [torch.tensor(each)[: len(ids)] for each, ids in zip(logprobs, tokens, strict=True)])
-
-
-def build_engine(
-    policy: Model, accelerator: Accelerator, tokenizer: PreTrainedTokenizerBase, args: Any, how: Sampling
-) -> Engine | VLLM:
-    """vLLM, or a function of prompts that samples completions: ``engine(policy, prompts, sampling, noise_BR)``.
-
-    ``noise_BR`` are uniform random numbers, one for each token that may be drawn. ``args`` are PPO's.
-    """
-    if args.rollout_engine == "vllm":
-        return VLLM(policy, accelerator, tokenizer, args, how)
-    return functools.partial(sample, engine=args.rollout_engine)

@@ -76,7 +76,7 @@ class Responses:
     """One completion per prompt, on the CPU: token ids up to and with the stop token, and their log-probabilities."""
 
     tokens: list[Tensor]
-    logprobs: list[Tensor] | None = None
+    logprobs: list[Tensor]
 
 
 @torch.no_grad()

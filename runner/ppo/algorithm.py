@@ -5,20 +5,7 @@ values and advantages, and takes its steps. One step of the stock Trainer is one
 mini-batch is left to the Trainer, which clips, steps, schedules, logs, evaluates, saves, stops early and resumes with
 its own loop.
 
-Differences from the PPOTrainer of TRL 1.12:
-
-- Prompts are text or chats and are tokenised here, not before; further columns go to the rewards.
-- Rewards are functions or models, with weights, per completion, step or token; a model may have its own tokenizer.
-- The critic may be an adapter or a head beside a model of its own, begins as the reward model, and is saved.
-- Completions end with the end token unless that is turned off, and all end tokens of tokenizer and model count.
-- What is padding follows from lengths: an end token that also pads is learned like any other.
-- A score is earned by the last token, not at the position behind it.
-- Every mini-batch is an optimizer step, also with accumulated micro-batches, and its gradient is clipped.
-- Losses are means over the tokens of a whole mini-batch on all processes; micro-batches only bound the memory.
-- Advantages are whitened over all processes; what is logged leaves padding out.
-- bf16 and recomputed activations are honoured, as are evaluation, callbacks, early stopping and resuming.
-- Random numbers depend on seed, update and row: other batch sizes, processes and a resume draw the same.
-- Added: an adaptive KL, dual clip, scaled and clipped rewards, warm-up of the critic, means over completions.
+Its differences from the PPOTrainer of TRL 1.12 are listed in README.md.
 
 Optimisations, each behind one function: ``generate.sampler.sample`` (finished rows leave the cache),
 ``Rollout.micro_batches`` (little padding), ``make_padding_free`` (on a CPU none), ``TokenLogProbs`` (logits of sampled
@@ -38,7 +25,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,9 +52,9 @@ from runner.dataset.load import Rows
 from runner.errors import ConfigError, Fault
 from runner.generate.batch import TOKENS_PER_PASS
 from runner.generate.completion import Completion
-from runner.generate.engines import VLLM, build_engine
+from runner.generate.engines import VLLM
 from runner.generate.rows import Row
-from runner.generate.sampler import Sampling, seeded_generator, whole
+from runner.generate.sampler import Sampling, sample, seeded_generator, whole
 from runner.io.files import replace_rows, write_json
 from runner.io.temporary import temporarily
 from runner.model.encoding import encode_prompt
@@ -325,11 +311,9 @@ class PPOTrainer(Trainer):
         self.stop_ids = find_stop_ids(given.stop_token, given.stop_token_id, policy, tokenizer)
         rewards, tokenizers = _as_list(reward_funcs), _as_list(reward_processing_classes)
         self.rewards = Rewards(rewards, given.reward_weights, tokenizer, tokenizers, given.step_separator)
-        check = partial(check_rows, model=policy, tokenizer=tokenizer, response_length=given.response_length)
-        for rows in _as_list(train_dataset):
-            check(rows, needed=given.rollout_rows * given.world_size)
-        for rows in _as_list(eval_dataset):
-            check(rows, needed=1)
+        for dataset, needed in ((train_dataset, given.rollout_rows * given.world_size), (eval_dataset, 1)):
+            for rows in _as_list(dataset):
+                check_rows(rows, policy, tokenizer, needed=needed, response_length=given.response_length)
         self.reference = ref_model if given.penalises_kl else None
         if ref_model is None and given.penalises_kl:
             self.reference = build_reference(policy, adapted_later=peft_config is not None)
@@ -356,7 +340,9 @@ class PPOTrainer(Trainer):
             frozen.requires_grad_(False).eval()
             if not getattr(frozen, "is_quantized", False):
                 frozen.to(self.args.device)
-        self.engine = build_engine(actor_critic.policy, self.accelerator, tokenizer, given, self.sampling)
+        self.vllm = None
+        if given.rollout_engine == "vllm":
+            self.vllm = VLLM(actor_critic.policy, self.accelerator, tokenizer, given, self.sampling)
         self.ref_logprobs = TokenLogProbs(self.reference) if self.reference is not None else None
         # Where it was measured, and every model of an update can: an eighth of the time with a wider model.
         self.padding_free = self.args.device.type == "cpu" and actor_critic.make_padding_free(self.ref_logprobs)
@@ -408,12 +394,12 @@ class PPOTrainer(Trainer):
         """Sample a completion for each row."""
         args, tokenizer = self.args, self.processing_class
         prompts = [encode_prompt(tokenizer, row["prompt"], row) for row in inputs]
-        is_own = not isinstance(self.engine, VLLM)
-        if isinstance(self.engine, VLLM):
-            samples = self.engine.sample(prompts, self.state.global_step)
+        if self.vllm:
+            samples = self.vllm.sample(prompts, self.state.global_step)
         else:
             with self.accelerator.autocast(), whole(self.actor_critic):
-                samples = self.engine(self.actor_critic.policy, prompts, self.sampling, noise_BR)
+                policy, engine = self.actor_critic.policy, args.rollout_engine
+                samples = sample(policy, prompts, self.sampling, noise_BR, engine=engine)
         tokens = [ids.tolist() for ids in samples.tokens]
         texts, completions = tokenizer.batch_decode(tokens, skip_special_tokens=True), []
         for number, (row, prompt_ids, ids, text) in enumerate(zip(inputs, prompts, tokens, texts, strict=True)):
@@ -421,11 +407,11 @@ class PPOTrainer(Trainer):
             completions.append(Completion(number, 0, row["prompt"], prompt_ids, text, ids, finish))
         rollout = Rollout(inputs, completions, args.device)
         # float32 log-probabilities of sampling equal those of the update.
-        exact = args.old_logprobs == "sampled" or (args.old_logprobs == "auto" and self._in_float32() and is_own)
-        if samples.logprobs is not None and exact:
+        exact = args.old_logprobs == "auto" and self._in_float32() and not self.vllm
+        if exact or args.old_logprobs == "sampled":
             rollout.logprobs_BR[rollout.mask_BR] = torch.cat(samples.logprobs).to(args.device)
             rollout.has_logprobs = True
-        elif samples.logprobs is not None and not is_own and args.vllm_importance_sampling_clip_max is not None:
+        elif self.vllm and args.vllm_importance_sampling_clip_max is not None:
             rollout.sampler_logprobs_N = torch.cat(samples.logprobs).to(args.device)
         return rollout
 
