@@ -73,9 +73,6 @@ def main(line: CommandLine) -> int:
     return EnvironmentFault.code if any(problem for *_, problem in needed) else 0
 
 
-# --- Packages -------------------------------------------------------------------------------------
-
-
 def missing_of(text: str, extras: Mapping[str, Sequence[str]]) -> list[str]:
     """The packages that a requirement would bring, those of its own extras too; none where all are there.
 
@@ -104,9 +101,6 @@ def extras_table(extras: Mapping[str, Sequence[str]]) -> list[str]:
     cells = [f"brings {packages}" if packages else "there" for packages in lacking]
     columns = [Column("extra", list(extras), True, True), Column(f"pip install {home}", cells, True, True)]
     return [short(line[2:], WIDTH) for line in format_table(columns, 200)]
-
-
-# --- The machine ----------------------------------------------------------------------------------
 
 
 def _gpus() -> str:
@@ -138,9 +132,6 @@ def describe_cache(folder: Path, pattern: str) -> str:
             break
     count = sum(path.is_dir() for path in folder.glob(pattern))
     return f"{'' if is_whole else 'more than '}{sized(size)}, {count} of them in {place}"
-
-
-# --- The hub --------------------------------------------------------------------------------------
 
 
 def ask_hub() -> str:

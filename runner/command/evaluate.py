@@ -294,9 +294,6 @@ def _with_error(scores: Mapping[str, float], errors: Mapping[str, float], key: s
     return value if error is None else f"{value} ± {number(error, 2)}"
 
 
-# --- Other people's tasks -------------------------------------------------------------------------
-
-
 def evaluate_tasks(side: Side) -> int:
     """Run tasks of lm-evaluation-harness on the model, and write their figures like our own."""
     from runner.training.trained import load_trained

@@ -65,9 +65,6 @@ def main(line: CommandLine) -> int:
     return 0
 
 
-# --- Differences that cannot be undone ------------------------------------------------------------
-
-
 def obstacles(run: RunRecord) -> Iterator[str]:
     """Everything that is no longer as it was when the run was made, a line each, with the fix where that is known."""
     then = run.manifest
@@ -96,9 +93,6 @@ def obstacles(run: RunRecord) -> Iterator[str]:
             yield f"{key}: the run {folder} is gone"
 
 
-# --- Data -----------------------------------------------------------------------------------------
-
-
 def compare_data(run: RunRecord, cfg: Mapping[str, Any]) -> None:
     """Load the rows as a training would, and raise DataError with every set that is no longer the same."""
     if not run.manifest.get("data"):
@@ -119,9 +113,6 @@ def compare_data(run: RunRecord, cfg: Mapping[str, Any]) -> None:
             fix = "the data of then: dataset.path and its files, or its revision"
             faults.append(Fault(f"dataset, {name}", found, expected, fix))
     DataError.refuse(faults)
-
-
-# --- Again ----------------------------------------------------------------------------------------
 
 
 def train_again(again: Run, run: RunRecord, worktree: bool, debug: bool = False) -> int:
@@ -157,9 +148,6 @@ def checkout_of(git: Mapping[str, Any]) -> Iterator[Path]:
             yield code
         finally:
             run_git("worktree", "remove", "--force", str(code))
-
-
-# --- Compared -------------------------------------------------------------------------------------
 
 
 def judge_reproduction(run: RunRecord, again: RunRecord, unmatched: Sequence[str], tolerance: float = 0.0) -> str:

@@ -128,9 +128,6 @@ def find_key(key: str, cfg: Mapping[str, Any], words: Sequence[str] = ()) -> str
     raise ConfigError(Fault(key, found, ", ".join(near[:3]) or "a key of this configuration", fix))
 
 
-# --- Of a run -------------------------------------------------------------------------------------
-
-
 def _explain_run(line: CommandLine, key: str, run: RunRecord) -> Iterator[str]:
     """The frozen value, the words that made it, and where today's files would take it from.
 

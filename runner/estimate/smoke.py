@@ -213,9 +213,6 @@ def _outcomes(case: Case) -> Iterator[str]:
     yield f"not: {why}" if why else "as transformers loads it" if (run.folder / "export").is_dir() else ""
 
 
-# --- What the real runs will need -----------------------------------------------------------------
-
-
 def print_forecasts(cases: Sequence[Case], target: Mapping[str, float], folder: Path) -> None:
     """Print what each real run will need, as far as its rows could be read.
 

@@ -62,9 +62,6 @@ def _last(run: RunRecord) -> dict[str, float]:
     return {name: entry for name, entry in found.items() if not name.startswith("eval_") and not name.endswith(CLOCK)}
 
 
-# --- To the bit -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Deviation:
     """One place where a repetition differs: the file or score, the step, the name, and both values."""

@@ -102,9 +102,6 @@ def _counts(row: TokenRow, scored: bool) -> str:
     return f"{sum(row.trained)} of {size} tokens trained ({row.share:.0%}){weights}{cut}"
 
 
-# --- What a token looks like --------------------------------------------------------------------
-
-
 def to_mark(row: TokenRow, place: int) -> str:
     """One character for how a token counts: blank, ^ trained, + more than 1, - less than 1, 0 nothing."""
     if not row.trained[place]:
@@ -112,8 +109,6 @@ def to_mark(row: TokenRow, place: int) -> str:
     weight = 1.0 if row.weights is None else row.weights[place]
     return "^" if weight == 1 else "0" if weight == 0 else "+" if weight > 1 else "-"
 
-
-# --- Terminal -----------------------------------------------------------------------------------
 
 STYLES = {" ": "2", "^": "32;4", "+": "1;35;4", "-": "33;4", "0": "9;31"}
 LEGEND = {"^": "trained", "+": "weighs more than 1", "-": "less than 1", "0": "nothing"}

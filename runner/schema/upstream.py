@@ -19,8 +19,6 @@ from runner.schema.read import Parameter, Signature, read_signature
 from runner.schema.source import public_names
 from runner.schema.text import read_tables
 
-# --- Names and tables ------------------------------------------------------------------------------
-
 # Each is described where it stands, in upstream.yaml.
 _TABLES = read_tables(__file__)
 NAMES = frozenset(name for names in _TABLES["names"].values() for name in names)
@@ -47,9 +45,6 @@ def __getattr__(constant: str) -> str:
     if not constant.isupper() or constant.lower() not in NAMES:
         raise AttributeError(f"{constant}: no such name in upstream.yaml")
     return constant.lower()
-
-
-# --- Questions ------------------------------------------------------------------------------------
 
 
 def loss_interface(trainer: Signature | None, config: Signature | None) -> str | None:
