@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.command import CommandLine
+from runner.command import CommandLine, table_of
 from runner.command._option import options_of
 from runner.command._request import PARTS, InferenceRequest, read_request
 from runner.dataset.form import fits
@@ -36,14 +36,7 @@ if TYPE_CHECKING:
 
 OF_THE_HARNESS = ("tasks", "num_fewshot", "include", "trust_remote_code")
 TOKENS_PER_REWARD_PASS = 8192  # padded, that a reward model reads at once
-# What is measured of known answers beside the configured metrics.
-READ = {
-    "lm": {
-        "loss": {"_target_": "runner.metric.likelihood.loss", "better": "lower"},
-        "perplexity": {"_target_": "runner.metric.likelihood.perplexity", "better": "lower"},
-    },
-    "score": {"accuracy": {"_target_": "runner.metric.binary.pairs"}},
-}
+READ = table_of("evaluate")["read"]  # metrics of known answers, beside the configured ones
 
 
 @dataclass

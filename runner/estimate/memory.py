@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from runner.config.machines import processes_of
-from runner.estimate.steps import Rows, autocasts, completion_of, recomputes
+from runner.estimate.steps import Rows, autocasts, recomputes
 from runner.estimate.weights import ModelWeights, Shape, others_of, source_of
 from runner.generate.batch import TOKENS_PER_PASS
 from runner.generate.budget import answer_tokens, evaluation_budget
@@ -85,7 +85,9 @@ class Training:
         self.others = dict(others_of(cfg))
         self.optimizer = (own.get("_target_", "") + (".fused" if own.get("fused") else "")).lower()
         self.optimizer = self.optimizer or str(setting(self.args, upstream.OPTIM, "adamw_torch_fused"))
-        self.completion = completion_of(cfg)
+        # Most tokens of a completion that is sampled after each prompt; 0 where rows hold their completions.
+        lengths = (setting(self.args, name) for name in upstream.COMPLETION_LENGTHS)
+        self.completion = int(next(filter(None, lengths), 0)) if cfg["trainer"]["form"] == "prompt" else 0
         self.packed = rows.limit if setting(self.args, upstream.PACKING, False) else None
         self.width = self.packed or rows.longest + self.completion
         # Texts that go through the model for each row of a batch, such as two of a pair.

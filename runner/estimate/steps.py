@@ -81,10 +81,3 @@ def steps_of(cfg: Config, rows: Rows) -> int | None:
         total = math.ceil(total * rows.mean / rows.limit)
     whole = math.floor if WHOLE_BATCHES & config_fields(args).keys() else math.ceil
     return math.ceil(whole(total / share) * float(setting(args, upstream.NUM_TRAIN_EPOCHS, 3.0)))
-
-
-def completion_of(cfg: Config) -> int:
-    """Most tokens of a completion that is sampled after each prompt; 0 where rows hold their completions."""
-    args = cfg["trainer"]["args"]
-    lengths = [setting(args, name) for name in upstream.COMPLETION_LENGTHS if cfg["trainer"]["form"] == "prompt"]
-    return int(next(filter(None, lengths), 0))

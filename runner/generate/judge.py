@@ -56,23 +56,19 @@ def judge_completions(
         texts = [each.text for each in measured]
         figures.add(metric, [each.row for each in measured], completions=texts, **columns)
     if score is not None:
-        total, each_reward = score(completions, [rows[each.row] for each in completions])
-        _add_rewards(figures, [each.row for each in completions], total, each_reward)
+        numbers = [each.row for each in completions]
+        total, rewards = score(completions, [rows[number] for number in numbers])
+        for index, row in enumerate(figures.completions):
+            given = {name: values[index] for name, values in rewards.items()}
+            row["rewards"] = {name: None if math.isnan(value) else value for name, value in given.items()}
+            row["reward"] = total[index]
+        figures.earned = _means_by_row(numbers, total, len(rows))
+        named = {f"reward_{name}": values for name, values in rewards.items() if len(rewards) > 1 or values != total}
+        for name, values in ({"reward": total} | named).items():
+            means = _means_by_row(numbers, values, len(rows))
+            if not all(map(math.isnan, means)):
+                figures.scores[name], figures.errors[name] = _mean_and_error(means)
     return figures
-
-
-def _add_rewards(figures: Figures, numbers: Sequence[int], total: list[float], each: Mapping[str, list[float]]) -> None:
-    """Add the mean of each reward over the rows, and of their weighted sum."""
-    for index, row in enumerate(figures.completions):
-        given = {name: values[index] for name, values in each.items()}
-        row["rewards"] = {name: None if math.isnan(value) else value for name, value in given.items()}
-        row["reward"] = total[index]
-    figures.earned = _means_by_row(numbers, total, figures.rows)
-    named = {f"reward_{name}": values for name, values in each.items() if len(each) > 1 or values != total}
-    for name, values in ({"reward": total} | named).items():
-        means = _means_by_row(numbers, values, figures.rows)
-        if not all(map(math.isnan, means)):
-            figures.scores[name], figures.errors[name] = _mean_and_error(means)
 
 
 def judge_answers(reader: AnswerReader, rows: Sequence[Row], metrics: Sequence[Metric], *, is_scorer: bool) -> Figures:

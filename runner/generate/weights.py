@@ -28,9 +28,6 @@ class Weights:
         seal = self.folder / SEAL if self.folder else None
         return sha256(seal) if seal and seal.is_file() else ""
 
-    def __str__(self) -> str:
-        return display_path(self.folder) if self.folder else self.name
-
 
 def find_weights(run: Run | None, wish: str | None) -> Weights:
     """The weights of a run that a word means; without a word its model, else its best or newest sealed checkpoint."""

@@ -7,17 +7,9 @@ from itertools import islice
 from typing import Any, Literal
 
 from runner.errors import DataError, Fault, SickRun
+from runner.schema.text import read_tables
 
-# Keys of a metric in the config that are not its function's arguments, with their types. ``better`` is for those who
-# compare runs and choose checkpoints: ``report.objective``, ``validate.parts``.
-OWN = {
-    "on": "list[str] | None",
-    "limit": "int | None",
-    "max_new_tokens": "int | None",
-    "answers": "Literal['right', 'all']",
-    "better": "Literal['higher', 'lower']",
-    "preprocess": "dict | None",
-}
+OWN: dict[str, str] = read_tables(__file__)  # keys of a metric that are not its function's arguments, with their types
 # The arguments that decide between sampled completions and known answers.
 SAMPLED = ("completions", "completion_ids")
 READ = ("scores", "log_probs", "labels", "logits")

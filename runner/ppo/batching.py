@@ -25,8 +25,6 @@ from runner.generate.rows import Row
 from runner.generate.sampler import Model
 from runner.model.encoding import encode_prompt, stop_ids
 
-# --- Prompts ------------------------------------------------------------------------------------
-
 
 def find_stop_ids(
     stop_token: str | None, stop_token_id: int | None, model: Model, tokenizer: PreTrainedTokenizerBase
@@ -71,9 +69,6 @@ def check_rows(
         fix = "dataset.limit.train=null, or a smaller trainer.args.per_device_train_batch_size"
         faults.append(Fault("dataset", f"{len(rows)} training rows", f"at least the {needed} of one update", fix))
     DataError.refuse(faults)
-
-
-# --- Rollouts -----------------------------------------------------------------------------------
 
 
 @dataclass

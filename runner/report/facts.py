@@ -32,9 +32,6 @@ MAX_ROWS = 3
 ENVIRONMENT = ("versions", "code", "data", "model", "hardware")  # subjects of facts that a page shows
 
 
-# --- How it was made --------------------------------------------------------------------------------
-
-
 def command_of(run: RunRecord, seeds: Sequence[object] = ()) -> str:
     """The command of one run, or with ``seeds`` of the same with each of these; shell-quoted.
 
@@ -115,9 +112,6 @@ def value_if_any(entry: object) -> str:
     return MISSING if entry is None else value(entry)
 
 
-# --- Its scores and rows -----------------------------------------------------------------------------
-
-
 def score_rows(run: RunRecord) -> list[tuple[str, str, str]]:
     """The name of each score that says something, with its value before and after training."""
     names = informative(list(dict.fromkeys([*run.after, *run.before])))
@@ -136,9 +130,6 @@ def first_rows(cfg: Config) -> list[list[tuple[str, str]]]:
     if file.suffix != ".jsonl" or not file.is_file():
         return []
     return [[(name, plain_text(entry)) for name, entry in row.items()] for row in read_rows(file, MAX_ROWS)]
-
-
-# --- What its manifest holds -------------------------------------------------------------------------
 
 
 def facts_of(run: RunRecord) -> dict[str, dict[str, object]]:
