@@ -22,13 +22,10 @@ from runner.schema.text import select
 WITHOUT_RUN = ("train", "options", "doctor", "completion", "import", "rehearse")  # verbs that take none
 COMPOSING = ("", "train", "evaluate", "predict", "preview", "rehearse", "why")  # that take what a training takes
 FOLDER_FLAGS = ("--config-dir", "-cd")
-FLAGS = (
-    *("--help", "--multirun", "--dry-run", "--debug", "--config-dir", "--cfg", "--info", "--resolve"),
-    *("--package", "--hydra-help", "--version"),
-)
 PATHS = ("path", "to", "output_root", "name_or_path")
 CALL = "PYTHONPATH={root} {python} -P -m runner.command.completion"
-SCRIPTS: dict[str, str] = table_of("completion")["scripts"]  # by shell
+TABLE = table_of("completion")
+SCRIPTS: dict[str, str] = TABLE["scripts"]  # by shell
 
 
 def main(line: CommandLine) -> int:
@@ -65,7 +62,7 @@ def _candidates(words: Sequence[str], current: str) -> Iterator[str]:
     if words and words[-1] in FOLDER_FLAGS:
         yield from _paths(current, folders=True)
     elif current.startswith("-"):
-        yield from FLAGS
+        yield from TABLE["flags"]
     elif verb == "completion":
         yield from SCRIPTS
     elif verb == "options":

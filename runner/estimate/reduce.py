@@ -33,13 +33,6 @@ MAX_WEIGHTS = 5_000_000  # of a model that is taken as it is
 HELD_OUT = 8  # rows of each held-out set
 COMPLETION = 8  # tokens
 PACKED_ROW = 128  # tokens
-# Changed without a note: they only say how often something is done, where to, or by how many processes.
-WITHOUT_NOTE = {
-    **dict.fromkeys((upstream.LOGGING_STEPS, upstream.SAVE_STEPS, upstream.EVAL_STEPS), 1),
-    **{upstream.EVAL_DELAY: 0, upstream.LOGGING_FIRST_STEP: True, upstream.PUSH_TO_HUB: False},
-    **dict.fromkeys(("total_episodes", upstream.DATASET_NUM_PROC), None),
-}
-ON_A_GPU = {upstream.TF32: None, upstream.USE_LIGER_KERNEL: False}
 GPU_ATTENTION = ("flash", "kernels", "paged", "sdpa_paged")  # what names of such kernels begin with
 
 
@@ -137,7 +130,7 @@ def _cut_args(small: Reduced) -> None:
     """Two steps, logged and saved each, with short completions."""
     args = small.cfg["trainer"]["args"]
     known = config_fields(args)
-    args |= {name: value for name, value in WITHOUT_NOTE.items() if name in known}
+    args |= {name: value for name, value in upstream.WITHOUT_NOTE.items() if name in known}
     args[upstream.MAX_STEPS] = 2 * cycle_of(args)
     for name in upstream.COMPLETION_LENGTHS:
         length = setting(args, name)
@@ -177,7 +170,7 @@ def _replace_foreign(small: Reduced) -> None:
     cfg, args = small.cfg, small.cfg["trainer"]["args"]
     on_cpu = not torch.accelerator.is_available()
     engine = {"rollout_engine": "auto"} if args.get("rollout_engine") == "vllm" else {}
-    for name, value in (upstream.ELSEWHERE | engine | (ON_A_GPU if on_cpu else {})).items():
+    for name, value in (upstream.ELSEWHERE | engine | (upstream.ON_A_GPU if on_cpu else {})).items():
         if args.get(name):
             small.note(f"trainer.args.{name}: {to_text(value)} instead of {args[name]}")
             args[name] = value

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import Fault, FolderError
-from runner.io.files import display_path, open_own, read_json, to_line, write_json, write_text
+from runner.io.files import display_path, open_own, read_json, read_rows, to_line, write_json, write_text
 from runner.run import foreign_faults
 
 Batch = Sequence[tuple[int, int]]  # of rows and samples, by their numbers
@@ -59,19 +59,9 @@ class PredictionFile:
             found, fix = "another process writes these predictions", "wait for it, or to=<another file>"
             raise FolderError(Fault(display_path(self.path), found, "one at a time", fix)) from None
 
-    def read_rows(self) -> list[dict[str, Any]]:
-        """The rows that an interrupted command has written; a last line that was cut off is dropped from the file."""
-        if not self.partial.exists():
-            return []
-        whole = self.partial.read_bytes().rpartition(b"\n")[0]
-        rows = [json.loads(line) for line in whole.split(b"\n") if line]
-        with open_own(self.partial, "r+b") as file:
-            file.truncate(len(whole) + bool(whole))
-        return rows
-
     def finish(self, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Put every row into the file in its order, each once, and say what they were made with."""
-        found = {tuple(row.get(name) for name in ("row", "sample")): row for row in self.read_rows()}
+        found = {tuple(row.get(name) for name in ("row", "sample")): row for row in read_rows(self.partial)}
         rows = [found[key] for key in sorted(found, key=lambda key: [number or 0 for number in key])]
         write_text(self.path, "".join(map(to_line, rows)))
         write_json(self.facts, {"key": self.key, **facts, "rows": len(rows)})
@@ -84,7 +74,9 @@ class PredictionFile:
 
         A batch is made again as a whole, because what is side by side in it decides how it is rounded.
         """
-        there = {(row["row"], row.get("sample", 0)) for row in self.read_rows()}
+        rows = read_rows(self.partial)
+        write_text(self.partial, "".join(map(to_line, rows)))  # without a last line that was cut off
+        there = {(row["row"], row.get("sample", 0)) for row in rows}
         left = [batch for batch in batches if not there.issuperset(batch)]
         for batch in left:
             lines = map(to_line, make(batch))

@@ -1,7 +1,6 @@
 """A configuration that was read -> the draft of an experiment, by the table of its dialect and one function for each.
 
-The functions read what no table can say: datasets, rewards, and the little that follows from several keys. A dialect
-whose datasets are paths needs none; another one has a function here, and its name (that of the table) in READERS.
+The functions read what no table can say: datasets, rewards, and the little that follows from several keys.
 """
 
 import json

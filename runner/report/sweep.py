@@ -1,9 +1,5 @@
 """The runs of one name, side by side: settings with their mean and spread over seeds, ranked by one score.
 
-    summary = summarise(Path("outputs/kl"))      reads, draws nothing
-    print(table(summary, width=80))              from ``table``
-    write_report(summary)                        from ``page``: summary.csv, summary.jsonl, plots/, report.html
-
 A sweep is nothing but its run folders, so a report can be made of any of them at any time, also while they train.
 How things look is not here (``table``, ``plot``, ``page``).
 """

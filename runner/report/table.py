@@ -4,7 +4,7 @@ import csv
 import io
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -113,12 +113,11 @@ def section_table(section: Section, width: int = 80) -> list[str]:
     return format_table(columns, width)
 
 
-def to_rows(summary: Summary) -> list[dict[str, Any]]:
+def to_rows(summary: Summary) -> Iterator[dict[str, Any]]:
     """One row for each run, best setting first: state, values of the axes, seed, and its scores before and after."""
-    rows = []
     for setting, run in ((each, run) for each in summary.settings for run in each.runs):
         values = {axis.key: setting.values[axis.name] for axis in summary.axes}
-        row = {
+        yield {
             "run": run.folder.name,
             "state": run.state,
             "step": run.status.get("step"),
@@ -130,13 +129,11 @@ def to_rows(summary: Summary) -> list[dict[str, Any]]:
             "after": run.after,
             "cause": run.cause,
         }
-        rows.append(row)
-    return rows
 
 
 def to_csv(summary: Summary) -> str:
     """The runs as comma-separated values, one column for each axis and held-out score; an empty cell is no value."""
-    rows = to_rows(summary)
+    rows = list(to_rows(summary))
     objective = summary.objective.name if summary.objective else None
     scores = list(dict.fromkeys(name for row in rows for name in row["after"]))
     scores = [objective, *scores] if objective and objective not in scores else scores

@@ -37,6 +37,8 @@ MAP_STYLE_ONLY, LONGER = frozenset(_TABLES["map_style_only"]), frozenset(_TABLES
 EXTENDABLE = frozenset(_TABLES["read_by_no_step"]) | LOGGED | CALLBACK_VISIBLE | MAP_STYLE_ONLY | LONGER
 MACHINE_DEFAULTS = frozenset(_TABLES["machine_defaults"])
 ELSEWHERE: dict[str, Any] = _TABLES["elsewhere"]
+ON_A_GPU: dict[str, Any] = _TABLES["on_a_gpu"]
+WITHOUT_NOTE: dict[str, Any] = _TABLES["without_note"]
 IGNORED = -100  # the label of a token that no loss counts
 
 

@@ -26,8 +26,7 @@ TRACKER_VARIABLES = ("WANDB_", "TRACKIO_", "MLFLOW_", "TENSORBOARD_")
 
 def set_variables(node: Mapping[str, Any], folder: Path, name: str) -> None:
     """Set the variables of a tracker for the run in this folder."""
-    for variable, text in variables_of(node, folder, name).items():
-        os.environ[variable] = text
+    os.environ.update(variables_of(node, folder, name))
 
 
 def variables_of(node: Mapping[str, Any], folder: Path, name: str) -> dict[str, str]:
